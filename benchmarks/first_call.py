@@ -1,0 +1,71 @@
+"""Seconds from a plain model to its first fast result, with an empty and a filled cache, in new processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CACHES = ("FUSEPASS_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
+
+@dataclass(frozen=True)
+class FirstCall:
+    """Seconds with an empty cache (`cold`) and, in a second process, with what the first left (`warm`)."""
+
+    cold: float
+    warm: float
+
+
+def first_call(workload: str, implementation: str, size: str, device: str, timeout_s: float = 180.0) -> FirstCall:
+    """Starts two processes. PyTorch's import, CUDA's start and an eager call are over when the clock starts.
+
+    Raises:
+        RuntimeError: a process failed; the text ends with what it said last.
+        subprocess.TimeoutExpired: a process took longer than `timeout_s`.
+    """
+    command = [sys.executable, __file__, workload, implementation, size, device]
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {name: f"{folder}/{name.lower()}" for name in CACHES}
+        return FirstCall(cold=_seconds(command, environment, timeout_s), warm=_seconds(command, environment, timeout_s))
+
+
+def _seconds(command: list[str], environment: dict[str, str], timeout_s: float) -> float:
+    """What a child printed."""
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s)
+    if done.returncode:
+        raise RuntimeError(f"first call failed with status {done.returncode}: {done.stderr.strip()[-200:]}")
+    return float(done.stdout.split()[-1])
+
+
+def _child(name: str, implementation: str, size: str, device: str) -> float:
+    import torch
+
+    from benchmarks.implementations import Implementation
+    from benchmarks.layers import Size
+    from benchmarks.workloads import by_name
+
+    workload = by_name(name)
+    model, x = workload.model(Size(size), device), workload.input(Size(size), device)
+
+    def finished() -> None:
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+
+    with torch.no_grad():
+        model(x)
+        finished()
+        start = time.perf_counter()
+        Implementation(implementation).prepare(model)(x)
+        finished()
+        return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    sys.path.append(str(ROOT))
+    print(_child(*sys.argv[1:]))

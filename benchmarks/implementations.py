@@ -1,0 +1,31 @@
+"""The ways of running a model that are compared: eager PyTorch, torch.compile and fusepass."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+Call = Callable[[Tensor], Tensor]
+
+
+class Implementation(enum.Enum):
+    """One way of running a model; `prepare` may be lazy, work can still happen in the first call."""
+
+    EAGER = "eager"
+    COMPILE = "compile"
+    FUSEPASS = "fusepass"
+
+    def prepare(self, model: nn.Module) -> Call:
+        """A callable that stands for `model` and shares its parameters and buffers."""
+        match self:
+            case Implementation.EAGER:
+                return model
+            case Implementation.COMPILE:
+                return torch.compile(model)
+            case Implementation.FUSEPASS:
+                import fusepass  # here, so that its import counts as part of the first call
+
+                return fusepass.optimize(model)

@@ -1,0 +1,126 @@
+"""Measures eager PyTorch, torch.compile and fusepass side by side: `python benchmarks/run.py --help`."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT))  # last, so that an installed fusepass comes first
+
+from benchmarks import summary  # noqa: E402
+from benchmarks.case import Row, Settings  # noqa: E402
+from benchmarks.implementations import Implementation  # noqa: E402
+from benchmarks.layers import Group, Size, Workload  # noqa: E402
+from benchmarks.worker import Worker  # noqa: E402
+from benchmarks.workloads import WORKLOADS  # noqa: E402
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark. The exit status is 1 where fusepass was wrong or anything raised, 0 otherwise."""
+    options = _parser().parse_args(arguments)
+    chosen = [
+        workload
+        for workload in WORKLOADS
+        if (options.group is None or workload.group.value == options.group) and re.search(options.only, workload.name)
+    ]
+    if not chosen:
+        print(f"no workload matches --only {options.only!r}", file=sys.stderr)
+        return 2
+    settings = Settings(
+        device=options.device,
+        size=Size.FULL if options.device.startswith("cuda") else Size.REDUCED,
+        implementations=options.implementations,
+        seconds=options.seconds,
+        first_calls=frozenset(w.name for w in chosen if options.first_calls and w.group is Group.MISSION),
+    )
+    machine = _machine(options.device)
+    rows, left_out = _measure(chosen, settings, options, machine)
+    print(f"\n{machine['device']}, torch {machine['torch']}, commit {machine['commit']}")
+    print(summary.text(rows, left_out))
+    return int(any(summary.failed(row) for row in rows))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description="Correctness, medians, kernel counts, time to the first result; mission workloads first.",
+        epilog="On a GPU allow about 15 s a workload, most of it for torch.compile's compiler; "
+        "--implementations eager,fusepass takes about 4 s. A CPU runs reduced shapes.",
+    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=device, help="cuda or cpu (here: %(default)s)")
+    parser.add_argument("--only", default="", metavar="REGEX", help="workloads whose name matches")
+    parser.add_argument("--group", choices=[group.value for group in Group], help="workloads of one group")
+    parser.add_argument(
+        "--implementations",
+        type=lambda names: tuple(Implementation(name) for name in names.split(",")),
+        default=tuple(Implementation),
+        metavar="LIST",
+        help="of eager, compile, fusepass, with commas (all)",
+    )
+    parser.add_argument("--json", type=Path, metavar="PATH", help="where to write everything measured")
+    parser.add_argument("--budget-s", type=float, default=float("inf"), help="start no workload after this")
+    parser.add_argument("--timeout-s", type=float, default=240.0, help="for one workload (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of timing for one workload (%(default)s)")
+    parser.add_argument(
+        "--first-calls", action="store_true", help="also time to the first result, cold and warm (mission)"
+    )
+    return parser
+
+
+def _measure(
+    chosen: Sequence[Workload], settings: Settings, options: argparse.Namespace, machine: dict[str, object]
+) -> tuple[list[Row], list[str]]:
+    """Rows, and the names of workloads that did not fit the budget. JSON is kept up to date all along."""
+    rows: list[Row] = []
+    left_out = [workload.name for workload in chosen]
+    worker = Worker(settings)
+    end = time.perf_counter() + options.budget_s
+    try:
+        for workload in chosen:
+            longest = max((row.seconds for row in rows), default=0.0)
+            remaining = end - time.perf_counter()
+            if remaining < longest:
+                break
+            row = worker.measure(workload, min(options.timeout_s, max(remaining, 1.0)))
+            rows.append(row)
+            left_out.remove(workload.name)
+            print(f"[{len(rows)}/{len(chosen)}] {row.workload} {row.seconds:.1f} s {row.error}", flush=True)
+            if options.json:
+                summary.write_json(options.json, machine, rows, left_out)
+    finally:
+        worker.stop()
+    return rows, left_out
+
+
+def _machine(device: str) -> dict[str, object]:
+    cuda = device.startswith("cuda")
+    return {
+        "device": torch.cuda.get_device_name(device) if cuda else platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "commit": _output("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _output(*command: str) -> str:
+    """The first line that a command prints; empty where it is missing or fails."""
+    try:
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return printed.partition("\n")[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""Turns sources into shared libraries with `load_inline`, several at once, and loads their entry points."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import ctypes
+import errno
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from fusepass.codegen import cache, toolchain
+from fusepass.codegen.key import cache_key
+from fusepass.codegen.source import Source, Target
+from fusepass.config import current
+from fusepass.errors import BuildError
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+_PROGRESS_AFTER = 1.0  # seconds
+
+
+def build(source: Source) -> Path:
+    """The shared library of `source`, from the cache where it is there.
+
+    Raises:
+        BuildError: no compiler, or it failed; with command, path of the source and what it said.
+    """
+    (result,) = build_all([source])
+    if isinstance(result, BuildError):
+        raise result
+    return result
+
+
+def build_all(sources: Sequence[Source]) -> list[Path | BuildError]:
+    """The shared library of each source, or why there is none; `Config.jobs` are built at once.
+
+    Sources that differ in nothing but their name are built once.
+    """
+    keys = [_key(source) for source in sources]
+    wanted = {key: source for key, source in zip(keys, sources, strict=True) if isinstance(key, str)}
+    results: dict[str, Path | BuildError] = {
+        key: library for key in wanted if (library := cache.lookup(key)) is not None
+    }
+    results |= _build_missing({key: source for key, source in wanted.items() if key not in results})
+    return [key if isinstance(key, BuildError) else results[key] for key in keys]
+
+
+def load(library: Path, entry: str, arguments: int) -> Callable[..., int]:
+    """The function `entry` of `library`: takes `arguments` pointers and the stream, returns a status.
+
+    All are passed as integers, 0 or None for none. The call releases the interpreter lock.
+
+    Raises:
+        BuildError: the library cannot be loaded or has no such function.
+    """
+    try:
+        function = getattr(ctypes.CDLL(str(library)), entry)
+    except (OSError, AttributeError) as error:
+        raise BuildError(f"a built library cannot be loaded: {error}", path=library) from error
+    function.argtypes = (ctypes.c_void_p,) * (arguments + 1)
+    function.restype = ctypes.c_int
+    return function  # type: ignore[no-any-return]
+
+
+def compile_only(source: Source, output: Path) -> None:
+    """Compile `source` to the object file `output` without linking: needs neither a GPU nor a torch for it.
+
+    Raises:
+        BuildError: no compiler, or it failed; with the command and the compiler's words.
+    """
+    text = output.with_suffix(cache.suffix(source))
+    text.write_text(source.text)
+    command = toolchain.compile_command(source, text, output)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        message = f"{source.name} does not compile for {source.arch}"
+        raise BuildError(message, command=command, path=text, stderr=done.stdout + done.stderr)
+
+
+def check_compiles(source: Source) -> None:
+    """Compile `source` and throw the result away; what compiled once is not compiled again.
+
+    Raises:
+        BuildError: as `compile_only`.
+    """
+    accepted = cache.accepted_marker(cache_key(source))
+    if accepted.exists():
+        return
+    with tempfile.TemporaryDirectory(prefix="fusepass-") as directory:
+        compile_only(source, Path(directory) / f"{source.name}.o")
+    accepted.touch()
+
+
+def _key(source: Source) -> str | BuildError:
+    try:
+        return cache_key(source)
+    except BuildError as error:
+        return error
+
+
+def _build_missing(missing: Mapping[str, Source]) -> dict[str, Path | BuildError]:
+    if not missing:
+        return {}
+    try:
+        lacking = toolchain.environment()
+    except BuildError as error:
+        return dict.fromkeys(missing, error)
+    # Only now, because it takes a while; and here, because not all it imports may be imported by two threads.
+    import torch.utils.cpp_extension  # noqa: F401
+
+    jobs = min(current().jobs, len(missing))
+    with _progress(len(missing)), _variables(lacking), ThreadPoolExecutor(jobs) as pool:
+        built = {
+            key: pool.submit(contextvars.copy_context().run, _build_one, key, source) for key, source in missing.items()
+        }
+        return {key: future.result() for key, future in built.items()}
+
+
+def _build_one(key: str, source: Source) -> Path | BuildError:
+    try:
+        return cache.store(key, source, lambda directory: _load_inline(source, key, directory))
+    except BuildError as error:
+        return error
+
+
+def _load_inline(source: Source, key: str, directory: Path) -> Path:
+    """Build `source` in `directory`. OSError means that the disk is full or read-only."""
+    from torch.utils.cpp_extension import load_inline
+
+    cuda = source.target is Target.CUDA
+    if cuda and torch.version.cuda is None:
+        raise BuildError(f"{source.name} needs CUDA, and this PyTorch ({torch.__version__}) has none")
+    flags = list(toolchain.flags(source.target, source.arch))
+    try:
+        library = load_inline(
+            name=f"fusepass_{key[:16]}",
+            cpp_sources="" if cuda else source.text,
+            cuda_sources=source.text if cuda else None,
+            extra_cflags=[] if cuda else flags,
+            extra_cuda_cflags=flags if cuda else [],
+            extra_ldflags=[*toolchain.link_flags(source.target)],
+            extra_include_paths=[str(toolchain.include_directory())],
+            build_directory=str(directory),
+            is_python_module=False,
+            no_implicit_headers=True,
+        )
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise
+        raise BuildError(f"{source.name} could not be built: {error}") from error
+    except (RuntimeError, subprocess.SubprocessError) as error:  # the latter where asking the compiler's version fails
+        raise _failure(source, str(error)) from error
+    return Path(library)
+
+
+def _failure(source: Source, text: str) -> BuildError | OSError:
+    """The error that `text`, which load_inline raised with ninja's output in it, stands for."""
+    if os.strerror(errno.ENOSPC) in text:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    failed = re.search(r"^FAILED:.*\n(?P<command>.*)\n(?P<said>(?:.*\n?)*)", text, re.MULTILINE)
+    if failed is None:
+        return BuildError(f"{source.name} could not be built: {text.partition(chr(10))[0]}", stderr=text)
+    said = re.split(r"^(?:\[\d+/\d+\] |ninja: )", failed["said"], maxsplit=1, flags=re.MULTILINE)[0]
+    return BuildError(
+        f"{source.name} does not compile for {source.arch}", command=failed["command"].split(), stderr=said
+    )
+
+
+_variables_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _variables(changes: Mapping[str, str]) -> Iterator[None]:
+    """`changes` in os.environ, which all threads share: one thread at a time, and only where it must be."""
+    if not changes:
+        yield
+        return
+    with _variables_lock:
+        before = {name: os.environ.get(name) for name in changes}
+        os.environ.update(changes)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _progress(count: int) -> Iterator[None]:
+    """A line on stderr that says how long `count` builds take; not for short ones, erased at the end."""
+    wanted = current().progress
+    if wanted is False or (wanted is None and not sys.stderr.isatty()):
+        yield
+        return
+    done = threading.Event()
+
+    def show() -> None:
+        start = time.monotonic()
+        if done.wait(_PROGRESS_AFTER):
+            return
+        while not done.wait(0.1):
+            what = f"{count} kernel{'s' if count > 1 else ''}"
+            passed = time.monotonic() - start
+            print(f"\rfusepass: compiling {what} ... {passed:.1f} s", end="", file=sys.stderr, flush=True)
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

@@ -1,0 +1,92 @@
+"""From a lowered region to source: device-dependent pass options, the passes, rendering, and what reports say of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.expr import Builder
+from fusepass.codegen.ir.program import Kernel, Program, Ref
+from fusepass.codegen.ir.text import program_text
+from fusepass.codegen.passes.pipeline import PassOptions, run_passes
+from fusepass.codegen.passes.split import SplitPolicy
+from fusepass.codegen.render import describe, render
+from fusepass.codegen.source import Source, Target
+from fusepass.config import current
+
+ANCHOR_TARGETS = frozenset(f"aten.{name}.default" for name in ("convolution", "mm", "bmm", "addmm", "baddbmm"))
+"""Library calls that compute; the others make views for them."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A region as source.
+
+    Attributes:
+        program: the program after all passes.
+        source: for operands aligned to 16 bytes, as PyTorch allocates them.
+        schedules: per kernel, how it is laid on the device, in words.
+        facts: the device.
+    """
+
+    program: Program
+    source: Source
+    schedules: tuple[str, ...]
+    facts: DeviceFacts
+
+    def unaligned(self) -> Source:
+        """The source that assumes nothing about the alignment of inputs."""
+        return render(self.program, self.facts, aligned=False)
+
+
+def generate(program: Program, builder: Builder, facts: DeviceFacts) -> Generated:
+    """Run the passes for a device and render the result.
+
+    Raises:
+        IRError, ScheduleError, RenderError: a bug in a pass, the scheduler or the renderer.
+    """
+    config = current()
+    stages: list[tuple[str, str]] = [("lowered", program_text(program))] if config.dump else []
+
+    def observe(stage: str, result: Program) -> None:
+        if config.dump:
+            stages.append((stage, program_text(result)))
+
+    final = run_passes(program, builder, pass_options(facts), check=config.debug, observe=observe)
+    source = render(final, facts)
+    if config.dump:
+        _dump(config.dump / program.name, stages, source)
+    return Generated(final, source, tuple(describe(final, kernel, facts) for kernel in final.kernels), facts)
+
+
+def pass_options(facts: DeviceFacts) -> PassOptions:
+    """What the passes are told about a device."""
+    if facts.target is Target.CUDA:
+        # Two resident blocks on every multiprocessor; a piece is worth a block from some 16 KB on.
+        policy = SplitPolicy(workers=2 * facts.multiprocessors, least_piece=4096, lanes=32)
+        return PassOptions(policy, longest_cached_row=16384)
+    # Four pieces per core even out cores of unequal speed; a piece is worth a thread from some 64 KB on.
+    policy = SplitPolicy(workers=4 * facts.cores, least_piece=16384, lanes=64)
+    return PassOptions(policy, longest_cached_row=1 << 16)
+
+
+def traffic(program: Program, kernel: Kernel) -> tuple[int, int]:
+    """(bytes read, bytes written) by one kernel."""
+    read = sum(program.buffer(name).nbytes for name in kernel.reads)
+    return read, sum(program.buffer(name).nbytes for name in kernel.writes)
+
+
+def anchor_traffic(program: Program) -> int:
+    """Bytes that the library's calls read and write; those that only make a view move nothing."""
+    calls = [call for call in program.calls if call.target in ANCHOR_TARGETS]
+    buffers = [program.buffer(ref.buffer) for call in calls for ref in call.args if isinstance(ref, Ref)]
+    return sum(buffer.nbytes for buffer in (*buffers, *(program.buffer(call.result) for call in calls)))
+
+
+def _dump(directory: Path, stages: list[tuple[str, str]], source: Source) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for number, (stage, text) in enumerate(stages):
+        (directory / f"{number}_{stage}.ir").write_text(text)
+    suffix = "cu" if source.target is Target.CUDA else "cpp"
+    (directory / f"{source.name}.{suffix}").write_text(source.text)

@@ -1,0 +1,119 @@
+"""What the values of a kernel depend on, and which of them a later phase uses again.
+
+The *phases* of a kernel are its sweeps in order, then its element stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from fusepass.codegen.ir.expr import (
+    Const,
+    Expr,
+    Load,
+    Masked,
+    Position,
+    Stat,
+    Window,
+    children,
+    own_indices,
+    walk,
+)
+from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.program import Kernel
+
+Need = Axis | Stat
+
+
+class Dataflow:
+    """Answers questions about expressions, each node analysed once."""
+
+    def __init__(self) -> None:
+        self._needs: dict[int, frozenset[Need]] = {}
+        self._loads: dict[int, bool] = {}
+        self._roots: list[Expr] = []  # the tables are keyed by identity
+
+    def needs(self, root: Expr) -> frozenset[Need]:
+        """The axes and reduction results that `root` depends on."""
+        self._analyse(root)
+        return self._needs[id(root)]
+
+    def safe(self, root: Expr) -> bool:
+        """Whether `root` may be computed where its value is not wanted: it loads nothing."""
+        self._analyse(root)
+        return not self._loads[id(root)]
+
+    def _analyse(self, root: Expr) -> None:
+        if id(root) in self._needs:
+            return
+        self._roots.append(root)
+        for node in walk(root):
+            below = children(node)
+            needs = frozenset[Need]().union(*(self._needs[id(child)] for child in below))
+            needs = needs.union(*(index.axes for index in own_indices(node)))
+            if isinstance(node, Stat):
+                needs |= {node}
+            if isinstance(node, Window):
+                needs -= frozenset(node.axes)
+            self._needs[id(node)] = needs
+            self._loads[id(node)] = isinstance(node, Load) or any(self._loads[id(child)] for child in below)
+
+
+def phases(kernel: Kernel) -> tuple[tuple[Expr, ...], ...]:
+    """The expressions that each phase evaluates per element."""
+    sweeps = (tuple(value for reduction in sweep for value in reduction.values) for sweep in kernel.sweeps)
+    return (*sweeps, tuple(store.value for store in kernel.stores))
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """A value computed in phase `first` that later phases use again."""
+
+    node: Expr
+    first: int
+
+
+def kept_values(kernel: Kernel, dataflow: Dataflow, *, stats: bool = True) -> tuple[Kept, ...]:
+    """The largest per-column values that more than one phase needs, those that use reductions only if `stats`."""
+    born: dict[int, int] = {}
+    found: dict[int, Kept] = {}
+    cols = frozenset(kernel.cols)
+
+    def old(node: Expr) -> bool:
+        """Whether an earlier phase has computed `node`, and it is worth keeping."""
+        needs = dataflow.needs(node)
+        if id(node) not in born or isinstance(node, Const | Position) or not needs & cols:
+            return False
+        return stats or not any(isinstance(need, Stat) for need in needs)
+
+    for number, roots in enumerate(phases(kernel)):
+        reached = list(_reached(roots, stop=old))
+        for node in reached:
+            if old(node):
+                found.setdefault(id(node), Kept(node, born[id(node)]))
+        born |= {id(node): born.get(id(node), number) for node in reached}
+    return tuple(found.values())
+
+
+def _reached(roots: Sequence[Expr], stop: Callable[[Expr], bool]) -> Iterator[Expr]:
+    """Nodes that are always evaluated with `roots`, in order of first use, not going below where `stop` holds."""
+    seen: set[int] = set()
+    stack = list(reversed(roots))
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield node
+        if stop(node):
+            continue
+        if isinstance(node, Masked):
+            stack.append(node.other)
+        elif not isinstance(node, Window):
+            stack.extend(reversed(children(node)))
+
+
+def always_loaded(root: Expr) -> Iterator[Load]:
+    """The loads that `root` needs wherever it is evaluated: those outside masks and windows."""
+    return (node for node in _reached([root], stop=lambda _: False) if isinstance(node, Load))

@@ -1,0 +1,326 @@
+"""Scalar expressions: what one element of a kernel's result is, as an immutable DAG.
+
+Nodes are compared by identity; `Builder` interns them, so equal expressions built by one builder are one node and
+common subexpressions are shared. Everything a kernel computes per element is one of the node classes below.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.index import Axis, Bound, Index
+
+
+class Op(enum.Enum):
+    """Scalar operations. The value is the spelling in the text form and the name in the device header."""
+
+    ADD = "add"
+    SUB = "sub"
+    MUL = "mul"
+    DIV = "div"
+    FLOOR_DIV = "floor_div"
+    REMAINDER = "remainder"
+    FMOD = "fmod"
+    POW = "pow"
+    ATAN2 = "atan2"
+    HYPOT = "hypot"
+    COPYSIGN = "copysign"
+    NEXTAFTER = "nextafter"
+    MAXIMUM = "maximum"
+    MINIMUM = "minimum"
+    FMAX = "fmax"
+    FMIN = "fmin"
+    EQ = "eq"
+    NE = "ne"
+    LT = "lt"
+    LE = "le"
+    GT = "gt"
+    GE = "ge"
+    AND = "logical_and"
+    OR = "logical_or"
+    XOR = "logical_xor"
+    NOT = "logical_not"
+    BIT_AND = "bitwise_and"
+    BIT_OR = "bitwise_or"
+    BIT_XOR = "bitwise_xor"
+    BIT_NOT = "bitwise_not"
+    SHIFT_LEFT = "shift_left"
+    SHIFT_RIGHT = "shift_right"
+    WHERE = "where"
+    CAST = "cast"
+    NEG = "neg"
+    ABS = "abs"
+    SIGN = "sign"
+    SIGNBIT = "signbit"
+    RECIPROCAL = "reciprocal"
+    SQRT = "sqrt"
+    RSQRT = "rsqrt"
+    EXP = "exp"
+    EXP2 = "exp2"
+    EXPM1 = "expm1"
+    LOG = "log"
+    LOG2 = "log2"
+    LOG10 = "log10"
+    LOG1P = "log1p"
+    SIN = "sin"
+    COS = "cos"
+    TAN = "tan"
+    ASIN = "asin"
+    ACOS = "acos"
+    ATAN = "atan"
+    SINH = "sinh"
+    COSH = "cosh"
+    TANH = "tanh"
+    ASINH = "asinh"
+    ACOSH = "acosh"
+    ATANH = "atanh"
+    ERF = "erf"
+    ERFC = "erfc"
+    LGAMMA = "lgamma"
+    FLOOR = "floor"
+    CEIL = "ceil"
+    ROUND = "round"
+    TRUNC = "trunc"
+    ISNAN = "isnan"
+    ISINF = "isinf"
+    SIGMOID = "sigmoid"
+
+
+class ReduceOp(enum.Enum):
+    """How the values of a row (or window) become one. The value is the state's name in the device header.
+
+    `MOMENTS` gives (mean, sum of squared differences from the mean); `MERGE_MOMENTS` the same from partial
+    (count, mean, m2) triples; `SOFTMAX` gives (maximum, sum of exp(x - maximum)), `MERGE_SOFTMAX` the same from partial
+    pairs; `ARGMAX`/`ARGMIN` give (value, position of its first occurrence) from (value, position) pairs, NaN counting as extreme.
+    """
+
+    SUM = "Sum"
+    PROD = "Prod"
+    MAX = "Max"
+    MIN = "Min"
+    MOMENTS = "Moments"
+    MERGE_MOMENTS = "MergeMoments"
+    SOFTMAX = "Softmax"
+    MERGE_SOFTMAX = "MergeSoftmax"
+    ARGMAX = "ArgMax"
+    ARGMIN = "ArgMin"
+
+    @property
+    def parts(self) -> int:
+        """How many numbers the result has."""
+        return 1 if self in (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MAX, ReduceOp.MIN) else 2
+
+    @property
+    def arity(self) -> int:
+        """How many values go in per element."""
+        if self is ReduceOp.MERGE_MOMENTS:
+            return 3
+        return 2 if self in (ReduceOp.MERGE_SOFTMAX, ReduceOp.ARGMAX, ReduceOp.ARGMIN) else 1
+
+
+@dataclass(frozen=True, eq=False)
+class Load:
+    """The element of `buffer` at `index` (in elements from its first), as stored."""
+
+    buffer: str
+    index: Index
+    dtype: DType
+
+
+@dataclass(frozen=True, eq=False)
+class Const:
+    """A literal; floats may be NaN or infinite."""
+
+    value: float | int | bool
+    dtype: DType
+
+
+@dataclass(frozen=True, eq=False)
+class Apply:
+    """`op` on `args`; CAST converts its one argument to `dtype`."""
+
+    op: Op
+    args: tuple[Expr, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True, eq=False)
+class Position:
+    """The value of an index as a number."""
+
+    index: Index
+    dtype: DType
+
+
+@dataclass(frozen=True, eq=False)
+class Masked:
+    """`value` where every bound holds, else `other`; `value` is not evaluated elsewhere, so its loads may be out of range there."""
+
+    mask: tuple[Bound, ...]
+    value: Expr
+    other: Expr
+    dtype: DType
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Sequential reduction of `value` over the small `axes` of a window; `op` has one part."""
+
+    op: ReduceOp
+    axes: tuple[Axis, ...]
+    value: Expr
+    dtype: DType
+
+
+@dataclass(frozen=True, eq=False)
+class Stat:
+    """Part number `part` of the kernel's reduction `reduction` for the current row."""
+
+    reduction: str
+    part: int
+    dtype: DType
+
+
+Expr = Load | Const | Apply | Position | Masked | Window | Stat
+
+
+def children(expr: Expr) -> tuple[Expr, ...]:
+    """Direct subexpressions."""
+    match expr:
+        case Apply(args=args):
+            return args
+        case Masked(value=value, other=other):
+            return (value, other)
+        case Window(value=value):
+            return (value,)
+        case _:
+            return ()
+
+
+def walk(*roots: Expr) -> Iterator[Expr]:
+    """Every distinct node below `roots`, operands first."""
+    seen: set[int] = set()
+    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            yield node
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack.append((node, True))
+            stack.extend((child, False) for child in reversed(children(node)))
+
+
+def own_indices(expr: Expr) -> tuple[Index, ...]:
+    """The indices written in the node itself."""
+    match expr:
+        case Load(index=index) | Position(index=index):
+            return (index,)
+        case Masked(mask=mask):
+            return tuple(bound.index for bound in mask)
+        case _:
+            return ()
+
+
+def _casts_exactly(literal: Const, dtype: DType) -> bool:
+    """Whether the literal as written means the same in `dtype` as its cast."""
+    if dtype.is_int:
+        low, high = dtype.limits
+        return math.isfinite(literal.value) and low <= int(literal.value) <= high
+    # A float32 literal is rounded where it is used; written as float64 it would not be.
+    return not (literal.dtype is DType.F32 and dtype is DType.F64)
+
+
+class Builder:
+    """Makes interned nodes and rewrites expressions; folds what is exact to fold."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[tuple[object, ...], Expr] = {}
+
+    def _intern(self, key: tuple[object, ...], make: Callable[[], Expr]) -> Expr:
+        found = self._nodes.get(key)
+        if found is None:
+            found = self._nodes[key] = make()
+        return found
+
+    def load(self, buffer: str, index: Index, dtype: DType) -> Expr:
+        return self._intern(("load", buffer, index), lambda: Load(buffer, index, dtype))
+
+    def const(self, value: float | int | bool, dtype: DType) -> Expr:
+        typed: float | int | bool = (
+            float(value) if dtype.is_float else dtype.wrap(int(value)) if dtype.is_int else bool(value)
+        )
+        return self._intern(("const", repr(typed), dtype), lambda: Const(typed, dtype))
+
+    def apply(self, op: Op, *args: Expr, dtype: DType | None = None) -> Expr:
+        result = dtype or args[-1].dtype
+        if op is Op.CAST and args[0].dtype is result:
+            return args[0]
+        if op is Op.CAST and isinstance(args[0], Const) and _casts_exactly(args[0], result):
+            return self.const(args[0].value, result)
+        return self._intern(("apply", op, result, *map(id, args)), lambda: Apply(op, args, result))
+
+    def cast(self, value: Expr, dtype: DType) -> Expr:
+        return self.apply(Op.CAST, value, dtype=dtype)
+
+    def position(self, index: Index, dtype: DType = DType.I64) -> Expr:
+        if not index.terms:
+            return self.const(index.constant, dtype)
+        return self._intern(("position", index, dtype), lambda: Position(index, dtype))
+
+    def masked(self, mask: tuple[Bound, ...], value: Expr, other: Expr) -> Expr:
+        open_bounds = tuple(bound for bound in mask if not bound.always)
+        if not open_bounds:
+            return value
+        return self._intern(
+            ("masked", open_bounds, id(value), id(other)), lambda: Masked(open_bounds, value, other, value.dtype)
+        )
+
+    def window(self, op: ReduceOp, axes: tuple[Axis, ...], value: Expr) -> Expr:
+        return self._intern(("window", op, axes, id(value)), lambda: Window(op, axes, value, value.dtype))
+
+    def stat(self, reduction: str, part: int, dtype: DType) -> Expr:
+        return self._intern(("stat", reduction, part), lambda: Stat(reduction, part, dtype))
+
+    def rewrite(
+        self,
+        root: Expr,
+        axes: Mapping[Axis, Index] | None = None,
+        leaf: Callable[[Expr], Expr | None] = lambda _: None,
+    ) -> Expr:
+        """`root` with axes replaced, then every node for which `leaf` gives an expression replaced by that.
+
+        `leaf` sees nodes whose axes are already replaced; it must not need its result rewritten again.
+        """
+        axes = axes or {}
+        done: dict[int, Expr] = {}
+        for node in walk(root):
+            done[id(node)] = self._rebuild(node, axes, done, leaf)
+        return done[id(root)]
+
+    def _rebuild(
+        self, node: Expr, axes: Mapping[Axis, Index], done: dict[int, Expr], leaf: Callable[[Expr], Expr | None]
+    ) -> Expr:
+        fresh: Expr
+        match node:
+            case Load(buffer, index, dtype):
+                fresh = self.load(buffer, index.substitute(axes), dtype)
+            case Const(value, dtype):
+                fresh = self.const(value, dtype)
+            case Apply(op, args, dtype):
+                fresh = self.apply(op, *(done[id(arg)] for arg in args), dtype=dtype)
+            case Position(index, dtype):
+                fresh = self.position(index.substitute(axes), dtype)
+            case Masked(mask, value, other, _):
+                bounds = tuple(Bound(b.index.substitute(axes), b.low, b.high) for b in mask)
+                fresh = self.masked(bounds, done[id(value)], done[id(other)])
+            case Window(op, window_axes, value, _):
+                fresh = self.window(op, window_axes, done[id(value)])
+            case Stat(reduction, part, dtype):
+                fresh = self.stat(reduction, part, dtype)
+        replaced = leaf(fresh)
+        return fresh if replaced is None else replaced

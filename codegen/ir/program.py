@@ -1,0 +1,167 @@
+"""Kernels and programs: the frozen values that lowering makes, passes rewrite and rendering prints.
+
+A kernel's iteration domain is ``rows x cols``. A *row* is one point of `rows`; reductions run over `cols`, sweep by
+sweep, a later sweep may use the results (`Stat`) of earlier ones; `row_stores` happen once per row, `stores` once per
+(row, col). A kernel without `cols` is pointwise: only `stores`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Expr, Load, ReduceOp, walk
+from fusepass.codegen.ir.index import Axis, Index
+
+
+class Role(enum.Enum):
+    """Who owns a buffer's memory."""
+
+    INPUT = "input"
+    ANCHOR = "anchor"  # written by a library call of the same region before the kernels run
+    OUTPUT = "output"
+    TEMP = "temp"
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A strided tensor in device memory. Strides are in elements; `shape` and `strides` have the same length."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    role: Role
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.nbytes
+
+    @property
+    def extent(self) -> int:
+        """Elements from the first to one past the last that a coordinate can address."""
+        if self.numel == 0:
+            return 0
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """`op` over the kernel's cols. `values` has `op.arity` expressions; `dtype` is what it accumulates in and gives."""
+
+    name: str
+    op: ReduceOp
+    values: tuple[Expr, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Store:
+    """`buffer[index] = value`, converted to the buffer's type."""
+
+    buffer: str
+    index: Index
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One launch over ``rows x cols``; see the module's text."""
+
+    name: str
+    rows: tuple[Axis, ...]
+    cols: tuple[Axis, ...]
+    sweeps: tuple[tuple[Reduction, ...], ...]
+    row_stores: tuple[Store, ...]
+    stores: tuple[Store, ...]
+    origin: tuple[str, ...] = ()
+
+    @property
+    def row_count(self) -> int:
+        return prod(axis.size for axis in self.rows)
+
+    @property
+    def col_count(self) -> int:
+        return prod(axis.size for axis in self.cols)
+
+    @property
+    def is_pointwise(self) -> bool:
+        return not self.sweeps
+
+    @property
+    def reductions(self) -> tuple[Reduction, ...]:
+        return tuple(reduction for sweep in self.sweeps for reduction in sweep)
+
+    @property
+    def roots(self) -> tuple[Expr, ...]:
+        """Every expression that the kernel evaluates."""
+        values = [value for reduction in self.reductions for value in reduction.values]
+        return (*values, *(store.value for store in (*self.row_stores, *self.stores)))
+
+    def loads(self) -> Iterator[Load]:
+        """Every distinct load."""
+        return (node for node in walk(*self.roots) if isinstance(node, Load))
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return frozenset(load.buffer for load in self.loads())
+
+    @property
+    def writes(self) -> frozenset[str]:
+        return frozenset(store.buffer for store in (*self.row_stores, *self.stores))
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A buffer as an argument of a library call."""
+
+    buffer: str
+
+
+@dataclass(frozen=True)
+class LibraryCall:
+    """An ATen call that runs before the kernels, such as a convolution without its bias.
+
+    `target` is the operator's qualified name (``aten.convolution.default``); `args` are numbers, tuples, None, text or `Ref`.
+    """
+
+    result: str
+    target: str
+    args: tuple[object, ...]
+    kwargs: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True)
+class Program:
+    """A region, lowered: library calls in order, then kernels in order, over named buffers.
+
+    `inputs` and `outputs` name buffers in the order of the fused call's arguments and results. An output may name an input or anchor
+    buffer's twin only through a store: every output buffer is written by exactly one kernel.
+    """
+
+    name: str
+    buffers: tuple[Buffer, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    calls: tuple[LibraryCall, ...]
+    kernels: tuple[Kernel, ...]
+    _table: dict[str, Buffer] = field(init=False, repr=False, compare=False, hash=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_table", {buffer.name: buffer for buffer in self.buffers})
+
+    def buffer(self, name: str) -> Buffer:
+        return self._table[name]
+
+    @property
+    def arguments(self) -> tuple[Buffer, ...]:
+        """The buffers whose pointers the generated entry takes, in order: read inputs and anchors, outputs, temporaries."""
+        used = frozenset[str]().union(*(kernel.reads | kernel.writes for kernel in self.kernels))
+        return tuple(buffer for buffer in self.buffers if buffer.name in used)

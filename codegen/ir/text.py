@@ -1,0 +1,112 @@
+"""The deterministic text form of a program: golden files, dumps and cache keys are made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fusepass.codegen.ir.expr import Apply, Const, Expr, Load, Masked, Op, Position, Stat, Window, walk
+from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Ref, Store
+
+
+def program_text(program: Program) -> str:
+    """`program` as text; equal programs give equal text."""
+    return "\n".join(_program_lines(program)) + "\n"
+
+
+def kernel_text(kernel: Kernel) -> str:
+    """`kernel` alone as text."""
+    return "\n".join(_kernel_lines(kernel)) + "\n"
+
+
+def _program_lines(program: Program) -> Iterator[str]:
+    yield f"program {program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})"
+    for buffer in program.buffers:
+        yield "  " + _buffer_text(buffer)
+    for call in program.calls:
+        yield "  " + _call_text(call)
+    for kernel in program.kernels:
+        yield from ("  " + line for line in _kernel_lines(kernel))
+
+
+def _buffer_text(buffer: Buffer) -> str:
+    shape = "x".join(map(str, buffer.shape)) or "scalar"
+    strides = ",".join(map(str, buffer.strides))
+    return f"{buffer.role.value} {buffer.name}: {buffer.dtype}[{shape}] strides ({strides})"
+
+
+def _call_text(call: LibraryCall) -> str:
+    args = [_argument(value) for value in call.args]
+    args += [f"{name}={_argument(value)}" for name, value in call.kwargs]
+    return f"{call.result} = {call.target}({', '.join(args)})"
+
+
+def _argument(value: object) -> str:
+    if isinstance(value, Ref):
+        return value.buffer
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(_argument, value)) + ")"
+    return repr(value)
+
+
+def _axes(axes: Sequence[Axis]) -> str:
+    return ", ".join(f"{axis.name}:{axis.size}" for axis in axes)
+
+
+def _kernel_lines(kernel: Kernel) -> Iterator[str]:
+    yield f"kernel {kernel.name} rows[{_axes(kernel.rows)}] cols[{_axes(kernel.cols)}]  # {', '.join(kernel.origin)}"
+    names = _Names()
+    for number, sweep in enumerate(kernel.sweeps):
+        yield f"  sweep {number}"
+        for reduction in sweep:
+            yield from ("    " + line for line in names.define(reduction.values))
+            values = ", ".join(names[value] for value in reduction.values)
+            yield f"    {reduction.name}: {reduction.dtype} = {reduction.op.value}({values})"
+    for title, stores in (("per row", kernel.row_stores), ("per element", kernel.stores)):
+        if stores:
+            yield f"  {title}"
+            yield from ("    " + line for line in _store_lines(stores, names))
+
+
+def _store_lines(stores: Sequence[Store], names: _Names) -> Iterator[str]:
+    for store in stores:
+        yield from names.define((store.value,))
+        yield f"{store.buffer}[{store.index}] = {names[store.value]}"
+
+
+class _Names:
+    """Numbers expression nodes in the order they are first met."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+
+    def __getitem__(self, node: Expr) -> str:
+        return self._names[id(node)]
+
+    def define(self, roots: Sequence[Expr]) -> Iterator[str]:
+        for node in walk(*roots):
+            if id(node) in self._names:
+                continue
+            if isinstance(node, Const | Stat):
+                self._names[id(node)] = self._right(node)
+                continue
+            self._names[id(node)] = f"%{sum(name.startswith('%') for name in self._names.values())}"
+            yield f"{self[node]}: {node.dtype} = {self._right(node)}"
+
+    def _right(self, node: Expr) -> str:
+        match node:
+            case Load(buffer, index, _):
+                return f"{buffer}[{index}]"
+            case Const(value, dtype):
+                return f"{value!r}:{dtype}"
+            case Apply(op, args, dtype):
+                call = f"{op.value}({', '.join(self[arg] for arg in args)})"
+                return f"{call} to {dtype}" if op is Op.CAST else call
+            case Position(index, _):
+                return f"position({index})"
+            case Masked(mask, value, other, _):
+                return f"{self[value]} if {' and '.join(map(str, mask))} else {self[other]}"
+            case Window(op, axes, value, _):
+                return f"window {op.value} over [{_axes(axes)}] of {self[value]}"
+            case Stat(reduction, part, _):
+                return f"{reduction}.{part}"

@@ -1,0 +1,70 @@
+"""Splits one-sweep statistics into two plain sweeps, for rows that stay on the chip between sweeps.
+
+`MOMENTS` (Welford) and `SOFTMAX` (online) pay for reading memory once with divisions and exponentials. Where a row is
+kept in registers or shared memory, a sum and then a sum of squared differences, or a maximum and then a sum of
+exponentials, are cheaper and more accurate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp, Stat
+from fusepass.codegen.ir.program import Kernel, Reduction
+from fusepass.codegen.ir.vectors import map_values
+
+_SPLIT = (ReduceOp.MOMENTS, ReduceOp.SOFTMAX)
+
+
+def split_statistics(kernel: Kernel, builder: Builder) -> Kernel:
+    """`kernel` with each `MOMENTS` and `SOFTMAX` reduction made two sweeps of `SUM` and `MAX`."""
+    replaced: dict[tuple[str, int], Expr] = {}
+
+    def leaf(node: Expr) -> Expr | None:
+        return replaced.get((node.reduction, node.part)) if isinstance(node, Stat) else None
+
+    sweeps: list[tuple[Reduction, ...]] = []
+    for sweep in kernel.sweeps:
+        sweep = tuple(
+            replace(reduction, values=tuple(builder.rewrite(value, leaf=leaf) for value in reduction.values))
+            for reduction in sweep
+        )
+        first, second = [], []
+        for reduction in sweep:
+            if reduction.op not in _SPLIT:
+                first.append(reduction)
+                continue
+            split = _split_moments if reduction.op is ReduceOp.MOMENTS else _split_softmax
+            before, after, parts = split(reduction, kernel.col_count, builder)
+            first.append(before)
+            second.append(after)
+            replaced |= {(reduction.name, number): part for number, part in enumerate(parts)}
+        sweeps += [tuple(reductions) for reductions in (first, second) if reductions]
+    stores = map_values(replace(kernel, sweeps=()), lambda value: builder.rewrite(value, leaf=leaf), lambda i: i)
+    return replace(stores, sweeps=tuple(sweeps))
+
+
+def _split_moments(moments: Reduction, count: int, builder: Builder) -> tuple[Reduction, Reduction, tuple[Expr, Expr]]:
+    dtype = moments.dtype
+    value = builder.cast(moments.values[0], dtype)
+    total = Reduction(f"{moments.name}_sum", ReduceOp.SUM, (value,), dtype)
+    mean = builder.apply(Op.DIV, builder.stat(total.name, 0, dtype), builder.const(count, dtype))
+    difference = builder.apply(Op.SUB, value, mean)
+    square = builder.apply(Op.MUL, difference, difference)
+    m2 = Reduction(f"{moments.name}_m2", ReduceOp.SUM, (square,), dtype)
+    return total, m2, (mean, builder.stat(m2.name, 0, dtype))
+
+
+def _split_softmax(softmax: Reduction, _: int, builder: Builder) -> tuple[Reduction, Reduction, tuple[Expr, Expr]]:
+    dtype = softmax.dtype
+    value = builder.cast(softmax.values[0], dtype)
+    largest = Reduction(f"{softmax.name}_max", ReduceOp.MAX, (value,), dtype)
+    top = builder.stat(largest.name, 0, dtype)
+    power = builder.apply(Op.EXP, builder.apply(Op.SUB, value, top))
+    total = Reduction(f"{softmax.name}_total", ReduceOp.SUM, (power,), dtype)
+    empty = builder.apply(Op.EQ, top, builder.const(-math.inf, dtype), dtype=DType.BOOL)
+    # A row of -inf only has total 0, as the one-sweep state has it.
+    zero = builder.const(0.0, dtype)
+    return largest, total, (top, builder.apply(Op.WHERE, empty, zero, builder.stat(total.name, 0, dtype)))

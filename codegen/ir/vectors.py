@@ -1,0 +1,137 @@
+"""Flat iteration domains, and what an index does along a vector of neighbouring points.
+
+A schedule walks a kernel's rows and columns as one flat axis each, and one of the two in vectors: aligned groups of
+`width` consecutive points. `flatten` and `split` rewrite a kernel accordingly, with index arithmetic simplified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import gcd, prod
+
+from fusepass.codegen.ir.expr import Builder, Expr, Load, Masked, Position, Window, walk
+from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index, axis_index, delinearize
+from fusepass.codegen.ir.program import Kernel, Store
+
+
+def flatten(kernel: Kernel, builder: Builder) -> Kernel:
+    """`kernel` with at most one row axis (``row``) and one column axis (``col``), in row-major order."""
+    windows = (node.axes for node in walk(*kernel.roots) if isinstance(node, Window))
+    names = {axis.name for axes in (kernel.rows, kernel.cols, *windows) for axis in axes}
+    rows, cols = _flat(kernel.rows, "row", names), _flat(kernel.cols, "col", names)
+    axes = {**_coordinates(kernel.rows, rows), **_coordinates(kernel.cols, cols)}
+    flat = map_values(kernel, lambda value: builder.rewrite(value, axes), lambda index: index.substitute(axes))
+    return replace(flat, rows=rows, cols=cols)
+
+
+def coordinate_names(kernel: Kernel) -> dict[Atom, str]:
+    """The quotients and remainders of flat axes that are the position along an axis of `kernel`, by that axis' name."""
+    names: dict[Atom, str] = {}
+    flat = flatten(replace(kernel, sweeps=(), row_stores=(), stores=()), Builder())
+    for axes, whole in ((kernel.rows, flat.rows), (kernel.cols, flat.cols)):
+        for axis, index in _coordinates(axes, whole).items():
+            if index.constant == 0 and len(index.terms) == 1 and index.terms[0][1] == 1:
+                names[index.terms[0][0]] = axis.name
+    return names
+
+
+def _flat(axes: Sequence[Axis], name: str, taken: set[str]) -> tuple[Axis, ...]:
+    if not axes:
+        return ()
+    while name in taken:
+        name += "_"
+    return (Axis(name, prod(axis.size for axis in axes)),)
+
+
+def _coordinates(axes: Sequence[Axis], flat: Sequence[Axis]) -> dict[Axis, Index]:
+    if not axes:
+        return {}
+    return dict(zip(axes, delinearize(axis_index(flat[0]), [max(axis.size, 1) for axis in axes]), strict=True))
+
+
+def split(kernel: Kernel, axis: Axis, lane: Axis, builder: Builder) -> Kernel:
+    """`kernel` with `axis` replaced by ``axis + lane``; from now on `axis` takes multiples of `lane.size` only."""
+    if lane.size == 1:
+        return kernel
+
+    def leaf(node: Expr) -> Expr | None:
+        match node:
+            case Load(buffer, index, dtype):
+                return builder.load(buffer, split_index(index, axis, lane), dtype)
+            case Position(index, dtype):
+                return builder.position(split_index(index, axis, lane), dtype)
+            case Masked(mask, value, other, _):
+                bounds = tuple(Bound(split_index(b.index, axis, lane), b.low, b.high) for b in mask)
+                return builder.masked(bounds, value, other)
+            case _:
+                return None
+
+    return map_values(
+        kernel, lambda value: builder.rewrite(value, leaf=leaf), lambda index: split_index(index, axis, lane)
+    )
+
+
+def map_values(kernel: Kernel, value: Callable[[Expr], Expr], index: Callable[[Index], Index]) -> Kernel:
+    """`kernel` with every expression and every store's index replaced."""
+
+    def mapped(stores: Sequence[Store]) -> tuple[Store, ...]:
+        return tuple(replace(store, index=index(store.index), value=value(store.value)) for store in stores)
+
+    return replace(
+        kernel,
+        sweeps=tuple(
+            tuple(replace(reduction, values=tuple(map(value, reduction.values))) for reduction in sweep)
+            for sweep in kernel.sweeps
+        ),
+        row_stores=mapped(kernel.row_stores),
+        stores=mapped(kernel.stores),
+    )
+
+
+def split_index(index: Index, axis: Axis, lane: Axis) -> Index:
+    """`index` after `split`: a quotient that is the same for the whole vector no longer mentions `lane`."""
+    result = Index(index.constant)
+    for atom, factor in index.terms:
+        result = result + _split_atom(atom, axis, lane) * factor
+    return result
+
+
+def _split_atom(atom: Atom, axis: Axis, lane: Axis) -> Index:
+    if isinstance(atom, Axis):
+        return axis_index(axis) + axis_index(lane) if atom == axis else axis_index(atom)
+    inner, divisor = split_index(atom.index, axis, lane), atom.divisor
+    step = inner.stride(lane)
+    if step:
+        start = inner - axis_index(lane) * step
+        # start is g * q and the lanes add less than g, which divides the divisor: no lane reaches the next quotient.
+        if 0 < step * (lane.size - 1) < gcd(alignment(start, axis, lane.size), divisor):
+            if isinstance(atom, FloorDiv):
+                return start // divisor
+            return start % divisor + axis_index(lane) * step
+    return inner // divisor if isinstance(atom, FloorDiv) else inner % divisor
+
+
+def alignment(index: Index, axis: Axis, width: int) -> int:
+    """A number that divides `index` wherever `axis` is a multiple of `width`; 0 where the index is always 0."""
+    found = index.constant
+    for atom, factor in index.terms:
+        found = gcd(found, factor * _atom_alignment(atom, axis, width))
+    return abs(found)
+
+
+def _atom_alignment(atom: Atom, axis: Axis, width: int) -> int:
+    if isinstance(atom, Axis):
+        return width if atom == axis else 1
+    inner = alignment(atom.index, axis, width)
+    if isinstance(atom, FloorDiv):
+        return inner // atom.divisor if inner % atom.divisor == 0 else 1
+    return gcd(inner, atom.divisor)
+
+
+def is_vector(index: Index, axis: Axis, lane: Axis) -> bool:
+    """Whether the lanes of a vector touch `lane.size` consecutive elements that start at a multiple of it."""
+    step = index.stride(lane)
+    if step != 1:
+        return False
+    return alignment(index - axis_index(lane), axis, lane.size) % lane.size == 0

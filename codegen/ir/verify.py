@@ -1,0 +1,158 @@
+"""The rules that every program obeys; run after lowering and after every pass when debugging and in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fusepass.codegen.ir.expr import Apply, Expr, Load, Masked, Op, Stat, Window, children, own_indices, walk
+from fusepass.codegen.ir.index import Axis, Index
+from fusepass.codegen.ir.program import Buffer, Kernel, Program, Reduction, Ref, Role, Store
+from fusepass.codegen.ir.text import program_text
+from fusepass.errors import IRError
+
+
+def verify(program: Program) -> None:
+    """Raise `IRError`, naming every broken rule and showing the program, unless `program` is well formed."""
+    faults = list(_program_faults(program))
+    if faults:
+        raise IRError("\n".join([*faults, program_text(program)]))
+
+
+def _program_faults(program: Program) -> Iterator[str]:
+    names = [buffer.name for buffer in program.buffers]
+    if len(set(names)) != len(names):
+        yield "two buffers share a name"
+        return
+    roles = {buffer.name: buffer.role for buffer in program.buffers}
+    for name in program.inputs:
+        if roles.get(name) is not Role.INPUT:
+            yield f"input {name} is not an input buffer"
+    for name in program.outputs:
+        if roles.get(name) not in (Role.OUTPUT, Role.ANCHOR):
+            yield f"output {name} is neither an output nor an anchor's result"
+    written: set[str] = set()
+    for call in program.calls:
+        if roles.get(call.result) is not Role.ANCHOR or call.result in written:
+            yield f"{call.target} writes {call.result}, which is not its to write"
+        for name in _arguments((call.args, call.kwargs)):
+            if roles.get(name) is not Role.INPUT and name not in written:
+                yield f"{call.target} reads {name} before it is written"
+        written.add(call.result)
+    for kernel in program.kernels:
+        yield from (f"{kernel.name}: {fault}" for fault in _kernel_faults(program, kernel))
+        for name in sorted(kernel.reads):
+            if roles.get(name) not in (Role.INPUT,) and name not in written:
+                yield f"{kernel.name} reads {name} before it is written"
+        for name in sorted(kernel.writes):
+            if name in written:
+                yield f"{kernel.name} writes {name}, which was written before"
+            if roles.get(name) in (Role.INPUT, Role.ANCHOR):
+                yield f"{kernel.name} writes {name}, which is not its to write"
+        written |= kernel.writes
+    for name, role in roles.items():
+        if role is Role.OUTPUT and name not in written and program.buffer(name).numel:
+            yield f"output {name} is never written"
+
+
+def _arguments(value: object) -> Iterator[str]:
+    if isinstance(value, Ref):
+        yield value.buffer
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _arguments(item)
+
+
+def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
+    axes = [axis.name for axis in (*kernel.rows, *kernel.cols)]
+    if len(set(axes)) != len(axes):
+        yield "two axes share a name"
+    if bool(kernel.cols) != bool(kernel.sweeps):
+        yield "columns without a reduction, or a reduction without columns"
+    if kernel.row_stores and not kernel.sweeps:
+        yield "row stores in a pointwise kernel"
+    if len(kernel.writes) != len(kernel.row_stores) + len(kernel.stores):
+        yield "two stores to one buffer"
+    if len({reduction.name for reduction in kernel.reductions}) != len(kernel.reductions):
+        yield "two reductions share a name"
+    rows, everything = frozenset(kernel.rows), frozenset((*kernel.rows, *kernel.cols))
+    known: dict[str, Reduction] = {}
+    for sweep in kernel.sweeps:
+        for reduction in sweep:
+            if len(reduction.values) != reduction.op.arity:
+                yield f"{reduction.name} takes {reduction.op.arity} values, has {len(reduction.values)}"
+            for value in reduction.values:
+                yield from _expr_faults(program, value, everything, known)
+        known.update({reduction.name: reduction for reduction in sweep})
+    for store in kernel.row_stores:
+        yield from _store_faults(program, store, rows, known)
+    for store in kernel.stores:
+        yield from _store_faults(program, store, everything, known)
+
+
+def _store_faults(program: Program, store: Store, axes: frozenset[Axis], known: dict[str, Reduction]) -> Iterator[str]:
+    buffer = _find(program, store.buffer)
+    if buffer is None:
+        yield f"store to unknown buffer {store.buffer}"
+        return
+    yield from _index_faults(store.index, axes, buffer, f"store to {buffer.name}")
+    yield from _expr_faults(program, store.value, axes, known)
+
+
+def _expr_faults(program: Program, root: Expr, axes: frozenset[Axis], known: dict[str, Reduction]) -> Iterator[str]:
+    nodes = list(walk(root))
+    inner = axes | {axis for node in nodes if isinstance(node, Window) for axis in node.axes}
+    unguarded = _unguarded(root)
+    for node in nodes:
+        for index in own_indices(node):
+            if not index.axes <= inner:
+                yield f"index {index} uses an axis out of scope"
+        match node:
+            case Load(buffer=name, index=index, dtype=dtype):
+                buffer = _find(program, name)
+                if buffer is None:
+                    yield f"load from unknown buffer {name}"
+                elif buffer.dtype is not dtype:
+                    yield f"load of {buffer.dtype} {name} as {dtype}"
+                elif id(node) in unguarded:
+                    yield from _index_faults(index, inner, buffer, f"load from {name}")
+            case Stat(reduction=name, part=part, dtype=dtype):
+                reduction = known.get(name)
+                if reduction is None:
+                    yield f"result of {name} used before its sweep ends"
+                elif part >= reduction.op.parts:
+                    yield f"{name} has no part {part}"
+            case Apply(op=Op.WHERE, args=args, dtype=dtype):
+                if args[1].dtype is not dtype or args[2].dtype is not dtype:
+                    yield "where() with unequal branch types"
+            case Window(op=op):
+                if op.parts != 1 or op.arity != 1:
+                    yield f"window with {op.value}"
+            case _:
+                pass
+
+
+def _unguarded(root: Expr) -> set[int]:
+    """The nodes below `root` that are reached on some way without a mask."""
+    seen: set[int] = set()
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            stack.extend((node.other,) if isinstance(node, Masked) else children(node))
+    return seen
+
+
+def _index_faults(index: Index, axes: frozenset[Axis], buffer: Buffer, what: str) -> Iterator[str]:
+    if not index.axes <= axes:
+        yield f"{what}: index {index} uses an axis out of scope"
+        return
+    if any(axis.size == 0 for axis in axes):
+        return  # never evaluated
+    low, high = index.bounds
+    if low < 0 or high >= max(buffer.extent, 1):
+        yield f"{what}: index {index} spans {low}..{high} of {buffer.extent} elements"
+
+
+def _find(program: Program, name: str) -> Buffer | None:
+    return next((buffer for buffer in program.buffers if buffer.name == name), None)

@@ -1,0 +1,58 @@
+"""The key of a source in the cache: a hash of everything that decides which library it becomes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+
+import torch
+
+from fusepass.codegen import toolchain
+from fusepass.codegen.source import Source
+from fusepass.errors import BuildError
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+
+
+def cache_key(source: Source) -> str:
+    """Hash of `source` but for its name, its headers, flags, compilers, CPU and torch, in hexadecimal.
+
+    Runs no program; takes well under 5 ms.
+
+    Raises:
+        BuildError: a compiler is not installed, or a header cannot be read.
+    """
+    made_of = {
+        "torch": torch.__version__,
+        "target": source.target.value,
+        "arch": source.arch,
+        "entry": source.entry,
+        "text": source.text,
+        "headers": _headers(source),
+        "flags": [*toolchain.flags(source.target, source.arch), *toolchain.link_flags(source.target)],
+        "identity": toolchain.identity(source.target),
+    }
+    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+
+
+def _headers(source: Source) -> dict[str, str]:
+    """Contents of the headers `source` includes, and of those they include, by name."""
+    folder = toolchain.include_directory()
+    found: dict[str, str] = {}
+
+    def included(text: str) -> Iterator[str]:
+        return (name for name in _INCLUDE.findall(text) if (folder / name).is_file())
+
+    pending = [*source.headers, *included(source.text)]
+    while pending:
+        name = pending.pop()
+        if name in found:
+            continue
+        try:
+            found[name] = (folder / name).read_text()
+        except OSError as error:
+            raise BuildError(f"{source.name} includes a header that cannot be read: {error}") from error
+        pending += included(found[name])
+    return found

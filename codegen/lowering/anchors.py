@@ -1,0 +1,78 @@
+"""Anchors: convolutions and matrix products, run by the library without their bias, which joins the chain behind them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fusepass.codegen.ir.expr import Op
+from fusepass.codegen.ir.program import LibraryCall, Ref, Role
+from fusepass.codegen.lowering.registry import Call, lowers
+from fusepass.codegen.lowering.tensor import Tensor, Unsupported, dtype_of
+
+aten = torch.ops.aten
+
+
+def _library(call: Call, target: str, *args: Any) -> Tensor:
+    """The result of an ATen call on tensors that exist in memory; its strides are those of the fake result."""
+    context, value = call.context, call.value
+    buffer = context.add_buffer(f"{call.origin}_out", dtype_of(value.dtype), value.shape, value.stride(), Role.ANCHOR)
+    context.calls.append(LibraryCall(buffer.name, target, tuple(_argument(call, arg) for arg in args)))
+    return context.read(buffer)
+
+
+def _argument(call: Call, value: Any) -> object:
+    if isinstance(value, Tensor):
+        return Ref(_stored(call, value))
+    if isinstance(value, list | tuple):
+        return tuple(_argument(call, item) for item in value)
+    return value
+
+
+def _stored(call: Call, tensor: Tensor) -> str:
+    """The buffer that holds `tensor`: an argument of the region, or a transpose of one by a library call."""
+    buffer = call.context.stored.get(tensor)
+    if buffer is None:
+        raise Unsupported(f"{call.origin} of a value computed inside the region")
+    return buffer
+
+
+def library_view(call: Call, base: str) -> str:
+    """The buffer of the view `call` of the stored buffer `base`, made by the library for an anchor that reads it."""
+    context, value = call.context, call.value
+    buffer = context.add_buffer(
+        f"{base}_{call.origin}", dtype_of(value.dtype), value.shape, value.stride(), Role.ANCHOR
+    )
+    rest = tuple(_argument(call, arg) for arg in call.node.args[1:])
+    context.calls.append(LibraryCall(buffer.name, str(call.node.target), (Ref(base), *rest)))
+    return buffer.name
+
+
+@lowers(aten.convolution.default)
+def _convolution(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Tensor:
+    result = _library(call, "aten.convolution.default", x, weight, None, *geometry)
+    if bias is None:
+        return result
+    spatial = len(result.shape) - 2
+    return _plus(call, result, call.context.reshape(bias, (*bias.shape, *(1,) * spatial)))
+
+
+@lowers(aten.mm.default, aten.bmm.default)
+def _product(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    return _library(call, f"aten.{call.origin}.default", a, b)
+
+
+@lowers(aten.addmm.default, aten.baddbmm.default)
+def _add_product(call: Call, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    if beta != 1 or alpha != 1:
+        raise Unsupported(f"{call.origin} with alpha or beta")
+    if a.dtype.compute is not a.dtype:
+        # The library adds the bias before it rounds to half; a separate addition would round twice.
+        return _library(call, f"aten.{call.origin}.default", bias, a, b)
+    product = "aten.mm.default" if call.origin == "addmm" else "aten.bmm.default"
+    return _plus(call, _library(call, product, a, b), bias)
+
+
+def _plus(call: Call, result: Tensor, bias: Tensor) -> Tensor:
+    return call.context.pointwise(Op.ADD, (result, call.context.cast(bias, result.dtype)), result.dtype)

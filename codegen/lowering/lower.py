@@ -1,0 +1,168 @@
+"""A region's subgraph becomes a naive `Program`: library calls, then one kernel per reduction and per output.
+
+The subgraph is decomposed with PyTorch's own tables first, so that only the vocabulary in `registry` has to be expressed by hand.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from fusepass.codegen.ir.expr import Builder
+from fusepass.codegen.ir.program import Program, Role
+from fusepass.codegen.lowering import activations, anchors, normalisations, pointwise, pooling, reductions, views
+from fusepass.codegen.lowering.registry import Call, decomposed, handler_of
+from fusepass.codegen.lowering.tensor import Context, Tensor, Unsupported, dtype_of
+from fusepass.codegen.lowering.tracer import relaid
+
+__all__ = ["Unsupported", "decompose", "lower"]
+
+ANCHORS = frozenset(
+    {
+        torch.ops.aten.convolution.default,
+        torch.ops.aten.mm.default,
+        torch.ops.aten.bmm.default,
+        torch.ops.aten.addmm.default,
+        torch.ops.aten.baddbmm.default,
+    }
+)
+_VIEWS = frozenset({"t", "transpose", "permute", "view", "expand", "_unsafe_view", "unsqueeze", "squeeze"})
+assert all(
+    (activations, anchors, normalisations, pointwise, pooling, reductions, views)
+)  # imported for what they register
+
+
+class _Relaid(torch.fx.Interpreter):
+    """Runs a graph on the meta device, giving each result the strides that capture saw.
+
+    The layout of a convolution's result is the library's choice, which its meta function does not know.
+    """
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        result = super().run_node(n)
+        seen = n.meta.get("val")
+        if isinstance(result, torch.Tensor) and isinstance(seen, torch.Tensor) and result.stride() != seen.stride():
+            return relaid(result, seen)
+        return result
+
+
+def decompose(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """`graph` (placeholders described by ``meta["val"]``) in terms of the lowering vocabulary.
+
+    Raises:
+        Unsupported: a decomposition does not apply, such as one that wants strides which this graph does not have.
+    """
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    try:
+        return decomposed(
+            _Relaid(graph).run, [node.meta["val"] for node in placeholders], [node.name for node in placeholders]
+        )
+    except Exception as error:  # whatever PyTorch's Python raises
+        raise Unsupported(f"PyTorch's decomposition raised {type(error).__name__}: {error}") from error
+
+
+def lower(
+    graph: torch.fx.GraphModule,
+    name: str,
+    names: Sequence[str],
+    constants: Mapping[str, float | int | bool] | None = None,
+) -> tuple[Program, Builder]:
+    """The program of a region.
+
+    Args:
+        graph: the region's subgraph; its placeholders carry fake tensors, its outputs are tensors.
+        name: the region's name, an identifier.
+        names: a readable name per placeholder, used for buffers.
+        constants: values of placeholders that are known numbers (by index into `names`' name); they get no buffer.
+
+    Returns:
+        The program and the builder that interned its expressions (passes must use the same one).
+
+    Raises:
+        Unsupported: the IR cannot express the region; the text says what stopped it.
+    """
+    constants = constants or {}
+    lowered = graph if _in_vocabulary(graph) else decompose(graph)
+    lowered.graph.eliminate_dead_code()
+    context = Context()
+    values: dict[torch.fx.Node, Any] = {}
+    inputs: list[str] = []
+    for node, label in zip(lowered.graph.find_nodes(op="placeholder"), names, strict=True):
+        fake = node.meta["val"]
+        if label in constants:
+            values[node] = context.constant(constants[label], fake.shape, dtype_of(fake.dtype))
+            continue
+        buffer = context.add_buffer(label, dtype_of(fake.dtype), fake.shape, fake.stride(), Role.INPUT)
+        values[node] = context.read(buffer)
+        context.stored[values[node]] = buffer.name
+        inputs.append(buffer.name)
+    for node in lowered.graph.nodes:
+        if node.op == "call_function":
+            values[node] = _lower_node(context, node, values)
+        elif node.op == "get_attr":
+            values[node] = _constant(context, lowered, node)
+    outputs = _store_outputs(context, lowered, values)
+    order = {role: number for number, role in enumerate(Role)}
+    buffers = sorted(context.buffers, key=lambda buffer: order[buffer.role])
+    program = Program(name, tuple(buffers), tuple(inputs), outputs, tuple(context.calls), tuple(context.kernels))
+    return program, context.builder
+
+
+def _in_vocabulary(graph: torch.fx.GraphModule) -> bool:
+    """Whether nothing needs decomposing, which takes PyTorch seconds the first time."""
+    calls = (node.target for node in graph.graph.nodes if node.op == "call_function")
+    return all(target is operator.getitem or handler_of(target) is not None for target in calls)
+
+
+def _lower_node(context: Context, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> Any:
+    target = node.target
+    args: Any
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda arg: values[arg])
+    if not isinstance(target, OpOverload):  # operator.getitem
+        return args[0][args[1]]
+    handler = handler_of(target)
+    if handler is None:
+        raise Unsupported(f"no lowering for {target}")
+    call = Call(context, node)
+    result = handler(call, *args, **kwargs)
+    base = context.stored.get(args[0]) if args and isinstance(args[0], Tensor) else None
+    if (
+        base is not None
+        and isinstance(result, Tensor)
+        and call.origin in _VIEWS
+        and any(user.target in ANCHORS for user in node.users)
+    ):
+        context.stored[result] = anchors.library_view(call, base)
+    return result
+
+
+def _constant(context: Context, graph: torch.fx.GraphModule, node: torch.fx.Node) -> Tensor:
+    value = getattr(graph, str(node.target))
+    if not isinstance(value, torch.Tensor) or value.numel() != 1 or value.device.type != "cpu":
+        raise Unsupported("a tensor constant with more than one element")
+    return context.constant(value.item(), value.shape, dtype_of(value.dtype))
+
+
+def _store_outputs(
+    context: Context, graph: torch.fx.GraphModule, values: Mapping[torch.fx.Node, Any]
+) -> tuple[str, ...]:
+    """Give every output memory with the strides PyTorch gave it."""
+    (output,) = graph.graph.find_nodes(op="output")
+    names = []
+    for number, node in enumerate(output.args[0] if isinstance(output.args[0], Sequence) else (output.args[0],)):
+        if values[node] is None:
+            raise Unsupported(f"{node.args[0]}: a result that only its backward pass would use")
+        fake = node.meta["val"]
+        buffer = context.add_buffer(f"out{number}", dtype_of(fake.dtype), fake.shape, fake.stride(), Role.OUTPUT)
+        if buffer.extent > buffer.numel:
+            raise Unsupported("an output whose memory has gaps")
+        if buffer.extent < buffer.numel:
+            raise Unsupported("an output that overlaps itself")
+        source = node.args[0] if node.target is operator.getitem else node
+        context.store(values[node], buffer, Call(context, source).origin)
+        names.append(buffer.name)
+    return tuple(names)

@@ -1,0 +1,173 @@
+"""Pooling: a short sequential reduction over a window of the input, masked at the borders.
+
+Every kind is one function: the position of each window along a dimension is ``first(o) + dilation * k`` for
+``k < size``, valid where it lies inside the input (and, for adaptive pooling, before the window's end).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Expr, Op, ReduceOp
+from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
+from fusepass.codegen.lowering.registry import Call, lowers
+from fusepass.codegen.lowering.tensor import Coordinates, Tensor, Unsupported
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Slide:
+    """How the window moves along one dimension: `size` taps, at ``first(o) + dilation * tap``, valid where every bound holds."""
+
+    size: int
+    position: Callable[[Index, Index], Index]
+    bounds: Callable[[Index, Index], tuple[Bound, ...]]
+
+
+def _ints(value: Any, rank: int, default: Sequence[int] = ()) -> tuple[int, ...]:
+    values = tuple(value) if isinstance(value, Sequence) else (value,)
+    values = values or tuple(default)
+    return values * rank if len(values) == 1 else values
+
+
+def strided(size: int, extent: int, stride: int, padding: int, dilation: int, *, clip: int) -> Slide:
+    """A window of fixed size; taps outside ``-clip <= position < extent + clip`` do not count (clip 0: the input itself)."""
+
+    def position(o: Index, tap: Index) -> Index:
+        return o * stride + tap * dilation - padding
+
+    def bounds(o: Index, tap: Index) -> tuple[Bound, ...]:
+        return (Bound(position(o, tap), -clip, extent + clip),)
+
+    return Slide(size, position, bounds)
+
+
+def adaptive(extent: int, out: int) -> Slide:
+    """PyTorch's adaptive windows: from ``floor(o * extent / out)`` up to ``ceil((o + 1) * extent / out)``."""
+    if out == 0 or extent % out == 0:
+        out = max(out, 1)  # no windows at all have any size
+        return strided(extent // out, extent, extent // out, 0, 1, clip=0)
+    longest = max(-(-(o + 1) * extent // out) - o * extent // out for o in range(out))
+
+    def position(o: Index, tap: Index) -> Index:
+        return (o * extent) // out + tap
+
+    def bounds(o: Index, tap: Index) -> tuple[Bound, ...]:
+        end = ((o + 1) * extent + (out - 1)) // out
+        return (Bound(end - position(o, tap), 1, extent + longest + 1),)
+
+    return Slide(longest, position, bounds)
+
+
+def pool(
+    call: Call, a: Tensor, op: ReduceOp, slides: Sequence[Slide], of: Callable[[Coordinates], Expr] | None = None
+) -> Tensor:
+    """`op` over windows of the last dimensions of `a` (or of `of` at the same coordinates), in the compute type of `a`."""
+    context, builder = call.context, call.context.builder
+    rank = len(slides)
+    compute = a.dtype.compute
+    value_at = of or a.at
+    identity = builder.const(0 if op is ReduceOp.SUM else _lowest(compute), compute)
+    shape = call.value.shape
+    number = len(context.buffers) + len(context.kernels)
+
+    def at(c: Coordinates) -> Expr:
+        taps = tuple(Axis(f"k{number}_{d}", slide.size) for d, slide in enumerate(slides))
+        outer = c[: len(c) - rank]
+        inner: list[Index] = []
+        mask: list[Bound] = []
+        for slide, o, tap in zip(slides, c[len(c) - rank :], taps, strict=True):
+            inner.append(slide.position(o, axis_index(tap)))
+            mask.extend(slide.bounds(o, axis_index(tap)))
+        masked = builder.masked(tuple(mask), value_at((*outer, *inner)), identity)
+        return builder.window(op, taps, masked)
+
+    return context.tensor(shape, a.dtype, at, windowed=True)
+
+
+def _lowest(dtype: DType) -> float | int:
+    return float("-inf") if dtype.is_float else dtype.limits[0]
+
+
+def _once(call: Call, a: Tensor) -> Tensor:
+    """`a`, stored first if reading it goes through another window: nested windows would be recomputed per tap."""
+    return call.context.materialize(a, f"{call.origin}_input", call.origin) if a.windowed else a
+
+
+@lowers(
+    aten.max_pool2d_with_indices.default,
+    aten.max_pool3d_with_indices.default,
+    aten.max_pool2d.default,
+    aten.max_pool3d.default,
+)
+def _max_pool(
+    call: Call,
+    a: Tensor,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Any:
+    with_indices = call.origin.endswith("with_indices")
+    if with_indices and any(user.args[1] == 1 and user.users for user in call.node.users):
+        raise Unsupported("max pooling whose indices are used")
+    rank = 3 if "3d" in call.origin else 2
+    size = _ints(kernel_size, rank)
+    steps, pads, holes = _ints(stride, rank, size), _ints(padding, rank), _ints(dilation, rank)
+    extents = a.shape[-rank:]
+    slides = [strided(k, e, s, p, d, clip=0) for k, e, s, p, d in zip(size, extents, steps, pads, holes, strict=True)]
+    result = pool(call, _once(call, a), ReduceOp.MAX, slides)
+    return (result, None) if with_indices else result
+
+
+@lowers(aten.avg_pool2d.default, aten.avg_pool3d.default, aten.avg_pool1d.default)
+def _avg_pool(
+    call: Call, a: Tensor, kernel_size: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Tensor:  # fmt: skip
+    if not a.dtype.is_float:
+        raise Unsupported("average pooling of integers")
+    rank = int(call.origin[-2])
+    size = _ints(kernel_size, rank)
+    steps, pads = _ints(stride, rank, size), _ints(padding, rank)
+    extents = a.shape[-rank:]
+    geometry = list(zip(size, extents, steps, pads, strict=True))
+    total = pool(call, _once(call, a), ReduceOp.SUM, [strided(k, e, s, p, 1, clip=0) for k, e, s, p in geometry])
+    if divisor_override is not None:
+        return _divided(call, total, call.context.constant(divisor_override, (), a.dtype.compute))
+    counted = [strided(k, e, s, p, 1, clip=p if count_include_pad else 0) for k, e, s, p in geometry]
+    return _divided(call, total, _counts(call, a, counted))
+
+
+@lowers(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default, aten.adaptive_avg_pool1d.default)
+def _adaptive_avg_pool(call: Call, a: Tensor, output_size: Any) -> Tensor:
+    rank = int(call.origin[-2])
+    slides = [adaptive(extent, out) for extent, out in zip(a.shape[-rank:], _ints(output_size, rank), strict=True)]
+    return _divided(call, pool(call, _once(call, a), ReduceOp.SUM, slides), _counts(call, a, slides))
+
+
+@lowers(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
+def _adaptive_max_pool(call: Call, a: Tensor, output_size: Any) -> tuple[Tensor, None]:
+    if any(user.args[1] == 1 and user.users for user in call.node.users):
+        raise Unsupported("max pooling whose indices are used")
+    rank = int(call.origin[-2])
+    slides = [adaptive(extent, out) for extent, out in zip(a.shape[-rank:], _ints(output_size, rank), strict=True)]
+    return pool(call, _once(call, a), ReduceOp.MAX, slides), None
+
+
+def _counts(call: Call, a: Tensor, slides: Sequence[Slide]) -> Tensor:
+    """How many taps of each window count: a constant, unless windows are clipped."""
+    one = call.context.builder.const(1, a.dtype.compute)
+    counts = pool(call, call.context.constant(1, a.shape, a.dtype), ReduceOp.SUM, slides, of=lambda _: one)
+    return call.context.cast(counts, a.dtype.compute)
+
+
+def _divided(call: Call, total: Tensor, count: Tensor) -> Tensor:
+    return call.context.pointwise(Op.DIV, (total, count), total.dtype)

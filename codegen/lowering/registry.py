@@ -1,0 +1,97 @@
+"""The vocabulary: which ATen and prims operators lowering expresses directly, and how; everything else is decomposed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._decomp import decomposition_table
+from torch._ops import OpOverload
+
+from fusepass.codegen.lowering.tensor import Context, Tensor
+from fusepass.codegen.lowering.tracer import Tracer, meta_like
+
+Result = Tensor | tuple[Tensor | None, ...]
+Handler = Callable[..., Result]
+
+_HANDLERS: dict[OpOverload, Handler] = {}
+
+
+def lowers(*targets: OpOverload) -> Callable[[Handler], Handler]:
+    """Register the decorated ``handler(call, *args, **kwargs)`` for `targets`; tensor arguments arrive as `Tensor`."""
+
+    def register(handler: Handler) -> Handler:
+        for target in targets:
+            _HANDLERS[target] = handler
+        return handler
+
+    return register
+
+
+def handler_of(target: object) -> Handler | None:
+    """The handler of `target`, if it is in the vocabulary."""
+    return _HANDLERS.get(target) if isinstance(target, OpOverload) else None
+
+
+def supports(target: object) -> bool:
+    """Whether lowering expresses `target` without decomposing it."""
+    return handler_of(target) is not None
+
+
+def decomposition(target: OpOverload) -> Callable[..., Any] | None:
+    """PyTorch's own way of computing an operator outside the vocabulary from simpler ones, if it has one."""
+    if supports(target) or target.namespace == "prim":
+        return None
+    found: Callable[..., Any] = decomposition_table.get(target, target.decompose)
+    return found
+
+
+class _MetaTracer(Tracer):
+    """Computes on the meta device whatever device is asked for: only layouts matter here."""
+
+    def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": torch.device("meta")}
+        return super().run(func, args, kwargs)
+
+
+def decomposed(function: Callable[..., Any], inputs: Sequence[torch.Tensor], names: Sequence[str]) -> fx.GraphModule:
+    """``function(*inputs)``, which returns a tuple of tensors, as a graph in terms of the vocabulary as far as possible.
+
+    Args:
+        function: calls ATen operators.
+        inputs: real, fake or described; only their layout matters.
+        names: of the graph's placeholders, one per input.
+    """
+    tracer = _MetaTracer(decomposition)
+    arguments = [meta_like(tensor) for tensor in inputs]
+    for name, argument in zip(names, arguments, strict=True):
+        tracer.placeholder(name, argument)
+    with torch.no_grad(), tracer:
+        results = function(*arguments)
+    tracer.graph.output(tuple(tracer.node_of(result) for result in results))
+    tracer.graph.eliminate_dead_code()
+    return tracer.module()
+
+
+class Call:
+    """What a handler is given besides its arguments: the context, and the node being lowered."""
+
+    def __init__(self, context: Context, node: torch.fx.Node) -> None:
+        self.context = context
+        self.node = node
+
+    @property
+    def origin(self) -> str:
+        """The operator's short name, for kernel comments and buffer names."""
+        target = self.node.target
+        return target._schema.name.split("::")[-1] if isinstance(target, OpOverload) else str(target)
+
+    @property
+    def value(self) -> torch.Tensor:
+        """The fake tensor of the (first) result."""
+        value = self.node.meta["val"]
+        first: torch.Tensor = value[0] if isinstance(value, tuple | list) else value
+        return first

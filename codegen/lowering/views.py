@@ -1,0 +1,259 @@
+"""Operators that only move elements: views, padding, concatenation, as functions on coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Expr
+from fusepass.codegen.ir.index import Bound, Index, contiguous_strides, delinearize, linear
+from fusepass.codegen.lowering.registry import Call, lowers
+from fusepass.codegen.lowering.tensor import Coordinates, Tensor, Unsupported, dtype_of
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+def _moved(call: Call, a: Tensor, to_source: Any) -> Tensor:
+    """`a` read at ``to_source(coordinates)``, with the shape PyTorch gave the result."""
+    return call.context.tensor(call.value.shape, a.dtype, lambda c: a.at(to_source(c)), windowed=a.windowed)
+
+
+@lowers(
+    aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.unsqueeze.default,
+    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, prims.squeeze.default, aten.flatten.using_ints,
+    prims.reshape.default, prims.split_dim.default, prims.collapse_view.default,
+)  # fmt: skip
+def _reshape(call: Call, a: Tensor, *unused: Any) -> Tensor:
+    return call.context.reshape(a, call.value.shape)
+
+
+@lowers(aten.permute.default, prims.transpose.default)
+def _permute(call: Call, a: Tensor, dims: Sequence[int]) -> Tensor:
+    order = [dim % len(dims) for dim in dims]
+    return _moved(call, a, lambda c: tuple(c[order.index(d)] for d in range(len(order))))
+
+
+@lowers(aten.t.default, aten.transpose.int)
+def _transpose(call: Call, a: Tensor, first: int = 0, second: int = 1) -> Tensor:
+    rank = len(a.shape)
+    if rank < 2:
+        return a
+    order = list(range(rank))
+    order[first % rank], order[second % rank] = order[second % rank], order[first % rank]
+    return _moved(call, a, lambda c: tuple(c[d] for d in order))
+
+
+@lowers(aten.expand.default)
+def _expand(call: Call, a: Tensor, *unused: Any, **also_unused: Any) -> Tensor:
+    return _broadcast(call, a)
+
+
+@lowers(aten.copy.default)
+def _copy(call: Call, a: Tensor, source: Tensor, *unused: Any) -> Tensor:
+    return _broadcast(call, call.context.cast(source, a.dtype))
+
+
+def _broadcast(call: Call, a: Tensor) -> Tensor:
+    skipped = len(call.value.shape) - len(a.shape)
+    return _moved(call, a, lambda c: _drop_broadcast(c[skipped:], a.shape))
+
+
+@lowers(prims.broadcast_in_dim.default)
+def _broadcast_in_dim(call: Call, a: Tensor, shape: Sequence[int], dims: Sequence[int]) -> Tensor:
+    return _moved(call, a, lambda c: _drop_broadcast(tuple(c[d] for d in dims), a.shape))
+
+
+def _drop_broadcast(coordinates: Coordinates, shape: Sequence[int]) -> Coordinates:
+    return tuple(Index() if size == 1 else c for c, size in zip(coordinates, shape, strict=True))
+
+
+@lowers(aten.slice.Tensor)
+def _slice(
+    call: Call, a: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    axis = dim % len(a.shape)
+    first = slice(start, end, step).indices(a.shape[axis])[0]
+    return _moved(call, a, lambda c: (*c[:axis], c[axis] * step + first, *c[axis + 1 :]))
+
+
+@lowers(aten.select.int)
+def _select(call: Call, a: Tensor, dim: int, index: int) -> Tensor:
+    axis = dim % len(a.shape)
+    at = Index(index % a.shape[axis])
+    return _moved(call, a, lambda c: (*c[:axis], at, *c[axis:]))
+
+
+@lowers(aten.flip.default, prims.rev.default)
+def _flip(call: Call, a: Tensor, dims: Sequence[int]) -> Tensor:
+    flipped = {dim % len(a.shape) for dim in dims}
+    return _moved(call, a, lambda c: tuple(i * -1 + (a.shape[d] - 1) if d in flipped else i for d, i in enumerate(c)))
+
+
+@lowers(aten.roll.default)
+def _roll(call: Call, a: Tensor, shifts: Sequence[int] | int, dims: Sequence[int] | int = ()) -> Tensor:
+    moves = [shifts] if isinstance(shifts, int) else list(shifts)
+    axes = [dims] if isinstance(dims, int) else [dim % len(a.shape) for dim in dims]
+    flat = a if axes else call.context.reshape(a, (a.numel,))
+    by = [0] * len(flat.shape)
+    for axis, move in zip(axes or [0], moves, strict=True):
+        by[axis] += move
+    steps = [-move % max(size, 1) for move, size in zip(by, flat.shape, strict=True)]
+
+    def at(c: Coordinates) -> Expr:
+        return flat.at(tuple((i + step) % max(n, 1) for i, step, n in zip(c, steps, flat.shape, strict=True)))
+
+    rolled = call.context.tensor(flat.shape, a.dtype, at, windowed=a.windowed)
+    return call.context.reshape(rolled, a.shape)
+
+
+@lowers(
+    aten.split.Tensor, aten.split_with_sizes.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default,
+)  # fmt: skip
+def _split(call: Call, a: Tensor, unused: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    axis = dim % len(a.shape)
+    shapes = [tuple(part.shape) for part in call.node.meta["val"]]
+    starts = accumulate((shape[axis] for shape in shapes), initial=0)
+    return tuple(_narrowed(call, a, axis, start, shape) for start, shape in zip(starts, shapes, strict=False))
+
+
+def _narrowed(call: Call, a: Tensor, axis: int, start: int, shape: tuple[int, ...]) -> Tensor:
+    def at(c: Coordinates) -> Expr:
+        return a.at((*c[:axis], c[axis] + start, *c[axis + 1 :]))
+
+    return call.context.tensor(shape, a.dtype, at, windowed=a.windowed)
+
+
+@lowers(aten.unbind.int)
+def _unbind(call: Call, a: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    axis = dim % len(a.shape)
+
+    def selected(place: int) -> Tensor:
+        return _moved(call, a, lambda c: (*c[:axis], Index(place), *c[axis:]))
+
+    return tuple(map(selected, range(a.shape[axis])))
+
+
+@lowers(aten.unfold.default)
+def _unfold(call: Call, a: Tensor, dim: int, size: int, step: int) -> Tensor:
+    if not a.shape:
+        raise Unsupported("windows over a number")
+    axis = dim % len(a.shape)
+    return _moved(call, a, lambda c: (*c[:axis], c[axis] * step + c[-1], *c[axis + 1 : -1]))
+
+
+@lowers(aten.as_strided.default)
+def _as_strided(call: Call, a: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Tensor:
+    """PyTorch spells some reshapes this way. A place in memory is a coordinate again where `a` fills its memory."""
+    viewed: Any = call.node.args[0]
+    source = viewed.meta["val"]
+    base = source.storage_offset()
+    dims = sorted((d for d, n in enumerate(a.shape) if n != 1), key=lambda d: -source.stride(d))
+    shape = [a.shape[d] for d in dims]
+    if [source.stride(d) for d in dims] != list(contiguous_strides(shape)):
+        raise Unsupported("as_strided of a tensor whose memory has gaps")
+    first = (base if offset is None else offset) - base
+    last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    if first < 0 or last >= max(a.numel, 1):
+        raise Unsupported("as_strided beyond the memory of its tensor")
+
+    def at(c: Coordinates) -> Expr:
+        found = dict(zip(dims, delinearize(linear(c, stride, first), shape), strict=True))
+        return a.at(tuple(found.get(d, Index()) for d in range(len(a.shape))))
+
+    return call.context.tensor(size, a.dtype, at, windowed=a.windowed)
+
+
+@lowers(aten.slice_scatter.default)
+def _slice_scatter(
+    call: Call, a: Tensor, source: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    axis = dim % len(a.shape)
+    first, stop, _ = slice(start, end, step).indices(a.shape[axis])
+
+    def to_source(c: Coordinates) -> Coordinates:
+        return (*c[:axis], (c[axis] - first) // step, *c[axis + 1 :])
+
+    def inside(c: Coordinates) -> tuple[Bound, ...]:
+        between = Bound(c[axis], first, stop)
+        return (between,) if step == 1 else (between, Bound((c[axis] - first) % step, 0, 1))
+
+    return _written(call, a, source, inside, to_source)
+
+
+@lowers(aten.select_scatter.default)
+def _select_scatter(call: Call, a: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    axis = dim % len(a.shape)
+    place = index % a.shape[axis]
+    return _written(
+        call, a, source, lambda c: (Bound(c[axis], place, place + 1),), lambda c: (*c[:axis], *c[axis + 1 :])
+    )
+
+
+def _written(call: Call, a: Tensor, source: Tensor, inside: Any, to_source: Any) -> Tensor:
+    """`a` with `source` in the places where the bounds ``inside(coordinates)`` hold: what writing to a view of `a` leaves."""
+    context = call.context
+    typed = context.cast(source, a.dtype)
+
+    def at(c: Coordinates) -> Expr:
+        return context.builder.masked(inside(c), typed.at(to_source(c)), a.at(c))
+
+    return context.tensor(a.shape, a.dtype, at, windowed=a.windowed or source.windowed)
+
+
+@lowers(aten.cat.default, prims.cat.default)
+def _cat(call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    context, value = call.context, call.value
+    axis = dim % len(value.shape)
+    parts = [part for part in tensors if len(part.shape) == len(value.shape)]
+    target = _result_dtype(call)
+    typed = [context.cast(part, target) for part in parts]
+
+    def at(c: Coordinates) -> Expr:
+        start = value.shape[axis] - typed[-1].shape[axis]
+        result = typed[-1].at((*c[:axis], c[axis] - start, *c[axis + 1 :]))
+        for part in reversed(typed[:-1]):
+            end, start = start, start - part.shape[axis]
+            here = part.at((*c[:axis], c[axis] - start, *c[axis + 1 :]))
+            result = context.builder.masked((Bound(c[axis], 0, end),), here, _outside(call, c[axis], end, result))
+        return result
+
+    return context.tensor(value.shape, target, at, windowed=any(part.windowed for part in typed))
+
+
+def _outside(call: Call, index: Index, end: int, value: Expr) -> Expr:
+    """`value` guarded to ``index >= end``: the branch of a concatenation that must not be read before it begins."""
+    zero = call.context.builder.const(0, value.dtype)
+    return call.context.builder.masked((Bound(index, end, index.bounds[1] + 1),), value, zero)
+
+
+@lowers(aten.constant_pad_nd.default)
+def _constant_pad(call: Call, a: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
+    context, rank = call.context, len(a.shape)
+    before = [0] * rank
+    for number in range(len(pad) // 2):
+        before[rank - 1 - number] = pad[2 * number]
+    fill = context.constant(value, (), a.dtype).at(())
+
+    def at(c: Coordinates) -> Expr:
+        inner = tuple(i - low for i, low in zip(c, before, strict=True))
+        mask = tuple(Bound(i, 0, size) for i, size in zip(inner, a.shape, strict=True))
+        return context.builder.masked(mask, a.at(inner), fill)
+
+    return context.tensor(call.value.shape, a.dtype, at, windowed=a.windowed)
+
+
+@lowers(prims.iota.default)
+def _iota(call: Call, length: int, *, start: int, step: int, dtype: torch.dtype, **unused: Any) -> Tensor:
+    target = _result_dtype(call)
+    builder = call.context.builder
+    return call.context.tensor(
+        (length,), target, lambda c: builder.cast(builder.position(c[0] * step + start), target.compute)
+    )
+
+
+def _result_dtype(call: Call) -> DType:
+    return dtype_of(call.value.dtype)

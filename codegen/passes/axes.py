@@ -1,0 +1,127 @@
+"""Axes in the shape that loops want: split until division disappears, ordered by memory, merged where nothing tells them apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from math import prod
+
+from fusepass.codegen.ir.expr import Builder
+from fusepass.codegen.ir.index import Axis, Index, axis_index
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.passes.rewrite import divisions, indices, rewrite_kernel
+
+
+def split_axis(kernel: Kernel, builder: Builder, axis: Axis, inner: int) -> Kernel:
+    """`axis` as two axes, the inner of size `inner` (which divides the axis' size)."""
+    parts = (Axis(f"{axis.name}o", axis.size // inner), Axis(f"{axis.name}i", inner))
+    whole = axis_index(parts[0]) * inner + axis_index(parts[1])
+    fresh = rewrite_kernel(kernel, builder, {axis: whole})
+    return replace(fresh, rows=_replaced(kernel.rows, axis, parts), cols=_replaced(kernel.cols, axis, parts))
+
+
+def _replaced(axes: tuple[Axis, ...], axis: Axis, parts: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    return tuple(part for a in axes for part in (parts if a == axis else (a,)))
+
+
+def split_axes(kernel: Kernel, builder: Builder) -> Kernel:
+    """Split axes whose quotients and remainders by a divisor of their size are used, so that those become axes themselves."""
+    while (found := _splittable(kernel)) is not None:
+        kernel = split_axis(kernel, builder, *found)
+    return kernel
+
+
+def _splittable(kernel: Kernel) -> tuple[Axis, int] | None:
+    loops = {*kernel.rows, *kernel.cols}
+    for index in indices(kernel):
+        for atom in divisions(index):
+            terms = atom.index.terms
+            if atom.index.constant or len(terms) != 1:
+                continue
+            axis, step = terms[0]
+            if not isinstance(axis, Axis) or axis not in loops or atom.divisor % step:
+                continue
+            inner = atom.divisor // step
+            if 1 < inner < axis.size and axis.size % inner == 0:
+                return axis, inner
+    return None
+
+
+def order_and_merge(program: Program, builder: Builder) -> Program:
+    """Every kernel with rows and cols sorted so that the last axis is the fastest in memory, and merged where possible."""
+    return replace(program, kernels=tuple(_tidy(program, kernel, builder) for kernel in program.kernels))
+
+
+def _tidy(program: Program, kernel: Kernel, builder: Builder) -> Kernel:
+    kernel = replace(kernel, rows=_ordered(program, kernel, kernel.rows), cols=_ordered(program, kernel, kernel.cols))
+    merged = _merge_once(kernel, builder)
+    while merged is not None:
+        kernel, merged = merged, _merge_once(merged, builder)
+    return kernel
+
+
+def _ordered(program: Program, kernel: Kernel, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """`axes` of more than one point, slowest in memory first; one axis is kept if all have one point."""
+    kept = [axis for axis in axes if axis.size != 1] or list(axes[:1])
+    accesses = sorted(_accesses(kernel), key=lambda pair: -program.buffer(pair[0]).nbytes)
+
+    def key(axis: Axis) -> tuple[int, ...]:
+        return tuple(-abs(index.stride(axis) or 0) if index.stride(axis) is not None else -1 for _, index in accesses)
+
+    # A buffer that does not depend on an axis says nothing about its place; the next largest decides.
+    for _, index in accesses:
+        if all(index.stride(axis) for axis in kept):
+            return tuple(sorted(kept, key=lambda axis: (-abs(index.stride(axis) or 0), key(axis))))
+    return tuple(sorted(kept, key=key))
+
+
+def _accesses(kernel: Kernel) -> list[tuple[str, Index]]:
+    """(buffer, index) of every access; stores first, because a scattered store costs more than a scattered load."""
+    stores = [(store.buffer, store.index) for store in (*kernel.stores, *kernel.row_stores)]
+    return [*stores, *((load.buffer, load.index) for load in kernel.loads())]
+
+
+def _merge_once(kernel: Kernel, builder: Builder) -> Kernel | None:
+    for axes in (kernel.rows, kernel.cols):
+        for outer, inner in pairwise(axes):
+            merged = _merged(kernel, builder, outer, inner)
+            if merged is not None:
+                return merged
+    return None
+
+
+def _merged(kernel: Kernel, builder: Builder, outer: Axis, inner: Axis) -> Kernel | None:
+    if not all(_compatible(index, outer, inner) for index in indices(kernel)):
+        return None
+    both = Axis(f"{outer.name}_{inner.name}", outer.size * inner.size)
+    flat = axis_index(both)
+    # Where indices are compatible, outer * |inner| + inner only ever appears as a whole.
+    fresh = rewrite_kernel(kernel, builder, {inner: flat, outer: Index()})
+    return replace(fresh, rows=_joined(kernel.rows, outer, inner, both), cols=_joined(kernel.cols, outer, inner, both))
+
+
+def _compatible(index: Index, outer: Axis, inner: Axis) -> bool:
+    low, high = index.stride(inner), index.stride(outer)
+    return low is not None and high == low * inner.size
+
+
+def _joined(axes: tuple[Axis, ...], outer: Axis, inner: Axis, both: Axis) -> tuple[Axis, ...]:
+    return tuple(both if axis == outer else axis for axis in axes if axis != inner)
+
+
+def rename_axes(kernel: Kernel, builder: Builder, prefix: str = "") -> Kernel:
+    """Short, stable names: ``i0, i1, ...`` for rows and ``j0, j1, ...`` for cols."""
+    names = {
+        axis: Axis(f"{prefix}{letter}{number}", axis.size)
+        for letter, axes in (("i", kernel.rows), ("j", kernel.cols))
+        for number, axis in enumerate(axes)
+    }
+    fresh = rewrite_kernel(kernel, builder, {old: axis_index(new) for old, new in names.items()})
+    return replace(
+        fresh, rows=tuple(names[axis] for axis in kernel.rows), cols=tuple(names[axis] for axis in kernel.cols)
+    )
+
+
+def count(axes: tuple[Axis, ...]) -> int:
+    """Number of points of `axes`."""
+    return prod(axis.size for axis in axes)

@@ -1,0 +1,164 @@
+"""Kernels that walk the same rows become one: what one wrote per row, the other no longer reads from memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusepass.codegen.ir.expr import Builder, Expr, Load, Stat, walk
+from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.program import Kernel, Program, Reduction, Role, Store
+from fusepass.codegen.passes.axes import rename_axes
+from fusepass.codegen.passes.rewrite import rewrite_kernel
+from fusepass.codegen.passes.statistics import share_moments
+from fusepass.codegen.passes.unify import unify, unify_siblings
+
+
+def fuse_rows(program: Program, builder: Builder) -> Program:
+    """Fuse each kernel into the latest earlier one whose row results it reads at its own row."""
+    kernels = [rename_axes(kernel, builder, f"k{number}_") for number, kernel in enumerate(program.kernels)]
+    position = 0
+    while position < len(kernels):
+        fused = _fuse_into_producer(kernels, position, builder)
+        # A fused kernel may have become able to join a still earlier one: start again.
+        kernels, position = (kernels, position + 1) if fused is None else (fused, 0)
+    return drop_unused(replace(program, kernels=tuple(kernels)))
+
+
+def _fuse_into_producer(kernels: list[Kernel], position: int, builder: Builder) -> list[Kernel] | None:
+    consumer = kernels[position]
+    for earlier in reversed(range(position)):
+        producer = kernels[earlier]
+        shared = producer.writes & consumer.reads
+        if not shared or not producer.row_stores:
+            continue
+        between = kernels[earlier + 1 : position]
+        sinks = not any(kernel.reads & producer.writes for kernel in between)
+        if not sinks and any(kernel.writes & consumer.reads for kernel in between):
+            continue
+        fused = _fuse(producer, consumer, builder)
+        if fused is not None:
+            place = [*between, fused] if sinks else [fused, *between]
+            return [*kernels[:earlier], *place, *kernels[position + 1 :]]
+    return None
+
+
+def _fuse(producer: Kernel, consumer: Kernel, builder: Builder) -> Kernel | None:
+    shared = producer.writes & consumer.reads
+    if any(store.buffer in shared for store in producer.stores):
+        return None
+    unified = unify(producer, consumer, shared, builder)
+    if unified is None:
+        return None
+    producer, consumer = unified.producer, unified.consumer
+    written = {store.buffer: store for store in producer.row_stores}
+
+    def forward(node: Expr) -> Expr | None:
+        if isinstance(node, Load) and node.buffer in written and node.index == written[node.buffer].index:
+            return builder.cast(written[node.buffer].value, node.dtype)
+        return None
+
+    consumer = rewrite_kernel(consumer, builder, leaf=forward)
+    if consumer.reads & producer.writes:
+        return None  # some read is not at the reader's own row
+    origin = tuple(dict.fromkeys((*producer.origin, *consumer.origin)))
+    if consumer.sweeps:
+        if set(consumer.cols) != _several(producer.cols) or set(consumer.rows) != _several(producer.rows):
+            return None
+        return share_moments(
+            replace(
+                producer,
+                sweeps=_placed(producer, consumer.sweeps),
+                row_stores=(*producer.row_stores, *consumer.row_stores),
+                stores=(*producer.stores, *consumer.stores),
+                origin=origin,
+            ),
+            builder,
+        )
+    walked = set(consumer.rows)
+    if walked <= set(producer.rows):
+        return replace(producer, row_stores=(*producer.row_stores, *consumer.stores), origin=origin)
+    if walked != _several(producer.rows) | _several(producer.cols):
+        return None
+    return replace(producer, stores=(*producer.stores, *consumer.stores), origin=origin)
+
+
+def _several(axes: tuple[Axis, ...]) -> set[Axis]:
+    return {axis for axis in axes if axis.size != 1}
+
+
+def _placed(producer: Kernel, sweeps: tuple[tuple[Reduction, ...], ...]) -> tuple[tuple[Reduction, ...], ...]:
+    """The producer's sweeps with each of `sweeps` joined to the earliest one after everything it depends on."""
+    placed = [list(sweep) for sweep in producer.sweeps]
+    for reduction in (r for sweep in sweeps for r in sweep):
+        needed = _stats_of(reduction)
+        level = 1 + max((n for n, sweep in enumerate(placed) if any(r.name in needed for r in sweep)), default=-1)
+        if level == len(placed):
+            placed.append([])
+        placed[level].append(reduction)
+    return tuple(map(tuple, placed))
+
+
+def _stats_of(reduction: Reduction) -> set[str]:
+    return {node.reduction for node in walk(*reduction.values) if isinstance(node, Stat)}
+
+
+def fuse_siblings(program: Program, builder: Builder) -> Program:
+    """Fuse independent kernels that read the same memory over the same points: one read serves both."""
+    kernels = list(program.kernels)
+    position = 1
+    while position < len(kernels):
+        fused = _fuse_with_sibling(kernels, position, builder)
+        kernels, position = (kernels, position + 1) if fused is None else (fused, 1)
+    return replace(program, kernels=tuple(kernels))
+
+
+def _fuse_with_sibling(kernels: list[Kernel], position: int, builder: Builder) -> list[Kernel] | None:
+    second = kernels[position]
+    for earlier in reversed(range(position)):
+        first, between = kernels[earlier], kernels[earlier + 1 : position]
+        if any(kernel.writes & second.reads for kernel in (first, *between)):
+            continue
+        fused = _join(first, second, builder)
+        if fused is not None:
+            return [*kernels[:earlier], fused, *between, *kernels[position + 1 :]]
+    return None
+
+
+def _join(first: Kernel, second: Kernel, builder: Builder) -> Kernel | None:
+    if first.is_pointwise is not second.is_pointwise:
+        return None
+    unified = unify_siblings(first, second, builder)
+    if unified is None:
+        return None
+    first, second = unified.producer, unified.consumer
+    if set(second.rows) != _several(first.rows) or set(second.cols) != _several(first.cols):
+        return None
+    return share_moments(
+        replace(
+            first,
+            sweeps=_placed(first, second.sweeps) if second.sweeps else first.sweeps,
+            row_stores=(*first.row_stores, *second.row_stores),
+            stores=(*first.stores, *second.stores),
+            origin=tuple(dict.fromkeys((*first.origin, *second.origin))),
+        ),
+        builder,
+    )
+
+
+def drop_unused(program: Program) -> Program:
+    """Remove stores to temporaries that nobody reads, and the temporaries."""
+    read = {name for kernel in program.kernels for name in kernel.reads}
+    dead = {buffer.name for buffer in program.buffers if buffer.role is Role.TEMP and buffer.name not in read}
+    kernels = (
+        replace(kernel, row_stores=_alive(kernel.row_stores, dead), stores=_alive(kernel.stores, dead))
+        for kernel in program.kernels
+    )
+    return replace(
+        program,
+        kernels=tuple(kernel for kernel in kernels if kernel.row_stores or kernel.stores),
+        buffers=tuple(buffer for buffer in program.buffers if buffer.name not in dead),
+    )
+
+
+def _alive(stores: tuple[Store, ...], dead: set[str]) -> tuple[Store, ...]:
+    return tuple(store for store in stores if store.buffer not in dead)

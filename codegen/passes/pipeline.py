@@ -1,0 +1,75 @@
+"""The passes in order, with the verifier after each when debugging."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from fusepass.codegen.ir.expr import Builder
+from fusepass.codegen.ir.program import Program
+from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.passes.axes import order_and_merge, rename_axes
+from fusepass.codegen.passes.fuse import fuse_rows, fuse_siblings
+from fusepass.codegen.passes.split import SplitPolicy, split_long_rows
+from fusepass.codegen.passes.statistics import online_softmax
+
+Pass = Callable[[Program, Builder], Program]
+Observer = Callable[[str, Program], None]
+
+
+@dataclass(frozen=True)
+class PassOptions:
+    """What the passes need to know of the device.
+
+    Attributes:
+        split: when long rows are split.
+        longest_cached_row: rows of at most this many elements stay on chip between sweeps.
+    """
+
+    split: SplitPolicy
+    longest_cached_row: int
+
+
+def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
+    """Every pass, by name, in the order it runs."""
+    return (
+        ("fuse_rows", fuse_rows),
+        ("fuse_siblings", fuse_siblings),
+        ("online_softmax", lambda p, b: online_softmax(p, b, options.longest_cached_row)),
+        ("split_long_rows", lambda p, b: split_long_rows(p, b, options.split)),
+        ("order_and_merge", order_and_merge),
+        ("rename", _rename),
+    )
+
+
+def run_passes(
+    program: Program, builder: Builder, options: PassOptions, *, check: bool = False, observe: Observer | None = None
+) -> Program:
+    """`program` after every pass.
+
+    With `check` the verifier runs after each and an `IRError` names the pass that broke a rule; `observe` sees
+    every intermediate program.
+    """
+    for name, function in passes(options):
+        program = function(program, builder)
+        if observe is not None:
+            observe(name, program)
+        if check:
+            _checked(name, program)
+    return program
+
+
+def _checked(name: str, program: Program) -> None:
+    try:
+        verify(program)
+    except Exception as error:
+        error.add_note(f"after pass {name}")
+        raise
+
+
+def _rename(program: Program, builder: Builder) -> Program:
+    kernels = (
+        replace(rename_axes(kernel, builder), name=f"{program.name}_{number}")
+        for number, kernel in enumerate(program.kernels)
+    )
+    return replace(program, kernels=tuple(kernels))

@@ -1,0 +1,57 @@
+"""Rewriting whole kernels: axes replaced in every index, loads and stats replaced in every expression."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from fusepass.codegen.ir.expr import Builder, Expr, Masked, own_indices, walk
+from fusepass.codegen.ir.index import Axis, FloorDiv, Index, Mod
+from fusepass.codegen.ir.program import Kernel, Reduction, Store
+
+Leaf = Callable[[Expr], Expr | None]
+
+
+def rewrite_kernel(
+    kernel: Kernel, builder: Builder, axes: Mapping[Axis, Index] | None = None, leaf: Leaf = lambda _: None
+) -> Kernel:
+    """`kernel` with `axes` replaced everywhere and `leaf` applied to every node; its axis lists are left as they are."""
+    axes = axes or {}
+
+    def expr(value: Expr) -> Expr:
+        return builder.rewrite(value, axes, leaf)
+
+    def reduction(r: Reduction) -> Reduction:
+        return replace(r, values=tuple(expr(value) for value in r.values))
+
+    def store(s: Store) -> Store:
+        return Store(s.buffer, s.index.substitute(axes), expr(s.value))
+
+    return replace(
+        kernel,
+        sweeps=tuple(tuple(reduction(r) for r in sweep) for sweep in kernel.sweeps),
+        row_stores=tuple(store(s) for s in kernel.row_stores),
+        stores=tuple(store(s) for s in kernel.stores),
+    )
+
+
+def indices(kernel: Kernel) -> Iterator[Index]:
+    """Every index of the kernel: loads, positions, masks and stores."""
+    for node in walk(*kernel.roots):
+        yield from own_indices(node)
+    for store in (*kernel.row_stores, *kernel.stores):
+        yield store.index
+
+
+def divisions(index: Index) -> Iterator[FloorDiv | Mod]:
+    """Every quotient and remainder inside `index`, innermost first."""
+    for atom, _ in index.terms:
+        if isinstance(atom, FloorDiv | Mod):
+            yield from divisions(atom.index)
+            yield atom
+
+
+def masked_axes(kernel: Kernel) -> frozenset[Axis]:
+    """Axes that a mask depends on."""
+    masks = [node.mask for node in walk(*kernel.roots) if isinstance(node, Masked)]
+    return frozenset(axis for mask in masks for bound in mask for axis in bound.index.axes)

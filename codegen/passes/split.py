@@ -1,0 +1,222 @@
+"""Few long rows do not fill a device: their reductions are done in pieces by one kernel and merged by a second.
+
+A third, pointwise kernel then does what happened per element. Pieces are whole axes or exact divisors of axes, merged in a fixed
+order, so results do not depend on timing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Builder, Expr, ReduceOp, Stat, children, own_indices, walk
+from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides, linear
+from fusepass.codegen.ir.program import Buffer, Kernel, Program, Reduction, Role, Store
+from fusepass.codegen.passes.axes import count, split_axis
+from fusepass.codegen.passes.rewrite import Leaf, rewrite_kernel
+
+_MERGE = {ReduceOp.MOMENTS: ReduceOp.MERGE_MOMENTS, ReduceOp.SOFTMAX: ReduceOp.MERGE_SOFTMAX}
+
+
+@dataclass(frozen=True)
+class SplitPolicy:
+    """When rows are split.
+
+    Attributes:
+        workers: pieces that should run at once to fill the device.
+        least_piece: elements a piece keeps at least.
+        lanes: neighbouring rows that one worker takes together where rows, not columns, are contiguous in memory.
+    """
+
+    workers: int
+    least_piece: int
+    lanes: int
+
+    def pieces(self, program: Program, kernel: Kernel) -> int:
+        """How many pieces each row should have; 1 leaves the kernel alone."""
+        if kernel.is_pointwise or kernel.row_count == 0:
+            return 1
+        together = self.lanes if _rows_are_contiguous(program, kernel) else 1
+        working = -(-kernel.row_count // together)
+        if working >= self.workers:
+            return 1
+        return max(min(-(-self.workers // working), kernel.col_count * together // self.least_piece), 1)
+
+
+def _rows_are_contiguous(program: Program, kernel: Kernel) -> bool:
+    """Whether neighbouring rows, rather than columns, are neighbours in the largest buffer read."""
+    largest = max(kernel.loads(), key=lambda load: program.buffer(load.buffer).nbytes, default=None)
+    return largest is not None and any(largest.index.stride(axis) == 1 for axis in kernel.rows)
+
+
+def split_long_rows(program: Program, builder: Builder, policy: SplitPolicy) -> Program:
+    """Apply `policy` to every kernel."""
+    work = _Splitter(program, builder)
+    for kernel in program.kernels:
+        pieces = policy.pieces(program, kernel)
+        prepared = _prepare(kernel, builder, pieces) if pieces > 1 else None
+        if prepared is None:
+            work.kernels.append(kernel)
+        else:
+            work.split(*prepared)
+    return replace(program, buffers=tuple(work.buffers), kernels=tuple(work.kernels))
+
+
+def _prepare(kernel: Kernel, builder: Builder, pieces: int) -> tuple[Kernel, tuple[Axis, ...]] | None:
+    """Choose (and make) col axes that together have about `pieces` points, from the slowest on."""
+    chosen: list[Axis] = []
+    several = [axis for axis in kernel.cols if axis.size > 1]
+    for axis in several:
+        left = -(-pieces // count(tuple(chosen)))
+        if left == 1:
+            break
+        if axis.size > 2 * left:
+            outer = _divisor(axis.size, left)
+            if outer > 1:
+                kernel = split_axis(kernel, builder, axis, axis.size // outer)
+                chosen.append(Axis(f"{axis.name}o", outer))
+                break
+        elif len(chosen) + 1 < len(several):
+            chosen.append(axis)
+    return (kernel, tuple(chosen)) if chosen else None
+
+
+def _divisor(size: int, wanted: int) -> int:
+    """The divisor of `size` nearest to `wanted` (in ratio), at most 4 times it; 1 where there is none worth it."""
+    best = 1
+    for candidate in range(2, min(size // 2, 4 * wanted) + 1):
+        if size % candidate == 0 and _ratio(candidate, wanted) <= _ratio(best, wanted):
+            best = candidate
+    return best
+
+
+def _ratio(a: int, b: int) -> float:
+    return max(a / b, b / a)
+
+
+class _Splitter:
+    def __init__(self, program: Program, builder: Builder) -> None:
+        self.buffers = list(program.buffers)
+        self.kernels: list[Kernel] = []
+        self.builder = builder
+
+    def split(self, kernel: Kernel, pieces: tuple[Axis, ...]) -> None:
+        """Partial and merging kernels per sweep; then, if anything happens per element, a pointwise kernel."""
+        stats: dict[int, Expr] = {}
+        for sweep in kernel.sweeps[:-1]:
+            self._partial(kernel, sweep, pieces, stats)
+            kept = _stats_used(kernel, after=sweep)
+            loads, stores = self._temporaries("stat", kept, kernel.rows)
+            self._merge(kernel, sweep, pieces, stores, stats)
+            stats |= loads
+        self._partial(kernel, kernel.sweeps[-1], pieces, stats)
+        loads, stores = self._temporaries("row", row_scalars(kernel), kernel.rows)
+        self._merge(kernel, kernel.sweeps[-1], pieces, [*stores, *kernel.row_stores], stats)
+        if kernel.stores:
+            rows = (*kernel.rows, *kernel.cols)
+            apply = replace(kernel, name=f"{kernel.name}_apply", rows=rows, cols=(), sweeps=(), row_stores=())
+            # One scalar may be part of another: the larger first, while it is still itself.
+            for scalar, load in reversed(loads.items()):
+                apply = rewrite_kernel(apply, self.builder, leaf=_forward({scalar: load}))
+            self.kernels.append(apply)
+
+    def _partial(
+        self, kernel: Kernel, sweep: tuple[Reduction, ...], pieces: tuple[Axis, ...], stats: dict[int, Expr]
+    ) -> None:
+        """Each piece's own result, to a temporary per part; `self.parts` keeps how to read them."""
+        rows, rest = (*kernel.rows, *pieces), tuple(axis for axis in kernel.cols if axis not in pieces)
+        self.parts: dict[str, tuple[Expr, ...]] = {}
+        self.piece = count(rest)
+        stores: list[Store] = []
+        for reduction in sweep:
+            parts = [self._stat(reduction, part) for part in range(reduction.op.parts)]
+            loads, written = self._temporaries(f"{reduction.name}_part", parts, rows)
+            self.parts[reduction.name] = tuple(loads.values())
+            stores += written
+        partial = replace(
+            kernel, name=f"{kernel.name}_{sweep[0].name}_partial", rows=rows, cols=rest, sweeps=(sweep,),
+            row_stores=tuple(stores), stores=(),
+        )  # fmt: skip
+        self.kernels.append(rewrite_kernel(partial, self.builder, leaf=_forward(stats)))
+
+    def _merge(
+        self,
+        kernel: Kernel,
+        sweep: tuple[Reduction, ...],
+        pieces: tuple[Axis, ...],
+        stores: list[Store],
+        stats: dict[int, Expr],
+    ) -> None:
+        merged = tuple(self._merging(reduction) for reduction in sweep)
+        merge = replace(
+            kernel, name=f"{kernel.name}_{sweep[0].name}_merge", cols=pieces, sweeps=(merged,),
+            row_stores=tuple(stores), stores=(),
+        )  # fmt: skip
+        self.kernels.append(rewrite_kernel(merge, self.builder, leaf=_forward(stats)))
+
+    def _stat(self, reduction: Reduction, part: int) -> Expr:
+        positional = part == 1 and reduction.op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN)
+        return self.builder.stat(reduction.name, part, DType.I64 if positional else reduction.dtype)
+
+    def _merging(self, reduction: Reduction) -> Reduction:
+        values = self.parts[reduction.name]
+        if reduction.op is ReduceOp.MOMENTS:
+            values = (self.builder.const(self.piece, reduction.dtype), *values)
+        return replace(reduction, op=_MERGE.get(reduction.op, reduction.op), values=values)
+
+    def _temporaries(
+        self, name: str, values: Sequence[Expr], axes: tuple[Axis, ...]
+    ) -> tuple[dict[int, Expr], list[Store]]:
+        """A temporary per value with one element per point of `axes`: how to read each (by node), how to write each."""
+        sizes = tuple(axis.size for axis in axes)
+        strides = contiguous_strides(sizes)
+        where = linear([axis_index(axis) for axis in axes], strides)
+        loads, stores = {}, []
+        for value in values:
+            buffer = Buffer(self._unused(name), value.dtype, sizes, strides, Role.TEMP)
+            self.buffers.append(buffer)
+            loads[id(value)] = self.builder.load(buffer.name, where, value.dtype)
+            stores.append(Store(buffer.name, where, value))
+        return loads, stores
+
+    def _unused(self, name: str) -> str:
+        taken = {buffer.name for buffer in self.buffers}
+        names = (f"{name}_{number}" for number in itertools.count(len(self.buffers)))
+        return next(unused for unused in names if unused not in taken)
+
+
+def _forward(loads: dict[int, Expr]) -> Leaf:
+    return lambda node: loads.get(id(node))
+
+
+def _stats_used(kernel: Kernel, after: tuple[Reduction, ...]) -> list[Expr]:
+    """The stats of sweep `after` that later sweeps or stores use."""
+    names = {reduction.name for reduction in after}
+    later = kernel.sweeps[kernel.sweeps.index(after) + 1 :]
+    roots = [value for sweep in later for reduction in sweep for value in reduction.values]
+    roots += [store.value for store in (*kernel.row_stores, *kernel.stores)]
+    return [node for node in walk(*roots) if isinstance(node, Stat) and node.reduction in names]
+
+
+def row_scalars(kernel: Kernel) -> list[Expr]:
+    """Largest expressions of the element stores that depend on stats and row axes alone, and on at least one stat."""
+    rows = set(kernel.rows)
+    info: dict[int, tuple[bool, bool]] = {}
+    nodes = list(walk(*(store.value for store in kernel.stores)))
+    for node in nodes:
+        axes: set[Axis] = {axis for index in own_indices(node) for axis in index.axes}
+        below = [info[id(child)] for child in children(node)]
+        info[id(node)] = (
+            axes <= rows and all(flat for flat, _ in below),
+            isinstance(node, Stat) or any(has for _, has in below),
+        )
+    good = {id(node) for node in nodes if all(info[id(node)])}
+    inner = {id(child) for node in nodes if id(node) in good for child in children(node)}
+    used_elsewhere = {id(child) for node in nodes if id(node) not in good for child in children(node)}
+    roots = {id(store.value) for store in kernel.stores}
+    return [
+        node for node in nodes
+        if id(node) in good and (id(node) not in inner or id(node) in used_elsewhere or id(node) in roots)
+    ]  # fmt: skip

@@ -1,0 +1,28 @@
+"""From a program to source, and to the words that reports use for its schedules."""
+
+from __future__ import annotations
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.render.cpu import describe_cpu, render_cpu
+from fusepass.codegen.render.cuda import describe_cuda, render_cuda
+from fusepass.codegen.schedule_cpu import cpu_schedule
+from fusepass.codegen.source import Source, Target
+
+
+def render(program: Program, facts: DeviceFacts, *, aligned: bool = True) -> Source:
+    """`program` as source for the device of `facts`.
+
+    `aligned` says that every input buffer starts at a multiple of 16 bytes at run time; all others always do.
+    Raises `ScheduleError` or `RenderError`, which are bugs.
+    """
+    if facts.target is Target.CUDA:
+        return render_cuda(program, facts, aligned=aligned)
+    return render_cpu(program, facts)
+
+
+def describe(program: Program, kernel: Kernel, facts: DeviceFacts) -> str:
+    """One line on how `kernel` is laid on the device of `facts`."""
+    if facts.target is Target.CUDA:
+        return describe_cuda(program, kernel, facts)
+    return describe_cpu(kernel, cpu_schedule(kernel, program, facts))

@@ -1,0 +1,99 @@
+"""Renders a program as one C++ translation unit for the CPU: its kernels and a plain C entry that calls them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.program import Buffer, Kernel, Program
+from fusepass.codegen.render.cpu_kernel import kernel_body
+from fusepass.codegen.render.cpu_loops import memory_type
+from fusepass.codegen.render.spelling import Identifiers
+from fusepass.codegen.render.template import fill
+from fusepass.codegen.schedule_cpu import CpuSchedule, cpu_schedule
+from fusepass.codegen.source import Source, Target
+
+_INCLUDED = ("fp_half.h", "fp_index.h", "fp_lanes.h", "fp_rows.h")
+_HEADERS = (*_INCLUDED, "fp_cast.h", "fp_common.h", "fp_libm.h", "fp_scalar.h", "fp_states.h")
+
+
+@dataclass(frozen=True)
+class _KernelText:
+    name: str
+    comment: tuple[str, ...]
+    parameters: tuple[str, ...]
+    body: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _LibraryText:
+    title: str
+    comment: tuple[str, ...]
+    headers: tuple[str, ...]
+    kernels: tuple[_KernelText, ...]
+    entry: str
+    parameters: tuple[str, ...]
+    calls: tuple[str, ...]
+
+
+def render_cpu(program: Program, facts: DeviceFacts) -> Source:
+    """`program` as C++ source for a CPU with `facts.cores` cores."""
+    names = Identifiers()
+    entry = names.exact(f"run_{program.name}")
+    pointers = {buffer.name: names.exact(buffer.name) for buffer in program.arguments}
+    kernels, calls, used = [], [], frozenset[str]()
+    for kernel in program.kernels:
+        if kernel.row_count == 0:
+            continue
+        touched = [buffer for buffer in program.arguments if buffer.name in kernel.reads | kernel.writes]
+        used |= {buffer.name for buffer in touched}
+        plan = cpu_schedule(kernel, program, facts)
+        name = names.exact(kernel.name)
+        kernels.append(
+            _KernelText(
+                name,
+                _kernel_comment(kernel, name, plan),
+                tuple(_parameter(buffer, kernel, pointers[buffer.name]) for buffer in touched),
+                tuple(kernel_body(kernel, program, plan, pointers, names.copy())),
+            )
+        )
+        arguments = [f"    static_cast<{memory_type(b.dtype)}*>({pointers[b.name]})" for b in touched]
+        calls += [f"{name}(", *(f"{argument}," for argument in arguments[:-1]), f"{arguments[-1]});"]
+    library = _LibraryText(
+        title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
+        comment=tuple(_description(buffer) for buffer in program.arguments),
+        headers=_INCLUDED,
+        kernels=tuple(kernels),
+        entry=entry,
+        parameters=tuple(f"void* {pointers[b.name]}" if b.name in used else "void*" for b in program.arguments),
+        calls=tuple(calls),
+    )
+    text = fill("cpu/library.cpp.j2", library=library)
+    return Source(program.name, entry, Target.CPU, text, tuple(sorted(_HEADERS)), facts.arch)
+
+
+def describe_cpu(kernel: Kernel, plan: CpuSchedule) -> str:
+    """One line about a kernel's loops for reports."""
+    rows = _sizes(kernel.rows)
+    domain = f"{rows} elements" if kernel.is_pointwise else f"{rows} rows of {_sizes(kernel.cols)} columns"
+    return f"{domain}: {plan}"
+
+
+def _kernel_comment(kernel: Kernel, name: str, plan: CpuSchedule) -> tuple[str, ...]:
+    return (f"{name}: {', '.join(kernel.origin) or 'no operator'}", describe_cpu(kernel, plan))
+
+
+def _parameter(buffer: Buffer, kernel: Kernel, pointer: str) -> str:
+    constant = "" if buffer.name in kernel.writes else "const "
+    return f"{constant}{memory_type(buffer.dtype)}* __restrict {pointer}"
+
+
+def _description(buffer: Buffer) -> str:
+    shape = "x".join(map(str, buffer.shape)) or "scalar"
+    strides = ", ".join(map(str, buffer.strides))
+    return f"  {buffer.role.value} {buffer.name}: {buffer.dtype} {shape}, strides ({strides})"
+
+
+def _sizes(axes: tuple[Axis, ...]) -> str:
+    return " x ".join(str(axis.size) for axis in axes) or "1"

@@ -1,0 +1,133 @@
+"""Renders a program as one CUDA translation unit: its kernels and a plain C entry that launches them in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.program import Buffer, Kernel, Program
+from fusepass.codegen.render.cuda_kernel import kernel_body
+from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
+from fusepass.codegen.render.template import fill
+from fusepass.codegen.schedule import Schedule, schedule
+from fusepass.codegen.source import Source, Target
+
+_INCLUDED = ("fp_index.h", "fp_merge.cuh", "fp_vector.cuh")
+_HEADERS = (*_INCLUDED, "fp_cast.h", "fp_common.h", "fp_half.h", "fp_libm.h", "fp_scalar.h", "fp_states.h")
+_DEFAULT_SHARED = 48 << 10  # a launch that asks for more dynamic shared memory needs an attribute
+
+
+@dataclass(frozen=True)
+class _KernelText:
+    name: str
+    comment: tuple[str, ...]
+    threads: int
+    parameters: tuple[str, ...]
+    body: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _LibraryText:
+    title: str
+    comment: tuple[str, ...]
+    headers: tuple[str, ...]
+    kernels: tuple[_KernelText, ...]
+    entry: str
+    parameters: tuple[str, ...]
+    launches: tuple[str, ...]
+
+
+def render_cuda(program: Program, facts: DeviceFacts, *, aligned: bool = True) -> Source:
+    """`program` as CUDA source.
+
+    `aligned` says that input buffers start at a multiple of 16 bytes at run time; the others always do.
+    Raises `ScheduleError` where a kernel has more points than one launch can count.
+    """
+    names = Identifiers()
+    entry = names.exact(f"run_{program.name}")
+    pointers = {buffer.name: names.exact(buffer.name) for buffer in program.arguments}
+    kernels, launches = [], []
+    for kernel in program.kernels:
+        if is_empty(kernel):
+            continue
+        plan = schedule(kernel, program, facts, aligned=aligned)
+        name = names.exact(kernel.name)
+        kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
+        launches += _launch(kernel, name, program, plan, pointers)
+    library = _LibraryText(
+        title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
+        comment=_buffer_comments(program),
+        headers=_INCLUDED,
+        kernels=tuple(kernels),
+        entry=entry,
+        parameters=tuple(f"void* {pointers[buffer.name]}" for buffer in program.arguments),
+        launches=tuple(launches),
+    )
+    text = fill("cuda/library.cu.j2", library=library)
+    return Source(program.name, entry, Target.CUDA, text, tuple(sorted(_HEADERS)), facts.arch)
+
+
+def is_empty(kernel: Kernel) -> bool:
+    """Whether there is nothing to launch. A row without columns still has its row stores."""
+    return kernel.row_count == 0 or (kernel.col_count == 0 and not kernel.row_stores)
+
+
+def describe_cuda(program: Program, kernel: Kernel, facts: DeviceFacts) -> str:
+    """One line about a launch for reports."""
+    return "nothing to run" if is_empty(kernel) else _summary(kernel, schedule(kernel, program, facts))
+
+
+def _summary(kernel: Kernel, plan: Schedule) -> str:
+    shape = f"{kernel.row_count} rows" if kernel.sweeps else f"{kernel.row_count} elements"
+    cols = f" x {kernel.col_count} columns" if kernel.sweeps else ""
+    return f"{plan.walk.value}, {shape}{cols}: {plan}"
+
+
+def _kernel_text(
+    kernel: Kernel, name: str, program: Program, plan: Schedule, pointers: dict[str, str], names: Identifiers
+) -> _KernelText:
+    axes = [", ".join(f"{axis.name}:{axis.size}" for axis in group) for group in (kernel.rows, kernel.cols)]
+    comment = [f"{name}: {', '.join(kernel.origin) or 'no operator'}"]
+    comment.append(f"rows [{axes[0]}], columns [{axes[1]}]" if kernel.cols else f"elements [{axes[0]}]")
+    comment.append(_summary(kernel, plan))
+    body = kernel_body(kernel, program, plan, pointers, names)
+    parameters = _parameters(kernel, program, pointers)
+    return _KernelText(name, tuple(comment), plan.threads, parameters, tuple(body))
+
+
+def _parameters(kernel: Kernel, program: Program, pointers: dict[str, str]) -> tuple[str, ...]:
+    return tuple(
+        f"{_pointer_type(buffer, kernel)} __restrict__ {pointers[buffer.name]}" for buffer in _touched(kernel, program)
+    )
+
+
+def _touched(kernel: Kernel, program: Program) -> tuple[Buffer, ...]:
+    return tuple(buffer for buffer in program.arguments if buffer.name in kernel.reads | kernel.writes)
+
+
+def _pointer_type(buffer: Buffer, kernel: Kernel) -> str:
+    return f"{'' if buffer.name in kernel.writes else 'const '}{C_TYPES[buffer.dtype]}*"
+
+
+def _launch(kernel: Kernel, name: str, program: Program, plan: Schedule, pointers: dict[str, str]) -> list[str]:
+    lines = []
+    if plan.shared_bytes > _DEFAULT_SHARED:
+        attribute = "cudaFuncAttributeMaxDynamicSharedMemorySize"
+        call = f"const cudaError_t error = cudaFuncSetAttribute({name}, {attribute}, {plan.shared_bytes});"
+        lines = block("", [call, "if (error != cudaSuccess) return static_cast<int>(error);"])
+        lines[0] = "{"
+    arguments = [
+        f"    static_cast<{_pointer_type(buffer, kernel)}>({pointers[buffer.name]})"
+        for buffer in _touched(kernel, program)
+    ]
+    head = f"{name}<<<{plan.blocks}, {plan.threads}, {plan.shared_bytes}, static_cast<cudaStream_t>(stream)>>>("
+    return [*lines, head, *(f"{argument}," for argument in arguments[:-1]), f"{arguments[-1]});"]
+
+
+def _buffer_comments(program: Program) -> tuple[str, ...]:
+    lines = []
+    for buffer in program.arguments:
+        shape = "x".join(map(str, buffer.shape)) or "scalar"
+        strides = ", ".join(map(str, buffer.strides))
+        lines.append(f"  {buffer.role.value} {buffer.name}: {buffer.dtype} {shape}, strides ({strides})")
+    return tuple(lines)

@@ -1,0 +1,238 @@
+"""What the parts of a CUDA kernel's writer share, and the lines that find a thread's place.
+
+A *lane of the vector* (``v``) is an element of a vector; a *step* (``u``) is one of the vectors, or columns, that a
+thread handles at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusepass.codegen.ir.dataflow import Dataflow
+from fusepass.codegen.ir.expr import Builder, Expr, Load, Stat
+from fusepass.codegen.ir.index import Atom, Axis, Index
+from fusepass.codegen.ir.program import Kernel, Program, Role
+from fusepass.codegen.ir.twopass import split_statistics
+from fusepass.codegen.ir.vectors import coordinate_names, flatten, is_vector, split
+from fusepass.codegen.render.printer import Printer, Scope
+from fusepass.codegen.render.spelling import Identifiers, block
+from fusepass.codegen.schedule import Keep, Schedule, Walk
+
+_CONSTANT = re.compile(r"\s*const (?:int|int64_t|bool) (\w+) = ")
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """A kernel on flat axes, its vector axis split into vectors and their lanes.
+
+    Attributes:
+        axis: what vectors run along; `row` or `col`; None where there is no such axis.
+        lane: the position in a vector.
+        coordinates: names of the original axes' positions.
+    """
+
+    kernel: Kernel
+    row: Axis | None
+    col: Axis | None
+    axis: Axis | None
+    lane: Axis
+    coordinates: dict[Atom, str]
+
+
+def arrange(kernel: Kernel, schedule: Schedule) -> Arranged:
+    """`kernel` as `schedule` walks it."""
+    builder = Builder()
+    coordinates = coordinate_names(kernel)
+    kernel = flatten(kernel, builder)
+    if schedule.keep is not Keep.NOTHING:
+        kernel = split_statistics(kernel, builder)
+    row = kernel.rows[0] if kernel.rows else None
+    col = kernel.cols[0] if kernel.cols else None
+    axis = col if schedule.walk is Walk.INNER else row
+    lane = Axis("lane of the vector", schedule.width)
+    if axis is not None:
+        kernel = split(kernel, axis, lane, builder)
+    return Arranged(kernel, row, col, axis, lane, coordinates)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a thread goes over the vectors (`OUTER`: columns) of a phase: number ``start + u * step`` of `count`.
+
+    Attributes:
+        axis: the axis they lie on; the position on it is the number times `scale`.
+        variable: the C name of that position.
+        loop: whether one pass over `u` is not enough.
+        tail: whether some threads stand past the end.
+        once: each thread has one vector, whose position is defined before all phases.
+    """
+
+    axis: Axis | None
+    variable: str
+    start: str
+    step: int
+    count: int
+    scale: int
+    loop: bool
+    tail: bool
+    once: bool
+
+
+class Frame:
+    """What the parts of a kernel's writer share."""
+
+    def __init__(
+        self, arranged: Arranged, program: Program, schedule: Schedule, pointers: dict[str, str], names: Identifiers
+    ) -> None:
+        self.arranged, self.kernel, self.lane = arranged, arranged.kernel, arranged.lane
+        self.program, self.schedule, self.pointers, self.names = program, schedule, pointers, names
+        self.index_type = "int64_t" if schedule.wide else "int"
+        self.dataflow = Dataflow()
+        self.printer = Printer(names, pointers, self.index_type)
+        self.printer.coordinates = arranged.coordinates
+        self.printer.window_vector = self._window_vector
+        self.top = Scope(self.printer)
+        self.u, self.v = names.exact("u"), names.exact("v")
+        self.live = ""  # the condition that a thread stands on a row of its own, where that can fail
+        self.first_of_row = ""  # the condition that a thread is the first of those on a row, where there are more
+        self.tile = self._coordinates()
+
+    @property
+    def vector_rows(self) -> bool:
+        """Whether a thread has several rows, each with its own results."""
+        return self.schedule.walk is Walk.OUTER and self.schedule.width > 1
+
+    def has_lanes(self, node: Expr) -> bool:
+        """Whether the lanes of a vector have different values of `node`."""
+        needs = self.dataflow.needs(node)
+        if self.schedule.width == 1:
+            return False
+        return self.lane in needs or (self.vector_rows and any(isinstance(need, Stat) for need in needs))
+
+    def is_wide(self, buffer: str, index: Index) -> bool:
+        """Whether the lanes of a vector are one aligned access."""
+        axis = self.arranged.axis
+        if self.schedule.width == 1 or axis is None or not self._is_aligned(buffer):
+            return False
+        return is_vector(index, axis, self.lane)
+
+    def first_lane(self, index: Index) -> Index:
+        """The index of a vector's first element."""
+        return index.substitute({self.lane: Index()})
+
+    def _is_aligned(self, buffer: str) -> bool:
+        return self.schedule.aligned or self.program.buffer(buffer).role is not Role.INPUT
+
+    def _window_vector(self, load: Load, axis: Axis) -> str | None:
+        """The call that loads all points along a window's axis, where they are one aligned access."""
+        nbytes = axis.size * load.dtype.nbytes
+        if axis.size < 2 or nbytes not in (4, 8, 16) or not self._is_aligned(load.buffer):
+            return None
+        return f"fp::load_vector<{axis.size}>" if is_vector(load.index, axis, axis) else None
+
+    def unrolled(self, variable: str, count: int, lines: Sequence[str]) -> list[str]:
+        """A loop that the compiler unrolls; the plain lines where it has one turn."""
+        if count == 1:
+            return list(lines)
+        return ["#pragma unroll", *block(f"for (int {variable} = 0; {variable} < {count}; ++{variable})", lines)]
+
+    # ---- the thread's place
+
+    def _coordinates(self) -> Tile:
+        number = f"{self.index_type}(blockIdx.x)"
+        if self.schedule.backwards:
+            number = f"{self.index_type}(gridDim.x - 1 - blockIdx.x)"
+        match self.schedule.walk:
+            case Walk.POINTWISE:
+                return self._pointwise(number)
+            case Walk.INNER:
+                return self._inner(number)
+            case Walk.OUTER:
+                return self._outer(number)
+
+    def _constant(self, name: str, value: str) -> str:
+        found = self.names.exact(name)
+        self.top.lines.append(f"const {self.index_type} {found} = {value};")
+        return found
+
+    def _pointwise(self, number: str) -> Tile:
+        plan, row = self.schedule, self.arranged.row
+        per_block = plan.unroll * plan.threads
+        count = self.kernel.row_count // plan.width
+        start = self._constant("first", f"{number} * {per_block} + {self.index_type}(threadIdx.x)")
+        tail = count % per_block != 0
+        return Tile(row, self.names.exact("i"), start, plan.threads, count, plan.width, False, tail, False)
+
+    def _inner(self, number: str) -> Tile:
+        plan, lane, here = self.schedule, "0", number
+        if plan.lanes > 1:
+            lane = self._constant("lane", f"threadIdx.x % {plan.lanes}" if plan.groups > 1 else "threadIdx.x")
+            self.first_of_row = f"{lane} == 0"
+        if plan.groups > 1:
+            within = f"threadIdx.x / {plan.lanes}" if plan.lanes > 1 else "threadIdx.x"
+            here = f"{number} * {plan.groups} + {self.index_type}({within})"
+        self._define_row(here, plan.groups, 1)
+        return self._tile(lane, plan.lanes, -(-self.kernel.col_count // plan.width), plan.width)
+
+    def _outer(self, number: str) -> Tile:
+        plan, group = self.schedule, "0"
+        lane = self._constant("lane", f"threadIdx.x % {plan.lanes}" if plan.groups > 1 else "threadIdx.x")
+        if plan.groups > 1:
+            group = self._constant("group", f"threadIdx.x / {plan.lanes}")
+            self.first_of_row = f"{group} == 0"
+        here = f"{number} * {plan.lanes} + {lane}"
+        self._define_row(here if plan.width == 1 else f"({here}) * {plan.width}", plan.lanes * plan.width, plan.width)
+        return self._tile(group, plan.groups, self.kernel.col_count, 1)
+
+    def _define_row(self, here: str, per_block: int, width: int) -> None:
+        """Define the row axis; threads past the last row stand on it, but are not `live`."""
+        axis, count = self.arranged.row, self.kernel.row_count
+        if count % per_block:
+            here = self._constant("place", here)
+            self.live = self.names.exact("live")
+            self.top.lines.append(f"const bool {self.live} = {here} < {count};")
+            here = f"{self.live} ? {here} : {count - width}"
+        if axis is not None:
+            self.top.define_axis(axis, self._constant("row", here))
+
+    def _tile(self, start: str, step: int, count: int, scale: int) -> Tile:
+        unroll, axis = self.schedule.unroll, self.arranged.col
+        covered = unroll * step
+        loop = covered < count
+        tail = count % covered != 0 and unroll > 1 if loop else covered != count
+        once = not loop and not tail and unroll == 1
+        tile = Tile(axis, self.names.exact("col"), start, step, count, scale, loop, tail, once)
+        if once:
+            self.define_position(self.top, tile, start)
+        return tile
+
+    # ---- positions on a tile
+
+    def number(self, tile: Tile, start: str) -> str:
+        """The number of the vector or column that a thread works on in step `u`."""
+        parts = [start] if start != "0" else []
+        if self.schedule.unroll > 1:
+            parts.append(self.u if tile.step == 1 else f"{self.u} * {tile.step}")
+        return " + ".join(parts) or "0"
+
+    def define_position(self, scope: Scope, tile: Tile, number: str) -> None:
+        """Define the tile's axis in `scope`, for vector or column `number`."""
+        text = number
+        if tile.scale > 1 and number != "0":
+            sums = " + " in number and not number.startswith("fp::")
+            text = f"({number}) * {tile.scale}" if sums else f"{number} * {tile.scale}"
+        if text not in ("0", self.u):
+            scope.lines.append(f"const {self.index_type} {tile.variable} = {text};")
+            text = tile.variable
+        if tile.axis is not None:
+            scope.define_axis(tile.axis, text)
+
+
+def without_unused(lines: Sequence[str]) -> list[str]:
+    """`lines` without constants that nothing reads, such as the position along an axis that no index needs."""
+    counts = Counter(word for line in lines for word in re.findall(r"\w+", line.split("//")[0]))
+    kept = [line for line in lines if not ((found := _CONSTANT.match(line)) and counts[found[1]] == 1)]
+    return kept if len(kept) == len(lines) else without_unused(kept)

@@ -1,0 +1,291 @@
+"""Writes the body of one CUDA kernel: the walk its schedule chose, around the statements that the printer gives.
+
+Every phase (a sweep, then the element stores) has the same form: load a few vectors, then compute on them. A thread
+past the end loads what the last one loads, so that loads need no condition, and computes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fusepass.codegen.ir.dataflow import Kept, kept_values
+from fusepass.codegen.ir.expr import Const, Expr, Masked, Stat, Window, children, walk
+from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
+from fusepass.codegen.render.cuda_frame import Frame, arrange, without_unused
+from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead
+from fusepass.codegen.render.cuda_states import Around, State, declare_state, merge, name_results, push
+from fusepass.codegen.render.printer import Scope
+from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
+from fusepass.codegen.schedule import Keep, Schedule
+from fusepass.errors import RenderError
+
+
+def kernel_body(
+    kernel: Kernel, program: Program, schedule: Schedule, pointers: dict[str, str], names: Identifiers
+) -> list[str]:
+    """The statements of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
+    return _Writer(Frame(arrange(kernel, schedule), program, schedule, pointers, names)).write()
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """A sweep, or the element stores."""
+
+    roots: tuple[Expr, ...]
+    states: tuple[State, ...]
+    stores: tuple[Store, ...]
+    known: tuple[Kept, ...]  # values kept by earlier phases
+    made: tuple[Kept, ...]  # values that later phases need
+
+
+class _Writer:
+    def __init__(self, frame: Frame) -> None:
+        self.frame, self.schedule, self.top = frame, frame.schedule, frame.top
+        self.width, self.u, self.v = frame.schedule.width, frame.u, frame.v
+        keep = frame.schedule.keep
+        self.kept: tuple[Kept, ...] = ()
+        if keep is not Keep.NOTHING:
+            self.kept = kept_values(frame.kernel, frame.dataflow, stats=keep is Keep.REGISTERS)
+        self.places: dict[int, str] = {}
+        self.pool, self.pool_bytes = frame.names.exact("pool"), 0
+        self.row_arrays: list[tuple[Expr, str]] = []
+        self.states: dict[str, State] = {}
+        self.stats = [node for node in walk(*frame.kernel.roots) if isinstance(node, Stat)]
+
+    def write(self) -> list[str]:
+        kernel = self.frame.kernel
+        for number, sweep in enumerate(kernel.sweeps):
+            self._sweep(number, sweep)
+        if kernel.row_stores:
+            self._row_stores(kernel.row_stores)
+        if kernel.stores:
+            self._element_stores(kernel.stores)
+        if self.pool_bytes > self.schedule.shared_bytes:
+            raise RenderError(f"{kernel.name} keeps {self.pool_bytes} bytes, not {self.schedule.shared_bytes}")
+        return without_unused(self.top.lines)
+
+    def _say(self, text: str) -> None:
+        if self.top.lines:
+            self.top.lines.append("")
+        self.top.lines.append(f"// {text}")
+
+    # ---- phases
+
+    def _sweep(self, number: int, sweep: Sequence[Reduction]) -> None:
+        self._say(", ".join(f"{reduction.name}: {reduction.op.value}" for reduction in sweep))
+        states = tuple(declare_state(self.frame, reduction) for reduction in sweep)
+        self.states |= {state.reduction.name: state for state in states}
+        self._phase(number, [value for reduction in sweep for value in reduction.values], states, ())
+        merge(self.frame, states)
+        name_results(self.frame, states, self.stats)
+
+    def _element_stores(self, stores: tuple[Store, ...]) -> None:
+        if self.frame.kernel.sweeps:
+            self._say("results")
+        self._phase(len(self.frame.kernel.sweeps), [store.value for store in stores], (), stores)
+
+    def _phase(self, number: int, roots: Sequence[Expr], states: tuple[State, ...], stores: tuple[Store, ...]) -> None:
+        frame, tile = self.frame, self.frame.tile
+        if tile.count == 0:
+            return
+        known = tuple(kept for kept in self.kept if kept.first < number)
+        made = tuple(kept for kept in self.kept if kept.first == number)
+        phase = _Phase(tuple(roots), states, stores, known, made)
+        frame.printer.expect(roots)
+        if frame.vector_rows:
+            self._row_values(roots)
+        for kept in made:
+            self._declare_kept(kept)
+        start = frame.names.numbered("start") if tile.loop else tile.start
+        steps = self.top.child()
+        ahead = loads_ahead(frame, roots, [kept.node for kept in known])
+        if self.schedule.unroll > 1 and ahead:
+            load_steps(frame, steps, tile, start, ahead)
+        self._steps(steps, phase, start, ahead)
+        if tile.loop:
+            advance = self.schedule.unroll * tile.step
+            head = f"for ({frame.index_type} {start} = {tile.start}; {start} < {tile.count}; {start} += {advance})"
+            self.top.lines += block(head, steps.lines)
+        else:
+            self.top.lines += steps.lines
+
+    def _steps(self, steps: Scope, phase: _Phase, start: str, ahead: Sequence[Ahead]) -> None:
+        """The loop over steps, each with its vector loaded."""
+        frame, tile = self.frame, self.frame.tile
+        number = frame.number(tile, start)
+        guards = [frame.live] if phase.stores and frame.live else []
+        if tile.tail:
+            guards.append(f"{number} < {tile.count}")
+        step = steps.child()
+        if not tile.once:
+            frame.define_position(step, tile, number)
+        for each in ahead:
+            if self.schedule.unroll > 1:
+                if not each.lanes:
+                    step.bind(each.load, f"{each.name}[{self.u}]")
+            else:
+                step.lines.append(declare(frame, each))
+                load_one(frame, step, each, each.name)
+        around = Around([], [], [], [])
+        if self.schedule.keep is Keep.SHARED:
+            for kept in phase.known:
+                step.lines.append(f"const auto {self._staged(kept)} = {self.places[id(kept.node)]}[{number}];")
+            for kept in phase.made:
+                around.after_lanes.append(f"{self.places[id(kept.node)]}[{number}] = {self._staged(kept)};")
+        self._vector(step, phase, ahead, around)
+        lines = without_unused(step.lines)
+        lines = block(f"if ({' && '.join(guards)})", lines) if guards else lines
+        looped = frame.unrolled(self.u, self.schedule.unroll, lines)
+        steps.lines += [*around.before_steps, *looped, *around.after_steps]
+
+    def _vector(self, step: Scope, phase: _Phase, ahead: Sequence[Ahead], around: Around) -> None:
+        """The computation on one vector: what its lanes share, then the lanes, then what uses all of them."""
+        lanes = step.child() if self.width > 1 else step
+        mark = len(step.lines)
+        self._bind(lanes, step, phase, ahead)
+        for kept in phase.made:
+            has_lanes = self.frame.has_lanes(kept.node)
+            scope = lanes if has_lanes else step
+            text = scope.value(kept.node)
+            scope.lines.append(f"{self._kept_place(kept)} = {bare(text)};")
+            scope.bind(kept.node, self._kept_place(kept))
+        for state in phase.states:
+            push(self.frame, self.frame.tile, lanes, state, around)
+        for store in phase.stores:
+            self._store(lanes, step, store, around)
+        before = [*self._staging(phase), *around.before_lanes]
+        if self.width > 1:
+            step.lines[mark:mark] = before
+            step.lines += self.frame.unrolled(self.v, self.width, lanes.lines)
+        else:
+            step.lines[mark:mark] = before
+        step.lines += around.after_lanes
+
+    def _bind(self, lanes: Scope, step: Scope, phase: _Phase, ahead: Sequence[Ahead]) -> None:
+        """Make known what earlier phases and loads left in registers."""
+        if self.width > 1:
+            lanes.define_axis(self.frame.lane, self.v)
+        at_step = f"[{self.u}]" if self.schedule.unroll > 1 else ""
+        for each in ahead:
+            if each.lanes:
+                lanes.bind(each.load, f"{each.name}{at_step}[{self.v}]")
+        for kept in phase.known:
+            (lanes if self.frame.has_lanes(kept.node) else step).bind(kept.node, self._kept_place(kept))
+        if self.frame.vector_rows:
+            self._bind_rows(lanes)
+
+    def _store(self, lanes: Scope, step: Scope, store: Store, around: Around) -> None:
+        frame = self.frame
+        buffer = frame.program.buffer(store.buffer)
+        pointer, element = frame.pointers[store.buffer], C_TYPES[buffer.dtype]
+        value = bare(lanes.value(store.value))
+        if store.value.dtype is not buffer.dtype:
+            value = f"fp::cast<{element}>({value})"
+        if not frame.is_wide(store.buffer, store.index):
+            lanes.lines.append(f"{pointer}[{lanes.index(store.index)}] = {value};")
+            return
+        result = frame.names.numbered(f"{pointer}_out")
+        around.before_lanes.append(f"fp::Vec<{element}, {self.width}> {result};")
+        lanes.lines.append(f"{result}[{self.v}] = {value};")
+        reuse = "<fp::Reuse::none>" if store.buffer in self.schedule.once else ""
+        start = step.operand(frame.first_lane(store.index))
+        around.after_lanes.append(f"fp::store_vector{reuse}({pointer} + {start}, {result});")
+
+    # ---- kept values
+
+    def _declare_kept(self, kept: Kept) -> None:
+        element, tile = C_TYPES[kept.node.dtype], self.frame.tile
+        width = self.width if self.frame.has_lanes(kept.node) else 1
+        name = self.places[id(kept.node)] = self.frame.names.numbered("kept")
+        if self.schedule.keep is Keep.SHARED:
+            if not self.pool_bytes:
+                self.top.lines.append(f"extern __shared__ __align__(16) unsigned char {self.pool}[];")
+            vector = f"fp::Vec<{element}, {width}>"
+            start = f"{self.pool} + {self.pool_bytes}" if self.pool_bytes else self.pool
+            self.top.lines.append(f"{vector}* const {name} = reinterpret_cast<{vector}*>({start});")
+            self.pool_bytes += -(-tile.count // tile.step) * tile.step * width * kept.node.dtype.nbytes
+            return
+        steps = f"[{self.schedule.unroll}]" if self.schedule.unroll > 1 else ""
+        self.top.lines.append(f"{element} {name}{steps}{f'[{width}]' if width > 1 else ''};")
+
+    def _kept_place(self, kept: Kept) -> str:
+        """The C expression for a kept value, in the loops over steps and lanes."""
+        lane = f"[{self.v}]" if self.frame.has_lanes(kept.node) else ""
+        if self.schedule.keep is Keep.SHARED:
+            return f"{self._staged(kept)}{lane or '[0]'}"
+        return f"{self.places[id(kept.node)]}{f'[{self.u}]' if self.schedule.unroll > 1 else ''}{lane}"
+
+    def _staged(self, kept: Kept) -> str:
+        """A vector on its way to or from shared memory."""
+        return f"{self.places[id(kept.node)]}_vector"
+
+    def _staging(self, phase: _Phase) -> list[str]:
+        if self.schedule.keep is not Keep.SHARED:
+            return []
+        widths = ((kept, self.width if self.frame.has_lanes(kept.node) else 1) for kept in phase.made)
+        return [f"fp::Vec<{C_TYPES[kept.node.dtype]}, {width}> {self._staged(kept)};" for kept, width in widths]
+
+    # ---- rows
+
+    def _row_values(self, roots: Iterable[Expr]) -> None:
+        """Compute what depends on the row alone once per row, where a thread has several."""
+        have = {id(node) for node, _ in self.row_arrays}
+        nodes = [node for node in self._row_frontier(roots) if id(node) not in have]
+        if not nodes:
+            return
+        lanes = self.top.child()
+        lanes.define_axis(self.frame.lane, self.v)
+        self._bind_rows(lanes)
+        made = []
+        for node in nodes:
+            name = self.frame.names.numbered("row_value")
+            text = bare(lanes.value(node))
+            self.top.lines.append(f"{C_TYPES[node.dtype]} {name}[{self.width}];")
+            lanes.lines.append(f"{name}[{self.v}] = {text};")
+            made.append((node, f"{name}[{self.v}]"))
+        self.top.lines += self.frame.unrolled(self.v, self.width, lanes.lines)
+        self.row_arrays += made
+
+    def _row_frontier(self, roots: Iterable[Expr]) -> list[Expr]:
+        """The largest values below `roots` that differ from row to row only, outside masks and windows."""
+        found: dict[int, Expr] = {}
+        seen: set[int] = set()
+        stack = list(roots)
+        while stack:
+            node = stack.pop()
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            if self.frame.arranged.col not in self.frame.dataflow.needs(node):
+                if self.frame.has_lanes(node) and not isinstance(node, Stat | Const):
+                    found[id(node)] = node
+            elif isinstance(node, Masked):
+                stack.append(node.other)
+            elif not isinstance(node, Window):
+                stack.extend(children(node))
+        return list(found.values())
+
+    def _bind_rows(self, lanes: Scope) -> None:
+        for stat in self.stats:
+            if stat.reduction in self.states:
+                lanes.bind(stat, f"{self.states[stat.reduction].element}.part<{stat.part}>()")
+        for node, place in self.row_arrays:
+            lanes.bind(node, place)
+
+    def _row_stores(self, stores: Sequence[Store]) -> None:
+        self._say("per row")
+        frame = self.frame
+        frame.printer.expect([store.value for store in stores])
+        guards = [condition for condition in (frame.first_of_row, frame.live) if condition]
+        step = self.top.child(conditional=bool(guards))
+        around = Around([], [], [], [])
+        lanes = step.child() if frame.vector_rows else step
+        if frame.vector_rows:
+            lanes.define_axis(frame.lane, self.v)
+            self._bind_rows(lanes)
+        for store in stores:
+            self._store(lanes, step, store, around)
+        if frame.vector_rows:
+            step.lines += [*around.before_lanes, *frame.unrolled(self.v, self.width, lanes.lines), *around.after_lanes]
+        self.top.lines += block(f"if ({' && '.join(guards)})", step.lines) if guards else step.lines

@@ -1,0 +1,122 @@
+"""Loads that a CUDA kernel issues before it computes, so that many are in flight at once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from fusepass.codegen.ir.expr import Expr, Load, Masked, Window, children
+from fusepass.codegen.ir.index import Bound
+from fusepass.codegen.render.cuda_frame import Frame, Tile, without_unused
+from fusepass.codegen.render.printer import Scope
+from fusepass.codegen.render.spelling import C_TYPES, block
+from fusepass.codegen.schedule import Walk
+
+Guard = tuple[Bound, ...]
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """A load issued before the computation.
+
+    Attributes:
+        guard: what must hold for it, the same for all lanes of a vector.
+        wide: whether it is one access for all lanes.
+        lanes: whether the lanes of a vector have different elements.
+        name: the C variable that receives it.
+    """
+
+    load: Load
+    guard: Guard
+    wide: bool
+    lanes: bool
+    name: str
+
+
+def loads_ahead(frame: Frame, roots: Sequence[Expr], known: Collection[Expr]) -> list[Ahead]:
+    """The loads below `roots` that can be issued ahead; what is below `known` values is not needed."""
+    if frame.schedule.unroll == 1 and frame.schedule.width == 1:
+        return []
+    found = (_issue(frame, load, guards) for load, guards in _guards(frame, roots, known))
+    return [ahead for ahead in found if ahead is not None]
+
+
+def _guards(frame: Frame, roots: Sequence[Expr], known: Collection[Expr]) -> Collection[tuple[Load, set[Guard | None]]]:
+    """Each load with the guards it is reached under; None where lanes differ in whether they need it."""
+    found: dict[int, tuple[Load, set[Guard | None]]] = {}
+    stop = {id(node) for node in known}
+    seen: set[tuple[int, Guard | None]] = set()
+
+    def visit(node: Expr, guard: Guard | None) -> None:
+        if id(node) in stop or (id(node), guard) in seen or isinstance(node, Window):
+            return
+        seen.add((id(node), guard))
+        match node:
+            case Load():
+                found.setdefault(id(node), (node, set()))[1].add(guard)
+            case Masked(mask, value, other, _):
+                same = all(frame.lane not in bound.index.axes for bound in mask)
+                visit(value, (*guard, *mask) if same and guard is not None else None)
+                visit(other, guard)
+            case _:
+                for child in children(node):
+                    visit(child, guard)
+
+    for root in roots:
+        visit(root, ())
+    return found.values()
+
+
+def _issue(frame: Frame, load: Load, guards: set[Guard | None]) -> Ahead | None:
+    arranged = frame.arranged
+    axis = arranged.row if frame.schedule.walk is Walk.POINTWISE else arranged.col
+    if axis not in load.index.axes:
+        return None  # the same for a whole row: printed before the loop
+    lanes = frame.has_lanes(load)
+    guard = () if () in guards else next(iter(guards)) if len(guards) == 1 else None
+    if guard is None or (frame.schedule.unroll == 1 and not lanes):
+        return None
+    name = frame.names.numbered(f"{frame.pointers[load.buffer]}_in")
+    return Ahead(load, guard, frame.is_wide(load.buffer, load.index), lanes, name)
+
+
+def declare(frame: Frame, each: Ahead) -> str:
+    """The declaration of what receives a load, for all steps."""
+    element, steps = C_TYPES[each.load.dtype], frame.schedule.unroll
+    kind = f"fp::Vec<{element}, {frame.schedule.width}>" if each.lanes else element
+    return f"{kind} {each.name}{f'[{steps}]' if steps > 1 else ''}{' = {}' if each.guard else ''};"
+
+
+def load_steps(frame: Frame, scope: Scope, tile: Tile, start: str, ahead: Sequence[Ahead]) -> None:
+    """Declare and load for all steps; a step past the end loads what the last vector has."""
+    scope.lines += [declare(frame, each) for each in ahead]
+    inner = scope.child()
+    number = frame.number(tile, start)
+    if not tile.once:
+        number = f"fp::least({number}, {tile.count - 1})" if tile.tail else number
+        frame.define_position(inner, tile, number)
+    for each in ahead:
+        load_one(frame, inner, each, f"{each.name}[{frame.u}]")
+    scope.lines += frame.unrolled(frame.u, frame.schedule.unroll, without_unused(inner.lines))
+
+
+def load_one(frame: Frame, scope: Scope, each: Ahead, target: str) -> None:
+    """Load into `target` where the guard holds."""
+    inside = scope.child(conditional=True) if each.guard else scope
+    pointer, index = frame.pointers[each.load.buffer], each.load.index
+    once = each.load.buffer in frame.schedule.once
+    if each.wide:
+        arguments = f"{frame.schedule.width}, fp::Reuse::none" if once else str(frame.schedule.width)
+        start = inside.operand(frame.first_lane(index))
+        inside.lines.append(f"{target} = fp::load_vector<{arguments}>({pointer} + {start});")
+    elif each.lanes:
+        lanes = inside.child()
+        lanes.define_axis(frame.lane, frame.v)
+        lanes.lines.append(f"{target}[{frame.v}] = {pointer}[{lanes.index(index)}];")
+        inside.lines += frame.unrolled(frame.v, frame.schedule.width, lanes.lines)
+    elif once:
+        inside.lines.append(f"{target} = fp::load<fp::Reuse::none>({pointer} + {inside.operand(index)});")
+    else:
+        inside.lines.append(f"{target} = {pointer}[{inside.index(index)}];")
+    if each.guard:
+        scope.lines += block(f"if ({scope.condition(each.guard)})", inside.lines)

@@ -1,0 +1,131 @@
+"""Reduction states of a CUDA kernel: declared, pushed to, merged among a row's threads, and their results named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Expr, ReduceOp, Stat
+from fusepass.codegen.ir.program import Reduction
+from fusepass.codegen.render.cuda_frame import Frame, Tile
+from fusepass.codegen.render.printer import Scope
+from fusepass.codegen.render.spelling import C_TYPES, bare
+from fusepass.codegen.schedule import Walk
+
+_COSTLY_PUSH = (ReduceOp.MOMENTS, ReduceOp.SOFTMAX)  # a division or exponentials per push, of one value or many
+
+
+@dataclass(frozen=True)
+class State:
+    """A reduction's state variable.
+
+    Attributes:
+        element: the state of the row at hand; `name` is an array where a thread may have several rows.
+        slots: shared memory to merge through, where a row has threads of several warps.
+    """
+
+    reduction: Reduction
+    name: str
+    element: str
+    slots: str
+
+    @property
+    def type(self) -> str:
+        return f"fp::{self.reduction.op.value}<{C_TYPES[self.reduction.dtype]}>"
+
+
+@dataclass(frozen=True)
+class Around:
+    """Lines around the loop over the lanes of a vector, and around that over steps."""
+
+    before_lanes: list[str]
+    after_lanes: list[str]
+    before_steps: list[str]
+    after_steps: list[str]
+
+
+def declare_state(frame: Frame, reduction: Reduction) -> State:
+    """A new state, which holds nothing yet."""
+    plan, lines = frame.schedule, frame.top.lines
+    name = frame.names.exact(f"{reduction.name}_state")
+    array, element = "", name
+    if plan.walk is Walk.OUTER:
+        array, element = f"[{plan.width}]", f"{name}[{frame.v if frame.vector_rows else 0}]"
+    state = State(reduction, name, element, frame.names.exact(f"{name}_slots"))
+    room = 0
+    if plan.walk is Walk.INNER and plan.lanes > 32:
+        room = plan.lanes // 32
+    elif plan.walk is Walk.OUTER and plan.groups > 1:
+        room = plan.threads // 32 * plan.lanes * plan.width
+    if room:
+        lines.append(f"__shared__ fp::Slots<{state.type}, {room}> {state.slots};")
+    lines.append(f"{state.type} {name}{array};")
+    return state
+
+
+def push(frame: Frame, tile: Tile, lanes: Scope, state: State, around: Around) -> None:
+    """Push the values of one vector, or of all steps at once where a push is costly and no step is left out."""
+    plan, reduction = frame.schedule, state.reduction
+    values = [_accumulated(lanes, reduction, value) for value in reduction.values]
+    element = C_TYPES[reduction.dtype]
+    steps = plan.unroll if not tile.tail and reduction.op in _COSTLY_PUSH else 1
+    step = f"{frame.u} * {plan.width} + " if plan.width > 1 else frame.u
+    if frame.vector_rows and steps > 1:
+        pushed = frame.names.numbered("pushed")
+        around.before_steps.append(f"{element} {pushed}[{plan.width}][{steps}];")
+        lanes.lines.append(f"{pushed}[{frame.v}][{frame.u}] = {bare(values[0])};")
+        many = [f"{state.element}.push_many({pushed}[{frame.v}]);"]
+        around.after_steps.extend(frame.unrolled(frame.v, plan.width, many))
+    elif not frame.vector_rows and steps > 1:
+        pushed = frame.names.numbered("pushed")
+        around.before_steps.append(f"{element} {pushed}[{steps * plan.width}];")
+        place = step + (frame.v if plan.width > 1 else "")
+        lanes.lines.append(f"{pushed}[{place}] = {bare(values[0])};")
+        around.after_steps.append(f"{state.element}.push_many({pushed});")
+    elif not frame.vector_rows and plan.width > 1 and len(values) == 1:
+        pushed = frame.names.numbered("pushed")
+        around.before_lanes.append(f"{element} {pushed}[{plan.width}];")
+        lanes.lines.append(f"{pushed}[{frame.v}] = {bare(values[0])};")
+        around.after_lanes.append(f"{state.element}.push_many({pushed});")
+    else:
+        lanes.lines.append(f"{state.element}.push({', '.join(map(bare, values))});")
+
+
+def _accumulated(scope: Scope, reduction: Reduction, value: Expr) -> str:
+    """A reduction's operand in the type it accumulates in; positions keep theirs."""
+    text = scope.value(value)
+    is_position = reduction.op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN) and value is reduction.values[1]
+    wanted = DType.I64 if is_position else reduction.dtype
+    return text if value.dtype is wanted else f"fp::cast<{C_TYPES[wanted]}>({bare(text)})"
+
+
+def merge(frame: Frame, states: Sequence[State]) -> None:
+    """Give every thread of a row the merged states; all reductions of a sweep share one barrier."""
+    plan, lines = frame.schedule, frame.top.lines
+    if plan.walk is Walk.INNER and 1 < plan.lanes <= 32:
+        lines += [f"fp::merge_lanes<{plan.lanes}>({state.name});" for state in states]
+    elif plan.walk is Walk.INNER and plan.lanes > 32:
+        lines += [f"fp::leave_warp({state.slots}, {state.name});" for state in states]
+        lines.append("__syncthreads();")
+        lines += [f"fp::gather_warps({state.slots}, {state.name});" for state in states]
+    elif plan.walk is Walk.OUTER and plan.groups > 1:
+        shape = f"{plan.lanes}, {plan.groups}"
+        lines += [f"fp::leave_group<{shape}>({state.slots}, {state.name});" for state in states]
+        lines.append("__syncthreads();")
+        lines += [f"fp::gather_groups<{shape}>({state.slots}, {state.name});" for state in states]
+
+
+def name_results(frame: Frame, states: Sequence[State], used: Iterable[Stat]) -> None:
+    """Name the results that are `used` later; where a thread has several rows they stay in the states."""
+    if frame.vector_rows:
+        return
+    by_name = {state.reduction.name: state for state in states}
+    for stat in used:
+        state = by_name.get(stat.reduction)
+        if state is None:
+            continue
+        suffix = f"_{stat.part}" if state.reduction.op.parts > 1 else ""
+        name = frame.names.exact(f"{stat.reduction}{suffix}")
+        frame.top.lines.append(f"const {C_TYPES[stat.dtype]} {name} = {state.element}.part<{stat.part}>();")
+        frame.top.bind(stat, name)

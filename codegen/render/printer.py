@@ -1,0 +1,271 @@
+"""Prints expression DAGs as C statements, each value once, in the outermost scope where it can be computed.
+
+A `Scope` is a block of code under construction. The renderer opens scopes as it opens loops and says which axes each
+one defines; `Scope.value` then returns the text of an expression, after appending the statements that it needs to the
+scope they belong to. So what depends only on a row's axes is printed before the loop over its columns. A value
+that loads memory never leaves the condition it was met under, because its addresses may be out of range elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import prod
+
+from fusepass.codegen.ir.dataflow import Dataflow, Need, always_loaded
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import (
+    Apply,
+    Const,
+    Expr,
+    Load,
+    Masked,
+    Op,
+    Position,
+    Stat,
+    Window,
+    children,
+    walk,
+)
+from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index
+from fusepass.codegen.render.spelling import C_TYPES, Identifiers, apply_text, bare, block, is_call, literal
+from fusepass.errors import RenderError
+
+_UNROLLED_WINDOW = 64  # windows of more points stay loops
+_INLINE_LENGTH = 60
+
+
+class Printer:
+    """What the scopes of one kernel share: names, what each expression needs, and how often it is used."""
+
+    def __init__(self, names: Identifiers, pointers: dict[str, str], index_type: str = "int") -> None:
+        """`pointers` gives the C name of each buffer; `index_type` is ``int`` or ``int64_t``."""
+        self.names = names
+        self.pointers = pointers
+        self.index_type = index_type
+        self._uses: Counter[int] = Counter()
+        self._expected: list[Expr] = []  # the counts are by identity
+        self.dataflow = Dataflow()
+        self.coordinates: dict[Atom, str] = {}  # names for quotients and remainders that are an axis' position
+        self.window_vector: Callable[[Load, Axis], str | None] = lambda load, axis: None
+
+    def expect(self, roots: Iterable[Expr]) -> None:
+        """Declare what is printed next, so that values used more than once get a name."""
+        roots = list(roots)
+        self._expected += roots
+        self._uses = Counter(map(id, roots))
+        for node in walk(*roots):
+            self._uses.update(map(id, children(node)))
+
+    def shared(self, node: Expr) -> bool:
+        """Whether more than one of the expected expressions uses `node`."""
+        return self._uses[id(node)] > 1
+
+
+class Scope:
+    """A block of C under construction; `lines` are its statements so far."""
+
+    def __init__(self, printer: Printer, parent: Scope | None = None, *, conditional: bool = False) -> None:
+        """A `conditional` scope runs only if something holds that the loads printed in it may rely on."""
+        self.printer = printer
+        self.parent = parent
+        self.conditional = conditional
+        self.lines: list[str] = []
+        self._values: dict[int, str] = {}
+        self._bound: list[Expr] = []  # keeps alive what the table above knows by identity
+        self._axes: dict[Axis, str] = {}
+        self._atoms: dict[Atom, str] = {}
+
+    def child(self, *, conditional: bool = False) -> Scope:
+        """A block inside this one; its lines are added to this scope's by the caller when it is complete."""
+        return Scope(self.printer, self, conditional=conditional)
+
+    def define_axis(self, axis: Axis, text: str) -> None:
+        """`axis` has the value `text` from here on; `text` must need no parentheses as an operand."""
+        self._axes[axis] = text
+
+    def bind(self, node: Expr, text: str) -> None:
+        """`node` is available as `text` from here on."""
+        self._values[id(node)] = text
+        self._bound.append(node)
+
+    def value(self, node: Expr) -> str:
+        """The text of `node`, an operand; the statements it needs are appended."""
+        known = self._find(node)
+        if known is not None:
+            return known
+        if isinstance(node, Const):
+            return literal(node)
+        home = self._home(node)
+        if home is self and self._inlines(node):
+            text = self._expression(node)
+            if len(text) <= _INLINE_LENGTH:
+                return text if isinstance(node, Apply) and is_call(node.op) else f"({text})"
+            return self._name(node, text)
+        return home._define(node)
+
+    def index(self, index: Index) -> str:
+        """The text of an index; divisions and remainders become named values."""
+        parts = []
+        for atom, factor in index.terms:
+            name = self._atom(atom)
+            parts.append((factor < 0, name if abs(factor) == 1 else f"{abs(factor)} * {name}"))
+        if index.constant or not parts:
+            parts.append((index.constant < 0, str(abs(index.constant))))
+        first = ("-" if parts[0][0] else "") + parts[0][1]
+        return first + "".join(f" {'-' if negative else '+'} {text}" for negative, text in parts[1:])
+
+    def operand(self, index: Index) -> str:
+        """The text of an index, fit to be an operand."""
+        text = self.index(index)
+        return f"({text})" if " " in text or text.startswith("-") else text
+
+    def condition(self, mask: Sequence[Bound]) -> str:
+        """The text of the conjunction of `mask`, without the sides that always hold."""
+        return " && ".join(side for bound in mask for side in self._sides(bound)) or "true"
+
+    def _sides(self, bound: Bound) -> Iterator[str]:
+        low, high = bound.index.bounds
+        text = self.index(bound.index)
+        if low < bound.low:
+            yield f"{text} >= {bound.low}"
+        if high >= bound.high:
+            yield f"{text} < {bound.high}"
+
+    def _find(self, node: Expr) -> str | None:
+        scope: Scope | None = self
+        while scope is not None:
+            if id(node) in scope._values:
+                return scope._values[id(node)]
+            scope = scope.parent
+        return None
+
+    def _provides(self, need: Need) -> bool:
+        if isinstance(need, Stat):
+            return self._find(need) is not None
+        return need in self._axes or (self.parent is not None and self.parent._provides(need))
+
+    def _home(self, node: Expr) -> Scope:
+        needs, safe = self.printer.dataflow.needs(node), self.printer.dataflow.safe(node)
+        scope = self
+        while (
+            scope.parent is not None
+            and (safe or not scope.conditional)
+            and all(scope.parent._provides(need) for need in needs)
+        ):
+            scope = scope.parent
+        return scope
+
+    def _atom(self, atom: Atom) -> str:
+        scope: Scope | None = self
+        while scope is not None:
+            if isinstance(atom, Axis) and atom in scope._axes:
+                return scope._axes[atom]
+            if atom in scope._atoms:
+                return scope._atoms[atom]
+            scope = scope.parent
+        if isinstance(atom, Axis):
+            raise RenderError(f"axis {atom} is printed outside the loop over it")
+        home = self
+        while home.parent is not None and all(home.parent._provides(axis) for axis in atom.index.axes):
+            home = home.parent
+        divide = isinstance(atom, FloorDiv)
+        known = self.printer.coordinates.get(atom)
+        names = self.printer.names
+        name = names.exact(known) if known else names.numbered("quotient" if divide else "remainder")
+        inner = home.index(atom.index)
+        if atom.index.bounds[0] >= 0:
+            call = f"fp::{'div' if divide else 'mod'}({inner}, {atom.divisor})"
+        else:
+            call = f"fp::{'floor_div' if divide else 'remainder'}({inner}, {self.printer.index_type}({atom.divisor}))"
+        home.lines.append(f"const {self.printer.index_type} {name} = {call};")
+        home._atoms[atom] = name
+        return name
+
+    def _inlines(self, node: Expr) -> bool:
+        if self.printer.shared(node):
+            return False
+        return isinstance(node, Apply) and (node.dtype in (DType.F32, DType.F64, DType.BOOL) or node.op is Op.CAST)
+
+    def _define(self, node: Expr) -> str:
+        match node:
+            case Masked():
+                return self._masked(node)
+            case Window():
+                return self._window(node)
+            case Stat(reduction, part, _):
+                raise RenderError(f"{reduction}.{part} is printed before its reduction")
+            case _:
+                return self._name(node, self._expression(node))
+
+    def _name(self, node: Expr, text: str) -> str:
+        name = self.printer.names.numbered(self._hint(node))
+        self.lines.append(f"const {C_TYPES[node.dtype]} {name} = {bare(text)};")
+        self._values[id(node)] = name
+        return name
+
+    def _hint(self, node: Expr) -> str:
+        match node:
+            case Load(buffer, _, _):
+                return self.printer.pointers[buffer]
+            case Apply(op, _, _):
+                return op.value
+            case _:
+                return type(node).__name__.lower()
+
+    def _expression(self, node: Expr) -> str:
+        match node:
+            case Load(buffer, index, _):
+                return f"{self.printer.pointers[buffer]}[{self.index(index)}]"
+            case Position(index, dtype):
+                return f"{C_TYPES[dtype]}({self.index(index)})"
+            case Apply(op, args, dtype):
+                return apply_text(op, [self.value(arg) for arg in args], args[0].dtype, dtype)
+            case _:
+                raise RenderError(f"{type(node).__name__} is not a plain expression")
+
+    def _masked(self, node: Masked) -> str:
+        other = self.value(node.other)
+        condition = self.condition(node.mask)
+        inner = self.child(conditional=True)
+        value = inner.value(node.value)
+        name = self.printer.names.numbered("masked")
+        if inner.lines:
+            self.lines.append(f"{C_TYPES[node.dtype]} {name} = {bare(other)};")
+            self.lines += block(f"if ({condition})", [*inner.lines, f"{name} = {bare(value)};"])
+        else:
+            self.lines.append(f"const {C_TYPES[node.dtype]} {name} = {condition} ? {value} : {other};")
+        self._values[id(node)] = name
+        return name
+
+    def _window(self, node: Window) -> str:
+        state = self.printer.names.numbered(node.op.value.lower())
+        variables = [self.printer.names.numbered(axis.name) for axis in node.axes]
+        scopes = [self]
+        for axis, variable in zip(node.axes, variables, strict=True):
+            scopes.append(scopes[-1].child())
+            scopes[-1].define_axis(axis, variable)
+        inner = scopes[-1]
+        self._load_window_vectors(node, scopes[-2], inner, variables[-1])
+        value = inner.value(node.value)
+        inner.lines.append(f"{state}.push({bare(value)});")
+        unroll = ["#pragma unroll"] if prod(axis.size for axis in node.axes) <= _UNROLLED_WINDOW else []
+        self.lines.append(f"fp::{node.op.value}<{C_TYPES[node.dtype]}> {state};")
+        for axis, variable, scope in reversed(list(zip(node.axes, variables, scopes[1:], strict=True))):
+            head = f"for ({self.printer.index_type} {variable} = 0; {variable} < {axis.size}; ++{variable})"
+            assert scope.parent is not None
+            scope.parent.lines += [*unroll, *block(head, scope.lines)]
+        self._values[id(node)] = f"{state}.part<0>()"
+        return self._values[id(node)]
+
+    def _load_window_vectors(self, node: Window, outside: Scope, inside: Scope, variable: str) -> None:
+        """Load all points along the window's last axis at once, where the target can."""
+        axis = node.axes[-1]
+        for load in always_loaded(node.value):
+            call = self.printer.window_vector(load, axis)
+            if call is None:
+                continue
+            name = self.printer.names.numbered(f"{self.printer.pointers[load.buffer]}_in")
+            start = outside.operand(load.index.substitute({axis: Index()}))
+            outside.lines.append(f"const auto {name} = {call}({self.printer.pointers[load.buffer]} + {start});")
+            inside.bind(load, f"{name}[{variable}]")

@@ -1,0 +1,177 @@
+"""How types, literals and operators of the kernel IR are spelled in C++ and CUDA."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Iterable, Sequence
+
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Const, Op
+
+C_TYPES = {
+    DType.BOOL: "bool",
+    DType.U8: "uint8_t",
+    DType.I8: "int8_t",
+    DType.I16: "int16_t",
+    DType.I32: "int",
+    DType.I64: "int64_t",
+    DType.F16: "fp::half",
+    DType.BF16: "fp::bfloat16",
+    DType.F32: "float",
+    DType.F64: "double",
+}
+
+INFIX = {
+    Op.ADD: "+",
+    Op.SUB: "-",
+    Op.MUL: "*",
+    Op.DIV: "/",
+    Op.EQ: "==",
+    Op.NE: "!=",
+    Op.LT: "<",
+    Op.LE: "<=",
+    Op.GT: ">",
+    Op.GE: ">=",
+    Op.AND: "&&",
+    Op.OR: "||",
+    Op.BIT_AND: "&",
+    Op.BIT_OR: "|",
+    Op.BIT_XOR: "^",
+}
+
+_RESERVED_WORDS = """
+    alignas alignof and asm auto bool break case catch char class const constexpr continue default delete do
+    double else enum explicit export extern false float for friend fp goto half if inline int int8_t int16_t int32_t
+    int64_t long main mutable namespace new not operator or private protected public register return short signed
+    sizeof static stream struct switch template this threadIdx blockIdx blockDim gridDim throw true try typedef
+    typeid typename uint8_t union unsigned using virtual void volatile while xor
+    abs acos asin atan ceil cos cosh erf exp exp2 floor fma fmax fmin fmod log max min pow round sin sinh sqrt
+    tan tanh trunc y0 y1 yn j0 j1 jn gamma signbit isnan isinf
+"""
+_RESERVED = frozenset(_RESERVED_WORDS.split())
+
+
+class Identifiers:
+    """Hands out C identifiers, each only once."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def exact(self, name: str) -> str:
+        """`name` made an identifier, changed only as far as needed to be legal and new."""
+        wanted = re.sub(r"\W", "_", name, flags=re.ASCII) or "_"
+        if wanted[0].isdigit():
+            wanted = f"_{wanted}"
+        return self._take(wanted) if self._free(wanted) else self.numbered(wanted)
+
+    def numbered(self, hint: str) -> str:
+        """`hint` with the first number that makes it new."""
+        number = 0
+        while not self._free(f"{hint}_{number}"):
+            number += 1
+        return self._take(f"{hint}_{number}")
+
+    def copy(self) -> Identifiers:
+        """A scope below this one: what it hands out stays free here."""
+        other = Identifiers()
+        other._taken = set(self._taken)
+        return other
+
+    def _free(self, name: str) -> bool:
+        return name not in self._taken and name not in _RESERVED
+
+    def _take(self, name: str) -> str:
+        self._taken.add(name)
+        return name
+
+
+def literal(const: Const) -> str:
+    """`const` in C; reading it back gives the same bits (a NaN's payload aside)."""
+    value, dtype = const.value, const.dtype
+    if dtype is DType.BOOL:
+        return "true" if value else "false"
+    if dtype.is_int:
+        return _int_literal(int(value), dtype)
+    if dtype.compute is not dtype:
+        return f"fp::cast<{C_TYPES[dtype]}>({_float_literal(float(value), DType.F32)})"
+    return _float_literal(float(value), dtype)
+
+
+def _int_literal(value: int, dtype: DType) -> str:
+    if dtype is DType.I64:
+        return "INT64_MIN" if value == -(2**63) else f"int64_t({value}LL)"
+    if dtype is DType.I32:
+        return "INT32_MIN" if value == -(2**31) else f"({value})" if value < 0 else str(value)
+    return f"{C_TYPES[dtype]}({value})"
+
+
+def _float_literal(value: float, dtype: DType) -> str:
+    single = dtype is DType.F32
+    if math.isnan(value):
+        return f"fp::cast<{C_TYPES[dtype]}>(NAN)"
+    if single:
+        value = to_float32(value)
+    if math.isinf(value):
+        text = f"fp::cast<{C_TYPES[dtype]}>(INFINITY)"
+        return text if value > 0 else f"(-{text})"
+    text = _shortest_float32(value) if single else repr(value)
+    if "." not in text and "e" not in text:
+        text += ".0"
+    text += "f" if single else ""
+    return f"({text})" if text.startswith("-") else text
+
+
+def to_float32(value: float) -> float:
+    """`value` rounded to float32 (to infinity beyond its range)."""
+    try:
+        return float(struct.unpack("f", struct.pack("f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def _shortest_float32(value: float) -> str:
+    return next(text for digits in range(1, 10) if to_float32(float(text := f"{value:.{digits}g}")) == value)
+
+
+def bare(text: str) -> str:
+    """`text` without parentheses around the whole, for places where it is not an operand."""
+    if not text.startswith("("):
+        return text
+    depth = 0
+    for position, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return bare(text[1:-1]) if position == len(text) - 1 else text
+    return text
+
+
+def apply_text(op: Op, args: Sequence[str], arg_dtype: DType, dtype: DType) -> str:
+    """The expression for `op` on printed `args`; the caller puts it in parentheses where it is an operand."""
+    if op is Op.CAST:
+        return f"fp::cast<{C_TYPES[dtype]}>({args[0]})"
+    if op is Op.NOT or (op is Op.BIT_NOT and dtype is DType.BOOL):
+        return f"!{args[0]}"
+    if op is Op.XOR:
+        return f"bool({args[0]}) != bool({args[1]})"
+    if op in (Op.NEG, Op.BIT_NOT):
+        return f"{'-' if op is Op.NEG else '~'}{args[0]}"
+    if op in INFIX:
+        return f"{args[0]} {INFIX[op]} {args[1]}"
+    return f"fp::{op.value}({', '.join(map(bare, args))})"
+
+
+def is_call(op: Op) -> bool:
+    """Whether `apply_text` gives a call, which needs no parentheses as an operand."""
+    return op not in INFIX and op not in (Op.NOT, Op.XOR, Op.NEG, Op.BIT_NOT)
+
+
+def indented(lines: Iterable[str], depth: int = 1) -> list[str]:
+    """`lines`, four blanks per level further right; preprocessor lines and empty lines too, which C permits."""
+    return ["    " * depth + line if line else line for line in lines]
+
+
+def block(head: str, lines: Iterable[str]) -> list[str]:
+    """`head { lines }`."""
+    return [f"{head} {{", *indented(lines), "}"]

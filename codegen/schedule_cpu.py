@@ -1,0 +1,172 @@
+"""How a kernel is laid on a CPU: a frozen value from a pure function of kernel, buffers and device facts.
+
+Every kernel's innermost loop runs along the axis that memory is contiguous in, so that it vectorises:
+
+- `POINTWISE`: along the last row axis.
+- `INNER`: along the columns; a row is reduced block by block.
+- `OUTER`: along the last row axis; `width` rows are reduced side by side, in panels of a few columns.
+
+The loops over rows (or over groups of `width` of them) are shared among threads where there is enough to do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.dataflow import Dataflow, Kept, kept_values
+from fusepass.codegen.ir.expr import Apply, Load, Masked, Op, Position, walk
+from fusepass.codegen.ir.index import Axis, FloorDiv, Mod
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.schedule import Walk
+
+# Elements reduced into one number before merging: few enough to be accurate in float32 and to stay in the first-level
+# cache, enough to be fast. Where they are reduced as they lie in memory, longer blocks keep the memory busier.
+_BLOCK = 1024
+_LOADED_BLOCK = 4096
+_PANEL = 16
+_SHORT_ROW = 16
+_WIDTH = 64  # rows side by side: eight vectors of eight floats, four cache lines of a column
+_LEAST_WIDTH = 16
+_WIDE = 256  # where rows are read once: longer pieces of memory
+_CHUNK = 8192  # elements of a long axis that one thread takes at a time
+_LEAST_PARALLEL = 32768  # operations worth waking threads for; PyTorch's grain size, too
+_KEPT_BYTES = 1 << 18  # of a row's values on the stack: half a second-level cache
+_MAX_INT = 2**31 - 2**20
+
+_CHEAP = frozenset({Op.ADD, Op.SUB, Op.MUL, Op.WHERE, Op.CAST, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM})
+
+
+@dataclass(frozen=True)
+class CpuSchedule:
+    """The shape of one kernel's loops; the module's text says what the walks mean.
+
+    Attributes:
+        parallel: whether the loops over rows are shared among threads.
+        chunk: points of the last row axis that make one unit of work; 0 for all of them (`POINTWISE` only).
+        block: columns per block (`INNER`) or panel (`OUTER`).
+        width: rows side by side; 1 unless `OUTER`.
+        keep: whether values that several phases need stay on the stack in between.
+        wide: whether indices are 64 bits wide; where they are computed with, narrow ones vectorise better.
+    """
+
+    walk: Walk
+    parallel: bool
+    chunk: int = 0
+    block: int = 1
+    width: int = 1
+    keep: bool = False
+    wide: bool = True
+
+    def __str__(self) -> str:
+        threads = "threads share the rows" if self.parallel else "one thread"
+        match self.walk:
+            case Walk.POINTWISE:
+                shape = f"pieces of {self.chunk}" if self.chunk else "simd along the last axis"
+            case Walk.INNER:
+                shape = f"rows in blocks of {self.block}"
+            case Walk.OUTER:
+                shape = f"{self.width} rows side by side in panels of {self.block}"
+        return f"{self.walk.value}, {shape}, {threads}" + (", values kept on the stack" if self.keep else "")
+
+
+def cpu_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> CpuSchedule:
+    """A schedule for `kernel` of `program` on a CPU with `facts.cores` cores."""
+    parallel = _work(kernel) > _LEAST_PARALLEL
+    wide = not _computes_with_indices(kernel) or _too_large(kernel, program)
+    if kernel.is_pointwise:
+        return CpuSchedule(Walk.POINTWISE, parallel, chunk=_chunk(kernel, facts), wide=wide)
+    kept = kept_on_cpu(kernel)
+    row_bytes = kernel.col_count * sum(value.node.dtype.nbytes for value in kept)
+    cols = max(kernel.col_count, 1)
+    if not _prefers_rows(kernel, program):
+        keep = 0 < row_bytes <= _KEPT_BYTES
+        block = _LOADED_BLOCK if _reduces_memory(kernel) else _BLOCK
+        return CpuSchedule(Walk.INNER, parallel, block=min(block, cols), keep=keep, wide=wide)
+    width = _width(kernel, facts, _WIDTH)
+    while width > _LEAST_WIDTH and width * row_bytes > _KEPT_BYTES:
+        width //= 2
+    keep = 0 < width * row_bytes <= _KEPT_BYTES
+    if not keep:
+        width = _width(kernel, facts, _WIDE)
+    panel = min(cols, _PANEL if width <= _WIDTH else _PANEL // 2)
+    return CpuSchedule(Walk.OUTER, parallel, block=panel, width=width, keep=keep, wide=wide)
+
+
+def kept_on_cpu(kernel: Kernel) -> tuple[Kept, ...]:
+    """The values worth keeping between phases: computed ones, since what was only loaded is in the cache anyway."""
+    return tuple(value for value in kept_values(kernel, Dataflow()) if not isinstance(value.node, Load))
+
+
+def _work(kernel: Kernel) -> int:
+    costly = sum(isinstance(node, Apply) and node.op not in _CHEAP for node in walk(*kernel.roots))
+    return kernel.row_count * max(kernel.col_count, 1) * (1 + costly)
+
+
+def _chunk(kernel: Kernel, facts: DeviceFacts) -> int:
+    """Pieces of the last axis where the others alone give too few units of work for all cores."""
+    axes = [axis.size for axis in kernel.rows if axis.size > 1]
+    if len(axes) < 2 or axes[-1] < 2 * _CHUNK or prod(axes[:-1]) >= 8 * facts.cores:
+        return 0
+    return _CHUNK
+
+
+def _prefers_rows(kernel: Kernel, program: Program) -> bool:
+    """Whether more of the loaded bytes are contiguous along the rows than along the columns."""
+    row, col = last_axis(kernel.rows), last_axis(kernel.cols)
+    if row is None:
+        return False
+    if col is None:
+        return True
+    if kernel.col_count <= _SHORT_ROW and row.size >= _WIDTH:
+        return True  # too short to vectorise along
+    quarter = kernel.row_count * kernel.col_count // 4
+    votes = 0
+    for load in kernel.loads():
+        buffer = program.buffer(load.buffer)
+        if buffer.numel >= quarter:
+            votes += buffer.dtype.nbytes * ((load.index.stride(row) == 1) - (load.index.stride(col) == 1))
+    return votes > 0
+
+
+def _reduces_memory(kernel: Kernel) -> bool:
+    return all(
+        isinstance(value, Load) and value.dtype is reduction.dtype
+        for reduction in kernel.reductions
+        for value in reduction.values
+    )
+
+
+def _width(kernel: Kernel, facts: DeviceFacts, most: int) -> int:
+    """Rows side by side, at most `most`: as evenly as they go into whole vectors, and enough groups for all cores."""
+    axis = last_axis(kernel.rows)
+    assert axis is not None
+    others = kernel.row_count // axis.size
+    width = most
+    while width > _LEAST_WIDTH and others * _ceil(axis.size, width) < 2 * facts.cores:
+        width //= 2
+    tiles = _ceil(axis.size, width)
+    return min(width, 8 * _ceil(_ceil(axis.size, tiles), 8))
+
+
+def last_axis(axes: tuple[Axis, ...]) -> Axis | None:
+    """The innermost axis of more than one point."""
+    return next((axis for axis in reversed(axes) if axis.size > 1), None)
+
+
+def _computes_with_indices(kernel: Kernel) -> bool:
+    if any(isinstance(node, Masked | Position) for node in walk(*kernel.roots)):
+        return True
+    indices = [load.index for load in kernel.loads()]
+    indices += [store.index for store in (*kernel.row_stores, *kernel.stores)]
+    return any(isinstance(atom, FloorDiv | Mod) for index in indices for atom, _ in index.terms)
+
+
+def _too_large(kernel: Kernel, program: Program) -> bool:
+    extents = (program.buffer(name).extent for name in kernel.reads | kernel.writes)
+    return max((kernel.row_count * max(kernel.col_count, 1), *extents)) >= _MAX_INT
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)

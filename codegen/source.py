@@ -1,0 +1,35 @@
+"""What rendering hands to the build: one torch-free translation unit with a plain C entry point."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Target(enum.Enum):
+    """The language a program is rendered in."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One generated library.
+
+    Attributes:
+        name: the region's name, an identifier; used for file names.
+        entry: the C symbol to call: ``int entry(void* buffer..., void* stream)``. It takes one pointer per
+            program argument, then the stream (ignored on the CPU), and returns 0 or an error code.
+        target: language of `text`.
+        text: the translation unit; includes headers from `fusepass/templates/include` by file name.
+        headers: file names of the headers it includes (their contents are part of the cache key).
+        arch: CUDA architecture such as ``"sm_90"``, or the CPU's ``"native"``.
+    """
+
+    name: str
+    entry: str
+    target: Target
+    text: str
+    headers: tuple[str, ...]
+    arch: str

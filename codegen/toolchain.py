@@ -1,0 +1,229 @@
+"""Finds the compilers, says with which flags they run, and what identifies them in a cache key."""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import os
+import platform
+import shutil
+import subprocess
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from fusepass.codegen.source import Source, Target
+from fusepass.errors import BuildError
+
+CPU_FLAGS = (
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-std=c++17",
+    "-fno-math-errno",  # nobody reads errno, and without it calls of math functions become instructions
+    "-fno-trapping-math",  # nobody unmasks floating-point traps
+    "-ffp-contract=fast",  # a*b+c in one rounding, as nvcc does; the one liberty taken with IEEE results
+)
+CUDA_FLAGS = (
+    "-O3",
+    "-std=c++17",
+    "--fmad=true",
+    "--expt-relaxed-constexpr",
+    # load_inline switches the operators and conversions of CUDA's half types off; generated code uses them.
+    "-U__CUDA_NO_HALF_OPERATORS__",
+    "-U__CUDA_NO_HALF_CONVERSIONS__",
+    "-U__CUDA_NO_HALF2_OPERATORS__",
+    "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
+)
+
+# Variables that change what the compilers do without being seen in the command.
+_CPU_VARIABLES = ("CPATH", "CPLUS_INCLUDE_PATH")
+_CUDA_VARIABLES = (
+    *_CPU_VARIABLES,
+    "CC",
+    "NVCC_CCBIN",
+    "NVCC_PREPEND_FLAGS",
+    "NVCC_APPEND_FLAGS",
+    "PYTORCH_NVCC",
+)
+
+_CXX_REMEDY = "install one (for example `apt install g++`) or name one in CXX"
+_NVCC_REMEDY = "install the CUDA toolkit, or name its folder in CUDA_HOME"
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A compiler on this machine.
+
+    Attributes:
+        path: how it was found.
+        identity: resolved path, size in bytes and time of change of the program: what `--version` would
+            tell apart, without running it.
+    """
+
+    path: Path
+    identity: str
+
+    @classmethod
+    def at(cls, path: Path) -> Compiler:
+        """The compiler `path`, which exists."""
+        real = path.resolve()
+        stat = real.stat()
+        return cls(path, f"{real} {stat.st_size} {stat.st_mtime_ns}")
+
+    def version(self) -> str:
+        """The line of ``--version`` that has the version number in it. Runs the compiler.
+
+        Raises:
+            BuildError: it does not run.
+        """
+        command = (str(self.path), "--version")
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise BuildError("a compiler does not run", command=command, stderr=done.stderr)
+        lines = done.stdout.splitlines()
+        return next((line for line in lines if "release" in line), lines[0] if lines else "")
+
+
+def cxx() -> Compiler:
+    """The C++ compiler: ``CXX``, else the first of c++, g++ and clang++ on the path.
+
+    Raises:
+        BuildError: there is none; the text says what to install.
+    """
+    named = os.environ.get("CXX")
+    for name in (named,) if named else ("c++", "g++", "clang++"):
+        if path := shutil.which(name):
+            return Compiler.at(Path(path))
+    what = f"CXX is {named!r}, which is no program" if named else "no C++ compiler was found"
+    raise BuildError(f"{what}; {_CXX_REMEDY}")
+
+
+def nvcc() -> Compiler:
+    """CUDA's compiler, where PyTorch looks too: ``CUDA_HOME``, ``CUDA_PATH``, the path, /usr/local/cuda.
+
+    Raises:
+        BuildError: there is none; the text says what to install.
+    """
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    found = shutil.which("nvcc", path=f"{home}/bin") if home else shutil.which("nvcc")
+    if found is None and not home:
+        found = shutil.which("nvcc", path="/usr/local/cuda/bin")
+    if found is None:
+        what = f"there is no nvcc in {home}/bin" if home else "no nvcc was found"
+        raise BuildError(f"{what}; {_NVCC_REMEDY}")
+    return Compiler.at(Path(found))
+
+
+def compiler(target: Target) -> Compiler:
+    """The compiler that translates sources for `target`.
+
+    Raises:
+        BuildError: it is not installed.
+    """
+    return nvcc() if target is Target.CUDA else cxx()
+
+
+def ninja() -> Path:
+    """The ninja that load_inline is to run: on the path, else the one installed beside this Python.
+
+    Raises:
+        BuildError: there is none; the text says what to install.
+    """
+    found = shutil.which("ninja") or shutil.which("ninja", path=sysconfig.get_path("scripts"))
+    if found is None:
+        raise BuildError("no ninja was found; install it with `pip install ninja`")
+    return Path(found)
+
+
+def flags(target: Target, arch: str) -> tuple[str, ...]:
+    """What the compiler for `target` is told, for `arch` as in `Source`.
+
+    There is no fast-math in it. Hopper is compiled for as sm_90a: its tensor core instructions need that.
+    """
+    if target is Target.CPU:
+        return CPU_FLAGS
+    number = arch.removeprefix("sm_")
+    number = "90a" if number == "90" else number
+    return (*CUDA_FLAGS, f"-gencode=arch=compute_{number},code=sm_{number}")
+
+
+def link_flags(target: Target) -> tuple[str, ...]:
+    """What the linker is told: of the libraries that load_inline names, keep those in use, so not torch's.
+
+    OpenMP's is linked, but the one that torch has loaded already serves: there is one pool of threads.
+    """
+    openmp = ("-fopenmp",) if target is Target.CPU else ()
+    return ("-Wl,--as-needed", *openmp)
+
+
+def compile_command(source: Source, text: Path, output: Path) -> tuple[str, ...]:
+    """The command that compiles the file `text`, which holds `source.text`, to the object file `output`.
+
+    Raises:
+        BuildError: the compiler is not installed.
+    """
+    position_independent = ("-Xcompiler", "-fPIC") if source.target is Target.CUDA else ("-fPIC",)
+    return (
+        str(compiler(source.target).path),
+        *flags(source.target, source.arch),
+        *position_independent,
+        f"-I{include_directory()}",
+        "-c",
+        str(text),
+        "-o",
+        str(output),
+    )
+
+
+def identity(target: Target) -> tuple[str, ...]:
+    """What decides, besides text and flags, which machine code comes out: compilers, environment, CPU.
+
+    Costs a few file reads; no program runs.
+
+    Raises:
+        BuildError: a compiler is not installed.
+    """
+    variables = _CUDA_VARIABLES if target is Target.CUDA else _CPU_VARIABLES
+    environment = tuple(f"{name}={os.environ.get(name, '')}" for name in variables)
+    if target is Target.CUDA:  # nvcc leaves the host's part to the C++ compiler
+        return (nvcc().identity, cxx().identity, *environment)
+    return (cxx().identity, cpu_identity(), *environment)
+
+
+@functools.cache
+def cpu_identity() -> str:
+    """The CPU as far as ``-march=native`` is concerned: its model and instruction sets."""
+    told = {"vendor_id", "cpu family", "model", "model name", "stepping", "flags"}
+    told |= {"Features", "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision"}
+    lines = []
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in iter(file.readline, "\n"):  # the first processor; reading them all takes long
+                if not line:
+                    break
+                if line.partition(":")[0].strip() in told:
+                    lines.append(line.strip())
+    except OSError:
+        pass
+    return "\n".join([platform.machine(), *lines])
+
+
+@functools.cache
+def include_directory() -> Path:
+    """The folder of the headers that generated sources include by name."""
+    return Path(str(importlib.resources.files("fusepass.templates"))) / "include"
+
+
+def environment() -> dict[str, str]:
+    """What os.environ lacks for load_inline to find ninja and the C++ compiler; mostly nothing.
+
+    Raises:
+        BuildError: one of them is not installed.
+    """
+    lacking = {}
+    if shutil.which("ninja") is None:
+        lacking["PATH"] = os.pathsep.join([str(ninja().parent), os.environ.get("PATH", os.defpath)])
+    if "CXX" not in os.environ and shutil.which("c++") is None:
+        lacking["CXX"] = str(cxx().path)
+    return lacking

@@ -1,0 +1,8 @@
+"""``python -m fusepass``."""
+
+import sys
+
+from fusepass.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

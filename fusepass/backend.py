@@ -1,0 +1,132 @@
+"""The torch.compile backend: fuses the graphs that Dynamo and AOTAutograd make, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fusepass.compile import CompiledGraph, compile_graph
+from fusepass.config import current, override
+from fusepass.fallbacks import FallbackCounter
+from fusepass.structure import Template
+
+Observer = Callable[[CompiledGraph], None]
+
+
+def fusepass_backend(
+    graph: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """What ``torch.compile(model, backend="fusepass", options=...)`` calls for each graph that Dynamo finds.
+
+    Args:
+        graph: the graph, as Dynamo traced it.
+        example_inputs: fake tensors and, where shapes are dynamic, symbolic numbers.
+        options: options of `fusepass.config.Config`, by name.
+
+    Raises:
+        TypeError: an option is unknown.
+        ValueError: an option is out of range.
+    """
+    return Backend("graph", options or {})(graph, example_inputs)
+
+
+class Backend:
+    """A backend with its own options, name and observer.
+
+    Args:
+        name: what reports call the graphs.
+        options: options of `fusepass.config.Config`, by name.
+        fallbacks: counts calls that run as the original operators.
+        observe: is called with each compiled graph.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        *,
+        fallbacks: FallbackCounter | None = None,
+        observe: Observer = lambda compiled: None,
+    ) -> None:
+        self._name = name
+        self._options = dict(options)
+        self._fallbacks = fallbacks or FallbackCounter()
+        self._observe = observe
+
+    def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        with override(**self._options):  # a wrong option is to be told now, not in a compiler callback
+            return aot_autograd(fw_compiler=self._compile)(graph, example_inputs)
+
+    def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Forward, backward and inference graphs alike; AOTAutograd may ask for the backward one much later."""
+        if _is_symbolic(graph):
+            return make_boxed_func(_PerShape(graph, self.specialise))
+        return make_boxed_func(self.specialise(graph).call)
+
+    def specialise(self, graph: fx.GraphModule) -> CompiledGraph:
+        """Compile a graph of constant shapes."""
+        # AOTAutograd calls under its fake tensor mode, in which no number can be read, a constant's neither.
+        with override(**self._options), _disable_current_modes():
+            compiled = compile_graph(graph, name=self._name, fallbacks=self._fallbacks)
+        self._observe(compiled)
+        return compiled
+
+
+def _is_symbolic(graph: fx.GraphModule) -> bool:
+    values = (node.meta.get("val") for node in graph.graph.nodes)
+    return any(
+        isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+        or (isinstance(value, torch.Tensor) and value._has_symbolic_sizes_strides)
+        for value in values
+    )
+
+
+class _PerShape:
+    """A graph with symbolic shapes, compiled anew for each set of concrete ones, up to `Config.max_signatures`."""
+
+    def __init__(self, graph: fx.GraphModule, specialise: Callable[[fx.GraphModule], CompiledGraph]) -> None:
+        self._graph = graph
+        self._specialise = specialise
+        self._limit = current().max_signatures
+        self._made: dict[object, Callable[..., Any]] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        signature = tuple(map(_shape_key, arguments))
+        made = self._made.get(signature)
+        if made is None:
+            if len(self._made) >= self._limit:
+                return self._graph(*arguments)
+            made = self._made[signature] = self._concrete(arguments)
+        return made(*arguments)
+
+    def _concrete(self, arguments: Sequence[Any]) -> Callable[..., Any]:
+        """The graph for the shapes and numbers of `arguments`."""
+        tensors, inputs = Template.of(tuple(arguments))
+        form: list[Template] = []
+
+        def flat(*values: torch.Tensor) -> list[torch.Tensor]:
+            results, template = Template.of(self._graph(*inputs.fill(values)))
+            form.append(template)
+            return results
+
+        mode = FakeTensorMode()
+        with mode:
+            fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
+        with torch.no_grad(), mode:
+            graph = make_fx(flat)(*fakes)
+        call, holes, outputs = self._specialise(graph).call, inputs.holes, form[-1]
+        return lambda *values: outputs.fill(call(*(values[hole] for hole in holes)))
+
+
+def _shape_key(argument: Any) -> object:
+    if isinstance(argument, torch.Tensor):
+        return tuple(argument.shape), argument.stride()
+    return type(argument), argument

@@ -1,0 +1,335 @@
+"""Traces a model into one flat ATen graph for one signature: functional ATen, composite operators whole.
+
+`fusepass.record` does it in one real run; what that declines, `torch._functorch.aot_autograd.aot_export_module` traces under
+fake tensors. Around both this module keeps tracing honest: nothing of the user's is written, and what forward changes besides
+tensors is put back and reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.nn.utils.stateless import _reparametrize_module
+
+from fusepass.errors import CaptureError
+from fusepass.isolation import IdleDropout, quiet_fake_tensors, unchanged_globals
+from fusepass.mutation import Exported, finish
+from fusepass.naming import identifiers, input_text, positional_names
+from fusepass.pystate import Snapshot, hooked_module
+from fusepass.record import NoEscape, Recorder, cloned
+from fusepass.structure import KeyPath, Template, key_paths
+from fusepass.tensors import LiveTensors, Slot
+
+DEVICES = ("cpu", "cuda")
+"""Device types on which models are optimised."""
+
+_MODEL = "model"
+"""Name of the model inside the shim; the prefix of its submodules' names there."""
+
+_DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
+_LONGEST_REASON = 200
+
+
+@dataclass(frozen=True)
+class CaptureFailure:
+    """Why a model is not traced.
+
+    Attributes:
+        reason: one line.
+        error: what forward raised, if it did: perhaps the fault of the inputs.
+        final: no other way of capturing can help either.
+        lasting: trying the same call again would fail again.
+    """
+
+    reason: str
+    error: Exception | None = None
+    final: bool = False
+    lasting: bool = False
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A model as one flat ATen graph for one signature.
+
+    Attributes:
+        graph: functional ATen but for ``copy_`` nodes at the end, which write mutated placeholders. Placeholders
+            are `states`, then every tensor among the inputs; the result is a flat tuple of tensors.
+        states: where the tensor of each leading placeholder lives.
+        state_indices: the positions of `states` in `LiveTensors.slots`.
+        inputs: ``(args, kwargs)`` of the call, with holes for the tensors.
+        paths: how each leaf of `inputs` is reached from ``(args, kwargs)``.
+        outputs: the result of the call, with holes for the graph's results.
+        mutated_states: positions in `LiveTensors.slots` of the tensors that the graph writes.
+        mutated_inputs: positions among the input tensors of those that it writes.
+    """
+
+    graph: fx.GraphModule
+    states: tuple[Slot, ...]
+    state_indices: tuple[int, ...]
+    inputs: Template
+    paths: tuple[KeyPath, ...]
+    outputs: Template
+    mutated_states: tuple[int, ...]
+    mutated_inputs: tuple[int, ...]
+
+
+def capture(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    forward: Callable[..., Any] | None = None,
+) -> Captured | CaptureFailure:
+    """Trace ``forward(*args, **kwargs)``, by default ``model.forward``, under the present grad mode and autocast.
+
+    Hooks of `model` itself do not run. The model, the inputs and the random generators are afterwards as before.
+    """
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        final = isinstance(model, torch.jit.ScriptModule)
+        return CaptureFailure("a part of it is TorchScript, which has no Python to trace", final=final)
+    live = LiveTensors(model)
+    tensors, inputs = Template.of((args, kwargs))
+    refused = _refusal(model, inputs, [*live.tensors, *tensors])
+    if refused is not None:
+        return refused
+    try:
+        return _trace(_Shim(model, forward or model.forward, inputs), live, tensors)
+    except CaptureError as error:
+        return CaptureFailure(str(error))
+    except _DATA_DEPENDENT as error:  # tracing's own: the call is not at fault
+        return CaptureFailure(_one_line(error))
+    except Exception as error:  # whatever the model's Python raises under tracing
+        return CaptureFailure(_one_line(error), error)
+
+
+def _refusal(model: nn.Module, inputs: Template, tensors: Sequence[torch.Tensor]) -> CaptureFailure | None:
+    """Why there is no point in tracing."""
+    for tensor in tensors:
+        if tensor.device.type not in DEVICES:
+            return CaptureFailure(f"device {tensor.device.type} is not supported, only cpu and cuda are", final=True)
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            return CaptureFailure("a tensor that it uses needs gradients", final=True)
+        if type(tensor) not in (torch.Tensor, nn.Parameter):
+            return CaptureFailure(f"a tensor is a {type(tensor).__name__}", final=True)
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+            return CaptureFailure("a tensor is sparse, quantized, or lazily conjugated or negated", final=True)
+    if inputs.opaque is not None:
+        return CaptureFailure(f"an input is a {type(inputs.opaque).__name__}, which has no comparable value")
+    hooked = hooked_module(model)
+    return None if hooked is None else CaptureFailure(f"forward hooks on {hooked}")
+
+
+def _trace(shim: _Shim, live: LiveTensors, tensors: Sequence[torch.Tensor]) -> Captured:
+    """The graph of `shim`.
+
+    Raises:
+        CaptureError: the model does what a graph cannot express.
+        Exception: whatever its forward raises.
+    """
+    owned = live.tensors
+    # aot_export_module takes parameters before buffers.
+    order = sorted(range(len(owned)), key=lambda index: not isinstance(owned[index], nn.Parameter))
+    slots = [live.slots[index] for index in order]
+    states = {f"{_MODEL}.{live.slots[i].dotted}": owned[i] for i in order}
+    shim.ties = {slot.dotted: order.index(index) for slot, index in live.ties}
+    paths = key_paths(shim.inputs.fill(tensors))
+    positional = positional_names(shim.call, len(shim.inputs.fill(tensors)[0]))
+    texts = [slot.dotted for slot in slots]
+    texts += [input_text(paths[hole], positional) for hole in shim.inputs.holes]
+    names = identifiers(texts)
+    try:
+        finished = finish(_record(shim, states, tensors, names))
+    except Exception:  # the export knows more, and says what forward itself raises
+        finished = finish(_export(shim, states, tensors, names))
+    _clean_metadata(finished.graph.graph)
+    assert shim.outputs is not None, "the model has run"
+    return Captured(
+        graph=finished.graph,
+        states=tuple(slots[i] for i in finished.used_states),
+        state_indices=tuple(order[i] for i in finished.used_states),
+        inputs=shim.inputs,
+        paths=tuple(paths),
+        outputs=shim.outputs,
+        mutated_states=tuple(order[i] for i in finished.mutated if i < len(order)),
+        mutated_inputs=tuple(i - len(order) for i in finished.mutated if i >= len(order)),
+    )
+
+
+def _record(
+    shim: _Shim, states: Mapping[str, torch.Tensor], tensors: Sequence[torch.Tensor], names: Sequence[str]
+) -> Exported:
+    """The graph of one real run.
+
+    Raises:
+        Declined: the recorder does not know how to express it.
+    """
+    recorder = Recorder(shim.model)
+    shim.states = dict(zip(states, cloned(list(states.values())), strict=True))
+    placeholders: list[fx.Node] = []
+    arguments: list[torch.Tensor] = []
+    for name, tensor in zip(names, (*shim.states.values(), *tensors), strict=True):
+        if len(placeholders) < len(states) and not isinstance(tensor, nn.Parameter):
+            placeholders.append(recorder.placeholder(name, tensor))
+        else:
+            given, node = recorder.fix(name, tensor)
+            placeholders.append(node)
+            arguments += [given] if len(placeholders) > len(states) else []
+    shim.guard = NoEscape
+    with _reparametrize_module(shim, shim.states), torch.no_grad(), recorder:
+        results = shim(*arguments)
+    current = [recorder.node_of(state) for state in shim.states.values()]
+    mutated = [index for index, node in enumerate(current) if node is not placeholders[index]]
+    recorder.graph.output((*(current[index] for index in mutated), *map(recorder.node_of, results)))
+    return Exported(graph=recorder.module(), names=names, states=len(states), mutated=mutated, aliases=shim.aliases)
+
+
+def _export(
+    shim: _Shim, states: Mapping[str, torch.Tensor], tensors: Sequence[torch.Tensor], names: Sequence[str]
+) -> Exported:
+    """The graph by AOTAutograd, under fake tensors. Imports SymPy and Dynamo, which takes seconds."""
+    from torch._functorch.aot_autograd import aot_export_module
+
+    fake_mode = FakeTensorMode()
+    shim.guard = IdleDropout
+    shim.states = {name: _fake(state, fake_mode) for name, state in states.items()}
+    fakes = tuple(_fake(tensor, fake_mode) for tensor in tensors)
+    with torch.no_grad(), quiet_fake_tensors():
+        graph, signature = aot_export_module(shim, fakes, trace_joint=False, decompositions={})
+    if not isinstance(graph, fx.GraphModule) or shim.outputs is None:
+        raise CaptureError("the export gave no graph")
+    placeholders = [*shim.states, *signature.user_inputs]
+    written = {*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()}
+    written |= {*getattr(signature, "parameters_to_mutate", {}).values()}
+    mutated = sorted(placeholders.index(name) for name in written)
+    return Exported(graph=graph, names=names, states=len(states), mutated=mutated, aliases=shim.aliases)
+
+
+def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """A fake with the layout of `tensor` and memory of its own, even where real tensors share theirs."""
+    with mode:
+        fake = torch.empty_strided(
+            tensor.shape,
+            tensor.stride(),
+            dtype=tensor.dtype,
+            device=tensor.device,
+            requires_grad=tensor.requires_grad,
+        )
+    return nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+
+
+class _Shim(nn.Module):
+    """What is exported: flat tensors in, flat tensors out, the model inside.
+
+    Attributes:
+        states: the model's tensors as fakes, by their names here; each once, parameters first.
+        ties: names in the model of further places of these tensors, and which of them they are.
+        guard: makes the context in which the model's own code runs.
+        outputs, aliases: of the last run, the form of the result, and for each tensor in it the indices of states
+            and inputs whose memory it shares.
+    """
+
+    def __init__(self, model: nn.Module, call: Callable[..., Any], inputs: Template) -> None:
+        super().__init__()
+        self.model = model
+        self.call = call
+        self.inputs = inputs
+        self.grad_mode = torch.is_grad_enabled()
+        self.guard: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+        self.states: dict[str, torch.Tensor] = {}
+        self.ties: dict[str, int] = {}
+        self.outputs: Template | None = None
+        self.aliases: list[frozenset[int]] = []
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((name, fake) for name, fake in self.states.items() if isinstance(fake, nn.Parameter))
+
+    def named_buffers(self, *_: Any, **__: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, fake) for name, fake in self.states.items() if not isinstance(fake, nn.Parameter))
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        states = [operator.attrgetter(name)(self) for name in self.states]
+        for name, state in zip(self.states, states, strict=True):
+            if isinstance(self.states[name], nn.Parameter) and not isinstance(state, nn.Parameter):
+                state._is_param = True  # what isinstance(state, nn.Parameter) asks
+        ties = {name: states[index] for name, index in self.ties.items()}
+        with _reparametrize_module(self.model, ties), torch.set_grad_enabled(self.grad_mode):
+            result = self._run(tensors)
+        outputs, self.outputs = Template.of(result)
+        _check_outputs(outputs, self.outputs)
+        memory = [_memory(tensor) for tensor in (*states, *tensors)]
+        self.aliases = [
+            frozenset(index for index, place in enumerate(memory) if place == _memory(output)) for output in outputs
+        ]
+        return tuple(outputs)
+
+    def _run(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """The model's result; what it changed in Python is put back.
+
+        Raises:
+            CaptureError: it changed something.
+        """
+        inputs = self.inputs.fill(tensors)
+        args, kwargs = inputs
+        snapshot = Snapshot(self.model)
+        try:
+            with unchanged_globals(), self.guard():
+                result = self.call(*args, **kwargs)
+        finally:
+            changed = snapshot.undo_changes()
+        if changed is not None:
+            raise CaptureError(f"forward changes Python state: {changed}")
+        left, form = Template.of(inputs)
+        if not form.same_form(self.inputs) or not all(map(operator.is_, left, tensors)):
+            raise CaptureError("forward changes a container among its inputs")
+        return result
+
+
+def _check_outputs(tensors: Sequence[torch.Tensor], form: Template) -> None:
+    if form.opaque is not None:
+        raise CaptureError(f"forward returns a {type(form.opaque).__name__}")
+    if not tensors:
+        raise CaptureError("forward returns no tensor")
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """An identity for the memory of `tensor`, which under functionalisation follows views of views."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _clean_metadata(graph: fx.Graph) -> None:
+    """Take the shim out of what nodes say about where they come from."""
+    for node in graph.nodes:
+        stack = node.meta.get("nn_module_stack")
+        if stack:
+            node.meta["nn_module_stack"] = {
+                key.removeprefix(f"{_MODEL}."): (path.removeprefix(f"{_MODEL}."), kind)
+                for key, (path, kind) in stack.items()
+                if key
+            }
+        frames = node.meta.get("stack_trace")
+        if frames:
+            own = f'File "{__file__}"'
+            kept = [frame for frame in re.split(r"^(?=\s*File )", frames, flags=re.M) if own not in frame]
+            node.meta["stack_trace"] = "".join(kept)
+
+
+def _one_line(error: Exception) -> str:
+    """`error` as the reason of a refusal."""
+    if isinstance(error, _DATA_DEPENDENT):
+        return f"forward depends on the values of a tensor ({error})"
+    if isinstance(error, AssertionError) and "convert all Tensors to FakeTensors" in str(error):
+        return "forward uses a tensor that is neither an input nor an attribute of a module"
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text}"[:_LONGEST_REASON].rstrip(": ")

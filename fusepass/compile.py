@@ -1,0 +1,306 @@
+"""The pipeline from an ATen graph to a rewritten one: simplify, partition, lower, generate, build, splice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusepass.codegen import build
+from fusepass.codegen.detect import device_facts
+from fusepass.codegen.generate import Generated, anchor_traffic, generate, traffic
+from fusepass.codegen.ir.text import program_text
+from fusepass.codegen.lowering.lower import Unsupported, lower
+from fusepass.codegen.source import Target
+from fusepass.config import current
+from fusepass.errors import BuildError
+from fusepass.fallbacks import FallbackCounter
+from fusepass.ops import register
+from fusepass.patterns.partition import Partition, Region, partition
+from fusepass.patterns.simplify import simplify
+from fusepass.report import (
+    CaptureRoute,
+    KernelRecord,
+    OpRecord,
+    RefusalReport,
+    RegionReport,
+    RegionState,
+    Report,
+    SourceFile,
+)
+from fusepass.runtime import FusedRegion, Meta
+from fusepass.splice import splice, subgraph
+
+
+@dataclass(frozen=True)
+class CompiledGraph:
+    """One specialisation.
+
+    Attributes:
+        graph_module: takes the captured graph's placeholders, returns its flat tuple; calls registered operators, so it can be
+            traced, compiled and exported.
+        call: the same function without the dispatcher, for plain tensors outside of every dispatch mode.
+        report: what was fused and what was not; fallbacks counted so far are read through `fallbacks`.
+        fallbacks: counts calls that ran as the original operators.
+    """
+
+    graph_module: fx.GraphModule
+    call: Callable[..., tuple[Any, ...]]
+    report: Report
+    fallbacks: FallbackCounter
+
+
+@dataclass
+class _Work:
+    """A region on its way to becoming a call."""
+
+    region: Region
+    graph: fx.GraphModule
+    constants: dict[fx.Node, torch.Tensor]
+    generated: Generated | None = None
+    library: Path | None = None
+    reason: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def arguments(self) -> list[fx.Node]:
+        return [node for node in self.region.inputs if node not in self.constants]
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.region.outputs[0].meta["val"].device
+        return device
+
+
+@dataclass
+class _Clock:
+    """Seconds per stage, in the order in which stages ran."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def compile_graph(graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounter | None = None) -> CompiledGraph:
+    """Fuse a flat functional ATen graph whose nodes carry fake tensors.
+
+    A region that cannot be generated or built keeps its operators, is reported and counted; nothing is raised for a valid graph.
+
+    Args:
+        graph: as `fusepass.capture.capture` or AOTAutograd makes it; it is not changed.
+        name: the model's name, for the report.
+        fallbacks: the counter to use; a new one by default.
+    """
+    clock = _Clock()
+    counter = fallbacks if fallbacks is not None else FallbackCounter()
+    graph = fx.GraphModule(graph, _copied(graph.graph))
+    with clock.stage("simplify"):
+        applications = simplify(graph)
+    with clock.stage("partition"):
+        parts = partition(graph)
+    works = [_Work(region, subgraph(graph, region), _constants(graph, region)) for region in parts.regions]
+    with clock.stage("generate"):
+        for work in works:
+            _generate(work)
+    with clock.stage("build"):
+        _build(works)
+    fused: dict[str, FusedRegion] = {}
+    with clock.stage("load"):
+        for work in works:
+            region = _load(work, counter)
+            if region is not None:
+                fused[work.region.name] = region
+    for work in works:
+        if work.reason is not None:
+            counter.count(work.region.name, work.reason, toolchain=work.generated is not None)
+    with clock.stage("splice"):
+        kept = [work for work in works if work.region.name in fused]
+        regions = [work.region for work in kept]
+        arguments = {work.region.name: work.arguments for work in kept}
+        direct = splice(graph, regions, arguments, {key: value.run for key, value in fused.items()})
+        operators = {key: register(value, program_text(value.generated.program)) for key, value in fused.items()}
+        public = splice(graph, regions, arguments, operators)
+    rules: dict[str, int] = {}
+    for application in applications:
+        rules[application.rule] = rules.get(application.rule, 0) + 1
+    report = _report(name, graph, parts, works, rules, clock)
+    return CompiledGraph(public, direct.forward, report, counter)
+
+
+def _copied(graph: fx.Graph) -> fx.Graph:
+    fresh = fx.Graph()
+    output = fresh.graph_copy(graph, {})
+    fresh.output(output)
+    return fresh
+
+
+def _constants(owner: fx.GraphModule, region: Region) -> dict[fx.Node, torch.Tensor]:
+    """Inputs of the region that are numbers fixed at capture, such as ``torch.tensor(0.5)`` in forward."""
+    found = {}
+    for node in region.inputs:
+        source = node
+        while source.op == "call_function" and source.target is torch.ops.aten.lift_fresh_copy.default:
+            source = source.args[0]  # type: ignore[assignment]
+        if source.op == "get_attr":
+            value = getattr(owner, str(source.target))
+            if isinstance(value, torch.Tensor) and value.dim() == 0 and value.device.type == "cpu":
+                found[node] = value
+    return found
+
+
+def _generate(work: _Work) -> None:
+    """Lower, run the passes and render; a region beyond the IR gets its reason instead."""
+    region = work.region
+    foreign = [node.name for node in work.arguments if node.meta["val"].device != work.device]
+    if foreign:
+        work.reason = f"{foreign[0]} is not on {work.device}"
+        return
+    try:
+        labels = [node.name for node in region.inputs]
+        values = {node.name: value.item() for node, value in work.constants.items()}
+        program, builder = lower(work.graph, region.name, labels, values)
+        work.generated = generate(program, builder, device_facts(work.device))
+    except Unsupported as unsupported:
+        work.reason = str(unsupported)
+    except Exception as bug:  # ours; the other regions and the model still run
+        if current().debug:
+            raise
+        work.reason = f"internal error: {type(bug).__name__}: {next(iter(str(bug).splitlines()), '')}"
+
+
+def _build(works: Sequence[_Work]) -> None:
+    """Build what was generated, side by side."""
+    ready = [work for work in works if work.generated is not None]
+    start = time.perf_counter()
+    results: Sequence[Path | BuildError]
+    try:
+        results = build.build_all([work.generated.source for work in ready if work.generated is not None])
+    except OSError as error:  # not even a temporary directory can be made
+        results = [BuildError(str(error))] * len(ready)
+    for work, result in zip(ready, results, strict=True):
+        work.seconds = time.perf_counter() - start
+        if isinstance(result, BuildError):
+            work.reason = f"build failed: {result.args[0]}"
+        else:
+            work.library = result
+
+
+def _load(work: _Work, counter: FallbackCounter) -> FusedRegion | None:
+    if work.generated is None or work.library is None:
+        return None
+    arguments = work.arguments
+    position = {node.name: number for number, node in enumerate(arguments)}
+    try:
+        return FusedRegion(
+            work.region.name,
+            work.generated,
+            work.library,
+            [Meta.of(node.meta["val"]) for node in arguments],
+            [position[name] for name in work.generated.program.inputs],
+            work.device,
+            _original(work),
+            counter,
+        )
+    except BuildError as error:
+        work.reason = f"loading failed: {error.args[0]}"
+        return None
+
+
+def _original(work: _Work) -> Callable[..., Any]:
+    """The region's own operators, as a function of the fused call's arguments."""
+    graph, inputs, constants = work.graph, work.region.inputs, work.constants
+
+    def run(*arguments: torch.Tensor) -> Any:
+        rest = iter(arguments)
+        results = graph(*(constants[node] if node in constants else next(rest) for node in inputs))
+        return results if len(results) > 1 else results[0]
+
+    return run
+
+
+def _report(
+    name: str, graph: fx.GraphModule, parts: Partition, works: Sequence[_Work], rules: dict[str, int], clock: _Clock
+) -> Report:
+    calls = [node for node in graph.graph.nodes if node.op == "call_function"]
+    devices = [node.meta["val"].device for node in calls if isinstance(node.meta.get("val"), torch.Tensor)]
+    return Report(
+        model=name,
+        device=str(devices[0]) if devices else "cpu",
+        capture=CaptureRoute.TRACED,
+        regions=tuple(_region_report(work) for work in works),
+        refusals=tuple(RefusalReport(r.node, r.target, r.reason) for r in parts.refusals),
+        rules=tuple(rules.items()),
+        ops_total=sum(not _is_getitem(node) for node in calls),
+        ops_fused=sum(not _is_getitem(node) for work in works if work.reason is None for node in work.region.nodes),
+        seconds=tuple(clock.seconds.items()),
+    )
+
+
+def _is_getitem(node: fx.Node) -> bool:
+    return not isinstance(node.target, torch._ops.OpOverload)
+
+
+def _region_report(work: _Work) -> RegionReport:
+    region, generated = work.region, work.generated
+    anchor = None if region.anchor is None else f"library: {_packet(region.anchor)}"
+    inputs = ", ".join(_type(node) for node in work.arguments)
+    outputs = ", ".join(_type(node) for node in region.outputs)
+    report = RegionReport(
+        name=region.name,
+        pattern=region.pattern,
+        ops=tuple(
+            OpRecord(node.name, _packet(node), location)
+            for node, location in zip(region.nodes, region.locations, strict=True)
+            if not _is_getitem(node)
+        ),
+        kernels=(),
+        bytes_before=region.bytes_before,
+        bytes_after=region.bytes_after,
+        anchor=anchor,
+        device=str(work.device),
+        signature=f"{inputs} -> {outputs}",
+        state=RegionState.FUSED if work.reason is None else RegionState.FALLBACK,
+        reason=work.reason,
+        build_seconds=work.seconds,
+    )
+    if generated is None:
+        return report
+    suffix = "cu" if generated.source.target is Target.CUDA else "cpp"
+    program = generated.program
+    read_and_written = sum(sum(traffic(program, kernel)) for kernel in program.kernels)
+    return replace(
+        report,
+        bytes_after=read_and_written + anchor_traffic(program),
+        kernels=tuple(
+            KernelRecord(kernel.name, schedule, *traffic(generated.program, kernel))
+            for kernel, schedule in zip(generated.program.kernels, generated.schedules, strict=True)
+        ),
+        sources=(
+            SourceFile(
+                f"{region.name}.{suffix}",
+                None if work.library is None else work.library.with_name(f"source.{suffix}"),
+                generated.source.text,
+            ),
+        ),
+    )
+
+
+def _packet(node: fx.Node) -> str:
+    return str(getattr(node.target, "overloadpacket", node.target))
+
+
+def _type(node: fx.Node) -> str:
+    value = node.meta["val"]
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

@@ -1,0 +1,155 @@
+"""The options of fusepass: one frozen value, set by argument, by `override` or by environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+ALL = "all"
+"""In `Config.disable`: never fuse."""
+
+
+def _user_cache() -> Path:
+    """Where the XDG base directory specification puts a user's cached files."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fusepass")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every option of fusepass.
+
+    `current()` gives the options in force. For each of them `override` goes before the environment variable
+    named here, and that before the default. The environment is read when `current` is called.
+
+    Attributes:
+        debug: verify the kernel IR after each pass, and say more in errors (``FUSEPASS_DEBUG``).
+        dump: directory that receives the graph, IR and source of each stage; None writes nothing
+            (``FUSEPASS_DUMP``).
+        disable: names of the rules and patterns that are not applied, or such a text as the variable holds;
+            `ALL` among them means never to fuse (``FUSEPASS_DISABLE``, with commas; ``1`` is ``all``).
+        cache_dir: where built libraries are kept, by default ``fusepass`` in the user's cache directory
+            (``FUSEPASS_CACHE_DIR``).
+        jobs: compilers that run at once, at least 1, by default the CPUs of this process (``FUSEPASS_JOBS``).
+        max_signatures: signatures one module is specialised to before further ones run as the original, at
+            least 1.
+        progress: show on stderr that a build takes long; None does so where stderr is a terminal.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+
+    debug: bool = False
+    dump: Path | None = None
+    disable: frozenset[str] = frozenset()
+    cache_dir: Path = field(default_factory=_user_cache)
+    jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    max_signatures: int = 16
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "disable", _names(self.disable))
+        object.__setattr__(self, "cache_dir", Path(self.cache_dir).expanduser().absolute())
+        if self.dump is not None:
+            object.__setattr__(self, "dump", Path(self.dump).expanduser().absolute())
+        for option in ("jobs", "max_signatures"):
+            if getattr(self, option) < 1:
+                raise ValueError(f"{option} is {getattr(self, option)}; allowed is a whole number from 1 on")
+
+    @property
+    def fuses(self) -> bool:
+        """Whether anything may be fused at all."""
+        return ALL not in self.disable
+
+    def allows(self, name: str) -> bool:
+        """Whether the rule or pattern called `name` may be applied."""
+        return self.fuses and name not in self.disable
+
+
+def current() -> Config:
+    """The options in force here and now.
+
+    Raises:
+        ValueError: an environment variable that is not overridden has a value that is not allowed; the text
+            names the variable and what is allowed.
+    """
+    overridden = _overrides.get()
+    return Config(**(_from_environment(skip=overridden) | dict(overridden)))
+
+
+@contextlib.contextmanager
+def override(**options: Any) -> Iterator[Config]:
+    """Set `options`, named as the fields of `Config`, in this context (thread, task) until the block ends.
+
+    Yields:
+        The options then in force.
+
+    Raises:
+        TypeError: an option is unknown.
+        ValueError: an option is out of range.
+    """
+    token = _overrides.set(MappingProxyType({**_overrides.get(), **options}))
+    try:
+        yield current()
+    finally:
+        _overrides.reset(token)
+
+
+_overrides: ContextVar[Mapping[str, Any]] = ContextVar("fusepass_options", default=MappingProxyType({}))
+
+_YES = ("1", "true", "yes", "on")
+_NO = ("0", "false", "no", "off")
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in (*_YES, *_NO):
+        raise ValueError("1, true, yes, on, 0, false, no, off")
+    return text.lower() in _YES
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError("a whole number from 1 on")
+    return int(text)
+
+
+def _names(names: str | Collection[str]) -> frozenset[str]:
+    """The set of `names`, given as such or separated by commas; on and off as for a flag."""
+    if not isinstance(names, str):
+        return frozenset(names)
+    if names.lower() in _NO:
+        return frozenset()
+    if names.lower() in (*_YES, ALL):
+        return frozenset({ALL})
+    parts = [part.strip() for part in names.split(",")]
+    if not all(parts):
+        raise ValueError("1, all, 0, or names of rules and patterns separated by commas")
+    return frozenset(parts)
+
+
+_VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "debug": ("FUSEPASS_DEBUG", _flag),
+    "dump": ("FUSEPASS_DUMP", Path),
+    "disable": ("FUSEPASS_DISABLE", _names),
+    "cache_dir": ("FUSEPASS_CACHE_DIR", Path),
+    "jobs": ("FUSEPASS_JOBS", _count),
+}
+
+
+def _from_environment(skip: Collection[str]) -> dict[str, Any]:
+    """Options whose variable is set and not empty, but those in `skip`."""
+    options = {}
+    for option, (variable, parse) in _VARIABLES.items():
+        text = os.environ.get(variable, "").strip()
+        if not text or option in skip:
+            continue
+        try:
+            options[option] = parse(text)
+        except ValueError as allowed:
+            raise ValueError(f"{variable} is {text!r}; allowed is: {allowed}") from None
+    return options

@@ -1,0 +1,58 @@
+"""Exceptions and warnings that fusepass raises; refusing to fuse is a value, not an error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class FusepassError(Exception):
+    """Base class of every exception that fusepass itself raises for a fault of its own or of the machine."""
+
+
+class CaptureError(FusepassError):
+    """A model could not be turned into an ATen graph; the text says which construct stopped it."""
+
+
+class IRError(FusepassError):
+    """A kernel program breaks an invariant of the IR: a bug in lowering or in an IR pass."""
+
+
+class ScheduleError(FusepassError):
+    """No schedule fits a kernel on a device: a bug in the scheduler."""
+
+
+class RenderError(FusepassError):
+    """A program could not be printed as source: a bug in the renderer."""
+
+
+class BuildError(FusepassError):
+    """The compiler, the loader or the cache failed.
+
+    Attributes:
+        command: the command that ran, empty where none was started.
+        path: the source file or directory concerned, if any.
+        stderr: what the command printed, untouched.
+    """
+
+    def __init__(
+        self, message: str, *, command: Sequence[str] = (), path: Path | None = None, stderr: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.command = tuple(command)
+        self.path = path
+        self.stderr = stderr
+
+    def __str__(self) -> str:
+        parts = [super().__str__()]
+        if self.command:
+            parts.append("command: " + " ".join(self.command))
+        if self.path is not None:
+            parts.append(f"path: {self.path}")
+        if self.stderr:
+            parts.append(self.stderr.strip())
+        return "\n".join(parts)
+
+
+class FusepassWarning(UserWarning):
+    """Something ran as the original operators, or slower than it could; shown once per cause."""

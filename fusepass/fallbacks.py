@@ -1,0 +1,73 @@
+"""Counts, at run time, what ran as the original operators although a fused form was meant for it."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+
+from fusepass.errors import FusepassWarning
+
+
+@dataclass(frozen=True)
+class FallbackReport:
+    """Calls that ran as the original operators although a fused form was meant for them.
+
+    Attributes:
+        where: the region or module.
+        reason: why, in words.
+        count: how many calls.
+    """
+
+    where: str
+    reason: str
+    count: int
+
+
+class FallbackCounter:
+    """Counts fallbacks at run time and warns at the first of each kind. Safe to share between threads.
+
+    Copies and pickles carry the counts, not the lock.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._toolchain_told = False
+
+    def count(self, where: str, reason: str, *, toolchain: bool = False) -> None:
+        """Count one call of `where` that ran as the original operators because of `reason`.
+
+        The first of each (where, reason) warns with `FusepassWarning`. `toolchain` says that compiler, CUDA
+        toolkit or cache is the cause: the warning names the command that examines them, and there is but one,
+        because such a fault mostly befalls every region.
+        """
+        with self._lock:
+            self._counts[where, reason] += 1
+            told = self._counts[where, reason] > 1 or (toolchain and self._toolchain_told)
+            self._toolchain_told |= toolchain
+        if told:
+            return
+        advice = "; `python -m fusepass doctor` examines the tool chain" if toolchain else ""
+        text = f"{where} runs as the original operators: {reason}{advice}"
+        warnings.warn(text, FusepassWarning, stacklevel=2)
+
+    @property
+    def total(self) -> int:
+        """All fallbacks so far."""
+        with self._lock:
+            return self._counts.total()
+
+    def records(self) -> tuple[FallbackReport, ...]:
+        """The counts so far, in the order of their first occurrence."""
+        with self._lock:
+            return tuple(FallbackReport(where, reason, n) for (where, reason), n in self._counts.items())
+
+    def __getstate__(self) -> dict[tuple[str, str], int]:
+        with self._lock:
+            return dict(self._counts)
+
+    def __setstate__(self, counts: dict[tuple[str, str], int]) -> None:
+        self.__init__()  # type: ignore[misc]
+        self._counts.update(counts)

@@ -1,0 +1,98 @@
+"""Keeps the forward that is being traced from changing torch's settings, random generators and logs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fusepass.errors import CaptureError
+
+
+@contextlib.contextmanager
+def unchanged_globals() -> Iterator[None]:
+    """Put the state of random generators and the grad mode back if tracing changes them.
+
+    Raises:
+        CaptureError: it did change them, or another of torch's global settings.
+    """
+    settings: Any = torch._C._dynamo.guards.GlobalStateGuard()
+    grad_mode = torch.is_grad_enabled()
+    before = _random_states()
+    try:
+        yield
+    finally:
+        changed_settings = None if settings.check() else settings.reason()
+        torch.set_grad_enabled(grad_mode)
+        changed = not _same(_random_states(), before)
+        if changed:
+            _set_random_states(before)
+    if changed_settings is not None:
+        raise CaptureError(f"forward changes a global setting: {changed_settings.strip()}")
+    if changed:
+        raise CaptureError("forward seeds a random generator or draws from Python's or NumPy's")
+
+
+def _random_states() -> tuple[Any, ...]:
+    with _disable_current_modes():
+        return random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+
+
+def _set_random_states(states: tuple[Any, ...]) -> None:
+    python, array, tensor = states
+    with _disable_current_modes():
+        random.setstate(python)
+        numpy.random.set_state(array)
+        torch.set_rng_state(tensor)
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Whether two states of generators are equal; they hold arrays, whose equality is elementwise."""
+    if isinstance(first, tuple):
+        if all(isinstance(number, int) for number in first):
+            return bool(first == second)
+        return all(map(_same, first, second))
+    with _disable_current_modes():
+        return bool(numpy.array_equal(first, second))
+
+
+@contextlib.contextmanager
+def quiet_fake_tensors() -> Iterator[None]:
+    """Keep fake tensors from logging an error with a traceback when forward raises; the reason is kept."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    refuse: Callable[[logging.LogRecord], bool] = lambda record: False  # noqa: E731
+    logger.addFilter(refuse)
+    try:
+        yield
+    finally:
+        logger.removeFilter(refuse)
+
+
+class IdleDropout(TorchFunctionMode):
+    """Lets dropout that is switched off give its input back, as eager does; PyTorch's tracing gives a copy.
+
+    A write to the one would then not show in the other.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in (nn.functional.dropout, torch.dropout, torch.dropout_) and _is_idle(*args, **kwargs):
+            return args[0] if args else kwargs["input"]
+        return func(*args, **kwargs)
+
+
+def _is_idle(
+    input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool = True
+) -> bool:
+    """Whether dropout called so is switched off; `train` is what torch.dropout calls `training`."""
+    return p == 0 or not training or not train

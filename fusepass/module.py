@@ -1,0 +1,150 @@
+"""The module that `fusepass.optimize` gives back: a view of the original that runs specialisations of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fusepass.capture import CaptureFailure
+from fusepass.errors import CaptureError
+from fusepass.report import Report
+from fusepass.specialise import Specialiser
+from fusepass.view import graph_view
+
+_OWN = frozenset({"original", "_specialiser", "_options"})
+_NOT_SHARED = frozenset({"training", "_is_full_backward_hook"})
+
+
+def optimized(original: nn.Module, options: Mapping[str, Any]) -> OptimizedModule:
+    """An optimised view of `original`, indexable where `original` is (a ``Sequential``, say)."""
+    kind = OptimizedContainer if hasattr(type(original), "__getitem__") else OptimizedModule
+    return kind(original, options)
+
+
+class OptimizedModule(nn.Module):
+    """Called like `original`, and the same as it in everything else.
+
+    It has no parameters, buffers, submodules or hooks of its own but shares the original's, by sharing the very
+    dicts that hold them. Attributes and methods that it does not have are the original's, and what is assigned to it is
+    assigned to the original. So state dicts, optimisers, ``to``, ``train`` and hooks work on either.
+
+    Args:
+        original: the model; it stays as it is.
+        options: options of `fusepass.config.Config`, by name.
+    """
+
+    original: nn.Module
+    _specialiser: Specialiser
+    _options: dict[str, Any]
+
+    def __init__(self, original: nn.Module, options: Mapping[str, Any]) -> None:
+        # Not nn.Module.__init__, which would make dicts of its own.
+        own = {"original": original, "_options": dict(options), "_specialiser": Specialiser(original, options)}
+        names = vars(nn.Module()).keys() & vars(original).keys() - _NOT_SHARED
+        shared = {name: vars(original)[name] for name in names}
+        vars(self).update(shared, **own)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The original's result."""
+        if torch.compiler.is_compiling():
+            return self._specialiser.trace(args, kwargs)
+        return self._specialiser(args, kwargs)
+
+    def report(self) -> Report:
+        """What was fused so far, what was not and why, and what ran as the original operators."""
+        return self._specialiser.report()
+
+    def graph_module(self, *args: Any, **kwargs: Any) -> fx.GraphModule:
+        """The rewritten graph for a call with these inputs, which is not made.
+
+        It takes the same inputs, gives the same result, and has the original's parameters and buffers under their
+        names. It is right for inputs like these only, and in the present mode; it compares nothing. Where gradients
+        would be needed, it is the graph for a call without them.
+
+        Raises:
+            CaptureError: the model cannot be traced as one graph; the text says why.
+        """
+        made = self._specialiser.prepare(args, kwargs)
+        if isinstance(made, CaptureFailure):
+            raise CaptureError(f"{type(self.original).__name__} has no single graph: {made.reason}") from made.error
+        return graph_view(self.original, self._specialiser.original, made.captured, made.compiled.graph_module)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OWN:  # not there yet, as in copy and pickle
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.original, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.original, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *dir(self.original)})
+
+    def __repr__(self) -> str:
+        return f"OptimizedModule({self.original!r})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedModule:
+        return type(self)(copy.deepcopy(self.original, memo), self._options)
+
+    def __reduce__(self) -> tuple[Callable[..., OptimizedModule], tuple[nn.Module, dict[str, Any]]]:
+        return type(self), (self.original, self._options)
+
+    # What nn.Module does to itself or asks of itself, the original does, in its own way if it has one.
+
+    def train(self, mode: bool = True) -> OptimizedModule:
+        self.original.train(mode)
+        return self
+
+    def eval(self) -> OptimizedModule:
+        self.original.eval()
+        return self
+
+    def requires_grad_(self, requires_grad: bool = True) -> OptimizedModule:
+        self.original.requires_grad_(requires_grad)
+        return self
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> OptimizedModule:
+        self.original.apply(fn)
+        return self
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> OptimizedModule:
+        self.original._apply(fn, recurse)
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.original.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.original.load_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.original._load_from_state_dict(*args, **kwargs)
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.original._save_to_state_dict(*args, **kwargs)
+
+    def get_extra_state(self) -> Any:
+        return self.original.get_extra_state()
+
+    def set_extra_state(self, state: Any) -> None:
+        self.original.set_extra_state(state)
+
+    def extra_repr(self) -> str:
+        return self.original.extra_repr()
+
+
+class OptimizedContainer(OptimizedModule):
+    """An optimised module whose original can be indexed and has a length."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.original[index]  # type: ignore[index]
+
+    def __len__(self) -> int:
+        return len(self.original)  # type: ignore[arg-type]

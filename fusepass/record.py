@@ -1,0 +1,243 @@
+"""Traces a model by running it once for real and writing down the ATen operators: nothing to import, exact layouts.
+
+Buffers are clones and random generators are put back, so the run leaves no trace. What this recorder does not
+know how to make functional (writes to inputs, to parameters or to memory that several tensors share) it declines; AOTAutograd,
+which takes seconds to import, then traces the model instead.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakIdKeyDictionary
+
+from fusepass.codegen.lowering.tracer import Spec, Tracer
+
+aten = torch.ops.aten
+
+_BATCH_NORMS = {  # operators that update running statistics without saying so in their schema
+    aten.native_batch_norm.default: 5,
+    aten.cudnn_batch_norm.default: 5,
+    aten._native_batch_norm_legit.default: 5,
+}
+"""Batch norms by the position of their `training` argument; momentum and eps follow it."""
+
+
+_RENAMED = {aten.bernoulli_.float: aten.bernoulli.p, aten.normal_.default: aten.normal_functional.default}
+"""In-place operators whose functional form has another name."""
+
+
+_ELEMENTWISE = frozenset(
+    {
+        aten.bernoulli_.float, aten.normal_.default, aten.uniform_.default, aten.exponential_.default,
+        aten.copy_.default, aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.masked_fill_.Scalar,
+    }
+)  # fmt: skip
+"""In-place operators that write every element where it stands, beside those that PyTorch tags as pointwise."""
+
+
+class Declined(Exception):
+    """The recorder cannot express what forward does; AOTAutograd may."""
+
+
+class NoEscape(TorchFunctionMode):
+    """Declines what reads a tensor's values or address without running an operator."""
+
+    _ESCAPES = frozenset(
+        {
+            torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.data_ptr, torch.Tensor.__array__,
+            torch.Tensor.untyped_storage, torch.Tensor.storage, torch.Tensor.__dlpack__, torch.Tensor.__reduce_ex__,
+            torch.Tensor.__deepcopy__, torch.Tensor.apply_, torch.Tensor.map_,
+        }
+    )  # fmt: skip
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in self._ESCAPES or getattr(func, "__name__", "") in ("__format__", "__repr__"):
+            raise Declined(f"forward reads the values or the address of a tensor ({func.__name__})")
+        return func(*args, **(kwargs or {}))
+
+
+class Recorder(Tracer):
+    """Records a functional graph of a real run.
+
+    Args:
+        model: names the modules that operators come from.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(decompose=_composite, describe=Spec.of)
+        self._paths = {id(module): (path, type(module)) for path, module in model.named_modules()}
+        self._sharing: dict[int, WeakIdKeyDictionary] = {}
+        self._fixed: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def fix(self, name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, fx.Node]:
+        """A placeholder that forward may not write, and the tensor for it: `tensor`, or an alias where that has one."""
+        if self._nodes.get(tensor) is not None:
+            tensor = tensor.detach()
+        self._fixed[tensor] = True
+        return tensor, self.placeholder(name, tensor)
+
+    def bind(self, tensor: torch.Tensor, node: fx.Node) -> None:
+        super().bind(tensor, node)
+        self._relatives(tensor)[tensor] = True
+
+    def foreign(self, tensor: torch.Tensor) -> fx.Node:
+        raise Declined("forward uses a tensor that is neither an input nor an attribute of a module")
+
+    def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with torch._C.DisableTorchFunction():  # what this class does is not what forward does
+            return self._run(func, args, kwargs)
+
+    def _run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tags = func.tags
+        if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
+            raise Declined(f"forward depends on the values of a tensor ({func})")
+        if func is aten.lift_fresh.default:
+            return self._constant(args[0])
+        if func in _BATCH_NORMS:
+            return self._batch_norm(func, args)
+        if func._schema.is_mutable:
+            return self._write(func, args, kwargs)
+        if torch.Tag.nondeterministic_seeded in tags:
+            with torch.random.fork_rng(_cuda_devices(args, kwargs)):
+                return super().run(func, args, kwargs)
+        return super().run(func, args, kwargs)
+
+    def record(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> fx.Node:
+        node = super().record(func, args, kwargs, result)
+        node.meta |= self._origin()
+        return node
+
+    def _relatives(self, tensor: torch.Tensor) -> WeakIdKeyDictionary:
+        """Every known tensor that lives in the storage of `tensor`."""
+        return self._sharing.setdefault(tensor.untyped_storage()._cdata, WeakIdKeyDictionary())
+
+    def _constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor that forward makes of numbers: the same in every call."""
+        if not tensor.untyped_storage().resizable():
+            raise Declined("forward uses the memory of a NumPy array")
+        self._fixed[tensor] = True
+        super().foreign(tensor)
+        self.record(aten.lift_fresh_copy.default, (tensor,), {}, tensor)
+        return tensor
+
+    def _batch_norm(self, func: OpOverload, args: tuple[Any, ...]) -> Any:
+        """Batch norm with the running statistics as results, whichever library computes it."""
+        x, weight, bias, mean, var, training, momentum, eps = args
+        result = func(*args)
+        if not training:
+            self.record(
+                aten._native_batch_norm_legit_no_training.default,
+                (x, weight, bias, mean, var, momentum, eps),
+                {},
+                result,
+            )
+            return result
+        if mean is None:
+            self.record(aten._native_batch_norm_legit.no_stats, (x, weight, bias, True, momentum, eps), {}, result)
+            return result
+        self._check_writable(func, mean)
+        self._check_writable(func, var)
+        functional = aten._native_batch_norm_legit_functional.default
+        self.record(functional, (x, weight, bias, mean, var, True, momentum, eps), {}, (*result[:3], mean, var))
+        return result
+
+    def _write(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An in-place operator, recorded as the functional one whose result replaces the tensor's value."""
+        functional = _functional(func)
+        target = args[0] if args else None
+        if functional is None or not isinstance(target, torch.Tensor):
+            raise Declined(f"{func} has no functional form that is known here")
+        self._check_writable(func, target)
+        args = _with_defaults(func, args)
+        others = [
+            leaf for leaf in pytree.tree_leaves((args[1:], kwargs)) if isinstance(leaf, torch.Tensor | float | int)
+        ]
+        converts = func is not aten.copy_.default and any(
+            torch.result_type(target, other) is not target.dtype for other in others
+        )
+        if converts or not _is_dense(target):
+            raise Declined(f"{func} converts what it writes, or leaves gaps")
+        with torch.random.fork_rng(_cuda_devices(args, kwargs)):
+            result = func(*args, **kwargs)
+        self.record(functional, args, kwargs, target)
+        return result
+
+    def _check_writable(self, func: OpOverload, target: torch.Tensor) -> None:
+        shared = [other for other in self._relatives(target) if other is not target]
+        if target in self._fixed or shared or self._nodes.get(target) is None:
+            raise Declined(f"{func} writes to an input, a parameter or shared memory")
+
+    def _origin(self) -> dict[str, Any]:
+        """Where forward called the running operator, in the form that torch's tracers use."""
+        frames: list[str] = []
+        modules: dict[str, tuple[str, type]] = {}
+        for frame in _frames(sys._getframe(2)):
+            found = self._paths.get(id(frame.f_locals.get("self")))
+            if found is not None:
+                modules.setdefault(found[0], found)
+                code = frame.f_code
+                frames.append(f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}\n')
+        return {"stack_trace": "".join(reversed(frames)), "nn_module_stack": dict(reversed(modules.items()))}
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """`frame` and its callers, innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _composite(func: OpOverload) -> Any | None:
+    """What `func` is made of, if it has no kernels of its own: under inference mode nothing else takes it apart."""
+    return func.decompose if func._can_decompose() else None
+
+
+def _functional(func: OpOverload) -> OpOverload | None:
+    """The operator that computes what the in-place `func` writes to its first argument, if there is one."""
+    namespace, name = func._schema.name.split("::")
+    written = [argument.name for argument in func._schema.arguments if argument.is_write]
+    if namespace != "aten" or not name.endswith("_") or written != [func._schema.arguments[0].name]:
+        return None
+    packet = getattr(aten, name[:-1], None)
+    found = _RENAMED.get(func) or getattr(packet, func._overloadname, None)
+    if found is None or found._schema.is_mutable:
+        return None
+    if torch.Tag.pointwise not in func.tags and func not in _ELEMENTWISE:
+        return None
+    same = [argument.name for argument in found._schema.arguments] == [a.name for a in func._schema.arguments]
+    return found if same else None
+
+
+def _with_defaults(func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """All positional arguments, those that the dispatcher leaves out included."""
+    left_out = func._schema.arguments[len(args) :]
+    return (*args, *(argument.default_value for argument in left_out if not argument.kwarg_only))
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether every element between the first and the last belongs to `tensor`, once."""
+    return torch.ops.aten.is_non_overlapping_and_dense(tensor)  # type: ignore[no-any-return]
+
+
+def _cuda_devices(args: Any, kwargs: Mapping[str, Any]) -> list[int]:
+    """The CUDA devices that a call may draw random numbers on."""
+    devices = {leaf.device for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+    devices |= {torch.device(leaf) for leaf in (kwargs.get("device"),) if leaf is not None}
+    current = torch.cuda.current_device if torch.cuda.is_available() else lambda: 0
+    return sorted({current() if d.index is None else d.index for d in devices if d.type == "cuda"})
+
+
+def cloned(states: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """`states` with clones of those that forward may write: all but parameters."""
+    return [state if isinstance(state, nn.Parameter) else state.clone() for state in states]

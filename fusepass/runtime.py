@@ -1,0 +1,234 @@
+"""A fused region at run time: allocate, call the library's anchor, launch the generated kernels.
+
+The call itself is a small Python function, generated per region like the kernels, because at this size every attribute look-up shows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from fusepass.codegen import build
+from fusepass.codegen.generate import Generated
+from fusepass.codegen.ir.program import Buffer, LibraryCall, Ref, Role
+from fusepass.codegen.lowering.tensor import DTYPES
+from fusepass.codegen.source import Target
+from fusepass.errors import BuildError
+from fusepass.fallbacks import FallbackCounter
+
+_TORCH = {ours: theirs for theirs, ours in DTYPES.items()}
+_ALIGNMENT = 256  # of temporaries within the workspace, in bytes
+_VECTOR = 16  # widest access of a kernel, in bytes
+
+Result = torch.Tensor | tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What a fused call expects of an argument, or gives as a result."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Meta:
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+class FusedRegion:
+    """A callable that computes one region.
+
+    ``region(*inputs)`` takes tensors of exactly the specialised shapes and types on the specialised device, and gives
+    a new tensor, or a tuple of them where the region has several results. Strides that differ (an ATen operator before it chose another layout) cost a copy.
+
+    Args:
+        name: the region's name.
+        generated: its program and source.
+        library: the built shared library of ``generated.source``.
+        inputs: what each argument of the call looks like, numbers known at compile time included.
+        used: for each program input, its position among the arguments.
+        device: where everything lies.
+        original: the region's ATen operators as a function of the same arguments; runs where the kernels cannot.
+        fallbacks: counts those calls.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        generated: Generated,
+        library: Any,
+        inputs: Sequence[Meta],
+        used: Sequence[int],
+        device: torch.device,
+        original: Callable[..., Result],
+        fallbacks: FallbackCounter,
+    ) -> None:
+        program = generated.program
+        self.name = name
+        self.generated = generated
+        self.device = device
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(_meta(program.buffer(name)) for name in program.outputs)
+        self.original = original
+        self.fallbacks = fallbacks
+        self._unaligned: Callable[..., int] | None = None
+        self._lock = threading.Lock()
+        entry = build.load(library, generated.source.entry, len(program.arguments))
+        self._source, scope = _launcher(self, entry, used)
+        exec(compile(self._source, f"<fusepass {name}>", "exec"), scope)
+        self.run: Callable[..., Result] = scope["run"]
+        self.run.__name__ = self.run.__qualname__ = name
+
+    def __call__(self, *inputs: torch.Tensor) -> Result:
+        return self.run(*inputs)
+
+    def checked(self, *inputs: torch.Tensor) -> Result:
+        """As the call, for arguments from anywhere.
+
+        Raises:
+            ValueError: an argument's shape, type or device is not what the region was specialised for.
+        """
+        for number, (tensor, expected) in enumerate(zip(inputs, self.inputs, strict=True)):
+            if tuple(tensor.shape) != expected.shape or tensor.dtype != expected.dtype:
+                raise ValueError(
+                    f"{self.name}: argument {number} is {tensor.dtype}{list(tensor.shape)}; this code was specialised for "
+                    f"{expected.dtype}{list(expected.shape)}. Call the optimised module, which specialises again."
+                )
+        return self.run(*map(with_strides, inputs, self.inputs))
+
+    def unaligned_entry(self) -> Callable[..., int] | None:
+        """The entry for inputs that are not aligned to 16 bytes, built when first needed; None where that fails."""
+        with self._lock:
+            if self._unaligned is None:
+                source = self.generated.unaligned()
+                try:
+                    library = build.build(source)
+                    self._unaligned = build.load(library, source.entry, len(self.generated.program.arguments))
+                except BuildError as error:
+                    self.fallbacks.count(self.name, f"no kernel for unaligned inputs: {error.args[0]}", toolchain=True)
+            return self._unaligned
+
+
+def with_strides(tensor: torch.Tensor, expected: Meta) -> torch.Tensor:
+    """`tensor` itself, or a copy of it with the expected strides."""
+    if tensor.stride() == expected.strides:
+        return tensor
+    copy = torch.empty_strided(expected.shape, expected.strides, dtype=expected.dtype, device=tensor.device)
+    return copy.copy_(tensor)
+
+
+def _meta(buffer: Buffer) -> Meta:
+    return Meta(buffer.shape, buffer.strides, _TORCH[buffer.dtype])
+
+
+def _launcher(region: FusedRegion, entry: Callable[..., int], used: Sequence[int]) -> tuple[str, dict[str, Any]]:
+    """Source of ``run(*inputs)`` and the names it refers to."""
+    program, device = region.generated.program, region.device
+    scope: dict[str, Any] = {
+        "__name__": "fusepass.generated", "entry": entry, "region": region, "device": device, "torch": torch, "empty": torch.empty_strided,
+        "fail": _fail, "with_strides": with_strides,
+    }  # fmt: skip
+    arguments = [f"a{number}" for number in range(len(region.inputs))]
+    names = {name: arguments[position] for name, position in zip(program.inputs, used, strict=True)}
+    body: list[str] = []
+    pointers = program.arguments
+    for name, label in names.items():
+        expected = _meta(program.buffer(name))
+        if program.buffer(name) in pointers or program.calls:
+            scope[f"meta_{label}"] = expected
+            body.append(f"if {label}.stride() != {expected.strides}: {label} = with_strides({label}, meta_{label})")
+    for number, call in enumerate(program.calls):
+        names[call.result] = f"c{number}"
+        body += _library_call(call, number, names, scope)
+        expected = _meta(program.buffer(call.result))
+        if program.buffer(call.result) in pointers:
+            scope[f"meta_c{number}"] = expected
+            body.append(
+                f"if c{number}.stride() != {expected.strides}: c{number} = with_strides(c{number}, meta_c{number})"
+            )
+    for number, (name, meta) in enumerate(zip(program.outputs, region.outputs, strict=True)):
+        names[name] = f"o{number}"
+        scope[f"dtype{number}"] = meta.dtype
+        body.append(f"o{number} = empty({meta.shape}, {meta.strides}, dtype=dtype{number}, device=device)")
+    offsets, total = _workspace([buffer for buffer in pointers if buffer.role is Role.TEMP])
+    if total:
+        body.append(f"workspace = empty(({total},), (1,), dtype=torch.uint8, device=device)")
+        body.append("base = workspace.data_ptr()")
+    passed = []
+    for buffer in pointers:
+        if buffer.role is Role.TEMP:
+            passed.append(f"base + {offsets[buffer.name]}" if offsets[buffer.name] else "base")
+        elif buffer.role is Role.INPUT:
+            body.append(f"p{len(passed)} = {names[buffer.name]}.data_ptr()")
+            passed.append(f"p{len(passed)}")
+        else:
+            passed.append(f"{names[buffer.name]}.data_ptr()")
+    body.append("call = entry")
+    inputs = [text for text, buffer in zip(passed, pointers, strict=True) if buffer.role is Role.INPUT]
+    if inputs:
+        body.append(f"if ({' | '.join(inputs)}) & {_VECTOR - 1}:")
+        body.append("    call = region.unaligned_entry()")
+        body.append(f"    if call is None: return region.original({', '.join(arguments)})")
+    stream = "None"
+    if region.generated.source.target is Target.CUDA:
+        stream = "stream(index)"
+        scope |= {"stream": torch._C._cuda_getCurrentRawStream, "index": device.index}
+    body.append(f"status = call({', '.join([*passed, stream])})")
+    body.append("if status: fail(region, status)")
+    body.append(f"return {', '.join(names[name] for name in program.outputs)}")
+    lines = [f"def run({', '.join(arguments)}):", *(f"    {line}" for line in body)]
+    if region.generated.source.target is Target.CUDA:
+        lines = _on_device(lines, arguments, scope)
+    return "\n".join(lines) + "\n", scope
+
+
+def _on_device(lines: list[str], arguments: list[str], scope: dict[str, Any]) -> list[str]:
+    """Run on the region's device: the usual case, that it is current already, costs one comparison."""
+    scope["current_device"] = torch._C._cuda_getDevice
+    return [
+        lines[0].replace("def run(", "def run_here("),
+        *lines[1:],
+        f"def run({', '.join(arguments)}):",
+        f"    if current_device() == index: return run_here({', '.join(arguments)})",
+        f"    with torch.cuda.device(index): return run_here({', '.join(arguments)})",
+    ]
+
+
+def _library_call(call: LibraryCall, number: int, names: dict[str, str], scope: dict[str, Any]) -> list[str]:
+    target: Any = torch.ops
+    for part in call.target.split("."):
+        target = getattr(target, part)
+    scope[f"library{number}"] = target
+    arguments = [_python(value, names) for value in call.args]
+    arguments += [f"{key}={_python(value, names)}" for key, value in call.kwargs]
+    return [f"c{number} = library{number}({', '.join(arguments)})"]
+
+
+def _python(value: object, names: dict[str, str]) -> str:
+    if isinstance(value, Ref):
+        return names[value.buffer]
+    if isinstance(value, tuple):
+        return "(" + "".join(_python(item, names) + ", " for item in value) + ")"
+    return repr(value)
+
+
+def _workspace(temporaries: Sequence[Buffer]) -> tuple[dict[str, int], int]:
+    """Where each temporary lies in one allocation, and its size, in bytes."""
+    offsets, total = {}, 0
+    for buffer in temporaries:
+        offsets[buffer.name] = total
+        total += -(-prod(buffer.shape) * buffer.dtype.nbytes // _ALIGNMENT) * _ALIGNMENT
+    return offsets, total
+
+
+def _fail(region: FusedRegion, status: int) -> None:
+    raise RuntimeError(
+        f"{region.name}: launching its kernels failed with CUDA error {status}. "
+        "An earlier asynchronous error may be the cause: rerun with CUDA_LAUNCH_BLOCKING=1."
+    )

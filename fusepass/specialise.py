@@ -1,0 +1,274 @@
+"""Finds, for each call of a model, the compiled graph that serves it, or makes one, or runs the original."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from fusepass.capture import CaptureFailure, capture
+from fusepass.compile import compile_graph
+from fusepass.config import Config, override
+from fusepass.errors import FusepassWarning
+from fusepass.fallbacks import FallbackCounter
+from fusepass.report import CaptureRoute, RefusalReport, Report
+from fusepass.routes import Children, Dynamo, Route, Untouched
+from fusepass.signature import distinct, obstacle
+from fusepass.specialisation import Specialisation
+from fusepass.structure import Template
+
+_Found = tuple[Specialisation, tuple[torch.Tensor, ...]]
+
+
+class Specialiser:
+    """Runs a model by specialisations of it. Threads may share one; they specialise one after another.
+
+    Args:
+        model: the model, which stays as it is.
+        options: options of `fusepass.config.Config`, by name.
+        name: what reports and warnings call the model; its class by default.
+        forward: what to run where nothing is specialised; ``model.forward`` by default.
+        dynamo: whether Dynamo may serve what cannot be traced.
+    """
+
+    # Slots, so that `fusepass.pystate` does not take what happens here for the state of a model around it.
+    __slots__ = (
+        "_children",
+        "_dynamo",
+        "_dynamo_allowed",
+        "_fallbacks",
+        "_forward",
+        "_lock",
+        "_made",
+        "_model",
+        "_name",
+        "_options",
+        "_refusals",
+        "_routes",
+    )
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: Mapping[str, Any],
+        *,
+        name: str | None = None,
+        forward: Callable[..., Any] | None = None,
+        dynamo: bool = True,
+    ) -> None:
+        self._model = model
+        self._options = dict(options)
+        self._name = name or type(model).__name__
+        self._forward = forward
+        self._dynamo_allowed = dynamo
+        self._lock = threading.RLock()
+        self._made: tuple[Specialisation, ...] = ()
+        self._routes: dict[object, Route] = {}
+        self._dynamo: Dynamo | None = None
+        self._children: Children | None = None
+        self._refusals: dict[str, RefusalReport] = {}
+        self._fallbacks = FallbackCounter()
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The model's result for ``forward(*args, **kwargs)``."""
+        if not kwargs:
+            count = len(args)
+            for made in self._made:
+                if made.arity == count:
+                    bound = made.signature.bind(args)
+                    if bound is not None:
+                        return made.run(bound) if made.direct else self._run_checked(made, bound, args, kwargs)
+        return self._look_up(args, kwargs)
+
+    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same inside of torch.compile or torch.export; specialises nothing."""
+        for made in self._made:
+            if made.inline is not None and made.inline.matches(args, kwargs):
+                return made.inline(args, kwargs)
+        return self.original(*args, **kwargs)
+
+    @property
+    def original(self) -> Callable[..., Any]:
+        """The model's own forward."""
+        return self._forward or self._model.forward
+
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialisation | CaptureFailure:
+        """Specialise for a call without making it; where the call would need gradients, for one without."""
+        tensors, inputs = Template.of((args, kwargs))
+        reason = obstacle(tensors)
+        if reason is not None:
+            return CaptureFailure(reason, final=True)
+        with self._lock, torch.set_grad_enabled(torch.is_grad_enabled() and not self._needs_gradients(tensors)):
+            found = self._find(tensors, inputs)
+            return found[0] if found else self._specialise(args, kwargs, tensors)
+
+    def report(self) -> Report:
+        """What was fused so far, and what was not."""
+        routes = list(dict.fromkeys(self._routes.values()))
+        reports = [made.compiled.report for made in self._made]
+        reports += [report for route in routes for report in route.reports()]
+        kinds = [route.kind for route in routes] + [CaptureRoute.TRACED] * bool(self._made)
+        own = Report(
+            model=self._name,
+            device=reports[0].device if reports else _device(self._model),
+            capture=max(kinds, key=list(CaptureRoute).index, default=CaptureRoute.UNTOUCHED),
+            refusals=tuple(self._refusals.values()),
+            fallbacks=self._fallbacks.records(),
+            reason="; ".join(self._refusals) or (None if kinds else "not called yet"),
+        )
+        return replace(Report.merge([own, *reports]), model=self._name, capture=own.capture, reason=own.reason)
+
+    def _look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call in full: nested inputs, what stands against it, gradients, a new signature."""
+        tensors, inputs = Template.of((args, kwargs))
+        reason = obstacle(tensors)
+        if reason is None and self._needs_gradients(tensors):
+            reason = "needs gradients"
+        if reason is None and any(map(is_lazy, self._model.parameters())):
+            reason = "has parameters that its first call is to initialise"
+        if reason is not None:
+            return self._run_original(args, kwargs, reason)
+        found = self._find(tensors, inputs)
+        if found is None:
+            return self._run_new(args, kwargs, tensors, inputs)
+        return self._run_checked(*found, args, kwargs)
+
+    def _run_checked(
+        self, made: Specialisation, bound: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if not made.pays:
+            return self.original(*args, **kwargs)
+        if made.writes and made.written_memory_is_shared(bound):
+            return self._run_original(args, kwargs, "memory that forward writes is shared by two of its inputs")
+        return made.run(bound)
+
+    def _run_original(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
+        self._fallbacks.count(self._name, reason)
+        return self.original(*args, **kwargs)
+
+    def _needs_gradients(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether autograd would record the call."""
+        if not torch.is_grad_enabled():
+            return False
+        return any(t.requires_grad for t in tensors) or any(p.requires_grad for p in self._model.parameters())
+
+    def _find(self, tensors: Sequence[torch.Tensor], inputs: Template) -> _Found | None:
+        stand_ins = distinct(tensors)
+        for made in self._made:
+            if made.captured.inputs.same_form(inputs):
+                bound = made.signature.bind(tensors, stand_ins)
+                if bound is not None:
+                    return made, bound
+        return None
+
+    def _run_new(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor], inputs: Template
+    ) -> Any:
+        """A call of a signature that was not seen before, or that is not traced."""
+        with override(**self._options) as config:
+            if not config.fuses:
+                return self.original(*args, **kwargs)
+        key = inputs.key, self._model.training, torch.is_grad_enabled(), tuple(t.dim() for t in tensors)
+        with self._lock:
+            route = self._routes.get(key)
+            found = None if route else self._find(tensors, inputs)
+            reason = f"called with more than {config.max_signatures} signatures"
+            failure = None
+            if route is None and found is None and len(self._made) < config.max_signatures:
+                made = self._specialise(args, kwargs, tensors)
+                if isinstance(made, CaptureFailure):
+                    failure, reason = made, made.reason
+                    route = None if failure.error else self._conclude(key, failure, config)
+                else:
+                    bound = made.signature.bind(tensors, distinct(tensors))
+                    found = None if bound is None else (made, bound)
+        if failure is not None and failure.error is not None:
+            # The call itself may be at fault: then the original says so, and nothing follows for other calls.
+            result = self._run_original(args, kwargs, reason)
+            with self._lock:
+                self._conclude(key, failure, config)
+            return result
+        if route is not None:
+            return self._run_route(key, route, args, kwargs)
+        if found is not None:
+            return self._run_checked(*found, args, kwargs)
+        return self._run_original(args, kwargs, reason)
+
+    def _conclude(self, key: object, failure: CaptureFailure, config: Config) -> Route | None:
+        """What serves calls like this one from now on; None where tracing is to be tried again."""
+        self.refuse("trace", failure.reason)
+        if not failure.final:
+            self._routes[key] = self._route(failure.reason, config)
+        elif failure.lasting:
+            self._routes[key] = Untouched(self.original, self._name, failure.reason, self._fallbacks)
+        return self._routes.get(key)
+
+    def _specialise(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
+    ) -> Specialisation | CaptureFailure:
+        start = time.perf_counter()
+        captured = capture(self._model, args, kwargs, forward=self._forward)
+        seconds = time.perf_counter() - start
+        if isinstance(captured, CaptureFailure):
+            return captured
+        with override(**self._options) as config:
+            try:
+                compiled = compile_graph(captured.graph, name=self._name, fallbacks=self._fallbacks)
+            except Exception as bug:  # ours, but not a reason for the user's model not to run
+                if config.debug:
+                    raise
+                return CaptureFailure(f"internal error: {type(bug).__name__}: {bug}", final=True, lasting=True)
+        report = replace(compiled.report, seconds=(("capture", seconds), *compiled.report.seconds))
+        made = Specialisation(self._model, captured, replace(compiled, report=report), tensors)
+        self._made = (*self._made, made)
+        return made
+
+    def _route(self, reason: str, config: Config) -> Route:
+        """What serves a model that cannot be traced, because of `reason`."""
+        if not self._dynamo_allowed:
+            return self._children_route(reason)
+        if self._dynamo is None:
+            self._dynamo = Dynamo(
+                self.original, self._name, self._options, self._fallbacks, limit=config.max_signatures
+            )
+        return self._dynamo
+
+    def _children_route(self, reason: str) -> Route:
+        if self._children is None:
+            self._children = Children(self._model, self.original, self._for_child)
+        if self._children.empty:
+            return Untouched(self.original, self._name, reason, self._fallbacks)
+        return self._children
+
+    def _for_child(self, path: str, child: nn.Module) -> Specialiser:
+        name = f"{self._name}.{path}"
+        return Specialiser(child, self._options, name=name, forward=child.forward, dynamo=False)
+
+    def _run_route(self, key: object, route: Route, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not isinstance(route, Dynamo):
+            return route(args, kwargs)
+        result = route(args, kwargs)
+        if not route.reports():
+            with self._lock:
+                self.refuse("Dynamo", "finds no graph in forward")
+                self._routes[key] = self._children_route("neither traced nor compiled by Dynamo")
+        return result
+
+    def refuse(self, step: str, reason: str) -> None:
+        """Keep for the report why a way of capturing failed; said once."""
+        text = f"{step}: {reason}"
+        if text in self._refusals:
+            return
+        self._refusals[text] = RefusalReport(self._name, step, reason)
+        warnings.warn(f"{self._name} is not captured whole ({text})", FusepassWarning, stacklevel=2)
+
+
+def _device(model: nn.Module) -> str:
+    return next((str(tensor.device) for tensors in (model.parameters(), model.buffers()) for tensor in tensors), "cpu")

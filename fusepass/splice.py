@@ -1,0 +1,62 @@
+"""The rewritten graph: each region's nodes give way to one call."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from fusepass.patterns.ordering import execution_order
+from fusepass.patterns.partition import Region
+
+
+def subgraph(owner: fx.GraphModule, region: Region) -> fx.GraphModule:
+    """The region's own graph: a placeholder per input, in order, and a tuple of its outputs."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in region.inputs:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+    for node in region.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in region.outputs))
+    return fx.GraphModule(owner, graph)
+
+
+def splice(
+    owner: fx.GraphModule,
+    regions: Sequence[Region],
+    arguments: Mapping[str, Sequence[fx.Node]],
+    targets: Mapping[str, Callable[..., Any]],
+) -> fx.GraphModule:
+    """`owner` with a call of ``targets[region.name]`` in place of each region; `owner` itself is not changed.
+
+    Args:
+        owner: the captured graph.
+        regions: disjoint; contracting each leaves the graph acyclic.
+        arguments: per region name, the nodes that its call takes.
+        targets: per region name, what to call; gives a tensor, or a tuple of them for several outputs.
+    """
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for item in execution_order(owner.graph, regions):
+        if isinstance(item, fx.Node):
+            copies[item] = graph.node_copy(item, copies.__getitem__)
+            continue
+        call = graph.call_function(targets[item.name], tuple(copies[node] for node in arguments[item.name]))
+        call.name = graph._graph_namespace.create_name(item.name, None)
+        _give_results(graph, item, call, copies)
+    graph.lint()
+    return fx.GraphModule(owner, graph)
+
+
+def _give_results(graph: fx.Graph, region: Region, call: fx.Node, copies: dict[fx.Node, fx.Node]) -> None:
+    outputs = region.outputs
+    values = tuple(node.meta["val"] for node in outputs)
+    call.meta["val"] = values if len(outputs) > 1 else values[0]
+    for number, node in enumerate(outputs):
+        copies[node] = graph.call_function(operator.getitem, (call, number)) if len(outputs) > 1 else call
+        if len(outputs) > 1:
+            copies[node].meta["val"] = values[number]

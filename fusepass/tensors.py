@@ -1,0 +1,107 @@
+"""The tensors that a module owns (parameters, buffers, plain attributes) and where they live."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+_Value: TypeAlias = Any  # Tensor or None; what is None is told by the tie pattern
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a tensor lives: attribute `name` of the submodule `path`, which is "" for the model itself."""
+
+    path: str
+    name: str
+
+    @property
+    def dotted(self) -> str:
+        """Path and name, as in a state dict."""
+        return f"{self.path}.{self.name}" if self.path else self.name
+
+
+def _holders(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
+    """Each dict that may hold tensors, with its submodule's path and the keys that count.
+
+    Keys without a tensor count among parameters and buffers, where a bias may appear later.
+    """
+    for path, module in model.named_modules():
+        for entries in (module._parameters, module._buffers):
+            if entries:
+                yield path, entries, list(entries)
+        plain = [key for key, value in vars(module).items() if isinstance(value, torch.Tensor)]
+        if plain:
+            yield path, vars(module), plain
+
+
+class LiveTensors:
+    """The tensors of `model` as they are now, each once, whatever was assigned since.
+
+    Attributes:
+        slots: where each of them lives; of tied ones the first place.
+        ties: for each further place of a tensor, the place and the index of the tensor.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        places = [(path, entries, key) for path, entries, keys in _holders(model) for key in keys]
+        # With one key, itemgetter gives the bare value, so the first key comes twice.
+        self._readers = [
+            functools.partial(operator.itemgetter(*keys, keys[0]), entries) for _, entries, keys in _holders(model)
+        ]
+        values = tuple(self._read())
+        self._pattern = _tie_pattern(values)
+        self._unique = [i for i, first in enumerate(self._pattern) if first == i]
+        self._bound = values, tuple(values[i] for i in self._unique)
+        slot_of = {id(entries[key]): Slot(path, key) for path, entries, key in reversed(places)}
+        self.slots = tuple(slot_of[id(tensor)] for tensor in self._bound[1])
+        order = {id(tensor): index for index, tensor in enumerate(self._bound[1])}
+        self.ties = tuple(
+            (Slot(path, key), order[id(entries[key])])
+            for path, entries, key in places
+            if entries[key] is not None and slot_of[id(entries[key])] != Slot(path, key)
+        )
+
+    def _read(self) -> Iterator[_Value]:
+        return chain.from_iterable(map(operator.call, self._readers))
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The tensors as they were when last looked at, in the order of `slots`."""
+        return self._bound[1]
+
+    def now(self) -> tuple[torch.Tensor, ...] | None:
+        """The tensors in the order of `slots`; None where places are gone or are tied differently.
+
+        Places that came are not noticed here but by `fusepass.pystate.PythonState`.
+        """
+        values, tensors = self._bound
+        try:
+            if all(map(operator.is_, self._read(), values)):
+                return tensors
+            return self._rebind()
+        except KeyError:
+            return None
+
+    def _rebind(self) -> tuple[torch.Tensor, ...] | None:
+        values = tuple(self._read())
+        if _tie_pattern(values) != self._pattern:
+            return None
+        tensors = tuple(values[i] for i in self._unique)
+        if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+            return None
+        self._bound = values, tensors
+        return tensors
+
+
+def _tie_pattern(values: tuple[_Value, ...]) -> list[int]:
+    """For each value the position where it occurs first; -1 for None."""
+    first: dict[int, int] = {}
+    return [-1 if value is None else first.setdefault(id(value), i) for i, value in enumerate(values)]

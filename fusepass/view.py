@@ -1,0 +1,133 @@
+"""The rewritten graph of a specialisation as a module of its own, for reading, running and saving."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from fusepass.capture import Captured
+from fusepass.naming import identifiers, key, positional_names
+from fusepass.structure import KeyPath, Template
+
+
+def graph_view(
+    model: nn.Module, forward: Callable[..., Any], captured: Captured, rewritten: fx.GraphModule
+) -> fx.GraphModule:
+    """`rewritten`, a flat graph made from `captured`, as a module that is called as `model` is.
+
+    Its parameters and buffers are the model's own, under the same names. It is right for one signature, which it
+    does not compare.
+    """
+    graph = fx.Graph()
+    inputs = _input_nodes(graph, forward, captured)
+    states = [graph.get_attr(slot.dotted) for slot in captured.states]
+    placeholders = rewritten.graph.find_nodes(op="placeholder")
+    copied: dict[fx.Node, fx.Node] = {}
+    for placeholder, node in zip(placeholders, [*states, *inputs], strict=True):
+        node.meta = dict(placeholder.meta)
+        copied[placeholder] = node
+    for node in rewritten.graph.nodes:
+        if node.op not in ("placeholder", "output"):
+            copied[node] = graph.node_copy(node, copied.__getitem__)
+    flat: Sequence[fx.Node] = rewritten.graph.output_node().args[0]  # type: ignore[assignment]
+    results = [copied[node] for node in flat]
+    graph.output(_nested(graph, captured.outputs, results))
+    root = _attributes(model, captured, rewritten)
+    view = fx.GraphModule(root, graph, class_name=type(model).__name__)
+    _share_tensors(model, view)
+    return view
+
+
+def _input_nodes(graph: fx.Graph, forward: Callable[..., Any], captured: Captured) -> list[fx.Node]:
+    """A placeholder for each argument, and a node for each tensor in them."""
+    args, kwargs = captured.inputs.structure.unflatten(captured.inputs.leaves)
+    names = identifiers([*positional_names(forward, len(args)), *kwargs])
+    roots: list[KeyPath] = [(pytree.SequenceKey(0), pytree.SequenceKey(i)) for i in range(len(args))]
+    roots += [(pytree.SequenceKey(1), pytree.MappingKey(name)) for name in kwargs]
+    nodes: dict[KeyPath, fx.Node] = {path: graph.placeholder(name) for path, name in zip(roots, names, strict=True)}
+
+    def reach(path: KeyPath) -> fx.Node:
+        if path not in nodes:
+            take = getattr if isinstance(path[-1], pytree.GetAttrKey) else operator.getitem
+            nodes[path] = graph.call_function(take, (reach(path[:-1]), key(path[-1])))
+        return nodes[path]
+
+    return [reach(captured.paths[hole]) for hole in captured.inputs.holes]
+
+
+def _nested(graph: fx.Graph, outputs: Template, results: list[fx.Node]) -> Any:
+    """The model's result as an argument of the output node."""
+    value = outputs.fill(results)
+    if _is_basic(value):
+        return value
+
+    def nested_result(*tensors: torch.Tensor) -> Any:
+        return outputs.fill(tensors)
+
+    return graph.call_function(nested_result, tuple(results))
+
+
+def _is_basic(value: object) -> bool:
+    """Whether an fx graph can hold `value`: nodes and constants in tuples, lists and dicts."""
+    if type(value) is dict:
+        return all(isinstance(name, str) for name in value) and all(map(_is_basic, value.values()))
+    if type(value) in (tuple, list):
+        return all(map(_is_basic, value))  # type: ignore[call-overload]
+    return isinstance(value, fx.Node | fx.node.BaseArgumentTypes | None)
+
+
+def _attributes(model: nn.Module, captured: Captured, rewritten: fx.GraphModule) -> nn.Module:
+    """A module that has every attribute that the nodes name."""
+    root = nn.Module()
+    for slot in captured.states:
+        _put(root, slot.dotted, getattr(model.get_submodule(slot.path), slot.name))
+    for node in rewritten.graph.nodes:
+        if node.op in ("get_attr", "call_module"):
+            _put(root, node.target, operator.attrgetter(node.target)(rewritten))
+    return root
+
+
+def _share_tensors(model: nn.Module, view: fx.GraphModule) -> None:
+    """Give `view` the state dict of `model`: all of its parameters and buffers, and nothing else."""
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        _put(view, name, parameter)
+    saved = set()
+    for name, buffer, persistent in _buffers(model):
+        _put(view, name, buffer)
+        if persistent:
+            saved.add(name)
+    for name, _, _ in list(_buffers(view)):
+        path, _, attribute = name.rpartition(".")
+        owner = view.get_submodule(path)
+        owner._non_persistent_buffers_set.discard(attribute)
+        if name not in saved:
+            owner._non_persistent_buffers_set.add(attribute)
+
+
+def _buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    """Name, tensor and persistence of each buffer."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                dotted = f"{path}.{name}" if path else name
+                yield dotted, buffer, name not in module._non_persistent_buffers_set
+
+
+def _put(root: nn.Module, dotted: str, value: Any) -> None:
+    """Set the attribute `dotted` of `root`, with modules on the way."""
+    *path, name = dotted.split(".")
+    module = root
+    for part in path:
+        if part not in module._modules:
+            module.add_module(part, nn.Module())
+        module = module.get_submodule(part)
+    if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+        module.__dict__.pop(name, None)
+        module.register_buffer(name, value)
+    else:
+        setattr(module, name, value)

@@ -1,0 +1,98 @@
+"""The pattern language of rewrite rules: what an expression of ATen operators looks like.
+
+::
+
+    x = var("x")
+    relu = op(aten.relu)
+    relu(relu(x))                                   # any overload; arguments not mentioned have their defaults
+    op(aten.mul, commutative=True)(x, const("one", equals(1)))
+    op(aten.neg)(op(aten.neg)(x)["inner"])          # the inner negation is captured, too
+
+Patterns are immutable values; `fusepass.patterns.matcher.match` finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from torch._ops import OpOverloadPacket
+
+from fusepass.patterns.opclass import OpClass
+
+Operand: TypeAlias = "Var | Const | Call"
+
+
+@dataclass(frozen=True)
+class Var:
+    """Any tensor. The same name stands for the same node everywhere in a pattern."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Const:
+    """A value that is no tensor (a number, a list of ints, None), captured under `name` where `accepts` holds."""
+
+    name: str
+    accepts: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of one of `packets`, in any overload, or of any operator of class `op_class`.
+
+    Attributes:
+        args: by position in the operator's schema.
+        kwargs: by name in the operator's schema.
+        open: arguments that are not mentioned may be anything; otherwise they must have their default values.
+        commutative: the first two arguments may be exchanged.
+        single_user: nothing outside the match reads the result.
+        name: captures the call's node, if given.
+    """
+
+    packets: frozenset[OpOverloadPacket] = frozenset()
+    op_class: OpClass | None = None
+    args: tuple[Operand, ...] = ()
+    kwargs: Mapping[str, Operand] = field(default_factory=lambda: MappingProxyType({}))
+    open: bool = False
+    commutative: bool = False
+    single_user: bool = False
+    name: str | None = None
+
+    def __getitem__(self, name: str) -> Call:
+        """The same pattern, its node captured under `name`."""
+        return replace(self, name=name)
+
+    def used_once(self) -> Call:
+        """The same pattern, where nothing outside the match reads the result."""
+        return replace(self, single_user=True)
+
+
+def var(name: str) -> Var:
+    """Any tensor, captured under `name`."""
+    return Var(name)
+
+
+def const(name: str, accepts: Callable[[Any], bool] = lambda value: True) -> Const:
+    """A value that is no tensor, captured under `name`, if it `accepts` it."""
+    return Const(name, accepts)
+
+
+def op(*packets: OpOverloadPacket, commutative: bool = False, open: bool = False) -> Callable[..., Call]:
+    """A constructor of patterns that call one of `packets`: ``op(aten.relu)(x)``."""
+    return lambda *args, **kwargs: Call(
+        packets=frozenset(packets), args=args, kwargs=MappingProxyType(kwargs), commutative=commutative, open=open
+    )
+
+
+def of_class(op_class: OpClass) -> Callable[..., Call]:
+    """A constructor of patterns that call any operator of `op_class`, whatever its arguments after the given ones."""
+    return lambda *args: Call(op_class=op_class, args=args, open=True)
+
+
+def equals(number: float) -> Callable[[Any], bool]:
+    """Accepts that number, whatever its Python type; a bool is no number, and zero has its sign."""
+    return lambda value: type(value) in (int, float) and value == number and str(float(value)) == str(float(number))

@@ -1,0 +1,260 @@
+"""The one place that says no: what may not fuse, and why.
+
+A check returns a reason, or None where it has no objection. `NODE_CHECKS` look at one operator, `TENSOR_CHECKS` at each
+tensor that it reads or that is used of what it makes, `REGION_CHECKS` at a region after a step of its growth (a step
+that is refused now may be legal later), `FINAL_CHECKS` at a grown region.
+
+Aliasing needs no check: a view is never a region's output. Inside a region it is recomputed for free, and where it is
+also needed outside it stays an ATen view of the region's output or input, so every alias the caller can see is real.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from fusepass.codegen.lowering.tensor import DTYPES
+
+if TYPE_CHECKING:
+    from fusepass.patterns.dataflow import Candidate
+
+aten = torch.ops.aten
+
+DEVICES = ("cpu", "cuda")
+"""Device types that code is generated for."""
+MOST_OPS = 200
+"""Operators in one region: compile time of the generated source grows with it."""
+MOST_ARGUMENTS = 64
+"""Inputs and outputs of one region: a kernel's parameters are limited."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why an operator does not fuse.
+
+    Attributes:
+        reason: in words.
+        node: the node's name in the captured graph.
+        target: the ATen operator, such as ``"aten.rand_like"``.
+    """
+
+    reason: str
+    node: str
+    target: str
+
+
+def node_refusal(node: fx.Node) -> Refusal | None:
+    """Why `node` may be in no region at all, if so."""
+    if not isinstance(node.target, OpOverload):
+        return Refusal("not an ATen operator", node.name, str(node.target))
+    reason = next((reason for check in NODE_CHECKS if (reason := check(node)) is not None), None)
+    reason = reason or next(
+        (reason for tensor in tensors(node) for check in TENSOR_CHECKS if (reason := check(tensor)) is not None), None
+    )
+    return None if reason is None else Refusal(reason, node.name, str(node.target.overloadpacket))
+
+
+def step_reason(candidate: Candidate) -> str | None:
+    """Why a region may not grow to `candidate`, if so."""
+    return next((reason for check in REGION_CHECKS if (reason := check(candidate)) is not None), None)
+
+
+def final_reason(candidate: Candidate) -> str | None:
+    """Why the grown `candidate` may not become a region, if so."""
+    return next((reason for check in FINAL_CHECKS if (reason := check(candidate)) is not None), None)
+
+
+@cache
+def is_random(target: object) -> bool:
+    """Whether `target` draws random numbers."""
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+@cache
+def writes(target: object) -> bool:
+    """Whether `target` writes to an argument."""
+    return isinstance(target, OpOverload) and target._schema.is_mutable
+
+
+@cache
+def waits_for_host(target: object) -> bool:
+    """Whether the host needs the result of `target`, or its size, to go on."""
+    tags = target.tags if isinstance(target, OpOverload) else ()
+    return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+
+
+def is_constant_number(node: fx.Node) -> bool:
+    """Whether `node` is a 0-dim CPU constant, such as ``torch.tensor(0.5)`` in forward: to kernels a number."""
+    source = node
+    while source.target is aten.lift_fresh_copy.default:
+        (source,) = source.all_input_nodes
+    value = node.meta.get("val")
+    return source.op == "get_attr" and isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_cpu
+
+
+def tensors(node: fx.Node) -> Iterator[torch.Tensor]:
+    """The fake tensors that `node` reads and those among its results that are used."""
+    for source in node.all_input_nodes:
+        if isinstance(value := source.meta.get("val"), torch.Tensor):
+            yield value
+    yield from _results(node)
+
+
+def _results(node: fx.Node) -> Iterator[torch.Tensor]:
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        yield from (value[user.args[1]] for user in node.users if user.target is operator.getitem and user.users)  # type: ignore[index]
+
+
+def no_write(node: fx.Node) -> str | None:
+    return "writes to its argument" if writes(node.target) else None
+
+
+def no_random_numbers(node: fx.Node) -> str | None:
+    return "draws random numbers" if is_random(node.target) else None
+
+
+def no_host_synchronisation(node: fx.Node) -> str | None:
+    return "its result, or the size of it, is needed on the host" if waits_for_host(node.target) else None
+
+
+_SCANS = frozenset({aten.cumsum, aten.cumprod, aten.cummax, aten.cummin, aten.logcumsumexp})
+
+
+def no_scan(node: fx.Node) -> str | None:
+    """PyTorch decomposes scans into quadratic work."""
+    return "a scan: each element needs those before it" if node.target.overloadpacket in _SCANS else None  # type: ignore[union-attr]
+
+
+def initialised(node: fx.Node) -> str | None:
+    empty = node.target._schema.name.split("::")[-1] in ("empty", "empty_like", "empty_strided", "new_empty")  # type: ignore[union-attr]
+    return "its result has no values yet" if empty else None
+
+
+def single_arguments(node: fx.Node) -> str | None:
+    known = all(isinstance(source.meta.get("val"), torch.Tensor) for source in node.all_input_nodes)
+    return None if known and node.meta.get("val") is not None else "reads or gives something else than tensors"
+
+
+def one_device(node: fx.Node) -> str | None:
+    read = (source.meta.get("val") for source in node.all_input_nodes if not is_constant_number(source))
+    devices = {str(value.device) for value in (*read, *_results(node)) if isinstance(value, torch.Tensor)}
+    return f"works on {' and '.join(sorted(devices))}" if len(devices) > 1 else None
+
+
+def no_constant(node: fx.Node) -> str | None:
+    number = node.target is aten.lift_fresh_copy.default and is_constant_number(node)
+    return "a constant, which kernels take as a number" if number else None
+
+
+def unused_pooling_indices(node: fx.Node) -> str | None:
+    if "max_pool" not in str(node.target):
+        return None
+    used = any(user.target is operator.getitem and user.args[1] == 1 and user.users for user in node.users)
+    return "the positions of the maxima are used" if used else None
+
+
+def single_results(node: fx.Node) -> str | None:
+    together = isinstance(node.meta.get("val"), tuple | list) and any(
+        user.target is not operator.getitem for user in node.users
+    )
+    return "its results are used as a tuple" if together else None
+
+
+def understood_view(node: fx.Node) -> str | None:
+    return "a view of memory beside its input" if node.target is aten.as_strided.default else None
+
+
+def plain_product(node: fx.Node) -> str | None:
+    if node.target not in (aten.addmm.default, aten.baddbmm.default):
+        return None
+    scaled = any(node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta"))
+    return "a matrix product with alpha or beta" if scaled else None
+
+
+def static_shape(tensor: torch.Tensor) -> str | None:
+    return None if all(isinstance(size, int) for size in tensor.shape) else "a shape is symbolic"
+
+
+def not_empty(tensor: torch.Tensor) -> str | None:
+    return "a tensor is empty" if any(isinstance(size, int) and size == 0 for size in tensor.shape) else None
+
+
+def dense_layout(tensor: torch.Tensor) -> str | None:
+    return None if tensor.layout is torch.strided else f"layout {str(tensor.layout).removeprefix('torch.')}"
+
+
+def supported_dtype(tensor: torch.Tensor) -> str | None:
+    known = tensor.dtype in DTYPES
+    return None if known else f"element type {str(tensor.dtype).removeprefix('torch.')} has no generated code"
+
+
+def supported_device(tensor: torch.Tensor) -> str | None:
+    known = tensor.device.type in DEVICES
+    return None if known else f"device {tensor.device.type} has no generated code"
+
+
+def no_cycle(candidate: Candidate) -> str | None:
+    between = candidate.before & candidate.after & ~candidate.members
+    return "would wait for itself: a value leaves the region and comes back" if between else None
+
+
+def one_anchor(candidate: Candidate) -> str | None:
+    return "a region has one convolution or matrix product" if candidate.anchors.bit_count() > 1 else None
+
+
+def anchor_first(candidate: Candidate) -> str | None:
+    return "would run before the region's convolution or matrix product" if candidate.before_anchor else None
+
+
+def not_too_many_ops(candidate: Candidate) -> str | None:
+    return f"the region would have more than {MOST_OPS} operators" if candidate.size > MOST_OPS else None
+
+
+def not_too_many_arguments(candidate: Candidate) -> str | None:
+    count = candidate.input_count + candidate.output_count
+    return f"the region would have more than {MOST_ARGUMENTS} inputs and outputs" if count > MOST_ARGUMENTS else None
+
+
+def reads_a_tensor(candidate: Candidate) -> str | None:
+    return None if candidate.reads_tensors else "the region would read no tensor"
+
+
+NODE_CHECKS: tuple[Callable[[fx.Node], str | None], ...] = (
+    no_write,
+    no_random_numbers,
+    no_host_synchronisation,
+    no_scan,
+    initialised,
+    single_arguments,
+    single_results,
+    one_device,
+    no_constant,
+    unused_pooling_indices,
+    understood_view,
+    plain_product,
+)
+TENSOR_CHECKS: tuple[Callable[[torch.Tensor], str | None], ...] = (
+    static_shape,
+    not_empty,
+    dense_layout,
+    supported_dtype,
+    supported_device,
+)
+REGION_CHECKS: tuple[Callable[[Candidate], str | None], ...] = (
+    no_cycle,
+    one_anchor,
+    anchor_first,
+    not_too_many_ops,
+    not_too_many_arguments,
+)
+FINAL_CHECKS: tuple[Callable[[Candidate], str | None], ...] = (reads_a_tensor,)

@@ -1,0 +1,53 @@
+"""The patterns that fusepass comes with."""
+
+from __future__ import annotations
+
+from fusepass.patterns.opclass import OpClass
+from fusepass.patterns.pattern import Pattern, register
+
+_LOCAL = frozenset({OpClass.POINTWISE, OpClass.VIEW})
+_CHAIN = _LOCAL | {OpClass.REDUCTION, OpClass.NORMALISATION, OpClass.POOLING}
+
+ANCHOR = Pattern(
+    name="anchor",
+    seed=frozenset({OpClass.ANCHOR}),
+    upstream=_LOCAL,  # of the operators behind the anchor; what the anchor itself waits for is illegal
+    downstream=_CHAIN,
+    min_ops=2,
+    why="the result of a convolution or matrix product, bias included, is finished before it is written",
+)
+NORMALISATION = Pattern(
+    name="normalisation",
+    seed=frozenset({OpClass.NORMALISATION}),
+    upstream=_CHAIN,
+    downstream=_CHAIN,
+    min_ops=1,
+    why="statistics and result share one reading of the input, the operators around them need none",
+)
+REDUCTION = Pattern(
+    name="reduction",
+    seed=frozenset({OpClass.REDUCTION}),
+    upstream=_CHAIN,
+    downstream=_CHAIN,
+    min_ops=1,
+    why="the large input of a reduction is not written, and reductions of one value share its reading",
+)
+POOLING = Pattern(
+    name="pooling",
+    seed=frozenset({OpClass.POOLING}),
+    upstream=_CHAIN,
+    downstream=_CHAIN,
+    min_ops=1,
+    why="the operators before a window are applied as it is read, those behind it before it is written",
+)
+POINTWISE = Pattern(
+    name="pointwise",
+    seed=frozenset({OpClass.POINTWISE}),
+    upstream=_LOCAL,
+    downstream=_LOCAL,
+    min_ops=2,
+    why="a chain of elementwise operators reads its inputs once and writes its results once",
+)
+
+for _pattern in (ANCHOR, NORMALISATION, REDUCTION, POOLING, POINTWISE):
+    register(_pattern)

@@ -1,0 +1,182 @@
+"""Finds a pattern of `fusepass.patterns.language` in a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+from torch._ops import OpOverload
+
+from fusepass.codegen.lowering.tracer import Spec, meta_like
+from fusepass.patterns.language import Call, Const, Operand, Var
+from fusepass.patterns.opclass import direct_class
+
+
+class Declined(Exception):
+    """Raised by a rewrite, or by `Match.call` in it, for a match that it has no valid result for."""
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Why a pattern is not found; ``str()`` says it in words."""
+
+    node: fx.Node
+    template: str
+    values: tuple[object, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.node.name}: {self.template.format(*self.values)}"
+
+
+@dataclass(frozen=True)
+class Match:
+    """A pattern found. Captures are attributes: nodes for `Var` and named calls, plain values for `Const`.
+
+    Attributes:
+        root: the node that the whole pattern stands for.
+        nodes: every operator matched, `root` among them.
+        captures: what the names of the pattern stand for.
+    """
+
+    root: fx.Node
+    nodes: frozenset[fx.Node]
+    captures: Mapping[str, Any]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.captures[name]
+        except KeyError:
+            raise AttributeError(f"the pattern has no capture called {name!r}") from None
+
+    def call(self, target: OpOverload, *args: Any, **kwargs: Any) -> fx.Node:
+        """A new node before `root`, with a description of its result and the source location of `root`.
+
+        Raises:
+            Declined: the operator does not take these arguments.
+        """
+        values = fx.map_arg((args, kwargs), lambda node: meta_like(node.meta["val"]))
+        try:
+            result = Spec.of(target(*values[0], **values[1]), self.root.meta["val"].device)
+        except RuntimeError as error:
+            raise Declined(str(error)) from error
+        with self.root.graph.inserting_before(self.root):
+            node = self.root.graph.call_function(target, args, kwargs)
+        kept = ("stack_trace", "nn_module_stack")
+        node.meta = {key: value for key, value in self.root.meta.items() if key in kept} | {"val": result}
+        return node
+
+
+def match(pattern: Call, node: fx.Node) -> Match | Mismatch:
+    """The first way in which `node` is an instance of `pattern`, or why it is none."""
+    attempt = _Attempt()
+    for found in attempt.calls(pattern, node, _Found()):
+        return Match(node, frozenset(found.nodes), found.captures)
+    return attempt.mismatch or Mismatch(node, "no match")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What is matched so far."""
+
+    captures: Mapping[str, Any] = field(default_factory=dict)
+    nodes: tuple[fx.Node, ...] = ()
+    once: tuple[fx.Node, ...] = ()
+
+    def capture(self, name: str | None, value: Any) -> _Found | None:
+        """With `value` under `name`; None if that is taken by another value."""
+        if name is None or (name in self.captures and self.captures[name] is value):
+            return self
+        if name in self.captures:
+            return None
+        return _Found({**self.captures, name: value}, self.nodes, self.once)
+
+
+class _Attempt:
+    """A search with backtracking; `mismatch` is the last thing that did not fit."""
+
+    def __init__(self) -> None:
+        self.mismatch: Mismatch | None = None
+
+    def calls(self, pattern: Call, node: fx.Node, found: _Found) -> Iterator[_Found]:
+        """Every way in which `node` fits `pattern`, given what is `found`, with users outside checked."""
+        for result in self._call(pattern, node, found):
+            shared = [inner for inner in result.once if not inner.users.keys() <= {*result.nodes}]
+            if shared:
+                self._fail(shared[0], "its result has other users")
+            else:
+                yield result
+
+    def _fail(self, node: fx.Node, template: str, *values: object) -> None:
+        self.mismatch = Mismatch(node, template, values)
+
+    def _call(self, pattern: Call, node: fx.Node, found: _Found) -> Iterator[_Found]:
+        target = node.target
+        if not isinstance(target, OpOverload) or not _is_called(pattern, target):
+            self._fail(node, "is a call of {}, not of {}", target, pattern.op_class or set(pattern.packets))
+            return
+        given = arguments(node)
+        names = list(given)
+        wanted = {**dict(zip(names, pattern.args, strict=False)), **pattern.kwargs}
+        if not wanted.keys() <= given.keys() or len(pattern.args) > len(names):
+            self._fail(node, "takes other arguments")
+            return
+        rest = [name for name in names if name not in wanted and not _is_default(target, name, given[name])]
+        if rest and not pattern.open:
+            self._fail(node, "argument {} is {}", rest[0], given[rest[0]])
+            return
+        captured = found.capture(pattern.name, node)
+        if captured is None:
+            self._fail(node, "is not what {} stands for already", pattern.name)
+            return
+        once = (*captured.once, node) if pattern.single_user else captured.once
+        start = _Found(captured.captures, (*captured.nodes, node), once)
+        operands = list(wanted.values())
+        values = [given[name] for name in wanted]
+        yield from self._operands(operands, values, start)
+        if pattern.commutative:
+            yield from self._operands([operands[1], operands[0], *operands[2:]], values, start)
+
+    def _operands(self, operands: Sequence[Operand], values: Sequence[Any], found: _Found) -> Iterator[_Found]:
+        if not operands:
+            yield found
+            return
+        for first in self._operand(operands[0], values[0], found):
+            yield from self._operands(operands[1:], values[1:], first)
+
+    def _operand(self, operand: Operand, value: Any, found: _Found) -> Iterator[_Found]:
+        match operand, value:
+            case Call(), fx.Node():
+                yield from self._call(operand, value, found)
+            case Var(name), fx.Node():
+                captured = found.capture(name, value)
+                if captured is None:
+                    self._fail(value, "is not what {} stands for already", name)
+                else:
+                    yield captured
+            case Const(name, accepts), _ if not isinstance(value, fx.Node) and accepts(value):
+                captured = found.capture(name, value)
+                if captured is not None:
+                    yield captured
+            case _:
+                self._fail(found.nodes[-1], "argument {} is no {}", value, operand)
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """The arguments of `node`, defaults included, by their names in the operator's schema and in its order."""
+    assert isinstance(node.target, OpOverload)
+    schema = node.target._schema.arguments
+    given = dict(zip((argument.name for argument in schema), node.args, strict=False)) | dict(node.kwargs)
+    return {argument.name: given.get(argument.name, argument.default_value) for argument in schema}
+
+
+def _is_called(pattern: Call, target: OpOverload) -> bool:
+    if pattern.op_class is not None:
+        return direct_class(target) is pattern.op_class
+    return target.overloadpacket in pattern.packets
+
+
+def _is_default(target: OpOverload, name: str, value: Any) -> bool:
+    argument = next(argument for argument in target._schema.arguments if argument.name == name)
+    return bool(argument.has_default_value()) and not isinstance(value, fx.Node) and argument.default_value == value

@@ -1,0 +1,147 @@
+"""The class of an operator, which is all that patterns know of it."""
+
+from __future__ import annotations
+
+import enum
+import operator
+from collections.abc import Hashable
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from fusepass.codegen.lowering import lower as lower  # registers the vocabulary
+from fusepass.codegen.lowering import registry
+from fusepass.codegen.lowering.registry import decomposed
+from fusepass.patterns.aliasing import is_view
+from fusepass.patterns.legality import Refusal, node_refusal
+
+
+class OpClass(enum.Enum):
+    """What an operator does, as far as fusion is concerned."""
+
+    POINTWISE = "pointwise"  # each element of the result needs one element of each input, wherever that lies
+    VIEW = "view"  # the same memory under another shape
+    REDUCTION = "reduction"
+    NORMALISATION = "normalisation"  # statistics of its input, and a result of the input's shape
+    POOLING = "pooling"
+    ANCHOR = "anchor"  # a convolution or a matrix product
+    OTHER = "other"
+
+
+class Vocabulary(Protocol):
+    """What code generation can express; `fusepass.codegen.lowering.registry` is one."""
+
+    def supports(self, target: OpOverload) -> bool:
+        """Whether `target` has generated code without being decomposed further."""
+        ...
+
+
+_CLASS_OF_MODULE = {
+    "activations": OpClass.POINTWISE,
+    "anchors": OpClass.ANCHOR,
+    "normalisations": OpClass.NORMALISATION,
+    "pointwise": OpClass.POINTWISE,
+    "pooling": OpClass.POOLING,
+    "reductions": OpClass.REDUCTION,
+    "views": OpClass.POINTWISE,  # padding and concatenation; what moves no memory is told apart by its schema
+}
+"""The class of an operator by the module of `fusepass.codegen.lowering` that expresses it."""
+
+
+def classify(node: fx.Node, vocabulary: Vocabulary) -> OpClass | Refusal:
+    """The class of `node`, or why it may not fuse.
+
+    An operator outside the vocabulary is decomposed with PyTorch's own tables, for the arguments at hand, and
+    classified by what it is made of. A ``getitem`` has the class of the operator whose result it takes.
+
+    Args:
+        node: a call of an ATen operator; it and its arguments carry fake tensors in ``meta["val"]``.
+        vocabulary: what code generation can express.
+    """
+    if node.target is operator.getitem:
+        (producer,) = node.all_input_nodes
+        return classify(producer, vocabulary)
+    refusal = node_refusal(node)
+    if refusal is not None:
+        return refusal
+    target = node.target
+    assert isinstance(target, OpOverload)  # node_refusal has seen to it
+    found = direct_class(target) if vocabulary.supports(target) else _composite_class(node, vocabulary)
+    if isinstance(found, OpClass) and found is not OpClass.OTHER:
+        return found
+    reason = found if isinstance(found, str) else "no generated code for it"
+    return Refusal(reason, node.name, str(target.overloadpacket))
+
+
+@cache
+def direct_class(target: OpOverload) -> OpClass:
+    """The class of an operator that code generation expresses as it is."""
+    if is_view(target):
+        return OpClass.VIEW
+    handler = registry.handler_of(target)
+    return OpClass.OTHER if handler is None else _CLASS_OF_MODULE[handler.__module__.rpartition(".")[2]]
+
+
+_composites: dict[Hashable, OpClass | str] = {}
+
+
+def _composite_class(node: fx.Node, vocabulary: Vocabulary) -> OpClass | str:
+    """`_decomposed_class`, remembered for each operator and kind of arguments."""
+    key = (vocabulary, node.target, _kind(node.args), _kind(tuple(node.kwargs.items())))
+    if key not in _composites:
+        _composites[key] = _decomposed_class(node, vocabulary)
+    return _composites[key]
+
+
+def _kind(arg: Any) -> Hashable:
+    """What decompositions see of an argument: all of it, but of a tensor no values."""
+    if isinstance(arg, fx.Node):
+        value = arg.meta["val"]
+        return (tuple(value.shape), value.stride(), value.dtype, value.device)
+    return tuple(map(_kind, arg)) if isinstance(arg, tuple | list) else (type(arg), arg)
+
+
+def _decomposed_class(node: fx.Node, vocabulary: Vocabulary) -> OpClass | str:
+    """The class of what `node` is made of, or why it has none."""
+    assert isinstance(node.target, OpOverload)
+    try:
+        primitives = _primitives(node)
+    except Exception as error:  # PyTorch's decompositions raise what they like for arguments that they do not expect
+        return f"its decomposition fails with {type(error).__name__}"
+    unknown = [str(primitive) for primitive in primitives if not vocabulary.supports(primitive)]
+    if unknown:
+        return "no generated code for it" if unknown == [str(node.target)] else f"no generated code for {unknown[0]}"
+    classes = set(map(direct_class, primitives))
+    if OpClass.ANCHOR in classes or OpClass.OTHER in classes or not classes:
+        return OpClass.OTHER
+    if OpClass.POOLING in classes:
+        return OpClass.POOLING
+    if OpClass.NORMALISATION in classes:
+        return OpClass.NORMALISATION
+    if OpClass.REDUCTION in classes:
+        return OpClass.NORMALISATION if _keeps_shape(node) else OpClass.REDUCTION
+    return OpClass.VIEW if is_view(node.target) and classes == {OpClass.VIEW} else OpClass.POINTWISE
+
+
+def _keeps_shape(node: fx.Node) -> bool:
+    result = node.meta["val"]
+    first = result[0] if isinstance(result, tuple | list) else result
+    return bool(first.shape == node.all_input_nodes[0].meta["val"].shape)
+
+
+def _primitives(node: fx.Node) -> list[OpOverload]:
+    """What `node` becomes under PyTorch's decompositions of everything outside the vocabulary."""
+    sources = list(dict.fromkeys(node.all_input_nodes))
+
+    def call(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), dict(zip(sources, tensors, strict=True)).__getitem__)
+        results = pytree.tree_leaves(node.target(*args, **kwargs))  # type: ignore[operator]
+        return tuple(result for result in results if isinstance(result, torch.Tensor))
+
+    graph = decomposed(call, [source.meta["val"] for source in sources], [source.name for source in sources]).graph
+    made = (n for n in graph.nodes if isinstance(n.target, OpOverload))
+    return [n.target for n in made if any(value.numel() for value in pytree.tree_leaves(n.meta["val"]))]

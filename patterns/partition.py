@@ -1,0 +1,173 @@
+"""Splits a graph into regions: candidates grow from every seed and compete by the memory traffic that they save."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
+
+from torch import fx
+
+from fusepass.codegen.lowering import registry
+from fusepass.patterns import library as library  # registers the patterns
+from fusepass.patterns import naming
+from fusepass.patterns.dataflow import Candidate, Dataflow, bits, remove_dead
+from fusepass.patterns.growth import grow
+from fusepass.patterns.legality import Refusal, final_reason, step_reason
+from fusepass.patterns.opclass import OpClass, Vocabulary
+from fusepass.patterns.pattern import Pattern, patterns
+from fusepass.patterns.region import Region, make_region
+from fusepass.patterns.traffic import nbytes
+
+__all__ = ["Partition", "Region", "partition"]
+
+LARGE = 2**20
+"""Bytes of the input from which on a reduction is worth a kernel of its own."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """What becomes of a graph.
+
+    Attributes:
+        regions: in graph order of their first operators; no operator is in two.
+        refusals: one for each operator in no region, in graph order; views and ``getitem`` are none.
+    """
+
+    regions: tuple[Region, ...]
+    refusals: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Offer:
+    """A candidate with the region that it would be."""
+
+    candidate: Candidate
+    pattern: Pattern
+    region: Region
+
+    def __lt__(self, other: _Offer) -> bool:
+        """Whether this one is taken first: it saves more, or stands earlier in the graph."""
+        return (-self.region.bytes_saved, self.first) < (-other.region.bytes_saved, other.first)
+
+    @property
+    def first(self) -> int:
+        return next(bits(self.candidate.members))
+
+
+def partition(graph_module: fx.GraphModule, vocabulary: Vocabulary = registry) -> Partition:
+    """The regions of a graph, by greedy choice: most bytes saved first, what is left of the others grows again.
+
+    Dead operators are removed from the graph. A view that several regions, or a region and others, read is copied in it
+    for each of them, so that the nodes of regions are disjoint and a region's views serve nothing else.
+
+    Args:
+        graph_module: flat functional ATen; every node has a fake tensor in ``meta["val"]``.
+        vocabulary: what code generation can express.
+    """
+    size = len(graph_module.graph.nodes)
+    remove_dead(graph_module.graph)
+    flow = Dataflow(graph_module.graph, vocabulary)
+    reasons: dict[int, str] = {}
+    chosen = sorted(_chosen(flow, reasons), key=lambda offer: offer.first)
+    regions = _own_views(graph_module.graph, flow, [offer.region for offer in chosen])
+    if not size == len(flow.position) == len(graph_module.graph.nodes):
+        graph_module.recompile()
+    taken = reduce(or_, (offer.candidate.members for offer in chosen), 0)
+    return Partition(_named(regions), tuple(_refusals(flow, taken, reasons)))
+
+
+def _chosen(flow: Dataflow, reasons: dict[int, str]) -> Iterator[_Offer]:
+    """The offers that save most, without overlap and legal beside each other."""
+    free = reduce(or_, (1 << unit.index for unit in flow.units if unit.op_class is not None), 0)
+    queue = [offer for pattern in patterns() for offer in _offers(flow, pattern, free, free, reasons)]
+    heapq.heapify(queue)
+    while queue:
+        offer = heapq.heappop(queue)
+        members = offer.candidate.members
+        if members & ~free or not _is_legal(flow, offer.candidate):
+            for rest in _offers(flow, offer.pattern, members & free, free, reasons):
+                heapq.heappush(queue, rest)
+            continue
+        flow.contract(members)
+        free &= ~members
+        yield offer
+
+
+def _is_legal(flow: Dataflow, candidate: Candidate) -> bool:
+    """Whether `candidate` is so beside the regions chosen since it grew, which have changed what waits for what."""
+    return step_reason(reduce(Candidate.plus, candidate.units, Candidate(flow))) is None
+
+
+def _offers(flow: Dataflow, pattern: Pattern, seeds: int, free: int, reasons: dict[int, str]) -> Iterator[_Offer]:
+    """Every candidate of `pattern` that gains something, from `seeds` over `free` units."""
+    # Seeds that a pattern can absorb meet in one candidate; where a limit parts them, units stay in the first.
+    absorbs_seeds = bool(pattern.seed & (pattern.upstream | pattern.downstream))
+    covered = 0
+    for index in bits(seeds):
+        seed = flow.units[index]
+        if seed.op_class not in pattern.seed or covered >> index & 1:
+            continue
+        candidate = grow(flow, seed, pattern, free & ~covered if absorbs_seeds else free, reasons)
+        covered |= candidate.members
+        reason = final_reason(candidate)
+        if reason is not None:
+            reasons.update(dict.fromkeys(bits(candidate.members), reason))
+        elif _counts(candidate) >= pattern.min_ops:
+            region = make_region(candidate, pattern)
+            if _gains(candidate, region):
+                yield _Offer(candidate, pattern, region)
+
+
+def _counts(candidate: Candidate) -> int:
+    """The operators of `candidate` that are kernels in PyTorch: all but those that fill a tensor."""
+    return sum(bool(unit.reads) for unit in candidate.units)
+
+
+def _gains(candidate: Candidate, region: Region) -> bool:
+    """Whether the region saves traffic or kernels, or is one operator that generated code does better."""
+    if _counts(candidate) > 1:
+        return True
+    (unit,) = (unit for unit in candidate.units if unit.reads)
+    match unit.op_class:
+        case OpClass.NORMALISATION | OpClass.POOLING:
+            return True
+        case OpClass.REDUCTION:
+            return nbytes(unit.node.all_input_nodes[0].meta["val"]) >= LARGE
+    return False
+
+
+def _own_views(graph: fx.Graph, flow: Dataflow, regions: list[Region]) -> list[Region]:
+    """The regions with views of their own in place of those that others read as well."""
+    owning = []
+    for region in regions:
+        own = {node: node for node in region.nodes}
+        for view in reversed(region.nodes):
+            inside = set(own.values())
+            if view not in flow.views or all(user in inside for user in view.users):
+                continue
+            with graph.inserting_after(view):
+                own[view] = graph.node_copy(view)
+            for user in inside & view.users.keys():
+                user.replace_input_with(view, own[view])
+        owning.append(replace(region, nodes=tuple(own.values())))
+    return owning
+
+
+def _named(regions: list[Region]) -> tuple[Region, ...]:
+    """The regions, no two with the same name."""
+    taken: dict[str, Region] = {}
+    for region in regions:
+        name = naming.unique(region.name, taken)
+        taken[name] = replace(region, name=name)
+    return tuple(taken.values())
+
+
+def _refusals(flow: Dataflow, taken: int, reasons: dict[int, str]) -> Iterator[Refusal]:
+    for unit in flow.units:
+        if taken >> unit.index & 1 or unit.node.op != "call_function":
+            continue
+        reason = reasons.get(unit.index, "nothing beside it to fuse with")
+        yield unit.refusal or Refusal(reason, unit.node.name, str(unit.node.target.overloadpacket))  # type: ignore[union-attr]

@@ -1,0 +1,72 @@
+"""Views of views as one view, and views that show their input as it is."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from fusepass.patterns.language import of_class, op, var
+from fusepass.patterns.matcher import Match
+from fusepass.patterns.opclass import OpClass
+from fusepass.patterns.rule import Rule
+
+aten = torch.ops.aten
+
+_x = var("x")
+_reshape = op(aten.view, aten._unsafe_view, aten.unsqueeze, aten.squeeze, open=True)
+_reorder = op(aten.permute, aten.transpose, aten.t, open=True)
+_expand = op(aten.expand, open=True)
+
+
+def order_of(node: fx.Node) -> list[int]:
+    """The dimensions of the input of a permutation in the order in which `node` shows them."""
+    rank = node.meta["val"].dim()
+    if node.target is aten.permute.default:
+        return [dim % rank for dim in node.args[1]]  # type: ignore[union-attr]
+    order = list(range(rank))
+    first, second = node.args[1:] if node.target is aten.transpose.int else (0, 1)
+    if rank > 1:
+        order[first], order[second] = order[second], order[first]  # type: ignore[index]
+    return order
+
+
+def _reorder_once(found: Match) -> fx.Node:
+    inner = order_of(found.inner)
+    order = [inner[dim] for dim in order_of(found.root)]
+    return found.x if order == sorted(order) else found.call(aten.permute.default, found.x, order)
+
+
+def _reshape_once(found: Match) -> fx.Node:
+    return found.call(aten.view.default, found.x, list(found.root.meta["val"].shape))
+
+
+def _expand_once(found: Match) -> fx.Node:
+    return found.call(aten.expand.default, found.x, list(found.root.meta["val"].shape))
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name="idle-view",
+        pattern=of_class(OpClass.VIEW)(_x),
+        rewrite=lambda m: m.x,
+        why="a view of the same shape, strides and offset shows the same elements",
+    ),
+    Rule(
+        name="permutation-of-permutation",
+        pattern=_reorder(_reorder(_x)["inner"]),
+        rewrite=_reorder_once,
+        why="permutations compose",
+    ),
+    Rule(
+        name="view-of-view",
+        pattern=_reshape(_reshape(_x)["inner"]),
+        rewrite=_reshape_once,
+        why="a reshape depends on the order of the elements only, which both keep",
+    ),
+    Rule(
+        name="expand-of-expand",
+        pattern=_expand(_expand(_x)["inner"]),
+        rewrite=_expand_once,
+        why="a broadcast dimension may be broadcast at once to where it is broadcast to in the end",
+    ),
+)

@@ -1,0 +1,30 @@
+// What every generated kernel needs first: function qualifiers and the extreme values of element types.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#if defined(__CUDACC__)
+#define FP_FN __host__ __device__ __forceinline__
+#else
+#define FP_FN inline __attribute__((always_inline))
+#endif
+
+namespace fp {
+
+// The values that lose every comparison: identities of maximum and minimum.
+template <typename T>
+struct Limits {
+    using Numbers = std::numeric_limits<T>;
+    static constexpr T lowest = Numbers::has_infinity ? -Numbers::infinity() : Numbers::lowest();
+    static constexpr T highest = Numbers::has_infinity ? Numbers::infinity() : Numbers::max();
+};
+
+template <>
+struct Limits<bool> {
+    static constexpr bool lowest = false;
+    static constexpr bool highest = true;
+};
+
+}  // namespace fp

@@ -1,0 +1,130 @@
+// The 16-bit floating point storage types fp::half and fp::bfloat16 and their conversions.
+// Nothing is computed in them: kernels convert to float, compute, and round once (to nearest, ties to even) when storing.
+#pragma once
+
+#include "fp_cast.h"
+
+#if defined(__CUDACC__)
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace fp {
+
+using half = __half;
+using bfloat16 = __nv_bfloat16;
+
+FP_FN float to_float(half value) { return __half2float(value); }
+FP_FN float to_float(bfloat16 value) { return __bfloat162float(value); }
+FP_FN void round_to(float value, half& result) { result = __float2half_rn(value); }
+FP_FN void round_to(float value, bfloat16& result) { result = __float2bfloat16_rn(value); }
+
+}  // namespace fp
+
+#else
+
+#include <cstring>
+
+namespace fp {
+
+// Scalars, not structs: GCC does not vectorise loops that copy structs.
+enum class half : std::uint16_t {};
+enum class bfloat16 : std::uint16_t {};
+
+FP_FN float float_of(std::int32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof bits);
+    return value;
+}
+
+FP_FN std::int32_t bits_of(float value) {
+    std::int32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+// Selections instead of branches, and signed comparisons, so that loops over these conversions become short vector code.
+
+FP_FN float to_float(half value) {
+    // The half's exponent and fraction, moved to where float has them, are the value times 2^-112.
+    const std::int32_t bits = static_cast<std::uint16_t>(value);
+    const std::int32_t magnitude = (bits & 0x7fff) << 13;
+    const std::int32_t sign = std::int32_t(std::uint32_t(bits & 0x8000) << 16);
+    const std::int32_t finite = bits_of(float_of(magnitude) * 0x1p112f);
+    const std::int32_t special = magnitude | 0x7f800000;
+    return float_of(sign | (magnitude > 0x0f7fffff ? special : finite));
+}
+
+FP_FN float to_float(bfloat16 value) {
+    return float_of(std::int32_t(std::uint32_t(static_cast<std::uint16_t>(value)) << 16));
+}
+
+FP_FN void round_to(float value, half& result) {
+    const std::int32_t bits = bits_of(value);
+    const std::int32_t magnitude = bits & 0x7fffffff;
+    const std::int32_t sign = (bits >> 16) & 0x8000;
+    // Normal: rebias the exponent (15 - 127) and round the 13 dropped bits; a carry into the exponent is right, too.
+    const std::int32_t odd = (magnitude >> 13) & 1;
+    const std::int32_t normal = (magnitude - 0x38000000 + 0xfff + odd) >> 13;
+    // Subnormal: 0.5f's last place is 2^-24, half's smallest step, so the addition rounds there.
+    const std::int32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - 0x3f000000;
+    const std::int32_t finite = magnitude < 0x38800000 ? subnormal : normal;
+    const std::int32_t bounded = magnitude > 0x477fefff ? 0x7c00 : finite;  // from 65520 on: infinite
+    const std::int32_t rounded = magnitude > 0x7f800000 ? 0x7e00 : bounded;
+    result = static_cast<half>(sign | rounded);
+}
+
+FP_FN void round_to(float value, bfloat16& result) {
+    const std::uint32_t bits = std::uint32_t(bits_of(value));
+    const std::uint32_t odd = (bits >> 16) & 1;
+    const std::uint32_t rounded = (bits + 0x7fff + odd) >> 16;
+    const std::uint32_t nan = (bits >> 16) | 0x40;
+    result = static_cast<bfloat16>(value != value ? nan : rounded);
+}
+
+}  // namespace fp
+
+#endif
+
+namespace fp {
+
+template <typename T>
+inline constexpr bool is_half = std::is_same_v<T, half> || std::is_same_v<T, bfloat16>;
+
+template <typename Half, typename From>
+struct RoundToHalf {
+    static FP_FN Half convert(From value) {
+        Half result;
+        round_to(Cast<float, From>::convert(value), result);
+        return result;
+    }
+};
+
+template <typename To, typename Half>
+struct WidenHalf {
+    static FP_FN To convert(Half value) { return Cast<To, float>::convert(to_float(value)); }
+};
+
+template <typename From>
+struct Cast<half, From> : RoundToHalf<half, From> {};
+template <typename From>
+struct Cast<bfloat16, From> : RoundToHalf<bfloat16, From> {};
+template <typename To>
+struct Cast<To, half> : WidenHalf<To, half> {};
+template <typename To>
+struct Cast<To, bfloat16> : WidenHalf<To, bfloat16> {};
+
+template <>
+struct Cast<half, bfloat16> : RoundToHalf<half, bfloat16> {};
+template <>
+struct Cast<bfloat16, half> : RoundToHalf<bfloat16, half> {};
+template <>
+struct Cast<half, half> {
+    static FP_FN half convert(half value) { return value; }
+};
+template <>
+struct Cast<bfloat16, bfloat16> {
+    static FP_FN bfloat16 convert(bfloat16 value) { return value; }
+};
+
+}  // namespace fp

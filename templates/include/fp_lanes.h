@@ -1,0 +1,172 @@
+// fp::Lanes<State, Width>: the reductions of Width rows side by side on a CPU, fed with panels of `count` elements of each row, so
+// that loops over the rows vectorise. A panel is reduced first and merged once, floats in double: the error grows
+// with the length of a panel, not of the rows.
+#pragma once
+
+#include "fp_states.h"
+
+namespace fp {
+
+template <typename State, int Width>
+struct Lanes {  // any state, one element at a time
+    State states[Width];
+
+    template <typename... T>
+    FP_FN void push(std::int64_t count, const T (*... panels)[Width]) {
+        for (std::int64_t i = 0; i < count; ++i) {
+            for (int lane = 0; lane < Width; ++lane) states[lane].push(panels[i][lane]...);
+        }
+    }
+
+    template <int I>
+    FP_FN auto part(std::int64_t lane) const {
+        return states[lane].template part<I>();
+    }
+};
+
+template <typename T, int Width>
+struct Lanes<Sum<T>, Width> {
+    alignas(64) Wide<T> total[Width] = {};
+
+    FP_FN void push(std::int64_t count, const T (*panel)[Width]) {
+        alignas(64) T sum[Width] = {};
+        for (std::int64_t i = 0; i < count; ++i) {
+#pragma omp simd
+            for (int lane = 0; lane < Width; ++lane) sum[lane] += panel[i][lane];
+        }
+#pragma omp simd
+        for (int lane = 0; lane < Width; ++lane) total[lane] += sum[lane];
+    }
+
+    template <int I>
+    FP_FN T part(std::int64_t lane) const {
+        return T(total[lane]);
+    }
+};
+
+// States whose push is one operation: what they hold per lane, and how it takes an element.
+template <typename T, int Width, typename Combine>
+struct SimpleLanes {
+    alignas(64) T value[Width];
+
+    FP_FN explicit SimpleLanes(T identity) {
+        for (int lane = 0; lane < Width; ++lane) value[lane] = identity;
+    }
+
+    FP_FN void push(std::int64_t count, const T (*panel)[Width]) {
+        for (std::int64_t i = 0; i < count; ++i) {
+#pragma omp simd
+            for (int lane = 0; lane < Width; ++lane) value[lane] = Combine::apply(value[lane], panel[i][lane]);
+        }
+    }
+
+    template <int I>
+    FP_FN T part(std::int64_t lane) const {
+        return value[lane];
+    }
+};
+
+template <typename T>
+struct Multiply {
+    static FP_FN T apply(T a, T b) { return T(a * b); }
+};
+template <typename T>
+struct Greater {
+    static FP_FN T apply(T a, T b) { return maximum(a, b); }
+};
+template <typename T>
+struct Less {
+    static FP_FN T apply(T a, T b) { return minimum(a, b); }
+};
+
+template <typename T, int Width>
+struct Lanes<Prod<T>, Width> : SimpleLanes<T, Width, Multiply<T>> {
+    FP_FN Lanes() : SimpleLanes<T, Width, Multiply<T>>(T(1)) {}
+};
+template <typename T, int Width>
+struct Lanes<Max<T>, Width> : SimpleLanes<T, Width, Greater<T>> {
+    FP_FN Lanes() : SimpleLanes<T, Width, Greater<T>>(Limits<T>::lowest) {}
+};
+template <typename T, int Width>
+struct Lanes<Min<T>, Width> : SimpleLanes<T, Width, Less<T>> {
+    FP_FN Lanes() : SimpleLanes<T, Width, Less<T>>(Limits<T>::highest) {}
+};
+
+template <typename T, int Width>
+struct Lanes<Moments<T>, Width> {
+    std::int64_t seen = 0;
+    alignas(64) Wide<T> mean[Width] = {};
+    alignas(64) Wide<T> m2[Width] = {};
+
+    FP_FN void push(std::int64_t count, const T (*panel)[Width]) {
+        const T share = T(1) / T(count);
+        // All lanes have the same counts, so the quotients of Moments::merge are the same, too.
+        const Wide<T> ratio = Wide<T>(count) / Wide<T>(seen + count);
+        const Wide<T> before = Wide<T>(seen);
+        alignas(64) T center[Width] = {};
+        alignas(64) T spread[Width] = {};
+        for (std::int64_t i = 0; i < count; ++i) {
+#pragma omp simd
+            for (int lane = 0; lane < Width; ++lane) center[lane] += panel[i][lane];
+        }
+#pragma omp simd
+        for (int lane = 0; lane < Width; ++lane) center[lane] *= share;
+        for (std::int64_t i = 0; i < count; ++i) {
+#pragma omp simd
+            for (int lane = 0; lane < Width; ++lane) {
+                const T difference = panel[i][lane] - center[lane];
+                spread[lane] += difference * difference;
+            }
+        }
+#pragma omp simd
+        for (int lane = 0; lane < Width; ++lane) {
+            const Wide<T> difference = center[lane] - mean[lane];
+            const Wide<T> step = difference * ratio;
+            mean[lane] += step;
+            m2[lane] += spread[lane] + (difference * before) * step;
+        }
+        seen += count;
+    }
+
+    template <int I>
+    FP_FN T part(std::int64_t lane) const {
+        return T(I == 0 ? mean[lane] : m2[lane]);
+    }
+};
+
+template <typename T, int Width>
+struct Lanes<Softmax<T>, Width> {
+    alignas(64) T value[Width];
+    alignas(64) Wide<T> total[Width] = {};
+
+    FP_FN Lanes() {
+        for (int lane = 0; lane < Width; ++lane) value[lane] = Limits<T>::lowest;
+    }
+
+    FP_FN void push(std::int64_t count, const T (*panel)[Width]) {
+        alignas(64) T bound[Width];
+        alignas(64) T shift[Width];
+        alignas(64) T sum[Width] = {};
+        for (int lane = 0; lane < Width; ++lane) bound[lane] = value[lane];
+        for (std::int64_t i = 0; i < count; ++i) {
+#pragma omp simd
+            for (int lane = 0; lane < Width; ++lane) bound[lane] = maximum(bound[lane], panel[i][lane]);
+        }
+#pragma omp simd
+        for (int lane = 0; lane < Width; ++lane) shift[lane] = where(bound[lane] == Limits<T>::lowest, T(0), bound[lane]);
+        for (std::int64_t i = 0; i < count; ++i) {
+#pragma omp simd
+            for (int lane = 0; lane < Width; ++lane) sum[lane] += exp(panel[i][lane] - shift[lane]);
+        }
+#pragma omp simd
+        for (int lane = 0; lane < Width; ++lane) total[lane] = total[lane] * exp(value[lane] - shift[lane]) + sum[lane];
+        for (int lane = 0; lane < Width; ++lane) value[lane] = bound[lane];
+    }
+
+    template <int I>
+    FP_FN T part(std::int64_t lane) const {
+        return I == 0 ? value[lane] : T(total[lane]);
+    }
+};
+
+}  // namespace fp

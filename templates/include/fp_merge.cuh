@@ -1,0 +1,102 @@
+// Merging the reduction states of a block's threads, always in the same order, so that a run repeats bit for bit.
+#pragma once
+
+#include "fp_states.h"
+
+namespace fp {
+
+// Whether merge(a, b) and merge(b, a) give the same bits.
+template <typename State>
+inline constexpr bool symmetric = false;
+template <typename T>
+inline constexpr bool symmetric<Sum<T>> = true;
+template <typename T>
+inline constexpr bool symmetric<Prod<T>> = true;
+
+// Room for states in shared memory, which must not be initialised.
+template <typename State, int N>
+struct Slots {
+    alignas(State) unsigned char bytes[N * sizeof(State)];
+
+    __device__ __forceinline__ State& operator[](int i) { return reinterpret_cast<State*>(bytes)[i]; }
+};
+
+// A state as 32-bit words: what shuffles move, and what can be selected without going through memory.
+template <typename State>
+struct Words {
+    static constexpr int count = (sizeof(State) + 3) / 4;
+    unsigned words[count];
+
+    __device__ __forceinline__ explicit Words(const State& state) : words{} { memcpy(words, &state, sizeof(State)); }
+
+    __device__ __forceinline__ State state() const {
+        State result;
+        memcpy(&result, words, sizeof(State));
+        return result;
+    }
+};
+
+// Threads of a warp whose numbers differ only in the bits from First to Last (powers of two, Last excluded) get their merged state.
+template <int First, int Last, typename State>
+__device__ __forceinline__ void merge_across(State& state) {
+#pragma unroll
+    for (int mask = Last / 2; mask >= First; mask /= 2) {
+        Words<State> lower(state), upper(state);
+        // The lower thread's state comes first in both threads, or their results would differ in the last bits.
+        const bool is_upper = threadIdx.x & mask;
+#pragma unroll
+        for (int i = 0; i < Words<State>::count; ++i) {
+            const unsigned mine = lower.words[i];
+            const unsigned other = __shfl_xor_sync(0xffffffffu, mine, mask);
+            lower.words[i] = is_upper && !symmetric<State> ? other : mine;
+            upper.words[i] = is_upper && !symmetric<State> ? mine : other;
+        }
+        state = lower.state();
+        state.merge(upper.state());
+    }
+}
+
+// Every group of Lanes neighbouring threads (a power of two, at most a warp) gets its merged state in each of its threads.
+template <int Lanes, typename State>
+__device__ __forceinline__ void merge_lanes(State& state) {
+    merge_across<1, Lanes>(state);
+}
+
+// A block of Warps warps (a power of two): each leaves its merged state, and after a barrier each gathers all of them.
+template <int Warps, typename State>
+__device__ __forceinline__ void leave_warp(Slots<State, Warps>& slots, State& state) {
+    merge_lanes<32>(state);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = state;
+}
+
+template <int Warps, typename State>
+__device__ __forceinline__ void gather_warps(Slots<State, Warps>& slots, State& state) {
+    state = slots[threadIdx.x % Warps];
+    merge_lanes<Warps>(state);
+}
+
+// A block of Groups x Lanes threads (Lanes is at most a warp), Lanes neighbours working on different rows: first the groups of a
+// warp merge their V rows' states, and each warp leaves the result; after a barrier each thread gathers those of its rows.
+template <int Lanes, int Groups, int V, typename State>
+__device__ __forceinline__ void leave_group(Slots<State, Lanes * Groups * V / (32 / Lanes)>& slots, State (&states)[V]) {
+    const int lane = threadIdx.x % Lanes, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+        merge_across<Lanes, 32>(states[v]);
+        if (threadIdx.x % 32 < Lanes) slots[(warp * V + v) * Lanes + lane] = states[v];
+    }
+}
+
+template <int Lanes, int Groups, int V, typename State>
+__device__ __forceinline__ void gather_groups(Slots<State, Lanes * Groups * V / (32 / Lanes)>& slots, State (&states)[V]) {
+    const int lane = threadIdx.x % Lanes;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+        State merged = slots[v * Lanes + lane];
+#pragma unroll 4
+        for (int warp = 1; warp < Lanes * Groups / 32; ++warp) merged.merge(slots[(warp * V + v) * Lanes + lane]);
+        states[v] = merged;
+    }
+}
+
+}  // namespace fp

@@ -1,0 +1,198 @@
+// fp::Row<State>: the reduction of one row on a CPU, fed with blocks of neighbouring elements so that loops vectorise.
+// A block is reduced in as many independent partial results as fill the vector units, and merged once, floats in
+// double: the error grows with the length of a block, not of the row.
+#pragma once
+
+#include "fp_states.h"
+
+namespace fp {
+
+// ---- Loops over a block
+
+// All partial results as one, by halves.
+template <typename T, int Width, typename Combine>
+FP_FN T combined(const T (&partial)[Width], Combine combine) {
+    if constexpr (Width == 1) {
+        return partial[0];
+    } else {
+        T half[Width / 2];
+        for (int k = 0; k < Width / 2; ++k) half[k] = combine(partial[k], partial[k + Width / 2]);
+        return combined(half, combine);
+    }
+}
+
+// combine(... combine(identity, value(0)) ..., value(count - 1)) in `Width` partial results, so that it vectorises.
+template <int Width, typename T, typename Value, typename Combine>
+FP_FN T fold_in(std::int64_t count, T identity, Value value, Combine combine) {
+    T partial[Width];
+    for (int k = 0; k < Width; ++k) partial[k] = identity;
+    const std::int64_t whole = count / Width * Width;
+    for (std::int64_t i = 0; i < whole; i += Width) {
+#pragma omp simd
+        for (int k = 0; k < Width; ++k) partial[k] = combine(partial[k], value(i + k));
+    }
+    const int rest = int(count - whole);
+#pragma omp simd
+    for (int k = 0; k < rest; ++k) partial[k] = combine(partial[k], value(whole + k));
+    return combined(partial, combine);
+}
+
+// Enough partial results to hide the latency of `combine`; in a short block one vector of them.
+template <typename T, typename Value, typename Combine>
+FP_FN T fold(std::int64_t count, T identity, Value value, Combine combine) {
+    constexpr int vector = 32 / int(sizeof(T));
+    if (count < 16 * vector) return fold_in<vector>(count, identity, value, combine);
+    return fold_in<8 * vector>(count, identity, value, combine);
+}
+
+template <typename T, typename Value>
+FP_FN T sum_of(std::int64_t count, Value value) {
+    return fold(count, T(0), value, [](T a, T b) { return T(a + b); });
+}
+
+template <typename T>
+FP_FN T greatest_of(const T* values, std::int64_t count) {
+    return fold(count, Limits<T>::lowest, [=](std::int64_t i) { return values[i]; }, maximum<T>);
+}
+
+template <typename T>
+FP_FN T least_of(const T* values, std::int64_t count) {
+    return fold(count, Limits<T>::highest, [=](std::int64_t i) { return values[i]; }, minimum<T>);
+}
+
+// ---- States
+
+template <typename State>
+struct Row {  // any state, one element at a time: for the few partial results of a split row
+    State state;
+
+    template <typename... T>
+    FP_FN void push(std::int64_t count, const T*... values) {
+        for (std::int64_t i = 0; i < count; ++i) state.push(values[i]...);
+    }
+
+    template <int I>
+    FP_FN auto part() const {
+        return state.template part<I>();
+    }
+};
+
+template <typename T>
+struct Row<Sum<T>> {
+    Wide<T> total = 0;
+
+    FP_FN void push(std::int64_t count, const T* values) {
+        total += sum_of<T>(count, [=](std::int64_t i) { return values[i]; });
+    }
+
+    template <int I>
+    FP_FN T part() const {
+        return T(total);
+    }
+};
+
+template <typename T>
+struct Row<Prod<T>> {
+    T total = T(1);
+
+    FP_FN void push(std::int64_t count, const T* values) {
+        total *= fold(count, T(1), [=](std::int64_t i) { return values[i]; }, [](T a, T b) { return T(a * b); });
+    }
+
+    template <int I>
+    FP_FN T part() const {
+        return total;
+    }
+};
+
+template <typename T>
+struct Row<Max<T>> {
+    Max<T> state;
+
+    FP_FN void push(std::int64_t count, const T* values) { state.push(greatest_of(values, count)); }
+
+    template <int I>
+    FP_FN T part() const {
+        return state.value;
+    }
+};
+
+template <typename T>
+struct Row<Min<T>> {
+    Min<T> state;
+
+    FP_FN void push(std::int64_t count, const T* values) { state.push(least_of(values, count)); }
+
+    template <int I>
+    FP_FN T part() const {
+        return state.value;
+    }
+};
+
+template <typename T>
+struct Row<Moments<T>> {
+    Moments<Wide<T>> state;
+
+    FP_FN void push(std::int64_t count, const T* values) {
+        if (count == 0) return;
+        const T mean = sum_of<T>(count, [=](std::int64_t i) { return values[i]; }) / T(count);
+        const T m2 = sum_of<T>(count, [=](std::int64_t i) { return (values[i] - mean) * (values[i] - mean); });
+        Moments<Wide<T>> block;
+        block.count = Wide<T>(count);
+        block.mean = mean;
+        block.m2 = m2;
+        state.merge(block);
+    }
+
+    template <int I>
+    FP_FN T part() const {
+        return T(state.template part<I>());
+    }
+};
+
+template <typename T>
+struct Row<Softmax<T>> {
+    T value = Limits<T>::lowest;
+    Wide<T> total = 0;
+
+    FP_FN void push(std::int64_t count, const T* values) {
+        const T before = value;
+        value = maximum(value, greatest_of(values, count));
+        const T shift = Softmax<T>::shift(value);
+        const T block = sum_of<T>(count, [=](std::int64_t i) { return exp(values[i] - shift); });
+        total = total * exp(before - shift) + block;
+    }
+
+    template <int I>
+    FP_FN T part() const {
+        return I == 0 ? value : T(total);
+    }
+};
+
+template <typename T, bool Greatest>
+struct Row<ArgExtreme<T, Greatest>> {
+    ArgExtreme<T, Greatest> state;
+
+    FP_FN void push(std::int64_t count, const T* values, const std::int64_t* positions) {
+        const T extreme = Greatest ? greatest_of(values, count) : least_of(values, count);
+        if (Greatest ? extreme < state.value : extreme > state.value) return;
+        constexpr int group = 16;
+        for (std::int64_t first = 0; first < count; first += group) {
+            const int size = int(count - first < group ? count - first : group);
+            int found = 0;
+#pragma omp simd reduction(| : found)
+            for (int k = 0; k < size; ++k) found |= (values[first + k] == extreme) | isnan(values[first + k]);
+            if (!found) continue;
+            for (std::int64_t i = first; i < first + size; ++i) {
+                if (values[i] == extreme || isnan(values[i])) state.push(values[i], positions[i]);
+            }
+        }
+    }
+
+    template <int I>
+    FP_FN auto part() const {
+        return state.template part<I>();
+    }
+};
+
+}  // namespace fp

@@ -1,0 +1,246 @@
+// Reduction states, one per ReduceOp of the kernel IR. A default-constructed state is the identity of `merge`; `push` takes one
+// element, `push_many` a few at once with less arithmetic and error than as many pushes, `merge` another state;
+// `part<I>()` is the result's I-th number. All of them are exact about NaN and infinities as PyTorch's reductions are.
+#pragma once
+
+#include "fp_scalar.h"
+
+namespace fp {
+
+// What many partial results of type T are collected in.
+template <typename T>
+using Wide = std::conditional_t<std::is_same_v<T, float>, double, T>;
+
+template <typename T>
+struct Sum {
+    T total = T(0);
+
+    FP_FN void push(T value) { total += value; }
+
+    template <int N>
+    FP_FN void push_many(const T (&values)[N]) {
+        T sum = values[0];
+        for (int i = 1; i < N; ++i) sum += values[i];
+        total += sum;
+    }
+
+    FP_FN void merge(const Sum& other) { total += other.total; }
+
+    template <int I>
+    FP_FN T part() const {
+        return total;
+    }
+};
+
+template <typename T>
+struct Prod {
+    T total = T(1);
+
+    FP_FN void push(T value) { total *= value; }
+
+    template <int N>
+    FP_FN void push_many(const T (&values)[N]) {
+        for (int i = 0; i < N; ++i) total *= values[i];
+    }
+
+    FP_FN void merge(const Prod& other) { total *= other.total; }
+
+    template <int I>
+    FP_FN T part() const {
+        return total;
+    }
+};
+
+template <typename T>
+struct Max {
+    T value = Limits<T>::lowest;
+
+    FP_FN void push(T other) { value = maximum(value, other); }
+
+    template <int N>
+    FP_FN void push_many(const T (&values)[N]) {
+        for (int i = 0; i < N; ++i) push(values[i]);
+    }
+
+    FP_FN void merge(const Max& other) { push(other.value); }
+
+    template <int I>
+    FP_FN T part() const {
+        return value;
+    }
+};
+
+template <typename T>
+struct Min {
+    T value = Limits<T>::highest;
+
+    FP_FN void push(T other) { value = minimum(value, other); }
+
+    template <int N>
+    FP_FN void push_many(const T (&values)[N]) {
+        for (int i = 0; i < N; ++i) push(values[i]);
+    }
+
+    FP_FN void merge(const Min& other) { push(other.value); }
+
+    template <int I>
+    FP_FN T part() const {
+        return value;
+    }
+};
+
+// Mean and sum of squared differences from it. Elements one by one: Welford 1962; merging: Chan, Golub and LeVeque 1979.
+template <typename T>
+struct Moments {
+    T count = T(0);
+    T mean = T(0);
+    T m2 = T(0);
+
+    FP_FN void push(T value) {
+        count += T(1);
+        const T difference = value - mean;
+        mean += difference / count;
+        m2 += difference * (value - mean);
+    }
+
+    template <int N>
+    FP_FN void push_many(const T (&values)[N]) {
+        T sum = values[0];
+        for (int i = 1; i < N; ++i) sum += values[i];
+        Moments block;
+        block.count = T(N);
+        block.mean = sum * (T(1) / T(N));
+        for (int i = 0; i < N; ++i) block.m2 += (values[i] - block.mean) * (values[i] - block.mean);
+        merge(block);
+    }
+
+    FP_FN void merge(const Moments& other) {
+        const T all = count + other.count;
+        const T difference = other.mean - mean;
+        const T step = difference * (all > T(0) ? other.count / all : T(0));
+        m2 += other.m2 + (difference * count) * step;  // in this order nothing overflows before it is scaled down
+        mean += step;
+        count = all;
+    }
+
+    template <int I>
+    FP_FN T part() const {
+        return I == 0 ? mean : m2;
+    }
+};
+
+template <typename T>
+struct MergeMoments {
+    Moments<T> moments;
+
+    FP_FN void push(T count, T mean, T m2) {
+        Moments<T> other;
+        other.count = count;
+        other.mean = mean;
+        other.m2 = m2;
+        moments.merge(other);
+    }
+
+    FP_FN void merge(const MergeMoments& other) { moments.merge(other.moments); }
+
+    template <int I>
+    FP_FN T part() const {
+        return moments.template part<I>();
+    }
+};
+
+// Maximum and sum of exp(x - maximum) in one sweep: Milakov and Gimelshein 2018. A row of -inf only gives (-inf, 0); +inf and
+// NaN give a NaN sum.
+template <typename T>
+struct Softmax {
+    T value = Limits<T>::lowest;
+    T total = T(0);
+
+    // What to subtract before exp: the maximum, but never -inf from -inf.
+    static FP_FN T shift(T value) { return value == Limits<T>::lowest ? T(0) : value; }
+
+    FP_FN void raise(T bound) {
+        const T value_before = value;
+        value = maximum(value, bound);
+        total *= exp(value_before - shift(value));
+    }
+
+    FP_FN void push(T element) {
+        raise(element);
+        total += exp(element - shift(value));
+    }
+
+    template <int N>
+    FP_FN void push_many(const T (&elements)[N]) {
+        T bound = elements[0];
+        for (int i = 1; i < N; ++i) bound = maximum(bound, elements[i]);
+        raise(bound);
+        const T subtracted = shift(value);
+        T sum = T(0);
+        for (int i = 0; i < N; ++i) sum += exp(elements[i] - subtracted);
+        total += sum;
+    }
+
+    FP_FN void merge(const Softmax& other) {
+        raise(other.value);
+        total += other.total * exp(other.value - shift(value));
+    }
+
+    template <int I>
+    FP_FN T part() const {
+        return I == 0 ? value : total;
+    }
+};
+
+template <typename T>
+struct MergeSoftmax {
+    Softmax<T> softmax;
+
+    FP_FN void push(T value, T total) {
+        Softmax<T> other;
+        other.value = value;
+        other.total = total;
+        softmax.merge(other);
+    }
+
+    FP_FN void merge(const MergeSoftmax& other) { softmax.merge(other.softmax); }
+
+    template <int I>
+    FP_FN T part() const {
+        return softmax.template part<I>();
+    }
+};
+
+// The extreme value and where it stands first; NaN counts as the extreme.
+template <typename T, bool Greatest>
+struct ArgExtreme {
+    T value = Greatest ? Limits<T>::lowest : Limits<T>::highest;
+    std::int64_t position = Limits<std::int64_t>::highest;
+
+    FP_FN void push(T other, std::int64_t at) {
+        const bool beyond = Greatest ? other > value : other < value;
+        const bool first_nan = isnan(other) & !isnan(value);
+        const bool same = (other == value) | (isnan(other) & isnan(value));
+        const bool better = beyond | first_nan | (same & (at < position));
+        value = better ? other : value;
+        position = better ? at : position;
+    }
+
+    FP_FN void merge(const ArgExtreme& other) { push(other.value, other.position); }
+
+    template <int I>
+    FP_FN auto part() const {
+        if constexpr (I == 0) {
+            return value;
+        } else {
+            return position;
+        }
+    }
+};
+
+template <typename T>
+using ArgMax = ArgExtreme<T, true>;
+template <typename T>
+using ArgMin = ArgExtreme<T, false>;
+
+}  // namespace fp

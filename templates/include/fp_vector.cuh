@@ -1,0 +1,85 @@
+// Vectors of neighbouring elements, moved between global memory and registers in accesses of up to 16 bytes.
+#pragma once
+
+#include "fp_half.h"
+
+namespace fp {
+
+template <int Bytes>
+struct Chunk;
+template <>
+struct Chunk<1> {
+    using Type = unsigned char;
+};
+template <>
+struct Chunk<2> {
+    using Type = unsigned short;
+};
+template <>
+struct Chunk<4> {
+    using Type = unsigned int;
+};
+template <>
+struct Chunk<8> {
+    using Type = uint2;
+};
+template <>
+struct Chunk<16> {
+    using Type = uint4;
+};
+
+// N elements (a power of two) in registers. In memory they stand at a multiple of their size, or of 16 bytes if that is less.
+template <typename T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
+    T lanes[N];
+
+    __device__ __forceinline__ T& operator[](int lane) { return lanes[lane]; }
+    __device__ __forceinline__ const T& operator[](int lane) const { return lanes[lane]; }
+};
+
+// How long a line that is read or written should stay in the caches.
+enum class Reuse { normal, none };
+
+template <Reuse reuse = Reuse::normal, typename T>
+__device__ __forceinline__ T load(const T* from) {
+    Vec<T, 1> result;
+    using Unit = typename Chunk<sizeof(T)>::Type;
+    const Unit* source = reinterpret_cast<const Unit*>(from);
+    const Unit unit = reuse == Reuse::none ? __ldcs(source) : __ldg(source);
+    memcpy(&result, &unit, sizeof(unit));
+    return result[0];
+}
+
+template <int N, Reuse reuse = Reuse::normal, typename T>
+__device__ __forceinline__ Vec<T, N> load_vector(const T* from) {
+    constexpr int size = alignof(Vec<T, N>);
+    constexpr int count = sizeof(Vec<T, N>) / size;
+    using Unit = typename Chunk<size>::Type;
+    const Unit* source = reinterpret_cast<const Unit*>(from);
+    Vec<T, N> result;
+    Unit units[count];
+#pragma unroll
+    for (int i = 0; i < count; ++i) units[i] = reuse == Reuse::none ? __ldcs(source + i) : __ldg(source + i);
+    memcpy(&result, units, sizeof(result));
+    return result;
+}
+
+template <Reuse reuse = Reuse::normal, typename T, int N>
+__device__ __forceinline__ void store_vector(T* to, const Vec<T, N>& value) {
+    constexpr int size = alignof(Vec<T, N>);
+    constexpr int count = sizeof(Vec<T, N>) / size;
+    using Unit = typename Chunk<size>::Type;
+    Unit* target = reinterpret_cast<Unit*>(to);
+    Unit units[count];
+    memcpy(units, &value, sizeof(value));
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+        if constexpr (reuse == Reuse::none) {
+            __stcs(target + i, units[i]);
+        } else {
+            target[i] = units[i];
+        }
+    }
+}
+
+}  // namespace fp

@@ -1,0 +1,85 @@
+"""Compiles every CUDA source that the tests' generator emitted, on machines that have nvcc but no GPU.
+
+``python -m tests.compile_cuda`` after a test run. The tests leave the sources in `SOURCES` (see conftest.py); what
+compiled before is not compiled again. Sources are compiled many to a translation unit, because the headers take longer
+than the kernels do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ROOT / "build" / "test-cuda"
+_BATCH = 12
+_FLAGS = ("-std=c++17", "-O1", "-gencode=arch=compute_90a,code=sm_90a", "-c", "-o", "/dev/null")
+
+
+def keep(text: str, entry: str) -> None:
+    """Leave a source for compilation; called by tests."""
+    SOURCES.mkdir(parents=True, exist_ok=True)
+    name = hashlib.sha256(text.encode()).hexdigest()[:16]
+    path = SOURCES / f"{name}.cu"
+    if not path.exists():
+        aside = path.with_suffix(f".{os.getpid()}")
+        aside.write_text(f"// entry: {entry}\n{text}")
+        aside.rename(path)
+
+
+def compile_all() -> int:
+    """Compile what was left; prints failures and a closing line. Returns how many sources failed."""
+    if shutil.which("nvcc") is None:
+        print("nvcc is not here: no CUDA source was compiled")
+        return 0
+    waiting = [path for path in sorted(SOURCES.glob("*.cu")) if not path.with_suffix(".ok").exists()]
+    batches = [waiting[start : start + _BATCH] for start in range(0, len(waiting), _BATCH)]
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        failed = [path for part in pool.map(_compile_batch, batches) for path in part]
+    for path in failed:
+        print(f"{path.relative_to(ROOT)}:\n{_compile([path]).stderr}")
+    print(f"CUDA sources: {len(waiting) - len(failed)} passed, {len(failed)} failed")
+    return len(failed)
+
+
+def _compile_batch(paths: Sequence[Path]) -> list[Path]:
+    """The sources of a batch that do not compile."""
+    done = _compile(paths)
+    failed = [] if done.returncode == 0 else [path for path in paths if _compile([path]).returncode]
+    for path in paths:
+        if path not in failed:
+            path.with_suffix(".ok").touch()
+    return failed
+
+
+def _compile(paths: Sequence[Path]) -> subprocess.CompletedProcess[str]:
+    headers = files("fusepass.templates") / "include"
+    unit = SOURCES / f"unit-{paths[0].stem}.cu"
+    unit.write_text("".join(_wrapped(path) for path in paths))
+    try:
+        command = ["nvcc", *_FLAGS, f"-I{headers}", str(unit)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+    finally:
+        unit.unlink()
+
+
+def _wrapped(path: Path) -> str:
+    """The source in a namespace of its own; its includes come first, its entry gets a name of its own."""
+    text = path.read_text()
+    first, _, body = text.partition("\n")
+    entry = first.removeprefix("// entry: ")
+    includes = [line for line in body.splitlines() if line.startswith("#include")]
+    rest = "\n".join(line for line in body.splitlines() if not line.startswith("#include"))
+    renamed = f"#define {entry} {entry}_{path.stem}"
+    return "\n".join([*includes, renamed, f"namespace n{path.stem} {{", rest, "}", f"#undef {entry}\n"])
+
+
+if __name__ == "__main__":
+    sys.exit(1 if compile_all() else 0)

@@ -1,0 +1,76 @@
+"""Fixtures and settings that every test shares."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import Generated, generate
+from fusepass.codegen.ir.expr import Builder
+from fusepass.codegen.ir.program import Program
+from tests import compile_cuda
+
+ROOT = Path(__file__).parents[1]
+
+# Set before anything reads it: tests never touch the user's cache, and reuse each other's builds.
+os.environ["FUSEPASS_CACHE_DIR"] = str(ROOT / "build" / "test-cache")
+
+try:
+    import hypothesis
+except ImportError:  # a GPU machine without the dev extra still runs the gpu tests
+    pass
+else:
+    # "ci" draws the same examples every time, so that a failure can be repeated; "dev" looks for new ones.
+    hypothesis.settings.register_profile("ci", deadline=None, max_examples=30, derandomize=True, database=None)
+    hypothesis.settings.register_profile("dev", deadline=None, max_examples=100, print_blob=True)
+    hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden files instead of comparing")
+
+
+def pytest_configure() -> None:
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    no_device = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(no_device)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """Random inputs and initial weights are the same in every run and in any order of tests."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _keep_cuda_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a test generates for the CPU is also generated for a GPU and kept for `tests.compile_cuda`."""
+    if shutil.which("nvcc") is None:
+        return
+
+    def both(program: Program, builder: Builder, facts: DeviceFacts) -> Generated:
+        described = generate(program, builder, DeviceFacts.h200())
+        for source in (described.source, described.unaligned()):
+            compile_cuda.keep(source.text, source.entry)
+        return generate(program, builder, facts)
+
+    monkeypatch.setattr("fusepass.compile.generate", both)
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """Whether golden files are to be rewritten (`--update-golden`)."""
+    return bool(request.config.getoption("--update-golden"))

@@ -1,0 +1,116 @@
+"""Rendered CUDA kernels on a device, held against the reference interpreter, twice for the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fusepass.codegen.build import build_all, load
+from fusepass.codegen.detect import device_facts
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.program import Buffer, Program, Role
+from fusepass.codegen.render import render
+from fusepass.codegen.source import Source
+from fusepass.errors import BuildError
+from tests.support.interpret import STORAGE, interpret
+from tests.support.kernels import SAMPLES
+from tests.support.numpy_ops import Array
+from tests.unit.test_render_cuda import assert_close, inputs_of
+
+pytestmark = pytest.mark.gpu
+
+_MARGIN = 256  # bytes around every buffer that must stay as they are
+_NOISE = 0x7F
+
+Libraries = dict[tuple[str, bool], tuple[Source, Path | BuildError]]
+
+
+class _DeviceBuffer:
+    """A buffer's memory on the device, with margins, `shift` elements past a multiple of 16 bytes."""
+
+    def __init__(self, buffer: Buffer, value: Array | None, shift: int) -> None:
+        self.buffer = buffer
+        nbytes = buffer.extent * buffer.dtype.nbytes
+        self.raw = torch.full((2 * _MARGIN + nbytes + 16,), _NOISE, dtype=torch.uint8, device="cuda")
+        self.start = _MARGIN + shift * buffer.dtype.nbytes
+        self.stop = self.start + nbytes
+        if value is not None:
+            self.raw[self.start : self.stop] = torch.from_numpy(value.view(np.uint8)).cuda()
+        self.before = self.raw.clone()
+
+    @property
+    def pointer(self) -> int:
+        return self.raw.data_ptr() + self.start
+
+    def untouched_around(self) -> bool:
+        same = self.raw == self.before
+        if self.buffer.role in (Role.OUTPUT, Role.TEMP):
+            same[self.start : self.stop] = True
+        return bool(same.all())
+
+    def value(self) -> Array:
+        return self.raw[self.start : self.stop].cpu().numpy().view(STORAGE[self.buffer.dtype])
+
+
+def _run(program: Program, run: Callable[..., int], inputs: dict[str, Array], shift: int) -> dict[str, Array]:
+    memory = {
+        b.name: _DeviceBuffer(b, inputs.get(b.name), shift if b.role is Role.INPUT else 0) for b in program.arguments
+    }
+    stream = torch.cuda.current_stream().cuda_stream
+    assert run(*(memory[b.name].pointer for b in program.arguments), stream) == 0
+    torch.cuda.synchronize()
+    for name, each in memory.items():
+        assert each.untouched_around(), f"wrote outside {name}"
+    return {name: memory[name].value() for name in program.outputs if name in memory}
+
+
+@pytest.fixture(scope="module")
+def libraries() -> Libraries:
+    """Every sample, built for aligned and for unaligned inputs, in parallel."""
+    facts = device_facts(torch.device("cuda"))
+    keys = [(name, aligned) for name in SAMPLES for aligned in (True, False)]
+    sources = [render(SAMPLES[name](), facts, aligned=aligned) for name, aligned in keys]
+    paths = build_all(sources)
+    return {key: (source, path) for key, source, path in zip(keys, sources, paths, strict=True)}
+
+
+@pytest.mark.parametrize("aligned", [True, False], ids=["aligned", "unaligned"])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_values(name: str, aligned: bool, libraries: Libraries) -> None:
+    program = SAMPLES[name]()
+    source, path = libraries[name, aligned]
+    if isinstance(path, BuildError):
+        raise path
+    run = load(path, source.entry, len(program.arguments))
+    inputs = inputs_of(program)
+    first = _run(program, run, inputs, 0 if aligned else 1)
+    again = _run(program, run, inputs, 0 if aligned else 1)
+    assert_close(program, first, interpret(program, inputs))
+    for output, value in first.items():
+        np.testing.assert_array_equal(value.view(np.uint8), again[output].view(np.uint8))
+
+
+def test_capture_in_a_graph(libraries: Libraries) -> None:
+    """A replayed graph reads the inputs anew."""
+    program = SAMPLES["layer_norm_shared"]()
+    source, path = libraries["layer_norm_shared", True]
+    if isinstance(path, BuildError):
+        raise path
+    run = load(path, source.entry, len(program.arguments))
+    dtypes = {DType.F32: torch.float32}
+    tensors = [torch.rand(b.extent, dtype=dtypes[b.dtype], device="cuda") for b in program.arguments]
+    pointers = [t.data_ptr() for t in tensors]
+    run(*pointers, torch.cuda.current_stream().cuda_stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert run(*pointers, torch.cuda.current_stream().cuda_stream) == 0
+    tensors[0].normal_()
+    graph.replay()
+    torch.cuda.synchronize()
+    x = tensors[0].view(program.buffer("x").shape).double()
+    mean = tensors[[b.name for b in program.arguments].index("mean")].double()
+    torch.testing.assert_close(mean, x.mean(1), atol=1e-5, rtol=1e-5)

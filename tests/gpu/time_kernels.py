@@ -1,0 +1,79 @@
+"""How close rendered kernels come to the device's copy rate: ``python -m tests.gpu.time_kernels [name ...]``.
+
+Each kernel runs on buffers larger than the cache; the rate counts every buffer once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+
+from fusepass.codegen.build import build_all, load
+from fusepass.codegen.detect import device_facts
+from fusepass.codegen.ir.expr import ReduceOp
+from fusepass.codegen.ir.program import Program
+from fusepass.codegen.render import describe, render
+from fusepass.errors import BuildError
+from tests.support import kernels as k
+
+KERNELS: dict[str, Callable[[], Program]] = {
+    "affine": lambda: k.affine(1 << 27),
+    "affine half": lambda: k.affine(1 << 28, k.F16),
+    "affine odd": lambda: k.affine((1 << 27) + 3),
+    "bias and gelu": lambda: k.channel_bias_gelu(128, 64, 126 * 126),
+    "max pool 2": lambda: k.max_pool(64 * 32, 256, 2, 2, 0),
+    "max pool 3, padded": lambda: k.max_pool(64 * 32, 256, 3, 2, 1),
+    "layer norm 64 and gelu": lambda: k.layer_norm(1 << 21, 64, with_gelu=True),
+    "layer norm 1024": lambda: k.layer_norm(1 << 17, 1024),
+    "layer norm 1024 half": lambda: k.layer_norm(1 << 18, 1024, k.F16),
+    "layer norm 8192": lambda: k.layer_norm(1 << 14, 8192),
+    "layer norm 32768": lambda: k.layer_norm(1 << 12, 32_768),
+    "layer norm 49152": lambda: k.layer_norm(2640, 49_152),
+    "softmax 1000": lambda: k.softmax_rows(1 << 17, 1000),
+    "softmax of 64 channels": lambda: k.softmax_channels(16, 64, 1 << 17),
+    "softmax of 16 channels": lambda: k.softmax_channels(16, 16, 1 << 19),
+    "softmax of 512 channels": lambda: k.softmax_channels(64, 512, 1 << 12),
+    "moments of long rows": lambda: k.row_reduction(264 * 4, 1 << 17, ReduceOp.MOMENTS),
+    "batch norm 2d": lambda: k.batch_norm_2d(64, 64, 1 << 15),
+    "batch norm 1d": lambda: k.batch_norm_1d(16_384, 8192),
+    "min of 64 channels": lambda: k.row_reduction(1 << 21, 64, ReduceOp.MIN, outer=True),
+    "sum of long columns": lambda: k.row_reduction(1 << 13, 1 << 14, ReduceOp.SUM, outer=True),
+}
+
+
+def main() -> None:
+    facts = device_facts(torch.device("cuda"))
+    names = sys.argv[1:] or list(KERNELS)
+    programs = [KERNELS[name]() for name in names]
+    sources = [render(program, facts) for program in programs]
+    for name, program, source, path in zip(names, programs, sources, build_all(sources), strict=True):
+        if isinstance(path, BuildError):
+            print(f"{name}: {path}")
+            continue
+        run = load(path, source.entry, len(program.arguments))
+        memory = [torch.zeros(b.nbytes, dtype=torch.uint8, device="cuda") for b in program.arguments]
+        seconds = _median_seconds(run, [each.data_ptr() for each in memory])
+        nbytes = sum(b.nbytes for b in program.arguments)
+        share = nbytes / seconds / facts.bandwidth
+        print(f"{name:24} {seconds * 1e6:9.1f} us {nbytes / seconds / 1e12:5.2f} TB/s {share:5.2f} of copy")
+        for kernel in program.kernels:
+            print(f"    {describe(program, kernel, facts)}")
+
+
+def _median_seconds(run: Callable[..., int], pointers: list[int], repeats: int = 20) -> float:
+    stream = torch.cuda.current_stream().cuda_stream
+    times = []
+    for _ in range(repeats + 3):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run(*pointers, stream)
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) / 1e3)
+    return sorted(times[3:])[repeats // 2]
+
+
+if __name__ == "__main__":
+    main()

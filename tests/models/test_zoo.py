@@ -1,0 +1,33 @@
+"""Every model of the zoo computes the same when it is optimised, in both modes, and most of it is fused."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+import fusepass
+from fusepass.config import override
+from fusepass.numerics import check
+from tests.models.zoo import ZOO
+from tests.support.interpreted import interpreted
+
+pytestmark = pytest.mark.models
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("name", ZOO)
+def test_values_and_buffers(name: str, training: bool) -> None:
+    entry = ZOO[name]
+    model, inputs = entry.make().train(training), entry.inputs()
+    with override(debug=True), warnings.catch_warnings(), interpreted():
+        warnings.simplefilter("ignore")
+        fused = fusepass.optimize(model)
+        for call in ("first", "second"):
+            outcome = check(model, fused, inputs)
+            assert outcome.ok, f"{call} call: {outcome.explain()}\n{fused.report()}"
+    report = fused.report()
+    failed = [region.reason for region in report.regions if region.reason is not None]
+    assert not failed
+    if not training:
+        assert report.fused_share >= entry.floor, str(report)

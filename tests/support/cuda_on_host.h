@@ -1,0 +1,162 @@
+// Runs generated CUDA kernels on the host, every thread of a block as a coroutine, so that their indices, barriers and tails
+// can be tested without a GPU. Slow, and strict: a barrier or shuffle that not all threads reach ends the process.
+#pragma once
+
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(threads)
+#define __shared__ static
+#define __align__(bytes) alignas(bytes)
+
+struct uint2 {
+    alignas(8) unsigned x;
+    unsigned y;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+
+using cudaStream_t = void*;
+using cudaError_t = int;
+constexpr int cudaSuccess = 0;
+constexpr int cudaFuncAttributeMaxDynamicSharedMemorySize = 0;
+template <typename Kernel>
+int cudaFuncSetAttribute(Kernel, int, int) {
+    return cudaSuccess;
+}
+inline int cudaGetLastError() { return cudaSuccess; }
+
+template <typename T>
+T __ldg(const T* from) {
+    return *from;
+}
+template <typename T>
+T __ldcs(const T* from) {
+    return *from;
+}
+template <typename T>
+void __stcs(T* to, T value) {
+    *to = value;
+}
+
+namespace emulation {
+
+struct Dim {
+    unsigned x = 0;
+};
+enum class State { running, at_warp, at_block, finished };
+
+struct Thread {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack;
+    State state = State::running;
+};
+
+inline Dim thread_index, block_index, block_size, grid_size;
+inline std::vector<Thread> threads;
+inline std::vector<unsigned> exchanged;
+inline std::vector<unsigned char> pool;
+inline ucontext_t scheduler;
+inline const std::function<void()>* body;
+
+[[noreturn]] inline void fail(const char* what) {
+    std::fprintf(stderr, "emulation: %s\n", what);
+    std::abort();
+}
+
+inline void wait(State at) {
+    const unsigned self = thread_index.x;
+    threads[self].state = at;
+    swapcontext(&threads[self].context, &scheduler);
+}
+
+inline void run_thread() {
+    (*body)();
+    threads[thread_index.x].state = State::finished;
+}
+
+// Lets the threads from `first` to `last` go on if they all stand at `at`.
+inline bool release(unsigned first, unsigned last, State at) {
+    for (unsigned i = first; i < last; ++i) {
+        if (threads[i].state != at) return false;
+    }
+    for (unsigned i = first; i < last; ++i) threads[i].state = State::running;
+    return true;
+}
+
+inline void run_block(unsigned count) {
+    constexpr std::size_t stack_bytes = 1 << 16;
+    threads.resize(count);
+    exchanged.assign(count, 0);
+    for (unsigned i = 0; i < count; ++i) {
+        Thread& thread = threads[i];
+        if (!thread.stack) thread.stack = std::make_unique<char[]>(stack_bytes);
+        thread.state = State::running;
+        getcontext(&thread.context);
+        thread.context.uc_stack.ss_sp = thread.stack.get();
+        thread.context.uc_stack.ss_size = stack_bytes;
+        thread.context.uc_link = &scheduler;
+        makecontext(&thread.context, run_thread, 0);
+    }
+    while (true) {
+        for (unsigned i = 0; i < count; ++i) {
+            if (threads[i].state != State::running) continue;
+            thread_index.x = i;
+            swapcontext(&scheduler, &threads[i].context);
+        }
+        bool moved = false;
+        for (unsigned warp = 0; warp < count; warp += 32) moved |= release(warp, warp + 32, State::at_warp);
+        if (moved || release(0, count, State::at_block)) continue;
+        for (const Thread& thread : threads) {
+            if (thread.state != State::finished) fail("not all threads reach a barrier or a shuffle");
+        }
+        return;
+    }
+}
+
+inline void launch(unsigned blocks, unsigned count, std::size_t shared, const std::function<void()>& kernel) {
+    if (blocks == 0 || count == 0 || count > 1024 || count % 32) fail("a launch of an impossible shape");
+    body = &kernel;
+    threads.clear();
+    pool.assign(shared + 16, 0xff);
+    block_size.x = count;
+    grid_size.x = blocks;
+    for (block_index.x = 0; block_index.x < blocks; ++block_index.x) run_block(count);
+}
+
+inline unsigned char* dynamic_shared() {
+    const auto address = reinterpret_cast<std::uintptr_t>(pool.data());
+    return pool.data() + (16 - address % 16) % 16;
+}
+
+}  // namespace emulation
+
+#define threadIdx emulation::thread_index
+#define blockIdx emulation::block_index
+#define blockDim emulation::block_size
+#define gridDim emulation::grid_size
+
+inline void __syncthreads() { emulation::wait(emulation::State::at_block); }
+
+inline unsigned __shfl_xor_sync(unsigned members, unsigned value, int mask) {
+    if (members != 0xffffffffu) emulation::fail("a shuffle among part of a warp");
+    const unsigned self = emulation::thread_index.x;
+    emulation::exchanged[self] = value;
+    emulation::wait(emulation::State::at_warp);
+    const unsigned other = emulation::exchanged[self ^ static_cast<unsigned>(mask)];
+    emulation::wait(emulation::State::at_warp);
+    return other;
+}

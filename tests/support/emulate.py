@@ -1,0 +1,108 @@
+"""Runs rendered CUDA sources on the host (see cuda_on_host.h) on numpy arrays, with checks around every buffer."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.program import Buffer, Program, Role
+from fusepass.codegen.source import Source
+from fusepass.codegen.toolchain import include_directory
+
+_BUILD = Path(__file__).parents[2] / "build" / "test-emulation"
+_HERE = Path(__file__).parent
+_MARGIN = 64  # elements on each side of a buffer that no kernel may write
+_FLAGS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-fsanitize=alignment,bounds", "-fno-sanitize-recover=all")
+
+NUMPY = {
+    DType.BOOL: np.bool_,
+    DType.U8: np.uint8,
+    DType.I8: np.int8,
+    DType.I16: np.int16,
+    DType.I32: np.int32,
+    DType.I64: np.int64,
+    DType.F16: np.float16,
+    DType.BF16: np.uint16,  # its bits
+    DType.F32: np.float32,
+    DType.F64: np.float64,
+}
+
+
+def emulate(
+    program: Program, source: Source, inputs: Mapping[str, np.ndarray], *, shift: int = 0
+) -> dict[str, np.ndarray]:
+    """Every output of `source`, rendered from `program`, as flat arrays.
+
+    Inputs are flat arrays that cover their buffer's extent; they start `shift` elements past a multiple of 16 bytes.
+    Outputs start as noise. Raises AssertionError where a kernel writes outside a buffer, or stores to an input.
+    """
+    memory = {b.name: _Memory(b, inputs.get(b.name), shift if b.role is Role.INPUT else 0) for b in program.arguments}
+    entry = getattr(ctypes.CDLL(str(_compiled(source))), source.entry)
+    entry.restype = ctypes.c_int
+    status = entry(*(ctypes.c_void_p(memory[b.name].pointer) for b in program.arguments), None)
+    assert status == 0
+    for each in memory.values():
+        each.check()
+    return {name: memory[name].array.copy() for name in program.outputs if name in memory}
+
+
+class _Memory:
+    """A buffer with margins on both sides."""
+
+    def __init__(self, buffer: Buffer, value: np.ndarray | None, shift: int) -> None:
+        dtype = np.dtype(NUMPY[buffer.dtype])
+        self.buffer, extent = buffer, max(buffer.extent, 1)
+        raw = np.full((extent + 2 * _MARGIN + 16) * dtype.itemsize + 16, 0x7F, np.uint8)
+        start = -raw.ctypes.data % 16 + (_MARGIN + shift) * dtype.itemsize
+        self.raw, self.start, self.stop = raw, start, start + extent * dtype.itemsize
+        self.array = raw[start : self.stop].view(dtype)
+        if value is not None:
+            self.array[: value.size] = value
+        self.pointer = raw.ctypes.data + start
+        self.before = raw.copy()
+
+    def check(self) -> None:
+        same = self.raw == self.before
+        if self.buffer.role in (Role.OUTPUT, Role.TEMP):
+            same[self.start : self.stop] = True
+        assert same.all(), f"wrote outside {self.buffer.name}"
+
+
+def _compiled(source: Source) -> Path:
+    text = host_text(source.text)
+    headers = b"".join(path.read_bytes() for path in sorted(include_directory().iterdir()) if path.is_file())
+    shim = (_HERE / "cuda_on_host.h").read_bytes()
+    name = hashlib.sha256(text.encode() + headers + shim).hexdigest()[:20]
+    library = _BUILD / f"{name}.so"
+    if library.exists():
+        return library
+    _BUILD.mkdir(parents=True, exist_ok=True)
+    code, made = _BUILD / f"{name}.cpp", _BUILD / f"{name}.tmp.so"
+    code.write_text(text)
+    compiler = shutil.which("g++")
+    assert compiler is not None
+    command = [compiler, *_FLAGS, f"-I{include_directory()}", f"-I{_HERE}", str(code), "-o", str(made)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    made.rename(library)
+    return library
+
+
+def host_text(text: str) -> str:
+    """CUDA source as C++ for the emulation: launches become calls, dynamic shared memory a pointer."""
+    text = re.sub(
+        r"extern __shared__ __align__\(16\) unsigned char (\w+)\[\];",
+        r"unsigned char* const \1 = emulation::dynamic_shared();",
+        text,
+    )
+    launch = re.compile(r"(\w+)<<<(\d+), (\d+), (\d+), static_cast<cudaStream_t>\(stream\)>>>\((.*?)\);", re.DOTALL)
+    text = launch.sub(r"emulation::launch(\2, \3, \4, [&] { \1(\5); });", text)
+    return f'#include "cuda_on_host.h"\n{text}'

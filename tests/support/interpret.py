@@ -1,0 +1,207 @@
+"""Reference interpreter of kernel programs on numpy arrays: the oracle for generated code and for IR passes.
+
+Floating-point values are float64 from load to store, whatever their type in the program, so that the result is what
+exact arithmetic would give; only casts to a narrower type round. Integers and booleans keep their types and wrap.
+
+A buffer is its memory: a flat array of `Buffer.extent` elements. numpy has no bfloat16, so such buffers are uint16
+arrays of bit patterns; `decode` and `encode` convert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Apply, Const, Expr, Load, Masked, Op, Position, ReduceOp, Stat, Window
+from fusepass.codegen.ir.index import Axis, FloorDiv, Index
+from fusepass.codegen.ir.program import Buffer, Kernel, Program, Role, Store
+from tests.support.numpy_ops import APPLY, REDUCE, Array
+
+STORAGE: dict[DType, type[np.generic]] = {
+    DType.BOOL: np.bool_,
+    DType.U8: np.uint8,
+    DType.I8: np.int8,
+    DType.I16: np.int16,
+    DType.I32: np.int32,
+    DType.I64: np.int64,
+    DType.F16: np.float16,
+    DType.BF16: np.uint16,
+    DType.F32: np.float32,
+    DType.F64: np.float64,
+}
+_POISON = 0xA5
+
+
+def interpret(program: Program, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Every output and temporary of `program` as memory after its kernels ran on `inputs`.
+
+    `inputs` has the memory of each input and of each library call's result (calls are not run). What no kernel
+    writes keeps `poisoned` memory. Raises AssertionError where an element is read out of range or written twice.
+    """
+    memory = {
+        buffer.name: inputs[buffer.name] if buffer.role in (Role.INPUT, Role.ANCHOR) else poisoned(buffer)
+        for buffer in program.buffers
+    }
+    with np.errstate(all="ignore"):
+        for kernel in program.kernels:
+            _Run(program, kernel, memory).run()
+    return {b.name: memory[b.name] for b in program.buffers if b.role in (Role.OUTPUT, Role.TEMP)}
+
+
+def poisoned(buffer: Buffer) -> Array:
+    """Memory for `buffer` in which everything unwritten shows."""
+    raw = np.full(buffer.extent * buffer.dtype.nbytes, _POISON, np.uint8)
+    return raw.view(STORAGE[buffer.dtype]) if buffer.dtype is not DType.BOOL else np.ones(buffer.extent, np.bool_)
+
+
+def decode(memory: Array, dtype: DType) -> Array:
+    """Stored elements as values: floats as float64, the rest unchanged."""
+    if dtype is DType.BF16:
+        memory = (memory.astype(np.uint32) << 16).view(np.float32)
+    return memory.astype(np.float64) if dtype.is_float else memory
+
+
+def encode(values: Array, dtype: DType) -> Array:
+    """Values as stored elements, rounded to nearest even. Halves are rounded from float32, as kernels do."""
+    if dtype is DType.BF16:
+        rounded = torch.from_numpy(np.atleast_1d(values).astype(np.float32)).to(torch.bfloat16)
+        bits: Array = rounded.view(torch.int16).numpy().view(np.uint16)
+        return bits.reshape(values.shape)
+    if dtype is DType.F16:
+        return values.astype(np.float32).astype(np.float16)
+    return _convert(values, dtype)
+
+
+def _convert(values: Array, dtype: DType) -> Array:
+    if dtype is DType.BOOL:
+        return values != 0
+    if dtype.is_int and values.dtype.kind == "f":
+        values = values.astype(np.int64)
+    return values.astype(STORAGE[dtype])
+
+
+def _value(values: Array, dtype: DType) -> Array:
+    """`values` as the interpreter holds a value of type `dtype`."""
+    return values.astype(np.float64) if dtype.is_float else _convert(values, dtype)
+
+
+class _Run:
+    """One kernel's execution. Values are arrays over (rows, cols), with size 1 along what they do not depend on."""
+
+    def __init__(self, program: Program, kernel: Kernel, memory: dict[str, Array]) -> None:
+        self.program = program
+        self.kernel = kernel
+        self.memory = memory
+        self.shape = tuple(axis.size for axis in (*kernel.rows, *kernel.cols))
+        self.axes = {axis: self._coordinate(i) for i, axis in enumerate((*kernel.rows, *kernel.cols))}
+        self.stats: dict[tuple[str, int], Array] = {}
+
+    def run(self) -> None:
+        # Where there are no columns to visit, reductions still have results.
+        for sweep in self.kernel.sweeps:
+            for reduction in sweep:
+                rows = tuple(axis.size for axis in self.kernel.rows)
+                values = [
+                    np.broadcast_to(_Evaluation(self, self.axes)(value), self.shape).reshape(
+                        *rows, self.kernel.col_count
+                    )
+                    for value in reduction.values
+                ]
+                parts = REDUCE[reduction.op](*values)
+                ones = (1,) * len(self.kernel.cols)
+                for part, result in enumerate(parts):
+                    self.stats[reduction.name, part] = result.reshape(*rows, *ones)
+        for store in self.kernel.row_stores:
+            self._store(store, self.shape[: len(self.kernel.rows)] + (1,) * len(self.kernel.cols))
+        for store in self.kernel.stores:
+            self._store(store, self.shape)
+
+    def _coordinate(self, position: int) -> Array:
+        shape = [1] * len(self.shape)
+        shape[position] = self.shape[position]
+        return np.arange(self.shape[position]).reshape(shape)
+
+    def _store(self, store: Store, shape: tuple[int, ...]) -> None:
+        buffer = self.program.buffer(store.buffer)
+        evaluate = _Evaluation(self, self.axes)
+        index = np.broadcast_to(evaluate.index(store.index), shape).reshape(-1)
+        value = np.broadcast_to(evaluate(store.value), shape).reshape(-1)
+        assert index.size == np.unique(index).size, f"{self.kernel.name} writes an element of {store.buffer} twice"
+        assert index.size == 0 or (index.min() >= 0 and index.max() < buffer.extent), f"{store.buffer}: out of range"
+        self.memory[store.buffer][index] = encode(value, buffer.dtype)
+
+
+class _Evaluation:
+    """Evaluates expressions for given coordinates; `active` is where the values are wanted."""
+
+    def __init__(self, run: _Run, axes: Mapping[Axis, Array], active: Array | None = None) -> None:
+        self.run = run
+        self.axes = axes
+        self.active = np.ones((1,) * len(run.shape), np.bool_) if active is None else active
+        self.done: dict[int, Array] = {}
+
+    def __call__(self, node: Expr) -> Array:
+        if id(node) not in self.done:
+            self.done[id(node)] = _value(self._compute(node), node.dtype)
+        return self.done[id(node)]
+
+    def _compute(self, node: Expr) -> Array:
+        match node:
+            case Const(value, dtype):
+                return np.asarray(value, np.float64 if dtype.is_float else STORAGE[dtype])
+            case Load(buffer, index, _):
+                return self._load(buffer, index)
+            case Position(index, _):
+                return self.index(index)
+            case Stat(reduction, part, _):
+                return self.run.stats[reduction, part]
+            case Apply(Op.CAST, args, dtype):
+                return decode(encode(self(args[0]), dtype), dtype)
+            case Apply(op, args, _):
+                return np.asarray(APPLY[op](*map(self, args)))
+            case Masked(mask, value, other, _):
+                holds = self._holds(mask)
+                inner = _Evaluation(self.run, self.axes, self.active & holds)
+                return np.where(holds, inner(value), self(other))
+            case Window(op, axes, value, _):
+                return self._window(op, axes, value)
+
+    def index(self, index: Index) -> Array:
+        total = np.asarray(index.constant)
+        for atom, factor in index.terms:
+            if isinstance(atom, Axis):
+                part = self.axes[atom]
+            else:
+                inner = self.index(atom.index)
+                part = inner // atom.divisor if isinstance(atom, FloorDiv) else inner % atom.divisor
+            total = total + part * factor
+        return total
+
+    def _load(self, name: str, index: Index) -> Array:
+        memory, dtype = self.run.memory[name], self.run.program.buffer(name).dtype
+        at = self.index(index)
+        wrong = self.active & ((at < 0) | (at >= memory.size))
+        assert not (wrong.any() and 0 not in self.run.shape), f"{self.run.kernel.name} reads {name} out of range"
+        if memory.size == 0:
+            return np.zeros(at.shape)
+        return decode(memory[np.clip(at, 0, memory.size - 1)], dtype)
+
+    def _holds(self, mask: Any) -> Array:
+        holds = np.asarray(True)
+        for bound in mask:
+            at = self.index(bound.index)
+            holds = holds & (at >= bound.low) & (at < bound.high)
+        return holds
+
+    def _window(self, op: ReduceOp, axes: tuple[Axis, ...], value: Expr) -> Array:
+        points = []
+        for point in np.ndindex(*(axis.size for axis in axes)):
+            here = dict(self.axes) | {axis: np.asarray(at) for axis, at in zip(axes, point, strict=True)}
+            points.append(_Evaluation(self.run, here, self.active)(value))
+        stacked = np.stack(np.broadcast_arrays(*points), axis=-1)
+        (result,) = REDUCE[op](stacked)
+        return result

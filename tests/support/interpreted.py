@@ -1,0 +1,83 @@
+"""Runs fused regions through the reference interpreter instead of a compiled library: everything but the templates.
+
+A program then costs no compiler, so that thousands of models can be tried; the launchers, which hand over pointers as to
+a library, are the real ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+from fusepass import compile as pipeline
+from fusepass.codegen import build
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import Generated
+from fusepass.codegen.ir.expr import Builder
+from fusepass.codegen.ir.program import Buffer, Program, Role
+from fusepass.codegen.source import Source
+from tests.support.interpret import STORAGE, Array, interpret
+
+
+@contextlib.contextmanager
+def interpreted() -> Iterator[None]:
+    """While open, newly optimised models interpret their kernels; what was optimised inside stays so."""
+    programs: dict[Path, Program] = {}
+    generate = pipeline.generate
+
+    def remembered(program: Program, builder: Builder, facts: DeviceFacts) -> Generated:
+        made = generate(program, builder, facts)
+        programs[_library(made.source)] = programs[_library(made.unaligned())] = made.program
+        return made
+
+    def load(library: Path, entry: str, arguments: int) -> Callable[..., int]:
+        return _entry(programs[library], arguments)
+
+    def build_all(sources: Sequence[Source]) -> list[Path]:
+        return list(map(_library, sources))
+
+    with (
+        mock.patch.object(pipeline, "generate", remembered),
+        mock.patch.object(build, "build_all", build_all),
+        mock.patch.object(build, "build", _library),
+        mock.patch.object(build, "load", load),
+    ):
+        yield
+
+
+def _library(source: Source) -> Path:
+    """A name for the library that `source` would become."""
+    return Path(hashlib.sha256(source.text.encode()).hexdigest())
+
+
+def _entry(program: Program, arguments: int) -> Callable[..., int]:
+    """What the library of `program` would export."""
+    buffers = program.arguments
+    assert len(buffers) == arguments
+    given = [buffer.name for buffer in buffers]
+
+    def run(*pointers: int | None) -> int:
+        memory = {b.name: _at(pointer, b) for b, pointer in zip(buffers, pointers, strict=False)}
+        unused = [b for b in program.buffers if b.name not in given]
+        inputs = memory | {b.name: np.zeros(b.extent, STORAGE[b.dtype]) for b in unused}
+        for name, result in interpret(program, inputs).items():
+            if program.buffer(name).role is Role.OUTPUT:
+                memory[name][:] = result
+        return 0
+
+    return run
+
+
+def _at(pointer: int | None, buffer: Buffer) -> Array:
+    """The memory of `buffer` at an address."""
+    nbytes = buffer.extent * buffer.dtype.nbytes
+    if not nbytes or pointer is None:
+        return np.zeros(buffer.extent, STORAGE[buffer.dtype])
+    raw = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(pointer), np.uint8)
+    return raw.view(STORAGE[buffer.dtype])

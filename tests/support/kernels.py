@@ -1,0 +1,359 @@
+"""A small library of programs built by hand, for tests of schedules and renderers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp
+from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, contiguous_strides, linear
+from fusepass.codegen.ir.program import Buffer, Kernel, Program, Reduction, Role, Store
+from fusepass.codegen.ir.verify import verify
+
+F32, F16, BF16, F64, I64, BOOL = DType.F32, DType.F16, DType.BF16, DType.F64, DType.I64, DType.BOOL
+
+
+def buffer(name: str, role: Role, shape: Sequence[int], dtype: DType = F32, strides: Sequence[int] = ()) -> Buffer:
+    return Buffer(name, dtype, tuple(shape), tuple(strides) or contiguous_strides(shape), role)
+
+
+def given(name: str, shape: Sequence[int], dtype: DType = F32) -> Buffer:
+    return buffer(name, Role.INPUT, shape, dtype)
+
+
+def result(name: str, shape: Sequence[int], dtype: DType = F32) -> Buffer:
+    return buffer(name, Role.OUTPUT, shape, dtype)
+
+
+def program(name: str, buffers: Sequence[Buffer], *kernels: Kernel) -> Program:
+    """A verified program; inputs and outputs are the buffers with those roles, in order."""
+    inputs = tuple(b.name for b in buffers if b.role is Role.INPUT)
+    outputs = tuple(b.name for b in buffers if b.role is Role.OUTPUT)
+    made = Program(name, tuple(buffers), inputs, outputs, (), kernels)
+    verify(made)
+    return made
+
+
+def at(*terms: tuple[Axis, int]) -> Index:
+    return linear([axis_index(axis) for axis, _ in terms], [stride for _, stride in terms])
+
+
+def gelu(b: Builder, x: Expr) -> Expr:
+    half = b.apply(Op.MUL, x, b.const(0.5, F32))
+    inner = b.apply(Op.ERF, b.apply(Op.MUL, x, b.const(math.sqrt(0.5), F32)))
+    return b.apply(Op.MUL, half, b.apply(Op.ADD, inner, b.const(1.0, F32)))
+
+
+def affine(count: int, dtype: DType = F32, role: Role = Role.INPUT) -> Program:
+    """y = 2 * x + 1 on `count` elements."""
+    b, i = Builder(), Axis("i", count)
+    x = b.cast(b.load("x", axis_index(i), dtype), dtype.compute)
+    y = b.apply(Op.ADD, b.apply(Op.MUL, x, b.const(2, x.dtype)), b.const(1, x.dtype))
+    kernel = Kernel("affine", (i,), (), (), (), (Store("y", axis_index(i), y),), ("mul", "add"))
+    return program("affine", [buffer("x", role, [count], dtype), result("y", [count], dtype)], kernel)
+
+
+def channel_bias_gelu(n: int, c: int, hw: int) -> Program:
+    """gelu(x + bias[c]) on n x c x hw."""
+    b = Builder()
+    axes = Axis("n", n), Axis("c", c), Axis("hw", hw)
+    index = at((axes[0], c * hw), (axes[1], hw), (axes[2], 1))
+    value = gelu(b, b.apply(Op.ADD, b.load("x", index, F32), b.load("bias", axis_index(axes[1]), F32)))
+    kernel = Kernel("bias_gelu", axes, (), (), (), (Store("y", index, value),), ("add", "gelu"))
+    buffers = [
+        given("x", [n, c, hw]),
+        given("bias", [c]),
+        result("y", [n, c, hw]),
+    ]
+    return program("bias_gelu", buffers, kernel)
+
+
+def last_axis_bias(rows: int, cols: int) -> Program:
+    """x + bias[col], where `cols` need not be a multiple of anything."""
+    b, r, c = Builder(), Axis("r", rows), Axis("c", cols)
+    index = at((r, cols), (c, 1))
+    value = b.apply(Op.ADD, b.load("x", index, F32), b.load("bias", axis_index(c), F32))
+    kernel = Kernel("last_bias", (r, c), (), (), (), (Store("y", index, value),), ("add",))
+    buffers = [given("x", [rows, cols]), given("bias", [cols])]
+    return program("last_bias", [*buffers, result("y", [rows, cols])], kernel)
+
+
+def transpose(n: int, m: int) -> Program:
+    """y[j, i] = x[i, j]."""
+    b, i, j = Builder(), Axis("i", n), Axis("j", m)
+    kernel = Kernel(
+        "transpose", (j, i), (), (), (), (Store("y", at((j, n), (i, 1)), b.load("x", at((i, m), (j, 1)), F32)),)
+    )
+    return program("transpose", [given("x", [n, m]), result("y", [m, n])], kernel)
+
+
+def concatenate(n: int, a: int, c: int, hw: int) -> Program:
+    """Two tensors along channels, the second times 3: guarded loads that stay vectors."""
+    b = Builder()
+    total = a + c
+    axes = Axis("n", n), Axis("ch", total), Axis("hw", hw)
+    out = at((axes[0], total * hw), (axes[1], hw), (axes[2], 1))
+    first = b.load("x", at((axes[0], a * hw), (axes[1], hw), (axes[2], 1)), F32)
+    second = b.load("z", at((axes[0], c * hw), (axes[1], hw), (axes[2], 1)) - a * hw, F32)
+    tripled = b.apply(Op.MUL, second, b.const(3.0, F32))
+    channel = axis_index(axes[1])
+    later = b.masked((Bound(channel, a, total),), tripled, b.const(0.0, F32))
+    value = b.masked((Bound(channel, 0, a),), first, later)
+    kernel = Kernel("cat", axes, (), (), (), (Store("y", out, value),), ("cat",))
+    buffers = [
+        given("x", [n, a, hw]),
+        given("z", [n, c, hw]),
+        result("y", [n, total, hw]),
+    ]
+    return program("cat", buffers, kernel)
+
+
+def max_pool(n: int, size: int, window: int, stride: int, padding: int) -> Program:
+    """Max pooling of n images of size x size, then relu."""
+    b = Builder()
+    out = (size + 2 * padding - window) // stride + 1
+    image, h, w = Axis("n", n), Axis("h", out), Axis("w", out)
+    kh, kw = Axis("kh", window), Axis("kw", window)
+    y = axis_index(h) * stride + axis_index(kh) - padding
+    x = axis_index(w) * stride + axis_index(kw) - padding
+    loaded = b.load("x", axis_index(image) * (size * size) + y * size + x, F32)
+    bounded = b.masked((Bound(y, 0, size), Bound(x, 0, size)), loaded, b.const(-math.inf, F32))
+    pooled = b.window(ReduceOp.MAX, (kh, kw), bounded)
+    value = b.apply(Op.MAXIMUM, pooled, b.const(0.0, F32))
+    kernel = Kernel(
+        "pool",
+        (image, h, w),
+        (),
+        (),
+        (),
+        (Store("y", at((image, out * out), (h, out), (w, 1)), value),),
+        ("max_pool2d", "relu"),
+    )
+    return program("pool", [given("x", [n, size, size]), result("y", [n, out, out])], kernel)
+
+
+def layer_norm(rows: int, cols: int, dtype: DType = F32, *, with_gelu: bool = False) -> Program:
+    """LayerNorm over the last axis with weight and bias; also stores mean and rstd per row."""
+    b, r, c = Builder(), Axis("r", rows), Axis("c", cols)
+    index = at((r, cols), (c, 1))
+    x = b.cast(b.load("x", index, dtype), F32)
+    moments = Reduction("moments", ReduceOp.MOMENTS, (x,), F32)
+    mean, m2 = b.stat("moments", 0, F32), b.stat("moments", 1, F32)
+    variance = b.apply(Op.DIV, m2, b.const(max(cols, 1), F32))
+    rstd = b.apply(Op.RSQRT, b.apply(Op.ADD, variance, b.const(1e-5, F32)))
+    normal = b.apply(Op.MUL, b.apply(Op.SUB, x, mean), rstd)
+    scaled = b.apply(Op.MUL, normal, b.cast(b.load("weight", axis_index(c), dtype), F32))
+    value = b.apply(Op.ADD, scaled, b.cast(b.load("bias", axis_index(c), dtype), F32))
+    value = gelu(b, value) if with_gelu else value
+    kernel = Kernel(
+        "layer_norm",
+        (r,),
+        (c,),
+        ((moments,),),
+        (Store("mean", axis_index(r), mean), Store("rstd", axis_index(r), rstd)),
+        (Store("y", index, value),),
+        ("native_layer_norm",),
+    )
+    buffers = [
+        given("x", [rows, cols], dtype),
+        given("weight", [cols], dtype),
+        given("bias", [cols], dtype),
+        result("y", [rows, cols], dtype),
+        result("mean", [rows]),
+        result("rstd", [rows]),
+    ]
+    return program("layer_norm", buffers, kernel)
+
+
+def _softmax(b: Builder, name: str, load: Expr) -> tuple[Reduction, Expr]:
+    reduction = Reduction(name, ReduceOp.SOFTMAX, (load,), F32)
+    power = b.apply(Op.EXP, b.apply(Op.SUB, load, b.stat(name, 0, F32)))
+    return reduction, b.apply(Op.DIV, power, b.stat(name, 1, F32))
+
+
+def softmax_rows(rows: int, cols: int) -> Program:
+    """softmax over the last axis."""
+    b, r, c = Builder(), Axis("r", rows), Axis("c", cols)
+    index = at((r, cols), (c, 1))
+    reduction, value = _softmax(b, "softmax", b.load("x", index, F32))
+    kernel = Kernel("softmax", (r,), (c,), ((reduction,),), (), (Store("y", index, value),), ("_softmax",))
+    return program("softmax", [given("x", [rows, cols]), result("y", [rows, cols])], kernel)
+
+
+def softmax_channels(n: int, c: int, hw: int) -> Program:
+    """softmax over channels of n x c x hw, then tanh."""
+    b = Builder()
+    image, place, channel = Axis("n", n), Axis("hw", hw), Axis("c", c)
+    index = at((image, c * hw), (channel, hw), (place, 1))
+    reduction, value = _softmax(b, "softmax", b.load("x", index, F32))
+    value = b.apply(Op.TANH, value)
+    kernel = Kernel(
+        "softmax_channels",
+        (image, place),
+        (channel,),
+        ((reduction,),),
+        (),
+        (Store("y", index, value),),
+        ("_softmax", "tanh"),
+    )
+    return program("softmax_channels", [given("x", [n, c, hw]), result("y", [n, c, hw])], kernel)
+
+
+def batch_norm_stats(n: int, c: int, hw: int) -> Program:
+    """Mean and variance per channel of n x c x hw."""
+    b = Builder()
+    image, place, channel = Axis("n", n), Axis("hw", hw), Axis("c", c)
+    load = b.load("x", at((image, c * hw), (channel, hw), (place, 1)), F32)
+    moments = Reduction("moments", ReduceOp.MOMENTS, (load,), F32)
+    variance = b.apply(Op.DIV, b.stat("moments", 1, F32), b.const(n * hw, F32))
+    stores = (
+        Store("mean", axis_index(channel), b.stat("moments", 0, F32)),
+        Store("var", axis_index(channel), variance),
+    )
+    kernel = Kernel("bn_stats", (channel,), (image, place), ((moments,),), stores, (), ("native_batch_norm",))
+    buffers = [given("x", [n, c, hw]), result("mean", [c]), result("var", [c])]
+    return program("bn_stats", buffers, kernel)
+
+
+def batch_norm_2d(n: int, c: int, hw: int) -> Program:
+    """BatchNorm2d without weights in two kernels: statistics per channel, then the normalised result."""
+    b = Builder()
+    image, place, channel = Axis("n", n), Axis("hw", hw), Axis("c", c)
+    index = at((image, c * hw), (channel, hw), (place, 1))
+    x = b.load("x", index, F32)
+    moments = Reduction("moments", ReduceOp.MOMENTS, (x,), F32)
+    variance = b.apply(Op.DIV, b.stat("moments", 1, F32), b.const(n * hw, F32))
+    rstd = b.apply(Op.RSQRT, b.apply(Op.ADD, variance, b.const(1e-5, F32)))
+    here = axis_index(channel)
+    stores = (Store("mean", here, b.stat("moments", 0, F32)), Store("rstd", here, rstd))
+    stats = Kernel("bn_stats", (channel,), (image, place), ((moments,),), stores, (), ("native_batch_norm",))
+    centred = b.apply(Op.SUB, x, b.load("mean", here, F32))
+    value = b.apply(Op.MUL, centred, b.load("rstd", here, F32))
+    apply = Kernel("bn_apply", (image, channel, place), (), (), (), (Store("y", index, value),), ("native_batch_norm",))
+    buffers = [
+        given("x", [n, c, hw]),
+        buffer("mean", Role.TEMP, [c]),
+        buffer("rstd", Role.TEMP, [c]),
+        result("y", [n, c, hw]),
+    ]
+    return program("bn_2d", buffers, stats, apply)
+
+
+def batch_norm_1d(n: int, c: int) -> Program:
+    """BatchNorm1d on n x c: statistics over the batch, whose rows are neighbours in memory."""
+    b, image, channel = Builder(), Axis("n", n), Axis("c", c)
+    index = at((image, c), (channel, 1))
+    x = b.load("x", index, F32)
+    moments = Reduction("moments", ReduceOp.MOMENTS, (x,), F32)
+    variance = b.apply(Op.DIV, b.stat("moments", 1, F32), b.const(n, F32))
+    rstd = b.apply(Op.RSQRT, b.apply(Op.ADD, variance, b.const(1e-5, F32)))
+    weight = b.load("weight", axis_index(channel), F32)
+    value = b.apply(Op.MUL, b.apply(Op.SUB, x, b.stat("moments", 0, F32)), b.apply(Op.MUL, rstd, weight))
+    kernel = Kernel(
+        "bn_1d",
+        (channel,),
+        (image,),
+        ((moments,),),
+        (Store("mean", axis_index(channel), b.stat("moments", 0, F32)),),
+        (Store("y", index, value),),
+        ("native_batch_norm",),
+    )
+    buffers = [given("x", [n, c]), given("weight", [c]), result("y", [n, c])]
+    return program("bn_1d", [*buffers, result("mean", [c])], kernel)
+
+
+def row_reduction(rows: int, cols: int, op: ReduceOp, dtype: DType = F32, *, outer: bool = False) -> Program:
+    """Every part of one reduction per row; rows are neighbours in memory if `outer`."""
+    b, r, c = Builder(), Axis("r", rows), Axis("c", cols)
+    index = at((c, rows), (r, 1)) if outer else at((r, cols), (c, 1))
+    load = b.load("x", index, dtype)
+    accumulate = dtype.compute
+    value = b.cast(load, accumulate)
+    arg = op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN)
+    values = (value, b.position(axis_index(c))) if arg else (value,)
+    reduction = Reduction("result", op, values, accumulate)
+    kinds = [accumulate, I64 if arg else accumulate][: op.parts]
+    outputs = [result(f"part{i}", [rows], kind) for i, kind in enumerate(kinds)]
+    stores = tuple(Store(f"part{i}", axis_index(r), b.stat("result", i, kind)) for i, kind in enumerate(kinds))
+    kernel = Kernel("reduce", (r,), (c,), ((reduction,),), stores, (), (op.value,))
+    shape = [cols, rows] if outer else [rows, cols]
+    return program("reduce", [given("x", shape, dtype), *outputs], kernel)
+
+
+def merge_moments(rows: int, pieces: int) -> Program:
+    """Mean and m2 per row from partial (count, mean, m2) of `pieces` pieces of 100 elements."""
+    b, r, p = Builder(), Axis("r", rows), Axis("p", pieces)
+    index = at((r, pieces), (p, 1))
+    values = (b.const(100.0, F32), b.load("means", index, F32), b.load("m2s", index, F32))
+    reduction = Reduction("moments", ReduceOp.MERGE_MOMENTS, values, F32)
+    stores = tuple(Store(name, axis_index(r), b.stat("moments", i, F32)) for i, name in enumerate(("mean", "m2")))
+    kernel = Kernel("merge", (r,), (p,), ((reduction,),), stores, ())
+    buffers = [given("means", [rows, pieces]), given("m2s", [rows, pieces])]
+    return program("merge", [*buffers, result("mean", [rows]), result("m2", [rows])], kernel)
+
+
+SAMPLES: dict[str, Callable[[], Program]] = {
+    "affine": lambda: affine(1 << 22),
+    "affine_one": lambda: affine(1),
+    "affine_odd": lambda: affine(1_000_003),
+    "affine_tail": lambda: affine(4 * 1_000_003),
+    "affine_f16": lambda: affine(1 << 20, F16),
+    "affine_bf16": lambda: affine((1 << 20) + 8, BF16),
+    "affine_f64": lambda: affine(99_998, F64),
+    "affine_i64": lambda: affine(30_000, I64),
+    "bias_gelu": lambda: channel_bias_gelu(8, 48, 126 * 126),
+    "bias_gelu_odd": lambda: channel_bias_gelu(3, 5, 49),
+    "last_bias": lambda: last_axis_bias(1023, 768),
+    "last_bias_odd": lambda: last_axis_bias(1024, 63),
+    "transpose": lambda: transpose(512, 300),
+    "cat": lambda: concatenate(4, 6, 10, 64),
+    "cat_odd": lambda: concatenate(4, 3, 2, 7),
+    "pool2": lambda: max_pool(16, 64, 2, 2, 0),
+    "pool3_padded": lambda: max_pool(6, 33, 3, 2, 1),
+    "layer_norm_64": lambda: layer_norm(20_000, 64, with_gelu=True),
+    "layer_norm_63": lambda: layer_norm(1001, 63),
+    "layer_norm_768": lambda: layer_norm(3000, 768),
+    "layer_norm_1000": lambda: layer_norm(777, 1000),
+    "layer_norm_few": lambda: layer_norm(3, 4096),
+    "layer_norm_4096": lambda: layer_norm(2000, 4096),
+    "layer_norm_20000": lambda: layer_norm(300, 20_000),
+    "layer_norm_32768": lambda: layer_norm(264, 32_768),
+    "layer_norm_shared": lambda: layer_norm(200, 49_152),
+    "layer_norm_shared_odd": lambda: layer_norm(140, 40_001),
+    "layer_norm_long": lambda: layer_norm(7, 300_000),
+    "layer_norm_f16": lambda: layer_norm(4000, 1024, F16),
+    "layer_norm_bf16": lambda: layer_norm(501, 320, BF16),
+    "softmax_10": lambda: softmax_rows(5000, 10),
+    "softmax_2": lambda: softmax_rows(5000, 2),
+    "softmax_1": lambda: softmax_rows(500, 1),
+    "softmax_1024": lambda: softmax_rows(2048, 1024),
+    "softmax_one_row": lambda: softmax_rows(1, 5000),
+    "softmax_channels_8": lambda: softmax_channels(16, 8, 128 * 128),
+    "softmax_channels_16": lambda: softmax_channels(2, 16, 63 * 63),
+    "softmax_channels_64": lambda: softmax_channels(16, 64, 64 * 64),
+    "softmax_channels_100": lambda: softmax_channels(2, 100, 30 * 30),
+    "softmax_channels_1000": lambda: softmax_channels(3, 1000, 14 * 14),
+    "softmax_channels_3000": lambda: softmax_channels(3, 3000, 14 * 14),
+    "bn_stats": lambda: batch_norm_stats(16, 32, 62 * 62),
+    "bn_stats_odd": lambda: batch_norm_stats(5, 7, 11 * 11),
+    "bn_2d": lambda: batch_norm_2d(16, 32, 62 * 62),
+    "bn_1d": lambda: batch_norm_1d(256, 512),
+    "bn_1d_large": lambda: batch_norm_1d(4096, 1024),
+    "sum_f32": lambda: row_reduction(1000, 3000, ReduceOp.SUM),
+    "sum_outer": lambda: row_reduction(1030, 3000, ReduceOp.SUM, outer=True),
+    "sum_empty": lambda: row_reduction(100, 0, ReduceOp.SUM),
+    "prod_f64": lambda: row_reduction(100, 77, ReduceOp.PROD, F64),
+    "max_f16": lambda: row_reduction(3001, 256, ReduceOp.MAX, F16),
+    "min_outer": lambda: row_reduction(128 * 128, 64, ReduceOp.MIN, outer=True),
+    "max_bool": lambda: row_reduction(64, 1000, ReduceOp.MAX, BOOL),
+    "sum_i64": lambda: row_reduction(64, 1001, ReduceOp.SUM, I64),
+    "argmax": lambda: row_reduction(2000, 1000, ReduceOp.ARGMAX),
+    "argmin_outer": lambda: row_reduction(1000, 130, ReduceOp.ARGMIN, outer=True),
+    "argmax_long": lambda: row_reduction(2, 200_000, ReduceOp.ARGMAX),
+    "moments_long": lambda: row_reduction(264, 131_072, ReduceOp.MOMENTS),
+    "softmax_state_long": lambda: row_reduction(20, 100_000, ReduceOp.SOFTMAX),
+    "merge": lambda: merge_moments(64, 33),
+    "merge_one": lambda: merge_moments(1, 264),
+    "merge_block": lambda: merge_moments(2, 3000),
+}

@@ -1,0 +1,31 @@
+"""Builds rendered CPU programs and runs them on numpy memory as the interpreter does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fusepass.codegen.build import build, load
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.program import Program, Role
+from fusepass.codegen.render.cpu import render_cpu
+from tests.support.interpret import poisoned
+from tests.support.numpy_ops import Array
+
+FACTS = DeviceFacts.cpu(cores=2)
+
+
+def run_native(program: Program, inputs: Mapping[str, Array], facts: DeviceFacts = FACTS) -> dict[str, Array]:
+    """Every output and temporary of `program` as memory after its built library ran; as `interpret` gives them."""
+    source = render_cpu(program, facts)
+    entry = load(build(source), source.entry, len(program.arguments))
+    memory = {
+        buffer.name: np.ascontiguousarray(inputs[buffer.name])
+        if buffer.role in (Role.INPUT, Role.ANCHOR)
+        else poisoned(buffer)
+        for buffer in program.buffers
+    }
+    status = entry(*(memory[buffer.name].ctypes.data for buffer in program.arguments), None)
+    assert status == 0
+    return {b.name: memory[b.name] for b in program.buffers if b.role in (Role.OUTPUT, Role.TEMP)}

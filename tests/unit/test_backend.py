@@ -1,0 +1,157 @@
+"""The torch.compile backend: forward, backward, dynamic shapes and graph breaks, by object and by name."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusepass.backend import Backend, fusepass_backend
+from fusepass.compile import CompiledGraph
+
+X = torch.randn(4, 6)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 5)
+        self.norm = nn.LayerNorm(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(torch.relu(self.norm(self.first(x))) * 2, -1)
+
+
+def close(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def made() -> list[CompiledGraph]:
+    """The graphs that `backend` compiled."""
+    return []
+
+
+@pytest.fixture
+def backend(made: list[CompiledGraph]) -> Backend:
+    return Backend("test", {}, observe=made.append)
+
+
+def test_forward(backend: Backend, made: list[CompiledGraph]) -> None:
+    net = Net()
+    compiled = torch.compile(net, backend=backend, fullgraph=True)
+    with torch.no_grad():
+        close(compiled(X), net(X))
+    assert len(made) == 1
+    assert made[0].report.ops_total > 0
+
+
+def test_gradients_are_eager_s(backend: Backend, made: list[CompiledGraph]) -> None:
+    net, twin = Net(), Net()
+    twin.load_state_dict(net.state_dict())
+    compiled = torch.compile(net, backend=backend, fullgraph=True)
+    x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
+    for _ in range(2):
+        compiled(x).square().sum().backward()
+        twin(y).square().sum().backward()
+    close(x.grad, y.grad)
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        close(p.grad, q.grad)
+    assert len(made) == 2
+
+
+def test_training_batch_norm(backend: Backend) -> None:
+    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU())
+    twin = copy.deepcopy(net)
+    compiled = torch.compile(net, backend=backend)
+    for _ in range(2):
+        close(compiled(X), twin(X))
+    for name, value in net.state_dict().items():
+        close(value, twin.state_dict()[name])
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_dynamic_shapes_are_specialised(backend: Backend, made: list[CompiledGraph], gradients: bool) -> None:
+    net = Net()
+    compiled = torch.compile(net, backend=backend, dynamic=True)
+    with torch.set_grad_enabled(gradients):
+        for size in (3, 4, 3, 7):
+            x = torch.randn(size, 6, requires_grad=gradients)
+            result, expected = compiled(x), net(x)
+            close(result, expected)
+            if gradients:
+                (gradient,) = torch.autograd.grad(result.square().sum(), x)
+                (expected_gradient,) = torch.autograd.grad(expected.square().sum(), x)
+                close(gradient, expected_gradient)
+    assert len(made) == 3 * (2 if gradients else 1)
+    values = [node.meta["val"] for node in made[0].graph_module.graph.find_nodes(op="placeholder")]
+    assert all(isinstance(size, int) for value in values for size in value.shape)
+
+
+def test_dynamic_shapes_are_bounded(made: list[CompiledGraph]) -> None:
+    net = Net()
+    compiled = torch.compile(net, backend=Backend("test", {"max_signatures": 2}, observe=made.append), dynamic=True)
+    with torch.no_grad():
+        for size in (3, 4, 5, 6):
+            x = torch.randn(size, 6)
+            close(compiled(x), net(x))
+    assert len(made) == 2
+
+
+def test_sizes_in_results(backend: Backend) -> None:
+    def function(x: Tensor) -> Any:
+        return torch.relu(x) * x.shape[0], x.shape[0] * 2
+
+    compiled = torch.compile(function, backend=backend, dynamic=True)
+    for size in (3, 5):
+        x = torch.randn(size, 2)
+        result, double = compiled(x)
+        close(result, torch.relu(x) * size)
+        assert double == 2 * size
+
+
+def test_graph_breaks(backend: Backend, made: list[CompiledGraph]) -> None:
+    seen: list[float] = []
+
+    def function(x: Tensor) -> Tensor:
+        y = torch.relu(x) * 2
+        seen.append(y.sum().item())
+        torch._dynamo.graph_break()
+        return torch.sigmoid(y) + 1
+
+    close(torch.compile(function, backend=backend)(X), torch.sigmoid(torch.relu(X) * 2) + 1)
+    assert len(made) >= 2
+    assert len(seen) == 1
+
+
+def test_mutation(backend: Backend) -> None:
+    def function(x: Tensor) -> Tensor:
+        x.add_(1)
+        return x.relu().mul_(2)
+
+    x, y = X.clone(), X.clone()
+    close(torch.compile(function, backend=backend)(x), function(y))
+    close(x, y)
+
+
+def test_found_by_name() -> None:
+    assert "fusepass" in torch._dynamo.list_backends()
+    net = Net()
+    with torch.no_grad():
+        close(torch.compile(net, backend="fusepass")(X), net(X))
+
+
+def test_options() -> None:
+    net = Net()
+    with torch.no_grad():
+        close(torch.compile(net, backend=fusepass_backend, options={"max_signatures": 3})(X), net(X))
+    with pytest.raises(Exception, match="unknown"):
+        torch.compile(Net(), backend=fusepass_backend, options={"unknown": 3})(X)

@@ -1,0 +1,171 @@
+"""The benchmarks measure what they say: limits, workloads, timing, summaries, and a run that survives failures."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks import measure, run, summary
+from benchmarks.case import Outcome, Row, Settings
+from benchmarks.implementations import Implementation
+from benchmarks.layers import Size, Workload
+from benchmarks.limits import cost
+from benchmarks.measure import Timing
+from benchmarks.worker import Worker
+from benchmarks.workloads import EXTRA, MISSION, VISIBLE, WORKLOADS, by_name
+
+# Milliseconds, worked out elsewhere from the same rates and rounded to three digits after the point.
+# fmt: off
+LIMITS = {
+    "convt3d_layernorm_gelu_scale": 0.367, "convt3d_batchnorm_submean": 0.063, "convt2d_gelu_groupnorm": 1.654,
+    "convt3d_scale_batchnorm_gap": 1.435, "layernorm_3d_shape": 0.134, "conv2d_relu_bias": 0.801,
+    "convt3d_add_layernorm_avgpool_gelu": 0.155, "convt2d_sub_tanh": 0.735,
+    "conv3d_relu_leaky_gelu_sigmoid_bias": 0.284, "linear_sub_mul_relu": 1.100,
+    "convt2d_batchnorm_tanh_maxpool_groupnorm": 0.574, "convt3d_depthmean_add_softmax_tanh_scale": 1.240,
+    "conv2d_instancenorm_div": 0.801, "conv2d_add_scale_sigmoid_groupnorm": 0.310,
+    "conv2d_channelmin_tanh_tanh": 0.407, "conv3d_hardswish_groupnorm_mean": 0.184, "linear_mish_mish": 1.100,
+    "conv2d_minconst_add_mul": 0.801, "linear_scale_batchnorm": 1.100, "conv2d_sub_hardswish_maxpool_mish": 0.801,
+    "linear_swish_add_groupnorm": 2.199, "linear_batchnorm_gelu_relu": 4.398, "conv3d_maxpool_logsumexp_relu": 0.620,
+    "linear_sigmoid_linear_logsumexp": 3.299, "conv3d_mish_tanh": 0.546, "convt3d_softmax_sigmoid": 0.134,
+    "linear_sub_mean_logsumexp_gelu_residual": 2.199, "linear_scale_hardtanh_gelu": 2.199,
+    "linear_maxpool1d_sum_scale": 2.199, "conv2d_relu_handwritten_hardswish": 0.138, "convt3d_relu_groupnorm": 0.620,
+    "conv2d_avgpool_sigmoid_sum": 0.460, "conv2d_gelu_gap_squeeze": 0.203, "conv2d_batchnorm_scale": 0.138,
+    "linear_groupnorm_min_bias": 1.100, "conv3d_mul_instancenorm_clamp_mul_max": 0.011,
+    "conv2d_groupnorm_scale_maxpool_clamp": 0.050, "conv2d_sub_sub_mish": 0.558,
+    "convt3d_maxpool_softmax_sub_swish_max": 0.015, "convt2d_softmax_bias_scale_sigmoid": 0.367,
+    "convt2d_add_min_gelu_mul": 0.367, "linear_batchnorm_bias_div_swish": 1.100, "linear_gelu_softmax": 1.100,
+    "softmax_wide": 3.018, "groupnorm_large": 3.520, "avgpool3d": 2.263, "batchnorm_train": 2.012,
+}
+# fmt: on
+
+
+def test_limits_agree_with_those_worked_out_by_hand() -> None:
+    computed = {workload.name: cost(workload).limit_ms for workload in MISSION + VISIBLE}
+    assert computed.keys() == LIMITS.keys()
+    for name, limit in LIMITS.items():
+        assert computed[name] == pytest.approx(limit, rel=0.01, abs=0.0006), name
+
+
+def test_cost_of_one_linear_layer() -> None:
+    at_least = cost(by_name("linear_mish_mish"))
+    assert at_least.matmul_flops == 2 * 1024 * 8192 * 8192
+    assert at_least.convolution_flops == 0
+    assert at_least.bytes == 4 * (8192 * 8192 + 8192 + 2 * 1024 * 8192)
+    assert at_least.largest == 1024 * 8192
+
+
+def test_ten_extra_workloads_and_no_name_twice() -> None:
+    assert len(EXTRA) == 10
+    assert len({workload.name for workload in WORKLOADS}) == len(WORKLOADS)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
+def test_reduced_workloads_run_and_use_every_parameter(workload: Workload) -> None:
+    model, x = workload.model(Size.REDUCED, "cpu"), workload.input(Size.REDUCED, "cpu")
+    assert model.training is workload.training
+    y: Tensor = model(x.requires_grad_())
+    assert y.dtype == workload.dtype
+    assert y.isfinite().all()
+    y.float().square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("example", "workload"),
+    [
+        ("conv_transpose3d_layer_norm_gelu", MISSION[0]),
+        ("conv_transpose3d_batch_norm_subtract_mean", MISSION[1]),
+        ("conv_transpose2d_gelu_group_norm", MISSION[2]),
+        ("conv_transpose3d_scale_batch_norm_pool", MISSION[3]),
+        ("layer_norm_3d", MISSION[4]),
+    ],
+)
+def test_examples_are_the_mission_workloads(example: str, workload: Workload) -> None:
+    module = importlib.import_module(f"examples.{example}")
+    torch.manual_seed(0)
+    model = module.make_model()
+    assert module.make_inputs("meta", full=True)[0].shape == workload.full
+    (x,) = module.make_inputs("cpu", full=False)
+    with torch.no_grad():
+        assert torch.equal(model(x), workload.model(Size.FULL, "cpu")(x))
+
+
+def test_timing_summary() -> None:
+    timing = Timing.of([float(sample) for sample in range(101, 0, -1)])
+    assert timing == Timing(median=51.0, low=11.0, high=91.0, runs=101)
+    assert Timing.of([3.0]) == Timing(3.0, 3.0, 3.0, 1)
+
+
+def test_calls_are_interleaved_on_fresh_inputs() -> None:
+    events: list[str] = []
+    calls = {"a": lambda: events.append("a"), "b": lambda: events.append("b")}
+    timings = measure.interleaved(calls, lambda: events.append("new"), torch.device("cpu"), seconds=0)
+    warm = 2 * measure.WARM_UPS
+    assert events[:warm] == ["a"] * measure.WARM_UPS + ["b"] * measure.WARM_UPS
+    assert events[warm:] == ["new", "a", "b"] * 5
+    assert [timing.runs for timing in timings.values()] == [5, 5]
+
+
+def test_poisoned_memory_is_what_the_next_tensor_gets() -> None:
+    """Only seen where the allocator hands freed blocks out again, as glibc does with small ones."""
+    measure.poison(torch.device("cpu"), 1 << 12)
+    assert any(torch.empty(1 << 10).isnan().any() for _ in range(4))
+
+
+def row(name: str, group: str, eager: float, ours: float, correct: bool = True) -> Row:
+    outcomes = {
+        "eager": Outcome(timing=Timing(eager, eager, eager, 9), correct=True),
+        "fusepass": Outcome(timing=Timing(ours, ours, ours, 9), correct=correct, check="max error 1"),
+    }
+    return Row(name, group, limit_ms=1.0, outcomes=outcomes)
+
+
+def test_summary_means_and_problems() -> None:
+    rows = [row("one", "mission", 8.0, 2.0), row("two", "extra", 4.0, 4.0, correct=False)]
+    rows.append(Row("three", "extra", error="the process died with exit code -11"))
+    assert summary.mean(rows, summary.over("eager")) == pytest.approx(2.0)
+    assert summary.mean(rows, summary.of_limit("fusepass")) == pytest.approx(math.sqrt(1 / 8))
+    assert summary.mean(rows, summary.over("compile")) is None
+    text = summary.text(rows, ["four"])
+    assert "two: fusepass is outside the numeric policy: max error 1" in text
+    assert "three: the process died with exit code -11" in text
+    assert "fusepass is 2.00 x eager" in text
+    assert text.endswith("left out for lack of time (1): four")
+
+
+def test_a_workload_that_hangs_is_stopped_and_the_next_one_measured() -> None:
+    settings = Settings("cpu", Size.REDUCED, (Implementation.EAGER,), seconds=0.0)
+    worker = Worker(settings)
+    try:
+        workload = by_name("softmax_wide")
+        assert worker.measure(workload, timeout_s=0.0).error == "stopped after 0 s"
+        result = worker.measure(workload, timeout_s=120)
+    finally:
+        worker.stop()
+    assert result.error == ""
+    assert result.outcomes["eager"].correct
+    assert result.outcomes["eager"].timing is not None
+
+
+def test_the_command_line_writes_json_and_says_what_the_budget_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def instead(self: Worker, workload: Workload, timeout_s: float) -> Row:
+        return Row(workload.name, workload.group.value, seconds=1e9)
+
+    monkeypatch.setattr(Worker, "measure", instead)
+    path = tmp_path / "out" / "rows.json"
+    arguments = ["--device", "cpu", "--group", "mission", "--only", "convt", "--budget-s", "60", "--json", str(path)]
+    assert run.main(arguments) == 0
+    data = json.loads(path.read_text())
+    assert [entry["workload"] for entry in data["rows"]] == ["convt3d_layernorm_gelu_scale"]
+    assert len(data["left_out"]) == 3
+    assert data["torch"] == torch.__version__
+    assert "left out for lack of time (3)" in capsys.readouterr().out
+    assert run.main(["--only", "no such workload"]) == 2

@@ -1,0 +1,359 @@
+"""Builds with the real compilers: what runs, what is said when it does not, and what a warm start costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusepass.codegen import build as builds
+from fusepass.codegen import cache, toolchain
+from fusepass.codegen.build import build, build_all, check_compiles, load
+from fusepass.codegen.detect import device_facts
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.source import Source, Target
+from fusepass.config import override
+from fusepass.doctor import diagnose
+from fusepass.errors import BuildError
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+
+
+def scale(factor: int, name: str = "scale") -> Source:
+    """``out[i] = factor * in[i]`` for 1000 floats, in parallel."""
+    text = f"""\
+extern "C" int run(const float* in, float* out, void*) {{
+    #pragma omp parallel for
+    for (int i = 0; i < 1000; ++i) out[i] = {factor} * in[i];
+    return 0;
+}}
+"""
+    return Source(name, "run", Target.CPU, text, (), "native")
+
+
+def cuda(body: str) -> Source:
+    text = f'#include <cuda_fp16.h>\n__global__ void k(__half* p) {{ {body} }}\nextern "C" int run() {{ return 0; }}\n'
+    return Source("kernel", "run", Target.CUDA, text, (), "sm_90")
+
+
+def run(library: Path) -> torch.Tensor:
+    given = torch.arange(1000, dtype=torch.float32)
+    out = torch.full_like(given, -1)
+    assert load(library, "run", arguments=2)(given.data_ptr(), out.data_ptr(), 0) == 0
+    return out
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    monkeypatch.setenv("FUSEPASS_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def compiler_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that gets a line for each compilation."""
+    log = tmp_path / "compilations"
+    log.touch()
+    wrapper = tmp_path / "logged-g++"
+    wrapper.write_text(
+        f'#!/bin/sh\ncase " $* " in *" -c "*) echo compiled >> {log};; esac\nexec {toolchain.cxx().path} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", str(wrapper))
+    return log
+
+
+@pytest.mark.usefixtures("directory")
+def test_a_built_library_computes() -> None:
+    assert torch.equal(run(build(scale(3))), 3 * torch.arange(1000.0))
+
+
+@pytest.mark.usefixtures("directory")
+def test_a_built_library_needs_no_torch() -> None:
+    program = f"import ctypes, sys; ctypes.CDLL({str(build(scale(3)))!r}).run; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.usefixtures("directory")
+def test_equal_sources_are_built_once(compiler_log: Path) -> None:
+    sources = [scale(2), scale(5), scale(2, name="again"), scale(2)]
+    results = build_all(sources)
+    assert [run(path)[1].item() for path in results if isinstance(path, Path)] == [2, 5, 2, 2]
+    assert results[0] == results[2] == results[3]
+    assert compiler_log.read_text().splitlines() == 2 * ["compiled"]
+    assert build_all(sources) == results
+    assert compiler_log.read_text().splitlines() == 2 * ["compiled"]
+
+
+@pytest.mark.usefixtures("directory")
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_as_many_are_built_at_once_as_there_are_jobs(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, at_once, most = threading.Lock(), 0, 0
+
+    def slow(_: Source, __: str, directory: Path) -> Path:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        time.sleep(0.3)
+        with lock:
+            at_once -= 1
+        (directory / "out.so").touch()
+        return directory / "out.so"
+
+    monkeypatch.setattr(builds, "_load_inline", slow)
+    with override(jobs=jobs):
+        build_all([scale(factor) for factor in range(3)])
+    assert most == jobs
+
+
+@pytest.mark.usefixtures("directory")
+def test_one_broken_source_does_not_stop_the_others() -> None:
+    broken = Source("broken", "run", Target.CPU, "int f() { return missing_name; }\n", (), "native")
+    good, bad = build_all([scale(7), broken])
+    assert isinstance(good, Path)
+    assert run(good)[1] == 7
+    assert isinstance(bad, BuildError)
+    assert "broken does not compile for native" in str(bad)
+    assert "missing_name" in bad.stderr
+    assert "ninja" not in bad.stderr
+    assert "-march=native" in bad.command
+    assert bad.path is not None
+    assert bad.path.read_text() == broken.text
+    with pytest.raises(BuildError, match="missing_name"):
+        build(broken)
+
+
+@pytest.mark.usefixtures("directory")
+def test_without_a_compiler_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(BuildError, match=r"no C\+\+ compiler was found; install one .*apt install g\+\+"):
+        build(scale(2))
+
+
+@pytest.mark.usefixtures("directory")
+def test_ninja_and_compiler_need_not_be_on_the_path_as_torch_expects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = {name: tmp_path / name for name in ("bin", "scripts")}
+    ninja, cxx = toolchain.ninja().resolve(), toolchain.cxx().path.resolve()
+    for folder in folders.values():
+        folder.mkdir()
+    (folders["scripts"] / "ninja").symlink_to(ninja)
+    (folders["bin"] / "g++").symlink_to(cxx)
+    for tool in ("sh", "as", "ld"):
+        (folders["bin"] / tool).symlink_to(shutil.which(tool) or pytest.skip(f"needs {tool}"))
+    monkeypatch.setenv("PATH", str(folders["bin"]))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr("sysconfig.get_path", lambda name, **_: str(folders["scripts"]))
+    before = dict(os.environ)
+    assert run(build(scale(2)))[1] == 2
+    assert dict(os.environ) == before
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
+@needs_nvcc
+@pytest.mark.usefixtures("directory")
+def test_a_torch_without_cuda_is_named() -> None:
+    with pytest.raises(BuildError, match=r"kernel needs CUDA, and this PyTorch .* has none"):
+        build(cuda("p[0] = p[1];"))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("directory")
+def test_a_cuda_library_computes_on_the_stream_it_is_given() -> None:
+    text = """\
+#include <cuda_fp16.h>
+__global__ void scale(const __half* in, __half* out) {
+    out[threadIdx.x] = in[threadIdx.x] * __half(3.f) + __half(1.f);
+}
+extern "C" int run(const __half* in, __half* out, void* stream) {
+    scale<<<1, 1000, 0, static_cast<cudaStream_t>(stream)>>>(in, out);
+    return cudaGetLastError();
+}
+"""
+    facts = device_facts(torch.device("cuda"))
+    source = Source("scale", "run", Target.CUDA, text, (), facts.arch)
+    run = load(build(source), "run", arguments=2)
+    given = torch.arange(1000, device="cuda", dtype=torch.float16) / 4
+    out = torch.zeros_like(given)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    assert run(given.data_ptr(), out.data_ptr(), stream.cuda_stream) == 0
+    stream.synchronize()
+    assert torch.equal(out, (3 * given.double() + 1).half())
+
+
+@pytest.mark.gpu
+def test_facts_of_this_device_match_the_description_of_its_kind() -> None:
+    facts = device_facts(torch.device("cuda"))
+    if facts.name != DeviceFacts.h200().name:
+        pytest.skip("only the H200 is described")
+    assert facts.bandwidth == pytest.approx(DeviceFacts.h200().bandwidth, rel=0.02)
+    assert dataclasses.replace(facts, bandwidth=DeviceFacts.h200().bandwidth) == DeviceFacts.h200()
+
+
+@pytest.mark.usefixtures("directory")
+def test_what_cannot_be_loaded_is_a_build_error(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"cannot be loaded.*absent"):
+        load(build(scale(2)), "absent", arguments=2)
+    (tmp_path / "no.so").write_text("no library")
+    with pytest.raises(BuildError, match=r"cannot be loaded.*no\.so"):
+        load(tmp_path / "no.so", "run", arguments=2)
+
+
+@needs_nvcc
+@pytest.mark.usefixtures("directory")
+def test_check_compiles_takes_good_cuda_and_names_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = cuda("p[0] = p[0] * p[1]; float f = p[2]; p[3] = f + 1.f;")
+    check_compiles(good)
+    with pytest.raises(BuildError, match="kernel does not compile for sm_90") as error:
+        check_compiles(cuda("p[0] = missing_name;"))
+    assert 'identifier "missing_name" is undefined' in error.value.stderr
+    assert "-gencode=arch=compute_90a,code=sm_90a" in error.value.command
+
+    def compiled(*_: object) -> None:
+        pytest.fail("compiled a second time")
+
+    monkeypatch.setattr(builds, "compile_only", compiled)
+    check_compiles(good)
+
+
+@pytest.mark.usefixtures("directory")
+def test_a_rejected_source_is_rejected_again() -> None:
+    broken = Source("broken", "run", Target.CPU, "int f() { return missing_name; }\n", (), "native")
+    for _ in range(2):
+        with pytest.raises(BuildError, match="missing_name"):
+            check_compiles(broken)
+
+
+def script(source: Source, body: str) -> list[str]:
+    """A command that runs `body`, which builds `source`, in a process of its own."""
+    start = f"""\
+        import subprocess, sys, time
+        from fusepass.codegen.build import build
+        from fusepass.codegen.source import Source, Target
+        source = Source({source.name!r}, "run", Target.CPU, {source.text!r}, (), "native")
+        """
+    return [sys.executable, "-c", textwrap.dedent(start) + textwrap.dedent(body)]
+
+
+@pytest.mark.usefixtures("directory")
+def test_two_processes_build_a_source_once(compiler_log: Path, tmp_path: Path) -> None:
+    body = f"""\
+        import pathlib
+        here = pathlib.Path({str(tmp_path)!r})
+        (here / f"ready-{{sys.argv[1]}}").touch()
+        while not all((here / f"ready-{{i}}").exists() for i in "01"):
+            time.sleep(0.01)
+        print(build(source))
+        """
+    processes = [
+        subprocess.Popen([*script(scale(11), body), number], stdout=subprocess.PIPE, text=True) for number in "01"
+    ]
+    libraries = [process.communicate(timeout=120)[0].strip() for process in processes]
+    assert libraries[0] == libraries[1]
+    assert run(Path(libraries[0]))[1] == 11
+    assert compiler_log.read_text().splitlines() == ["compiled"]
+
+
+@pytest.mark.usefixtures("directory")
+def test_a_warm_start_runs_no_program_and_imports_no_builder() -> None:
+    library = build(scale(2))
+    body = """\
+        def started(*_, **__):
+            raise SystemExit("a program was started")
+        subprocess.Popen = started
+        print(build(source))
+        print("torch.utils.cpp_extension" in sys.modules)
+        """
+    done = subprocess.run(script(scale(2), body), capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [str(library), "False"]
+
+
+@pytest.mark.usefixtures("directory")
+def test_a_damaged_library_is_built_anew() -> None:
+    library = build(scale(2))
+    library.write_bytes(library.read_bytes()[:-1] + b"?")
+    with pytest.warns(match="damaged; it is built anew"):
+        assert run(build(scale(2)))[1] == 2
+    assert cache.verify() == []
+
+
+class Terminal(io.StringIO):
+    """Stands for a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "wanted", "shown"),
+    [
+        (Terminal, None, True),
+        (Terminal, False, False),
+        (io.StringIO, None, False),
+        (io.StringIO, True, True),
+    ],
+)
+def test_a_long_build_shows_progress_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, stream: type[io.StringIO], wanted: bool | None, shown: bool
+) -> None:
+    written = stream()
+    monkeypatch.setattr(sys, "stderr", written)
+    monkeypatch.setattr(builds, "_PROGRESS_AFTER", 0.05)
+    with override(progress=wanted), builds._progress(3):
+        time.sleep(0.3)
+    text = written.getvalue()
+    assert ("fusepass: compiling 3 kernels ... 0." in text) == shown
+    assert text.endswith("\r\033[K") == shown
+
+
+def test_a_short_build_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = Terminal()
+    monkeypatch.setattr(sys, "stderr", written)
+    with builds._progress(1):
+        pass
+    assert written.getvalue() == ""
+
+
+@pytest.mark.usefixtures("directory")
+def test_the_doctor_builds_and_runs_a_kernel() -> None:
+    diagnosis = diagnose()
+    assert diagnosis.ok, str(diagnosis)
+    assert [check.name for check in diagnosis.checks[:7]] == [
+        "python",
+        "torch",
+        "C++ compiler",
+        "ninja",
+        "nvcc",
+        "cache",
+        "CPU kernel",
+    ]
+    assert "ok  CPU kernel    built in" in str(diagnosis)
+    assert cache.entries() == [], "the doctor's kernel does not stay"
+
+
+@pytest.mark.usefixtures("directory")
+def test_the_doctor_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "missing")
+    diagnosis = diagnose()
+    assert not diagnosis.ok
+    failed = {check.name: check for check in diagnosis.checks if not check.ok and check.name != "CUDA kernel"}
+    assert list(failed) == ["C++ compiler", "CPU kernel"]
+    assert failed["C++ compiler"].remedy.startswith("install one (for example `apt install g++`)")
+    assert "FAIL  C++ compiler" in str(diagnosis)
+    assert "-> install one" in str(diagnosis)

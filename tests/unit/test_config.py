@@ -1,0 +1,139 @@
+"""Options: defaults, environment, overrides, and what is said about values that are not allowed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from fusepass.config import ALL, Config, current, override
+
+
+@pytest.fixture(autouse=True)
+def _empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("FUSEPASS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+
+def test_the_cache_lies_in_the_users_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/some/cache")
+    assert current().cache_dir == Path("/some/cache/fusepass")
+
+
+def test_defaults() -> None:
+    config = current()
+    assert config == Config()
+    assert (config.debug, config.dump, config.disable, config.progress) == (False, None, frozenset(), None)
+    assert config.cache_dir == Path.home() / ".cache" / "fusepass"
+    assert config.jobs == len(os.sched_getaffinity(0))
+    assert config.max_signatures == 16
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "option", "value"),
+    [
+        ("FUSEPASS_DEBUG", "1", "debug", True),
+        ("FUSEPASS_DEBUG", "Yes", "debug", True),
+        ("FUSEPASS_DEBUG", "off", "debug", False),
+        ("FUSEPASS_DEBUG", "", "debug", False),
+        ("FUSEPASS_DUMP", "/some/where", "dump", Path("/some/where")),
+        ("FUSEPASS_DISABLE", "1", "disable", {ALL}),
+        ("FUSEPASS_DISABLE", "all", "disable", {ALL}),
+        ("FUSEPASS_DISABLE", "0", "disable", set()),
+        ("FUSEPASS_DISABLE", "norm, pool", "disable", {"norm", "pool"}),
+        ("FUSEPASS_CACHE_DIR", "/some/cache", "cache_dir", Path("/some/cache")),
+        ("FUSEPASS_CACHE_DIR", "~/cache", "cache_dir", Path.home() / "cache"),
+        ("FUSEPASS_JOBS", "3", "jobs", 3),
+    ],
+)
+def test_the_environment_sets_options_when_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, option: str, value: object
+) -> None:
+    monkeypatch.setenv(variable, text)
+    assert getattr(current(), option) == value
+    monkeypatch.delenv(variable)
+    assert current() == Config()
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "allowed"),
+    [
+        ("FUSEPASS_DEBUG", "maybe", "1, true, yes, on, 0, false, no, off"),
+        ("FUSEPASS_JOBS", "0", "a whole number from 1 on"),
+        ("FUSEPASS_JOBS", "-2", "a whole number from 1 on"),
+        ("FUSEPASS_JOBS", "many", "a whole number from 1 on"),
+        ("FUSEPASS_DISABLE", "norm,,pool", "names of rules and patterns separated by commas"),
+    ],
+)
+def test_a_bad_variable_is_named_with_what_is_allowed(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, allowed: str
+) -> None:
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(ValueError, match=f"{variable} is '{text}'; allowed is: .*{allowed}"):
+        current()
+
+
+def test_an_override_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEPASS_JOBS", "3")
+    with override(jobs=5) as config:
+        assert config.jobs == current().jobs == 5
+    assert current().jobs == 3
+
+
+def test_an_overridden_variable_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEPASS_JOBS", "many")
+    with override(jobs=5):
+        assert current().jobs == 5
+
+
+def test_overrides_nest_and_end_after_an_exception() -> None:
+    with override(debug=True):
+        with contextlib.suppress(KeyError), override(debug=False, max_signatures=2):
+            assert (current().debug, current().max_signatures) == (False, 2)
+            raise KeyError
+        assert (current().debug, current().max_signatures) == (True, 16)
+    assert not current().debug
+
+
+def test_an_override_is_not_seen_by_other_threads() -> None:
+    with override(debug=True), ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(current).result().debug
+
+
+@pytest.mark.parametrize("options", [{"jobs": 0}, {"max_signatures": 0}])
+def test_an_override_out_of_range_is_refused_and_not_kept(options: dict[str, int]) -> None:
+    (name,) = options
+    with pytest.raises(ValueError, match=f"{name} is 0"), override(**options):
+        pytest.fail("the block must not run")
+    assert current() == Config()
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(TypeError, match="max_signature"), override(max_signature=3):
+        pytest.fail("the block must not run")
+
+
+def test_an_override_takes_what_the_environment_takes() -> None:
+    with override(disable="norm,pool", cache_dir="relative", dump="~/dump"):
+        config = current()
+    assert config.disable == {"norm", "pool"}
+    assert config.cache_dir == Path.cwd() / "relative"
+    assert config.dump == Path.home() / "dump"
+
+
+def test_what_is_disabled_is_not_allowed() -> None:
+    config = Config(disable=frozenset({"norm"}))
+    assert config.fuses
+    assert not config.allows("norm")
+    assert config.allows("pool")
+
+
+def test_all_disables_everything() -> None:
+    config = Config(disable=frozenset({ALL}))
+    assert not config.fuses
+    assert not config.allows("pool")

@@ -1,0 +1,174 @@
+"""Scalar expressions: one node per value, exact folding only, rewriting that reaches every index."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import (
+    Apply,
+    Builder,
+    Const,
+    Expr,
+    Load,
+    Masked,
+    Op,
+    Position,
+    ReduceOp,
+    Stat,
+    Window,
+    children,
+    walk,
+)
+from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
+
+I8, J4 = Axis("i", 8), Axis("j", 4)
+i, j = axis_index(I8), axis_index(J4)
+
+
+@pytest.fixture
+def b() -> Builder:
+    return Builder()
+
+
+def test_equal_expressions_are_one_node(b: Builder) -> None:
+    def made() -> Expr:
+        x = b.load("x", i * 4 + j, DType.F32)
+        inside = b.masked((Bound(i, 1, 8),), x, b.const(0.0, DType.F32))
+        window = b.window(ReduceOp.MAX, (J4,), inside)
+        return b.apply(Op.ADD, window, b.apply(Op.MUL, b.stat("r0", 1, DType.F32), b.position(i, DType.F32)))
+
+    assert made() is made()
+
+
+def test_different_expressions_are_different_nodes(b: Builder) -> None:
+    x, y = b.load("x", i, DType.F32), b.load("x", i + 1, DType.F32)
+    assert x is not y
+    assert b.apply(Op.SUB, x, y) is not b.apply(Op.SUB, y, x)
+    assert b.const(1.0, DType.F32) is not b.const(1.0, DType.F64)
+    assert b.const(0.0, DType.F32) is not b.const(-0.0, DType.F32)
+    assert b.const(math.nan, DType.F32) is b.const(math.nan, DType.F32)
+    assert b.const(1, DType.I32) is not b.const(True, DType.BOOL)
+    assert b.apply(Op.EQ, x, y, dtype=DType.BOOL) is not b.apply(Op.EQ, x, y, dtype=DType.F32)
+
+
+def test_cast_to_its_own_type_is_nothing(b: Builder) -> None:
+    x = b.load("x", i, DType.F32)
+    assert b.cast(x, DType.F32) is x
+    assert isinstance(b.cast(x, DType.F64), Apply)
+
+
+@pytest.mark.parametrize(
+    ("value", "source", "target", "folded"),
+    [
+        (0.1, DType.F64, DType.F32, 0.1),
+        (3, DType.I64, DType.F32, 3.0),
+        (2.9, DType.F32, DType.I32, 2),
+        (-2.9, DType.F32, DType.I8, -2),
+        (math.nan, DType.F32, DType.BOOL, True),
+        (True, DType.BOOL, DType.F64, 1.0),
+        (255, DType.I32, DType.U8, 255),
+    ],
+)
+def test_exact_casts_of_literals_fold(b: Builder, value: float, source: DType, target: DType, folded: float) -> None:
+    cast = b.cast(b.const(value, source), target)
+    assert isinstance(cast, Const)
+    assert (cast.value, type(cast.value), cast.dtype) == (folded, type(folded), target)
+
+
+@pytest.mark.parametrize(
+    ("value", "source", "target"),
+    [
+        (0.1, DType.F32, DType.F64),  # float32's 0.1 is another number
+        (math.nan, DType.F32, DType.I64),
+        (math.inf, DType.F64, DType.I32),
+        (300, DType.I32, DType.U8),
+        (-1, DType.I32, DType.U8),
+        (1e10, DType.F64, DType.I32),
+    ],
+)
+def test_inexact_casts_of_literals_stay(b: Builder, value: float, source: DType, target: DType) -> None:
+    assert isinstance(b.cast(b.const(value, source), target), Apply)
+
+
+def test_integer_literals_wrap(b: Builder) -> None:
+    assert b.const(-3, DType.U8).value == 253  # type: ignore[union-attr]
+    assert b.const(200, DType.I8).value == -56  # type: ignore[union-attr]
+
+
+def test_position_without_axes_is_a_number(b: Builder) -> None:
+    assert isinstance(b.position(i), Position)
+    constant = b.position(Index(3))
+    assert isinstance(constant, Const)
+    assert (constant.value, constant.dtype) == (3, DType.I64)
+
+
+def test_mask_keeps_only_bounds_that_can_fail(b: Builder) -> None:
+    x, zero = b.load("x", i, DType.F32), b.const(0.0, DType.F32)
+    assert b.masked((Bound(i, 0, 8),), x, zero) is x
+    masked = b.masked((Bound(i, 0, 8), Bound(j, 1, 4)), x, zero)
+    assert isinstance(masked, Masked)
+    assert masked.mask == (Bound(j, 1, 4),)
+
+
+def test_walk_gives_each_node_once_operands_first(b: Builder) -> None:
+    x = b.load("x", i, DType.F32)
+    square = b.apply(Op.MUL, x, x)
+    total = b.apply(Op.ADD, square, x)
+    assert list(walk(total, square)) == [x, square, total]
+    assert children(square) == (x, x)
+
+
+def test_rewrite_replaces_axes_everywhere(b: Builder) -> None:
+    x = b.load("x", i * 4 + j, DType.F32)
+    root = b.masked((Bound(i - 1, 0, 4),), b.window(ReduceOp.SUM, (J4,), x), b.position(i, DType.F32))
+    k = axis_index(Axis("k", 4))
+    fresh = b.rewrite(root, {I8: k * 2})
+    assert {str(index) for node in walk(fresh) for index in _indices(node)} == {"8*k + j", "2*k", "2*k + -1"}
+    assert b.rewrite(root, {}) is root
+
+
+def test_rewrite_can_make_a_mask_disappear(b: Builder) -> None:
+    x = b.load("x", i, DType.F32)
+    root = b.masked((Bound(i, 0, 4),), x, b.const(0.0, DType.F32))
+    assert isinstance(b.rewrite(root, {I8: j}), Load)
+
+
+def test_rewrite_replaces_leaves(b: Builder) -> None:
+    x = b.load("x", i, DType.F32)
+    root = b.apply(Op.ADD, x, b.apply(Op.EXP, x))
+    stat = b.stat("r0", 0, DType.F32)
+    fresh = b.rewrite(root, leaf=lambda node: stat if node is x else None)
+    assert fresh is b.apply(Op.ADD, stat, b.apply(Op.EXP, stat))
+
+
+@pytest.mark.parametrize(
+    ("op", "parts", "arity"),
+    [
+        (ReduceOp.SUM, 1, 1),
+        (ReduceOp.MOMENTS, 2, 1),
+        (ReduceOp.MERGE_MOMENTS, 2, 3),
+        (ReduceOp.SOFTMAX, 2, 1),
+        (ReduceOp.MERGE_SOFTMAX, 2, 2),
+        (ReduceOp.ARGMAX, 2, 2),
+    ],
+)
+def test_parts_and_arity(op: ReduceOp, parts: int, arity: int) -> None:
+    assert (op.parts, op.arity) == (parts, arity)
+
+
+@pytest.mark.parametrize(("half", "compute"), [(DType.F16, DType.F32), (DType.BF16, DType.F32), (DType.F64, DType.F64)])
+def test_halves_compute_in_float32(half: DType, compute: DType) -> None:
+    assert half.compute is compute
+
+
+def _indices(node: Expr) -> list[Index]:
+    match node:
+        case Load(index=index) | Position(index=index):
+            return [index]
+        case Masked(mask=mask):
+            return [bound.index for bound in mask]
+        case Window() | Apply() | Const() | Stat():
+            return []

@@ -1,0 +1,348 @@
+"""The scalar functions, conversions and element types of templates/include against PyTorch, on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fusepass.codegen.ir.expr import Op
+from tests.support.probe import Probe, include_lines
+
+NAN, INF = float("nan"), float("inf")
+C = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.int8: "int8_t",
+    torch.int16: "int16_t",
+    torch.int32: "int32_t",
+    torch.int64: "int64_t",
+    torch.uint8: "uint8_t",
+    torch.bool: "bool",
+}
+FLOATS = (torch.float32, torch.float64)
+INTS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+
+# op, PyTorch's function, and where PyTorch's is defined
+UNARY_FLOAT: dict[Op, tuple[Callable[..., torch.Tensor], float, float]] = {
+    Op.EXP: (torch.exp, -110, 95),
+    Op.EXP2: (torch.exp2, -150, 130),
+    Op.EXPM1: (torch.expm1, -20, 90),
+    Op.LOG: (torch.log, 0, 1e30),
+    Op.LOG2: (torch.log2, 0, 1e30),
+    Op.LOG10: (torch.log10, 0, 1e30),
+    Op.LOG1P: (torch.log1p, -1, 1e10),
+    Op.SIN: (torch.sin, -1000, 1000),
+    Op.COS: (torch.cos, -1000, 1000),
+    Op.TAN: (torch.tan, -100, 100),
+    Op.ASIN: (torch.asin, -1, 1),
+    Op.ACOS: (torch.acos, -1, 1),
+    Op.ATAN: (torch.atan, -50, 50),
+    Op.SINH: (torch.sinh, -80, 80),
+    Op.COSH: (torch.cosh, -80, 80),
+    Op.TANH: (torch.tanh, -10, 10),
+    Op.ASINH: (torch.asinh, -1e6, 1e6),
+    Op.ACOSH: (torch.acosh, 1, 1e6),
+    Op.ATANH: (torch.atanh, -1, 1),
+    Op.ERF: (torch.erf, -5, 5),
+    Op.ERFC: (torch.erfc, -5, 10),
+    Op.SQRT: (torch.sqrt, 0, 1e30),
+    Op.RSQRT: (torch.rsqrt, 0, 1e30),
+    Op.RECIPROCAL: (torch.reciprocal, -1e5, 1e5),
+    Op.SIGMOID: (torch.sigmoid, -100, 100),
+    Op.LGAMMA: (torch.lgamma, -8, 100),
+}
+EXACT_FLOAT: dict[Op, Callable[..., torch.Tensor]] = {
+    Op.FLOOR: torch.floor,
+    Op.CEIL: torch.ceil,
+    Op.ROUND: torch.round,
+    Op.TRUNC: torch.trunc,
+    Op.ABS: torch.abs,
+    Op.SIGN: torch.sign,
+}
+TESTS: dict[Op, Callable[..., torch.Tensor]] = {
+    Op.ISNAN: torch.isnan,
+    Op.ISINF: torch.isinf,
+    Op.SIGNBIT: torch.signbit,
+}
+BINARY_FLOAT: dict[Op, Callable[..., torch.Tensor]] = {
+    Op.FLOOR_DIV: torch.floor_divide,
+    Op.REMAINDER: torch.remainder,
+    Op.FMOD: torch.fmod,
+    Op.POW: torch.pow,
+    Op.ATAN2: torch.atan2,
+    Op.HYPOT: torch.hypot,
+    Op.COPYSIGN: torch.copysign,
+    Op.NEXTAFTER: torch.nextafter,
+    Op.MAXIMUM: torch.maximum,
+    Op.MINIMUM: torch.minimum,
+    Op.FMAX: torch.fmax,
+    Op.FMIN: torch.fmin,
+}
+BINARY_INT: dict[Op, Callable[..., torch.Tensor]] = {
+    Op.FLOOR_DIV: torch.floor_divide,
+    Op.REMAINDER: torch.remainder,
+    Op.FMOD: torch.fmod,
+    Op.POW: torch.pow,
+    Op.MAXIMUM: torch.maximum,
+    Op.MINIMUM: torch.minimum,
+    Op.SHIFT_LEFT: torch.bitwise_left_shift,
+    Op.SHIFT_RIGHT: torch.bitwise_right_shift,
+}
+INEXACT = {Op.POW: 4, Op.ATAN2: 4, Op.HYPOT: 4}
+SPECIAL = [
+    *(0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, -7.0, 1e-3, -1e-3, 1e10, -1e10, 2.0**31, 2.0**63),
+    *(INF, -INF, NAN, 1e-40, -1e-40, 1.4e-45, 3.4e38, -3.4e38, 0.99999994, 1.0000001, 88.8, -104.0, 127.9999, 1e-30),
+]
+
+
+def loop(name: str, result: str, arguments: list[str], expression: str) -> str:
+    """A vectorisable loop of `expression` over elements a, b, ... of the arguments."""
+    pointers = "".join(f"const {kind}* {'abc'[i]}_, " for i, kind in enumerate(arguments))
+    loads = " ".join(f"const {kind} {'abc'[i]} = {'abc'[i]}_[i];" for i, kind in enumerate(arguments))
+    return f"""extern "C" void {name}({pointers}{result}* result, int64_t count) {{
+    #pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {{ {loads} result[i] = {expression}; }}
+}}
+"""
+
+
+@cache
+def probe() -> Probe:
+    parts = [include_lines()]
+    for kind in map(C.__getitem__, FLOATS):
+        for op in (*UNARY_FLOAT, *EXACT_FLOAT):
+            parts.append(loop(f"{op.value}_{kind}", kind, [kind], f"fp::{op.value}(a)"))
+        parts += [loop(f"{op.value}_{kind}", "bool", [kind], f"fp::{op.value}(a)") for op in TESTS]
+        parts += [loop(f"{op.value}_{kind}", kind, [kind, kind], f"fp::{op.value}(a, b)") for op in BINARY_FLOAT]
+        parts.append(loop(f"where_{kind}", kind, ["bool", kind, kind], "fp::where(a, b, c)"))
+    for kind in map(C.__getitem__, INTS):
+        parts += [loop(f"{op.value}_{kind}", kind, [kind, kind], f"fp::{op.value}(a, b)") for op in BINARY_INT]
+        parts += [loop(f"{op.value}_{kind}", kind, [kind], f"fp::{op.value}(a)") for op in EXACT_FLOAT]
+        parts.append(loop(f"where_{kind}", kind, ["bool", kind, kind], "fp::where(a, b, c)"))
+    for source in C.values():
+        for target in C.values():
+            parts.append(loop(f"cast_{source}_{target}", target, [source], f"fp::cast<{target}>(a)"))
+    for half in ("half", "bfloat16"):
+        for kind in C.values():
+            parts.append(loop(f"cast_{half}_{kind}", kind, [f"fp::{half}"], f"fp::cast<{kind}>(a)"))
+            parts.append(loop(f"cast_{kind}_{half}", f"fp::{half}", [kind], f"fp::cast<fp::{half}>(a)"))
+    return Probe("headers", "\n".join(parts))
+
+
+def run(function: str, *inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    bits = torch.int16 if dtype in (torch.float16, torch.bfloat16) else dtype
+    result = torch.empty(inputs[0].shape, dtype=bits)
+    arrays = [t.view(torch.int16).numpy() if t.dtype is torch.bfloat16 else t.numpy() for t in inputs]
+    probe()(function, arrays, result.numpy())
+    return result.view(dtype)
+
+
+def ulps(got: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Distance in units of the last place of `exact` rounded to the type of `got`; 0 where both are NaN or equal."""
+    spacing = torch.from_numpy(np.spacing(exact.to(got.dtype).abs().numpy())).double()
+    distance = (got.double() - exact.double()).abs() / spacing
+    same = (got.double() == exact.double()) | (got == exact.to(got.dtype)) | (got.isnan() & exact.isnan())
+    return torch.where(same, 0.0, distance)
+
+
+def pairs(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every pair of `values`."""
+    a, b = torch.meshgrid(values, values, indexing="ij")
+    return a.reshape(-1).contiguous(), b.reshape(-1).contiguous()
+
+
+def integers(dtype: torch.dtype) -> torch.Tensor:
+    info = torch.iinfo(dtype)
+    values = {
+        info.min,
+        info.min + 1,
+        -128,
+        -9,
+        -8,
+        -7,
+        -3,
+        -2,
+        -1,
+        0,
+        1,
+        2,
+        3,
+        5,
+        7,
+        8,
+        31,
+        63,
+        100,
+        info.max - 1,
+        info.max,
+    }
+    return torch.tensor(sorted(v for v in values if info.min <= v <= info.max), dtype=dtype)
+
+
+@pytest.mark.parametrize("op", UNARY_FLOAT, ids=lambda op: op.value)
+def test_functions_are_within_four_ulps(op: Op) -> None:
+    function, low, high = UNARY_FLOAT[op]
+    x = torch.rand(20011) * (high - low) + low
+    got = run(f"{op.value}_float", x, dtype=torch.float32)
+    exact = function(x.double())
+    error = ulps(got, exact)
+    if op is Op.LGAMMA:  # near its zeros only the absolute error is small
+        error = torch.where(exact.abs() < 0.5, (got - exact).abs() * 1e6, error)
+    # libmvec promises 4; where float32's result is below its smallest normal, nothing is promised
+    assert error[exact.abs() > 1.2e-38].max() <= 4, error.max()
+
+
+@pytest.mark.parametrize("op", UNARY_FLOAT, ids=lambda op: op.value)
+def test_functions_in_float64(op: Op) -> None:
+    function, low, high = UNARY_FLOAT[op]
+    x = torch.rand(5003, dtype=torch.float64) * (high - low) + low
+    torch.testing.assert_close(run(f"{op.value}_double", x, dtype=torch.float64), function(x), rtol=4e-15, atol=1e-15)
+
+
+@pytest.mark.parametrize("op", UNARY_FLOAT, ids=lambda op: op.value)
+def test_functions_of_special_values(op: Op) -> None:
+    x = torch.tensor(SPECIAL)
+    for count in (len(SPECIAL), 3):  # in vectors, and by the scalar function
+        got = run(f"{op.value}_float", x[-count:].contiguous(), dtype=torch.float32)
+        exact = UNARY_FLOAT[op][0](x[-count:].double())
+        want = exact.float()
+        assert torch.equal(got.isnan(), want.isnan()), (x[-count:], got, want)
+        assert torch.equal(got.isinf(), want.isinf()), (x[-count:], got, want)
+        finite = want.isfinite() & (want.abs() > 1.2e-38)
+        assert ulps(got[finite], exact[finite]).max() <= 4
+        tiny = want.abs() <= 1.2e-38
+        assert (got[tiny] - want[tiny]).abs().max() < 1e-38 if tiny.any() else True
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=C.__getitem__)
+@pytest.mark.parametrize("op", [*EXACT_FLOAT, *TESTS], ids=lambda op: op.value)
+def test_exact_functions(op: Op, dtype: torch.dtype) -> None:
+    x = torch.cat([torch.tensor(SPECIAL, dtype=dtype), torch.randn(1000, dtype=dtype) * 100])
+    reference = EXACT_FLOAT.get(op) or TESTS[op]
+    want = reference(x)
+    got = run(f"{op.value}_{C[dtype]}", x, dtype=want.dtype)
+    assert_same(got, want)
+
+
+def assert_same(got: torch.Tensor, want: torch.Tensor) -> None:
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=C.__getitem__)
+@pytest.mark.parametrize("op", BINARY_FLOAT, ids=lambda op: op.value)
+def test_functions_of_two_floats(op: Op, dtype: torch.dtype) -> None:
+    a, b = pairs(torch.tensor([*SPECIAL, 2.0, 5.3, -5.3, 0.7], dtype=dtype))
+    got = run(f"{op.value}_{C[dtype]}", a, b, dtype=dtype)
+    want = BINARY_FLOAT[op](a, b)
+    if op not in INEXACT:
+        # PyTorch's vector fmod gives NaN where a / b overflows; ours does not.
+        right = ~(want.isnan() & a.isfinite() & (b != 0) & (a / b).isinf())
+        assert_same(got[right], want[right])
+        return
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(got.isinf(), want.isinf())
+    normal = want.isfinite() & (want.abs() > torch.finfo(dtype).smallest_normal)
+    assert ulps(got[normal], want[normal]).max() <= INEXACT[op]
+
+
+@pytest.mark.parametrize("dtype", INTS, ids=C.__getitem__)
+@pytest.mark.parametrize("op", BINARY_INT, ids=lambda op: op.value)
+def test_functions_of_two_integers(op: Op, dtype: torch.dtype) -> None:
+    a, b = pairs(integers(dtype))
+    if op in (Op.FLOOR_DIV, Op.REMAINDER, Op.FMOD):  # what PyTorch itself survives
+        legal = (b != 0) & ~((a == torch.iinfo(dtype).min) & (b == -1))
+        a, b = a[legal], b[legal]
+    want = BINARY_INT[op](a, b)
+    assert_same(run(f"{op.value}_{C[dtype]}", a, b, dtype=dtype), want)
+
+
+@pytest.mark.parametrize("dtype", INTS, ids=C.__getitem__)
+def test_integer_division_never_traps(dtype: torch.dtype) -> None:
+    lowest = torch.iinfo(dtype).min
+    a = torch.tensor([lowest, lowest, 5, 0], dtype=dtype)
+    b = torch.tensor([0, -1 if lowest else 0, 0, 0], dtype=dtype)
+    assert run(f"floor_div_{C[dtype]}", a, b, dtype=dtype).tolist() == [0, lowest, 0, 0]
+    assert run(f"remainder_{C[dtype]}", a, b, dtype=dtype).tolist() == [lowest, 0, 5, 0]
+
+
+@pytest.mark.parametrize("dtype", INTS, ids=C.__getitem__)
+@pytest.mark.parametrize("op", EXACT_FLOAT, ids=lambda op: op.value)
+def test_functions_of_an_integer(op: Op, dtype: torch.dtype) -> None:
+    x = integers(dtype)
+    assert_same(run(f"{op.value}_{C[dtype]}", x, dtype=dtype), EXACT_FLOAT[op](x))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTS], ids=C.__getitem__)
+def test_where_chooses(dtype: torch.dtype) -> None:
+    condition = torch.tensor([True, False] * 20)
+    a, b = torch.arange(40).to(dtype), torch.arange(40, 80).to(dtype)
+    assert_same(run(f"where_{C[dtype]}", condition, a, b, dtype=dtype), torch.where(condition, a, b))
+
+
+def test_where_does_not_mix_nan_in() -> None:
+    condition = torch.tensor([True, False] * 20)
+    a, b = torch.full((40,), NAN), torch.full((40,), INF)
+    assert_same(run("where_float", condition, a, b, dtype=torch.float32), torch.where(condition, a, b))
+
+
+@pytest.mark.parametrize("target", C, ids=C.__getitem__)
+@pytest.mark.parametrize("source", C, ids=C.__getitem__)
+def test_casts(source: torch.dtype, target: torch.dtype) -> None:
+    if source.is_floating_point:
+        # A float that no int64 can hold is undefined in PyTorch, too.
+        values: list[Any] = [
+            0.0,
+            -0.0,
+            0.3,
+            -0.3,
+            1.9,
+            -1.9,
+            127.5,
+            128.0,
+            255.9,
+            300.0,
+            -1.0,
+            -129.0,
+            70000.0,
+            3e9,
+            -3e9,
+        ]
+        values += [NAN, INF, 1e38] if target.is_floating_point or target is torch.bool else []
+        # what 32 bits do not hold is undefined where the type has no more
+        values = [v for v in values if target.is_floating_point or target is torch.bool or abs(v) < 2**31]
+        x = torch.tensor(values * 3, dtype=source)
+    elif source is torch.bool:
+        x = torch.tensor([True, False] * 9)
+    else:
+        x = integers(source)
+    assert_same(run(f"cast_{C[source]}_{C[target]}", x, dtype=target), x.to(target))
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=("half", "bfloat16"))
+def test_every_half_widens_exactly(half: torch.dtype) -> None:
+    name = "half" if half is torch.float16 else "bfloat16"
+    x = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(half)
+    assert_same(run(f"cast_{name}_float", x, dtype=torch.float32), x.float())
+    assert_same(run(f"cast_{name}_bool", x, dtype=torch.bool), x != 0)
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=("half", "bfloat16"))
+def test_rounding_to_half(half: torch.dtype) -> None:
+    name = "half" if half is torch.float16 else "bfloat16"
+    every = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(half).float()
+    every = every[every.isfinite()]
+    middle = (every + every.abs().sort().values.diff(append=torch.tensor([0.0])) / 2).float()
+    bits = middle.view(torch.int32)
+    x = torch.cat(
+        [every, middle, (bits + 1).view(torch.float32), (bits - 1).view(torch.float32), torch.tensor(SPECIAL)]
+    )
+    x = torch.cat([x, torch.tensor([65504.0, 65519.99, 65520.0, -65520.0, 65536.0]), torch.randn(5000) * 1e-6])
+    got, want = run(f"cast_float_{name}", x, dtype=half), x.to(half)
+    assert_same(got.float(), want.float())
+    zeros = want == 0
+    assert torch.equal(got[zeros].signbit(), want[zeros].signbit())

@@ -1,0 +1,195 @@
+"""Imports go one way, as ARCHITECTURE.md says, and what makes kernels knows nothing of torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+import networkx as nx
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS: Mapping[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+
+# The areas of the package; a module belongs to the longest of these names that it starts with.
+DOOR = "fusepass"
+ERRORS, CONFIG = "fusepass.errors", "fusepass.config"
+PATTERNS = "fusepass.patterns"
+CODEGEN = "fusepass.codegen"  # what has no area of its own: build, cache
+SOURCE, DEVICE = "fusepass.codegen.source", "fusepass.codegen.device"
+IR = "fusepass.codegen.ir"
+LOWERING = "fusepass.codegen.lowering"
+PASSES = "fusepass.codegen.passes"
+SCHEDULE, SCHEDULE_CPU = "fusepass.codegen.schedule", "fusepass.codegen.schedule_cpu"
+RENDER = "fusepass.codegen.render"
+TEMPLATES = "fusepass.templates"
+
+FROM_EVERYWHERE = frozenset({ERRORS, CONFIG})
+ALLOWED: Mapping[str, frozenset[str]] = {
+    ERRORS: frozenset(),
+    CONFIG: frozenset(),
+    TEMPLATES: frozenset(),
+    IR: frozenset(),
+    SOURCE: frozenset(),
+    DEVICE: frozenset({SOURCE}),
+    LOWERING: frozenset({IR}),
+    PASSES: frozenset({IR, DEVICE}),
+    SCHEDULE: frozenset({IR, DEVICE, SOURCE}),
+    SCHEDULE_CPU: frozenset({IR, DEVICE, SCHEDULE}),
+    RENDER: frozenset({IR, DEVICE, SOURCE, SCHEDULE, SCHEDULE_CPU, TEMPLATES}),
+    CODEGEN: frozenset({IR, DEVICE, SOURCE, PASSES, SCHEDULE, RENDER, TEMPLATES}),
+    PATTERNS: frozenset({LOWERING, IR}),
+    DOOR: frozenset({PATTERNS, CODEGEN, LOWERING, IR, DEVICE, SOURCE, PASSES, SCHEDULE, RENDER, TEMPLATES}),
+}
+TORCH_FREE = (IR, PASSES, SCHEDULE, SCHEDULE_CPU, RENDER)
+
+
+def package_sources() -> dict[str, str]:
+    """Text of every module of the package by its dotted name."""
+    sources = {}
+    for package, folder in FOLDERS.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            inner = parts[:-1] if parts[-1] == "__init__" else parts
+            sources[".".join((package, *inner))] = path.read_text()
+    return sources
+
+
+def imported_names(text: str) -> Iterator[str]:
+    """Every dotted name a module imports, inside functions too; `from a import b` is `a.b`."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names)
+
+
+def longest_prefix(name: str, known: Collection[str]) -> str | None:
+    """The longest of `known` that `name` is or lies in."""
+    parts = name.split(".")
+    prefixes = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return next((prefix for prefix in prefixes if prefix in known), None)
+
+
+def import_graph(sources: Mapping[str, str]) -> nx.DiGraph[str]:
+    """Modules of `sources`, with an edge from each to those it imports."""
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    graph.add_nodes_from(sources)
+    for module, text in sources.items():
+        found = (longest_prefix(name, sources) for name in imported_names(text))
+        graph.add_edges_from((module, target) for target in found if target is not None)
+    return graph
+
+
+def forbidden_edges(sources: Mapping[str, str]) -> list[str]:
+    """Imports that go against `ALLOWED`, as `importer -> imported`."""
+    forbidden = []
+    for module, target in import_graph(sources).edges:
+        start, end = longest_prefix(module, ALLOWED), longest_prefix(target, ALLOWED)
+        assert start is not None
+        assert end is not None
+        if start != end and end not in ALLOWED[start] | FROM_EVERYWHERE:
+            forbidden.append(f"{module} -> {target}")
+    return forbidden
+
+
+def torch_importers(sources: Mapping[str, str]) -> list[str]:
+    """Modules that import torch although an area of `TORCH_FREE` needs them.
+
+    Left out is `fusepass/__init__`, which Python runs before any submodule and which is the user's door.
+    """
+    graph = import_graph(sources)
+    for module in sources:  # importing a.b runs a's __init__ first
+        parent = module.rpartition(".")[0]
+        if parent and parent != DOOR:
+            graph.add_edge(module, parent)
+    roots = [module for module in sources if longest_prefix(module, ALLOWED) in TORCH_FREE]
+    reached = set(roots).union(*(nx.descendants(graph, root) for root in roots))
+    return sorted(
+        module
+        for module in reached
+        if any(name.partition(".")[0] == "torch" for name in imported_names(sources[module]))
+    )
+
+
+def test_the_package_imports_one_way() -> None:
+    assert forbidden_edges(package_sources()) == []
+
+
+def test_kernels_are_made_without_torch() -> None:
+    assert torch_importers(package_sources()) == []
+
+
+def test_torch_free_modules_load_where_torch_cannot() -> None:
+    """The same as above by running it: an empty `fusepass` stands for the door, importing torch raises."""
+    modules = [name for name in package_sources() if longest_prefix(name, ALLOWED) in TORCH_FREE]
+    program = f"""
+import importlib, sys, types
+sys.modules["torch"] = None
+door = sys.modules["fusepass"] = types.ModuleType("fusepass")
+door.__path__ = [{str(ROOT / FOLDERS[DOOR])!r}]
+for name in {modules!r}:
+    importlib.import_module(name)
+    print(name)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == modules
+
+
+def test_nothing_imports_the_source_folders_by_their_bare_names() -> None:
+    """`import codegen` works only from the repository's root, and makes a second copy of each class."""
+    bare = {folder for folder in FOLDERS.values() if folder != DOOR}
+    top_levels = (*FOLDERS.values(), "tests", "examples", "benchmarks")
+    offenders = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for folder in top_levels
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for name in imported_names(path.read_text())
+        if name.partition(".")[0] in bare
+    ]
+    assert offenders == []
+
+
+EMPTY = dict.fromkeys(ALLOWED, "")  # a package of one empty module for each area
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "target"),
+    [
+        (f"{IR}.probe", "from fusepass.codegen.lowering import lower", LOWERING),
+        (f"{PASSES}.probe", "from fusepass.codegen import render", RENDER),
+        (f"{LOWERING}.probe", "def late():\n    import fusepass.patterns", PATTERNS),
+        (f"{PATTERNS}.probe", "import fusepass", DOOR),
+        (ERRORS, "from fusepass.codegen.ir import dtype", IR),
+    ],
+)
+def test_an_import_against_the_direction_is_found(module: str, text: str, target: str) -> None:
+    assert forbidden_edges(EMPTY | {module: text}) == [f"{module} -> {target}"]
+
+
+def test_an_import_of_the_foundation_and_of_a_later_stage_is_allowed() -> None:
+    probe = "import fusepass.errors\nfrom fusepass.codegen.lowering import a\nimport fusepass.codegen.ir.dtype"
+    assert forbidden_edges(EMPTY | {f"{PATTERNS}.probe": probe}) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        (f"{IR}.probe", "import torch.fx"),
+        (f"{RENDER}.probe", "def late():\n    from torch import nn"),
+        (ERRORS, "import torch"),
+        (CODEGEN, "import torch"),
+    ],
+)
+def test_torch_in_what_makes_kernels_is_found(module: str, text: str) -> None:
+    uses_errors = {SCHEDULE: "from fusepass.errors import ScheduleError"}
+    assert torch_importers(EMPTY | uses_errors | {module: text}) == [module]
+
+
+def test_torch_elsewhere_is_allowed() -> None:
+    assert torch_importers(EMPTY | {DOOR: "import torch", f"{LOWERING}.probe": "import torch"}) == []

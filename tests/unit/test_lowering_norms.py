@@ -1,0 +1,106 @@
+"""Normalisations in training and evaluation, with and without weights and running statistics, in every layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusepass.codegen.passes.pipeline import PassOptions
+from tests.support.regions import NO_SPLIT, TINY, region
+
+BATCH = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
+INSTANCE = {3: nn.InstanceNorm1d, 4: nn.InstanceNorm2d, 5: nn.InstanceNorm3d}
+SHAPES = ((3, 4), (2, 4, 5), (2, 6, 3, 5))
+NORMS_OF_IMAGES = 22
+
+
+def _layouts(shape: tuple[int, ...]) -> dict[str, Tensor]:
+    rank = len(shape)
+    layouts = {
+        "contiguous": torch.randn(shape),
+        "reversed": torch.randn(shape[::-1]).permute(*range(rank - 1, -1, -1)),
+        "every second": torch.randn(shape[0], 2 * shape[1], *shape[2:])[:, ::2],
+    }
+    if rank > 3:
+        layouts["channels_last"] = torch.randn(shape).to(
+            memory_format=torch.channels_last if rank == 4 else torch.channels_last_3d
+        )
+    return {name: x.double() for name, x in layouts.items()}
+
+
+def _norms(shape: tuple[int, ...]) -> Iterator[nn.Module]:
+    channels, rank = shape[1], len(shape)
+    for affine in (False, True):
+        for tracked in (False, True):
+            yield BATCH[rank](channels, affine=affine, track_running_stats=tracked, momentum=0.3)
+            if rank in INSTANCE:
+                yield INSTANCE[rank](channels, affine=affine, track_running_stats=tracked)
+        for groups in {1, 2, channels}:
+            yield nn.GroupNorm(groups, channels, affine=affine)
+        for first in range(1, rank):
+            yield nn.LayerNorm(shape[first:], elementwise_affine=affine)
+        yield nn.RMSNorm(shape[-1:], elementwise_affine=affine)
+
+
+def _filled(norm: nn.Module, *, training: bool) -> nn.Module:
+    for name, tensor in (*norm.named_parameters(), *norm.named_buffers()):
+        if tensor.is_floating_point():
+            nn.init.uniform_(tensor, 0.5, 2.0) if "var" in name else nn.init.normal_(tensor)
+    return norm.double().train(training)
+
+
+class Every(nn.Module):
+    """Many modules on one input."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        super().__init__()
+        self.all = nn.ModuleList(modules)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [module(x) for module in self.all]
+
+
+CASES = [(shape, layout) for shape in SHAPES for layout in ("contiguous", "reversed")]
+
+
+@pytest.mark.parametrize(("shape", "layout"), [*CASES, (SHAPES[-1], "channels_last"), (SHAPES[-1], "every second")])
+def test_training(shape: tuple[int, ...], layout: str) -> None:
+    region(Every([_filled(norm, training=True) for norm in _norms(shape)]), _layouts(shape)[layout]).check()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_evaluation(shape: tuple[int, ...]) -> None:
+    region(Every([_filled(norm, training=False) for norm in _norms(shape)]), _layouts(shape)["contiguous"]).check()
+
+
+@pytest.mark.parametrize("options", [NO_SPLIT, TINY], ids=["no_split", "tiny"])
+@pytest.mark.parametrize("number", range(NORMS_OF_IMAGES))
+def test_passes(number: int, options: PassOptions) -> None:
+    shape = SHAPES[-1]
+    made = region(_filled(list(_norms(shape))[number], training=True), _layouts(shape)["channels_last"])
+    made.check(made.passed(options))
+
+
+def test_passes_see_every_norm() -> None:
+    assert len(list(_norms(SHAPES[-1]))) == NORMS_OF_IMAGES
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda: nn.LayerNorm(24),
+        lambda: nn.GroupNorm(2, 4),
+        lambda: nn.BatchNorm1d(4),
+        lambda: nn.RMSNorm(24),
+        lambda: nn.InstanceNorm1d(4, affine=True),
+    ],
+)
+def test_halves_are_normalised_in_float32(norm: Callable[[], nn.Module], dtype: torch.dtype) -> None:
+    x = torch.randn(3, 4, 24).to(dtype)
+    made = region(norm().to(dtype), x)
+    made.check()
+    made.check(made.passed(NO_SPLIT))

@@ -1,0 +1,130 @@
+"""Pooling in one to three dimensions: padding, dilation, rounding and counting in every combination allowed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusepass.codegen.lowering.tensor import Unsupported
+from tests.support.regions import NO_SPLIT, Functional, region
+
+MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+ADAPTIVE_MAX = {1: F.adaptive_max_pool1d, 2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d}
+ADAPTIVE_AVERAGE = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
+SHAPES = {1: (2, 3, 11), 2: (2, 2, 9, 8), 3: (1, 2, 7, 6, 5)}
+INPUTS: dict[str, Callable[[tuple[int, ...]], Tensor]] = {
+    "contiguous": lambda shape: torch.randn(shape),
+    "reversed": lambda shape: torch.randn(shape[::-1]).permute(*range(len(shape) - 1, -1, -1)),
+    "no batch": lambda shape: torch.randn(shape[1:]),
+    "special": lambda shape: _special(torch.randn(shape)),
+}
+
+
+CASES = [(1, "contiguous"), (3, "reversed"), *((2, layout) for layout in INPUTS)]
+
+
+def _special(x: Tensor) -> Tensor:
+    x.view(-1)[[3, 9, 20]] = torch.tensor([float("nan"), float("inf"), -float("inf")])
+    return x
+
+
+def _windows() -> Iterator[tuple[int, int | None, int, bool]]:
+    for size, stride, ceil in itertools.product((1, 2, 3), (None, 1, 2, 3), (False, True)):
+        for padding in range(size // 2 + 1):
+            yield size, stride, padding, ceil
+
+
+@pytest.mark.parametrize(("rank", "layout"), CASES)
+def test_max(rank: int, layout: str) -> None:
+    pool = MAX[rank]
+    region(
+        lambda x: [pool(x, k, s, p, 1 + k % 2, c) for k, s, p, c in _windows()],
+        INPUTS[layout](SHAPES[rank]).double(),
+    ).check()
+
+
+@pytest.mark.parametrize(("rank", "layout"), CASES)
+def test_average(rank: int, layout: str) -> None:
+    pool: Callable[..., Tensor] = AVERAGE[rank]
+
+    def pools(x: Tensor) -> list[Tensor]:
+        found = [pool(x, k, s, p, c, counted) for k, s, p, c in _windows() for counted in {False, p > 0}]
+        return found if rank == 1 else [*found, pool(x, 3, 2, 1, True, False, 5), pool(x, 2, 1, 1, divisor_override=3)]
+
+    region(pools, INPUTS[layout](SHAPES[rank]).double()).check()
+
+
+@pytest.mark.parametrize(("rank", "layout"), CASES)
+def test_adaptive(rank: int, layout: str) -> None:
+    """Window sizes that divide, that do not, and outputs longer than the input."""
+    x = INPUTS[layout](SHAPES[rank]).double()
+    region(
+        lambda x: [pool[rank](x, n) for pool in (ADAPTIVE_MAX, ADAPTIVE_AVERAGE) for n in (1, 2, 3, 4, 12)], x
+    ).check()
+
+
+def test_adaptive_to_nothing() -> None:
+    region(lambda x: (F.adaptive_avg_pool2d(x, 0), F.adaptive_max_pool2d(x, 0)), torch.randn(2, 3, 4, 5)).check()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_types(dtype: torch.dtype) -> None:
+    x = torch.randn(2, 3, 8, 7).to(dtype)
+    made = region(lambda x: (F.max_pool2d(x, 3, 2, 1), F.avg_pool2d(x, 3, 2, 1), F.adaptive_avg_pool2d(x, 3)), x)
+    made.check()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8], ids=str)
+def test_maximum_of_integers(dtype: torch.dtype) -> None:
+    x = torch.randint(0, 100, (1, 2, 5, 5)).to(dtype) - (0 if dtype is torch.uint8 else 50)
+    region(lambda x: F.max_pool2d(x, 3, 2, 1), x).check()
+
+
+def test_channels_last() -> None:
+    x = torch.randn(2, 3, 8, 7, dtype=torch.float64).to(memory_format=torch.channels_last)
+    pools = Functional(
+        lambda x: (
+            F.max_pool2d(x, (3, 2), (2, 1), (1, 0)), F.avg_pool2d(x, (3, 2), (2, 1), (1, 0)),
+            F.adaptive_avg_pool2d(x, 1), F.adaptive_avg_pool2d(x, (3, None)), F.adaptive_max_pool2d(x, (None, 2)),
+        )
+    )  # fmt: skip
+    region(pools, x).check()
+
+
+def test_lp_pool() -> None:
+    region(lambda x: (F.lp_pool1d(x, 2.0, 2), F.lp_pool1d(x, 3.0, 3, 2)), torch.rand(2, 3, 9)).check()
+
+
+def test_a_pool_of_a_pool_is_stored_between() -> None:
+    """Nested windows would compute the inner one again for every tap of the outer."""
+    x = torch.randn(1, 2, 9, 8, dtype=torch.float64)
+    made = region(lambda x: F.max_pool2d(F.gelu(F.avg_pool2d(x, 2, 1)) + 1, 3, 2, 1) * 2, x)
+    assert [kernel.is_pointwise for kernel in made.program.kernels] == [True, True]
+    made.check()
+    passed = made.passed(NO_SPLIT)
+    assert len(passed.kernels) == 2
+    made.check(passed)
+
+
+@pytest.mark.parametrize(
+    ("pools", "reason"),
+    [
+        (lambda x: F.max_pool2d(x, 2, return_indices=True), "max pooling whose indices are used"),
+        (lambda x: F.adaptive_max_pool2d(x, 2, return_indices=True), "max pooling whose indices are used"),
+    ],
+)
+def test_refused(pools: Callable[[Tensor], Any], reason: str) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        region(pools, torch.randn(1, 2, 4, 4))
+
+
+def test_average_of_integers_is_refused() -> None:
+    with pytest.raises(Unsupported, match="average pooling of integers"):
+        region(lambda x: F.avg_pool2d(x, 2), torch.ones(1, 2, 4, 4, dtype=torch.int64))

@@ -1,0 +1,133 @@
+"""What a pattern of the language matches, what it captures, and what it says when it does not match."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from fusepass.patterns.language import Call, const, equals, of_class, op, var
+from fusepass.patterns.matcher import Declined, Match, Mismatch, match
+from fusepass.patterns.opclass import OpClass
+from tests.support.aten import traced
+
+aten = torch.ops.aten
+x, y = var("x"), var("y")
+relu, add, mul, neg = op(aten.relu), op(aten.add), op(aten.mul), op(aten.neg)
+
+
+def last(function: Callable[..., Any], count: int = 2) -> fx.Node:
+    """The last operator that `function` calls on `count` matrices."""
+    graph = traced(function, *(torch.randn(4, 8) for _ in range(count)))
+    return [node for node in graph.graph.nodes if isinstance(node.target, OpOverload)][-1]
+
+
+def found(pattern: Call, function: Callable[..., Any]) -> Match:
+    result = match(pattern, last(function))
+    assert isinstance(result, Match), str(result)
+    return result
+
+
+def missed(pattern: Call, function: Callable[..., Any]) -> str:
+    result = match(pattern, last(function))
+    assert isinstance(result, Mismatch)
+    return str(result)
+
+
+def test_captures_are_attributes() -> None:
+    result = found(relu(add(x, y)["sum"]), lambda a, b: (a.exp() + b).relu())
+    assert (result.x.target, result.y.op, result.sum.target) == (aten.exp.default, "placeholder", aten.add.Tensor)
+    assert result.root.target is aten.relu.default
+    assert result.nodes == {result.root, result.sum}
+    with pytest.raises(AttributeError, match="no capture called 'z'"):
+        _ = result.z
+
+
+def test_another_operator_does_not_match() -> None:
+    assert missed(relu(x), lambda a, b: a.exp()).startswith("exp: is a call of aten.exp.default, not of")
+    assert "add: is a call of aten.add.Tensor" in missed(relu(relu(x)), lambda a, b: (a + b).relu())
+
+
+def test_a_name_stands_for_one_value() -> None:
+    assert found(mul(x, x), lambda a, b: a * a).x.op == "placeholder"
+    assert "is not what x stands for already" in missed(mul(x, x), lambda a, b: a * b)
+
+
+def test_operands_are_exchanged_only_where_that_is_allowed() -> None:
+    swapped: Callable[..., Any] = lambda a, b: b * a.relu()  # noqa: E731
+    either = op(aten.mul, commutative=True)
+    assert "is a call of" in missed(mul(relu(x), neg(y)), lambda a, b: b.neg() * a.relu())
+    result = found(either(relu(x), neg(y)), lambda a, b: b.neg() * a.relu())
+    assert (result.x.name, result.y.name) == ("a_1", "b_1")
+    second = found(either(relu(x), y), swapped)
+    assert (second.x.name, second.y.name) == ("a_1", "b_1")
+
+
+def test_a_choice_made_early_is_taken_back() -> None:
+    """The first operand fits ``neg(x)`` both ways round; only one of them lets the second fit ``mul(x, y)``."""
+    either = op(aten.add, commutative=True)
+    result = found(either(neg(x), mul(neg(x), y)), lambda a, b: (a.neg() * b) + a.neg())
+    assert result.x.op == "placeholder"
+
+
+def test_arguments_not_mentioned_have_their_defaults() -> None:
+    assert found(add(x, y), lambda a, b: a + b)
+    assert "argument alpha is 2" in missed(add(x, y), lambda a, b: torch.add(a, b, alpha=2))
+    assert found(op(aten.add, open=True)(x, y), lambda a, b: torch.add(a, b, alpha=2))
+    captured = found(add(x, y, alpha=const("alpha")), lambda a, b: torch.add(a, b, alpha=2))
+    assert captured.alpha == 2
+    assert found(add(x, y, alpha=const("alpha")), lambda a, b: a + b).alpha == 1
+    assert "takes other arguments" in missed(relu(x, beta=const("beta")), lambda a, b: a.relu())
+
+
+def test_constants_are_no_tensors_and_satisfy_their_predicate() -> None:
+    one = mul(x, const("one", equals(1)))
+    assert found(one, lambda a, b: a * 1.0).one == 1.0
+    assert found(one, lambda a, b: a * 1).one == 1
+    assert "argument 2.0 is no Const" in missed(one, lambda a, b: a * 2.0)
+    assert "is no Const" in missed(one, lambda a, b: a * b)
+    assert "is no Var" in missed(mul(x, y), lambda a, b: a * 2.0)
+
+
+@pytest.mark.parametrize(
+    ("number", "value", "accepted"),
+    [
+        (1, 1, True), (1, 1.0, True), (1, True, False), (1, None, False), (1, 1 + 1e-16, True), (1, "1", False),
+        (0.0, 0, True), (0.0, -0.0, False), (-0.0, -0.0, True), (-0.0, 0, False), (1, 10**400, False),
+    ],
+)  # fmt: skip
+def test_equals(number: float, value: object, accepted: bool) -> None:
+    assert equals(number)(value) is accepted
+
+
+def test_a_result_with_other_users_is_no_inner_value_where_that_is_asked_for() -> None:
+    inside = relu(neg(x).used_once())
+    assert found(inside, lambda a, b: a.neg().relu())
+
+    def used_again(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        inner = a.neg()
+        other = inner + b
+        return other, inner.relu()  # type: ignore[return-value]
+
+    assert missed(inside, used_again) == "neg: its result has other users"
+    assert found(relu(neg(x)), used_again)
+
+
+def test_a_class_matches_any_operator_in_it() -> None:
+    pointwise = of_class(OpClass.POINTWISE)
+    assert found(relu(pointwise(x)["f"]), lambda a, b: (a * b).relu()).f.target is aten.mul.Tensor
+    assert found(relu(pointwise(x)["f"]), lambda a, b: a.exp().relu()).f.target is aten.exp.default
+    assert "not of OpClass.POINTWISE" in missed(relu(pointwise(x)), lambda a, b: a.sum(0).relu())
+
+
+def test_new_nodes_have_fake_results_and_invalid_ones_are_declined() -> None:
+    result = found(relu(x), lambda a, b: a.relu())
+    made = result.call(aten.permute.default, result.x, [1, 0])
+    assert tuple(made.meta["val"].shape) == (8, 4)
+    assert made.next is result.root
+    with pytest.raises(Declined, match="shape"):
+        result.call(aten.view.default, result.x, [5])

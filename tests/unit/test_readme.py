@@ -1,0 +1,179 @@
+"""The documents tell the truth: their Python runs, what they show is what is generated, what they name exists.
+
+``--update-golden`` rewrites the blocks below ``<!-- generated: ... -->`` instead of comparing them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fusepass import cli, config
+from fusepass.capture import Captured, capture
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import Generated, generate
+from fusepass.codegen.ir.text import program_text
+from fusepass.codegen.lowering import registry
+from fusepass.codegen.lowering.lower import lower
+from fusepass.patterns import pattern
+from fusepass.patterns.opclass import direct_class
+from fusepass.patterns.partition import partition
+from fusepass.splice import subgraph
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")))
+
+
+def text(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The code blocks of `page` that are in `language`."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text(page), re.DOTALL | re.MULTILINE)
+
+
+def run_examples(page: str) -> None:
+    """Run the Python of `page` in order and in one namespace, as a reader would type it."""
+    namespace: dict[str, object] = {"__name__": "example"}
+    for block in blocks(page, "python"):
+        exec(compile(block, page, "exec"), namespace)
+
+
+def compare(page: str, name: str, wanted: str, update: bool, ignored: str = r"\Z") -> None:
+    """The block of `page` below ``<!-- generated: name -->`` is `wanted`, but for what `ignored` matches."""
+    found = re.search(rf"(<!-- generated: {name} -->\n```\w+\n)(.*?)(^```)", text(page), re.DOTALL | re.MULTILINE)
+    assert found is not None
+    if update:
+        (ROOT / page).write_text(text(page).replace(found[0], found[1] + wanted + found[3]))
+        return
+    shown = re.sub(ignored, "", found[2])
+    assert shown == re.sub(ignored, "", wanted), "if this is intended: --update-golden"
+
+
+def test_the_readme_s_examples_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, update_golden: bool
+) -> None:
+    """The first one compares fused with eager; the report shown is the one printed, but for the seconds."""
+    monkeypatch.setenv("COLUMNS", "80")
+    run_examples("README.md")
+    printed = capsys.readouterr().out
+    assert 'extern "C"' in printed, "at least one region was fused, so its source was printed"
+    first = re.match(r".*?^seconds: .*?\n(?=\S)", printed, re.DOTALL | re.MULTILINE)
+    assert first is not None
+    compare("README.md", "report", first[0], update_golden, ignored=r"(?s)seconds: .*")
+
+
+@pytest.mark.usefixtures("_registry_unchanged")
+def test_the_examples_for_contributors_run(capsys: pytest.CaptureFixture[str]) -> None:
+    run_examples("CONTRIBUTING.md")
+    lines = "".join(blocks("CONTRIBUTING.md", "python")).splitlines()
+    said = [line.partition("# ")[2] for line in lines if line.startswith("print(")]
+    assert capsys.readouterr().out.splitlines() == said
+
+
+@pytest.fixture
+def _registry_unchanged() -> Iterator[None]:
+    """What the examples register is gone afterwards."""
+    handlers, patterns = dict(registry._HANDLERS), dict(pattern._patterns)
+    direct_class.cache_clear()
+    yield
+    registry._HANDLERS.clear()
+    registry._HANDLERS.update(handlers)
+    pattern._patterns.clear()
+    pattern._patterns.update(patterns)
+    direct_class.cache_clear()
+
+
+class ScaledNorm(nn.Module):
+    """The model of the generated excerpts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.norm(x + 1)) * 0.5
+
+
+@cache
+def generated() -> Generated:
+    """The only region of `ScaledNorm`, for the GPU that `DeviceFacts.h200` describes."""
+    with torch.no_grad():
+        captured = capture(ScaledNorm(), (torch.rand(16, 128, 64),), {})
+    assert isinstance(captured, Captured)
+    (region,) = partition(captured.graph).regions
+    program, builder = lower(subgraph(captured.graph, region), region.name, [node.name for node in region.inputs])
+    return generate(program, builder, DeviceFacts.h200())
+
+
+def excerpt(source: str) -> str:
+    """Comment and head of the first kernel, and what follows its reductions."""
+    kernel = source.partition("namespace {\n\n")[2].partition("\n}\n")[0] + "\n}"
+    head, _, body = kernel.partition("{\n")
+    return f"{head}{{\n    ...\n    // results{body.partition('// results')[2]}\n"
+
+
+@pytest.mark.parametrize(("page", "name"), [("ARCHITECTURE.md", "ir"), ("README.md", "kernel")])
+def test_what_is_shown_is_what_is_generated(page: str, name: str, update_golden: bool) -> None:
+    wanted = program_text(generated().program) if name == "ir" else excerpt(generated().source.text)
+    compare(page, name, wanted, update_golden)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/configuration.md"])
+def test_the_configuration_tables_are_complete(page: str) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (?:`(\w+)`|-)? ?\|", text(page), re.MULTILINE)
+    assert {option for option, _ in rows} == {field.name for field in fields(config.Config)}
+    documented = set(re.findall(r"FUSEPASS_\w+", str(config.Config.__doc__)))
+    assert {variable for _, variable in rows if variable} == documented
+
+
+@pytest.mark.parametrize(
+    "line", [line for line in "\n".join(blocks("README.md", "sh")).splitlines() if line.startswith("fusepass")]
+)
+def test_the_commands_exist(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = line.partition("#")[0].split()[1:]
+    command = [word for word in words if not word.startswith("-")]
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([*command[: 2 if command[0] == "cache" else 1], "--help"])
+    assert stopped.value.code == 0
+    usage = capsys.readouterr().out
+    assert all(word in usage for word in words if word.startswith("--"))
+
+
+def test_the_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([\w-]+):", text("Makefile"), re.MULTILINE))
+    for page in PAGES:
+        assert set(re.findall(r"(?:^|`)make ([\w-]+)", text(page), re.MULTILINE)) <= targets
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_paths_lead_somewhere(page: str) -> None:
+    links = re.findall(r"\]\((?!http)([^)#]+)", text(page))
+    folders = "fusepass|patterns|codegen|templates|tests|benchmarks|examples|docs"
+    paths = re.findall(rf"`((?:{folders})/[\w/.]+)`", text(page))
+    wanted = [((ROOT / page).parent / link) for link in links] + [ROOT / path for path in paths]
+    assert [str(path) for path in wanted if not path.exists()] == []
+
+
+@pytest.mark.parametrize("folder", ["fusepass", "patterns", "codegen"])
+def test_the_architecture_names_every_module(folder: str) -> None:
+    section = text("ARCHITECTURE.md").partition(f"### {folder}/\n")[2].partition("\n##")[0]
+    named = re.findall(r"^\| `([\w/]+)` \|", section, re.MULTILINE)
+    modules = (path.relative_to(ROOT / folder) for path in (ROOT / folder).rglob("*.py"))
+    wanted = [str(path.with_suffix("")) for path in modules if path.stem != "__init__" or folder == "fusepass"]
+    assert sorted(named) == sorted(wanted)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_tests_that_are_named_exist(page: str) -> None:
+    for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text(page)):
+        assert f"\ndef {name}(" in text(path), f"{page} names {path}::{name}"

@@ -1,0 +1,314 @@
+"""Reports: text that fits the terminal, JSON that keeps everything, sums over graphs, counted fallbacks."""
+
+import copy
+import json
+import pickle
+import threading
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fusepass.errors import FusepassWarning
+from fusepass.fallbacks import FallbackCounter, FallbackReport
+from fusepass.report import (
+    CaptureRoute,
+    KernelRecord,
+    OpRecord,
+    RefusalReport,
+    RegionReport,
+    RegionState,
+    Report,
+    SourceFile,
+)
+from fusepass.table import Column, human_bytes, shorten, table
+
+MIB = 1 << 20
+
+CONV = RegionReport(
+    name="conv_transpose_native_layer_norm_gelu_mul",
+    pattern="anchor",
+    ops=(
+        OpRecord("convolution", "aten.convolution.default", "net.py:12 in forward"),
+        OpRecord("gelu", "aten.gelu.default", "net.py:13 in forward"),
+        OpRecord("mul", "aten.mul.Tensor", "net.py:13 in forward"),
+    ),
+    kernels=(KernelRecord("gelu_mul", "grid 64, 256 threads, one row per warp", 2 * MIB, MIB),),
+    bytes_before=6 * MIB,
+    bytes_after=2 * MIB,
+    anchor="library: aten.convolution",
+    device="cuda:0",
+    signature="float32[2, 3, 8, 8] -> float32[2, 4, 8, 8]",
+    sources=(
+        SourceFile("gelu_mul.cu", Path("cache/ab/gelu_mul.cu"), "int entry();\n"),
+        SourceFile("b", None, ""),
+    ),
+    build_seconds=0.5,
+)
+NORM = RegionReport(
+    name="norm",
+    pattern="normalisation",
+    ops=(OpRecord("native_layer_norm", "aten.native_layer_norm.default"),),
+    kernels=(),
+    bytes_before=4 * MIB,
+    bytes_after=3 * MIB,
+    anchor=None,
+    device="cuda:0",
+    signature="float32[8] -> float32[8]",
+    state=RegionState.FALLBACK,
+    reason="the build failed:\n" + "error: " * 200,
+)
+REPORT = Report(
+    model="Net",
+    device="cuda:0",
+    capture=CaptureRoute.TRACED,
+    regions=(CONV, NORM),
+    refusals=(
+        RefusalReport("sort", "aten.sort.default", "no class of operators", "net.py:14 in forward"),
+        RefusalReport("sort_1", "aten.sort.default", "no class of operators", "net.py:15 in forward"),
+        RefusalReport("topk", "aten.topk.default", "no class of operators"),
+    ),
+    fallbacks=(FallbackReport("norm", "the build failed", 3),),
+    rules=(("fold scale into weight", 2),),
+    ops_total=8,
+    ops_fused=4,
+    seconds=(("capture", 0.25), ("build", 1.5)),
+)
+
+
+def test_totals() -> None:
+    assert REPORT.fused_share == 0.5
+    assert REPORT.bytes_before == 10 * MIB
+    assert REPORT.bytes_saved == 4 * MIB, "a region that fell back saves nothing"
+    assert replace(REPORT, ops_total=0, ops_fused=0).fused_share == 0.0
+
+
+def test_json_round_trip() -> None:
+    assert Report.from_json(REPORT.to_json()) == REPORT
+    untouched = Report("Net", "cpu", CaptureRoute.UNTOUCHED, reason="forward() reads a file")
+    assert Report.from_json(untouched.to_json()) == untouched
+
+
+def test_json_keys_and_values() -> None:
+    data = json.loads(REPORT.to_json())
+    assert list(data) == [
+        "format", "model", "device", "capture", "regions", "refusals", "fallbacks", "reason", "rules",
+        "ops_total", "ops_fused", "seconds",
+    ]  # fmt: skip
+    assert list(data["regions"][0]) == [
+        "name", "pattern", "ops", "kernels", "bytes_before", "bytes_after", "anchor", "device", "signature",
+        "state", "reason", "sources", "build_seconds",
+    ]  # fmt: skip
+    assert data["format"] == 1
+    assert data["capture"] == "traced"
+    assert data["rules"] == {"fold scale into weight": 2}
+    assert data["seconds"] == {"capture": 0.25, "build": 1.5}
+    assert data["regions"][0]["ops"][1] == {
+        "name": "gelu",
+        "target": "aten.gelu.default",
+        "location": "net.py:13 in forward",
+    }
+    assert [source["path"] for source in data["regions"][0]["sources"]] == ["cache/ab/gelu_mul.cu", None]
+    assert [region["state"] for region in data["regions"]] == ["fused", "fallback"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": 2}',
+        '{"format": 1}',
+        REPORT.to_json().replace('"fused"', '"melted"'),
+        REPORT.to_json().replace('"target"', '"goal"'),
+    ],
+)
+def test_from_json_refuses_what_is_no_report(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - also json's own error
+        Report.from_json(text)
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80, 200])
+def test_text_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    long = replace(CONV, name="encoder_" * 40, pattern="p" * 300, signature="s" * 300)
+    for value in (REPORT, replace(REPORT, regions=(long, NORM), reason="r" * 500), CONV, NORM, long):
+        lines = str(value).splitlines()
+        assert max(map(len, lines)) <= columns
+        assert all(line == line.rstrip() for line in lines)
+
+
+def test_text_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = str(REPORT)
+    assert text.splitlines()[:8] == [
+        "Net on cuda:0, traced",
+        "",
+        "region                                ops  kernels    before     after  state",
+        "-" * 80,
+        "conv_transpose_na...er_norm_gelu_mul    3        1  6.00 MiB  2.00 MiB  fused",
+        "    pattern: anchor",
+        "    net.py:12 in forward: convolution",
+        "    net.py:13 in forward: gelu, mul",
+    ]
+    assert "    anchor (library: aten.convolution)\n" in text
+    assert "  sort (net.py:14 in forward and 1 more): no class of operators\n" in text
+    assert "  topk (topk): no class of operators\n" in text
+    assert "  norm, 3 calls: the build failed\n" in text
+    assert text.endswith(
+        "operators fused: 4 of 8 (50%)\n"
+        "regions: 1 fused, 1 fallback\n"
+        "memory traffic saved per call: 4.00 MiB of 10.0 MiB (40%)\n"
+        "rules applied: fold scale into weight 2\n"
+        "seconds: capture 0.25, build 1.50"
+    )
+    assert text.count("error:") < 60, "a compiler's output is cut"
+
+
+def test_narrow_terminal_keeps_every_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    words = " ".join(str(REPORT).split())
+    assert "conv_transpose_nati...ayer_norm_gelu_mul ops 3, kernels 1, before 6.00 MiB" in words
+    assert "after 2.00 MiB, state fused" in words
+
+
+def test_wide_terminal_keeps_the_whole_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert CONV.name in str(REPORT)
+
+
+def test_text_without_regions_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = str(Report("Net", "cpu", CaptureRoute.UNTOUCHED, reason="forward() reads a file"))
+    assert text.startswith("Net on cpu, left as it is: forward() reads a file\n\nno regions\n\n")
+    assert "memory traffic saved per call: 0 B of 0 B (0%)" in text
+
+
+def test_region_text_lists_kernels_and_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert str(CONV).splitlines()[-3:] == [
+        "  kernel gelu_mul: grid 64, 256 threads, one row per warp; reads 2.00 MiB, writes 1.00 MiB",
+        "  source gelu_mul.cu: cache/ab/gelu_mul.cu",
+        "  source b: not written to disk",
+    ]
+    assert "because: the build failed:" in str(NORM)
+
+
+def test_merge_adds_up() -> None:
+    other = Report(
+        model="Net",
+        device="cpu",
+        capture=CaptureRoute.DYNAMO,
+        regions=(NORM,),
+        refusals=(REPORT.refusals[0], RefusalReport("cat", "aten.cat.default", "two consumers")),
+        fallbacks=(FallbackReport("norm", "the build failed", 4), FallbackReport("norm", "gradients", 1)),
+        reason="data-dependent control flow",
+        rules=(("fold scale into weight", 1), ("drop dropout", 1)),
+        ops_total=2,
+        ops_fused=1,
+        seconds=(("capture", 0.5), ("partition", 0.125)),
+    )
+    merged = Report.merge([REPORT, other])
+    assert merged == Report(
+        model="Net",
+        device="cuda:0, cpu",
+        capture=CaptureRoute.DYNAMO,
+        regions=(CONV, NORM, NORM),
+        refusals=(*REPORT.refusals, other.refusals[1]),
+        fallbacks=(FallbackReport("norm", "the build failed", 7), FallbackReport("norm", "gradients", 1)),
+        reason="data-dependent control flow",
+        rules=(("fold scale into weight", 3), ("drop dropout", 1)),
+        ops_total=10,
+        ops_fused=5,
+        seconds=(("capture", 0.75), ("build", 1.5), ("partition", 0.125)),
+    )
+    assert Report.merge([REPORT]) == REPORT
+
+
+def test_merge_of_nothing_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least one report"):
+        Report.merge([])
+
+
+def test_fallbacks_are_counted_and_warned_of_once() -> None:
+    counter = FallbackCounter()
+    with pytest.warns(FusepassWarning, match="norm runs as the original operators: gradients are needed") as seen:
+        counter.count("norm", "gradients are needed")
+    assert "doctor" not in str(seen[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        counter.count("norm", "gradients are needed")
+    with pytest.warns(FusepassWarning, match=r"no compiler; `python -m fusepass doctor`"):
+        counter.count("norm", "no compiler", toolchain=True)
+    with warnings.catch_warnings(action="error"):  # the tool chain is spoken of once, whatever it fails at
+        counter.count("gelu", "no compiler", toolchain=True)
+    with pytest.warns(FusepassWarning, match="gelu runs"):
+        counter.count("gelu", "gradients are needed")
+    assert counter.total == 5
+    assert counter.records() == (
+        FallbackReport("norm", "gradients are needed", 2),
+        FallbackReport("norm", "no compiler", 1),
+        FallbackReport("gelu", "no compiler", 1),
+        FallbackReport("gelu", "gradients are needed", 1),
+    )
+
+
+def test_counting_from_threads_loses_nothing_and_warns_once() -> None:
+    counter = FallbackCounter()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        threads = [threading.Thread(target=lambda: [counter.count("r", "c") for _ in range(2000)]) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert counter.records() == (FallbackReport("r", "c", 16000),)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda counter: pickle.loads(pickle.dumps(counter))])
+def test_copies_of_a_counter_are_independent(duplicate) -> None:
+    counter = FallbackCounter()
+    with pytest.warns(FusepassWarning):
+        counter.count("r", "c")
+    twin = duplicate(counter)
+    twin.count("r", "c")
+    assert (counter.total, twin.total) == (1, 2)
+    assert duplicate(FallbackCounter()).total == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (-1536, "-1.50 KiB"),
+        (12 * MIB, "12.0 MiB"),
+        (320 << 30, "320 GiB"),
+        (1000 * MIB, "0.98 GiB"),
+        (10 * MIB - 1, "10.0 MiB"),
+        (1 << 60, "1024 PiB"),
+    ],
+)
+def test_human_bytes(count: int, text: str) -> None:
+    assert human_bytes(count) == text
+
+
+def test_shorten_keeps_both_ends() -> None:
+    assert shorten("abcdefghij", 10) == "abcdefghij"
+    assert shorten("abcdefghij", 9) == "abc...hij"
+    assert shorten("abcdefghij", 8) == "abc...ij"
+    assert [shorten("abcdefghij", width) for width in (4, 1, 0)] == ["abcd", "a", ""]
+
+
+def test_table_takes_from_the_widest_column_first() -> None:
+    columns = (Column("a", least=4), Column("b", least=4), Column("n", right=True))
+    blocks = table(columns, [("x" * 30, "y" * 10, "5"), ("x", "", "12")], 28)
+    assert blocks == [
+        ["a             b            n"],
+        ["xxxxx...xxxx  yyyyyyyyyy   5"],
+        ["x                         12"],
+    ]

@@ -1,0 +1,108 @@
+"""Schedules of sample kernels on a described H200, and the properties that every schedule has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.expr import ReduceOp
+from fusepass.codegen.ir.program import Program
+from fusepass.codegen.schedule import Keep, Schedule, Walk, schedule
+from fusepass.errors import ScheduleError
+from tests.support import kernels as k
+
+H200 = DeviceFacts.h200()
+
+
+def first(program: Program, *, aligned: bool = True) -> Schedule:
+    return schedule(program.kernels[0], program, H200, aligned=aligned)
+
+
+@pytest.mark.parametrize(
+    ("make", "walk", "width", "lanes", "keep"),
+    [
+        (lambda: k.affine(1 << 28), Walk.POINTWISE, 4, 256, Keep.NOTHING),
+        (lambda: k.affine(1 << 28, k.F16), Walk.POINTWISE, 8, 256, Keep.NOTHING),
+        (lambda: k.affine(100_000_003), Walk.POINTWISE, 1, 256, Keep.NOTHING),
+        (lambda: k.affine(1), Walk.POINTWISE, 1, 64, Keep.NOTHING),
+        (lambda: k.max_pool(64, 256, 2, 2, 0), Walk.POINTWISE, 1, 256, Keep.NOTHING),
+        (lambda: k.layer_norm(1 << 22, 64), Walk.INNER, 4, 8, Keep.REGISTERS),
+        (lambda: k.layer_norm(1 << 16, 1024), Walk.INNER, 4, 32, Keep.REGISTERS),
+        (lambda: k.layer_norm(1 << 14, 8192), Walk.INNER, 4, 256, Keep.REGISTERS),
+        (lambda: k.layer_norm(1 << 12, 49_152), Walk.INNER, 4, 1024, Keep.SHARED),
+        (lambda: k.layer_norm(1 << 10, 1 << 20), Walk.INNER, 4, 1024, Keep.NOTHING),
+        (lambda: k.softmax_rows(1 << 22, 2), Walk.INNER, 2, 1, Keep.REGISTERS),
+        (lambda: k.softmax_rows(1, 30_000), Walk.INNER, 4, 1024, Keep.REGISTERS),
+        (lambda: k.softmax_channels(64, 8, 1 << 16), Walk.OUTER, 4, 128, Keep.REGISTERS),
+        (lambda: k.softmax_channels(16, 64, 1 << 14), Walk.OUTER, 1, 128, Keep.REGISTERS),
+        (lambda: k.softmax_channels(16, 1000, 49), Walk.OUTER, 1, 8, Keep.REGISTERS),
+        (lambda: k.batch_norm_stats(16, 32, 63 * 63 * 4), Walk.INNER, 4, 1024, Keep.NOTHING),
+        (lambda: k.batch_norm_1d(16_384, 4096), Walk.OUTER, 1, 16, Keep.NOTHING),
+        (lambda: k.row_reduction(264, 131_072, ReduceOp.MOMENTS), Walk.INNER, 4, 512, Keep.NOTHING),
+    ],
+)
+def test_choices(make: Callable[[], Program], walk: Walk, width: int, lanes: int, keep: Keep) -> None:
+    plan = first(make())
+    assert (plan.walk, plan.width, plan.lanes, plan.keep) == (walk, width, lanes, keep)
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("name", k.SAMPLES)
+def test_every_schedule_fits_the_device_and_covers_the_kernel(name: str, aligned: bool) -> None:
+    program = k.SAMPLES[name]()
+    for kernel in program.kernels:
+        plan = schedule(kernel, program, H200, aligned=aligned)
+        assert 32 <= plan.threads <= 1024
+        assert plan.threads % 32 == 0
+        assert plan.shared_bytes <= H200.shared_bytes_per_block - 4096
+        rows, cols = kernel.row_count, kernel.col_count
+        match plan.walk:
+            case Walk.POINTWISE:
+                assert plan.blocks * plan.threads * plan.unroll * plan.width >= rows
+                assert rows % plan.width == 0
+            case Walk.INNER:
+                assert plan.blocks * plan.groups >= rows
+                assert cols % plan.width == 0
+                assert plan.lanes & (plan.lanes - 1) == 0
+                covered = plan.lanes * plan.unroll * plan.width
+            case Walk.OUTER:
+                assert plan.blocks * plan.lanes * plan.width >= rows
+                assert rows % plan.width == 0
+                assert plan.groups == 1 or plan.lanes in (8, 16, 32)
+                covered = plan.groups * plan.unroll
+        if plan.keep is Keep.REGISTERS:
+            assert covered >= cols
+
+
+def test_unaligned_inputs_take_single_elements_where_they_are_most_of_the_traffic() -> None:
+    assert first(k.row_reduction(1000, 1024, ReduceOp.SUM), aligned=False).width == 1
+    assert not first(k.layer_norm(1000, 1024), aligned=False).aligned
+
+
+def test_wide_indices_only_where_they_are_needed() -> None:
+    assert not first(k.affine((1 << 31) - (1 << 22))).wide
+    assert first(k.affine(1 << 31)).wide
+    assert first(k.layer_norm(1 << 25, 64)).wide
+
+
+def test_more_blocks_than_a_launch_has_is_an_error() -> None:
+    with pytest.raises(ScheduleError, match="layer_norm needs 4294967296 blocks; a launch has at most 2147483647"):
+        first(k.layer_norm(1 << 32, 4096))
+
+
+def test_large_buffers_that_nobody_reads_again_are_passed_by() -> None:
+    assert first(k.affine(1 << 24)).once == {"x", "y"}
+    assert first(k.affine(1 << 20)).once == frozenset()
+    program = k.batch_norm_2d(64, 64, 1 << 14)
+    stats, apply = (schedule(kernel, program, H200) for kernel in program.kernels)
+    assert (stats.once, stats.backwards) == (frozenset(), False)
+    assert (apply.once, apply.backwards) == ({"x", "y"}, True)
+
+
+def test_a_schedule_says_what_it_is() -> None:
+    assert str(first(k.layer_norm(1 << 22, 64))) == (
+        "131072 blocks, vectors of 4, 8 lanes x 32 rows, 2 per thread at a time, registers"
+    )
+    assert str(first(k.affine(1 << 28))) == "131072 blocks, vectors of 4, 2 per thread, 256 threads"

@@ -1,0 +1,258 @@
+"""Signatures: what they notice, what they overlook on purpose, and what they cost."""
+
+from __future__ import annotations
+
+import contextlib
+import timeit
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from fusepass.capture import Captured, capture
+from fusepass.signature import Signature, obstacle
+from fusepass.structure import Template, flatten, key_paths, plain_key
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3, bias=False)
+        self.norm = nn.BatchNorm1d(3)
+        self.scale = 2.0
+        self.flags = {"bias": False}
+        self.sizes = [1, 2]
+        self.config = SimpleNamespace(depth=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x)) * self.scale
+
+
+def signature(model: nn.Module, *tensors: Tensor) -> Signature:
+    made = capture(model, tensors, {})
+    assert isinstance(made, Captured), made
+    return Signature(model, made, tensors)
+
+
+@pytest.fixture
+def net() -> Net:
+    return Net().eval()
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+X = torch.ones(2, 3)
+
+
+def test_a_match_gives_the_arguments_of_the_graph(net: Net) -> None:
+    made = signature(net, X)
+    other = torch.zeros(2, 3)
+    bound = made.bind((other,))
+    assert bound is not None
+    # The graph in eval mode does not take num_batches_tracked.
+    expected = [net.linear.weight, net.norm.weight, net.norm.bias, net.norm.running_mean, net.norm.running_var, other]
+    assert all(a is b for a, b in zip(bound, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.ones(4, 3),
+        torch.ones(2, 3, dtype=torch.float64),
+        torch.ones(3, 2).t(),
+        torch.ones(3).expand(2, 3),
+        torch.ones(2, 3, device="meta"),
+        torch.ones(2, 3).to_sparse(),
+        nn.Parameter(torch.ones(2, 3)),
+        torch.ones(2, 3, dtype=torch.complex64).conj(),
+        [1.0],
+    ],
+)
+def test_other_inputs_do_not_match(net: Net, other: Any) -> None:
+    assert signature(net, X).bind((other,)) is None
+
+
+def _train(net: Net) -> None:
+    net.train()
+
+
+def _inner_train(net: Net) -> None:
+    net.norm.train()
+
+
+CHANGES: list[Callable[[Net], object]] = [
+    _train,
+    _inner_train,
+    lambda net: setattr(net, "scale", 2),
+    lambda net: setattr(net, "scale", 3.0),
+    lambda net: setattr(net.norm, "eps", 1e-3),
+    lambda net: net.flags.update(bias=True),
+    lambda net: net.flags.update(more=1),
+    lambda net: net.sizes.append(3),
+    lambda net: setattr(net.config, "depth", 2),
+    lambda net: setattr(net, "added", 1),
+    lambda net: delattr(net, "scale"),
+    lambda net: setattr(net, "linear", nn.Linear(3, 3, bias=False)),
+    lambda net: setattr(net, "norm", nn.Identity()),
+    lambda net: net.add_module("more", nn.Identity()),
+    lambda net: setattr(net.linear, "bias", nn.Parameter(torch.ones(3))),
+    lambda net: setattr(net.linear, "weight", nn.Parameter(torch.ones(3, 4))),
+    lambda net: net.register_parameter("more", nn.Parameter(torch.ones(3))),
+    lambda net: net.linear.register_buffer("more", torch.ones(3)),
+    lambda net: net.linear.register_forward_hook(lambda *_: None),
+    lambda net: net.double(),
+    lambda net: setattr(net.linear.weight, "data", torch.ones(3, 3).t()),
+    lambda net: setattr(net.norm, "bias", net.norm.weight),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_of_the_model_are_noticed(net: Net, change: Callable[[Net], object]) -> None:
+    made = signature(net, X)
+    assert made.bind((X,)) is not None
+    change(net)
+    assert made.bind((X,)) is None
+
+
+def test_changes_that_make_no_difference_are_overlooked(net: Net) -> None:
+    made = signature(net, X)
+    net.scale = float("2.0")
+    net.norm.eps = float("1e-5")
+    net.train().eval()
+    net.linear.weight.add_(1)
+    net.linear.weight.data = torch.zeros(3, 3)
+    assert made.bind((X,)) is not None
+
+
+def test_not_a_number_is_equal_to_itself_and_zeros_have_signs(net: Net) -> None:
+    net.scale = float("nan")
+    made = signature(net, X)
+    net.scale = float("nan")
+    assert made.bind((X,)) is not None
+    net.scale = 0.0
+    made = signature(net, X)
+    net.scale = -0.0
+    assert made.bind((X,)) is None
+
+
+def test_reassigned_tensors_of_the_same_form_are_taken_up(net: Net) -> None:
+    made = signature(net, X)
+    net.linear.weight = nn.Parameter(torch.zeros(3, 3))
+    net.norm.register_buffer("running_mean", torch.zeros(3))
+    for _ in range(2):
+        bound = made.bind((X,))
+        assert bound is not None
+        assert bound[0] is net.linear.weight
+        assert bound[3] is net.norm.running_mean
+
+
+@contextlib.contextmanager
+def _flag(module: Any, name: str, value: Any) -> Iterator[None]:
+    old = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, old)
+
+
+@contextlib.contextmanager
+def _deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        torch.enable_grad,
+        torch.inference_mode,
+        lambda: torch.autocast("cpu"),
+        _deterministic,
+        lambda: _flag(torch.backends.cudnn, "allow_tf32", not torch.backends.cudnn.allow_tf32),
+        lambda: _flag(torch.backends.cuda.matmul, "allow_tf32", not torch.backends.cuda.matmul.allow_tf32),
+        lambda: _flag(torch.backends.cudnn, "enabled", False),
+        lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+        lambda: torch.device("cpu"),
+        lambda: torch._subclasses.FakeTensorMode(),
+        lambda: torch.overrides.BaseTorchFunctionMode(),
+        forward_ad.dual_level,
+    ],
+)
+def test_global_settings_are_noticed(net: Net, setting: Callable[[], Any]) -> None:
+    made = signature(net, X)
+    with setting():
+        assert made.bind((X,)) is None
+    assert made.bind((X,)) is not None
+
+
+def test_a_default_device_is_part_of_the_signature(net: Net) -> None:
+    with torch.device("cpu"):
+        made = signature(net, X)
+        assert made.bind((X,)) is not None
+        assert obstacle([X]) is None
+    assert made.bind((X,)) is None
+
+
+def test_obstacles() -> None:
+    seen: list[str | None] = []
+
+    def look(x: Tensor) -> Tensor:
+        seen.append(obstacle([x]))
+        return x.sum()
+
+    look(X)
+    torch.vmap(look)(X)
+    with torch.enable_grad():
+        torch.func.grad(look)(X)
+    torch.jit.trace(look, X, check_trace=False)
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        look(X)
+    with torch.overrides.BaseTorchFunctionMode():
+        look(X)
+    with forward_ad.dual_level():
+        look(X)
+    look(X.as_subclass(type("Sub", (Tensor,), {})))
+    assert seen == [
+        None,
+        "a torch.func transform is active",
+        "a torch.func transform is active",
+        "torch.jit is tracing",
+        "a torch dispatch mode is active",
+        "a torch function mode is active",
+        "forward-mode differentiation is active",
+        "an input is a Sub",
+    ]
+
+
+def test_plain_keys_tell_types_apart() -> None:
+    values: list[Any] = [1, 1.0, True, 0.0, -0.0, "1", None, (1,), (1.0,), torch.float32, float("nan")]
+    assert len({plain_key(value) for value in values}) == len(values)
+    assert plain_key(float("nan")) == plain_key(float("nan"))
+
+
+def test_templates_round_trip() -> None:
+    value = {"a": [X, None, (1, "b")], "c": (X,)}
+    tensors, template = Template.of(value)
+    assert [tensor is X for tensor in tensors] == [True, True]
+    again = template.fill([1, 2])
+    assert again == {"a": [1, None, (1, "b")], "c": (2,)}
+    assert len(flatten(value)[0]) == len(key_paths(value)) == 5
+    assert not Template.of({"a": [X, None, (1.0, "b")], "c": (X,)})[1].same_form(template)
+
+
+def test_looking_up_is_quick(net: Net) -> None:
+    made = signature(net, X)
+    best = min(timeit.repeat(lambda: made.bind((X,)), number=1000, repeat=20)) / 1000
+    assert best < 40e-6  # measured 6 us; generous, as other work may share the machine

@@ -1,0 +1,182 @@
+"""Few long rows are reduced in pieces that are merged in a fixed order; many or short rows are left alone."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusepass.codegen.ir.expr import ReduceOp, Stat, walk
+from fusepass.codegen.ir.program import Program, Role
+from fusepass.codegen.lowering.lower import lower
+from fusepass.codegen.passes.pipeline import PassOptions, run_passes
+from fusepass.codegen.passes.split import SplitPolicy
+from tests.support.regions import NO_SPLIT, Region, region
+
+F64 = torch.float64
+ONLINE = 0  # every row is too long to stay on chip
+
+
+def _options(workers: int, least_piece: int = 2, lanes: int = 1, cached: int = ONLINE) -> PassOptions:
+    return PassOptions(SplitPolicy(workers, least_piece, lanes), cached)
+
+
+def _ops(program: Program) -> list[list[ReduceOp]]:
+    return [[reduction.op for reduction in kernel.reductions] for kernel in program.kernels]
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "layer norm": lambda x: F.layer_norm(x, x.shape[1:], _weights(x.shape[1:]), _weights(x.shape[1:])),
+    "group norm": lambda x: F.group_norm(x, x.shape[1], _weights(x.shape[1:2]), _weights(x.shape[1:2])),
+    "batch norm": lambda x: F.batch_norm(x, None, None, _weights(x.shape[1:2]), None, True),
+    "softmax": lambda x: x.flatten(1).softmax(1),
+    "softmax over channels": lambda x: F.gelu(x).softmax(1),
+    "softmax of all": lambda x: (x.flatten().softmax(0), x.flatten().log_softmax(0)),
+    "logsumexp": lambda x: torch.logsumexp(x, (0, 1)),
+    "sums": lambda x: (x.sum(), x.sum(1), x.prod(0), x.amax(1), x.amin(), (x > 0).any(0), x.mean()),
+    "places": lambda x: (*x.max(1), x.argmax(), x.argmin(0), *x.round().min(-1)),
+    "variances": lambda x: (x.var(1), x.std(), *torch.var_mean(x, -1)),
+    "mixed scalars": lambda x: _mixed(x.mean(1, True), x.var(1, keepdim=True, correction=0), x),
+    "three sweeps": lambda x: F.normalize(x.softmax(1), dim=1) + x.flatten().softmax(0).reshape(x.shape),
+    "two outputs": lambda x: (x - x.mean(1, keepdim=True), x * x.mean(1, keepdim=True), x.mean(1)),
+}
+
+
+def _weights(shape: torch.Size) -> Tensor:
+    return torch.linspace(0.5, 2.0, shape.numel(), dtype=F64).reshape(shape)
+
+
+def _mixed(mean: Tensor, variance: Tensor, x: Tensor) -> Tensor:
+    """Scalars of a row that are used per element, alone and inside one another."""
+    scale = variance + 1
+    return x * scale + scale * mean - torch.exp(-scale * mean) * x
+
+
+SHAPES = ((2, 7, 11), (3, 101), (1, 4, 6, 9), (2, 24, 24), (5, 2, 2, 2, 2))
+POLICIES = (_options(8), _options(1000, 1, 4), _options(64, 5, 2, cached=10**6))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_meaning(name: str, shape: tuple[int, ...]) -> None:
+    made = region(FUNCTIONS[name], torch.randn(shape, dtype=F64))
+    for options in POLICIES:
+        made.check(made.passed(options))
+
+
+@contextmanager
+def _at_most(seconds: int) -> Iterator[None]:
+    def late(*_: object) -> None:
+        raise AssertionError(f"not done after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("shape", [(101, 2, 103), (2, 101, 103), (1, 997)], ids=str)
+def test_axes_without_divisors(shape: tuple[int, ...]) -> None:
+    """Prime columns cannot be cut into equal pieces; they are left whole, and looking for pieces comes to an end."""
+    made = region(lambda x: x.sum((0, 2)) if x.dim() > 2 else x.sum(1), torch.randn(shape, dtype=F64))
+    with _at_most(20):
+        program = made.passed(_options(16, 8))
+    made.check(program)
+
+
+def _long(function: Callable[[Tensor], Any], rows: int = 2, cols: int = 48) -> Region:
+    return region(function, torch.randn(rows, cols, dtype=F64))
+
+
+def test_layer_norm_of_few_long_rows_is_three_kernels() -> None:
+    made = _long(FUNCTIONS["layer norm"])
+    program = made.passed(_options(8, 4))
+    assert _ops(program) == [[ReduceOp.MOMENTS], [ReduceOp.MERGE_MOMENTS], []]
+    partial, merge, apply = program.kernels
+    assert (partial.row_count, partial.col_count) == (8, 12)
+    assert (merge.row_count, merge.col_count) == (2, 4)
+    assert apply.row_count == 96
+    assert not any(isinstance(node, Stat) for node in walk(*apply.roots))
+
+
+def test_scalars_of_a_row_are_computed_once() -> None:
+    """The merging kernel stores the mean and the reciprocal deviation; no element takes a square root."""
+    merge, apply = _long(FUNCTIONS["layer norm"]).passed(_options(8, 4)).kernels[1:]
+    assert len(merge.row_stores) == 2
+    assert not [node for node in walk(*apply.roots) if getattr(getattr(node, "op", None), "value", "") == "rsqrt"]
+
+
+def test_online_softmax_is_merged_from_pairs() -> None:
+    program = _long(lambda x: x.softmax(1)).passed(_options(8, 4))
+    assert _ops(program) == [[ReduceOp.SOFTMAX], [ReduceOp.MERGE_SOFTMAX], []]
+
+
+def test_two_sweeps_are_split_one_after_the_other() -> None:
+    program = _long(lambda x: x.softmax(1)).passed(_options(8, 4, cached=10**6))
+    assert _ops(program) == [[ReduceOp.MAX], [ReduceOp.MAX], [ReduceOp.SUM], [ReduceOp.SUM], []]
+
+
+def test_a_plain_reduction_is_two_kernels() -> None:
+    program = _long(lambda x: x.sum(1)).passed(_options(8, 4))
+    assert _ops(program) == [[ReduceOp.SUM], [ReduceOp.SUM]]
+
+
+def test_outer_axes_are_pieces_as_they_are() -> None:
+    """Batch norm over (n, h, w): each image is a piece."""
+    made = region(FUNCTIONS["batch norm"], torch.randn(4, 2, 5, 7, dtype=F64))
+    partial = made.passed(_options(8, 4)).kernels[0]
+    assert (partial.row_count, partial.col_count) == (8, 35)
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "options", "why"),
+    [
+        (8, 48, _options(8, 4), "as many rows as workers"),
+        (2, 7, _options(8, 4), "rows shorter than two pieces"),
+        (2, 47, _options(8, 4), "a prime length"),
+    ],
+)
+def test_left_alone(rows: int, cols: int, options: PassOptions, why: str) -> None:
+    program = _long(lambda x: x.sum(1), rows, cols).passed(options)
+    assert len(program.kernels) == 1, why
+
+
+def test_pointwise_kernels_are_left_alone() -> None:
+    assert len(_long(torch.relu).passed(_options(10**6, 1)).kernels) == 1
+
+
+def test_rows_side_by_side_are_taken_together() -> None:
+    """Where rows are contiguous one worker takes several of them, so more pieces are cut to keep all busy."""
+    made = region(lambda x: x.sum(0), torch.randn(64, 8, dtype=F64))
+    alone, together = made.passed(_options(16, 8, lanes=1)), made.passed(_options(16, 8, lanes=4))
+    assert (alone.kernels[0].row_count, together.kernels[0].row_count) == (8 * 2, 8 * 8)
+    made.check(alone)
+    made.check(together)
+
+
+def test_pieces_are_never_smaller_than_a_divisor_allows() -> None:
+    """A piece of one element would be no reduction at all."""
+    for workers, cols in ((3, 7), (5, 11), (5, 13), (4, 15), (12, 25)):
+        program = _long(lambda x: x.sum(1), 1, cols).passed(_options(workers, 1))
+        assert all(kernel.col_count > 1 for kernel in program.kernels)
+
+
+def test_names_of_temporaries_never_meet_names_of_inputs() -> None:
+    made = region(lambda x, y: F.layer_norm(x, (48,)) + y, *torch.randn(2, 2, 48, dtype=F64))
+    (name, *_) = (buffer.name for buffer in made.passed(_options(8, 4)).buffers if buffer.role is Role.TEMP)
+    program, builder = lower(made.graph, "region", ["x", name])
+    buffers = run_passes(program, builder, _options(8, 4), check=True).buffers
+    assert len({buffer.name for buffer in buffers}) == len(buffers) == 7
+
+
+def test_without_splitting_nothing_is_left_over() -> None:
+    assert len(_long(FUNCTIONS["layer norm"]).passed(NO_SPLIT).kernels) == 1
