@@ -16,7 +16,7 @@ import torch
 import fusepass
 from fusepass import doctor
 from fusepass.cli_model import InputSpec, UsageError, attempt, load_call
-from fusepass.codegen import cache
+from fusepass.codegen import cache, choices
 from fusepass.config import current
 from fusepass.report import Report, SourceFile
 from fusepass.table import Column, human_bytes, table, terminal_width
@@ -27,6 +27,14 @@ _CACHE_COLUMNS = (
     Column("arch"),
     Column("size", right=True),
     Column("built"),
+    Column("key"),
+)
+_CHOICE_COLUMNS = (
+    Column("region", least=12),
+    Column("chosen"),
+    Column("x eager", right=True),
+    Column("effort"),
+    Column("device", least=8),
     Column("key"),
 )
 _KEY_DIGITS = 12
@@ -68,12 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("doctor", help="examine compilers, CUDA, torch and the cache")
     check.add_argument("--json", action="store_true", help="print JSON")
     check.set_defaults(run=_doctor)
-    actions = commands.add_parser("cache", help="look after the built libraries on disk")
+    actions = commands.add_parser("cache", help="look after the built libraries and measured choices on disk")
     names = actions.add_subparsers(required=True, metavar="ACTION")
     for name, run, text in (
-        ("list", _cache_list, "show every library"),
-        ("verify", _cache_verify, "compare every library with its checksum"),
-        ("clear", _cache_clear, "delete every library"),
+        ("list", _cache_list, "show every library and measured choice"),
+        ("verify", _cache_verify, "compare every library and measured choice with its checksum"),
+        ("clear", _cache_clear, "delete every library and measured choice"),
         ("path", _cache_path, "print the cache directory"),
     ):
         names.add_parser(name, help=text).set_defaults(run=run)
@@ -145,24 +153,33 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _cache_list(_: argparse.Namespace) -> int:
-    entries = cache.entries()
-    if not entries:
+    entries, measured = cache.entries(), choices.entries()
+    if not entries and not measured:
         return _empty()
-    _print_entries(entries)
-    print(f"{_counted(len(entries), 'library')}, {human_bytes(sum(entry.nbytes for entry in entries))}")
+    if entries:
+        _print_entries(entries)
+        print(f"{_counted(len(entries), 'library')}, {human_bytes(sum(entry.nbytes for entry in entries))}")
+    if measured:
+        _print_choices(measured)
+        print(_counted(len(measured), "measured choice"))
     return 0
 
 
 def _cache_verify(_: argparse.Namespace) -> int:
-    count = len(cache.entries())
-    damaged = cache.verify()
+    entries, measured = len(cache.entries()), len(choices.entries())
+    damaged, spoilt = cache.verify(), choices.verify()
     if damaged:
         _print_entries(damaged)
-        print(f"{len(damaged)} of {_counted(count, 'library')} damaged; each is rebuilt when it is needed")
+        print(f"{len(damaged)} of {_counted(entries, 'library')} damaged; each is rebuilt when it is needed")
+    if spoilt:
+        _print_choices(spoilt)
+        print(f"{len(spoilt)} of {_counted(measured, 'measured choice')} damaged; each is measured again when needed")
+    if damaged or spoilt:
         return 1
-    if not count:
+    if not entries and not measured:
         return _empty()
-    print(f"{_counted(count, 'library')} intact")
+    parts = [_counted(entries, "library")] * bool(entries) + [_counted(measured, "measured choice")] * bool(measured)
+    print(f"{' and '.join(parts)} intact")
     return 0
 
 
@@ -195,6 +212,20 @@ def _print_entries(entries: Sequence[cache.CacheEntry]) -> None:
     ]
     for block in table(_CACHE_COLUMNS, rows, terminal_width()):
         print(*block, sep="\n")
+
+
+def _print_choices(entries: Sequence[choices.ChoiceEntry]) -> None:
+    rows = [_choice_row(entry) for entry in entries]
+    for block in table(_CHOICE_COLUMNS, rows, terminal_width()):
+        print(*block, sep="\n")
+
+
+def _choice_row(entry: choices.ChoiceEntry) -> tuple[str, ...]:
+    key, record = entry.key[:_KEY_DIGITS], entry.record
+    if record is None:
+        return choices.UNREADABLE, "", "", "", "", key
+    speedup = f"{record.choice['speedup']:.2f}"
+    return record.region, record.choice["chosen"], speedup, record.effort, record.device, key
 
 
 def _counted(count: int, noun: str) -> str:

@@ -95,6 +95,8 @@ def _details(region: RegionReport, width: int, *, indent: int) -> list[str]:
         lines += wrap(f"{location}: {names}" if location else names, width, indent=indent)
     if region.anchor:
         lines += wrap(f"anchor ({region.anchor})", width, indent=indent)
+    if region.choice:
+        lines += wrap(str(region.choice), width, indent=indent, lines=_REASON_LINES)
     if region.reason:
         lines += wrap(f"because: {region.reason}", width, indent=indent, lines=_REASON_LINES)
     return lines
