@@ -26,11 +26,11 @@ _CLEAR_TRAFFIC = 4.0
 _MEMORY_SHARE = 0.25  # of what is free may be taken for inputs and results
 
 # Operators for which any whole number is an argument as good as another: indices and divisors are none.
-_SAFE_WITH_INTEGERS = frozenset(
-    ["_to_copy", "abs", "add", "amax", "amin", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "clamp"]
-    + ["clone", "eq", "ge", "gt", "le", "logical_and", "logical_not", "logical_or", "lt", "maximum", "minimum", "mul"]
-    + ["ne", "neg", "relu", "sign", "sub", "sum", "where"]
-)
+_SAFE_WITH_INTEGERS = frozenset({
+    "_to_copy", "abs", "add", "amax", "amin", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "clamp",
+    "clone", "eq", "ge", "gt", "le", "logical_and", "logical_not", "logical_or", "lt", "maximum", "minimum", "mul",
+    "ne", "neg", "relu", "sign", "sub", "sum", "where",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
