@@ -1,4 +1,4 @@
-"""The command line: ``python -m fusepass explain | doctor | cache``."""
+"""The command line: ``python -m fusepass explain | profile | doctor | cache``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 import fusepass
 from fusepass import doctor
-from fusepass.cli_model import InputSpec, UsageError, attempt, load_call
+from fusepass.cli_model import Call, InputSpec, UsageError, attempt, load_call
 from fusepass.codegen import cache, choices
 from fusepass.config import current
 from fusepass.report import Report, SourceFile
@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"fusepass {fusepass.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_explain(commands.add_parser("explain", help="show what of a model fuses, what does not, and why"))
+    _add_profile(commands.add_parser("profile", help="show where the time of a call goes, beside the device's limits"))
     check = commands.add_parser("doctor", help="examine compilers, CUDA, torch and the cache")
     check.add_argument("--json", action="store_true", help="print JSON")
     check.set_defaults(run=_doctor)
@@ -88,7 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_explain(parser: argparse.ArgumentParser) -> None:
+def _add_call(parser: argparse.ArgumentParser) -> None:
+    """What names a model and its inputs."""
     parser.add_argument(
         "target",
         metavar="MODULE:CALLABLE",
@@ -104,6 +106,16 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
         help="shape of the next input, such as 2,3,8,8 or 4,16:int64; repeat it for several",
     )
     parser.add_argument("--device", help="where to run, such as cpu or cuda:0")
+
+
+def _call(arguments: argparse.Namespace) -> Call:
+    name = arguments.device
+    device = attempt(f"device {name!r}", lambda: torch.device(name)) if name is not None else None
+    return load_call(arguments.target, arguments.inputs, device)
+
+
+def _add_explain(parser: argparse.ArgumentParser) -> None:
+    _add_call(parser)
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print JSON, which holds the sources too")
     output.add_argument("--show-sources", action="store_true", help="print the generated sources too")
@@ -112,9 +124,7 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    name = arguments.device
-    device = attempt(f"device {name!r}", lambda: torch.device(name)) if name is not None else None
-    call = load_call(arguments.target, arguments.inputs, device)
+    call = _call(arguments)
     report = attempt(f"explaining {arguments.target}", lambda: fusepass.explain(call.model, *call.args, **call.kwargs))
     print(report.to_json() if arguments.json else report)
     if arguments.show_sources:
@@ -122,6 +132,26 @@ def _explain(arguments: argparse.Namespace) -> int:
             print(f"\n==> {path} <==\n{source.text.rstrip()}")
     if arguments.sources is not None:
         attempt("writing the sources", lambda: _write(report, arguments.sources))
+    return 0
+
+
+def _add_profile(parser: argparse.ArgumentParser) -> None:
+    _add_call(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON, which holds the sources too")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write one page that shows the graph before and after"
+    )
+    parser.set_defaults(run=_profile)
+
+
+def _profile(arguments: argparse.Namespace) -> int:
+    call = _call(arguments)
+    optimised = fusepass.optimize(call.model)
+    profile = attempt(f"profiling {arguments.target}", lambda: optimised.profile(*call.args, **call.kwargs))
+    print(profile.to_json() if arguments.json else profile)
+    if arguments.html is not None:
+        attempt("writing the page", lambda: profile.save_html(arguments.html))
+        print(f"wrote {arguments.html}", file=sys.stderr)
     return 0
 
 

@@ -36,6 +36,8 @@ class CompiledGraph:
     """One specialisation.
 
     Attributes:
+        before: the captured graph, simplified, every operator in it; `works` are regions of it.
+        works: its regions, with what became of them.
         graph_module: takes the captured graph's placeholders, returns its flat tuple; calls registered operators, so it can be
             traced, compiled and exported.
         call: the same function without the dispatcher, for plain tensors outside of every dispatch mode.
@@ -43,6 +45,8 @@ class CompiledGraph:
         fallbacks: counts calls that ran as the original operators.
     """
 
+    before: fx.GraphModule
+    works: tuple[Work, ...]
     graph_module: fx.GraphModule
     call: Callable[..., tuple[Any, ...]]
     report: Report
@@ -103,6 +107,8 @@ def compile_graph(graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounte
     with clock.stage("splice"):
         kept = [work for work in works if work.state is RegionState.FUSED]
         fused = {work.region.name: fused[work.region.name] for work in kept}
+        for work in kept:
+            work.call = fused[work.region.name].run
         regions = [work.region for work in kept]
         arguments = {work.region.name: work.arguments for work in kept}
         direct = splice(graph, regions, arguments, {key: value.run for key, value in fused.items()})
@@ -112,7 +118,7 @@ def compile_graph(graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounte
     for application in applications:
         rules[application.rule] = rules.get(application.rule, 0) + 1
     report = summary(name, graph, parts, works, rules, clock.seconds)
-    return CompiledGraph(public, direct.forward, report, counter)
+    return CompiledGraph(graph, tuple(works), public, direct.forward, report, counter)
 
 
 def _copied(graph: fx.Graph) -> fx.Graph:

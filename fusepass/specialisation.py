@@ -23,7 +23,8 @@ class Specialisation:
     Attributes:
         captured, compiled, signature: what it consists of.
         arity: how many positional tensors the call has; -1 where it is not just positional tensors.
-        writes: whether the graph writes inputs or tensors of the model.
+        written: positions of the arguments that the graph writes: inputs or tensors of the model.
+        writes: whether there are any.
         pays: whether anything was fused; else the original is as good.
         direct: whether nothing is left to check or to choose once the signature matches.
         inline: the form that `torch.compile` and `torch.export` trace; None where they trace the original instead.
@@ -32,7 +33,6 @@ class Specialisation:
     __slots__ = (
         "_call",
         "_finish",
-        "_written",
         "arity",
         "captured",
         "compiled",
@@ -41,6 +41,7 @@ class Specialisation:
         "pays",
         "signature",
         "writes",
+        "written",
     )
 
     def __init__(
@@ -53,11 +54,11 @@ class Specialisation:
         self._call = _without_autocast(compiled.call) if torch._C._is_any_autocast_enabled() else compiled.call
         self._finish = _finisher(captured.outputs)
         first_input = len(captured.states)
-        self._written = frozenset(
+        self.written = frozenset(
             [captured.state_indices.index(i) for i in captured.mutated_states]
             + [first_input + i for i in captured.mutated_inputs]
         )
-        self.writes = bool(self._written)
+        self.writes = bool(self.written)
         self.pays = any(region.state is RegionState.FUSED for region in compiled.report.regions)
         self.direct = self.pays and not self.writes
         self.inline = Inline.of(model, captured, compiled, tuple(tensors))
@@ -72,9 +73,9 @@ class Specialisation:
         The graph reads everything before it writes anything, so then it would not do what the model does.
         """
         memory = [argument.untyped_storage()._cdata for argument in arguments]
-        written = {memory[i] for i in self._written}
-        others = {place for i, place in enumerate(memory) if i not in self._written}
-        return len(written) < len(self._written) or not written.isdisjoint(others)
+        written = {memory[i] for i in self.written}
+        others = {place for i, place in enumerate(memory) if i not in self.written}
+        return len(written) < len(self.written) or not written.isdisjoint(others)
 
 
 def _arity(captured: Captured) -> int:

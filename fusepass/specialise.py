@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,6 +23,9 @@ from fusepass.routes import Children, Dynamo, Route, Untouched
 from fusepass.signature import distinct, obstacle
 from fusepass.specialisation import Specialisation
 from fusepass.structure import Template
+
+if TYPE_CHECKING:
+    from fusepass.profile import Profile
 
 _Found = tuple[Specialisation, tuple[torch.Tensor, ...]]
 
@@ -108,6 +111,19 @@ class Specialiser:
         with self._lock, torch.set_grad_enabled(torch.is_grad_enabled() and not self._needs_gradients(tensors)):
             found = self._find(tensors, inputs)
             return found[0] if found else self._specialise(args, kwargs, tensors)
+
+    def profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Profile | CaptureFailure:
+        """Times of the steps of a call, which is not made; where it would need gradients, of one without."""
+        made = self.prepare(args, kwargs)
+        if isinstance(made, CaptureFailure):
+            return made
+        from fusepass.profiler import profile  # seldom wanted
+
+        tensors, _ = Template.of((args, kwargs))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self._needs_gradients(tensors)):
+            bound = made.signature.bind(tensors, distinct(tensors))
+        assert bound is not None  # it was made for these
+        return profile(made.compiled, bound, made.written)
 
     def report(self) -> Report:
         """What was fused so far, and what was not."""

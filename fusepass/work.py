@@ -27,6 +27,7 @@ class Work:
         generated: program and source; None where the region is beyond code generation.
         library: the built library; None where there is none.
         choice: what was measured and chosen; None where nothing was to be chosen.
+        call: the fused call, where it is in use.
         reason: why it runs as the original operators although it was meant to be fused.
         seconds: spent in compiler or cache.
     """
@@ -37,6 +38,7 @@ class Work:
     generated: Generated | None = None
     library: Path | None = None
     choice: Choice | None = None
+    call: Callable[..., Any] | None = None
     reason: str | None = None
     seconds: float = 0.0
 
