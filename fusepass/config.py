@@ -43,6 +43,8 @@ class Config:
             least 1.
         tune: how much time goes into measuring, for each region, whether generated code is faster than its own
             operators: ``"off"`` none, ``"fast"`` some 30 ms a region, ``"max"`` a second (``FUSEPASS_TUNE``).
+        cuda_graphs: capture each specialisation in a CUDA graph at its second call and replay it from then on; on a
+            CPU, and where that cannot be, it changes nothing and the report says why.
         progress: show on stderr that a build takes long; None does so where stderr is a terminal.
 
     Raises:
@@ -56,6 +58,7 @@ class Config:
     jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     max_signatures: int = 16
     tune: str = "fast"
+    cuda_graphs: bool = False
     progress: bool | None = None
 
     def __post_init__(self) -> None:

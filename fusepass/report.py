@@ -178,6 +178,7 @@ class Report:
         ops_total: operators in the captured graphs.
         ops_fused: how many of them run inside regions.
         seconds: seconds for each stage, by its name, in the order in which they ran.
+        cuda_graphs: what became of ``Config.cuda_graphs``, in words, for each specialisation; empty where it is off.
     """
 
     model: str
@@ -191,6 +192,7 @@ class Report:
     ops_total: int = 0
     ops_fused: int = 0
     seconds: tuple[tuple[str, float], ...] = ()
+    cuda_graphs: tuple[str, ...] = ()
 
     @property
     def fused_share(self) -> float:
@@ -257,6 +259,7 @@ class Report:
             ops_total=sum(r.ops_total for r in reports),
             ops_fused=sum(r.ops_fused for r in reports),
             seconds=_sums(entry for r in reports for entry in r.seconds),
+            cuda_graphs=tuple(dict.fromkeys(text for r in reports for text in r.cuda_graphs)),
         )
 
 
@@ -281,6 +284,7 @@ def _decoded(data: dict[str, Any]) -> dict[str, Any]:
         "fallbacks": tuple(FallbackReport(**entry) for entry in data["fallbacks"]),
         "rules": tuple(data["rules"].items()),
         "seconds": tuple(data["seconds"].items()),
+        "cuda_graphs": tuple(data.get("cuda_graphs", ())),
     }
 
 

@@ -141,6 +141,7 @@ def _totals(report: Report, width: int) -> list[str]:
         f"regions: {states}",
         f"memory traffic saved per call: {human_bytes(saved)} of {human_bytes(before)} ({share:.0%})",
     ]
+    lines += [f"cuda graphs: {'; '.join(report.cuda_graphs)}"] if report.cuda_graphs else []
     lines += _named("rules applied", report.rules, str) + _named("seconds", report.seconds, "{:.2f}".format)
     return [line for text in lines for line in wrap(text, width)]
 

@@ -128,7 +128,7 @@ class Specialiser:
     def report(self) -> Report:
         """What was fused so far, and what was not."""
         routes = list(dict.fromkeys(self._routes.values()))
-        reports = [made.compiled.report for made in self._made]
+        reports = [made.report for made in self._made]
         reports += [report for route in routes for report in route.reports()]
         kinds = [route.kind for route in routes] + [CaptureRoute.TRACED] * bool(self._made)
         own = Report(
@@ -242,7 +242,8 @@ class Specialiser:
                     raise
                 return CaptureFailure(f"internal error: {type(bug).__name__}: {bug}", final=True, lasting=True)
         report = replace(compiled.report, seconds=(("capture", seconds), *compiled.report.seconds))
-        made = Specialisation(self._model, captured, replace(compiled, report=report), tensors)
+        compiled = replace(compiled, report=report)
+        made = Specialisation(self._model, captured, compiled, tensors, cuda_graphs=config.cuda_graphs)
         self._made = (*self._made, made)
         return made
 

@@ -109,7 +109,7 @@ def test_json_keys_and_values() -> None:
     data = json.loads(REPORT.to_json())
     assert list(data) == [
         "format", "model", "device", "capture", "regions", "refusals", "fallbacks", "reason", "rules",
-        "ops_total", "ops_fused", "seconds",
+        "ops_total", "ops_fused", "seconds", "cuda_graphs",
     ]  # fmt: skip
     assert list(data["regions"][0]) == [
         "name", "pattern", "ops", "kernels", "bytes_before", "bytes_after", "anchor", "device", "signature",
