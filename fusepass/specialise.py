@@ -27,6 +27,7 @@ from fusepass.structure import Template
 if TYPE_CHECKING:
     from fusepass.profile import Profile
 
+_ROUTE_WORDS = {CaptureRoute.DYNAMO: "captured by Dynamo", CaptureRoute.UNTOUCHED: "not captured"}
 _Found = tuple[Specialisation, tuple[torch.Tensor, ...]]
 
 
@@ -138,8 +139,15 @@ class Specialiser:
             refusals=tuple(self._refusals.values()),
             fallbacks=self._fallbacks.records(),
             reason="; ".join(self._refusals) or (None if kinds else "not called yet"),
+            cuda_graphs=self._without_graphs(routes),
         )
         return replace(Report.merge([own, *reports]), model=self._name, capture=own.capture, reason=own.reason)
+
+    def _without_graphs(self, routes: Sequence[Route]) -> tuple[str, ...]:
+        """Why CUDA graphs that were asked for do not serve calls that take a route; children tell for themselves."""
+        with override(**self._options) as config:
+            kinds = {route.kind for route in routes if config.cuda_graphs} - {CaptureRoute.CHILDREN}
+        return tuple(f"not used: {_ROUTE_WORDS[kind]}" for kind in sorted(kinds))
 
     def _look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call in full: nested inputs, what stands against it, gradients, a new signature."""

@@ -249,13 +249,26 @@ def test_the_option_reaches_the_calls_of_a_model(graphs: FakeGraphs, monkeypatch
     for number, x in enumerate(inputs):
         if number == 3:
             net[0].weight = nn.Parameter(torch.rand(4, 3))
+        if number == 4:
+            net.load_state_dict({name: value.clone() for name, value in net.state_dict().items()}, assign=True)
         if number == 5:
             net[1].running_mean.add_(1.0)
         held.append((optimised(x), net(x)))
     for result, expected in held:
         torch.testing.assert_close(result, expected)
-    assert (graphs.captures, graphs.replays) == (2, 5)
-    assert optimised.report().cuda_graphs == ("replayed, 2 captured",)
+    assert (graphs.captures, graphs.replays) == (3, 5)
+    assert optimised.report().cuda_graphs == ("replayed, 3 captured",)
+
+
+def test_what_dynamo_serves_is_not_captured() -> None:
+    class Branch(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(x) + 1 if x.sum() > 0 else x
+
+    optimised = fusepass.optimize(Branch(), cuda_graphs=True)
+    with pytest.warns(FusepassWarning, match="not captured whole"):
+        optimised(torch.ones(3))
+    assert optimised.report().cuda_graphs == ("not used: captured by Dynamo",)
 
 
 def test_random_numbers_and_waiting_are_refused() -> None:
