@@ -189,10 +189,22 @@ def _measured(
             except Exception as error:
                 raise _GeneratedCodeFails(f"its first run failed: {error}") from error
         samples = measure.in_turn(calls, clock, budget.seconds, least=_LEAST_ROUNDS, most=_ROUNDS)
+    return _decided(samples)
+
+
+def _decided(samples: Mapping[str, Sequence[float]]) -> Choice:
+    """The choice for these seconds of each candidate, round by round.
+
+    The operators get the region where the best generated candidate is too slow both in its typical time and in most
+    rounds: on a busy machine one of these alone says little, and the choice is kept for long.
+    """
     times = {name: measure.typical(values) for name, values in samples.items()}
-    best = min(generated, key=times.__getitem__)
+    best = min((name for name in times if name != EAGER), key=times.__getitem__)
     speedup = times[EAGER] / max(times[best], 1e-9)
-    return Choice(best if speedup > LEAST_SPEEDUP else EAGER, tuple(times.items()), speedup)
+    rounds = list(zip(samples[EAGER], samples[best], strict=True))
+    lost = sum(eager <= LEAST_SPEEDUP * generated for eager, generated in rounds)
+    chosen = EAGER if speedup <= LEAST_SPEEDUP and 2 * lost > len(rounds) else best
+    return Choice(chosen, tuple(times.items()), speedup)
 
 
 def _bound(call: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Callable[[], object]:

@@ -285,6 +285,22 @@ def test_the_fastest_of_several_variants_is_chosen() -> None:
     assert [name for name, _ in choice.seconds] == [EAGER, "one", "two"]
 
 
+@pytest.mark.parametrize(
+    ("eager", "generated", "chosen"),
+    [
+        ([1.0, 1.0, 1.0], [1.1, 1.1, 1.1], EAGER),
+        ([1.0, 1.0, 1.0], [1.01, 1.01, 1.01], GENERATED),  # within two percent
+        ([1.0, 9.0, 9.0], [1.1, 1.2, 1.2], GENERATED),  # slower at best, faster in most rounds
+        ([2.0, 2.0, 2.0], [1.0, 9.0, 9.0], GENERATED),  # disturbed in most rounds
+        ([1.0, 1.0, 9.0], [1.1, 1.1, 1.1], EAGER),
+    ],
+)
+def test_the_operators_win_by_typical_time_and_by_rounds(
+    eager: list[float], generated: list[float], chosen: str
+) -> None:
+    assert tune._decided({EAGER: eager, GENERATED: generated}).chosen == chosen
+
+
 def test_generated_code_that_fails_gives_way_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     def launcher(region: FusedRegion, *_: object) -> tuple[str, dict[str, Any]]:
         return "def run(*inputs): raise RuntimeError('no such kernel')\n", {}
