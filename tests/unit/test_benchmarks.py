@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import measure, run, summary
+from benchmarks import cpu, measure, run, summary
 from benchmarks.case import Outcome, Row, Settings
 from benchmarks.implementations import Implementation
 from benchmarks.layers import Size, Workload
@@ -169,3 +169,20 @@ def test_the_command_line_writes_json_and_says_what_the_budget_left_out(
     assert data["torch"] == torch.__version__
     assert "left out for lack of time (3)" in capsys.readouterr().out
     assert run.main(["--only", "no such workload"]) == 2
+
+
+def test_the_cpu_benchmark_measures_both_and_says_what_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cpu, "CASES", {"chain": cpu.Case(lambda x: torch.tanh(x) * 2, (64, 64))})
+    monkeypatch.setenv("FUSEPASS_TUNE", "fast")
+    threads = torch.get_num_threads()
+    try:
+        assert cpu.main(["--seconds", "0", "--json", str(tmp_path / "rows.json")]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    (row,) = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert (row["name"], row["rounds"]) == ("chain", 5)
+    assert row["chosen"] in (["eager"], ["generated"])
+    assert row["ratio"] == pytest.approx(row["eager"] / row["fusepass"])
+    assert "geometric mean" in capsys.readouterr().out
