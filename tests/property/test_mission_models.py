@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import fusepass
 from fusepass.numerics import check, reference
+from fusepass.report import CaptureRoute
 from tests.property.strategies import Case, Chain, cases
 
 pytestmark = pytest.mark.models
@@ -23,7 +24,6 @@ pytestmark = pytest.mark.models
 @given(data=st.data())
 def test_fused_like_eager(chain: Chain, data: st.DataObject) -> None:
     case = data.draw(cases(chain))
-    assume(chain is not Chain.LAYER_NORM_GELU or _rows_vary(case))
     # Where batch norm and pool average over the same numbers the result is 0 but for rounding: nothing to compare.
     assume(chain is not Chain.SCALE_BATCH_NORM_POOL or _exceeds(reference(case.model, (case.input,)), 1e-2))
     fused = fusepass.optimize(case.model)
@@ -33,21 +33,14 @@ def test_fused_like_eager(chain: Chain, data: st.DataObject) -> None:
     assert second.ok, f"second call: {second.explain()}"
     report = fused.report()
     assert report.fallbacks == ()
-    assert report.regions or case.dtype != torch.float32, "nothing was fused"
+    if case.dtype == torch.float32 and report.capture is CaptureRoute.TRACED:
+        assert report.regions, "nothing was fused"
 
 
 def _exceeds(values: torch.Tensor, bound: float) -> bool:
     return values.numel() == 0 or bool(values.abs().amax() > bound)
 
 
-def _rows_vary(case: Case) -> bool:
-    """Whether no row that is normalised consists of (nearly) equal numbers; the last test is about those."""
-    with torch.no_grad():
-        rows = case.model.layers[0](case.input).double()
-    return bool(rows.numel() == 0 or (rows.amax(-1) - rows.amin(-1) > 1e-2 * rows.abs().amax()).all())
-
-
-@pytest.mark.xfail(strict=True, reason="a mean taken as sum / count is one rounding off, which 1 / sqrt(eps) magnifies")
 def test_equal_numbers_have_exactly_their_mean() -> None:
     model, rows = torch.nn.LayerNorm(9, elementwise_affine=False), torch.linspace(0.1, 1.0, 64)[:, None].repeat(1, 9)
     with torch.no_grad():
