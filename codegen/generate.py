@@ -12,6 +12,7 @@ from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.passes.pipeline import PassOptions, run_passes
 from fusepass.codegen.passes.split import SplitPolicy
 from fusepass.codegen.render import describe, render
+from fusepass.codegen.schedule_convolution import serves
 from fusepass.codegen.source import Source, Target
 from fusepass.config import current
 
@@ -65,7 +66,7 @@ def pass_options(facts: DeviceFacts) -> PassOptions:
     if facts.target is Target.CUDA:
         # Two resident blocks on every multiprocessor; a piece is worth a block from some 16 KB on.
         policy = SplitPolicy(workers=2 * facts.multiprocessors, least_piece=4096, lanes=32)
-        return PassOptions(policy, longest_cached_row=16384)
+        return PassOptions(policy, longest_cached_row=16384, anchors=lambda p, k: serves(p, k, facts))
     # Four pieces per core even out cores of unequal speed; a piece is worth a thread from some 64 KB on.
     policy = SplitPolicy(workers=4 * facts.cores, least_piece=16384, lanes=64)
     return PassOptions(policy, longest_cached_row=1 << 16)

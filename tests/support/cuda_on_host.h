@@ -19,6 +19,8 @@
 #define __forceinline__ inline
 #define __launch_bounds__(threads)
 #define __shared__ static
+#define __constant__ static const
+#define __noinline__
 #define __align__(bytes) alignas(bytes)
 
 struct uint2 {

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Const, Expr, Load, Masked, Op, Position, ReduceOp, Stat, Window
 from fusepass.codegen.ir.index import Axis, FloorDiv, Index
@@ -101,6 +102,8 @@ class _Run:
         self.stats: dict[tuple[str, int], Array] = {}
 
     def run(self) -> None:
+        if self.kernel.anchor is not None:
+            self.stats[self.kernel.anchor.name, 0] = self._convolution(self.kernel.anchor)
         # Where there are no columns to visit, reductions still have results.
         for sweep in self.kernel.sweeps:
             for reduction in sweep:
@@ -119,6 +122,26 @@ class _Run:
             self._store(store, self.shape[: len(self.kernel.rows)] + (1,) * len(self.kernel.cols))
         for store in self.kernel.stores:
             self._store(store, self.shape)
+
+    def _convolution(self, anchor: Convolution) -> Array:
+        source, weight = self._tensor(anchor.source), self._tensor(anchor.weight)
+        geometry = [list(anchor.stride), list(anchor.padding), list(anchor.dilation)]
+        missing = [0] * len(anchor.stride)
+        if anchor.transposed:
+            reach = [(size - 1) * d + 1 for size, d in zip(weight.shape[2:], anchor.dilation, strict=True)]
+            plain = [
+                (size - 1) * s - 2 * p + r
+                for size, s, p, r in zip(source.shape[2:], anchor.stride, anchor.padding, reach, strict=True)
+            ]
+            missing = [row.size - size for row, size in zip(self.kernel.rows[2:], plain, strict=True)]
+        result = torch.convolution(source, weight, None, *geometry, anchor.transposed, missing, 1)
+        found: Array = result.numpy()
+        return found
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        buffer = self.program.buffer(name)
+        memory = torch.from_numpy(decode(self.memory[name], buffer.dtype))
+        return torch.as_strided(memory, buffer.shape, buffer.strides)
 
     def _coordinate(self, position: int) -> Array:
         shape = [1] * len(self.shape)
