@@ -41,6 +41,7 @@ class ConvolutionSchedule:
         rows: tiles of 16 output channels that a block works on.
         channel_blocks: blocks that share the output channels of one tile.
         blocks: blocks of the launch, a multiple of `channel_blocks`.
+        resident: blocks that a multiprocessor should hold, which bounds a thread's registers.
         shared_bytes: dynamic shared memory of a block.
         wide: whether indices need 64 bits.
     """
@@ -55,6 +56,7 @@ class ConvolutionSchedule:
     rows: int
     channel_blocks: int
     blocks: int
+    resident: int
     shared_bytes: int
     wide: bool
 
@@ -127,13 +129,25 @@ def _candidate(
     positions = [ceil(size / spread) for size, spread in zip(sizes[2:], anchor.spread, strict=True)]
     tiles = tuple(ceil(count / size) for count, size in zip(positions, tile, strict=True))
     channel_blocks = ceil(sizes[1] / (_M * rows))
-    resident = max(min(facts.shared_bytes_per_block // shared, 3), 1) * facts.multiprocessors
-    each = max(min(sizes[0] * prod(tiles), resident // channel_blocks), 1)
+    resident = max(min(facts.shared_bytes_per_block // shared, 3 if rows == 1 else 2), 1)
+    each = max(min(sizes[0] * prod(tiles), resident * facts.multiprocessors // channel_blocks), 1)
     extents = [buffer.extent for buffer in map(program.buffer, kernel.reads | kernel.writes)]
     wide = max(*extents, prod(sizes)) >= _MAX_INT
     return ConvolutionSchedule(
-        tile, tiles, extent, tuple(least), pitch, phases, steps, rows, channel_blocks, each * channel_blocks, shared, wide
-    )  # fmt: skip
+        tile=tile,
+        tiles=tiles,
+        extent=extent,
+        origin=tuple(least),
+        pitch=pitch,
+        phases=phases,
+        steps=steps,
+        rows=rows,
+        channel_blocks=channel_blocks,
+        blocks=each * channel_blocks,
+        resident=resident,
+        shared_bytes=shared,
+        wide=wide,
+    )
 
 
 def _pitch(elements: int, channels: int) -> int:

@@ -254,7 +254,7 @@ def _is_getitem(node: fx.Node) -> bool:
 
 def _region_report(work: _Work) -> RegionReport:
     region, generated = work.region, work.generated
-    anchor = None if region.anchor is None else f"library: {_packet(region.anchor)}"
+    anchor = None if region.anchor is None else f"{_implementation(generated)}: {_packet(region.anchor)}"
     inputs = ", ".join(_type(node) for node in work.arguments)
     outputs = ", ".join(_type(node) for node in region.outputs)
     report = RegionReport(
@@ -295,6 +295,12 @@ def _region_report(work: _Work) -> RegionReport:
             ),
         ),
     )
+
+
+def _implementation(generated: Generated | None) -> str:
+    """Who computes a region's anchor."""
+    kernels = () if generated is None else generated.program.kernels
+    return "generated" if any(kernel.anchor is not None for kernel in kernels) else "library"
 
 
 def _packet(node: fx.Node) -> str:

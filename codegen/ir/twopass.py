@@ -32,7 +32,8 @@ def split_statistics(kernel: Kernel, builder: Builder) -> Kernel:
             replace(reduction, values=tuple(builder.rewrite(value, leaf=leaf) for value in reduction.values))
             for reduction in sweep
         )
-        first, second = [], []
+        first: list[Reduction] = []
+        second: list[Reduction] = []
         for reduction in sweep:
             if reduction.op not in _SPLIT:
                 first.append(reduction)

@@ -37,8 +37,15 @@ def _convolution(program: Program, call: LibraryCall) -> Convolution | None:
     spatial = len(operands[0].shape) - 2
     if not 1 <= spatial <= 3 or not all(buffer.numel for buffer in operands):
         return None
-    numbers = [_per_axis(value, spatial) for value in (stride, padding, dilation)]
-    return Convolution(f"{call.result}_sum", operands[0].name, operands[1].name, *numbers, bool(transposed))
+    return Convolution(
+        name=f"{call.result}_sum",
+        source=operands[0].name,
+        weight=operands[1].name,
+        stride=_per_axis(stride, spatial),
+        padding=_per_axis(padding, spatial),
+        dilation=_per_axis(dilation, spatial),
+        transposed=bool(transposed),
+    )
 
 
 def _per_axis(value: object, spatial: int) -> tuple[int, ...]:

@@ -26,8 +26,9 @@ def share_reductions(kernel: Kernel, builder: Builder) -> Kernel:
 
 def _without(kernel: Kernel, builder: Builder, old: Reduction, twin: Reduction) -> Kernel:
     def leaf(node: Expr) -> Expr | None:
-        same = isinstance(node, Stat) and node.reduction == old.name
-        return builder.stat(twin.name, node.part, twin.dtype) if same else None
+        if isinstance(node, Stat) and node.reduction == old.name:
+            return builder.stat(twin.name, node.part, twin.dtype)
+        return None
 
     sweeps = tuple(tuple(r for r in sweep if r is not old) for sweep in kernel.sweeps)
     return rewrite_kernel(replace(kernel, sweeps=sweeps), builder, leaf=leaf)

@@ -26,7 +26,7 @@ class _KernelText:
     name: str
     tables: tuple[str, ...]
     comment: tuple[str, ...]
-    threads: int
+    bounds: str
     parameters: tuple[str, ...]
     body: tuple[str, ...]
 
@@ -115,9 +115,9 @@ def _kernel_text(
     parameters = _parameters(kernel, program, pointers)
     if isinstance(plan, ConvolutionSchedule):
         text = convolution_text(kernel, program, plan, pointers, names)
-        return _KernelText(name, text.tables, tuple(comment), plan.threads, parameters, text.body)
+        return _KernelText(name, text.tables, tuple(comment), f"{plan.threads}, {plan.resident}", parameters, text.body)
     body = kernel_body(kernel, program, plan, pointers, names)
-    return _KernelText(name, (), tuple(comment), plan.threads, parameters, tuple(body))
+    return _KernelText(name, (), tuple(comment), str(plan.threads), parameters, tuple(body))
 
 
 def _parameters(kernel: Kernel, program: Program, pointers: dict[str, str]) -> tuple[str, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -98,4 +100,8 @@ CASES: dict[str, Case] = {
     "transposed 2d, stride 1": Case((1, 5, 6, 7), 8, (5, 5), (1, 1), (1, 1), (1, 1), True),
     "transposed 3d": Case((1, 3, 3, 4, 5), 16, (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), True, (1, 1, 1)),
     "transposed 1d": Case((2, 16, 9), 33, (4,), (2,), (1,), (1,), True),
+}
+
+SAMPLES: dict[str, Callable[[], Program]] = {
+    f"convolution {name}": functools.partial(generated, case) for name, case in CASES.items()
 }
