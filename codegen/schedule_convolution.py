@@ -19,6 +19,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 WARPS = 8
 COLUMNS = 4  # tiles of 8 positions that a warp works on at once
 SLICE = 8  # taps of one step
+STAGED = 16 * 40  # floats of a warp's room for 16 rows of results, `fp::staged_pitch` apart
 _M, _N = 16, 8  # channels and positions of one instruction
 _MOST_ROWS = 4  # tiles of 16 channels that a warp works on at once
 _MOST_CHANNELS = 16  # input channels; above, the library's convolution is the better one
@@ -123,7 +124,7 @@ def _candidate(
     pitch = _pitch(prod(extent), channels)
     steps = tuple(ceil(len(phase.taps) * channels / SLICE) for phase in phases)
     rows = min(ceil(sizes[1] / _M), _MOST_ROWS)
-    shared = 4 * (sum(steps) * rows * _M * SLICE + sum(steps) * SLICE + channels * pitch)
+    shared = 4 * (sum(steps) * rows * _M * SLICE + sum(steps) * SLICE + WARPS * STAGED + channels * pitch)
     if shared > facts.shared_bytes_per_block:
         return None
     positions = [ceil(size / spread) for size, spread in zip(sizes[2:], anchor.spread, strict=True)]
@@ -159,7 +160,8 @@ def _cost(plan: ConvolutionSchedule) -> float:
     """Relative time: multiplications of all tiles, and what is loaded for them; a multiprocessor wants two blocks."""
     loaded = plan.pitch / prod(plan.tile)
     crowded = 1.0 if plan.shared_bytes <= 100 << 10 else 1.3
-    return prod(plan.tiles) * (sum(plan.steps) * SLICE + 4 * loaded) * crowded
+    narrow = 1.0 if plan.tile[-1] >= 32 else 1.1  # a warp's stores of one row are not all neighbours
+    return prod(plan.tiles) * (sum(plan.steps) * SLICE + 4 * loaded) * crowded * narrow
 
 
 def padded_taps(plan: ConvolutionSchedule, channels: int) -> list[tuple[int, Phase | None, int]]:

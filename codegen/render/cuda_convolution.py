@@ -16,6 +16,8 @@ from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
 from fusepass.codegen.schedule_convolution import (
     COLUMNS,
     SLICE,
+    STAGED,
+    WARPS,
     ConvolutionSchedule,
     first_steps,
     padded_taps,
@@ -56,8 +58,8 @@ class _Writer:
         self.axes = _AXES[-len(plan.tile) :]
         self.index_type = "int64_t" if plan.wide else "int"
         self.printer = Printer(names, pointers, self.index_type)
-        self.taps_name, self.weights_name, self.steps_name = (
-            names.exact(f"{kernel.name}_{what}") for what in ("taps", "weights_from", "first_step")
+        self.taps_name, self.weights_name, self.steps_name, self.counts_name = (
+            names.exact(f"{kernel.name}_{what}") for what in ("taps", "weights_from", "first_step", "tap_count")
         )
         self.locals: dict[str, str] = {}  # C names of what the text below calls $word
         self.names = names
@@ -96,20 +98,24 @@ class _Writer:
         across = 0 if self.anchor.transposed else 1  # the weight's dimension of input channels
         for channel, phase, number in places:
             if phase is None:
-                taps.append(-1)
+                taps.append(0)  # any place will do: its weight is zero
                 weights.append(-1)
                 continue
             tap = phase.taps[number]
             from_origin = [offset - first for offset, first in zip(tap.offset, self.plan.origin, strict=True)]
             taps.append(channel * self.plan.pitch + _dot(from_origin, inside))
             weights.append(channel * self.weight.strides[across] + _dot(tap.place, self.weight.strides[2:]))
-        yield f"// For each tap of {self.anchor.name}, in slices of {SLICE}: its place in a tile of the input; -1 for none."
+        yield f"// For each tap of {self.anchor.name}, in slices of {SLICE}: its place in a tile of the input."
         yield from _table(self.taps_name, taps)
-        yield "// Its place among the weights of an output channel."
+        yield "// Its place among the weights of an output channel; -1 where a slice is filled up."
         yield from _table(self.weights_name, weights)
         if len(self.plan.phases) > 1:
-            yield "// The first slice of each phase, and the end of the last."
+            yield "// The first slice of each phase, and the end of the last; the taps of each phase."
             yield from _table(self.steps_name, first_steps(self.plan.steps))
+            yield from _table(self.counts_name, self._counts())
+
+    def _counts(self) -> list[int]:
+        return [len(phase.taps) * self.source.shape[1] for phase in self.plan.phases]
 
     # ---- what a block fetches
 
@@ -119,9 +125,14 @@ class _Writer:
         yield "extern __shared__ __align__(16) unsigned char $pool[];"
         yield "float* const $weights = reinterpret_cast<float*>($pool);"
         yield f"int* const $taps = reinterpret_cast<int*>($pool + {after_weights});"
-        yield f"float* const $tile = reinterpret_cast<float*>($pool + {after_weights + 4 * SLICE * steps});"
+        after_taps = after_weights + 4 * SLICE * steps
+        yield f"float* const $tile = reinterpret_cast<float*>($pool + {after_taps + 4 * WARPS * STAGED});"
         yield "const int $lane = threadIdx.x % 32;"
         yield "const int $warp = threadIdx.x / 32;"
+        yield f"float* const $room = reinterpret_cast<float*>($pool + {after_taps}) + $warp * {STAGED};"
+        yield "// where the columns of this warp begin in the tile, 8 positions each"
+        yield f"int $groups[{COLUMNS}];"
+        yield from _unrolled("$n", COLUMNS, [f"$groups[$n] = {self._group_place('$n')};"])
         first = f"int(blockIdx.x) % {plan.channel_blocks} * {16 * plan.rows}" if plan.channel_blocks > 1 else "0"
         yield f"const int $first_channel = {first};"
 
@@ -155,10 +166,8 @@ class _Writer:
     def _fetch_tile(self) -> Iterable[str]:
         """The input below the tile for all channels; zeros where there is none."""
         plan, shape, strides = self.plan, self.source.shape, self.source.strides
-        elements = prod(plan.extent)
-        lines = [f"const {self.index_type} $channel = {_quotient('$i', elements)};"]
-        rest = _remainder("$i", elements)
-        conditions, index = [], [f"$sample * {strides[0]}", f"$channel * {strides[1]}"]
+        elements, rest = prod(plan.extent), "$i"
+        lines, conditions, index = [], [], [f"$sample * {strides[0]}"]
         for number in reversed(range(len(self.axes))):
             axis, extent, size = self.axes[number], plan.extent[number], shape[2 + number]
             step, first = plan.tile[number] * self.anchor.step[number], plan.origin[number]
@@ -167,12 +176,16 @@ class _Writer:
             conditions.append(f"{axis} >= 0 && {axis} < {size}")
             index.append(f"{axis} * {strides[2 + number]}")
             rest = _quotient(rest, extent)
-        place = f"$channel * {plan.pitch} + {_remainder('$i', elements)}"
-        inside = f"{self.pointers[self.source.name]}[{' + '.join(index)}]"
-        lines += [f"const bool $inside = {' && '.join(conditions)};", f"$tile[{place}] = $inside ? {inside} : 0.0f;"]
+        source = f"{self.pointers[self.source.name]}[$from + {self.index_type}($channel) * {strides[1]}]"
+        fetch = f"$tile[$channel * {plan.pitch} + $i] = $inside ? {source} : 0.0f;"
+        lines += [
+            f"const bool $inside = {' && '.join(conditions)};",
+            f"const {self.index_type} $from = {' + '.join(index)};",
+            _UNROLL,
+            *block(f"for (int $channel = 0; $channel < {shape[1]}; ++$channel)", [fetch]),
+        ]
         yield "// the input below this tile"
-        yield "#pragma unroll 4"
-        yield from block(f"for (int $i = threadIdx.x; $i < {shape[1] * elements}; $i += {plan.threads})", lines)
+        yield from block(f"for (int $i = threadIdx.x; $i < {elements}; $i += {plan.threads})", lines)
 
     # ---- products
 
@@ -185,22 +198,25 @@ class _Writer:
         slice_lines = [
             f"float $a[{plan.rows}][4], $b[{COLUMNS}][2];",
             f"fp::load_weights($a, $weights + $step * {plan.rows * 128} + $lane * 4);",
-            f"const int $near = $taps[$step * {SLICE} + $lane % 4], $far = $taps[$step * {SLICE} + $lane % 4 + 4];",
+            f"const float* const $near = $mine + $taps[$step * {SLICE} + $lane % 4];",
+            f"const float* const $far = $mine + $taps[$step * {SLICE} + $lane % 4 + 4];",
             *_unrolled(
                 "$n",
                 COLUMNS,
-                [
-                    f"const float* const $position = $tile + ({self._group_place('$n')} + {along});",
-                    "$b[$n][0] = fp::tap($position, $near);",
-                    "$b[$n][1] = fp::tap($position, $far);",
-                ],
+                ["$b[$n][0] = $near[$groups[$n]];", "$b[$n][1] = $far[$groups[$n]];"],
             ),
             "fp::multiply_slice($sums, $a, $b);",
         ]
+        count = f"{self.counts_name}[$phase]" if several else str(self._counts()[0])
+        plain = (
+            f"fp::plain_sums($sums, $weights + ({first}) * {plan.rows * 128}, $taps + ({first}) * {SLICE}, {count}, "
+        )
         lines = [
             f"float $sums[{plan.rows}][{COLUMNS}][4] = {{}};",
+            f"const float* const $mine = $tile + {along};",
             *block(f"for (int $step = {first}; $step < {last}; ++$step)", slice_lines),
-            *self._epilogue(first, last),
+            f"if (!fp::all_finite($sums)) {plain}$tile, $groups, {self.anchor.step[-1]});",
+            *self._epilogue(),
         ]
         if several:
             yield "#pragma unroll 1"
@@ -231,29 +247,33 @@ class _Writer:
 
     # ---- results
 
-    def _epilogue(self, first: str, last: str) -> Iterable[str]:
-        """Every sum of a thread, and what the kernel's stores make of it."""
+    def _epilogue(self) -> Iterable[str]:
+        """What the kernel's stores make of the sums: each thread takes one position, channel by channel."""
         sizes = [axis.size for axis in self.kernel.rows]
-        within = f"($lane % 4 * 2 + $i % 2) * {self.anchor.step[-1]}"
-        lines = ["const int $row = $m * 16 + $lane / 4 + $i / 2 * 8;", "const int $channel = $first_channel + $row;"]
-        coordinates = self._group_coordinates(f"($warp * {COLUMNS} + $n)")
-        coordinates[-1] += " + $lane % 4 * 2 + $i % 2"
-        starts = self._phase_starts()
-        conditions = [f"$channel < {sizes[1]}"]
+        coordinates = self._group_coordinates(f"($warp * {COLUMNS} + $lane / 8)")
+        coordinates[-1] = "$lane % 8" if coordinates[-1] == "0" else f"{coordinates[-1]} + $lane % 8"
+        starts, conditions = self._phase_starts(), []
         for number, axis in enumerate(self.axes):
             position = f"($tile_{axis[1:]} * {self.plan.tile[number]} + {coordinates[number]})"
             spread = self.anchor.spread[number]
             at = position if spread == 1 else f"{position} * {spread} + {starts[number]}"
-            lines.append(f"const {self.index_type} {axis} = {bare(at)};")
+            yield f"const {self.index_type} {axis} = {bare(at)};"
             conditions.append(f"{axis} < {sizes[2 + number]}")
-        plain = f"fp::plain_sum<{self.plan.rows}>($weights, $taps, $tile + ({self._group_place('$n')} + {within}), $row"
-        results = [
-            "float $sum = $sums[$m][$n][$i];",
-            f"if (!(fp::abs($sum) < fp::Limits<float>::highest)) $sum = {plain}, {first}, {last});",
+        yield f"const bool $real = {' && '.join(conditions)};"
+        row = [
+            "const int $channel = $first_channel + $m * 16 + $row;",
+            "const float $sum = $room[$row * fp::staged_pitch + $lane];",
             *self._stores(),
         ]
-        lines += block(f"if ({' && '.join(conditions)})", results)
-        yield from _unrolled("$m", self.plan.rows, _unrolled("$n", COLUMNS, _unrolled("$i", 4, lines)))
+        if sizes[1] % 16:
+            row[1:] = block(f"if ($channel < {sizes[1]})", row[1:])
+        rows = [
+            "__syncwarp();",
+            "fp::stage($room, $sums[$m]);",
+            "__syncwarp();",
+            *block("if ($real)", _unrolled("$row", 16, row)),
+        ]
+        yield from _unrolled("$m", self.plan.rows, rows)
 
     def _phase_starts(self) -> list[str]:
         """The first result element of a phase, per axis."""

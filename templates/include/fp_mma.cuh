@@ -5,14 +5,7 @@
 
 namespace fp {
 
-// `x` rounded to the nearest TF32 number, 8 bits of exponent and 10 of mantissa.
-__device__ __forceinline__ float to_tf32(float x) {
-    uint32_t bits;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-    return __uint_as_float(bits);
-}
-
-// sum += a b. Thread t holds a[t/4 + 8 (i%2)][t%4 + 4 (i/2)], b[t%4 + 4 i][t/4] and sum[t/4 + 8 (i/2)][2 (t%4) + i%2].
+// sum += a b, of which the tensor core takes 10 bits of mantissa. Thread t holds a[t/4 + 8 (i%2)][t%4 + 4 (i/2)], b[t%4 + 4 i][t/4] and sum[t/4 + 8 (i/2)][2 (t%4) + i%2].
 __device__ __forceinline__ void multiply_tile(float (&sum)[4], const float (&a)[4], const float (&b)[2]) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])

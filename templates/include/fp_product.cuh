@@ -1,19 +1,23 @@
 // Products of float32 matrices on tensor cores, as exact as float32 arithmetic: each number is split in two TF32 parts, and each
-// slice of 8 terms is added outside of the tensor core, which rounds its own sums towards zero. Goes
-// behind fp_mma.cuh.
+// slice of 8 terms is added outside of the tensor core, which rounds its own sums towards zero. Goes behind fp_mma.cuh.
 #pragma once
 
-#include "fp_scalar.h"
+#include <cstring>
+
+#include "fp_common.h"
 
 namespace fp {
 
-// values = high + low, up to 2^-22 of them. What is not finite has no low part: `plain_sum` takes over.
+// values = high + low, up to 2^-21 of them. The low part of what is not finite is no number: `plain_sums` takes over.
 template <int N>
 __device__ __forceinline__ void split(const float (&values)[N], float (&high)[N], float (&low)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        high[i] = to_tf32(values[i]);
-        low[i] = to_tf32(values[i] - high[i]);
+        uint32_t bits;
+        memcpy(&bits, &values[i], sizeof(bits));
+        bits = (bits + 0x1000u) & 0xffffe000u;  // 10 bits of mantissa, to nearest
+        memcpy(&high[i], &bits, sizeof(bits));
+        low[i] = values[i] - high[i];
     }
 }
 
@@ -49,23 +53,56 @@ __device__ __forceinline__ void multiply_slice(float (&sums)[M][N][4], const flo
     }
 }
 
-// The input at a tap, 0 where the list of taps is filled up.
-__device__ __forceinline__ float tap(const float* position, int offset) { return offset < 0 ? 0.0f : position[offset]; }
-
-// One result by plain arithmetic, for sums that are not finite: the parts of a number beyond the range are no numbers. `weights` has
-// for each slice M tiles of 16 x 8, in each thread's order; `row` is the result's row in them, `position` its place in the input.
-template <int M>
-__device__ __noinline__ float plain_sum(
-    const float* weights, const int* offsets, const float* position, int row, int first, int last)
-{
-    float sum = 0.0f;
-    for (int k = first * 8; k < last * 8; ++k) {
-        if (offsets[k] < 0) continue;
-        const int thread = row % 8 * 4 + k % 4, part = row / 8 % 2 + k / 4 % 2 * 2;
-        const float weight = weights[((k / 8 * M + row / 16) * 32 + thread) * 4 + part];
-        sum = fma(weight, position[offsets[k]], sum);
+template <int M, int N>
+__device__ __forceinline__ bool all_finite(const float (&sums)[M][N][4]) {
+    float total = 0.0f;
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) total += sums[m][n][i] * 0.0f;
+        }
     }
-    return sum;
+    return total == 0.0f;
+}
+
+// The sums of a thread by plain arithmetic, in place: numbers beyond the range have no parts. `weights` and `taps` begin at the
+// first of `count` taps, in slices as `load_weights` takes them; `tile` has the input, `groups` where each column of positions begins
+// in it, `step` floats apart.
+template <int M, int N>
+__device__ __forceinline__ void plain_sums(
+    float (&sums)[M][N][4], const float* weights, const int* taps, int count, const float* tile, const int (&groups)[N], int step)
+{
+    const int lane = threadIdx.x % 32;
+    memset(sums, 0, sizeof(sums));
+#pragma unroll 1
+    for (int k = 0; k < count; ++k) {
+        const float* const inputs = tile + taps[k] + lane % 4 * 2 * step;
+        const float* const mine = weights + k / 8 * M * 128 + (lane / 4 * 4 + k % 4) * 4 + k / 4 % 2 * 2;
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+#pragma unroll
+            for (int n = 0; n < N; ++n) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) sums[m][n][i] += mine[m * 128 + i / 2] * inputs[groups[n] + i % 2 * step];
+            }
+        }
+    }
+}
+
+// Room for 16 rows of a warp's 32 columns, in a pitch that keeps its banks apart.
+inline constexpr int staged_pitch = 40;
+
+// Lays 16 rows of a warp's sums out as rows of 32 columns.
+template <int N>
+__device__ __forceinline__ void stage(float* room, const float (&sums)[N][4]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) room[(lane / 4 + i / 2 * 8) * staged_pitch + n * 8 + lane % 4 * 2 + i % 2] = sums[n][i];
+    }
 }
 
 }  // namespace fp

@@ -6,10 +6,11 @@
 
 namespace fp {
 
+// What the tensor core takes of a number.
 inline float to_tf32(float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
-    if ((bits & 0x7f800000u) != 0x7f800000u) bits = (bits + 0x1000u) & 0xffffe000u;
+    bits &= 0xffffe000u;
     std::memcpy(&x, &bits, 4);
     return x;
 }
@@ -25,7 +26,7 @@ inline void multiply_tile(float (&sum)[4], const float (&a)[4], const float (&b)
         const unsigned row = self % 32 / 4 + i / 2 * 8, column = self % 4 * 2 + i % 2;
         for (unsigned k = 0; k < 8; ++k) {
             const unsigned left = first + row % 8 * 4 + k % 4, right = first + column * 4 + k % 4;
-            sum[i] += shown[left * 6 + row / 8 + k / 4 * 2] * shown[right * 6 + 4 + k / 4];
+            sum[i] += to_tf32(shown[left * 6 + row / 8 + k / 4 * 2]) * to_tf32(shown[right * 6 + 4 + k / 4]);
         }
     }
     emulation::wait(emulation::State::at_warp);
