@@ -19,10 +19,10 @@ from fusepass.codegen.ir.program import Kernel, Program
 WARPS = 8
 COLUMNS = 4  # tiles of 8 positions that a warp works on at once
 SLICE = 8  # taps of one step
-STAGED = 16 * 40  # floats of a warp's room for 16 rows of results, `fp::staged_pitch` apart
 _M, _N = 16, 8  # channels and positions of one instruction
 _MOST_ROWS = 4  # tiles of 16 channels that a warp works on at once
-_MOST_CHANNELS = 16  # input channels; above, the library's convolution is the better one
+_MOST_CHANNELS = 8  # input channels; above, the library's convolution is the better one
+_MOST_SCATTERED = 16  # the same for transposed convolutions with a stride, whose phases have few taps each
 _BANKS = 32
 _MAX_INT = 2**31 - 2**21
 
@@ -39,7 +39,10 @@ class ConvolutionSchedule:
         pitch: floats from one input channel of the tile to the next.
         phases: what `Convolution.phases` gives.
         steps: for each phase, the number of slices of 8 taps.
+        pair: phases that are worked on together because their results are neighbours: two where the last axis is
+            transposed with stride 2.
         rows: tiles of 16 output channels that a block works on.
+        buffers: tiles of the input in shared memory; with two, one is fetched while the other is worked on.
         channel_blocks: blocks that share the output channels of one tile.
         blocks: blocks of the launch, a multiple of `channel_blocks`.
         resident: blocks that a multiprocessor should hold, which bounds a thread's registers.
@@ -54,7 +57,9 @@ class ConvolutionSchedule:
     pitch: int
     phases: tuple[Phase, ...]
     steps: tuple[int, ...]
+    pair: int
     rows: int
+    buffers: int
     channel_blocks: int
     blocks: int
     resident: int
@@ -64,6 +69,11 @@ class ConvolutionSchedule:
     @property
     def threads(self) -> int:
         return 32 * WARPS
+
+    @property
+    def staged_pitch(self) -> int:
+        """Floats from one row of a warp's results to the next, where they are laid out for the stores."""
+        return _staged_pitch(self.pair)
 
     def __str__(self) -> str:
         tile = " x ".join(map(str, self.tile))
@@ -80,8 +90,8 @@ def serves(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     """
     anchor = kernel.anchor
     assert anchor is not None
-    channels = program.buffer(anchor.source).shape[1]
-    if channels > _MOST_CHANNELS or _architecture(facts) < 80:
+    most = _MOST_SCATTERED if max(anchor.spread) > 1 else _MOST_CHANNELS
+    if program.buffer(anchor.source).shape[1] > most or _architecture(facts) < 80:
         return False
     return schedule_convolution(kernel, program, facts) is not None
 
@@ -94,7 +104,8 @@ def schedule_convolution(kernel: Kernel, program: Program, facts: DeviceFacts) -
     """The schedule with the least work that fits a multiprocessor; None where none fits."""
     anchor = kernel.anchor
     assert anchor is not None
-    candidates = (_candidate(anchor, kernel, program, facts, tile) for tile in _tile_shapes(len(anchor.stride)))
+    shapes = itertools.product(_tile_shapes(len(anchor.stride)), (2, 1))
+    candidates = (_candidate(anchor, kernel, program, facts, tile, buffers) for tile, buffers in shapes)
     fitting = [(_cost(plan), number, plan) for number, plan in enumerate(candidates) if plan is not None]
     return min(fitting)[2] if fitting else None
 
@@ -109,7 +120,12 @@ def _tile_shapes(axes: int) -> Iterator[tuple[int, ...]]:
 
 
 def _candidate(
-    anchor: Convolution, kernel: Kernel, program: Program, facts: DeviceFacts, tile: tuple[int, ...]
+    anchor: Convolution,
+    kernel: Kernel,
+    program: Program,
+    facts: DeviceFacts,
+    tile: tuple[int, ...],
+    buffers: int,
 ) -> ConvolutionSchedule | None:
     source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
     sizes = [axis.size for axis in kernel.rows]
@@ -123,14 +139,16 @@ def _candidate(
     channels = source.shape[1]
     pitch = _pitch(prod(extent), channels)
     steps = tuple(ceil(len(phase.taps) * channels / SLICE) for phase in phases)
-    rows = min(ceil(sizes[1] / _M), _MOST_ROWS)
-    shared = 4 * (sum(steps) * rows * _M * SLICE + sum(steps) * SLICE + WARPS * STAGED + channels * pitch)
+    pair = 2 if anchor.spread[-1] == 2 <= sizes[-1] else 1
+    rows = min(ceil(sizes[1] / _M), _MOST_ROWS // pair)
+    staged = WARPS * _M * _staged_pitch(pair)
+    shared = 4 * (sum(steps) * rows * _M * SLICE + sum(steps) * SLICE + staged + buffers * channels * pitch)
     if shared > facts.shared_bytes_per_block:
         return None
     positions = [ceil(size / spread) for size, spread in zip(sizes[2:], anchor.spread, strict=True)]
     tiles = tuple(ceil(count / size) for count, size in zip(positions, tile, strict=True))
     channel_blocks = ceil(sizes[1] / (_M * rows))
-    resident = max(min(facts.shared_bytes_per_block // shared, 3 if rows == 1 else 2), 1)
+    resident = max(min(facts.shared_bytes_per_block // shared, 3 if rows * pair == 1 else 2), 1)
     each = max(min(sizes[0] * prod(tiles), resident * facts.multiprocessors // channel_blocks), 1)
     extents = [buffer.extent for buffer in map(program.buffer, kernel.reads | kernel.writes)]
     wide = max(*extents, prod(sizes)) >= _MAX_INT
@@ -142,13 +160,19 @@ def _candidate(
         pitch=pitch,
         phases=phases,
         steps=steps,
+        pair=pair,
         rows=rows,
+        buffers=buffers,
         channel_blocks=channel_blocks,
         blocks=each * channel_blocks,
         resident=resident,
         shared_bytes=shared,
         wide=wide,
     )
+
+
+def _staged_pitch(pair: int) -> int:
+    return 8 * COLUMNS * pair + 8
 
 
 def _pitch(elements: int, channels: int) -> int:
@@ -159,9 +183,9 @@ def _pitch(elements: int, channels: int) -> int:
 def _cost(plan: ConvolutionSchedule) -> float:
     """Relative time: multiplications of all tiles, and what is loaded for them; a multiprocessor wants two blocks."""
     loaded = plan.pitch / prod(plan.tile)
-    crowded = 1.0 if plan.shared_bytes <= 100 << 10 else 1.3
+    waiting = {(2, 1): 1.15, (2, 2): 1.0, (1, 1): 1.6, (1, 2): 1.3}[min(plan.resident, 2), plan.buffers]
     narrow = 1.0 if plan.tile[-1] >= 32 else 1.1  # a warp's stores of one row are not all neighbours
-    return prod(plan.tiles) * (sum(plan.steps) * SLICE + 4 * loaded) * crowded * narrow
+    return plan.channel_blocks * prod(plan.tiles) * (sum(plan.steps) * SLICE + 4 * loaded) * waiting * narrow
 
 
 def padded_taps(plan: ConvolutionSchedule, channels: int) -> list[tuple[int, Phase | None, int]]:

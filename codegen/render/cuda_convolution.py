@@ -16,7 +16,6 @@ from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
 from fusepass.codegen.schedule_convolution import (
     COLUMNS,
     SLICE,
-    STAGED,
     WARPS,
     ConvolutionSchedule,
     first_steps,
@@ -65,18 +64,35 @@ class _Writer:
         self.names = names
 
     def write(self) -> ConvolutionText:
-        body = [*self._shared(), "", *self._fetch_weights(), ""]
-        inner = [
-            *self._tile_place(),
-            "__syncthreads();",
-            *self._fetch_tile(),
-            "__syncthreads();",
-            "",
-            *self._multiply(),
-        ]
         blocks = self.plan.channel_blocks
-        head = f"for (int $number = {_quotient('int(blockIdx.x)', blocks)}; $number < {self._tiles()}; "
-        body += block(f"{head}$number += {self.plan.blocks // blocks})", inner)
+        stride = self.plan.blocks // blocks
+        double = self.plan.buffers == 2
+        ahead = [
+            *block(f"if ($number + {stride} < {self._tiles()})", [f"$fetch($number + {stride}, $next);"]),
+            "fp::end_copies();",
+            "fp::await_copies<1>();",
+        ]
+        now = ["$fetch($number, $tile);", "fp::end_copies();"]
+        exchange = ["float* const $done = $tile;", "$tile = $next;", "$next = $done;"]
+        loop = [
+            *(ahead if double else [*now, "fp::await_copies<0>();"]),
+            "__syncthreads();",
+            *self._tile_place(),
+            *self._multiply(),
+            "__syncthreads();",
+            *(exchange if double else []),
+        ]
+        body = [
+            *self._shared(),
+            "",
+            *self._fetch_weights(),
+            "",
+            *self._fetch_tile(),
+            "",
+            f"int $number = {_quotient('int(blockIdx.x)', blocks)};",
+            *(now if double else []),
+            *block(f"for (; $number < {self._tiles()}; $number += {stride})", loop),
+        ]
         return ConvolutionText(tuple(self._tables()), tuple(map(self._named, body)))
 
     def _named(self, line: str) -> str:
@@ -126,10 +142,13 @@ class _Writer:
         yield "float* const $weights = reinterpret_cast<float*>($pool);"
         yield f"int* const $taps = reinterpret_cast<int*>($pool + {after_weights});"
         after_taps = after_weights + 4 * SLICE * steps
-        yield f"float* const $tile = reinterpret_cast<float*>($pool + {after_taps + 4 * WARPS * STAGED});"
+        staged = 16 * plan.staged_pitch
+        yield f"float* $tile = reinterpret_cast<float*>($pool + {after_taps + 4 * WARPS * staged});"
+        if plan.buffers == 2:
+            yield f"float* $next = $tile + {self.source.shape[1] * plan.pitch};"
         yield "const int $lane = threadIdx.x % 32;"
         yield "const int $warp = threadIdx.x / 32;"
-        yield f"float* const $room = reinterpret_cast<float*>($pool + {after_taps}) + $warp * {STAGED};"
+        yield f"float* const $room = reinterpret_cast<float*>($pool + {after_taps}) + $warp * {staged};"
         yield "// where the columns of this warp begin in the tile, 8 positions each"
         yield f"int $groups[{COLUMNS}];"
         yield from _unrolled("$n", COLUMNS, [f"$groups[$n] = {self._group_place('$n')};"])
@@ -164,7 +183,7 @@ class _Writer:
         yield f"const {self.index_type} $sample = {rest};"
 
     def _fetch_tile(self) -> Iterable[str]:
-        """The input below the tile for all channels; zeros where there is none."""
+        """How the input below a tile is fetched, for all channels."""
         plan, shape, strides = self.plan, self.source.shape, self.source.strides
         elements, rest = prod(plan.extent), "$i"
         lines, conditions, index = [], [], [f"$sample * {strides[0]}"]
@@ -176,53 +195,56 @@ class _Writer:
             conditions.append(f"{axis} >= 0 && {axis} < {size}")
             index.append(f"{axis} * {strides[2 + number]}")
             rest = _quotient(rest, extent)
-        source = f"{self.pointers[self.source.name]}[$from + {self.index_type}($channel) * {strides[1]}]"
-        fetch = f"$tile[$channel * {plan.pitch} + $i] = $inside ? {source} : 0.0f;"
+        source = f"{self.pointers[self.source.name]} + ($real ? $from + {self.index_type}($channel) * {strides[1]} : 0)"
+        copy = f"fp::begin_copy($to + ($channel * {plan.pitch} + $i), {source}, $real);"
         lines += [
-            f"const bool $inside = {' && '.join(conditions)};",
+            f"const bool $real = {' && '.join(conditions)};",
             f"const {self.index_type} $from = {' + '.join(index)};",
             _UNROLL,
-            *block(f"for (int $channel = 0; $channel < {shape[1]}; ++$channel)", [fetch]),
+            *block(f"for (int $channel = 0; $channel < {shape[1]}; ++$channel)", [copy]),
         ]
-        yield "// the input below this tile"
-        yield from block(f"for (int $i = threadIdx.x; $i < {elements}; $i += {plan.threads})", lines)
+        loop = block(f"for (int $i = threadIdx.x; $i < {elements}; $i += {plan.threads})", lines)
+        yield "// begins to fetch the input below a tile, zeros where there is none"
+        yield from block("const auto $fetch = [&](int $number, float* $to)", [*self._tile_place(), *loop])[:-1]
+        yield "};"
 
     # ---- products
 
     def _multiply(self) -> Iterable[str]:
         plan = self.plan
-        several = len(plan.phases) > 1
-        first = f"{self.steps_name}[$phase]" if several else "0"
-        last = f"{self.steps_name}[$phase + 1]" if several else str(plan.steps[0])
-        along = f"$lane / 4 * {self.anchor.step[-1]}"
-        slice_lines = [
+        lines = [
+            f"float $sums[{plan.pair}][{plan.rows}][{COLUMNS}][4] = {{}};",
+            f"const float* const $mine = $tile + $lane / 4 * {self.anchor.step[-1]};",
+            *_unrolled("$p", plan.pair, self._sum_up()),
+            *self._epilogue(),
+        ]
+        if len(plan.phases) > 1:
+            yield "#pragma unroll 1"
+            yield from block(f"for (int $phase = 0; $phase < {len(plan.phases)}; $phase += {plan.pair})", lines)
+        else:
+            yield from lines
+
+    def _sum_up(self) -> list[str]:
+        """The products of one phase."""
+        plan = self.plan
+        first, last, count = "0", str(plan.steps[0]), str(self._counts()[0])
+        lines = []
+        if len(plan.phases) > 1:
+            first, last, count = "$first", f"{self.steps_name}[$phase + $p + 1]", f"{self.counts_name}[$phase + $p]"
+            lines.append(f"const int $first = {self.steps_name}[$phase + $p];")
+        from_memory = ["$b[$n][0] = $near[$groups[$n]];", "$b[$n][1] = $far[$groups[$n]];"]
+        one = [
             f"float $a[{plan.rows}][4], $b[{COLUMNS}][2];",
             f"fp::load_weights($a, $weights + $step * {plan.rows * 128} + $lane * 4);",
             f"const float* const $near = $mine + $taps[$step * {SLICE} + $lane % 4];",
             f"const float* const $far = $mine + $taps[$step * {SLICE} + $lane % 4 + 4];",
-            *_unrolled(
-                "$n",
-                COLUMNS,
-                ["$b[$n][0] = $near[$groups[$n]];", "$b[$n][1] = $far[$groups[$n]];"],
-            ),
-            "fp::multiply_slice($sums, $a, $b);",
+            *_unrolled("$n", COLUMNS, from_memory),
+            "fp::multiply_slice($sums[$p], $a, $b);",
         ]
-        count = f"{self.counts_name}[$phase]" if several else str(self._counts()[0])
-        plain = (
-            f"fp::plain_sums($sums, $weights + ({first}) * {plan.rows * 128}, $taps + ({first}) * {SLICE}, {count}, "
-        )
-        lines = [
-            f"float $sums[{plan.rows}][{COLUMNS}][4] = {{}};",
-            f"const float* const $mine = $tile + {along};",
-            *block(f"for (int $step = {first}; $step < {last}; ++$step)", slice_lines),
-            f"if (!fp::all_finite($sums)) {plain}$tile, $groups, {self.anchor.step[-1]});",
-            *self._epilogue(),
-        ]
-        if several:
-            yield "#pragma unroll 1"
-            yield from block(f"for (int $phase = 0; $phase < {len(plan.phases)}; ++$phase)", lines)
-        else:
-            yield from lines
+        begin = f"$weights + {first} * {plan.rows * 128}, $taps + {first} * {SLICE}"
+        plain = f"fp::plain_sums($sums[$p], {begin}, {count}, $tile, $groups, {self.anchor.step[-1]});"
+        lines += block(f"for (int $step = {first}; $step < {last}; ++$step)", one)
+        return [*lines, f"if (!fp::all_finite($sums[$p])) {plain}"]
 
     def _group_coordinates(self, group: str) -> list[str]:
         """Where a group of 8 positions lies in the tile, per axis and in positions."""
@@ -248,32 +270,36 @@ class _Writer:
     # ---- results
 
     def _epilogue(self) -> Iterable[str]:
-        """What the kernel's stores make of the sums: each thread takes one position, channel by channel."""
-        sizes = [axis.size for axis in self.kernel.rows]
-        coordinates = self._group_coordinates(f"($warp * {COLUMNS} + $lane / 8)")
-        coordinates[-1] = "$lane % 8" if coordinates[-1] == "0" else f"{coordinates[-1]} + $lane % 8"
-        starts, conditions = self._phase_starts(), []
+        """What the kernel's stores make of the sums: a thread takes neighbouring results, channel by channel."""
+        plan, sizes = self.plan, [axis.size for axis in self.kernel.rows]
+        column = "$lane" if plan.pair == 1 else f"($half * 32 + $lane) / {plan.pair}"
+        coordinates = self._group_coordinates(f"($warp * {COLUMNS} + {column} / 8)")
+        inner = f"{column} % 8"
+        coordinates[-1] = inner if coordinates[-1] == "0" else f"{coordinates[-1]} + {inner}"
+        starts, conditions, lines = self._phase_starts(), [], []
         for number, axis in enumerate(self.axes):
-            position = f"($tile_{axis[1:]} * {self.plan.tile[number]} + {coordinates[number]})"
+            position = f"($tile_{axis[1:]} * {plan.tile[number]} + {coordinates[number]})"
             spread = self.anchor.spread[number]
             at = position if spread == 1 else f"{position} * {spread} + {starts[number]}"
-            yield f"const {self.index_type} {axis} = {bare(at)};"
+            lines.append(f"const {self.index_type} {axis} = {bare(at)};")
             conditions.append(f"{axis} < {sizes[2 + number]}")
-        yield f"const bool $real = {' && '.join(conditions)};"
+        place = "$lane" if plan.pair == 1 else "$half * 32 + $lane"
         row = [
             "const int $channel = $first_channel + $m * 16 + $row;",
-            "const float $sum = $room[$row * fp::staged_pitch + $lane];",
+            f"const float $sum = $room[$row * {plan.staged_pitch} + {place}];",
             *self._stores(),
         ]
         if sizes[1] % 16:
             row[1:] = block(f"if ($channel < {sizes[1]})", row[1:])
+        lines += block(f"if ({' && '.join(conditions)})", _unrolled("$row", 16, row))
+        staging = [f"fp::stage<{plan.pair}, {plan.staged_pitch}>($room, $sums[$p][$m], $p);"]
         rows = [
             "__syncwarp();",
-            "fp::stage($room, $sums[$m]);",
+            *_unrolled("$p", plan.pair, staging),
             "__syncwarp();",
-            *block("if ($real)", _unrolled("$row", 16, row)),
+            *_unrolled("$half", plan.pair, lines),
         ]
-        yield from _unrolled("$m", self.plan.rows, rows)
+        yield from _unrolled("$m", plan.rows, rows)
 
     def _phase_starts(self) -> list[str]:
         """The first result element of a phase, per axis."""
@@ -282,6 +308,8 @@ class _Writer:
         for spread, size in reversed(list(zip(self.anchor.spread, sizes, strict=True))):
             starts.append(_remainder(rest, min(spread, size)) if len(self.plan.phases) > 1 else "0")
             rest = _quotient(rest, min(spread, size))
+        if self.plan.pair > 1:
+            starts[0] = f"$lane % {self.plan.pair}"
         return starts[::-1]
 
     def _stores(self) -> list[str]:
@@ -319,6 +347,8 @@ def _remainder(text: str, divisor: int) -> str:
 
 
 def _unrolled(variable: str, count: int, lines: Sequence[str]) -> list[str]:
+    if count == 1:
+        return [re.sub(re.escape(variable) + r"\b", "0", line) for line in lines]
     return [_UNROLL, *block(f"for (int {variable} = 0; {variable} < {count}; ++{variable})", lines)]
 
 

@@ -1,5 +1,5 @@
 // Products of float32 matrices on tensor cores, as exact as float32 arithmetic: each number is split in two TF32 parts, and each
-// slice of 8 terms is added outside of the tensor core, which rounds its own sums towards zero. Goes behind fp_mma.cuh.
+// slice of 8 terms is added outside of the tensor core, which rounds its own sums towards zero. Goes behind fp_instructions.cuh.
 #pragma once
 
 #include <cstring>
@@ -55,16 +55,16 @@ __device__ __forceinline__ void multiply_slice(float (&sums)[M][N][4], const flo
 
 template <int M, int N>
 __device__ __forceinline__ bool all_finite(const float (&sums)[M][N][4]) {
-    float total = 0.0f;
+    float zeros[4] = {};  // NaN where a sum is not finite; four, so that they do not wait for each other
 #pragma unroll
     for (int m = 0; m < M; ++m) {
 #pragma unroll
         for (int n = 0; n < N; ++n) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) total += sums[m][n][i] * 0.0f;
+            for (int i = 0; i < 4; ++i) zeros[i] += sums[m][n][i] * 0.0f;
         }
     }
-    return total == 0.0f;
+    return zeros[0] + zeros[1] + zeros[2] + zeros[3] == 0.0f;
 }
 
 // The sums of a thread by plain arithmetic, in place: numbers beyond the range have no parts. `weights` and `taps` begin at the
@@ -91,17 +91,17 @@ __device__ __forceinline__ void plain_sums(
     }
 }
 
-// Room for 16 rows of a warp's 32 columns, in a pitch that keeps its banks apart.
-inline constexpr int staged_pitch = 40;
-
-// Lays 16 rows of a warp's sums out as rows of 32 columns.
-template <int N>
-__device__ __forceinline__ void stage(float* room, const float (&sums)[N][4]) {
+// Lays 16 rows of a warp's sums out in `room`, rows `Pitch` floats apart, column c at place c * Pair + `which`.
+template <int Pair, int Pitch, int N>
+__device__ __forceinline__ void stage(float* room, const float (&sums)[N][4], int which) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int n = 0; n < N; ++n) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) room[(lane / 4 + i / 2 * 8) * staged_pitch + n * 8 + lane % 4 * 2 + i % 2] = sums[n][i];
+        for (int i = 0; i < 4; ++i) {
+            const int row = lane / 4 + i / 2 * 8, column = n * 8 + lane % 4 * 2 + i % 2;
+            room[row * Pitch + column * Pair + which] = sums[n][i];
+        }
     }
 }
 

@@ -95,9 +95,13 @@ def test_chosen_for_few_channels_only() -> None:
 
     few = Case((128, 8, 64, 64), 64, (3, 3), (1, 1), (0, 0), (1, 1))
     assert served(few)
-    assert not served(replace(few, source=(128, 64, 64, 64)))
+    assert not served(replace(few, source=(128, 16, 64, 64)))
+    scattered = replace(few, source=(128, 16, 64, 64), stride=(2, 2), transposed=True)
+    assert served(scattered)
+    assert not served(replace(scattered, source=(128, 32, 64, 64)))
+    assert not served(replace(scattered, stride=(1, 1)))
     assert not served(few, replace(H200, arch="sm_75"))
-    huge = replace(few, source=(1, 16, 4096, 64), kernel=(60, 60))  # weights beyond shared memory
+    huge = replace(few, source=(1, 8, 4096, 64), kernel=(60, 60))  # weights beyond shared memory
     assert not served(huge)
 
 

@@ -1,8 +1,10 @@
-// The tensor core instruction of templates/include/fp_mma.cuh for the emulation: the threads of a warp show each other their numbers.
+// What templates/include/fp_instructions.cuh has, for the emulation. In a product the threads of a warp show each other their numbers;
+// copies take place when they are awaited, as late as they may.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 namespace fp {
 
@@ -30,6 +32,29 @@ inline void multiply_tile(float (&sum)[4], const float (&a)[4], const float (&b)
         }
     }
     emulation::wait(emulation::State::at_warp);
+}
+
+struct Copy {
+    float* to;
+    float value;
+};
+inline std::vector<std::vector<Copy>> copies[1024];  // for each thread, the groups under way; the last is open
+
+inline void begin_copy(float* to, const float* from, bool real) {
+    auto& mine = copies[threadIdx.x];
+    if (mine.empty()) mine.emplace_back();
+    mine.back().push_back({to, real ? *from : 0.0f});
+}
+
+inline void end_copies() { copies[threadIdx.x].emplace_back(); }
+
+template <int Groups>
+void await_copies() {
+    auto& mine = copies[threadIdx.x];
+    while (mine.size() > Groups + 1) {
+        for (const Copy& copy : mine.front()) *copy.to = copy.value;
+        mine.erase(mine.begin());
+    }
 }
 
 }  // namespace fp
