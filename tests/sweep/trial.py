@@ -1,0 +1,162 @@
+"""One model in one mode: is the result right, how much was fused, what was not and why, how long did Python take."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import time
+import traceback
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+import fusepass
+from fusepass.config import override
+from fusepass.numerics import check
+from fusepass.report import Report
+from tests.support.interpreted import interpreted
+from tests.sweep.entry import Entry
+
+_STAGES = ("capture", "simplify", "partition", "generate", "splice")
+"""Stages of a first call that run in Python; building and loading depend on the compiler and the cache."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one model in one mode.
+
+    Attributes:
+        package, name, mode: which model, and ``eval`` or ``train``.
+        verdict: ``ok``, or what is wrong, in one line.
+        detail: a traceback or the comparison's text; empty where all is well.
+        route: how the model was captured.
+        ops, fused: operators in its graphs, and how many of them run in generated kernels.
+        regions, kernels: numbers of both.
+        refused: reasons why operators were left alone, with the number of operators.
+        failed: reasons why regions run as their original operators.
+        reason: why the model was not captured whole.
+        seconds: of the first call in Python, by stage.
+        total_seconds: of the whole trial.
+    """
+
+    package: str
+    name: str
+    mode: str
+    verdict: str
+    detail: str = ""
+    route: str = ""
+    ops: int = 0
+    fused: int = 0
+    regions: int = 0
+    kernels: int = 0
+    refused: tuple[tuple[str, int], ...] = ()
+    failed: tuple[str, ...] = ()
+    reason: str = ""
+    seconds: tuple[tuple[str, float], ...] = ()
+    total_seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return self.verdict == "ok"
+
+    @property
+    def share(self) -> float:
+        """The part of the operators that is fused, 0 to 1."""
+        return self.fused / self.ops if self.ops else 0.0
+
+    @property
+    def seconds_per_100_ops(self) -> float:
+        """Python's part of the first call."""
+        return 100 * sum(seconds for _, seconds in self.seconds) / self.ops if self.ops else 0.0
+
+
+class _Call(nn.Module):
+    """A model whose call takes ``(args, kwargs)`` as two positional arguments, which is what `check` passes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.model(*args, **kwargs)
+
+
+def run(entry: Entry, *, training: bool, compiled: bool = False) -> Outcome:
+    """Build, optimise and compare `entry`, twice: the second call finds a specialisation.
+
+    Args:
+        training: the mode of the model. Gradients are off in both.
+        compiled: kernels are built by a compiler; otherwise the reference interpreter runs them.
+    """
+    start = time.perf_counter()
+    mode = "train" if training else "eval"
+    kernels = contextlib.nullcontext() if compiled else interpreted()
+    report, detail = None, ""
+    with override(debug=True), warnings.catch_warnings(), kernels:
+        warnings.simplefilter("ignore")
+        try:
+            torch.manual_seed(0)
+            model, inputs = entry.make().train(training), entry.inputs()
+            fused = fusepass.optimize(model)
+            verdict, detail = _judge(model, fused, inputs)
+            report = fused.report()
+        except Exception as error:
+            text = next(iter(str(error).splitlines()), "")
+            verdict, detail = f"raises {type(error).__name__}: {text[:150]}", traceback.format_exc()
+    seconds = time.perf_counter() - start
+    if report is None:
+        return Outcome(entry.package, entry.name, mode, verdict, detail, total_seconds=seconds)
+    return _outcome(entry, mode, verdict, detail, report, seconds)
+
+
+def _judge(model: nn.Module, fused: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[str, str]:
+    """``ok``, or what is wrong, and the comparison's text."""
+    if len(list(model.state_dict())) == 0 and not list(model.parameters()):
+        return "has no parameters", ""
+    after = {}
+
+    def candidate(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = fused(*args, **kwargs)
+        after["fused"] = torch.get_rng_state()
+        return result
+
+    whole = _Call(model)
+    for call in ("first", "second"):
+        outcome = check(whole, candidate, inputs)
+        if not outcome.ok:
+            return f"wrong in the {call} call", outcome.explain()
+    with torch.no_grad(), torch.random.fork_rng():
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        whole(*inputs)
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])
+        if not torch.equal(after["fused"], torch.get_rng_state()):
+            return "the random generator is elsewhere afterwards than eager leaves it", ""
+    return "ok", ""
+
+
+def _outcome(entry: Entry, mode: str, verdict: str, detail: str, report: Report, seconds: float) -> Outcome:
+    refused = collections.Counter(refusal.reason for refusal in report.refusals)
+    failed = tuple(f"{region.name}: {region.reason}" for region in report.regions if region.reason is not None)
+    if verdict == "ok" and failed:
+        verdict = "a region was not generated"
+    return Outcome(
+        entry.package,
+        entry.name,
+        mode,
+        verdict,
+        detail,
+        route=report.capture.value,
+        ops=report.ops_total,
+        fused=report.ops_fused,
+        regions=len(report.regions),
+        kernels=sum(len(region.kernels) for region in report.regions),
+        refused=tuple(refused.most_common()),
+        failed=failed,
+        reason=report.reason or "",
+        seconds=tuple((name, value) for name, value in report.seconds if name in _STAGES),
+        total_seconds=seconds,
+    )
