@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,19 +28,6 @@ class Entry:
     name: str
     make: Callable[[], nn.Module]
     inputs: Callable[[], Inputs]
-
-
-@functools.cache
-def declare_torchvision_operators() -> torch.library.Library:
-    """Declare the operators that importing torchvision describes; timm and transformers import it, too.
-
-    Its wheel is built for CUDA, so that beside a CPU build of torch they are missing. They live as long as the result.
-    """
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return library
 
 
 def images(pixels: int, channels: int = 3) -> Inputs:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.sweep.entry import Entry, declare_torchvision_operators, images
+import timm
+
+from tests.sweep.entry import Entry, images
 
 _ANY_SIZE = """
     convmixer_1024_20_ks9_p14 convnext_atto cpubone_nano crossvit_tiny_240 cs3darknet_focus_s csatv2 cspnext_tiny
@@ -34,9 +36,6 @@ _OTHER_PIXELS = {"efficientformer_l1": 224, "inception_resnet_v2": 96, "inceptio
 
 def entries() -> list[Entry]:
     """One entry per model."""
-    declare_torchvision_operators()
-    import timm
-
     pixels = dict.fromkeys((_ANY_SIZE + _SIZED).split(), 64) | _OTHER_PIXELS
     found = []
     for name, size in sorted(pixels.items()):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import sys
 import time
 import traceback
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import fusepass
 from fusepass.config import override
@@ -30,6 +32,7 @@ class Outcome:
 
     Attributes:
         package, name, mode: which model, and ``eval`` or ``train``.
+        device: where it ran, and ``interpreted`` or ``compiled`` kernels.
         verdict: ``ok``, or what is wrong, in one line.
         detail: a traceback or the comparison's text; empty where all is well.
         route: how the model was captured.
@@ -45,6 +48,7 @@ class Outcome:
     package: str
     name: str
     mode: str
+    device: str
     verdict: str
     detail: str = ""
     route: str = ""
@@ -60,7 +64,8 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        return self.verdict == "ok"
+        """Whether the results are right and every region was generated."""
+        return self.verdict == "ok" and not self.failed
 
     @property
     def share(self) -> float:
@@ -81,25 +86,40 @@ class _Call(nn.Module):
         self.model = model
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self.model(*args, **kwargs)
+        return _comparable(self.model(*args, **kwargs))
 
 
-def run(entry: Entry, *, training: bool, compiled: bool = False) -> Outcome:
+def _comparable(result: Any) -> Any:
+    """`result` with the tensors of a cache of keys and values in place of the cache, which compares by identity."""
+    layers = getattr(result, "layers", None)
+    if isinstance(layers, list):
+        return [vars(layer) for layer in layers]
+    if isinstance(result, dict):
+        return {key: _comparable(value) for key, value in result.items()}
+    return result
+
+
+def run(entry: Entry, *, training: bool, device: str = "cpu", compiled: bool = False) -> Outcome:
     """Build, optimise and compare `entry`, twice: the second call finds a specialisation.
 
     Args:
         training: the mode of the model. Gradients are off in both.
-        compiled: kernels are built by a compiler; otherwise the reference interpreter runs them.
+        device: where it runs.
+        compiled: kernels are built by a compiler; otherwise the reference interpreter runs them, on the CPU only.
     """
+    if "torch._dynamo" in sys.modules:  # its limits on recompilation count for code that models share
+        torch._dynamo.reset()
     start = time.perf_counter()
     mode = "train" if training else "eval"
-    kernels = contextlib.nullcontext() if compiled else interpreted()
+    where = f"{device}, {'compiled' if compiled else 'interpreted'}"
     report, detail = None, ""
+    kernels = contextlib.nullcontext() if compiled else interpreted()
     with override(debug=True), warnings.catch_warnings(), kernels:
         warnings.simplefilter("ignore")
         try:
             torch.manual_seed(0)
-            model, inputs = entry.make().train(training), entry.inputs()
+            model = entry.make().train(training).to(device)
+            inputs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), entry.inputs())
             fused = fusepass.optimize(model)
             verdict, detail = _judge(model, fused, inputs)
             report = fused.report()
@@ -108,20 +128,18 @@ def run(entry: Entry, *, training: bool, compiled: bool = False) -> Outcome:
             verdict, detail = f"raises {type(error).__name__}: {text[:150]}", traceback.format_exc()
     seconds = time.perf_counter() - start
     if report is None:
-        return Outcome(entry.package, entry.name, mode, verdict, detail, total_seconds=seconds)
-    return _outcome(entry, mode, verdict, detail, report, seconds)
+        return Outcome(entry.package, entry.name, mode, where, verdict, detail, total_seconds=seconds)
+    return replace(_outcome(entry, mode, where, report), verdict=verdict, detail=detail, total_seconds=seconds)
 
 
 def _judge(model: nn.Module, fused: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[str, str]:
     """``ok``, or what is wrong, and the comparison's text."""
-    if len(list(model.state_dict())) == 0 and not list(model.parameters()):
-        return "has no parameters", ""
     after = {}
 
     def candidate(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = fused(*args, **kwargs)
         after["fused"] = torch.get_rng_state()
-        return result
+        return _comparable(result)
 
     whole = _Call(model)
     for call in ("first", "second"):
@@ -138,25 +156,21 @@ def _judge(model: nn.Module, fused: nn.Module, inputs: tuple[tuple[Any, ...], di
     return "ok", ""
 
 
-def _outcome(entry: Entry, mode: str, verdict: str, detail: str, report: Report, seconds: float) -> Outcome:
+def _outcome(entry: Entry, mode: str, device: str, report: Report) -> Outcome:
     refused = collections.Counter(refusal.reason for refusal in report.refusals)
-    failed = tuple(f"{region.name}: {region.reason}" for region in report.regions if region.reason is not None)
-    if verdict == "ok" and failed:
-        verdict = "a region was not generated"
     return Outcome(
         entry.package,
         entry.name,
         mode,
-        verdict,
-        detail,
+        device,
+        "ok",
         route=report.capture.value,
         ops=report.ops_total,
         fused=report.ops_fused,
         regions=len(report.regions),
         kernels=sum(len(region.kernels) for region in report.regions),
         refused=tuple(refused.most_common()),
-        failed=failed,
+        failed=tuple(f"{region.name}: {region.reason}" for region in report.regions if region.reason is not None),
         reason=report.reason or "",
         seconds=tuple((name, value) for name, value in report.seconds if name in _STAGES),
-        total_seconds=seconds,
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from tests.sweep.entry import Entry, declare_torchvision_operators, images
+from torchvision import models
+
+from tests.sweep.entry import Entry, images
 
 _PIXELS = 64
 _OTHER_PIXELS = {"inception_v3": 96, "maxvit_t": 224, "vit_h_14": 70}
@@ -14,9 +16,6 @@ _OTHER_PIXELS = {"inception_v3": 96, "maxvit_t": 224, "vit_h_14": 70}
 
 def entries() -> list[Entry]:
     """One entry per model."""
-    declare_torchvision_operators()
-    from torchvision import models
-
     segmentation = models.list_models(module=models.segmentation)
     names = models.list_models(module=models) + segmentation
     return [
