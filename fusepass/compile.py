@@ -36,6 +36,7 @@ from fusepass.report import (
 )
 from fusepass.runtime import FusedRegion, Meta
 from fusepass.splice import splice, subgraph
+from fusepass.writes import gather_writes
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,7 @@ def compile_graph(graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounte
         regions = [work.region for work in kept]
         arguments = {work.region.name: work.arguments for work in kept}
         direct = splice(graph, regions, arguments, {key: value.run for key, value in fused.items()})
+        gather_writes(direct)
         operators = {key: register(value, program_text(value.generated.program)) for key, value in fused.items()}
         public = splice(graph, regions, arguments, operators)
     rules: dict[str, int] = {}
