@@ -1,4 +1,4 @@
-"""The command line: ``python -m fusepass explain | doctor | cache``."""
+"""The command line: ``python -m fusepass explain | profile | doctor | cache``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 
 import fusepass
 from fusepass import doctor
-from fusepass.cli_model import InputSpec, UsageError, attempt, load_call
-from fusepass.codegen import cache
+from fusepass.cli_model import Call, InputSpec, UsageError, attempt, load_call
+from fusepass.codegen import cache, choices
 from fusepass.config import current
 from fusepass.report import Report, SourceFile
 from fusepass.table import Column, human_bytes, table, terminal_width
@@ -27,6 +27,14 @@ _CACHE_COLUMNS = (
     Column("arch"),
     Column("size", right=True),
     Column("built"),
+    Column("key"),
+)
+_CHOICE_COLUMNS = (
+    Column("region", least=12),
+    Column("chosen"),
+    Column("x eager", right=True),
+    Column("effort"),
+    Column("device", least=8),
     Column("key"),
 )
 _KEY_DIGITS = 12
@@ -65,22 +73,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"fusepass {fusepass.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_explain(commands.add_parser("explain", help="show what of a model fuses, what does not, and why"))
+    _add_profile(commands.add_parser("profile", help="show where the time of a call goes, beside the device's limits"))
     check = commands.add_parser("doctor", help="examine compilers, CUDA, torch and the cache")
     check.add_argument("--json", action="store_true", help="print JSON")
     check.set_defaults(run=_doctor)
-    actions = commands.add_parser("cache", help="look after the built libraries on disk")
+    actions = commands.add_parser("cache", help="look after the built libraries and measured choices on disk")
     names = actions.add_subparsers(required=True, metavar="ACTION")
     for name, run, text in (
-        ("list", _cache_list, "show every library"),
-        ("verify", _cache_verify, "compare every library with its checksum"),
-        ("clear", _cache_clear, "delete every library"),
+        ("list", _cache_list, "show every library and measured choice"),
+        ("verify", _cache_verify, "compare every library and measured choice with its checksum"),
+        ("clear", _cache_clear, "delete every library and measured choice"),
         ("path", _cache_path, "print the cache directory"),
     ):
         names.add_parser(name, help=text).set_defaults(run=run)
     return parser
 
 
-def _add_explain(parser: argparse.ArgumentParser) -> None:
+def _add_call(parser: argparse.ArgumentParser) -> None:
+    """What names a model and its inputs."""
     parser.add_argument(
         "target",
         metavar="MODULE:CALLABLE",
@@ -96,6 +106,16 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
         help="shape of the next input, such as 2,3,8,8 or 4,16:int64; repeat it for several",
     )
     parser.add_argument("--device", help="where to run, such as cpu or cuda:0")
+
+
+def _call(arguments: argparse.Namespace) -> Call:
+    name = arguments.device
+    device = attempt(f"device {name!r}", lambda: torch.device(name)) if name is not None else None
+    return load_call(arguments.target, arguments.inputs, device)
+
+
+def _add_explain(parser: argparse.ArgumentParser) -> None:
+    _add_call(parser)
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print JSON, which holds the sources too")
     output.add_argument("--show-sources", action="store_true", help="print the generated sources too")
@@ -104,9 +124,7 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    name = arguments.device
-    device = attempt(f"device {name!r}", lambda: torch.device(name)) if name is not None else None
-    call = load_call(arguments.target, arguments.inputs, device)
+    call = _call(arguments)
     report = attempt(f"explaining {arguments.target}", lambda: fusepass.explain(call.model, *call.args, **call.kwargs))
     print(report.to_json() if arguments.json else report)
     if arguments.show_sources:
@@ -114,6 +132,26 @@ def _explain(arguments: argparse.Namespace) -> int:
             print(f"\n==> {path} <==\n{source.text.rstrip()}")
     if arguments.sources is not None:
         attempt("writing the sources", lambda: _write(report, arguments.sources))
+    return 0
+
+
+def _add_profile(parser: argparse.ArgumentParser) -> None:
+    _add_call(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON, which holds the sources too")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write one page that shows the graph before and after"
+    )
+    parser.set_defaults(run=_profile)
+
+
+def _profile(arguments: argparse.Namespace) -> int:
+    call = _call(arguments)
+    optimised = fusepass.optimize(call.model)
+    profile = attempt(f"profiling {arguments.target}", lambda: optimised.profile(*call.args, **call.kwargs))
+    print(profile.to_json() if arguments.json else profile)
+    if arguments.html is not None:
+        attempt("writing the page", lambda: profile.save_html(arguments.html))
+        print(f"wrote {arguments.html}", file=sys.stderr)
     return 0
 
 
@@ -145,24 +183,33 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _cache_list(_: argparse.Namespace) -> int:
-    entries = cache.entries()
-    if not entries:
+    entries, measured = cache.entries(), choices.entries()
+    if not entries and not measured:
         return _empty()
-    _print_entries(entries)
-    print(f"{_counted(len(entries), 'library')}, {human_bytes(sum(entry.nbytes for entry in entries))}")
+    if entries:
+        _print_entries(entries)
+        print(f"{_counted(len(entries), 'library')}, {human_bytes(sum(entry.nbytes for entry in entries))}")
+    if measured:
+        _print_choices(measured)
+        print(_counted(len(measured), "measured choice"))
     return 0
 
 
 def _cache_verify(_: argparse.Namespace) -> int:
-    count = len(cache.entries())
-    damaged = cache.verify()
+    entries, measured = len(cache.entries()), len(choices.entries())
+    damaged, spoilt = cache.verify(), choices.verify()
     if damaged:
         _print_entries(damaged)
-        print(f"{len(damaged)} of {_counted(count, 'library')} damaged; each is rebuilt when it is needed")
+        print(f"{len(damaged)} of {_counted(entries, 'library')} damaged; each is rebuilt when it is needed")
+    if spoilt:
+        _print_choices(spoilt)
+        print(f"{len(spoilt)} of {_counted(measured, 'measured choice')} damaged; each is measured again when needed")
+    if damaged or spoilt:
         return 1
-    if not count:
+    if not entries and not measured:
         return _empty()
-    print(f"{_counted(count, 'library')} intact")
+    parts = [_counted(entries, "library")] * bool(entries) + [_counted(measured, "measured choice")] * bool(measured)
+    print(f"{' and '.join(parts)} intact")
     return 0
 
 
@@ -195,6 +242,20 @@ def _print_entries(entries: Sequence[cache.CacheEntry]) -> None:
     ]
     for block in table(_CACHE_COLUMNS, rows, terminal_width()):
         print(*block, sep="\n")
+
+
+def _print_choices(entries: Sequence[choices.ChoiceEntry]) -> None:
+    rows = [_choice_row(entry) for entry in entries]
+    for block in table(_CHOICE_COLUMNS, rows, terminal_width()):
+        print(*block, sep="\n")
+
+
+def _choice_row(entry: choices.ChoiceEntry) -> tuple[str, ...]:
+    key, record = entry.key[:_KEY_DIGITS], entry.record
+    if record is None:
+        return choices.UNREADABLE, "", "", "", "", key
+    speedup = f"{record.choice['speedup']:.2f}"
+    return record.region, record.choice["chosen"], speedup, record.effort, record.device, key
 
 
 def _counted(count: int, noun: str) -> str:

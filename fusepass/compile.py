@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +14,21 @@ from torch import fx
 
 from fusepass.codegen import build
 from fusepass.codegen.detect import device_facts
-from fusepass.codegen.generate import Generated, anchor_traffic, generate, traffic
+from fusepass.codegen.generate import generate
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.lowering.lower import Unsupported, lower
-from fusepass.codegen.source import Target
 from fusepass.config import current
 from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
 from fusepass.ops import register
-from fusepass.patterns.partition import Partition, Region, partition
+from fusepass.patterns.partition import Region, partition
 from fusepass.patterns.simplify import simplify
-from fusepass.report import (
-    CaptureRoute,
-    KernelRecord,
-    OpRecord,
-    RefusalReport,
-    RegionReport,
-    RegionState,
-    Report,
-    SourceFile,
-)
+from fusepass.report import RegionState, Report
 from fusepass.runtime import FusedRegion, Meta
 from fusepass.splice import splice, subgraph
+from fusepass.summary import summary
+from fusepass.tune import choose
+from fusepass.work import Work
 from fusepass.writes import gather_writes
 
 
@@ -44,6 +37,8 @@ class CompiledGraph:
     """One specialisation.
 
     Attributes:
+        before: the captured graph, simplified, every operator in it; `works` are regions of it.
+        works: its regions, with what became of them.
         graph_module: takes the captured graph's placeholders, returns its flat tuple; calls registered operators, so it can be
             traced, compiled and exported.
         call: the same function without the dispatcher, for plain tensors outside of every dispatch mode.
@@ -51,32 +46,12 @@ class CompiledGraph:
         fallbacks: counts calls that ran as the original operators.
     """
 
+    before: fx.GraphModule
+    works: tuple[Work, ...]
     graph_module: fx.GraphModule
     call: Callable[..., tuple[Any, ...]]
     report: Report
     fallbacks: FallbackCounter
-
-
-@dataclass
-class _Work:
-    """A region on its way to becoming a call."""
-
-    region: Region
-    graph: fx.GraphModule
-    constants: dict[fx.Node, torch.Tensor]
-    generated: Generated | None = None
-    library: Path | None = None
-    reason: str | None = None
-    seconds: float = 0.0
-
-    @property
-    def arguments(self) -> list[fx.Node]:
-        return [node for node in self.region.inputs if node not in self.constants]
-
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.region.outputs[0].meta["val"].device
-        return device
 
 
 @dataclass
@@ -111,7 +86,7 @@ def compile_graph(graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounte
         applications = simplify(graph)
     with clock.stage("partition"):
         parts = partition(graph)
-    works = [_Work(region, subgraph(graph, region), _constants(graph, region)) for region in parts.regions]
+    works = [Work(region, subgraph(graph, region), _constants(graph, region)) for region in parts.regions]
     with clock.stage("generate"):
         for work in works:
             _generate(work)
@@ -123,11 +98,18 @@ def compile_graph(graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounte
             region = _load(work, counter)
             if region is not None:
                 fused[work.region.name] = region
+    with clock.stage("tune"):
+        for work in works:
+            if work.region.name in fused:
+                choose(work, fused[work.region.name])
     for work in works:
         if work.reason is not None:
             counter.count(work.region.name, work.reason, toolchain=work.generated is not None)
     with clock.stage("splice"):
-        kept = [work for work in works if work.region.name in fused]
+        kept = [work for work in works if work.state is RegionState.FUSED]
+        fused = {work.region.name: fused[work.region.name] for work in kept}
+        for work in kept:
+            work.call = fused[work.region.name].run
         regions = [work.region for work in kept]
         arguments = {work.region.name: work.arguments for work in kept}
         direct = splice(graph, regions, arguments, {key: value.run for key, value in fused.items()})
@@ -137,8 +119,8 @@ def compile_graph(graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounte
     rules: dict[str, int] = {}
     for application in applications:
         rules[application.rule] = rules.get(application.rule, 0) + 1
-    report = _report(name, graph, parts, works, rules, clock)
-    return CompiledGraph(public, direct.forward, report, counter)
+    report = summary(name, graph, parts, works, rules, clock.seconds)
+    return CompiledGraph(graph, tuple(works), public, direct.forward, report, counter)
 
 
 def _copied(graph: fx.Graph) -> fx.Graph:
@@ -162,7 +144,7 @@ def _constants(owner: fx.GraphModule, region: Region) -> dict[fx.Node, torch.Ten
     return found
 
 
-def _generate(work: _Work) -> None:
+def _generate(work: Work) -> None:
     """Lower, run the passes and render; a region beyond the IR gets its reason instead."""
     region = work.region
     foreign = [node.name for node in work.arguments if node.meta["val"].device != work.device]
@@ -182,7 +164,7 @@ def _generate(work: _Work) -> None:
         work.reason = f"internal error: {type(bug).__name__}: {next(iter(str(bug).splitlines()), '')}"
 
 
-def _build(works: Sequence[_Work]) -> None:
+def _build(works: Sequence[Work]) -> None:
     """Build what was generated, side by side."""
     ready = [work for work in works if work.generated is not None]
     start = time.perf_counter()
@@ -199,7 +181,7 @@ def _build(works: Sequence[_Work]) -> None:
             work.library = result
 
 
-def _load(work: _Work, counter: FallbackCounter) -> FusedRegion | None:
+def _load(work: Work, counter: FallbackCounter) -> FusedRegion | None:
     if work.generated is None or work.library is None:
         return None
     arguments = work.arguments
@@ -212,103 +194,9 @@ def _load(work: _Work, counter: FallbackCounter) -> FusedRegion | None:
             [Meta.of(node.meta["val"]) for node in arguments],
             [position[name] for name in work.generated.program.inputs],
             work.device,
-            _original(work),
+            work.original(),
             counter,
         )
     except BuildError as error:
         work.reason = f"loading failed: {error.args[0]}"
         return None
-
-
-def _original(work: _Work) -> Callable[..., Any]:
-    """The region's own operators, as a function of the fused call's arguments."""
-    graph, inputs, constants = work.graph, work.region.inputs, work.constants
-
-    def run(*arguments: torch.Tensor) -> Any:
-        rest = iter(arguments)
-        results = graph(*(constants[node] if node in constants else next(rest) for node in inputs))
-        return results if len(results) > 1 else results[0]
-
-    return run
-
-
-def _report(
-    name: str, graph: fx.GraphModule, parts: Partition, works: Sequence[_Work], rules: dict[str, int], clock: _Clock
-) -> Report:
-    calls = [node for node in graph.graph.nodes if node.op == "call_function"]
-    devices = [node.meta["val"].device for node in calls if isinstance(node.meta.get("val"), torch.Tensor)]
-    return Report(
-        model=name,
-        device=str(devices[0]) if devices else "cpu",
-        capture=CaptureRoute.TRACED,
-        regions=tuple(_region_report(work) for work in works),
-        refusals=tuple(RefusalReport(r.node, r.target, r.reason) for r in parts.refusals),
-        rules=tuple(rules.items()),
-        ops_total=sum(not _is_getitem(node) for node in calls),
-        ops_fused=sum(not _is_getitem(node) for work in works if work.reason is None for node in work.region.nodes),
-        seconds=tuple(clock.seconds.items()),
-    )
-
-
-def _is_getitem(node: fx.Node) -> bool:
-    return not isinstance(node.target, torch._ops.OpOverload)
-
-
-def _region_report(work: _Work) -> RegionReport:
-    region, generated = work.region, work.generated
-    anchor = None if region.anchor is None else f"{_implementation(generated)}: {_packet(region.anchor)}"
-    inputs = ", ".join(_type(node) for node in work.arguments)
-    outputs = ", ".join(_type(node) for node in region.outputs)
-    report = RegionReport(
-        name=region.name,
-        pattern=region.pattern,
-        ops=tuple(
-            OpRecord(node.name, _packet(node), location)
-            for node, location in zip(region.nodes, region.locations, strict=True)
-            if not _is_getitem(node)
-        ),
-        kernels=(),
-        bytes_before=region.bytes_before,
-        bytes_after=region.bytes_after,
-        anchor=anchor,
-        device=str(work.device),
-        signature=f"{inputs} -> {outputs}",
-        state=RegionState.FUSED if work.reason is None else RegionState.FALLBACK,
-        reason=work.reason,
-        build_seconds=work.seconds,
-    )
-    if generated is None:
-        return report
-    suffix = "cu" if generated.source.target is Target.CUDA else "cpp"
-    program = generated.program
-    read_and_written = sum(sum(traffic(program, kernel)) for kernel in program.kernels)
-    return replace(
-        report,
-        bytes_after=read_and_written + anchor_traffic(program),
-        kernels=tuple(
-            KernelRecord(kernel.name, schedule, *traffic(generated.program, kernel))
-            for kernel, schedule in zip(generated.program.kernels, generated.schedules, strict=True)
-        ),
-        sources=(
-            SourceFile(
-                f"{region.name}.{suffix}",
-                None if work.library is None else work.library.with_name(f"source.{suffix}"),
-                generated.source.text,
-            ),
-        ),
-    )
-
-
-def _implementation(generated: Generated | None) -> str:
-    """Who computes a region's anchor."""
-    kernels = () if generated is None else generated.program.kernels
-    return "generated" if any(kernel.anchor is not None for kernel in kernels) else "library"
-
-
-def _packet(node: fx.Node) -> str:
-    return str(getattr(node.target, "overloadpacket", node.target))
-
-
-def _type(node: fx.Node) -> str:
-    value = node.meta["val"]
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

@@ -14,6 +14,9 @@ from typing import Any
 ALL = "all"
 """In `Config.disable`: never fuse."""
 
+EFFORTS = ("off", "fast", "max")
+"""What `Config.tune` may be."""
+
 
 def _user_cache() -> Path:
     """Where the XDG base directory specification puts a user's cached files."""
@@ -38,6 +41,10 @@ class Config:
         jobs: compilers that run at once, at least 1, by default the CPUs of this process (``FUSEPASS_JOBS``).
         max_signatures: signatures one module is specialised to before further ones run as the original, at
             least 1.
+        tune: how much time goes into measuring, for each region, whether generated code is faster than its own
+            operators: ``"off"`` none, ``"fast"`` some 30 ms a region, ``"max"`` a second (``FUSEPASS_TUNE``).
+        cuda_graphs: capture each specialisation in a CUDA graph at its second call and replay it from then on; on a
+            CPU, and where that cannot be, it changes nothing and the report says why.
         progress: show on stderr that a build takes long; None does so where stderr is a terminal.
 
     Raises:
@@ -50,6 +57,8 @@ class Config:
     cache_dir: Path = field(default_factory=_user_cache)
     jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     max_signatures: int = 16
+    tune: str = "fast"
+    cuda_graphs: bool = False
     progress: bool | None = None
 
     def __post_init__(self) -> None:
@@ -60,6 +69,8 @@ class Config:
         for option in ("jobs", "max_signatures"):
             if getattr(self, option) < 1:
                 raise ValueError(f"{option} is {getattr(self, option)}; allowed is a whole number from 1 on")
+        if self.tune not in EFFORTS:
+            raise ValueError(f"tune is {self.tune!r}; allowed is one of {', '.join(EFFORTS)}")
 
     @property
     def fuses(self) -> bool:
@@ -118,6 +129,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _effort(text: str) -> str:
+    if text.lower() not in EFFORTS:
+        raise ValueError(f"one of {', '.join(EFFORTS)}")
+    return text.lower()
+
+
 def _names(names: str | Collection[str]) -> frozenset[str]:
     """The set of `names`, given as such or separated by commas; on and off as for a flag."""
     if not isinstance(names, str):
@@ -138,6 +155,7 @@ _VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "disable": ("FUSEPASS_DISABLE", _names),
     "cache_dir": ("FUSEPASS_CACHE_DIR", Path),
     "jobs": ("FUSEPASS_JOBS", _count),
+    "tune": ("FUSEPASS_TUNE", _effort),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
@@ -14,6 +14,9 @@ from fusepass.errors import CaptureError
 from fusepass.report import Report
 from fusepass.specialise import Specialiser
 from fusepass.view import graph_view
+
+if TYPE_CHECKING:
+    from fusepass.profile import Profile
 
 _OWN = frozenset({"original", "_specialiser", "_options"})
 _NOT_SHARED = frozenset({"training", "_is_full_backward_hook"})
@@ -72,6 +75,20 @@ class OptimizedModule(nn.Module):
         if isinstance(made, CaptureFailure):
             raise CaptureError(f"{type(self.original).__name__} has no single graph: {made.reason}") from made.error
         return graph_view(self.original, self._specialiser.original, made.captured, made.compiled.graph_module)
+
+    def profile(self, *args: Any, **kwargs: Any) -> Profile:
+        """Where the time of a call with these inputs goes: each region and operator, timed, beside its limit.
+
+        The call itself is not made: inputs, parameters, buffers and random generators stay as they are. Where gradients
+        would be needed, it is the profile of a call without them.
+
+        Raises:
+            CaptureError: the model cannot be traced as one graph; the text says why.
+        """
+        made = self._specialiser.profile(args, kwargs)
+        if isinstance(made, CaptureFailure):
+            raise CaptureError(f"{type(self.original).__name__} has no single graph: {made.reason}") from made.error
+        return made
 
     def __getattr__(self, name: str) -> Any:
         if name in _OWN:  # not there yet, as in copy and pickle

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fusepass.choice import Choice
 from fusepass.fallbacks import FallbackCounter, FallbackReport
 from fusepass.report_text import region_text, report_text
 from fusepass.table import terminal_width
@@ -43,9 +44,10 @@ class CaptureRoute(enum.StrEnum):
 
 
 class RegionState(enum.StrEnum):
-    """Whether a region runs as generated kernels or as the original operators."""
+    """Whether a region runs as generated kernels or as the original operators, by choice or for want of kernels."""
 
     FUSED = "fused"
+    EAGER = "eager"
     FALLBACK = "fallback"
 
 
@@ -113,7 +115,8 @@ class RegionReport:
         device: such as ``"cuda:0"``.
         signature: types and shapes in words, ``"float32[2, 64, 8, 8] -> float32[2, 64]"``.
         state: whether it runs as generated kernels.
-        reason: why it does not; None when it does.
+        reason: why it does not although it was meant to; None otherwise.
+        choice: how it was decided that generated code, or its own operators, run it; None where nothing was decided.
         sources: the generated sources.
         build_seconds: seconds spent in compiler or cache.
     """
@@ -131,10 +134,11 @@ class RegionReport:
     reason: str | None = None
     sources: tuple[SourceFile, ...] = ()
     build_seconds: float = 0.0
+    choice: Choice | None = None
 
     @property
     def bytes_saved(self) -> int:
-        """Bytes of memory traffic that fusing saves per call at most; 0 for a region that fell back."""
+        """Bytes of memory traffic that fusing saves per call at most; 0 for a region of original operators."""
         return self.bytes_before - self.bytes_after if self.state is RegionState.FUSED else 0
 
     def __str__(self) -> str:
@@ -174,6 +178,7 @@ class Report:
         ops_total: operators in the captured graphs.
         ops_fused: how many of them run inside regions.
         seconds: seconds for each stage, by its name, in the order in which they ran.
+        cuda_graphs: what became of ``Config.cuda_graphs``, in words, for each specialisation; empty where it is off.
     """
 
     model: str
@@ -187,6 +192,7 @@ class Report:
     ops_total: int = 0
     ops_fused: int = 0
     seconds: tuple[tuple[str, float], ...] = ()
+    cuda_graphs: tuple[str, ...] = ()
 
     @property
     def fused_share(self) -> float:
@@ -253,6 +259,7 @@ class Report:
             ops_total=sum(r.ops_total for r in reports),
             ops_fused=sum(r.ops_fused for r in reports),
             seconds=_sums(entry for r in reports for entry in r.seconds),
+            cuda_graphs=tuple(dict.fromkeys(text for r in reports for text in r.cuda_graphs)),
         )
 
 
@@ -277,6 +284,7 @@ def _decoded(data: dict[str, Any]) -> dict[str, Any]:
         "fallbacks": tuple(FallbackReport(**entry) for entry in data["fallbacks"]),
         "rules": tuple(data["rules"].items()),
         "seconds": tuple(data["seconds"].items()),
+        "cuda_graphs": tuple(data.get("cuda_graphs", ())),
     }
 
 
@@ -286,6 +294,7 @@ def _region(data: dict[str, Any]) -> RegionReport:
         "kernels": tuple(KernelRecord(**entry) for entry in data["kernels"]),
         "state": RegionState(data["state"]),
         "sources": tuple(_source(entry) for entry in data["sources"]),
+        "choice": Choice.from_json(data["choice"]) if data.get("choice") else None,
     }
     return RegionReport(**data | decoded)
 

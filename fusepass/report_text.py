@@ -95,6 +95,8 @@ def _details(region: RegionReport, width: int, *, indent: int) -> list[str]:
         lines += wrap(f"{location}: {names}" if location else names, width, indent=indent)
     if region.anchor:
         lines += wrap(f"anchor ({region.anchor})", width, indent=indent)
+    if region.choice:
+        lines += wrap(str(region.choice), width, indent=indent, lines=_REASON_LINES)
     if region.reason:
         lines += wrap(f"because: {region.reason}", width, indent=indent, lines=_REASON_LINES)
     return lines
@@ -139,6 +141,7 @@ def _totals(report: Report, width: int) -> list[str]:
         f"regions: {states}",
         f"memory traffic saved per call: {human_bytes(saved)} of {human_bytes(before)} ({share:.0%})",
     ]
+    lines += [f"cuda graphs: {'; '.join(report.cuda_graphs)}"] if report.cuda_graphs else []
     lines += _named("rules applied", report.rules, str) + _named("seconds", report.seconds, "{:.2f}".format)
     return [line for text in lines for line in wrap(text, width)]
 

@@ -20,6 +20,7 @@ from fusepass.codegen.lowering.tensor import DTYPES
 from fusepass.codegen.source import Target
 from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
+from fusepass.pages import LEAST_BYTES, prefer_large
 
 _TORCH = {ours: theirs for theirs, ours in DTYPES.items()}
 _ALIGNMENT = 256  # of temporaries within the workspace, in bytes
@@ -156,6 +157,10 @@ def _launcher(region: FusedRegion, entry: Callable[..., int], used: Sequence[int
         names[name] = f"o{number}"
         scope[f"dtype{number}"] = meta.dtype
         body.append(f"o{number} = empty({meta.shape}, {meta.strides}, dtype=dtype{number}, device=device)")
+        nbytes = program.buffer(name).nbytes
+        if device.type == "cpu" and nbytes >= LEAST_BYTES:
+            scope["prefer_large"] = prefer_large
+            body.append(f"prefer_large(o{number}.data_ptr(), {nbytes})")
     offsets, total = _workspace([buffer for buffer in pointers if buffer.role is Role.TEMP])
     if total:
         body.append(f"workspace = empty(({total},), (1,), dtype=torch.uint8, device=device)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from torch.utils import _pytree as pytree
 from fusepass.capture import Captured
 from fusepass.compile import CompiledGraph
 from fusepass.inline import Inline
-from fusepass.report import RegionState
-from fusepass.signature import Signature
+from fusepass.replay import CudaGraphs, Replay, obstacle
+from fusepass.report import RegionState, Report
+from fusepass.signature import Signature, distinct
 from fusepass.structure import KeyPath, Template
 
 
@@ -24,16 +26,17 @@ class Specialisation:
         captured, compiled, signature: what it consists of.
         arity: how many positional tensors the call has; -1 where it is not just positional tensors.
         bind: gives the graph's arguments for the input tensors of a call, as `Signature.bind`; None where it is for others.
-        writes: whether the graph writes inputs or tensors of the model.
-        pays: whether anything was fused; else the original is as good.
+        written: positions of the arguments that the graph writes: inputs or tensors of the model.
+        writes: whether there are any.
+        pays: whether anything was fused, or is replayed as a CUDA graph; else the original is as good.
         direct: whether nothing is left to check or to choose once the signature matches.
+        replay: the CUDA graph that serves calls; text that says why there is none, None where it was not asked for.
         inline: the form that `torch.compile` and `torch.export` trace; None where they trace the original instead.
     """
 
     __slots__ = (
         "_call",
         "_finish",
-        "_written",
         "arity",
         "bind",
         "captured",
@@ -41,12 +44,20 @@ class Specialisation:
         "direct",
         "inline",
         "pays",
+        "replay",
         "signature",
         "writes",
+        "written",
     )
 
     def __init__(
-        self, model: nn.Module, captured: Captured, compiled: CompiledGraph, tensors: Sequence[torch.Tensor]
+        self,
+        model: nn.Module,
+        captured: Captured,
+        compiled: CompiledGraph,
+        tensors: Sequence[torch.Tensor],
+        *,
+        cuda_graphs: bool = False,
     ) -> None:
         self.captured = captured
         self.compiled = compiled
@@ -56,14 +67,33 @@ class Specialisation:
         self._call = _without_autocast(compiled.call) if torch._C._is_any_autocast_enabled() else compiled.call
         self._finish = _finisher(captured.outputs)
         first_input = len(captured.states)
-        self._written = frozenset(
+        self.written = frozenset(
             [captured.state_indices.index(i) for i in captured.mutated_states]
             + [first_input + i for i in captured.mutated_inputs]
         )
-        self.writes = bool(self._written)
-        self.pays = any(region.state is RegionState.FUSED for region in compiled.report.regions)
+        self.writes = bool(self.written)
+        self.replay = self._replay(tensors) if cuda_graphs else None
+        if isinstance(self.replay, Replay):
+            self._call = self.replay
+        fused = any(region.state is RegionState.FUSED for region in compiled.report.regions)
+        self.pays = fused or isinstance(self.replay, Replay)
         self.direct = self.pays and not self.writes
         self.inline = Inline.of(model, captured, compiled, tuple(tensors))
+
+    @property
+    def report(self) -> Report:
+        """That of the compiled graph, with what became of its CUDA graph."""
+        replay = self.replay.status if isinstance(self.replay, Replay) else self.replay
+        return replace(self.compiled.report, cuda_graphs=(replay,) if replay else ())
+
+    def _replay(self, tensors: Sequence[torch.Tensor]) -> Replay | str:
+        """Calls through a CUDA graph, or why there is none."""
+        arguments = self.signature.bind(tensors, distinct(tensors)) or tuple(tensors)
+        reason = obstacle(self.compiled.graph_module.graph, arguments)
+        if reason is not None:
+            return f"not used: {reason}"
+        graphs = CudaGraphs(arguments[0].device)
+        return Replay(self._call, len(self.captured.states), self.written, graphs, self.compiled.report.model)
 
     def run(self, arguments: Sequence[torch.Tensor]) -> Any:
         """The model's result, from what `Signature.bind` gave."""
@@ -85,9 +115,9 @@ class Specialisation:
         The graph reads everything before it writes anything, so then it would not do what the model does.
         """
         memory = [argument.untyped_storage()._cdata for argument in arguments]
-        written = {memory[i] for i in self._written}
-        others = {place for i, place in enumerate(memory) if i not in self._written}
-        return len(written) < len(self._written) or not written.isdisjoint(others)
+        written = {memory[i] for i in self.written}
+        others = {place for i, place in enumerate(memory) if i not in self.written}
+        return len(written) < len(self.written) or not written.isdisjoint(others)
 
 
 def _arity(captured: Captured) -> int:

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -25,6 +25,8 @@ from fusepass.signature import distinct, obstacle
 from fusepass.specialisation import Specialisation
 from fusepass.structure import Template
 
+if TYPE_CHECKING:
+    from fusepass.profile import Profile
 _MOST_CONDITIONAL = 4
 """Specialisations that are right for some branches of forward. One that takes ever new ones is better left to Dynamo."""
 
@@ -113,10 +115,23 @@ class Specialiser:
             found = self._find(tensors, inputs)
             return found[0] if found else self._specialise(args, kwargs, tensors)
 
+    def profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Profile | CaptureFailure:
+        """Times of the steps of a call, which is not made; where it would need gradients, of one without."""
+        made = self.prepare(args, kwargs)
+        if isinstance(made, CaptureFailure):
+            return made
+        from fusepass.profiler import profile  # seldom wanted
+
+        tensors, _ = Template.of((args, kwargs))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self._needs_gradients(tensors)):
+            bound = made.signature.bind(tensors, distinct(tensors))
+        assert bound is not None  # it was made for these
+        return profile(made.compiled, bound, made.written)
+
     def report(self) -> Report:
         """What was fused so far, and what was not."""
         routes = list(dict.fromkeys(self._routes.values()))
-        reports = [made.compiled.report for made in self._made]
+        reports = [made.report for made in self._made]
         reports += [report for route in routes for report in route.reports()]
         kinds = [route.kind for route in routes] + [CaptureRoute.TRACED] * bool(self._made)
         own = Report(
@@ -232,7 +247,8 @@ class Specialiser:
                     raise
                 return CaptureFailure(f"internal error: {type(bug).__name__}: {bug}", final=True, lasting=True)
         report = replace(compiled.report, seconds=(("capture", seconds), *compiled.report.seconds))
-        made = Specialisation(self._model, captured, replace(compiled, report=report), tensors)
+        compiled = replace(compiled, report=report)
+        made = Specialisation(self._model, captured, compiled, tensors, cuda_graphs=config.cuda_graphs)
         self._made = (*self._made, made)
         return made
 

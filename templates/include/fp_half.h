@@ -46,13 +46,12 @@ FP_FN std::int32_t bits_of(float value) {
 // Selections instead of branches, and signed comparisons, so that loops over these conversions become short vector code.
 
 FP_FN float to_float(half value) {
-    // The half's exponent and fraction, moved to where float has them, are the value times 2^-112.
-    const std::int32_t bits = static_cast<std::uint16_t>(value);
-    const std::int32_t magnitude = (bits & 0x7fff) << 13;
-    const std::int32_t sign = std::int32_t(std::uint32_t(bits & 0x8000) << 16);
-    const std::int32_t finite = bits_of(float_of(magnitude) * 0x1p112f);
-    const std::int32_t special = magnitude | 0x7f800000;
-    return float_of(sign | (magnitude > 0x0f7fffff ? special : finite));
+    // Sign, exponent and fraction, moved to where float has them, are the value times 2^-112. What was infinite or NaN
+    // then lies beyond the largest half, and gets all exponent bits.
+    const std::int32_t moved = std::int32_t(std::uint32_t(std::int16_t(value)) << 13) & std::int32_t(0x8fffe000);
+    const float scaled = float_of(moved) * 0x1p112f;
+    const std::int32_t special = (moved & 0x0f800000) == 0x0f800000 ? 0x7f800000 : 0;
+    return float_of(bits_of(scaled) | special);
 }
 
 FP_FN float to_float(bfloat16 value) {

@@ -16,6 +16,7 @@ FP_FN T combined(const T (&partial)[Width], Combine combine) {
         return partial[0];
     } else {
         T half[Width / 2];
+#pragma omp simd
         for (int k = 0; k < Width / 2; ++k) half[k] = combine(partial[k], partial[k + Width / 2]);
         return combined(half, combine);
     }
@@ -50,14 +51,51 @@ FP_FN T sum_of(std::int64_t count, Value value) {
     return fold(count, T(0), value, [](T a, T b) { return T(a + b); });
 }
 
+// The value that `first` puts first, NaN before all. A NaN is looked for beside the comparisons, not in them, so that the
+// partial results do not wait for it.
+template <int Width, typename T, typename First>
+FP_FN T extreme_in(std::int64_t count, const T* values, T identity, First first) {
+    using Flag = std::conditional_t<sizeof(T) == 8, std::int64_t, std::int32_t>;  // as wide as T, so that both vectorise
+    T partial[Width];
+    Flag nans[Width] = {};
+    for (int k = 0; k < Width; ++k) partial[k] = identity;
+    for (std::int64_t i = 0; i < count; i += Width) {
+        const int some = count - i < Width ? int(count - i) : Width;
+        if (some == Width) {
+#pragma omp simd
+            for (int k = 0; k < Width; ++k) {
+                partial[k] = first(values[i + k], partial[k]);
+                if constexpr (std::is_floating_point_v<T>) nans[k] |= isnan(values[i + k]);
+            }
+        } else {
+#pragma omp simd
+            for (int k = 0; k < some; ++k) {
+                partial[k] = first(values[i + k], partial[k]);
+                if constexpr (std::is_floating_point_v<T>) nans[k] |= isnan(values[i + k]);
+            }
+        }
+    }
+    Flag nan = 0;
+#pragma omp simd reduction(| : nan)
+    for (int k = 0; k < Width; ++k) nan |= nans[k];
+    return nan ? std::numeric_limits<T>::quiet_NaN() : combined(partial, first);
+}
+
+template <typename T, typename First>
+FP_FN T extreme(std::int64_t count, const T* values, T identity, First first) {
+    constexpr int vector = 32 / int(sizeof(T));
+    if (count < 16 * vector) return extreme_in<vector>(count, values, identity, first);
+    return extreme_in<8 * vector>(count, values, identity, first);
+}
+
 template <typename T>
 FP_FN T greatest_of(const T* values, std::int64_t count) {
-    return fold(count, Limits<T>::lowest, [=](std::int64_t i) { return values[i]; }, maximum<T>);
+    return extreme(count, values, Limits<T>::lowest, [](T a, T b) { return a > b ? a : b; });
 }
 
 template <typename T>
 FP_FN T least_of(const T* values, std::int64_t count) {
-    return fold(count, Limits<T>::highest, [=](std::int64_t i) { return values[i]; }, minimum<T>);
+    return extreme(count, values, Limits<T>::highest, [](T a, T b) { return a < b ? a : b; });
 }
 
 // ---- States

@@ -12,7 +12,7 @@ import torch
 import fusepass
 from fusepass import cli, doctor
 from fusepass.cli_model import InputSpec, UsageError, load_call
-from fusepass.codegen import cache
+from fusepass.codegen import cache, choices
 from fusepass.codegen.source import Source, Target
 from fusepass.report import CaptureRoute, RegionReport, Report, SourceFile
 
@@ -295,6 +295,26 @@ def test_cache_list_verify_and_clear(cache_dir: Path, capsys: pytest.CaptureFixt
     assert cli.main(["cache", "clear"]) == 0
     assert capsys.readouterr().out.startswith("freed 8.")
     assert cache.entries() == []
+
+
+def test_measured_choices_are_listed_verified_and_cleared(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for key, speedup in (("ab" * 32, 0.75), ("cd" * 32, 1.5)):
+        chosen = {"chosen": "eager" if speedup < 1 else "generated", "speedup": speedup}
+        choices.store(key, choices.Record("softmax_add", "CPU, 2 cores", "fast", "", chosen))
+    assert cli.main(["cache", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["softmax_add", "eager", "0.75", "fast", "CPU,", "2", "cores", "abababababab"]
+    assert lines[-1] == "2 measured choices"
+    assert cli.main(["cache", "verify"]) == 0
+    assert capsys.readouterr().out == "2 measured choices intact\n"
+    path = choices.entries()[0].path
+    path.write_text(path.read_text().replace("0.75", "1.75"))
+    assert cli.main(["cache", "verify"]) == 1
+    out = capsys.readouterr().out
+    assert "(unreadable)" in out
+    assert "1 of 2 measured choices damaged" in out
+    assert cli.main(["cache", "clear"]) == 0
+    assert choices.entries() == []
 
 
 def test_cache_list_fits_a_narrow_terminal(

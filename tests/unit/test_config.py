@@ -32,6 +32,7 @@ def test_defaults() -> None:
     assert config.cache_dir == Path.home() / ".cache" / "fusepass"
     assert config.jobs == len(os.sched_getaffinity(0))
     assert config.max_signatures == 16
+    assert config.tune == "fast"
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,7 @@ def test_defaults() -> None:
         ("FUSEPASS_CACHE_DIR", "/some/cache", "cache_dir", Path("/some/cache")),
         ("FUSEPASS_CACHE_DIR", "~/cache", "cache_dir", Path.home() / "cache"),
         ("FUSEPASS_JOBS", "3", "jobs", 3),
+        ("FUSEPASS_TUNE", "Max", "tune", "max"),
     ],
 )
 def test_the_environment_sets_options_when_they_are_asked_for(
@@ -67,6 +69,7 @@ def test_the_environment_sets_options_when_they_are_asked_for(
         ("FUSEPASS_JOBS", "0", "a whole number from 1 on"),
         ("FUSEPASS_JOBS", "-2", "a whole number from 1 on"),
         ("FUSEPASS_JOBS", "many", "a whole number from 1 on"),
+        ("FUSEPASS_TUNE", "much", "one of off, fast, max"),
         ("FUSEPASS_DISABLE", "norm,,pool", "names of rules and patterns separated by commas"),
     ],
 )

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT: Mapping[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 FOLDERS: Mapping[str, str] = PROJECT["tool"]["setuptools"]["package-dir"]
 DIST_INFO = f"fusepass-{PROJECT['project']['version']}.dist-info"
-TEMPLATE_GLOBS = "cuda/*.j2", "cpu/*.j2", "include/*"
+TEMPLATE_GLOBS = "cuda/*.j2", "cpu/*.j2", "html/*.j2", "include/*"
 
 
 def run(command: Sequence[str | Path], cwd: Path, **environment: str) -> str:

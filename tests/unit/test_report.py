@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fusepass.choice import Choice
 from fusepass.errors import FusepassWarning
 from fusepass.fallbacks import FallbackCounter, FallbackReport
 from fusepass.report import (
@@ -90,15 +91,29 @@ def test_json_round_trip() -> None:
     assert Report.from_json(untouched.to_json()) == untouched
 
 
+def test_a_choice_is_kept_and_told() -> None:
+    times = (("eager", 2e-3), ("generated", 2.5e-3))
+    left = replace(NORM, state=RegionState.EAGER, reason=None, choice=Choice("eager", times, 0.8))
+    unclear = replace(CONV, choice=Choice(reason="a tensor has no elements"))
+    report = replace(REPORT, regions=(left, unclear))
+    assert Report.from_json(report.to_json()) == report
+    words = " ".join(str(report).split())
+    told = 'left to eager: chosen "eager": generated code runs at 0.80x eager, measured (eager 2 ms, generated 2.5 ms)'
+    assert told in words
+    assert 'chosen "generated": not measured, a tensor has no elements' in words
+    assert "regions: 1 eager, 1 fused" in words
+    assert left.bytes_saved == 0
+
+
 def test_json_keys_and_values() -> None:
     data = json.loads(REPORT.to_json())
     assert list(data) == [
         "format", "model", "device", "capture", "regions", "refusals", "fallbacks", "reason", "rules",
-        "ops_total", "ops_fused", "seconds",
+        "ops_total", "ops_fused", "seconds", "cuda_graphs",
     ]  # fmt: skip
     assert list(data["regions"][0]) == [
         "name", "pattern", "ops", "kernels", "bytes_before", "bytes_after", "anchor", "device", "signature",
-        "state", "reason", "sources", "build_seconds",
+        "state", "reason", "sources", "build_seconds", "choice",
     ]  # fmt: skip
     assert data["format"] == 1
     assert data["capture"] == "traced"

@@ -14,7 +14,7 @@ from tests.support.probe import Probe, include_lines
 NAN, INF = np.nan, np.inf
 PLAIN = (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MAX, ReduceOp.MIN, ReduceOp.MOMENTS, ReduceOp.SOFTMAX)
 ARG = (ReduceOp.ARGMAX, ReduceOp.ARGMIN)
-FEEDS = ("push", "push_many", "merge", "row", "lanes")
+FEEDS = ("push", "push_many", "merge", "row", "long_row", "lanes")
 
 TEXT = """
 template <typename State> static void give(const State& state, double* result) {
@@ -52,6 +52,12 @@ template <typename State> static void merge(const float* x, double* result, int6
 template <typename State> static void row(const float* x, double* result, int64_t count) {
     fp::Row<State> state;
     for (int64_t i = 0; i < count; i += 100) state.push(std::min<int64_t>(100, count - i), x + i);
+    give(state, result);
+}
+
+template <typename State> static void long_row(const float* x, double* result, int64_t count) {
+    fp::Row<State> state;
+    for (int64_t i = 0; i < count; i += 1000) state.push(std::min<int64_t>(1000, count - i), x + i);
     give(state, result);
 }
 
@@ -173,6 +179,16 @@ def test_an_empty_state_is_the_identity(op: ReduceOp, feed: str) -> None:
 @pytest.mark.parametrize("op", [ReduceOp.MAX, ReduceOp.MIN, ReduceOp.SOFTMAX, ReduceOp.SUM], ids=lambda op: op.value)
 def test_nan_and_infinities(op: ReduceOp, feed: str, values: list[float]) -> None:
     check(op, feed, np.array(values * 3))
+
+
+@pytest.mark.parametrize("place", [0, 17, 127, 128, 700, 958, 960, 999, 1000, 1130])
+@pytest.mark.parametrize("op", [ReduceOp.MAX, ReduceOp.MIN], ids=lambda op: op.value)
+def test_one_nan_in_a_long_row_is_found(op: ReduceOp, place: int) -> None:
+    """In whole vectors and in what is left of them, in the first block and in the last."""
+    x = np.random.default_rng(place).standard_normal(1131)
+    check(op, "long_row", x)
+    x[place] = NAN
+    check(op, "long_row", x)
 
 
 @pytest.mark.parametrize("feed", FEEDS)

@@ -1,0 +1,119 @@
+"""Timing on the device at hand: made-up inputs, a clock, several calls run in turn."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from math import prod
+from typing import Any
+
+import torch
+
+_BLOCK = 1 << 16  # random numbers that are drawn for a tensor; larger ones repeat them
+_CACHES = 2  # flushing writes that many times the second-level cache
+
+Clock = Callable[[Callable[[], object]], float]
+
+
+def made_up(like: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Tensors of their own memory with the shapes, strides and types of `like`, which may be fake.
+
+    Floating-point values lie between 0.25 and 1.25, where logarithms, roots and quotients are ordinary numbers;
+    whole numbers from 1 to 8; truth values are mixed. The values are the same each time, and the random generators of
+    torch are left alone.
+    """
+    generator = torch.Generator(device).manual_seed(0)
+    return [_made_up(tensor, device, generator) for tensor in like]
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """Elements of memory that `tensor` spans."""
+    if 0 in tensor.shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _made_up(like: torch.Tensor, device: torch.device, generator: torch.Generator) -> torch.Tensor:
+    count = extent(like)
+    block = torch.rand(min(count, _BLOCK), generator=generator, device=device)
+    if like.dtype is torch.bool:
+        block = block < 0.5
+    else:
+        block = (block + 0.25 if like.dtype.is_floating_point else block * 8 + 1).to(like.dtype)
+    memory = torch.empty(-(-count // _BLOCK) * _BLOCK if count > _BLOCK else count, dtype=like.dtype, device=device)
+    memory.view(-1, len(block) or 1).copy_(block)
+    return memory.as_strided(like.shape, like.stride())
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that could be had on `device`, about."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def as_compiled_code_runs(device: torch.device) -> Iterator[None]:
+    """No gradients, no autocast, and `device` as the current one: how a specialisation calls its regions."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch._C._DisableAutocast())
+        if device.type == "cuda":
+            stack.enter_context(torch.cuda.device(device))
+        yield
+
+
+def clock(device: torch.device) -> Clock:
+    """A function that gives the seconds of one call.
+
+    On CUDA they are taken with events, after a write of twice the L2 cache: inputs come from memory, as they do in a
+    model whose tensors exceed the cache, and the launches are queued meanwhile. On a CPU caches are left as they are.
+    """
+    if device.type != "cuda":
+        return _cpu_seconds
+    size = _CACHES * torch.cuda.get_device_properties(device).L2_cache_size
+    flush: Any = torch.empty(size, dtype=torch.int8, device=device).zero_
+
+    def seconds(call: Callable[[], object]) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        flush()
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+    return seconds
+
+
+def _cpu_seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def in_turn(
+    calls: Mapping[str, Callable[[], object]], clock: Clock, seconds: float, *, least: int, most: int
+) -> dict[str, list[float]]:
+    """Seconds of each call, run one after another in rounds, until `seconds` are over; `least` to `most` rounds."""
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    end = time.perf_counter() + seconds
+    for done in range(most):
+        if done >= least and time.perf_counter() > end:
+            break
+        for name, call in calls.items():
+            samples[name].append(clock(call))
+    return samples
+
+
+def typical(samples: Sequence[float]) -> float:
+    """The lower quartile: neighbours on the machine only ever add to a time, and the least of many may be a freak."""
+    return sorted(samples)[len(samples) // 4]
+
+
+def nbytes(tensor: torch.Tensor) -> int:
+    """Bytes that the elements of `tensor` would take one by one."""
+    return prod(tensor.shape) * tensor.element_size()

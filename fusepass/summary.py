@@ -1,0 +1,124 @@
+"""What the pipeline found out of one graph, as the values that a report is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+from fusepass.codegen.generate import Generated, anchor_traffic, traffic
+from fusepass.codegen.source import Target
+from fusepass.patterns.partition import Partition
+from fusepass.report import (
+    CaptureRoute,
+    KernelRecord,
+    OpRecord,
+    RefusalReport,
+    RegionReport,
+    RegionState,
+    Report,
+    SourceFile,
+)
+from fusepass.work import Work
+
+
+def summary(
+    name: str,
+    graph: fx.GraphModule,
+    parts: Partition,
+    works: Sequence[Work],
+    rules: Mapping[str, int],
+    seconds: Mapping[str, float],
+) -> Report:
+    """The report of one captured graph.
+
+    Args:
+        name: the model's name.
+        graph: the captured graph, simplified, its regions not yet replaced.
+        parts: what became of its operators.
+        works: its regions, at the end of the pipeline.
+        rules: how often each rewrite rule applied.
+        seconds: per stage, in the order in which they ran.
+    """
+    calls = [node for node in graph.graph.nodes if node.op == "call_function"]
+    devices = [node.meta["val"].device for node in calls if isinstance(node.meta.get("val"), torch.Tensor)]
+    return Report(
+        model=name,
+        device=str(devices[0]) if devices else "cpu",
+        capture=CaptureRoute.TRACED,
+        regions=tuple(_region_report(work) for work in works),
+        refusals=tuple(RefusalReport(r.node, r.target, r.reason) for r in parts.refusals),
+        rules=tuple(rules.items()),
+        ops_total=sum(not _is_getitem(node) for node in calls),
+        ops_fused=sum(
+            not _is_getitem(node) for work in works if work.state is RegionState.FUSED for node in work.region.nodes
+        ),
+        seconds=tuple(seconds.items()),
+    )
+
+
+def _is_getitem(node: fx.Node) -> bool:
+    return not isinstance(node.target, torch._ops.OpOverload)
+
+
+def _region_report(work: Work) -> RegionReport:
+    region, generated = work.region, work.generated
+    anchor = None if region.anchor is None else f"{_implementation(generated)}: {_packet(region.anchor)}"
+    inputs = ", ".join(_type(node) for node in work.arguments)
+    outputs = ", ".join(_type(node) for node in region.outputs)
+    report = RegionReport(
+        name=region.name,
+        pattern=region.pattern,
+        ops=tuple(
+            OpRecord(node.name, _packet(node), location)
+            for node, location in zip(region.nodes, region.locations, strict=True)
+            if not _is_getitem(node)
+        ),
+        kernels=(),
+        bytes_before=region.bytes_before,
+        bytes_after=region.bytes_after,
+        anchor=anchor,
+        device=str(work.device),
+        signature=f"{inputs} -> {outputs}",
+        state=work.state,
+        reason=work.reason,
+        choice=work.choice,
+        build_seconds=work.seconds,
+    )
+    if generated is None:
+        return report
+    suffix = "cu" if generated.source.target is Target.CUDA else "cpp"
+    program = generated.program
+    read_and_written = sum(sum(traffic(program, kernel)) for kernel in program.kernels)
+    return replace(
+        report,
+        bytes_after=read_and_written + anchor_traffic(program),
+        kernels=tuple(
+            KernelRecord(kernel.name, schedule, *traffic(generated.program, kernel))
+            for kernel, schedule in zip(generated.program.kernels, generated.schedules, strict=True)
+        ),
+        sources=(
+            SourceFile(
+                f"{region.name}.{suffix}",
+                None if work.library is None else work.library.with_name(f"source.{suffix}"),
+                generated.source.text,
+            ),
+        ),
+    )
+
+
+def _implementation(generated: Generated | None) -> str:
+    """Who computes a region's anchor."""
+    kernels = () if generated is None else generated.program.kernels
+    return "generated" if any(kernel.anchor is not None for kernel in kernels) else "library"
+
+
+def _packet(node: fx.Node) -> str:
+    return str(getattr(node.target, "overloadpacket", node.target))
+
+
+def _type(node: fx.Node) -> str:
+    value = node.meta["val"]
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

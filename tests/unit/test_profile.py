@@ -1,0 +1,228 @@
+"""Profiles: steps, times, rates and limits; table, JSON, and the page, which a real browser opens."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fusepass
+from fusepass import cli, measure
+from fusepass.errors import CaptureError
+from fusepass.profile import OpTime, Profile, Step
+from fusepass.report import SourceFile
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Net(nn.Module):
+    """A region with an anchor, an operator that does not fuse, a region without an anchor; draws and writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.norm(self.linear(x)))
+        z = y.cumsum(1)
+        return torch.tanh(z + torch.rand_like(z)) * 2
+
+
+@pytest.fixture
+def two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock by which a call takes 2 s, and rounds that are over at once."""
+
+    def clock(device: torch.device) -> measure.Clock:
+        def seconds(call: Callable[[], object]) -> float:
+            call()
+            return 2.0
+
+        return seconds
+
+    monkeypatch.setattr(measure, "clock", clock)
+    monkeypatch.setattr("fusepass.profiler._SECONDS", 0.0)
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def op(name: str, seconds: float, *inputs: str) -> OpTime:
+    return OpTime(name, f"aten.{name}.default", "net.py:3 in <forward>", seconds, inputs)
+
+
+SOURCE = SourceFile("conv_gelu.cu", None, "if (a < b && c) store();\n")
+CONV = Step(
+    name="conv_gelu", kind="fused", ops=(op("conv", 3e-3), op("gelu", 1e-3, "conv")), seconds=2e-3, bytes_moved=4_000_000,
+    bytes_saved=1 << 20, flops=10**9, limit_seconds=1e-3, bound_by_products=True, inputs=(), sources=(SOURCE,),
+)  # fmt: skip
+SORT = Step(
+    name="sort", kind="operator", ops=(op("sort", 5e-4, "gelu"),), seconds=5e-4, bytes_moved=1_000_000,
+    bytes_saved=0, flops=0, limit_seconds=1e-4, bound_by_products=False, inputs=("conv_gelu",),
+)  # fmt: skip
+PROFILE = Profile("Net", "cuda:0", 1e10, "measured", 1e12, (CONV, SORT))
+
+
+def test_rates_and_sums() -> None:
+    assert (CONV.seconds_before, CONV.bandwidth, CONV.flop_rate, CONV.fraction) == (4e-3, 2e9, 5e11, 0.5)
+    assert (CONV.rate, SORT.rate) == ("500 GFLOP/s", "2 GB/s")
+    assert (PROFILE.seconds, PROFILE.seconds_before) == pytest.approx((2.5e-3, 4.5e-3))
+
+
+def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = str(PROFILE).splitlines()
+    assert lines[0] == "Net on cuda:0"
+    assert " ".join(lines[1:3]) == (
+        "limits: copy rate 10 GB/s (measured), matrix products 1 TFLOP/s (measured) "
+    )  # an empty line follows
+    rows = [line.split() for line in lines if line.startswith(("conv_gelu", "sort"))]
+    assert rows == [
+        ["conv_gelu", "fused", "2", "4", "1.00", "MiB", "500", "GFLOP/s", "50%"],
+        ["sort", "operator", "0.5", "0.5", "2", "GB/s", "20%"],
+    ]
+    assert lines[-1] == "in all: 2.5 ms; operators one by one 4.5 ms, 1.80x"
+    assert max(map(len, lines)) <= 80
+
+
+def test_json_keys() -> None:
+    data = json.loads(PROFILE.to_json())
+    assert list(data) == [
+        "format", "model", "device", "bandwidth", "bandwidth_source", "flop_limit", "steps", "seconds", "seconds_before",
+    ]  # fmt: skip
+    assert list(data["steps"][0]) == [
+        "name", "kind", "ops", "seconds", "bytes_moved", "bytes_saved", "flops", "limit_seconds", "bound_by_products",
+        "inputs", "sources", "seconds_before", "bandwidth", "flop_rate", "fraction",
+    ]  # fmt: skip
+    assert data["steps"][1]["ops"] == [
+        {
+            "name": "sort",
+            "target": "aten.sort.default",
+            "location": "net.py:3 in <forward>",
+            "seconds": 5e-4,
+            "inputs": ["gelu"],
+        }
+    ]
+    page = Path("docs/profile.md")
+    told = (Path(__file__).parents[2] / page).read_text()
+    assert [key for key in (*data, *data["steps"][0]) if f"`{key}`" not in told] == []
+
+
+@pytest.mark.usefixtures("two_seconds")
+def test_every_step_is_timed_and_rated() -> None:
+    net, x = Net().train(), torch.rand(4, 6)
+    profile = fusepass.optimize(net).profile(x)
+    kinds = {step.name: step.kind for step in profile.steps}
+    (anchor,) = (step for step in profile.steps if step.flops)
+    tail = profile.steps[[step.name for step in profile.steps].index("rand_like") + 1]
+    assert kinds[anchor.name] == kinds[tail.name] == "fused"
+    assert kinds["cumsum"] == kinds["rand_like"] == "operator"
+    assert {step.seconds for step in profile.steps} == {2.0}
+    assert [op.name for op in tail.ops] == ["add_1", "tanh", "mul"]
+    assert (tail.seconds_before, tail.inputs) == (6.0, ("cumsum", "rand_like"))
+    assert tail.ops[1].inputs == ("add_1",)
+    assert tail.bytes_moved == 3 * 4 * 8 * 4
+    assert tail.bandwidth == tail.bytes_moved / 2
+    assert anchor.flops == 2 * 4 * 6 * 8
+    assert profile.flop_limit == 2 * 1024**3 / 2.0
+    assert profile.bandwidth == 2 * (1 << 26) / 2.0
+    assert anchor.limit_seconds == max(anchor.bytes_moved / profile.bandwidth, anchor.flops / profile.flop_limit)
+    assert "extern" in anchor.sources[0].text
+
+
+def test_profiling_changes_nothing() -> None:
+    """No call is made: random generators, inputs and running statistics stay."""
+    net, x = Net().train(), torch.rand(4, 6)
+    before = [tensor.clone() for tensor in (x, *net.parameters(), *net.buffers())]
+    state = torch.get_rng_state()
+    with torch.enable_grad():
+        profile = fusepass.optimize(net).profile(x)
+    assert torch.equal(state, torch.get_rng_state())
+    after = (x, *net.parameters(), *net.buffers())
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    assert all(step.seconds > 0 and step.seconds_before > 0 for step in profile.steps)
+
+
+def test_a_region_left_to_eager_is_profiled_as_such(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from fusepass import tune
+    from fusepass.choice import EAGER, Choice
+
+    monkeypatch.setattr(tune, "_measured", lambda *_: Choice(EAGER, ((EAGER, 1.0), ("generated", 2.0)), 0.5))
+    optimised = fusepass.optimize(nn.Sequential(nn.Tanh(), nn.ReLU()), tune="max", cache_dir=tmp_path)
+    (step,) = optimised.profile(torch.rand(8)).steps
+    assert (step.kind, step.bytes_saved, len(step.ops)) == ("eager", 0, 2)
+
+
+def test_a_model_without_a_graph_has_no_profile() -> None:
+    class Branch(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 1 if x.sum() > 0 else x
+
+    with pytest.raises(CaptureError, match="Branch has no single graph"):
+        fusepass.optimize(Branch()).profile(torch.rand(2))
+
+
+def test_the_page_needs_nothing_else_and_escapes_what_it_shows() -> None:
+    page = PROFILE.to_html()
+    assert re.findall(r"""(?:src|href)=["'](?!#)|https?:|@import|url\(|<script|<link""", page) == []
+    assert "if (a &lt; b &amp;&amp; c) store();" in page
+    assert "net.py:3 in &lt;forward&gt;" in page
+    assert re.findall(r'<rect class="(\w+)"', page).count("op") == 3
+    assert '<a href="#region-conv_gelu">' in page
+    assert 'id="region-conv_gelu"' in page
+    assert "region-sort" not in page
+    assert len(re.findall('<path class="edge"', page)) == 3
+
+
+def test_a_profile_without_regions_makes_a_page() -> None:
+    assert "There are none." in Profile("Net", "cpu", 1e9, "measured", 0.0, ()).to_html()
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+def test_a_browser_shows_the_page(tmp_path: Path) -> None:
+    """A headless browser without a network lays the page out: both graphs, the table and the source are in view."""
+    assert BROWSER is not None
+    page = PROFILE.save_html(tmp_path / "profile.html")
+    probe = tmp_path / "probe.html"
+    script = """<script>
+      const shown = (e) => { const r = e.getBoundingClientRect(); return r.width > 0 && r.height > 0; };
+      const all = (s) => [...document.querySelectorAll(s)].filter(shown).length;
+      const inside = [...document.querySelectorAll('svg rect')].every((e) => {
+        const r = e.getBoundingClientRect(), s = e.ownerSVGElement.getBoundingClientRect();
+        return r.left >= s.left && r.right <= s.right + 1 && r.top >= s.top && r.bottom <= s.bottom + 1; });
+      document.title = ['seen', all('rect.op'), all('rect.fused'), all('rect.operator'), all('path.edge'),
+        all('#steps tr'), all('section pre'), inside].join(' ');
+    </script>"""
+    probe.write_text(page.read_text().replace("</body>", f"{script}</body>"))
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command += ["--proxy-server=127.0.0.1:9", "--dump-dom", probe.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    title = re.search("<title>(.*)</title>", done.stdout)
+    assert title is not None, done.stderr
+    assert title[1] == "seen 3 2 1 3 3 1 true"
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [str(tmp_path), *__import__("sys").path])
+    (tmp_path / "net_of_test_profile.py").write_text(
+        "from torch import nn\nnet = nn.Sequential(nn.Tanh(), nn.ReLU())\n"
+    )
+    command = ["profile", "net_of_test_profile:net", "--input", "4,8"]
+    assert cli.main([*command, "--html", "page.html"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Sequential on cpu\n")
+    assert "tanh_relu" in out
+    assert "tanh_relu, fused" in (tmp_path / "page.html").read_text()
+    assert cli.main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"][0]["name"] == "tanh_relu"

@@ -1,0 +1,352 @@
+"""The measured choice: what is timed and what is not, what is chosen, kept on disk, and said."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fusepass
+from fusepass import measure, tune
+from fusepass.choice import EAGER, GENERATED, Choice
+from fusepass.codegen import choices
+from fusepass.errors import FusepassWarning
+from fusepass.report import RegionReport, RegionState, Report
+from fusepass.runtime import FusedRegion
+from fusepass.work import Work
+
+
+class Net(nn.Module):
+    """One region of two operators."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) * 2
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("FUSEPASS_CACHE_DIR", str(tmp_path / "cache"))
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes a candidate, "eager" or "generated", sleep for 2 ms more in each run that is measured."""
+
+    def delay(who: str) -> None:
+        original = tune._bound
+
+        def bound(call: Callable[..., Any], inputs: Any) -> Callable[[], object]:
+            # The eager candidate is a closure of `Work.original`; the other is a launcher.
+            run, eager = original(call, inputs), call.__qualname__.startswith("Work.original")
+            return (lambda: (time.sleep(0.002), run())) if eager == (who == EAGER) else run
+
+        monkeypatch.setattr(tune, "_bound", bound)
+
+    return delay
+
+
+def first(report: Report) -> RegionReport:
+    (region,) = report.regions
+    return region
+
+
+def choice_of(model: nn.Module, *inputs: Tensor, effort: str = "fast") -> Choice:
+    optimised = fusepass.optimize(model, tune=effort)
+    torch.testing.assert_close(optimised(*inputs), model(*inputs))
+    choice = first(optimised.report()).choice
+    assert choice is not None
+    return choice
+
+
+def test_nothing_is_measured_when_it_is_off() -> None:
+    optimised = fusepass.optimize(Net(), tune="off")
+    optimised(torch.rand(8))
+    assert first(optimised.report()).choice is None
+    assert choices.entries() == []
+
+
+def test_an_effort_must_be_one_that_there_is() -> None:
+    with pytest.raises(ValueError, match="tune is 'slow'; allowed is one of off, fast, max"):
+        fusepass.optimize(Net(), tune="slow")
+
+
+@pytest.mark.parametrize("effort", ["fast", "max"])
+def test_slower_generated_code_gives_way_to_the_operators(slow: Callable[[str], None], effort: str) -> None:
+    slow(GENERATED)
+    model, x = Net(), torch.rand(64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FusepassWarning)  # it is no fallback
+        optimised = fusepass.optimize(model, tune=effort)
+        assert torch.equal(optimised(x), model(x))
+        assert torch.equal(optimised(x), model(x))
+    report = optimised.report()
+    region = first(report)
+    assert region.state is RegionState.EAGER
+    assert region.choice is not None
+    assert region.choice.chosen == EAGER
+    assert 0 < region.choice.speedup < 0.98
+    assert [name for name, _ in region.choice.seconds] == [EAGER, GENERATED]
+    assert dict(region.choice.seconds)[GENERATED] > 0.002
+    assert (region.bytes_saved, region.reason, report.ops_fused, report.fallbacks) == (0, None, 0, ())
+    assert 'left to eager: chosen "eager": generated code runs at 0.0' in " ".join(str(report).split())
+
+
+def test_the_operators_stay_in_the_graph_where_another_region_is_fused(
+    slow: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One region is left to eager, the other is not; the graph has the operators of the one and a call of the other."""
+
+    class Two(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.tanh(x) * 2, torch.softmax(x.cumsum(0), -1) + 1
+
+    slow(GENERATED)
+    real = tune._obstacle
+    monkeypatch.setattr(
+        tune, "_obstacle", lambda work, effort: "of this test" if "softmax" in work.region.name else real(work, effort)
+    )
+    model, x = Two(), torch.rand(6, 8)
+    optimised = fusepass.optimize(model, tune="fast")
+    torch.testing.assert_close(optimised(x), model(x))
+    assert [region.state.value for region in optimised.report().regions] == ["eager", "fused"]
+    targets = [str(node.target) for node in optimised.graph_module(x).graph.nodes if node.op == "call_function"]
+    assert "aten.tanh.default" in targets
+    assert sum(target.startswith("fusepass.") for target in targets) == 1
+    assert "aten._softmax.default" not in targets
+
+
+def test_faster_generated_code_is_kept(slow: Callable[[str], None]) -> None:
+    slow(EAGER)
+    choice = choice_of(Net(), torch.rand(64))
+    assert choice.chosen == GENERATED
+    assert choice.speedup > 1
+    assert choice.reason is None
+
+
+def test_a_later_process_finds_the_choice(slow: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    slow(GENERATED)
+    measured = choice_of(Net(), torch.rand(64))
+    (entry,) = choices.entries()
+    assert entry.record is not None
+    assert entry.record.choice["chosen"] == EAGER
+    monkeypatch.setattr(tune, "_measured", lambda *_: pytest.fail("it is on disk"))
+    again = choice_of(Net(), torch.rand(64))
+    assert again.recorded
+    assert (again.chosen, again.seconds, again.speedup) == (measured.chosen, measured.seconds, measured.speedup)
+    assert "measured earlier" in str(again)
+
+
+def test_more_effort_measures_anew_and_less_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def measured(*arguments: Any) -> Choice:
+        seen.append(next(name for name, budget in tune._BUDGETS.items() if budget == arguments[-1]))
+        return Choice(GENERATED, ((EAGER, 2.0), (GENERATED, 1.0)), 2.0)
+
+    monkeypatch.setattr(tune, "_measured", measured)
+    for effort in ("fast", "max", "max", "fast"):
+        choice_of(Net(), torch.rand(64), effort=effort)
+    assert seen == ["fast", "max"]
+    assert [entry.record and entry.record.effort for entry in choices.entries()] == ["max"]
+
+
+def test_other_shapes_are_measured_by_themselves() -> None:
+    for size in (8, 9):
+        choice_of(Net(), torch.rand(size))
+    assert len(choices.entries()) == 2
+
+
+def test_a_damaged_record_is_measured_anew() -> None:
+    choice_of(Net(), torch.rand(64))
+    (entry,) = choices.entries()
+    data = json.loads(entry.path.read_text())
+    data["record"]["choice"]["chosen"] = EAGER if data["record"]["choice"]["chosen"] != EAGER else GENERATED
+    entry.path.write_text(json.dumps(data))
+    assert [damaged.key for damaged in choices.verify()] == [entry.key]
+    assert not choice_of(Net(), torch.rand(64)).recorded
+    assert choices.verify() == []
+
+
+def test_a_disk_that_cannot_be_written_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.mkstemp", full)
+    choices.store("ab", choices.Record("region", "CPU", "fast", "", {}))
+    assert choices.entries() == []
+
+
+def test_a_locked_key_is_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "_LOCK_SECONDS", 0.01)
+    with choices.locked("ab"), choices.locked("ab"):
+        choices.store("ab", choices.Record("region", "CPU", "fast", "", {}))
+    assert choices.lookup("ab") is not None
+
+
+def test_measuring_leaves_everything_as_it_is() -> None:
+    """Random generators, parameters, running statistics and inputs; and a call under autograd's mode goes on in it."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.GELU())
+    x = torch.rand(4, 8)
+    before = [tensor.clone() for tensor in (x, *model.parameters(), *model.buffers())]
+    state = torch.get_rng_state()
+    fusepass.optimize(model, x, tune="max")
+    assert torch.equal(state, torch.get_rng_state())
+    after = (x, *model.parameters(), *model.buffers())
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    assert not torch.is_grad_enabled()
+    with torch.enable_grad():
+        fusepass.optimize(model, x, tune="max")
+        assert torch.is_grad_enabled()
+
+
+def test_deterministic_algorithms_are_not_left_to_chance() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        choice = choice_of(Net(), torch.rand(64))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert choice.chosen == GENERATED
+    assert "deterministic algorithms" in str(choice.reason)
+
+
+class Wholes(nn.Module):
+    """Whole numbers as divisors."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (torch.remainder(x, x + 1) + 1) * 2
+
+
+class Sums(nn.Module):
+    """Whole numbers as numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + 1) * 2
+
+
+def test_whole_numbers_that_must_be_particular_ones_are_not_made_up() -> None:
+    choice = choice_of(Wholes(), torch.arange(1, 9))
+    assert choice.reason == "remainder needs particular whole numbers"
+    assert choice_of(Sums(), torch.arange(1, 9)).reason is None
+
+
+@pytest.mark.parametrize(("effort", "measured"), [("fast", False), ("max", True)])
+def test_what_the_cost_model_is_sure_of_is_not_measured_fast(effort: str, measured: bool) -> None:
+    class Chain(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return ((x + 1) * 2).tanh().abs().neg()
+
+    choice = choice_of(Chain(), torch.rand(4096), effort=effort)
+    assert (choice.reason is None) == measured
+
+
+@pytest.mark.parametrize(
+    ("free", "bandwidth_share", "reason"),
+    [(1, 1.0, "too much of the memory"), (1 << 40, 1e-12, "one run takes more than 0.3 s")],
+)
+def test_what_is_too_large_is_not_measured(
+    free: int, bandwidth_share: float, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "free_bytes", lambda device: free)
+    monkeypatch.setattr("fusepass.codegen.device._CPU_CORE_BANDWIDTH", 1e10 * bandwidth_share)
+    choice = choice_of(Net(), torch.rand(64))
+    assert choice.chosen == GENERATED
+    assert reason in str(choice.reason)
+
+
+def test_an_operator_that_is_slower_than_the_budget_is_run_twice_and_no_more() -> None:
+    runs = []
+
+    def eager(x: Tensor) -> Tensor:
+        runs.append(time.sleep(0.002))
+        return x
+
+    choice = tune._measured(eager, {GENERATED: eager}, [torch.rand(2)], torch.device("cpu"), tune._Budget(0.001, 0.005))
+    assert len(runs) == 2
+    assert "one run takes 0.00" in str(choice.reason)
+
+
+def test_the_fastest_of_several_variants_is_chosen() -> None:
+    def taking(seconds: float) -> Callable[[Tensor], Tensor]:
+        return lambda x: (time.sleep(seconds), x)[1]
+
+    budget = tune._Budget(0.05, 1.0)
+    variants = {"one": taking(0.003), "two": taking(0.001)}
+    choice = tune._measured(taking(0.006), variants, [torch.rand(2)], torch.device("cpu"), budget)
+    assert choice.chosen == "two"
+    assert [name for name, _ in choice.seconds] == [EAGER, "one", "two"]
+
+
+def test_generated_code_that_fails_gives_way_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launcher(region: FusedRegion, *_: object) -> tuple[str, dict[str, Any]]:
+        return "def run(*inputs): raise RuntimeError('no such kernel')\n", {}
+
+    monkeypatch.setattr("fusepass.runtime._launcher", launcher)
+    model, x = Net(), torch.rand(8)
+    optimised = fusepass.optimize(model, tune="fast")
+    with pytest.warns(FusepassWarning, match="its first run failed: no such kernel"):
+        result = optimised(x)
+    assert torch.equal(result, model(x))
+    assert first(optimised.report()).state is RegionState.FALLBACK
+
+
+def test_an_operator_that_fails_for_made_up_numbers_leaves_generated_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Tensor) -> Tensor:
+        raise ValueError("not for such numbers")
+
+    monkeypatch.setattr(Work, "original", lambda self: fails)
+    choice = choice_of(Net(), torch.rand(8))
+    assert (choice.chosen, choice.reason) == (GENERATED, "trying it failed with ValueError: not for such numbers")
+
+
+@pytest.mark.parametrize(
+    "like",
+    [
+        torch.rand(3, 4).t(),
+        torch.rand(4).expand(3, 4),
+        torch.rand(2, 3, 5, 5).to(memory_format=torch.channels_last)[:, 1:, ::2],
+        torch.rand(9).unfold(0, 3, 1),
+        torch.tensor(1.5),
+        torch.rand(300, 300),
+        torch.rand(8).half(),
+        torch.arange(5, dtype=torch.int8),
+    ],
+)
+def test_made_up_tensors_look_like_the_real_ones(like: Tensor) -> None:
+    (made,) = measure.made_up([like], torch.device("cpu"))
+    assert (made.shape, made.stride(), made.dtype) == (like.shape, like.stride(), like.dtype)
+    low, high = (0.25, 1.25) if like.dtype.is_floating_point else (1, 8)
+    assert low <= made.min() <= made.max() <= high
+    assert made.data_ptr() != like.data_ptr()
+
+
+def test_made_up_truth_values_are_mixed_and_tensors_differ() -> None:
+    flags, first_one, second = measure.made_up(
+        [torch.ones(100, dtype=torch.bool), torch.rand(8), torch.rand(8)], torch.device("cpu")
+    )
+    assert 20 < flags.sum() < 80
+    assert not torch.equal(first_one, second)
+    assert torch.equal(first_one, measure.made_up([flags, second], torch.device("cpu"))[1])
+
+
+def test_the_typical_time_is_the_lower_quartile() -> None:
+    assert measure.typical([5.0]) == 5.0
+    assert measure.typical([9.0, 1.0, 3.0]) == 1.0
+    assert measure.typical([9.0, 1.0, 3.0, 2.0, 8.0]) == 2.0
+
+
+def test_rounds_are_interleaved_and_bounded() -> None:
+    order: list[str] = []
+    calls = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    clock = measure.clock(torch.device("cpu"))
+    assert [len(s) for s in measure.in_turn(calls, clock, 0.0, least=3, most=9).values()] == [3, 3]
+    assert order == ["a", "b"] * 3
+    assert len(measure.in_turn(calls, clock, 60.0, least=3, most=9)["a"]) == 9
