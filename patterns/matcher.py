@@ -61,8 +61,13 @@ class Match:
             result = Spec.of(target(*values[0], **values[1]), self.root.meta["val"].device)
         except RuntimeError as error:
             raise Declined(str(error)) from error
+        return self.place(target, args, kwargs, result)
+
+    def place(self, target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Spec) -> fx.Node:
+        """`call`, where it is known what the result looks like: most meta kernels take seconds to import."""
         with self.root.graph.inserting_before(self.root):
-            node = self.root.graph.call_function(target, args, kwargs)
+            name = target._schema.name.split("::")[-1]
+            node = self.root.graph.create_node("call_function", target, args, kwargs, name)
         kept = ("stack_trace", "nn_module_stack")
         node.meta = {key: value for key, value in self.root.meta.items() if key in kept} | {"val": result}
         return node

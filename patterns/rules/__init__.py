@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from fusepass.patterns.rule import Rule
-from fusepass.patterns.rules import arithmetic, copies, views
+from fusepass.patterns.rules import arithmetic, convolution, copies, linear, views
 
-RULES: tuple[Rule, ...] = (*arithmetic.RULES, *copies.RULES, *views.RULES)
+RULES: tuple[Rule, ...] = (*arithmetic.RULES, *copies.RULES, *views.RULES, *linear.RULES, *convolution.RULES)

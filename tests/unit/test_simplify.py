@@ -16,7 +16,7 @@ from fusepass.patterns import simplify as driver
 from fusepass.patterns.language import op, var
 from fusepass.patterns.matcher import Match, match
 from fusepass.patterns.rule import Rule
-from fusepass.patterns.rules import RULES
+from fusepass.patterns.rules import RULES, arithmetic, copies, views
 from fusepass.patterns.simplify import COMMON_SUBEXPRESSION, Application, replace_match, simplify
 from tests.support.aten import same_bits, traced
 
@@ -168,7 +168,8 @@ def applied(name: str, function: Function, x: torch.Tensor) -> int:
 
 
 def test_every_rule_is_tested() -> None:
-    assert sorted(CASES) == sorted(rule.name for rule in RULES)
+    to_the_bit = (*arithmetic.RULES, *copies.RULES, *views.RULES)
+    assert sorted(CASES) == sorted(rule.name for rule in to_the_bit)
     assert all(rule.why for rule in RULES)
 
 

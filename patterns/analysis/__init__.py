@@ -1,0 +1,1 @@
+"""What rules ask of a graph before they rewrite it."""

@@ -1,0 +1,172 @@
+"""Writes expressions of ATen operators into a graph, for rewrites that need more than a call or two.
+
+Results are described without meta kernels where these are written in Python, as those of elementwise operators and
+reductions are: the first one that runs imports SymPy and Dynamo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from fusepass.codegen.lowering.tracer import Spec
+from fusepass.patterns.analysis.geometry import Geometry
+from fusepass.patterns.analysis.layout import broadcast, contiguous, elementwise_strides
+from fusepass.patterns.analysis.linearity import Operand
+from fusepass.patterns.matcher import Declined, Match
+
+aten = torch.ops.aten
+
+
+def shape_of(node: fx.Node) -> tuple[int, ...]:
+    """The shape of the tensor that `node` makes."""
+    return tuple(node.meta["val"].shape)
+
+
+class Builder:
+    """Makes nodes in the place of a match. Every method gives the node of its result.
+
+    Args:
+        found: the nodes stand before its root.
+    """
+
+    def __init__(self, found: Match) -> None:
+        self._found = found
+
+    def operand(self, operand: Operand) -> fx.Node:
+        """The tensor of a term, in the shape that it has there."""
+        node = operand.node
+        if operand.eps is not None:
+            node = self._like(aten.rsqrt.default, self.shift(node, operand.eps))
+        return self.view(node, operand.shape)
+
+    def add(self, a: fx.Node, b: fx.Node) -> fx.Node:
+        return self._elementwise(aten.add.Tensor, a, b)
+
+    def subtract(self, a: fx.Node, b: fx.Node) -> fx.Node:
+        return self._elementwise(aten.sub.Tensor, a, b)
+
+    def multiply(self, a: fx.Node, b: fx.Node) -> fx.Node:
+        return self._elementwise(aten.mul.Tensor, a, b)
+
+    def divide(self, a: fx.Node, b: fx.Node) -> fx.Node:
+        return self._elementwise(aten.div.Tensor, a, b)
+
+    def reciprocal(self, a: fx.Node) -> fx.Node:
+        return self._like(aten.reciprocal.default, a)
+
+    def shift(self, a: fx.Node, number: float) -> fx.Node:
+        """``a + number``; `a` itself where nothing is added."""
+        return a if number == 0 else self._like(aten.add.Tensor, a, number)
+
+    def scale(self, a: fx.Node, number: float) -> fx.Node:
+        """``number * a``; `a` itself where that is the same."""
+        return a if number == 1 else self._like(aten.mul.Tensor, a, number)
+
+    def sum(self, a: fx.Node, dims: Sequence[int]) -> fx.Node:
+        """The sum over `dims`, which stay as dimensions of size 1; those that have this size already are left out."""
+        shape = list(shape_of(a))
+        long = sorted(dim % len(shape) for dim in dims if shape[dim] != 1)
+        if not long:
+            return a
+        for dim in long:
+            shape[dim] = 1
+        return self._place(aten.sum.dim_IntList, (a, long, True), shape, contiguous(shape))
+
+    def slice(self, a: fx.Node, dim: int, part: range) -> fx.Node:
+        """The elements of `a` whose index along `dim` is in `part`, which is not empty."""
+        if part == range(shape_of(a)[dim]):
+            return a
+        step = (part.step,) if part.step != 1 else ()
+        return self._found.call(aten.slice.Tensor, a, dim, part.start, part[-1] + 1, *step)
+
+    def cat(self, parts: Sequence[fx.Node], dim: int) -> fx.Node:
+        """Row-major parts behind each other along `dim`."""
+        if len(parts) == 1:
+            return parts[0]
+        shape = list(shape_of(parts[0]))
+        shape[dim] = sum(shape_of(part)[dim] for part in parts)
+        return self._place(aten.cat.default, (list(parts), dim), shape, contiguous(shape))
+
+    def view(self, a: fx.Node, shape: Sequence[int]) -> fx.Node:
+        """The elements of `a` in another shape; they are copied where their strides do not allow that."""
+        if shape_of(a) == tuple(shape):
+            return a
+        return self._found.call(aten.view.default, self.contiguous(a), list(shape))
+
+    def contiguous(self, a: fx.Node) -> fx.Node:
+        """`a` in row-major order.
+
+        Strides of dimensions of size 1 count, too: convolutions take them for a hint at the memory format.
+        """
+        value = a.meta["val"]
+        if value.stride() == contiguous(value.shape):
+            return a
+        memory_format = {"memory_format": torch.contiguous_format}
+        return self._place(aten.clone.default, (a,), value.shape, contiguous(value.shape), memory_format)
+
+    def permute(self, a: fx.Node, order: Sequence[int]) -> fx.Node:
+        """The dimensions of `a` in the order given."""
+        return a if list(order) == sorted(order) else self._found.call(aten.permute.default, a, list(order))
+
+    def pad(self, a: fx.Node, dim: int, before: int, after: int) -> fx.Node:
+        """`a` with zeros around it along `dim`, row-major."""
+        if before == after == 0:
+            return a
+        shape = list(shape_of(a))
+        behind = [0] * 2 * (len(shape) - 1 - dim % len(shape))
+        shape[dim] += before + after
+        pads = [*behind, before, after]
+        return self._place(aten.constant_pad_nd.default, (self.contiguous(a), pads), shape, contiguous(shape))
+
+    def product(self, a: fx.Node, b: fx.Node) -> fx.Node:
+        """The product of two matrices, or of two batches of them.
+
+        With a single column it is written as a sum, which no mode of the library runs in lower precision, and which may
+        fuse with what follows.
+        """
+        if shape_of(b)[-1] == 1:
+            row = self.view(b, (*shape_of(b)[:-2], 1, shape_of(b)[-2]))
+            return self.sum(self.multiply(a, row), [-1])
+        shape = (*shape_of(a)[:-1], shape_of(b)[-1])
+        return self._place(aten.mm.default if len(shape) == 2 else aten.bmm.default, (a, b), shape, contiguous(shape))
+
+    def convolution(self, x: fx.Node, weight: fx.Node, bias: fx.Node | None, geometry: Geometry) -> fx.Node:
+        """``aten.convolution``.
+
+        Raises:
+            Declined: `x` is not row-major, so that the library would choose the strides of the result.
+        """
+        if x.meta["val"].stride() != contiguous(shape_of(x)):
+            raise Declined("the input of a convolution is not row-major")
+        shape = geometry.result(shape_of(x), shape_of(weight))
+        args = (x, self.contiguous(weight), bias, *geometry.arguments())
+        return self._place(aten.convolution.default, args, shape, contiguous(shape))
+
+    def _elementwise(self, target: OpOverload, a: fx.Node, b: fx.Node) -> fx.Node:
+        strides = elementwise_strides(a.meta["val"], b.meta["val"])
+        return self._place(target, (a, b), broadcast(shape_of(a), shape_of(b)), strides)
+
+    def _like(self, target: OpOverload, a: fx.Node, *numbers: float) -> fx.Node:
+        return self._place(target, (a, *numbers), shape_of(a), elementwise_strides(a.meta["val"]))
+
+    def _place(
+        self,
+        target: OpOverload,
+        args: tuple[object, ...],
+        shape: Sequence[int],
+        strides: Sequence[int],
+        kwargs: Mapping[str, object] | None = None,
+    ) -> fx.Node:
+        root = self._found.root.meta["val"]
+        meta = torch.empty_strided(tuple(shape), tuple(strides), dtype=root.dtype, device="meta")
+        return self._found.place(target, args, dict(kwargs or {}), Spec.of(meta, root.device))
+
+
+def count(shape: Sequence[int], dims: Sequence[int]) -> int:
+    """How many elements a sum over `dims` has."""
+    return prod(shape[dim] for dim in dims)
