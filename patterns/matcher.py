@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from torch import fx
@@ -113,7 +114,7 @@ class _Attempt:
 
     def _call(self, pattern: Call, node: fx.Node, found: _Found) -> Iterator[_Found]:
         target = node.target
-        if not isinstance(target, OpOverload) or not _is_called(pattern, target):
+        if not isinstance(target, OpOverload) or not is_called(pattern, target):
             self._fail(node, "is a call of {}, not of {}", target, pattern.op_class or set(pattern.packets))
             return
         given = arguments(node)
@@ -165,18 +166,34 @@ class _Attempt:
 
 def arguments(node: fx.Node) -> dict[str, Any]:
     """The arguments of `node`, defaults included, by their names in the operator's schema and in its order."""
-    assert isinstance(node.target, OpOverload)
-    schema = node.target._schema.arguments
-    given = dict(zip((argument.name for argument in schema), node.args, strict=False)) | dict(node.kwargs)
-    return {argument.name: given.get(argument.name, argument.default_value) for argument in schema}
+    return bound(node.target, node.args, node.kwargs)
 
 
-def _is_called(pattern: Call, target: OpOverload) -> bool:
+def bound(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of the operator `target`, as `arguments` gives them."""
+    defaults = _defaults(target)
+    return {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
+
+
+@cache
+def _defaults(target: OpOverload) -> Mapping[str, Any]:
+    """The defaults of an operator's arguments in the order of its schema; None for those that have none."""
+    return {argument.name: argument.default_value for argument in target._schema.arguments}
+
+
+@cache
+def _optional(target: OpOverload) -> frozenset[str]:
+    """The arguments of an operator that have a default."""
+    return frozenset(argument.name for argument in target._schema.arguments if argument.has_default_value())
+
+
+def is_called(pattern: Call, target: OpOverload) -> bool:
+    """Whether a call of `target` may be an instance of `pattern`, whatever its arguments."""
     if pattern.op_class is not None:
         return direct_class(target) is pattern.op_class
     return target.overloadpacket in pattern.packets
 
 
 def _is_default(target: OpOverload, name: str, value: Any) -> bool:
-    argument = next(argument for argument in target._schema.arguments if argument.name == name)
-    return bool(argument.has_default_value()) and not isinstance(value, fx.Node) and argument.default_value == value
+    given = not isinstance(value, fx.Node) and name in _optional(target)
+    return given and bool(_defaults(target)[name] == value)
