@@ -21,8 +21,8 @@ from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
 
 from fusepass.patterns.aliasing import is_view
+from fusepass.patterns.arguments import arguments
 from fusepass.patterns.dataflow import has_effect
-from fusepass.patterns.matcher import arguments
 from fusepass.patterns.opclass import OpClass, direct_class
 from fusepass.patterns.traffic import nbytes
 
@@ -209,7 +209,7 @@ def _products(packet: OpOverloadPacket, given: Mapping[str, Any], result: Any) -
     if packet in _CONTRACTED:
         left = list(given.values())[_CONTRACTED[packet]].meta["val"]
         return 2 * int(result.numel()) * int(left.shape[-1])
-    times = 2 * prod(given["weight"].meta["val"].shape[1:])
+    times = 2 * int(prod(given["weight"].meta["val"].shape[1:]))
     if packet is aten.convolution:
         elements = given["input"].meta["val"] if given["transposed"] else result
         return times * int(elements.numel())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 from torch import fx
 from torch._ops import OpOverload
 
-from fusepass.codegen.lowering.tracer import Spec, meta_like
+from fusepass.patterns.arguments import arguments, defaults, optional
+from fusepass.patterns.infer import infer
 from fusepass.patterns.language import Call, Const, Operand, Var
 from fusepass.patterns.opclass import direct_class
 
@@ -51,17 +51,25 @@ class Match:
         except KeyError:
             raise AttributeError(f"the pattern has no capture called {name!r}") from None
 
-    def call(self, target: OpOverload, *args: Any, **kwargs: Any) -> fx.Node:
+    def call(self, target: Any, *args: Any, like: fx.Node | None = None, **kwargs: Any) -> fx.Node:
         """A new node before `root`, with a description of its result and the source location of `root`.
+
+        Args:
+            target: the operator.
+            args: its arguments.
+            like: a node whose result looks as this one will, where that is known; it is inferred otherwise.
+            kwargs: its arguments by name.
 
         Raises:
             Declined: the operator does not take these arguments.
         """
-        values = fx.map_arg((args, kwargs), lambda node: meta_like(node.meta["val"]))
-        try:
-            result = Spec.of(target(*values[0], **values[1]), self.root.meta["val"].device)
-        except RuntimeError as error:
-            raise Declined(str(error)) from error
+        if like is not None:
+            result = like.meta["val"]
+        else:
+            try:
+                result = infer(target, args, kwargs, self.root.meta["val"].device)
+            except (RuntimeError, IndexError) as error:
+                raise Declined(str(error)) from error
         with self.root.graph.inserting_before(self.root):
             node = self.root.graph.call_function(target, args, kwargs)
         kept = ("stack_trace", "nn_module_stack")
@@ -164,29 +172,6 @@ class _Attempt:
                 self._fail(found.nodes[-1], "argument {} is no {}", value, operand)
 
 
-def arguments(node: fx.Node) -> dict[str, Any]:
-    """The arguments of `node`, defaults included, by their names in the operator's schema and in its order."""
-    return bound(node.target, node.args, node.kwargs)
-
-
-def bound(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of the operator `target`, as `arguments` gives them."""
-    defaults = _defaults(target)
-    return {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
-
-
-@cache
-def _defaults(target: OpOverload) -> Mapping[str, Any]:
-    """The defaults of an operator's arguments in the order of its schema; None for those that have none."""
-    return {argument.name: argument.default_value for argument in target._schema.arguments}
-
-
-@cache
-def _optional(target: OpOverload) -> frozenset[str]:
-    """The arguments of an operator that have a default."""
-    return frozenset(argument.name for argument in target._schema.arguments if argument.has_default_value())
-
-
 def is_called(pattern: Call, target: OpOverload) -> bool:
     """Whether a call of `target` may be an instance of `pattern`, whatever its arguments."""
     if pattern.op_class is not None:
@@ -195,5 +180,4 @@ def is_called(pattern: Call, target: OpOverload) -> bool:
 
 
 def _is_default(target: OpOverload, name: str, value: Any) -> bool:
-    given = not isinstance(value, fx.Node) and name in _optional(target)
-    return given and bool(_defaults(target)[name] == value)
+    return not isinstance(value, fx.Node) and name in optional(target) and bool(defaults(target)[name] == value)
