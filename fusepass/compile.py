@@ -23,7 +23,7 @@ from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
 from fusepass.ops import register
 from fusepass.patterns.partition import Partition, Region, partition
-from fusepass.patterns.simplify import simplify
+from fusepass.patterns.simplify import Application, simplify
 from fusepass.report import (
     CaptureRoute,
     KernelRecord,
@@ -32,6 +32,7 @@ from fusepass.report import (
     RegionReport,
     RegionState,
     Report,
+    RewriteReport,
     SourceFile,
 )
 from fusepass.runtime import FusedRegion, Meta
@@ -132,10 +133,7 @@ def compile_graph(graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounte
         direct = splice(graph, regions, arguments, {key: value.run for key, value in fused.items()})
         operators = {key: register(value, program_text(value.generated.program)) for key, value in fused.items()}
         public = splice(graph, regions, arguments, operators)
-    rules: dict[str, int] = {}
-    for application in applications:
-        rules[application.rule] = rules.get(application.rule, 0) + 1
-    report = _report(name, graph, parts, works, rules, clock)
+    report = _report(name, graph, parts, works, applications, clock)
     return CompiledGraph(public, direct.forward, report, counter)
 
 
@@ -231,7 +229,12 @@ def _original(work: _Work) -> Callable[..., Any]:
 
 
 def _report(
-    name: str, graph: fx.GraphModule, parts: Partition, works: Sequence[_Work], rules: dict[str, int], clock: _Clock
+    name: str,
+    graph: fx.GraphModule,
+    parts: Partition,
+    works: Sequence[_Work],
+    applications: Sequence[Application],
+    clock: _Clock,
 ) -> Report:
     calls = [node for node in graph.graph.nodes if node.op == "call_function"]
     devices = [node.meta["val"].device for node in calls if isinstance(node.meta.get("val"), torch.Tensor)]
@@ -241,7 +244,10 @@ def _report(
         capture=CaptureRoute.TRACED,
         regions=tuple(_region_report(work) for work in works),
         refusals=tuple(RefusalReport(r.node, r.target, r.reason) for r in parts.refusals),
-        rules=tuple(rules.items()),
+        rewrites=tuple(
+            RewriteReport(a.rule, a.node, a.before.flops, a.after.flops, a.before.bytes, a.after.bytes)
+            for a in applications
+        ),
         ops_total=sum(not _is_getitem(node) for node in calls),
         ops_fused=sum(not _is_getitem(node) for work in works if work.reason is None for node in work.region.nodes),
         seconds=tuple(clock.seconds.items()),

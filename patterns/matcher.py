@@ -9,7 +9,8 @@ from typing import Any
 from torch import fx
 from torch._ops import OpOverload
 
-from fusepass.codegen.lowering.tracer import Spec, meta_like
+from fusepass.patterns.arguments import arguments, defaults, optional
+from fusepass.patterns.infer import infer
 from fusepass.patterns.language import Call, Const, Operand, Var
 from fusepass.patterns.opclass import direct_class
 
@@ -50,24 +51,27 @@ class Match:
         except KeyError:
             raise AttributeError(f"the pattern has no capture called {name!r}") from None
 
-    def call(self, target: OpOverload, *args: Any, **kwargs: Any) -> fx.Node:
+    def call(self, target: Any, *args: Any, like: fx.Node | None = None, **kwargs: Any) -> fx.Node:
         """A new node before `root`, with a description of its result and the source location of `root`.
+
+        Args:
+            target: the operator.
+            args: its arguments.
+            like: a node whose result looks as this one will, where that is known; it is inferred otherwise.
+            kwargs: its arguments by name.
 
         Raises:
             Declined: the operator does not take these arguments.
         """
-        values = fx.map_arg((args, kwargs), lambda node: meta_like(node.meta["val"]))
-        try:
-            result = Spec.of(target(*values[0], **values[1]), self.root.meta["val"].device)
-        except RuntimeError as error:
-            raise Declined(str(error)) from error
-        return self.place(target, args, kwargs, result)
-
-    def place(self, target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Spec) -> fx.Node:
-        """`call`, where it is known what the result looks like: most meta kernels take seconds to import."""
+        if like is not None:
+            result = like.meta["val"]
+        else:
+            try:
+                result = infer(target, args, kwargs, self.root.meta["val"].device)
+            except (RuntimeError, IndexError) as error:
+                raise Declined(str(error)) from error
         with self.root.graph.inserting_before(self.root):
-            name = target._schema.name.split("::")[-1]
-            node = self.root.graph.create_node("call_function", target, args, kwargs, name)
+            node = self.root.graph.call_function(target, args, kwargs)
         kept = ("stack_trace", "nn_module_stack")
         node.meta = {key: value for key, value in self.root.meta.items() if key in kept} | {"val": result}
         return node
@@ -118,7 +122,7 @@ class _Attempt:
 
     def _call(self, pattern: Call, node: fx.Node, found: _Found) -> Iterator[_Found]:
         target = node.target
-        if not isinstance(target, OpOverload) or not _is_called(pattern, target):
+        if not isinstance(target, OpOverload) or not is_called(pattern, target):
             self._fail(node, "is a call of {}, not of {}", target, pattern.op_class or set(pattern.packets))
             return
         given = arguments(node)
@@ -168,20 +172,12 @@ class _Attempt:
                 self._fail(found.nodes[-1], "argument {} is no {}", value, operand)
 
 
-def arguments(node: fx.Node) -> dict[str, Any]:
-    """The arguments of `node`, defaults included, by their names in the operator's schema and in its order."""
-    assert isinstance(node.target, OpOverload)
-    schema = node.target._schema.arguments
-    given = dict(zip((argument.name for argument in schema), node.args, strict=False)) | dict(node.kwargs)
-    return {argument.name: given.get(argument.name, argument.default_value) for argument in schema}
-
-
-def _is_called(pattern: Call, target: OpOverload) -> bool:
+def is_called(pattern: Call, target: OpOverload) -> bool:
+    """Whether a call of `target` may be an instance of `pattern`, whatever its arguments."""
     if pattern.op_class is not None:
         return direct_class(target) is pattern.op_class
     return target.overloadpacket in pattern.packets
 
 
 def _is_default(target: OpOverload, name: str, value: Any) -> bool:
-    argument = next(argument for argument in target._schema.arguments if argument.name == name)
-    return bool(argument.has_default_value()) and not isinstance(value, fx.Node) and argument.default_value == value
+    return not isinstance(value, fx.Node) and name in optional(target) and bool(defaults(target)[name] == value)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from fusepass.patterns.matcher import arguments
+from fusepass.patterns.arguments import arguments
 
 aten = torch.ops.aten
 
@@ -72,17 +72,6 @@ class Geometry:
 
         picked = (pick(self.stride, 1), pick(self.padding, 0), pick(self.dilation, 1))
         return Geometry(*picked, self.transposed, pick(self.output_padding, 0), groups)
-
-    def result(self, x: Sequence[int], weight: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the result for the shapes of input and weight."""
-        sizes = []
-        for axis, (extent, kernel) in enumerate(zip(x[2:], weight[2:], strict=True)):
-            reach = self.dilation[axis] * (kernel - 1) + 1 - 2 * self.padding[axis]
-            if self.transposed:
-                sizes.append((extent - 1) * self.stride[axis] + reach + self.output_padding[axis])
-            else:
-                sizes.append((extent - reach) // self.stride[axis] + 1)
-        return (x[0], weight[1] * self.groups if self.transposed else weight[0], *sizes)
 
 
 @dataclass(frozen=True)

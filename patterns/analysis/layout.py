@@ -7,28 +7,49 @@ from collections.abc import Sequence
 import torch
 
 
-def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
-    """The shape that elementwise operators give operands of `shapes`, which must be compatible."""
+def broadcast(*shapes: Sequence[int]) -> tuple[int, ...] | None:
+    """The shape that elementwise operators give operands of `shapes`; None where these do not fit."""
     rank = max(map(len, shapes))
     aligned = [(*(1,) * (rank - len(shape)), *shape) for shape in shapes]
-    return tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*aligned, strict=True))
+    columns = [{size for size in sizes if size != 1} or {1} for sizes in zip(*aligned, strict=True)]
+    return None if any(len(sizes) > 1 for sizes in columns) else tuple(min(sizes) for sizes in columns)
 
 
-def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides, in elements, of a row-major tensor."""
-    strides = [1] * len(shape)
-    for dim in range(len(shape) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * max(shape[dim + 1], 1)
+def elementwise_strides(shape: Sequence[int], *operands: torch.Tensor) -> tuple[int, ...]:
+    """The strides that PyTorch gives the result of an elementwise operator, which has that shape.
+
+    Operands that are all laid out alike keep their layout. Otherwise dimensions keep the order that the first operand
+    with an opinion on two of them has. These are `TensorIterator`'s rules (``compute_fast_setup_type`` and
+    ``reorder_dimensions`` in ATen/TensorIterator.cpp).
+    """
+    if all(tuple(operand.shape) == tuple(shape) for operand in operands):
+        if all(operand.is_contiguous() for operand in operands):
+            return _packed(shape, range(len(shape)))
+        if len(shape) == 4 and all(operand.is_contiguous(memory_format=torch.channels_last) for operand in operands):
+            return _packed(shape, (0, 2, 3, 1))
+        (strides, *others) = {operand.stride() for operand in operands}
+        if not others and strides == _ordered(shape, strides):
+            return strides
+    return _merged(shape, operands)
+
+
+def _packed(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """The strides without gaps; `order` is the dimensions, outermost first."""
+    strides, step = [0] * len(shape), 1
+    for dim in reversed(order):
+        strides[dim], step = step, step * max(shape[dim], 1)
     return tuple(strides)
 
 
-def elementwise_strides(*operands: torch.Tensor) -> tuple[int, ...]:
-    """The strides that PyTorch gives the result of an elementwise operator.
+def _ordered(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """The strides without gaps of dimensions in the order of `strides`; those of size 1 keep theirs."""
+    long = sorted((dim for dim in range(len(shape)) if shape[dim] != 1), key=lambda dim: -strides[dim])
+    packed = _packed([shape[dim] for dim in long], range(len(long)))
+    found = dict(zip(long, packed, strict=True))
+    return tuple(found.get(dim, strides[dim]) for dim in range(len(shape)))
 
-    Dimensions keep the order that the first operand with an opinion on two of them has: `TensorIterator`'s rule
-    (``reorder_dimensions`` in ATen/TensorIterator.cpp).
-    """
-    shape = broadcast(*(tuple(operand.shape) for operand in operands))
+
+def _merged(shape: Sequence[int], operands: Sequence[torch.Tensor]) -> tuple[int, ...]:
     rank = len(shape)
     strides = [_broadcast_strides(operand, shape) for operand in operands]
 
@@ -54,10 +75,7 @@ def elementwise_strides(*operands: torch.Tensor) -> tuple[int, ...]:
                 current = other
             elif comparison < 0:
                 break
-    result, step = [0] * rank, 1
-    for dim in order:
-        result[dim], step = step, step * shape[dim]
-    return tuple(result)
+    return _packed(shape, order[::-1])
 
 
 def _broadcast_strides(operand: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:

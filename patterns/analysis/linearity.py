@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusepass.patterns.matcher import arguments
+from fusepass.patterns.arguments import arguments
 
 aten = torch.ops.aten
 

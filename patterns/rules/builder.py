@@ -1,23 +1,17 @@
-"""Writes expressions of ATen operators into a graph, for rewrites that need more than a call or two.
-
-Results are described without meta kernels where these are written in Python, as those of elementwise operators and
-reductions are: the first one that runs imports SymPy and Dynamo.
-"""
+"""Writes expressions of ATen operators into a graph, for rewrites that need more than a call or two."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
-from fusepass.codegen.lowering.tracer import Spec
 from fusepass.patterns.analysis.geometry import Geometry
-from fusepass.patterns.analysis.layout import broadcast, contiguous, elementwise_strides
 from fusepass.patterns.analysis.linearity import Operand
-from fusepass.patterns.matcher import Declined, Match
+from fusepass.patterns.infer import is_plain
+from fusepass.patterns.matcher import Match
 
 aten = torch.ops.aten
 
@@ -41,41 +35,41 @@ class Builder:
         """The tensor of a term, in the shape that it has there."""
         node = operand.node
         if operand.eps is not None:
-            node = self._like(aten.rsqrt.default, self.shift(node, operand.eps))
+            node = self._found.call(aten.rsqrt.default, self.shift(node, operand.eps))
         return self.view(node, operand.shape)
 
     def add(self, a: fx.Node, b: fx.Node) -> fx.Node:
-        return self._elementwise(aten.add.Tensor, a, b)
+        return self._found.call(aten.add.Tensor, a, b)
 
     def subtract(self, a: fx.Node, b: fx.Node) -> fx.Node:
-        return self._elementwise(aten.sub.Tensor, a, b)
+        return self._found.call(aten.sub.Tensor, a, b)
 
     def multiply(self, a: fx.Node, b: fx.Node) -> fx.Node:
-        return self._elementwise(aten.mul.Tensor, a, b)
+        return self._found.call(aten.mul.Tensor, a, b)
 
     def divide(self, a: fx.Node, b: fx.Node) -> fx.Node:
-        return self._elementwise(aten.div.Tensor, a, b)
+        return self._found.call(aten.div.Tensor, a, b)
 
     def reciprocal(self, a: fx.Node) -> fx.Node:
-        return self._like(aten.reciprocal.default, a)
+        return self._found.call(aten.reciprocal.default, a)
 
     def shift(self, a: fx.Node, number: float) -> fx.Node:
         """``a + number``; `a` itself where nothing is added."""
-        return a if number == 0 else self._like(aten.add.Tensor, a, number)
+        return a if number == 0 else self._found.call(aten.add.Tensor, a, number)
 
     def scale(self, a: fx.Node, number: float) -> fx.Node:
         """``number * a``; `a` itself where that is the same."""
-        return a if number == 1 else self._like(aten.mul.Tensor, a, number)
+        return a if number == 1 else self._found.call(aten.mul.Tensor, a, number)
 
     def sum(self, a: fx.Node, dims: Sequence[int]) -> fx.Node:
         """The sum over `dims`, which stay as dimensions of size 1; those that have this size already are left out."""
-        shape = list(shape_of(a))
+        shape = shape_of(a)
         long = sorted(dim % len(shape) for dim in dims if shape[dim] != 1)
-        if not long:
-            return a
-        for dim in long:
-            shape[dim] = 1
-        return self._place(aten.sum.dim_IntList, (a, long, True), shape, contiguous(shape))
+        return self._found.call(aten.sum.dim_IntList, a, long, True) if long else a
+
+    def mean(self, a: fx.Node, dims: Sequence[int]) -> fx.Node:
+        """The mean over `dims`, which stay as dimensions of size 1."""
+        return self._found.call(aten.mean.dim, a, list(dims), True)
 
     def slice(self, a: fx.Node, dim: int, part: range) -> fx.Node:
         """The elements of `a` whose index along `dim` is in `part`, which is not empty."""
@@ -86,11 +80,7 @@ class Builder:
 
     def cat(self, parts: Sequence[fx.Node], dim: int) -> fx.Node:
         """Row-major parts behind each other along `dim`."""
-        if len(parts) == 1:
-            return parts[0]
-        shape = list(shape_of(parts[0]))
-        shape[dim] = sum(shape_of(part)[dim] for part in parts)
-        return self._place(aten.cat.default, (list(parts), dim), shape, contiguous(shape))
+        return parts[0] if len(parts) == 1 else self._found.call(aten.cat.default, list(parts), dim)
 
     def view(self, a: fx.Node, shape: Sequence[int]) -> fx.Node:
         """The elements of `a` in another shape; they are copied where their strides do not allow that."""
@@ -103,11 +93,9 @@ class Builder:
 
         Strides of dimensions of size 1 count, too: convolutions take them for a hint at the memory format.
         """
-        value = a.meta["val"]
-        if value.stride() == contiguous(value.shape):
+        if is_plain(a.meta["val"]):
             return a
-        memory_format = {"memory_format": torch.contiguous_format}
-        return self._place(aten.clone.default, (a,), value.shape, contiguous(value.shape), memory_format)
+        return self._found.call(aten.clone.default, a, memory_format=torch.contiguous_format)
 
     def permute(self, a: fx.Node, order: Sequence[int]) -> fx.Node:
         """The dimensions of `a` in the order given."""
@@ -117,11 +105,8 @@ class Builder:
         """`a` with zeros around it along `dim`, row-major."""
         if before == after == 0:
             return a
-        shape = list(shape_of(a))
-        behind = [0] * 2 * (len(shape) - 1 - dim % len(shape))
-        shape[dim] += before + after
-        pads = [*behind, before, after]
-        return self._place(aten.constant_pad_nd.default, (self.contiguous(a), pads), shape, contiguous(shape))
+        behind = [0] * 2 * (len(shape_of(a)) - 1 - dim % len(shape_of(a)))
+        return self._found.call(aten.constant_pad_nd.default, self.contiguous(a), [*behind, before, after])
 
     def product(self, a: fx.Node, b: fx.Node) -> fx.Node:
         """The product of two matrices, or of two batches of them.
@@ -132,39 +117,12 @@ class Builder:
         if shape_of(b)[-1] == 1:
             row = self.view(b, (*shape_of(b)[:-2], 1, shape_of(b)[-2]))
             return self.sum(self.multiply(a, row), [-1])
-        shape = (*shape_of(a)[:-1], shape_of(b)[-1])
-        return self._place(aten.mm.default if len(shape) == 2 else aten.bmm.default, (a, b), shape, contiguous(shape))
+        return self._found.call(aten.mm.default if len(shape_of(a)) == 2 else aten.bmm.default, a, b)
 
     def convolution(self, x: fx.Node, weight: fx.Node, bias: fx.Node | None, geometry: Geometry) -> fx.Node:
-        """``aten.convolution``.
-
-        Raises:
-            Declined: `x` is not row-major, so that the library would choose the strides of the result.
-        """
-        if x.meta["val"].stride() != contiguous(shape_of(x)):
-            raise Declined("the input of a convolution is not row-major")
-        shape = geometry.result(shape_of(x), shape_of(weight))
+        """``aten.convolution``."""
         args = (x, self.contiguous(weight), bias, *geometry.arguments())
-        return self._place(aten.convolution.default, args, shape, contiguous(shape))
-
-    def _elementwise(self, target: OpOverload, a: fx.Node, b: fx.Node) -> fx.Node:
-        strides = elementwise_strides(a.meta["val"], b.meta["val"])
-        return self._place(target, (a, b), broadcast(shape_of(a), shape_of(b)), strides)
-
-    def _like(self, target: OpOverload, a: fx.Node, *numbers: float) -> fx.Node:
-        return self._place(target, (a, *numbers), shape_of(a), elementwise_strides(a.meta["val"]))
-
-    def _place(
-        self,
-        target: OpOverload,
-        args: tuple[object, ...],
-        shape: Sequence[int],
-        strides: Sequence[int],
-        kwargs: Mapping[str, object] | None = None,
-    ) -> fx.Node:
-        root = self._found.root.meta["val"]
-        meta = torch.empty_strided(tuple(shape), tuple(strides), dtype=root.dtype, device="meta")
-        return self._found.place(target, args, dict(kwargs or {}), Spec.of(meta, root.device))
+        return self._found.call(aten.convolution.default, *args)
 
 
 def count(shape: Sequence[int], dims: Sequence[int]) -> int:

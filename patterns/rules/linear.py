@@ -9,8 +9,9 @@ import torch
 from torch import fx
 
 from fusepass.patterns.analysis.linearity import Operand
+from fusepass.patterns.arguments import arguments
 from fusepass.patterns.language import op, var
-from fusepass.patterns.matcher import Declined, arguments
+from fusepass.patterns.matcher import Declined
 from fusepass.patterns.rule import Rule
 from fusepass.patterns.rules.builder import Builder, shape_of
 from fusepass.patterns.rules.reduction import plain_floats, sum_inside

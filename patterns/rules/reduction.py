@@ -12,7 +12,8 @@ import torch
 from torch import fx
 
 from fusepass.patterns.analysis.linearity import Factor, Operand, Term, terms
-from fusepass.patterns.matcher import Declined, Match, arguments
+from fusepass.patterns.arguments import arguments
+from fusepass.patterns.matcher import Declined, Match
 from fusepass.patterns.rules.builder import Builder, count, shape_of
 
 aten = torch.ops.aten
