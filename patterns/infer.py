@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from fusepass.codegen.lowering.tracer import Spec, meta_like
-from fusepass.patterns.analysis.layout import broadcast, elementwise_strides
+from fusepass.patterns.analysis.layout import broadcast, elementwise_strides, looks_channels_last
 from fusepass.patterns.arguments import bound
 
 aten = torch.ops.aten
@@ -70,7 +70,7 @@ def _plain(target: OpOverload, given: dict[str, Any]) -> _Layout | None:
         return _contiguous(_convolved(given), dtype)
     if packet in _AVERAGES and is_plain(operands[0]) and not given["ceil_mode"]:
         return _contiguous(_pooled(operands[0].shape, given), dtype)
-    if packet is aten.cat and all(map(is_plain, operands)):
+    if packet is aten.cat and not any(map(looks_channels_last, operands)):
         return _contiguous(_joined(operands, given["dim"]), dtype)
     if torch.Tag.pointwise in target.tags and packet not in _OTHERWISE and len(target._schema.returns) == 1:
         number = () if isinstance(given.get("other", operands[0]), Tensor) else (torch.empty((), device="meta"),)

@@ -14,6 +14,18 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
+class Window:
+    """The window of a pool along a dimension."""
+
+    size: int
+    stride: int
+
+    def reach(self, count: int) -> int:
+        """How many elements `count` windows extend over."""
+        return (count - 1) * self.stride + self.size
+
+
+@dataclass(frozen=True)
 class Axis:
     """One spatial axis of a convolution.
 

@@ -33,6 +33,22 @@ def elementwise_strides(shape: Sequence[int], *operands: torch.Tensor) -> tuple[
     return _merged(shape, operands)
 
 
+def looks_channels_last(tensor: torch.Tensor) -> bool:
+    """Whether operators that choose a layout take this one for channels last.
+
+    ``is_channels_last_strides_2d`` and ``3d`` in c10/core/MemoryFormat.h.
+    """
+    if tensor.dim() not in (4, 5) or tensor.stride(1) == 0:
+        return False
+    least = 0
+    for dim in (1, *range(tensor.dim() - 1, 1, -1), 0):
+        size, stride = tensor.shape[dim], tensor.stride(dim)
+        if size == 0 or stride < least or (dim == 0 and least == tensor.stride(1)):
+            return False
+        least = stride * max(size, 1)
+    return True
+
+
 def _packed(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
     """The strides without gaps; `order` is the dimensions, outermost first."""
     strides, step = [0] * len(shape), 1

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from fusepass.patterns.rule import Rule
-from fusepass.patterns.rules import arithmetic, convolution, copies, linear, views
+from fusepass.patterns.rules import arithmetic, convolution, copies, linear, pooling, views
 
-RULES: tuple[Rule, ...] = (*arithmetic.RULES, *copies.RULES, *views.RULES, *linear.RULES, *convolution.RULES)
+RULES: tuple[Rule, ...] = (
+    *arithmetic.RULES,
+    *copies.RULES,
+    *views.RULES,
+    *linear.RULES,
+    *convolution.RULES,
+    *pooling.RULES,
+)

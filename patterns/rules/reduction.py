@@ -88,8 +88,8 @@ def sum_inside(anchor_of: Callable[[fx.Node], Anchor | None]) -> Callable[[Match
         if size == 1:
             raise Declined("there is nothing to sum")
         parts = terms(reduction.operand, lambda node: anchor_of(node) is not None)
-        total = _Sum(Builder(found), shape, frozenset(reduction.dims), anchor_of).of(parts)
         build = Builder(found)
+        total = _Sum(build, shape, frozenset(reduction.dims), anchor_of).of(parts)
         result = combined(build, [(node, number / size if reduction.mean else number) for node, number in total])
         return build.view(result, shape_of(found.root))
 

@@ -99,3 +99,32 @@ def test_sums_of_products(lead: list[int], inner: int, features: int, data: st.D
         function, rand((*lead, inner)), rand((*batch, inner, features)), rand((features,)), rand((features,))
     )
     assert result.rules.count("sum-of-products") <= 1
+
+
+@given(filters(), st.data())
+def test_average_pools_of_convolutions(how: Filter, data: st.DataObject) -> None:
+    assert how.result is not None
+    spatial = how.result[2:]
+    sizes = [data.draw(st.integers(1, min(4, extent)), "size") for extent in spatial]
+    steps = [data.draw(st.integers(1, 4), "stride") for _ in spatial]
+    ceil, affine = data.draw(st.booleans()), data.draw(st.booleans())
+    pool = (torch.nn.functional.avg_pool1d, torch.nn.functional.avg_pool2d, torch.nn.functional.avg_pool3d)
+
+    def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        y = how(x, w, b)
+        y = (y + p) / b.view(-1, *(1,) * len(spatial)) if affine else y
+        return pool[len(spatial) - 1](y, sizes, steps, ceil_mode=ceil)
+
+    inputs = (rand(how.x), rand(how.weight), rand((how.channels,)) + 1, rand((how.channels, *(1,) * len(spatial))))
+    same_value(function, *inputs)
+
+
+@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 4), st.integers(1, 4))
+def test_average_pools_of_products(rows: int, features: int, size: int, stride: int) -> None:
+    assume(size <= features)
+
+    def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.avg_pool1d(torch.nn.functional.linear(x, w, b) * 2 - b, size, stride)
+
+    result = same_value(function, rand((rows, 3)), rand((features, 3)), rand((features,)))
+    assert result.rules or size == stride == 1

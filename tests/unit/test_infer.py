@@ -104,9 +104,10 @@ def test_what_the_operator_does_not_take_raises(target: Any, arguments: tuple[An
         infer(target, nodes(arguments, lambda *tensors: tensors[0].clone()), {}, torch.device("cpu"))
 
 
+@pytest.mark.parametrize("tensor", [X, LAST, X[:, :1], X[..., :1], X.transpose(2, 3), X[:, :1, :1], LAST[:, :, :1]])
 @pytest.mark.parametrize("dim", [1, -2])
-def test_parts_behind_each_other(dim: int) -> None:
-    parts = [X, X.narrow(dim, 0, 2).contiguous()]
+def test_parts_behind_each_other(tensor: Tensor, dim: int) -> None:
+    parts = [tensor, tensor.narrow(dim, 0, 1)]
     nodes = traced(lambda *tensors: tensors[0].clone(), *parts).graph.find_nodes(op="placeholder")
     found = infer(aten.cat.default, (list(nodes), dim), {}, torch.device("cpu"))
     wanted = torch.cat(parts, dim)
