@@ -75,16 +75,19 @@ RATES = {
 
 CHEAP = 1
 COSTLY = 10
-"""Operations for one element of a pointwise operator: of simple arithmetic, and of a root, a quotient, an exponential."""
+"""Operations for one element of a pointwise operator: of a copy or simple arithmetic, and of a root, a quotient, an exponential."""
 
-_COPIES = frozenset({aten.clone, aten._to_copy, aten.copy, aten.cat, aten.constant_pad_nd, aten.lift_fresh_copy})
 _SIMPLE = frozenset(
     {
         aten.add, aten.sub, aten.rsub, aten.mul, aten.neg, aten.abs, aten.relu, aten.clamp, aten.clamp_min, aten.clamp_max,
         aten.hardtanh, aten.maximum, aten.minimum, aten.where, aten.sign, aten.leaky_relu, aten.threshold, aten.masked_fill,
+        aten.clone, aten._to_copy, aten.copy, aten.cat, aten.constant_pad_nd, aten.lift_fresh_copy,
         aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge, aten.isnan, aten.logical_not, aten.addcmul,
     }
 )  # fmt: skip
+
+
+_FILLS = frozenset({aten.full_like, aten.zeros_like, aten.ones_like, aten.full, aten.zeros, aten.ones})
 
 
 class _Kind(enum.Enum):
@@ -125,7 +128,7 @@ def cost(nodes: Collection[fx.Node], *, result: fx.Node | None = None, root: fx.
     """
     if not nodes:
         return NOTHING
-    rates = RATES.get(_device(next(iter(nodes))), RATES["cuda"])
+    rates = RATES.get(_device(nodes), RATES["cuda"])
     inside = frozenset(nodes)
     seconds, flops, sources = 0.0, 0, dict[fx.Node, int]()
     for node in nodes:
@@ -137,11 +140,16 @@ def cost(nodes: Collection[fx.Node], *, result: fx.Node | None = None, root: fx.
         rate = rates.half_products if half else rates.products if kind is _Kind.PRODUCT else rates.scalar
         flops += count
         seconds += count / rate + (rates.launch if kind is not _Kind.POINTWISE else 0.0)
-        for operand in node.all_input_nodes:
+        for operand in () if _fills(node) else node.all_input_nodes:
             _read(sources, operand, node, inside)
     written = sum(_bytes_written(node, inside, root if node is result else None) for node in inside)
     traffic = written + sum(sources.values())
     return Cost(seconds + traffic / rates.bandwidth, flops, traffic)
+
+
+def _fills(node: fx.Node) -> bool:
+    """Whether `node` writes one number everywhere, whatever it reads."""
+    return isinstance(node.target, OpOverload) and node.target.overloadpacket in _FILLS
 
 
 def _read(sources: dict[fx.Node, int], operand: fx.Node, reader: fx.Node, inside: frozenset[fx.Node]) -> None:
@@ -150,9 +158,9 @@ def _read(sources: dict[fx.Node, int], operand: fx.Node, reader: fx.Node, inside
     made_here = source in inside
     if made_here or (_kind(source.target) in _FUSING and _kind(reader.target) in _FUSING):
         return  # counted where it is made, or not in memory at all
-    value = operand.meta["val"]
+    value = operand.meta.get("val")
     read = nbytes(value) if isinstance(value, torch.Tensor) else 0
-    whole = source.meta["val"]
+    whole = source.meta.get("val")
     if isinstance(whole, torch.Tensor):
         read = min(read, nbytes(whole))
     sources[source] = max(sources.get(source, 0), read)
@@ -190,12 +198,14 @@ def _source(node: fx.Node) -> fx.Node:
 
 def _operations(node: fx.Node, kind: _Kind) -> int:
     """Operations of `node`: those of PyTorch's flop counter for products, else some for each element."""
-    packet = node.target.overloadpacket  # type: ignore[union-attr]
+    if not isinstance(node.target, OpOverload):
+        return 0  # nothing is known of it
+    packet = node.target.overloadpacket
     if kind is _Kind.PRODUCT:
         return _products(packet, arguments(node), node.meta["val"])
     size = sum(part.numel() for part in _tensors(node))
     if kind is _Kind.POINTWISE:
-        return 0 if packet in _COPIES else size * (CHEAP if packet in _SIMPLE else COSTLY)
+        return 0 if _fills(node) else size * (CHEAP if packet in _SIMPLE else COSTLY)
     read = sum(part.numel() for source in node.all_input_nodes for part in _tensors(source))
     window = arguments(node).get("kernel_size")
     if window is None:
@@ -218,14 +228,16 @@ def _products(packet: OpOverloadPacket, given: Mapping[str, Any], result: Any) -
 
 
 def _tensors(node: fx.Node) -> list[torch.Tensor]:
-    """The tensors that `node` gives."""
-    value = node.meta["val"]
-    values = value if isinstance(value, tuple | list) else (value,)
-    return [part for part in values if isinstance(part, torch.Tensor)]
+    """The tensors that `node` gives; of several those that are used."""
+    value = node.meta.get("val")
+    if isinstance(value, tuple | list):
+        value = [value[user.args[1]] for user in node.users if user.target is operator.getitem]  # type: ignore[index]
+        return [part for part in value if isinstance(part, torch.Tensor)]
+    return [value] if isinstance(value, torch.Tensor) else []
 
 
-def _device(node: fx.Node) -> str:
-    return next((tensor.device.type for tensor in _tensors(node)), "cpu")
+def _device(nodes: Collection[fx.Node]) -> str:
+    return next((tensor.device.type for node in nodes for tensor in _tensors(node)), "cpu")
 
 
 @cache
@@ -238,6 +250,6 @@ def _kind(target: Any) -> _Kind:
     if packet in _CONTRACTED or packet in (aten.convolution, aten.convolution_backward):
         return _Kind.PRODUCT
     known = direct_class(target)
-    if known is OpClass.POINTWISE or torch.Tag.pointwise in target.tags:
+    if known is OpClass.POINTWISE or torch.Tag.pointwise in target.tags or packet in _SIMPLE | _FILLS:
         return _Kind.POINTWISE
     return _Kind.SWEEP if known in _SWEEPS or "pool" in str(packet) else _Kind.OTHER

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx
@@ -76,13 +77,44 @@ class Match:
         node.meta = {key: value for key, value in self.root.meta.items() if key in kept} | {"val": result}
         return node
 
+    def item(self, call: fx.Node, number: int) -> fx.Node:
+        """A new node before `root` for one of several results of `call`."""
+        with self.root.graph.inserting_before(self.root):
+            node = self.root.graph.call_function(operator.getitem, (call, number))
+        node.meta = {**call.meta, "val": call.meta["val"][number]}
+        return node
+
 
 def match(pattern: Call, node: fx.Node) -> Match | Mismatch:
     """The first way in which `node` is an instance of `pattern`, or why it is none."""
     attempt = _Attempt()
-    for found in attempt.calls(pattern, node, _Found()):
-        return Match(node, frozenset(found.nodes), found.captures)
-    return attempt.mismatch or Mismatch(node, "no match")
+    found = next(attempt.matches(pattern, node), None)
+    return found or attempt.mismatch or Mismatch(node, "no match")
+
+
+def matches(pattern: Call, node: fx.Node) -> Iterator[Match]:
+    """Every way in which `node`, a call of an operator of `pattern`, is an instance of it."""
+    return _Attempt().matches(pattern, node) if _plausible(pattern, node) else iter(())
+
+
+def _plausible(pattern: Call, node: fx.Node) -> bool:
+    """Whether the arguments of `node` may be those of `pattern`: a quick look that spares most searches."""
+    if pattern.item is not None:
+        (node,) = node.all_input_nodes
+    for operand in pattern.args:
+        if isinstance(operand, Call) and not any(_may_be(operand, source) for source in node.all_input_nodes):
+            return False
+        if isinstance(operand, Const) and len(node.args) >= len(pattern.args):
+            values = (value for value in node.args if not isinstance(value, fx.Node))
+            if not any(operand.accepts(value) for value in values):
+                return False
+    return True
+
+
+def _may_be(pattern: Call, node: fx.Node) -> bool:
+    if pattern.item is not None:
+        return node.target is operator.getitem
+    return isinstance(node.target, OpOverload) and is_called(pattern, node.target)
 
 
 @dataclass(frozen=True)
@@ -108,6 +140,11 @@ class _Attempt:
     def __init__(self) -> None:
         self.mismatch: Mismatch | None = None
 
+    def matches(self, pattern: Call, node: fx.Node) -> Iterator[Match]:
+        """Every way in which `node` fits `pattern`."""
+        for found in self.calls(pattern, node, _Found()):
+            yield Match(node, frozenset(found.nodes), found.captures)
+
     def calls(self, pattern: Call, node: fx.Node, found: _Found) -> Iterator[_Found]:
         """Every way in which `node` fits `pattern`, given what is `found`, with users outside checked."""
         for result in self._call(pattern, node, found):
@@ -121,6 +158,9 @@ class _Attempt:
         self.mismatch = Mismatch(node, template, values)
 
     def _call(self, pattern: Call, node: fx.Node, found: _Found) -> Iterator[_Found]:
+        if pattern.item is not None:
+            yield from self._item(pattern, node, found)
+            return
         target = node.target
         if not isinstance(target, OpOverload) or not is_called(pattern, target):
             self._fail(node, "is a call of {}, not of {}", target, pattern.op_class or set(pattern.packets))
@@ -131,10 +171,11 @@ class _Attempt:
         if not wanted.keys() <= given.keys() or len(pattern.args) > len(names):
             self._fail(node, "takes other arguments")
             return
-        rest = [name for name in names if name not in wanted and not _is_default(target, name, given[name])]
-        if rest and not pattern.open:
-            self._fail(node, "argument {} is {}", rest[0], given[rest[0]])
-            return
+        if not pattern.open:
+            rest = [name for name in names if name not in wanted and not _is_default(target, name, given[name])]
+            if rest:
+                self._fail(node, "argument {} is {}", rest[0], given[rest[0]])
+                return
         captured = found.capture(pattern.name, node)
         if captured is None:
             self._fail(node, "is not what {} stands for already", pattern.name)
@@ -146,6 +187,18 @@ class _Attempt:
         yield from self._operands(operands, values, start)
         if pattern.commutative:
             yield from self._operands([operands[1], operands[0], *operands[2:]], values, start)
+
+    def _item(self, pattern: Call, node: fx.Node, found: _Found) -> Iterator[_Found]:
+        """`node` as one of several results of a call of which nobody reads another one."""
+        if node.target is not operator.getitem or node.args[1] != pattern.item:
+            self._fail(node, "is not result {} of a call", pattern.item)
+            return
+        producer = node.all_input_nodes[0]
+        if len(producer.users) > 1:
+            self._fail(producer, "another of its results is used")
+            return
+        start = _Found(found.captures, (*found.nodes, node), found.once)
+        yield from self._call(replace(pattern, item=None), producer, start)
 
     def _operands(self, operands: Sequence[Operand], values: Sequence[Any], found: _Found) -> Iterator[_Found]:
         if not operands:
@@ -173,7 +226,7 @@ class _Attempt:
 
 
 def is_called(pattern: Call, target: OpOverload) -> bool:
-    """Whether a call of `target` may be an instance of `pattern`, whatever its arguments."""
+    """Whether a call of `target`, or a result of one, may be an instance of `pattern`, whatever its arguments."""
     if pattern.op_class is not None:
         return direct_class(target) is pattern.op_class
     return target.overloadpacket in pattern.packets

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from fusepass.patterns.aliasing import base, change_seen, written
 from fusepass.patterns.cost import NOTHING, Cost, cost, dying
 from fusepass.patterns.dataflow import remove_dead
 from fusepass.patterns.legality import is_random
-from fusepass.patterns.matcher import Declined, Match, Mismatch, is_called, match
+from fusepass.patterns.matcher import Declined, Match, is_called, matches
 from fusepass.patterns.rule import Rule
 from fusepass.patterns.rules import RULES
 
@@ -126,26 +127,27 @@ class _Index:
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = rules
-        self._found: dict[OpOverload, tuple[Rule, ...]] = {}
+        self._found: dict[tuple[object, bool], tuple[Rule, ...]] = {}
 
-    def __getitem__(self, target: OpOverload) -> tuple[Rule, ...]:
-        if target not in self._found:
-            self._found[target] = tuple(rule for rule in self._rules if is_called(rule.pattern, target))
-        return self._found[target]
+    def __getitem__(self, node: fx.Node) -> tuple[Rule, ...]:
+        part = node.target is operator.getitem
+        target = node.all_input_nodes[0].target if part else node.target
+        if not isinstance(target, OpOverload):
+            return ()
+        if (target, part) not in self._found:
+            fitting = (rule for rule in self._rules if (rule.pattern.item is not None) == part)
+            self._found[target, part] = tuple(rule for rule in fitting if is_called(rule.pattern, target))
+        return self._found[target, part]
 
 
 def _apply_rules(graph: fx.Graph, index: _Index) -> list[Application]:
     """One pass over the graph: each node is tried with each rule, until one applies."""
-    applications = []
+    applications: list[Application] = []
     for node in list(graph.nodes):
-        if not isinstance(node.target, OpOverload):
-            continue
-        for rule in index[node.target]:
-            found = match(rule.pattern, node)
-            done = None if isinstance(found, Mismatch) else replace_match(rule, found)
-            if isinstance(done, Application):
-                applications.append(done)
-                break
+        if node.op == "call_function":
+            ways = ((rule, found) for rule in index[node] for found in matches(rule.pattern, node))
+            done = (replace_match(rule, found) for rule, found in ways)
+            applications += islice((one for one in done if isinstance(one, Application)), 1)
     return applications
 
 

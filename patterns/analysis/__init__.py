@@ -1,1 +1,1 @@
-"""What rules ask of a graph before they rewrite it."""
+"""What is known of values before anything runs: their range, how functions order them, what is linear."""

@@ -1,15 +1,37 @@
-"""The rewrite rules that fusepass comes with, each exact for every input."""
+"""The rewrite rules that fusepass comes with, each exact for every input.
+
+Rules about anchors come first: they look through what others would move.
+"""
 
 from __future__ import annotations
 
 from fusepass.patterns.rule import Rule
-from fusepass.patterns.rules import arithmetic, convolution, copies, linear, pooling, views
+from fusepass.patterns.rules import (
+    arithmetic,
+    bounds,
+    convolution,
+    copies,
+    identities,
+    linear,
+    pooling,
+    pools,
+    reductions,
+    scalars,
+    single,
+    views,
+)
 
 RULES: tuple[Rule, ...] = (
-    *arithmetic.RULES,
-    *copies.RULES,
-    *views.RULES,
     *linear.RULES,
     *convolution.RULES,
     *pooling.RULES,
+    *arithmetic.RULES,
+    *identities.RULES,
+    *bounds.RULES,
+    *scalars.RULES,
+    *single.RULES,
+    *reductions.RULES,
+    *pools.RULES,
+    *copies.RULES,
+    *views.RULES,
 )
