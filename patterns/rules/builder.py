@@ -135,7 +135,15 @@ class Builder:
         if shape_of(b)[-1] == 1:
             row = self.view(b, (*shape_of(b)[:-2], 1, shape_of(b)[-2]))
             return self.sum(self.multiply(a, row), [-1])
+        return self.matrix_product(a, b)
+
+    def matrix_product(self, a: fx.Node, b: fx.Node) -> fx.Node:
+        """The product of two matrices, or of two batches of them, by the library."""
         return self._call(aten.mm.default if len(shape_of(a)) == 2 else aten.bmm.default, a, b)
+
+    def biased_product(self, bias: fx.Node, a: fx.Node, b: fx.Node) -> fx.Node:
+        """A vector added to each row of the product of two matrices."""
+        return self._call(aten.addmm.default, bias, a, b)
 
     def convolution(self, x: fx.Node, weight: fx.Node, bias: fx.Node | None, geometry: Geometry) -> fx.Node:
         """``aten.convolution``."""
