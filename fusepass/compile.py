@@ -116,10 +116,7 @@ def compile_graph(graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounte
         gather_writes(direct)
         operators = {key: register(value, program_text(value.generated.program)) for key, value in fused.items()}
         public = splice(graph, regions, arguments, operators)
-    rules: dict[str, int] = {}
-    for application in applications:
-        rules[application.rule] = rules.get(application.rule, 0) + 1
-    report = summary(name, graph, parts, works, rules, clock.seconds)
+    report = summary(name, graph, parts, works, applications, clock.seconds)
     return CompiledGraph(graph, tuple(works), public, direct.forward, report, counter)
 
 

@@ -11,6 +11,7 @@ from torch import fx
 from fusepass.codegen.generate import Generated, anchor_traffic, traffic
 from fusepass.codegen.source import Target
 from fusepass.patterns.partition import Partition
+from fusepass.patterns.simplify import Application
 from fusepass.report import (
     CaptureRoute,
     KernelRecord,
@@ -19,6 +20,7 @@ from fusepass.report import (
     RegionReport,
     RegionState,
     Report,
+    RewriteReport,
     SourceFile,
 )
 from fusepass.work import Work
@@ -29,7 +31,7 @@ def summary(
     graph: fx.GraphModule,
     parts: Partition,
     works: Sequence[Work],
-    rules: Mapping[str, int],
+    applications: Sequence[Application],
     seconds: Mapping[str, float],
 ) -> Report:
     """The report of one captured graph.
@@ -39,7 +41,7 @@ def summary(
         graph: the captured graph, simplified, its regions not yet replaced.
         parts: what became of its operators.
         works: its regions, at the end of the pipeline.
-        rules: how often each rewrite rule applied.
+        applications: the rewrites, in order.
         seconds: per stage, in the order in which they ran.
     """
     calls = [node for node in graph.graph.nodes if node.op == "call_function"]
@@ -50,7 +52,10 @@ def summary(
         capture=CaptureRoute.TRACED,
         regions=tuple(_region_report(work) for work in works),
         refusals=tuple(RefusalReport(r.node, r.target, r.reason) for r in parts.refusals),
-        rules=tuple(rules.items()),
+        rewrites=tuple(
+            RewriteReport(a.rule, a.node, a.before.flops, a.after.flops, a.before.bytes, a.after.bytes)
+            for a in applications
+        ),
         ops_total=sum(not _is_getitem(node) for node in calls),
         ops_fused=sum(
             not _is_getitem(node) for work in works if work.state is RegionState.FUSED for node in work.region.nodes
