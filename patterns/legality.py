@@ -124,15 +124,39 @@ def no_random_numbers(node: fx.Node) -> str | None:
 
 
 def no_host_synchronisation(node: fx.Node) -> str | None:
+    if node.target is aten.index.Tensor and not _picks_by_truth(node):
+        return None
     return "its result, or the size of it, is needed on the host" if waits_for_host(node.target) else None
 
 
-_SCANS = frozenset({aten.cumsum, aten.cumprod, aten.cummax, aten.cummin, aten.logcumsumexp})
+def _picks_by_truth(node: fx.Node) -> bool:
+    """Whether an ``index`` takes the elements where a mask holds, whose number is not known."""
+    values = (source.meta.get("val") for source in node.all_input_nodes[1:])
+    return any(isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8) for value in values)
 
 
-def no_scan(node: fx.Node) -> str | None:
-    """PyTorch decomposes scans into quadratic work."""
-    return "a scan: each element needs those before it" if node.target.overloadpacket in _SCANS else None  # type: ignore[union-attr]
+_BEYOND = {
+    "a scan: each element needs those before it": "cumsum cumprod cummax cummin logcumsumexp",
+    "a sort: elements change places by their values": (
+        "sort topk kthvalue median nanmedian mode msort argsort histc searchsorted bucketize"
+    ),
+    "a scatter: several elements may meet in one place": (
+        "scatter scatter_add scatter_reduce index_put index_add index_copy index_fill index_reduce put masked_scatter "
+        "embedding_dense_backward max_unpool2d max_unpool3d"
+    ),
+    "solves or factorises matrices": (
+        "_linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd linalg_cholesky_ex linalg_eig geqrf "
+        "linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve linalg_lu linalg_lu_factor_ex "
+        "linalg_lu_solve linalg_matrix_exp linalg_pinv linalg_qr linalg_solve_triangular lu_unpack ormqr cholesky "
+        "triangular_solve cholesky_solve cholesky_inverse"
+    ),
+}
+"""Kinds of work that no kernel of the IR does, with the operators of each. PyTorch decomposes some into quadratic work."""
+_REASONS = {name: reason for reason, names in _BEYOND.items() for name in names.split()}
+
+
+def within_reach(node: fx.Node) -> str | None:
+    return _REASONS.get(node.target._schema.name.removeprefix("aten::"))  # type: ignore[union-attr]
 
 
 def initialised(node: fx.Node) -> str | None:
@@ -233,7 +257,7 @@ NODE_CHECKS: tuple[Callable[[fx.Node], str | None], ...] = (
     no_write,
     no_random_numbers,
     no_host_synchronisation,
-    no_scan,
+    within_reach,
     initialised,
     single_arguments,
     single_results,

@@ -43,6 +43,7 @@ class Vocabulary(Protocol):
 _CLASS_OF_MODULE = {
     "activations": OpClass.POINTWISE,
     "anchors": OpClass.ANCHOR,
+    "gathers": OpClass.POINTWISE,
     "normalisations": OpClass.NORMALISATION,
     "pointwise": OpClass.POINTWISE,
     "pooling": OpClass.POOLING,

@@ -85,7 +85,7 @@ NODES: dict[str, tuple[Callable[[], fx.Node], str]] = {
     "no_write": (lambda: call(aten.add_.Tensor, describe(), 1), "writes to its argument"),
     "no_random_numbers": (lambda: call(aten.rand_like.default, describe()), "draws random numbers"),
     "no_host_synchronisation": (lambda: call(aten.nonzero.default, describe()), "is needed on the host"),
-    "no_scan": (lambda: call(aten.cumsum.default, describe(), 0), "each element needs those before it"),
+    "within_reach": (lambda: call(aten.cumsum.default, describe(), 0), "each element needs those before it"),
     "initialised": (lambda: call(aten.empty_like.default, describe()), "no values yet"),
     "single_arguments": (no_result, "something else than tensors"),
     "single_results": (tuple_user, "used as a tuple"),

@@ -98,6 +98,12 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "aten.empty.memory_format": ([0],),
     "aten.empty_strided.default": ([0, 2], [2, 1]),
     "aten.empty_like.default": (X[:0],),
+    "aten.embedding.default": (_tensor(5, 3), N % 5),
+    "aten.index_select.default": (X, -1, torch.tensor([3, 0, 0])),
+    "aten.gather.default": (X, 1, torch.tensor([[[2, 0, 1], [0, 0, 2]]])),
+    "aten.take.default": (X, torch.tensor([[-1, 0], [23, -24]])),
+    "aten.index.Tensor": (X, [None, torch.tensor([[-1], [0]]), torch.tensor([3, 1, -4])]),
+    "aten._unsafe_index.Tensor": (X, [torch.tensor([1, 0]), None, torch.tensor([3, 1])]),
     "aten.roll.default": (X, [1, -1], [0, 2]),
 }
 KEYWORDS: dict[str, dict[str, Any]] = {
