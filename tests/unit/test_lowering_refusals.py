@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
