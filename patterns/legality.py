@@ -137,8 +137,11 @@ def _picks_by_truth(node: fx.Node) -> bool:
 
 _BEYOND = {
     "a scan: each element needs those before it": "cumsum cumprod cummax cummin logcumsumexp",
-    "a sort: elements change places by their values": (
-        "sort topk kthvalue median nanmedian mode msort argsort histc searchsorted bucketize"
+    "a sort: elements change places by their values": ("sort topk kthvalue median nanmedian mode msort argsort histc"),
+    "a search in sorted values": "searchsorted bucketize",
+    "attention, which the library does in one kernel": (
+        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
+        "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"
     ),
     "a scatter: several elements may meet in one place": (
         "scatter scatter_add scatter_reduce index_put index_add index_copy index_fill index_reduce put masked_scatter "
@@ -160,8 +163,10 @@ def within_reach(node: fx.Node) -> str | None:
 
 
 def initialised(node: fx.Node) -> str | None:
+    """Memory that an operator in no region fills; a region may give what has no values any value."""
     empty = node.target._schema.name.split("::")[-1] in ("empty", "empty_like", "empty_strided", "new_empty")  # type: ignore[union-attr]
-    return "its result has no values yet" if empty else None
+    filled = any(user.op == "output" or is_random(user.target) or writes(user.target) for user in node.users)
+    return "its result has no values yet" if empty and filled else None
 
 
 def single_arguments(node: fx.Node) -> str | None:
@@ -196,13 +201,6 @@ def single_results(node: fx.Node) -> str | None:
 
 def understood_view(node: fx.Node) -> str | None:
     return "a view of memory beside its input" if node.target is aten.as_strided.default else None
-
-
-def plain_product(node: fx.Node) -> str | None:
-    if node.target not in (aten.addmm.default, aten.baddbmm.default):
-        return None
-    scaled = any(node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta"))
-    return "a matrix product with alpha or beta" if scaled else None
 
 
 def static_shape(tensor: torch.Tensor) -> str | None:
@@ -255,9 +253,9 @@ def reads_a_tensor(candidate: Candidate) -> str | None:
 
 NODE_CHECKS: tuple[Callable[[fx.Node], str | None], ...] = (
     no_write,
+    within_reach,
     no_random_numbers,
     no_host_synchronisation,
-    within_reach,
     initialised,
     single_arguments,
     single_results,
@@ -265,7 +263,6 @@ NODE_CHECKS: tuple[Callable[[fx.Node], str | None], ...] = (
     no_constant,
     unused_pooling_indices,
     understood_view,
-    plain_product,
 )
 TENSOR_CHECKS: tuple[Callable[[torch.Tensor], str | None], ...] = (
     static_shape,

@@ -46,6 +46,7 @@ _CLASS_OF_MODULE = {
     "gathers": OpClass.POINTWISE,
     "normalisations": OpClass.NORMALISATION,
     "pointwise": OpClass.POINTWISE,
+    "pool_gradients": OpClass.POOLING,
     "pooling": OpClass.POOLING,
     "reductions": OpClass.REDUCTION,
     "views": OpClass.POINTWISE,  # padding and concatenation; what moves no memory is told apart by its schema

@@ -68,6 +68,9 @@ class Value:
     def __gt__(self, other: Value | float) -> Value:
         return self.apply(Op.GT, other, dtype=DType.BOOL)
 
+    def __lt__(self, other: Value | float) -> Value:
+        return self.apply(Op.LT, other, dtype=DType.BOOL)
+
     def __le__(self, other: Value | float) -> Value:
         return self.apply(Op.LE, other, dtype=DType.BOOL)
 
@@ -172,6 +175,18 @@ def hardshrink(x: Value, bound: float = 0.5) -> Value:
 @formula(aten.softshrink.default)
 def softshrink(x: Value, bound: float = 0.5) -> Value:
     return (x.apply(Op.ABS) <= bound).where(x * 0.0, (x > 0.0).where(x - bound, x + bound))
+
+
+@formula(aten.softshrink_backward.default, aten.hardshrink_backward.default)
+def shrink_backward(gradient: Value, x: Value, bound: float) -> Value:
+    return (x.apply(Op.ABS) <= bound).where(0.0, gradient)
+
+
+@formula(aten.angle.default)
+def angle(x: Value) -> Value:
+    """Of a real number: pi where it is negative, NaN where it is NaN."""
+    zero = x.apply(Op.ABS).apply(Op.MINIMUM, 0.0)  # or NaN
+    return (x < 0.0).where(pi, zero)
 
 
 @formula(aten.threshold.default)

@@ -175,3 +175,31 @@ def _index(call: Call, a: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
         return tuple(fixed.get(dim, Index()) for dim in range(len(a.shape))), found
 
     return gathered(call, a, call.value.shape, lookups)
+
+
+@lowers(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+def _nll_loss_backward(
+    call: Call, gradient: Tensor, a: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int,
+    total_weight: Tensor,
+) -> Tensor:  # fmt: skip
+    """The share of each sample stands at its class, with the class's weight; everything else is 0."""
+    context, builder = call.context, call.context.builder
+    classes, compute = (1 if len(a.shape) > 1 else 0), a.dtype.compute
+    share = context.cast(gradient, a.dtype)
+    if reduction == 1:
+        share = context.pointwise(Op.DIV, (share, context.cast(total_weight, a.dtype)), a.dtype)
+    zero, unused = builder.const(0, compute), builder.const(ignored, DType.I64)
+
+    def at(c: Coordinates) -> Expr:
+        sample = (*c[:classes], *c[classes + 1 :])
+        wanted = position(context, target, sample)
+        hit = builder.apply(Op.EQ, wanted, builder.position(c[classes]), dtype=DType.BOOL)
+        counts = builder.apply(Op.NE, wanted, unused, dtype=DType.BOOL)
+        value = builder.apply(Op.NEG, share.at(broadcast(sample, share.shape)), dtype=compute)
+        if weight is not None:
+            of_class = builder.cast(weight.at((c[classes],)), compute)
+            value = builder.apply(Op.MUL, value, of_class, dtype=compute)
+        chosen = builder.apply(Op.AND, hit, counts, dtype=DType.BOOL)
+        return builder.apply(Op.WHERE, chosen, value, zero, dtype=compute)
+
+    return context.tensor(a.shape, a.dtype, at)

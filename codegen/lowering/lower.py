@@ -20,6 +20,7 @@ from fusepass.codegen.lowering import (
     gathers,
     normalisations,
     pointwise,
+    pool_gradients,
     pooling,
     reductions,
     views,
@@ -41,7 +42,7 @@ ANCHORS = frozenset(
 )
 _VIEWS = frozenset({"t", "transpose", "permute", "view", "expand", "_unsafe_view", "unsqueeze", "squeeze"})
 assert all(
-    (activations, anchors, gathers, normalisations, pointwise, pooling, reductions, views)
+    (activations, anchors, gathers, normalisations, pointwise, pool_gradients, pooling, reductions, views)
 )  # imported for what they register
 
 

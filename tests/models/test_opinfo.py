@@ -86,22 +86,22 @@ def _one_type(number: int, info: Any) -> torch.dtype:
 
 
 @pytest.mark.parametrize("share", range(SHARES))
-def test_a_sample_of_every_operator(share: int) -> None:
+def test_a_sample_of_every_second_operator(share: int) -> None:
     infos = [(number, info) for number, info in enumerate(operators()) if info.name not in PRECISE]
     with everything_fuses(), interpreted():
-        ours = (case for n, info in infos[share::SHARES] for case in _fusing([info], [_one_type(n, info)], 1))
+        ours = (case for n, info in infos[share :: 2 * SHARES] for case in _fusing([info], [_one_type(n, info)], 1))
         count, wrong = _interpreted(ours)
     assert not wrong, "\n".join(wrong)
-    assert count > 20
+    assert count > 10
 
 
 def test_a_sample_of_some_operators_compiled() -> None:
-    infos = list(enumerate(operators()))[::9]
+    infos = list(enumerate(operators()))[::11]
     with everything_fuses():
         ours = (case for n, info in infos for case in _fusing([info], [_one_type(n, info)], 1))
         count, wrong = _compiled(ours, alone=False)
     assert not wrong, "\n".join(wrong)
-    assert count > 30
+    assert count > 20
 
 
 @pytest.mark.slow

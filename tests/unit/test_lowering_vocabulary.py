@@ -31,6 +31,7 @@ X, Y, Q = _tensor(2, 3, 4), _tensor(2, 3, 4).flip(0).contiguous(), _tensor(1, 2,
 N, M = _ints(2, 3), _ints(2, 3).flip(1).contiguous()
 CUBE = _tensor(1, 2, 4, 5, 6)
 C, W = _tensor(2, 3, 7), _tensor(4, 3, 3)
+POOLED_MAXIMA = torch.ops.aten.max_pool2d_with_indices(Q, [3, 2], [1, 2], [1, 0], [1, 2])
 
 # Arguments of operators for which the schema does not say what makes sense.
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
@@ -104,6 +105,39 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "aten.take.default": (X, torch.tensor([[-1, 0], [23, -24]])),
     "aten.index.Tensor": (X, [None, torch.tensor([[-1], [0]]), torch.tensor([3, 1, -4])]),
     "aten._unsafe_index.Tensor": (X, [torch.tensor([1, 0]), None, torch.tensor([3, 1])]),
+    "aten.avg_pool2d_backward.default": (_tensor(1, 2, 3, 3), Q, [3, 2], [2, 2], [1, 0], True, False, None),
+    "aten.avg_pool3d_backward.default": (_tensor(1, 2, 2, 2, 3), CUBE, [2], [2], [0], False, True, 3),
+    "aten._adaptive_avg_pool2d_backward.default": (_tensor(1, 2, 3, 4), Q),
+    "aten._adaptive_avg_pool3d_backward.default": (_tensor(1, 2, 2, 7, 3), CUBE),
+    "aten.max_pool2d_with_indices_backward.default": (
+        POOLED_MAXIMA[0] * 2,
+        Q,
+        [3, 2],
+        [1, 2],
+        [1, 0],
+        [1, 2],
+        False,
+        POOLED_MAXIMA[1],
+    ),
+    "aten.upsample_nearest2d_backward.default": (_tensor(1, 2, 10, 18), [10, 18], [1, 2, 5, 6]),
+    "aten.nll_loss_backward.default": (
+        _tensor(1)[0],
+        _tensor(3, 4),
+        torch.tensor([3, 0, 1]),
+        _tensor(4),
+        1,
+        0,
+        _tensor(1)[0] * 2,
+    ),
+    "aten.nll_loss2d_backward.default": (
+        _tensor(2, 5, 1),
+        _tensor(2, 3, 5, 1),
+        torch.arange(10).reshape(2, 5, 1) % 3,
+        None,
+        0,
+        -100,
+        _tensor(1)[0],
+    ),
     "aten.roll.default": (X, [1, -1], [0, 2]),
 }
 KEYWORDS: dict[str, dict[str, Any]] = {
