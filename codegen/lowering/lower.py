@@ -17,12 +17,15 @@ from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.lowering import (
     activations,
     anchors,
+    creation,
     gathers,
+    losses,
     normalisations,
     pointwise,
     pool_gradients,
     pooling,
     reductions,
+    resampling,
     views,
 )
 from fusepass.codegen.lowering.registry import Call, decomposed, handler_of
@@ -42,7 +45,20 @@ ANCHORS = frozenset(
 )
 _VIEWS = frozenset({"t", "transpose", "permute", "view", "expand", "_unsafe_view", "unsqueeze", "squeeze"})
 assert all(
-    (activations, anchors, gathers, normalisations, pointwise, pool_gradients, pooling, reductions, views)
+    (
+        activations,
+        anchors,
+        creation,
+        gathers,
+        losses,
+        normalisations,
+        pointwise,
+        pool_gradients,
+        pooling,
+        reductions,
+        resampling,
+        views,
+    )
 )  # imported for what they register
 
 

@@ -12,7 +12,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Op
 from fusepass.codegen.lowering.registry import Call, lowers
-from fusepass.codegen.lowering.tensor import TORCH, Context, Tensor, Unsupported, dtype_of
+from fusepass.codegen.lowering.tensor import TORCH, Context, Tensor, dtype_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -273,19 +273,3 @@ def _convert(call: Call, a: Tensor, dtype: torch.dtype) -> Tensor:
 )
 def _identity(call: Call, a: Tensor, **unused: Any) -> Tensor:
     return a
-
-
-@lowers(
-    aten.full.default, aten.full_like.default, aten.scalar_tensor.default, aten.zeros_like.default,
-    aten.ones_like.default, aten.zeros.default, aten.ones.default, prims.scalar_tensor.default,
-    aten.empty.memory_format, aten.empty_like.default, aten.empty_permuted.default, aten.empty_strided.default,
-)  # fmt: skip
-def _full(call: Call, *args: Any, **unused: Any) -> Tensor:
-    value: Any = {"zeros_like": 0, "zeros": 0, "ones_like": 1, "ones": 1}.get(call.origin)
-    if call.origin.startswith("empty"):
-        value = 0  # any value will do, so one that costs nothing
-    if value is None:
-        value = args[0] if call.origin == "scalar_tensor" else args[1]
-    if isinstance(value, Tensor):
-        raise Unsupported("a fill value that is a tensor")
-    return call.context.constant(value, call.value.shape, dtype_of(call.value.dtype))

@@ -234,6 +234,8 @@ class Scope:
     def _place(self, place: Place) -> str:
         """How many elements further along a gather reads. One that comes from data is checked once where it is known."""
         text = self._checked(place) if place.checked else self.value(place.value)
+        if not place.checked and place.value.dtype is not DType.I64 and self.printer.index_type != "int":
+            text = f"{self.printer.index_type}({bare(text)})"
         return text if place.stride == 1 else f"{place.stride} * {text}"
 
     def _checked(self, place: Place) -> str:
