@@ -6,12 +6,14 @@ operator and type compiled, runs with ``pytest -m slow tests/models/test_opinfo.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 
+from tests import opinfo_coverage
 from tests.support.batched import batched
 from tests.support.interpreted import interpreted
 from tests.support.opinfo import (
@@ -24,6 +26,7 @@ from tests.support.opinfo import (
     operators,
     outcome_of,
     problem,
+    summary,
     title,
 )
 
@@ -42,6 +45,28 @@ NOT_HERE = ("jiterator", "as")
 def test_the_samples_are_of_every_kind() -> None:
     assert len(operators()) > 600
     assert len({title(info) for info in operators()}) == len(operators())
+
+
+def _listed() -> dict[str, str]:
+    """What docs/operators.md says of each operator."""
+    return dict(re.findall(r"^\| `(.+?)` \| ([a-z ]+) \|", opinfo_coverage.PAGE.read_text(), re.MULTILINE))
+
+
+def test_the_page_lists_the_operators_of_its_version() -> None:
+    (version,) = re.findall(r"in torch (\S+)\s", opinfo_coverage.PAGE.read_text())
+    if version != torch.__version__.partition("+")[0]:
+        pytest.skip(f"the page was written with torch {version}")
+    assert list(_listed()) == [title(info) for info in operators()]
+
+
+@pytest.mark.parametrize(
+    "name", ["add", "cumsum", "gather", "nn.functional.gelu", "sort", "zeros", "nonzero", "fft.fft"]
+)
+def test_the_page_says_what_becomes_of_an_operator(name: str) -> None:
+    (info,) = (info for info in operators() if title(info) == name)
+    with everything_fuses(), interpreted():
+        word, _ = summary(list(opinfo_coverage.outcomes(info)))
+    assert _listed()[name] == word
 
 
 def _fusing(infos: Iterable[Any], dtypes: Sequence[torch.dtype], most: int | None) -> Iterator[Case]:
