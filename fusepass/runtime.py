@@ -133,7 +133,7 @@ def _launcher(region: FusedRegion, entry: Callable[..., int], used: Sequence[int
     program, device = region.generated.program, region.device
     scope: dict[str, Any] = {
         "__name__": "fusepass.generated", "entry": entry, "region": region, "device": device, "torch": torch, "empty": torch.empty_strided,
-        "fail": _fail, "with_strides": with_strides,
+        "failed": _failed, "with_strides": with_strides,
     }  # fmt: skip
     arguments = [f"a{number}" for number in range(len(region.inputs))]
     names = {name: arguments[position] for name, position in zip(program.inputs, used, strict=True)}
@@ -185,7 +185,7 @@ def _launcher(region: FusedRegion, entry: Callable[..., int], used: Sequence[int
         stream = "stream(index)"
         scope |= {"stream": torch._C._cuda_getCurrentRawStream, "index": device.index}
     body.append(f"status = call({', '.join([*passed, stream])})")
-    body.append("if status: fail(region, status)")
+    body.append(f"if status: return failed(region, status, ({', '.join(arguments)},))")
     body.append(f"return {', '.join(names[name] for name in program.outputs)}")
     lines = [f"def run({', '.join(arguments)}):", *(f"    {line}" for line in body)]
     if region.generated.source.target is Target.CUDA:
@@ -232,7 +232,13 @@ def _workspace(temporaries: Sequence[Buffer]) -> tuple[dict[str, int], int]:
     return offsets, total
 
 
-def _fail(region: FusedRegion, status: int) -> None:
+def _failed(region: FusedRegion, status: int, arguments: tuple[torch.Tensor, ...]) -> Result:
+    """What the original makes of `arguments`, for which the library gave a `status` other than 0.
+
+    On a CPU that says that an index is out of range, and the original raises; on a GPU it is an error of CUDA's.
+    """
+    if region.generated.source.target is not Target.CUDA:
+        return region.original(*arguments)
     raise RuntimeError(
         f"{region.name}: launching its kernels failed with CUDA error {status}. "
         "An earlier asynchronous error may be the cause: rerun with CUDA_LAUNCH_BLOCKING=1."

@@ -15,7 +15,7 @@ from math import prod
 
 from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Expr, Load, ReduceOp, walk
+from fusepass.codegen.ir.expr import Expr, Gather, Load, ReduceOp, walk
 from fusepass.codegen.ir.index import Axis, Index
 
 
@@ -115,7 +115,13 @@ class Kernel:
     @property
     def reads(self) -> frozenset[str]:
         anchor = (self.anchor.source, self.anchor.weight) if self.anchor else ()
-        return frozenset((*anchor, *(load.buffer for load in self.loads())))
+        return frozenset((*anchor, *(node.buffer for node in walk(*self.roots) if isinstance(node, Load | Gather))))
+
+    @property
+    def checks(self) -> bool:
+        """Whether places come from data, so that the kernel may find one outside of its buffer."""
+        gathers = (node for node in walk(*self.roots) if isinstance(node, Gather))
+        return any(place.checked for gather in gathers for place in gather.places)
 
     @property
     def writes(self) -> frozenset[str]:

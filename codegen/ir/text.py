@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fusepass.codegen.ir.convolution import Convolution
-from fusepass.codegen.ir.expr import Apply, Const, Expr, Load, Masked, Op, Position, Stat, Window, walk
+from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, Op, Position, Stat, Window, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Ref, Store
 
@@ -106,6 +106,12 @@ class _Names:
         match node:
             case Load(buffer, index, _):
                 return f"{buffer}[{index}]"
+            case Gather(buffer, index, places, _):
+                moved = "".join(
+                    f" + {place.stride}*{self[place.value]}{f'<{place.size}' if place.checked else ''}"
+                    for place in places
+                )
+                return f"{buffer}[{index}{moved}]"
             case Const(value, dtype):
                 return f"{value!r}:{dtype}"
             case Apply(op, args, dtype):

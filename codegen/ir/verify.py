@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fusepass.codegen.ir.convolution import Convolution
-from fusepass.codegen.ir.expr import Apply, Expr, Load, Masked, Op, Stat, Window, children, own_indices, walk
+from fusepass.codegen.ir.expr import Apply, Expr, Gather, Load, Masked, Op, Stat, Window, children, own_indices, walk
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Ref, Role, Store
 from fusepass.codegen.ir.text import program_text
@@ -128,6 +128,8 @@ def _expr_faults(program: Program, root: Expr, axes: frozenset[Axis], known: dic
                     yield f"load of {buffer.dtype} {name} as {dtype}"
                 elif id(node) in unguarded:
                     yield from _index_faults(index, inner, buffer, f"load from {name}")
+            case Gather(buffer=name):
+                yield from _gather_faults(_find(program, name), node, id(node) in unguarded, inner)
             case Stat(reduction=name, part=part, dtype=dtype):
                 if name not in known:
                     yield f"result of {name} used before its sweep ends"
@@ -141,6 +143,20 @@ def _expr_faults(program: Program, root: Expr, axes: frozenset[Axis], known: dic
                     yield f"window with {op.value}"
             case _:
                 pass
+
+
+def _gather_faults(buffer: Buffer | None, node: Gather, unguarded: bool, axes: frozenset[Axis]) -> Iterator[str]:
+    if buffer is None or buffer.dtype is not node.dtype:
+        yield f"gather of {node.dtype} from {node.buffer}, which is unknown or of another type"
+        return
+    if any(not place.value.dtype.is_int for place in node.places):
+        yield f"gather from {node.buffer} at a place that is no integer"
+    if unguarded and not any(axis.size == 0 for axis in axes) and node.index.axes <= axes:
+        ends = [place.stride * (place.size - 1) for place in node.places]
+        low, high = node.index.bounds
+        low, high = low + sum(min(end, 0) for end in ends), high + sum(max(end, 0) for end in ends)
+        if low < 0 or high >= max(buffer.extent, 1):
+            yield f"gather from {node.buffer} spans {low}..{high} of {buffer.extent} elements"
 
 
 def _unguarded(root: Expr) -> set[int]:

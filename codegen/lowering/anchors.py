@@ -14,11 +14,12 @@ from fusepass.codegen.lowering.tensor import Tensor, Unsupported, dtype_of
 aten = torch.ops.aten
 
 
-def _library(call: Call, target: str, *args: Any) -> Tensor:
+def _library(call: Call, target: str, *args: Any, **kwargs: Any) -> Tensor:
     """The result of an ATen call on tensors that exist in memory; its strides are those of the fake result."""
     context, value = call.context, call.value
     buffer = context.add_buffer(f"{call.origin}_out", dtype_of(value.dtype), value.shape, value.stride(), Role.ANCHOR)
-    context.calls.append(LibraryCall(buffer.name, target, tuple(_argument(call, arg) for arg in args)))
+    given = tuple((name, value) for name, value in kwargs.items() if value != 1)
+    context.calls.append(LibraryCall(buffer.name, target, tuple(_argument(call, arg) for arg in args), given))
     return context.read(buffer)
 
 
@@ -65,13 +66,19 @@ def _product(call: Call, a: Tensor, b: Tensor) -> Tensor:
 
 @lowers(aten.addmm.default, aten.baddbmm.default)
 def _add_product(call: Call, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    if beta != 1 or alpha != 1:
-        raise Unsupported(f"{call.origin} with alpha or beta")
+    """``beta * bias + alpha * (a @ b)``; with a beta of 0 the bias may be NaN and does not count."""
     if a.dtype.compute is not a.dtype:
         # The library adds the bias before it rounds to half; a separate addition would round twice.
-        return _library(call, f"aten.{call.origin}.default", bias, a, b)
-    product = "aten.mm.default" if call.origin == "addmm" else "aten.bmm.default"
-    return _plus(call, _library(call, product, a, b), bias)
+        return _library(call, f"aten.{call.origin}.default", bias, a, b, beta=beta, alpha=alpha)
+    product = _library(call, "aten.mm.default" if call.origin == "addmm" else "aten.bmm.default", a, b)
+    scaled = _times(call, product, alpha)
+    return _plus(call, scaled, _times(call, bias, beta)) if beta else scaled
+
+
+def _times(call: Call, value: Tensor, factor: float) -> Tensor:
+    if factor == 1:
+        return value
+    return call.context.pointwise(Op.MUL, (value, call.context.constant(factor, (), value.dtype)), value.dtype)
 
 
 def _plus(call: Call, result: Tensor, bias: Tensor) -> Tensor:

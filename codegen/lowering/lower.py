@@ -14,7 +14,20 @@ from torch._ops import OpOverload
 
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Program, Role
-from fusepass.codegen.lowering import activations, anchors, normalisations, pointwise, pooling, reductions, views
+from fusepass.codegen.lowering import (
+    activations,
+    anchors,
+    creation,
+    gathers,
+    losses,
+    normalisations,
+    pointwise,
+    pool_gradients,
+    pooling,
+    reductions,
+    resampling,
+    views,
+)
 from fusepass.codegen.lowering.registry import Call, decomposed, handler_of
 from fusepass.codegen.lowering.tensor import Context, Tensor, Unsupported, dtype_of
 from fusepass.codegen.lowering.tracer import relaid
@@ -32,7 +45,20 @@ ANCHORS = frozenset(
 )
 _VIEWS = frozenset({"t", "transpose", "permute", "view", "expand", "_unsafe_view", "unsqueeze", "squeeze"})
 assert all(
-    (activations, anchors, normalisations, pointwise, pooling, reductions, views)
+    (
+        activations,
+        anchors,
+        creation,
+        gathers,
+        losses,
+        normalisations,
+        pointwise,
+        pool_gradients,
+        pooling,
+        reductions,
+        resampling,
+        views,
+    )
 )  # imported for what they register
 
 

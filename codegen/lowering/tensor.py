@@ -116,6 +116,15 @@ class Context:
             tensor.shape, dtype, lambda c: self.builder.cast(tensor.at(c), dtype.compute), windowed=tensor.windowed
         )
 
+    def rounded(self, tensor: Tensor) -> Tensor:
+        """`tensor`, a half in its compute type, with the values that memory would hold."""
+        builder, dtype = self.builder, tensor.dtype
+
+        def at(c: Coordinates) -> Expr:
+            return builder.cast(builder.cast(tensor.at(c), dtype), dtype.compute)
+
+        return self.tensor(tensor.shape, dtype, at, windowed=tensor.windowed)
+
     def pointwise(self, op: Op, operands: Sequence[Tensor], dtype: DType) -> Tensor:
         """`op` element by element over the broadcast shape; operands are already of the type `op` computes in."""
         shape = broadcast_shape([operand.shape for operand in operands])

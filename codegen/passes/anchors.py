@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Builder, Expr, Load, Window, walk
+from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Window, walk
 from fusepass.codegen.ir.index import Axis, axis_index, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Ref, Role, Store
 from fusepass.codegen.passes.rewrite import rewrite_kernel
@@ -83,7 +83,7 @@ def _absorbed(reader: Kernel, builder: Builder, result: Buffer, anchor: Convolut
     rows = _rows(reader, loads[0], result)
     if rows is None or any(load.index != loads[0].index for load in loads):
         return None
-    if any(isinstance(node, Window) for node in walk(*reader.roots)):
+    if any(isinstance(node, Window | Gather) for node in walk(*reader.roots)):
         return None
     value = builder.stat(anchor.name, 0, DType.F32)
 

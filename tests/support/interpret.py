@@ -17,7 +17,7 @@ import torch
 
 from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Apply, Const, Expr, Load, Masked, Op, Position, ReduceOp, Stat, Window
+from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, Op, Position, ReduceOp, Stat, Window
 from fusepass.codegen.ir.index import Axis, FloorDiv, Index
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Role, Store
 from tests.support.numpy_ops import APPLY, REDUCE, Array
@@ -178,6 +178,8 @@ class _Evaluation:
                 return np.asarray(value, np.float64 if dtype.is_float else STORAGE[dtype])
             case Load(buffer, index, _):
                 return self._load(buffer, index)
+            case Gather():
+                return self._gather(node)
             case Position(index, _):
                 return self.index(index)
             case Stat(reduction, part, _):
@@ -204,9 +206,22 @@ class _Evaluation:
             total = total + part * factor
         return total
 
+    def _gather(self, node: Gather) -> Array:
+        at = self.index(node.index)
+        for place in node.places:
+            value = self(place.value).astype(np.int64)
+            wrong = self.active & ((value < 0) | (value >= place.size))
+            if wrong.any() and 0 not in self.run.shape:
+                assert place.checked, f"{self.run.kernel.name} computes a place outside {node.buffer}"
+                raise IndexError(f"index out of range in {node.buffer}")
+            at = at + np.where(wrong, 0, value) * place.stride
+        return self._read(node.buffer, at)
+
     def _load(self, name: str, index: Index) -> Array:
+        return self._read(name, self.index(index))
+
+    def _read(self, name: str, at: Array) -> Array:
         memory, dtype = self.run.memory[name], self.run.program.buffer(name).dtype
-        at = self.index(index)
         wrong = self.active & ((at < 0) | (at >= memory.size))
         assert not (wrong.any() and 0 not in self.run.shape), f"{self.run.kernel.name} reads {name} out of range"
         if memory.size == 0:
