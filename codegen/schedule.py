@@ -5,6 +5,8 @@ Every kernel is a walk over *vectors* of `width` neighbouring elements along the
 - `POINTWISE`: all rows as one flat axis; each thread handles `unroll` vectors, a block's width apart.
 - `INNER`: vectors along the columns; `lanes` threads share a row, `groups` rows make a block.
 - `OUTER`: vectors along the rows; `lanes` threads stand on neighbouring rows, `groups` threads share a row's columns.
+- `CROSSING`: pointwise, where operands are contiguous along different axes. Vectors along the rows, as `OUTER`; a block
+  takes a tile of rows and columns, and what is contiguous along the columns goes through shared memory.
 
 Between sweeps over the same columns a row's values stay in registers, else in shared memory, else memory is read again.
 """
@@ -17,6 +19,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.crossing import Crossing, Tile, columns_of, crossings, fitting_width, pitch, with_columns
 from fusepass.codegen.ir.dataflow import Dataflow, kept_values
 from fusepass.codegen.ir.expr import Builder, Load, ReduceOp, Window, walk
 from fusepass.codegen.ir.index import Axis, Index
@@ -36,6 +39,8 @@ _FULL_THREADS = 768  # per multiprocessor: below it, spread a row over more thre
 _KEPT_WORDS = 48  # registers of a thread that hold a row's values
 _COLUMN_THREADS = 128  # per block, where each has columns of its own
 _STATIC_SHARED = 48 << 10  # bytes
+_CROSSING_BYTES = 8 << 10  # of a tile, for each buffer
+_CROSSING_COLUMNS = 64  # of a tile, where the rows are not few
 
 
 class Walk(enum.Enum):
@@ -44,6 +49,7 @@ class Walk(enum.Enum):
     POINTWISE = "pointwise"
     INNER = "inner"
     OUTER = "outer"
+    CROSSING = "crossing"
 
 
 class Keep(enum.Enum):
@@ -60,7 +66,7 @@ class Schedule:
 
     Attributes:
         width: elements per vector; a power of two that divides the vector axis.
-        unroll: vectors (columns where `OUTER`) that a thread loads before it uses the first.
+        unroll: vectors (columns where `OUTER` or `CROSSING`) that a thread loads before it uses the first.
         lanes, groups: threads along the vector axis and across it; `POINTWISE` has one group.
         blocks: blocks of the launch.
         keep: where values stay between phases. With `REGISTERS`, `unroll` covers the whole row.
@@ -69,6 +75,7 @@ class Schedule:
         wide: whether indices need 64 bits.
         once: buffers larger than the cache that nobody reads again soon.
         backwards: whether blocks run from the last to the first, to meet what the previous kernel left in the cache.
+        columns: `CROSSING`: the kernel's axes that are the tile's columns, slowest first.
     """
 
     walk: Walk
@@ -83,6 +90,12 @@ class Schedule:
     wide: bool = False
     once: frozenset[str] = frozenset()
     backwards: bool = False
+    columns: tuple[Axis, ...] = ()
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of a block's tile, where `CROSSING`."""
+        return self.lanes * self.width, self.groups * self.unroll
 
     @property
     def threads(self) -> int:
@@ -100,6 +113,9 @@ class Schedule:
             case Walk.OUTER:
                 shape = f"{self.lanes} lanes of rows x {self.groups} groups of columns, {self.unroll} columns at a time"
                 shape += f", {self.keep.value}"
+            case Walk.CROSSING:
+                rows, cols = self.tile
+                shape = f"{self.unroll} per thread, {self.threads} threads, tiles of {rows} x {cols} exchanged"
         return f"{self.blocks} blocks, {vector}, {shape}"
 
 
@@ -110,7 +126,11 @@ def schedule(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: b
     Raises `ScheduleError` where the kernel has more points than one launch can count.
     """
     shape = _Shape(kernel, program, facts, aligned)
-    if kernel.is_pointwise:
+    columns = columns_of(kernel, program) if kernel.is_pointwise and kernel.row_count else ()
+    if columns:
+        shape = _Shape(with_columns(kernel, program, columns), program, facts, aligned)
+        result = _crossing(shape, columns)
+    elif kernel.is_pointwise:
         result = _pointwise(shape)
     elif _prefers_rows(shape):
         result = _outer(shape)
@@ -169,17 +189,17 @@ class _Shape:
         buffer = self.program.buffer(name)
         return _Access(name, index, buffer.dtype.nbytes, aligned or buffer.role is not Role.INPUT, window)
 
-    def width(self, axis: Axis, most: int = _ACCESS) -> int:
-        """The widest vector along `axis` that most of the main traffic can use."""
-        total = sum(self._traffic(access) for access in self.main)
-        width = min(most, _ACCESS // max((access.nbytes for access in self.main), default=_ACCESS))
-        while width > 1:
+    def width(self, axis: Axis, most: int = _ACCESS, but: frozenset[Index] = frozenset()) -> int:
+        """The widest vector along `axis` that most of the main traffic can use, the accesses at `but` left out."""
+        main = [access for access in self.main if access.index not in but]
+        total = sum(map(self._traffic, main))
+
+        def fits(width: int) -> bool:
             lane = Axis("lane", width)
-            vectors = [a for a in self.main if a.aligned and is_vector(split_index(a.index, axis, lane), axis, lane)]
-            if axis.size % width == 0 and 2 * sum(map(self._traffic, vectors)) >= total:
-                return width
-            width //= 2
-        return 1
+            vectors = [a for a in main if a.aligned and is_vector(split_index(a.index, axis, lane), axis, lane)]
+            return axis.size % width == 0 and 2 * sum(map(self._traffic, vectors)) >= total
+
+        return fitting_width(min(most, _ACCESS // max((access.nbytes for access in main), default=_ACCESS)), fits)
 
     def _traffic(self, access: _Access) -> int:
         return self.program.buffer(access.buffer).nbytes
@@ -191,6 +211,10 @@ class _Shape:
 
 def _ceil(a: int, b: int) -> int:
     return -(-a // b)
+
+
+def _power_above(count: int) -> int:
+    return 1 << (count - 1).bit_length() if count > 0 else 1
 
 
 def _power_below(limit: int) -> int:
@@ -212,6 +236,59 @@ def _pointwise(shape: _Shape) -> Schedule:
     while threads > 64 and _ceil(vectors, threads * unroll) < shape.facts.multiprocessors:
         threads //= 2
     return Schedule(Walk.POINTWISE, width, unroll, threads, 1, _ceil(vectors, threads * unroll))
+
+
+def _crossing(shape: _Shape, columns: tuple[Axis, ...]) -> Schedule:
+    """Tiles whose rows fill a cache line; as many bytes for each buffer as keep enough loads in flight."""
+    assert shape.row_axis is not None
+    assert shape.col_axis is not None
+    found = crossings(shape.kernel, shape.program, shape.row_axis, shape.col_axis)
+    windows = any(access.window for access in shape.accesses)
+    width = 1 if windows else shape.width(shape.row_axis, but=frozenset(each.index for each in found))
+    element = max(access.nbytes for access in shape.main)
+    all_rows, all_cols = _power_above(shape.rows), _power_above(shape.cols)
+    rows, cols = max(min(all_rows, _LINE // element), width), min(all_cols, _CROSSING_COLUMNS)
+    while rows * cols * element < _CROSSING_BYTES and rows < min(all_rows, _LINE * width):
+        rows *= 2
+    while rows * cols * element < _CROSSING_BYTES and cols < all_cols:
+        cols *= 2
+
+    def blocks() -> int:
+        return _ceil(shape.rows, rows) * _ceil(shape.cols, cols)
+
+    while cols > 16 and (
+        blocks() < 2 * shape.facts.multiprocessors or _exchanged(found, shape, rows, cols) > _STATIC_SHARED
+    ):
+        cols //= 2
+    # 8-byte elements have few rows in a line: more threads would stand too close along the columns for the banks.
+    threads = min(max(rows * cols // (2 * width), 32), 256 if element < 8 else 128)
+    groups = threads // (rows // width)
+    unroll = max(cols // groups, 1)
+    cols = groups * unroll
+    return Schedule(Walk.CROSSING, width, unroll, rows // width, groups, blocks(), columns=columns)
+
+
+def _exchanged(found: Iterable[Crossing], shape: _Shape, rows: int, cols: int) -> int:
+    """Bytes of shared memory that the tiles of `found` take."""
+    sizes = (shape.program.buffer(each.buffer).dtype.nbytes for each in found)
+    return sum(pitch(rows, nbytes) * cols * nbytes for nbytes in sizes)
+
+
+def exchange_tile(
+    kernel: Kernel, program: Program, plan: Schedule, crossing: Crossing, col: Axis, index: Index
+) -> Tile:
+    """How the threads of a `CROSSING` block read or write `crossing`, whose index along `col` is `index`."""
+    buffer = program.buffer(crossing.buffer)
+    rows, cols = plan.tile
+    usable = plan.aligned or buffer.role is not Role.INPUT
+
+    def fits(width: int) -> bool:
+        lane = Axis("lane", width)
+        return usable and col.size % width == 0 and is_vector(split_index(index, col, lane), col, lane)
+
+    # Fewer columns at once where there would be fewer accesses than threads.
+    most = 1 if crossing.guard else min(_ACCESS // buffer.dtype.nbytes, plan.unroll * plan.width, cols)
+    return Tile(rows, cols, plan.threads, fitting_width(most, fits), buffer.dtype.nbytes)
 
 
 def _prefers_rows(shape: _Shape) -> bool:

@@ -88,6 +88,56 @@ def transpose(n: int, m: int) -> Program:
     return program("transpose", [given("x", [n, m]), result("y", [m, n])], kernel)
 
 
+def mixed_layouts(n: int, c: int, hw: int, dtype: DType = F32, other: DType | None = None) -> Program:
+    """y = max(x + z + bias, 0) in NCHW and its double in NHWC, from x in NHWC, z in NCHW and one bias per channel."""
+    b = Builder()
+    other = other or dtype
+    image, channel, place = Axis("n", n), Axis("c", c), Axis("hw", hw)
+    nchw = at((image, c * hw), (channel, hw), (place, 1))
+    nhwc = at((image, c * hw), (place, c), (channel, 1))
+    compute = dtype.compute
+    x, z = (
+        b.cast(b.load(name, index, kind), compute) for name, index, kind in (("x", nhwc, dtype), ("z", nchw, other))
+    )
+    bias = b.cast(b.load("bias", axis_index(channel), other), compute)
+    value = b.apply(Op.MAXIMUM, b.apply(Op.ADD, b.apply(Op.ADD, x, z), bias), b.const(0.0, compute))
+    double = b.apply(Op.MUL, value, b.const(2.0, compute))
+    stores = (Store("y", nchw, b.cast(value, dtype)), Store("t", nhwc, b.cast(double, dtype)))
+    kernel = Kernel("mixed", (image, channel, place), (), (), (), stores, ("add", "relu"))
+    buffers = [given("x", [n, c, hw], dtype), given("z", [n, c, hw], other), given("bias", [c], other)]
+    return program("mixed", [*buffers, result("y", [n, c, hw], dtype), result("t", [n, c, hw], dtype)], kernel)
+
+
+def concatenate_channels_last(n: int, a: int, c: int, hw: int) -> Program:
+    """Two NHWC tensors along channels, the second times 3, into NCHW: guarded loads that cross."""
+    b = Builder()
+    total = a + c
+    image, channel, place = Axis("n", n), Axis("ch", total), Axis("hw", hw)
+    first = b.load("x", at((image, a * hw), (place, a), (channel, 1)), F32)
+    second = b.load("z", at((image, c * hw), (place, c), (channel, 1)) - a, F32)
+    tripled = b.apply(Op.MUL, second, b.const(3.0, F32))
+    later = b.masked((Bound(axis_index(channel), a, total),), tripled, b.const(0.0, F32))
+    value = b.masked((Bound(axis_index(channel), 0, a),), first, later)
+    out = at((image, total * hw), (channel, hw), (place, 1))
+    kernel = Kernel("cat", (image, channel, place), (), (), (), (Store("y", out, value),), ("cat",))
+    buffers = [given("x", [n, hw, a]), given("z", [n, hw, c]), result("y", [n, total, hw])]
+    return program("cat", buffers, kernel)
+
+
+def max_pool_channels_last(n: int, c: int, size: int, window: int, stride: int) -> Program:
+    """Max pooling of n NHWC images of c x size x size without padding, into NCHW."""
+    b = Builder()
+    out = (size - window) // stride + 1
+    image, channel, h, w = Axis("n", n), Axis("c", c), Axis("h", out), Axis("w", out)
+    kh, kw = Axis("kh", window), Axis("kw", window)
+    y, x = axis_index(h) * stride + axis_index(kh), axis_index(w) * stride + axis_index(kw)
+    where = axis_index(image) * (size * size * c) + y * (size * c) + x * c + axis_index(channel)
+    value = b.window(ReduceOp.MAX, (kh, kw), b.load("x", where, F32))
+    index = at((image, c * out * out), (channel, out * out), (h, out), (w, 1))
+    kernel = Kernel("pool", (image, channel, h, w), (), (), (), (Store("y", index, value),), ("max_pool2d",))
+    return program("pool", [given("x", [n, size, size, c]), result("y", [n, c, out, out])], kernel)
+
+
 def concatenate(n: int, a: int, c: int, hw: int) -> Program:
     """Two tensors along channels, the second times 3: guarded loads that stay vectors."""
     b = Builder()
@@ -307,6 +357,14 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "last_bias": lambda: last_axis_bias(1023, 768),
     "last_bias_odd": lambda: last_axis_bias(1024, 63),
     "transpose": lambda: transpose(512, 300),
+    "mixed": lambda: mixed_layouts(8, 64, 56 * 56),
+    "mixed_few_channels": lambda: mixed_layouts(5, 3, 33 * 35),
+    "mixed_odd": lambda: mixed_layouts(3, 67, 15 * 17),
+    "mixed_f16": lambda: mixed_layouts(4, 96, 28 * 28, F16),
+    "mixed_bf16": lambda: mixed_layouts(4, 24, 30 * 30, BF16, F32),
+    "mixed_f64": lambda: mixed_layouts(2, 40, 26 * 26, F64),
+    "mixed_cat": lambda: concatenate_channels_last(4, 6, 10, 64),
+    "mixed_pool": lambda: max_pool_channels_last(4, 48, 34, 3, 2),
     "cat": lambda: concatenate(4, 6, 10, 64),
     "cat_odd": lambda: concatenate(4, 3, 2, 7),
     "pool2": lambda: max_pool(16, 64, 2, 2, 0),

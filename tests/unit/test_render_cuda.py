@@ -37,6 +37,17 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "one bias per column": lambda: k.last_axis_bias(33, 96),
     "one bias per odd column": lambda: k.last_axis_bias(64, 63),
     "transpose": lambda: k.transpose(40, 36),
+    "mixed layouts": lambda: k.mixed_layouts(2, 64, 16 * 16),
+    "mixed layouts, few channels": lambda: k.mixed_layouts(3, 3, 35 * 9),
+    "mixed layouts, odd": lambda: k.mixed_layouts(2, 67, 7 * 7),
+    "mixed layouts, a pair": lambda: k.mixed_layouts(1, 2, 2),
+    "mixed layouts, few places": lambda: k.mixed_layouts(2, 130, 4),
+    "mixed layouts of halves": lambda: k.mixed_layouts(2, 72, 64, k.F16),
+    "mixed layouts of bfloat16 and float": lambda: k.mixed_layouts(2, 24, 36, k.BF16, k.F32),
+    "mixed layouts of doubles": lambda: k.mixed_layouts(2, 20, 36, k.F64),
+    "mixed layouts of bytes": lambda: k.mixed_layouts(2, 96, 144, DType.U8),
+    "concatenation of channels last": lambda: k.concatenate_channels_last(2, 6, 10, 35),
+    "pooling of channels last": lambda: k.max_pool_channels_last(2, 36, 13, 3, 2),
     "concatenation": lambda: k.concatenate(3, 6, 10, 64),
     "concatenation, odd": lambda: k.concatenate(3, 3, 2, 7),
     "pooling": lambda: k.max_pool(3, 16, 2, 2, 0),
@@ -137,7 +148,9 @@ def test_values(name: str, facts: DeviceFacts) -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize("name", ["vectors with a tail", "rows of 768", "softmax of 8 channels", "concatenation"])
+@pytest.mark.parametrize(
+    "name", ["vectors with a tail", "rows of 768", "softmax of 8 channels", "concatenation", "mixed layouts"]
+)
 def test_unaligned_inputs(name: str) -> None:
     program = PROGRAMS[name]()
     inputs = inputs_of(program)
@@ -147,7 +160,7 @@ def test_unaligned_inputs(name: str) -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize(
-    "name", ["one bias per channel", "rows of 1000", "softmax of 100 channels", "pooling with padding"]
+    "name", ["one bias per channel", "rows of 1000", "softmax of 100 channels", "pooling with padding", "mixed layouts"]
 )
 def test_wide_indices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusepass.codegen.schedule._MAX_INT", 0)
@@ -187,6 +200,8 @@ def test_nothing_is_launched_for_nothing() -> None:
         "half",
         "rows of bfloat16",
         "concatenation",
+        "mixed layouts of bfloat16 and float",
+        "pooling of channels last",
         "pooling",
         "long argmax",
         "rows in shared memory",
