@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,10 +15,11 @@ from torch import fx
 
 from fusepass.codegen import build
 from fusepass.codegen.detect import device_facts
-from fusepass.codegen.generate import Generated, anchor_traffic, generate, traffic
+from fusepass.codegen.generate import Generated, anchor_traffic, conversions, generate, traffic
 from fusepass.codegen.ir.text import program_text
+from fusepass.codegen.lowering.formats import anchor_formats
 from fusepass.codegen.lowering.lower import Unsupported, lower
-from fusepass.codegen.source import Target
+from fusepass.codegen.source import Source, Target
 from fusepass.config import current
 from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
@@ -67,6 +69,8 @@ class _Work:
     library: Path | None = None
     reason: str | None = None
     seconds: float = 0.0
+    conversions: dict[str, Generated] = field(default_factory=dict)  # by the name of the library call's result
+    converters: dict[str, Path] = field(default_factory=dict)  # their libraries
 
     @property
     def arguments(self) -> list[fx.Node]:
@@ -170,8 +174,13 @@ def _generate(work: _Work) -> None:
     try:
         labels = [node.name for node in region.inputs]
         values = {node.name: value.item() for node, value in work.constants.items()}
-        program, builder = lower(work.graph, region.name, labels, values)
-        work.generated = generate(program, builder, device_facts(work.device))
+        facts = device_facts(work.device)
+        anchor_format, *_ = anchor_formats(work.graph, facts)
+        program, builder = lower(work.graph, region.name, labels, values, anchor_format)
+        work.conversions = {
+            call.result: generate(conversion, own, facts) for call, conversion, own in conversions(program)
+        }
+        work.generated = generate(program, builder, facts)
     except Unsupported as unsupported:
         work.reason = str(unsupported)
     except Exception as bug:  # ours; the other regions and the model still run
@@ -184,17 +193,28 @@ def _build(works: Sequence[_Work]) -> None:
     """Build what was generated, side by side."""
     ready = [work for work in works if work.generated is not None]
     start = time.perf_counter()
+    sources = [source for work in ready for source in _sources(work)]
     results: Sequence[Path | BuildError]
     try:
-        results = build.build_all([work.generated.source for work in ready if work.generated is not None])
+        results = build.build_all(sources)
     except OSError as error:  # not even a temporary directory can be made
-        results = [BuildError(str(error))] * len(ready)
-    for work, result in zip(ready, results, strict=True):
+        results = [BuildError(str(error))] * len(sources)
+    rest = iter(results)
+    for work in ready:
         work.seconds = time.perf_counter() - start
-        if isinstance(result, BuildError):
-            work.reason = f"build failed: {result.args[0]}"
-        else:
-            work.library = result
+        made = [next(rest) for _ in _sources(work)]
+        failed = next((result for result in made if isinstance(result, BuildError)), None)
+        if failed is not None:
+            work.reason = f"build failed: {failed.args[0]}"
+            continue
+        work.library, *converters = [result for result in made if isinstance(result, Path)]
+        work.converters = dict(zip(work.conversions, converters, strict=True))
+
+
+def _sources(work: _Work) -> list[Source]:
+    """What is built for a region: its kernels, then its conversions."""
+    assert work.generated is not None
+    return [work.generated.source, *(conversion.source for conversion in work.conversions.values())]
 
 
 def _load(work: _Work, counter: FallbackCounter) -> FusedRegion | None:
@@ -212,10 +232,22 @@ def _load(work: _Work, counter: FallbackCounter) -> FusedRegion | None:
             work.device,
             _original(work),
             counter,
+            {name: _converter(work, name, counter) for name in work.conversions},
         )
     except BuildError as error:
         work.reason = f"loading failed: {error.args[0]}"
         return None
+
+
+def _converter(work: _Work, name: str, counter: FallbackCounter) -> FusedRegion:
+    """The function that changes a layout for the library."""
+    assert work.generated is not None
+    generated = work.conversions[name]
+    call = next(call for call in work.generated.program.calls if call.result == name)
+    original = functools.partial(torch.ops.aten.clone.default, **dict(call.kwargs))
+    inputs = [Meta.of_buffer(generated.program.buffer(given)) for given in generated.program.inputs]
+    title = generated.program.name
+    return FusedRegion(title, generated, work.converters[name], inputs, [0], work.device, original, counter)
 
 
 def _original(work: _Work) -> Callable[..., Any]:
@@ -284,15 +316,20 @@ def _region_report(work: _Work) -> RegionReport:
         report,
         bytes_after=read_and_written + anchor_traffic(program),
         kernels=tuple(
-            KernelRecord(kernel.name, schedule, *traffic(generated.program, kernel))
-            for kernel, schedule in zip(generated.program.kernels, generated.schedules, strict=True)
+            KernelRecord(kernel.name, schedule, *traffic(each.program, kernel))
+            for each in (*work.conversions.values(), generated)
+            for kernel, schedule in zip(each.program.kernels, each.schedules, strict=True)
         ),
-        sources=(
+        sources=tuple(
             SourceFile(
-                f"{region.name}.{suffix}",
-                None if work.library is None else work.library.with_name(f"source.{suffix}"),
-                generated.source.text,
-            ),
+                f"{each.program.name}.{suffix}",
+                None if library is None else library.with_name(f"source.{suffix}"),
+                each.source.text,
+            )
+            for each, library in (
+                (generated, work.library),
+                *((conversion, work.converters.get(name)) for name, conversion in work.conversions.items()),
+            )
         ),
     )
 

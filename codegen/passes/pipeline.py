@@ -10,7 +10,7 @@ from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.axes import order_and_merge, rename_axes
 from fusepass.codegen.passes.fuse import fuse_rows, fuse_siblings
-from fusepass.codegen.passes.split import SplitPolicy, split_long_rows
+from fusepass.codegen.passes.split import SplitPolicy, separate_layouts, split_long_rows
 from fusepass.codegen.passes.statistics import online_softmax
 
 Pass = Callable[[Program, Builder], Program]
@@ -24,10 +24,12 @@ class PassOptions:
     Attributes:
         split: when long rows are split.
         longest_cached_row: rows of at most this many elements stay on chip between sweeps.
+        tiles: whether pointwise kernels exchange tiles, where operands are contiguous along different axes.
     """
 
     split: SplitPolicy
     longest_cached_row: int
+    tiles: bool = False
 
 
 def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
@@ -37,6 +39,7 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("fuse_siblings", fuse_siblings),
         ("online_softmax", lambda p, b: online_softmax(p, b, options.longest_cached_row)),
         ("split_long_rows", lambda p, b: split_long_rows(p, b, options.split)),
+        *((("separate_layouts", separate_layouts),) if options.tiles else ()),
         ("order_and_merge", order_and_merge),
         ("rename", _rename),
     )
