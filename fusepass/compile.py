@@ -17,8 +17,7 @@ from fusepass.codegen import build
 from fusepass.codegen.detect import device_facts
 from fusepass.codegen.generate import Generated, anchor_traffic, conversions, generate, traffic
 from fusepass.codegen.ir.text import program_text
-from fusepass.codegen.lowering.formats import anchor_formats
-from fusepass.codegen.lowering.lower import Unsupported, lower
+from fusepass.codegen.lowering.lower import Unsupported
 from fusepass.codegen.source import Source, Target
 from fusepass.config import current
 from fusepass.errors import BuildError
@@ -38,6 +37,7 @@ from fusepass.report import (
 )
 from fusepass.runtime import FusedRegion, Meta
 from fusepass.splice import splice, subgraph
+from fusepass.variants import variants
 
 
 @dataclass(frozen=True)
@@ -175,12 +175,11 @@ def _generate(work: _Work) -> None:
         labels = [node.name for node in region.inputs]
         values = {node.name: value.item() for node, value in work.constants.items()}
         facts = device_facts(work.device)
-        anchor_format, *_ = anchor_formats(work.graph, facts)
-        program, builder = lower(work.graph, region.name, labels, values, anchor_format)
+        chosen = next(variants(work.graph, region.name, labels, values, facts))
         work.conversions = {
-            call.result: generate(conversion, own, facts) for call, conversion, own in conversions(program)
+            call.result: generate(conversion, own, facts) for call, conversion, own in conversions(chosen.program)
         }
-        work.generated = generate(program, builder, facts)
+        work.generated = generate(chosen.program, chosen.builder, facts)
     except Unsupported as unsupported:
         work.reason = str(unsupported)
     except Exception as bug:  # ours; the other regions and the model still run

@@ -11,18 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusepass
-import fusepass.compile
+import fusepass.variants
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import conversions, generate, pass_options
 from fusepass.codegen.ir.program import CONVERSION_TARGET
 from fusepass.codegen.ir.verify import verify
-from fusepass.codegen.lowering.formats import (
-    AnchorFormat,
-    anchor_formats,
-    channels_last_strides,
-    is_channels_last,
-)
+from fusepass.codegen.lowering.formats import AnchorFormat, channels_last_strides, is_channels_last
 from fusepass.codegen.render import render
+from fusepass.variants import anchor_formats, variants
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
 from tests.support.regions import TILES, TINY, memory_of, region, tensor_of, trace
@@ -144,7 +140,7 @@ def test_conversions(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 @every_model
 def test_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose convolution is made to run channels last: values and strides are eager's."""
-    monkeypatch.setattr(fusepass.compile, "anchor_formats", lambda graph, facts: (LAST,))
+    monkeypatch.setattr(fusepass.variants, "anchor_formats", lambda graph, facts: (LAST,))
     make, shape = MODELS[name]
     model = make().eval()
     x = torch.randn(shape)
@@ -163,7 +159,7 @@ def test_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_inputs_without_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fusepass.compile, "anchor_formats", lambda graph, facts: (LAST,))
+    monkeypatch.setattr(fusepass.variants, "anchor_formats", lambda graph, facts: (LAST,))
     model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU())
     x = torch.randn(2 * 4 * 6 * 6 + 1)[1:].view(2, 4, 6, 6)
     with torch.no_grad():
@@ -192,6 +188,18 @@ def test_choice(name: str) -> None:
     choice = name in ("2d", "half", "transposed", "three channels", "groups", "3d")
     assert set(formats) == ({*AnchorFormat} if choice else {AnchorFormat.CALLER})
     assert anchor_formats(graph, DeviceFacts.cpu(2))[0] is AnchorFormat.CALLER
+
+
+def test_variants() -> None:
+    """The chosen one first; each computes the same."""
+    made = region(nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU()).double(), torch.randn(2, 4, 6, 6).double())
+    graph, _ = trace(nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU()), torch.randn(2, 4, 6, 6))
+    names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
+    found = list(variants(graph, "region", names, {}, H200))
+    assert [variant.name for variant in found] == ["channels last", "as the caller has it"]
+    assert [len(variant.program.calls) for variant in found] == [2, 1]
+    for variant in variants(made.graph, "region", names, {}, DeviceFacts.cpu(2)):
+        made.check(variant.program)
 
 
 def test_no_choice_where_the_caller_has_channels_last() -> None:

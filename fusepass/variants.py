@@ -1,0 +1,90 @@
+"""The programs that a region may become: the one to choose without a measurement first.
+
+Today they differ in the memory format in which the library runs a convolution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.expr import Builder
+from fusepass.codegen.ir.program import Program
+from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, is_channels_last
+from fusepass.codegen.lowering.lower import lower
+from fusepass.codegen.source import Target
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A lowered region.
+
+    Attributes:
+        name: what sets it apart, for reports.
+        program: as `lower` made it.
+        builder: interned its expressions; the passes must use it.
+    """
+
+    name: str
+    program: Program
+    builder: Builder
+
+
+def variants(
+    graph: fx.GraphModule,
+    name: str,
+    names: Sequence[str],
+    constants: Mapping[str, float | int | bool],
+    facts: DeviceFacts,
+) -> Iterator[Variant]:
+    """Each variant of a region, lowered when it is asked for; the arguments are those of `lower`, and the device.
+
+    Raises:
+        Unsupported: the IR cannot express the region; the text says what stopped it.
+    """
+    for anchor_format in anchor_formats(graph, facts):
+        yield Variant(anchor_format.value, *lower(graph, name, names, constants, anchor_format))
+
+
+def anchor_formats(graph: fx.GraphModule, facts: DeviceFacts) -> tuple[AnchorFormat, ...]:
+    """The formats that the convolution of a region may run in, the one to choose without a measurement first.
+
+    There is a choice where a region has one two- or three-dimensional convolution of a dense input that does not lie
+    channels last. The rule for the first, after TorchInductor's ``decide_layout_opt``: on CUDA, cuDNN's fastest kernels
+    for tensor cores work channels last and surround themselves with conversions otherwise, so two-dimensional
+    convolutions go channels last. They stay where
+
+    - they have groups (cuDNN's grouped kernels are slower channels last);
+    - the input has fewer than four channels, so that an access of 16 bytes does not lie in one pixel;
+    - the result has one pixel per channel, where both formats are the same;
+    - numbers are float32 and TF32 is not allowed: no tensor core, hence no conversion to avoid. float64 has no
+      channels-last kernels at all.
+
+    Three-dimensional ones stay, too: which format wins there differs from case to case.
+    """
+    nodes = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+    if len(nodes) != 1:
+        return (AnchorFormat.CALLER,)
+    (node,) = nodes
+    x, weight, result = node.args[0].meta["val"], node.args[1].meta["val"], node.meta["val"]
+    if x.dim() not in MEMORY_FORMATS or x.dtype is torch.float64 or not _has_choice(x, result):
+        return (AnchorFormat.CALLER,)
+    if facts.target is Target.CUDA and _prefers_channels_last(x, weight, result, groups=node.args[8]):
+        return (AnchorFormat.CHANNELS_LAST, AnchorFormat.CALLER)
+    return (AnchorFormat.CALLER, AnchorFormat.CHANNELS_LAST)
+
+
+def _has_choice(x: torch.Tensor, result: torch.Tensor) -> bool:
+    if x.numel() == 0 or result.numel() == 0:
+        return False
+    return not is_channels_last(x.shape, x.stride()) and not is_channels_last(result.shape, result.stride())
+
+
+def _prefers_channels_last(x: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, *, groups: int) -> bool:
+    if x.dim() != 4 or groups != 1 or x.shape[1] < 4:
+        return False
+    return x.dtype is not torch.float32 or torch.backends.cudnn.allow_tf32
