@@ -14,12 +14,20 @@ Between sweeps over the same columns a row's values stay in registers, else in s
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.crossing import Crossing, Tile, columns_of, crossings, fitting_width, pitch, with_columns
+from fusepass.codegen.ir.crossing import (
+    Crossing,
+    Tile,
+    columns_of,
+    crossings,
+    fitting_width,
+    near_step,
+    power_above,
+    with_columns,
+)
 from fusepass.codegen.ir.dataflow import Dataflow, kept_values
 from fusepass.codegen.ir.expr import Builder, Load, ReduceOp, Window, walk
 from fusepass.codegen.ir.index import Axis, Index
@@ -29,6 +37,7 @@ from fusepass.codegen.ir.vectors import flatten, is_vector, split_index
 from fusepass.errors import ScheduleError
 
 _LINE = 128  # bytes of a cache line: what neighbouring threads should at least read together
+_SECTOR = 32  # bytes that memory moves at once
 _ACCESS = 16  # bytes of the widest access of one thread
 _MAX_BLOCKS = 2**31 - 1
 _MAX_INT = 2**31 - 2**21  # room for the points past the end that a last block counts
@@ -76,6 +85,8 @@ class Schedule:
         once: buffers larger than the cache that nobody reads again soon.
         backwards: whether blocks run from the last to the first, to meet what the previous kernel left in the cache.
         columns: `CROSSING`: the kernel's axes that are the tile's columns, slowest first.
+        exchanges: whether what is contiguous along the other axis goes through shared memory: loads and stores where
+            `CROSSING`, stores where `INNER`.
     """
 
     walk: Walk
@@ -91,10 +102,11 @@ class Schedule:
     once: frozenset[str] = frozenset()
     backwards: bool = False
     columns: tuple[Axis, ...] = ()
+    exchanges: bool = False
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Rows and columns of a block's tile, where `CROSSING`."""
+        """Rows and columns of a block, where `CROSSING`."""
         return self.lanes * self.width, self.groups * self.unroll
 
     @property
@@ -109,6 +121,7 @@ class Schedule:
             case Walk.INNER:
                 shape = (
                     f"{self.lanes} lanes x {self.groups} rows, {self.unroll} per thread at a time, {self.keep.value}"
+                    f"{', stores exchanged' if self.exchanges else ''}"
                 )
             case Walk.OUTER:
                 shape = f"{self.lanes} lanes of rows x {self.groups} groups of columns, {self.unroll} columns at a time"
@@ -213,10 +226,6 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _power_above(count: int) -> int:
-    return 1 << (count - 1).bit_length() if count > 0 else 1
-
-
 def _power_below(limit: int) -> int:
     return 1 << max(limit.bit_length() - 1, 0)
 
@@ -246,7 +255,7 @@ def _crossing(shape: _Shape, columns: tuple[Axis, ...]) -> Schedule:
     windows = any(access.window for access in shape.accesses)
     width = 1 if windows else shape.width(shape.row_axis, but=frozenset(each.index for each in found))
     element = max(access.nbytes for access in shape.main)
-    all_rows, all_cols = _power_above(shape.rows), _power_above(shape.cols)
+    all_rows, all_cols = power_above(shape.rows), power_above(shape.cols)
     rows, cols = max(min(all_rows, _LINE // element), width), min(all_cols, _CROSSING_COLUMNS)
     while rows * cols * element < _CROSSING_BYTES and rows < min(all_rows, _LINE * width):
         rows *= 2
@@ -257,7 +266,7 @@ def _crossing(shape: _Shape, columns: tuple[Axis, ...]) -> Schedule:
         return _ceil(shape.rows, rows) * _ceil(shape.cols, cols)
 
     while cols > 16 and (
-        blocks() < 2 * shape.facts.multiprocessors or _exchanged(found, shape, rows, cols) > _STATIC_SHARED
+        blocks() < 2 * shape.facts.multiprocessors or _exchanged(found, shape.program, rows, cols) > _STATIC_SHARED
     ):
         cols //= 2
     # 8-byte elements have few rows in a line: more threads would stand too close along the columns for the banks.
@@ -265,30 +274,31 @@ def _crossing(shape: _Shape, columns: tuple[Axis, ...]) -> Schedule:
     groups = threads // (rows // width)
     unroll = max(cols // groups, 1)
     cols = groups * unroll
-    return Schedule(Walk.CROSSING, width, unroll, rows // width, groups, blocks(), columns=columns)
+    return Schedule(Walk.CROSSING, width, unroll, rows // width, groups, blocks(), columns=columns, exchanges=True)
 
 
-def _exchanged(found: Iterable[Crossing], shape: _Shape, rows: int, cols: int) -> int:
+def _exchanged(found: Iterable[Crossing], program: Program, along: int, across: int) -> int:
     """Bytes of shared memory that the tiles of `found` take."""
-    sizes = (shape.program.buffer(each.buffer).dtype.nbytes for each in found)
-    return sum(pitch(rows, nbytes) * cols * nbytes for nbytes in sizes)
+    sizes = (program.buffer(each.buffer).dtype.nbytes for each in found)
+    return sum(Tile(along, across, 32, 1, nbytes).shared_bytes for nbytes in sizes)
 
 
 def exchange_tile(
-    kernel: Kernel, program: Program, plan: Schedule, crossing: Crossing, col: Axis, index: Index
+    kernel: Kernel, program: Program, plan: Schedule, crossing: Crossing, across: Axis, index: Index
 ) -> Tile:
-    """How the threads of a `CROSSING` block read or write `crossing`, whose index along `col` is `index`."""
+    """How the threads of a block read or write `crossing`, which stands at `index`, vectors running along `across`."""
     buffer = program.buffer(crossing.buffer)
-    rows, cols = plan.tile
+    tile = plan.tile if plan.walk is Walk.CROSSING else (kernel.col_count, plan.groups)
     usable = plan.aligned or buffer.role is not Role.INPUT
 
     def fits(width: int) -> bool:
         lane = Axis("lane", width)
-        return usable and col.size % width == 0 and is_vector(split_index(index, col, lane), col, lane)
+        return usable and across.size % width == 0 and is_vector(split_index(index, across, lane), across, lane)
 
-    # Fewer columns at once where there would be fewer accesses than threads.
-    most = 1 if crossing.guard else min(_ACCESS // buffer.dtype.nbytes, plan.unroll * plan.width, cols)
-    return Tile(rows, cols, plan.threads, fitting_width(most, fits), buffer.dtype.nbytes)
+    # Less at once where there would be fewer accesses than threads.
+    each = max(power_above(tile[0]) * tile[1] // plan.threads, 1)
+    most = 1 if crossing.guard else min(_ACCESS // buffer.dtype.nbytes, each, tile[1])
+    return Tile(*tile, plan.threads, fitting_width(most, fits), buffer.dtype.nbytes)
 
 
 def _prefers_rows(shape: _Shape) -> bool:
@@ -299,26 +309,15 @@ def _prefers_rows(shape: _Shape) -> bool:
     reads = [access for access in shape.main if access.buffer in shape.kernel.reads]
     votes = 0
     for access in reads:
-        along_rows, along_cols = _near_step(access.index, row), _near_step(access.index, col)
+        along_rows, along_cols = near_step(access.index, row), near_step(access.index, col)
         votes += access.nbytes * ((along_rows < along_cols) - (along_cols < along_rows))
     return votes > 0
 
 
-def _near_step(index: Index, axis: Axis) -> float:
-    """How far apart in memory the first two points of `axis` are; infinite where they are the same element."""
-    if axis.size < 2:
-        return inf
-    return abs(_at(index, axis, 1) - _at(index, axis, 0)) or inf
-
-
-def _at(index: Index, axis: Axis, position: int) -> int:
-    fixed = index.substitute({other: Index(position if other == axis else 0) for other in index.axes})
-    return fixed.constant
-
-
 def _inner(shape: _Shape) -> Schedule:
     assert shape.col_axis is not None
-    width = shape.width(shape.col_axis)
+    crossing = _crossing_stores(shape)
+    width = shape.width(shape.col_axis, but=frozenset(each.index for each in crossing))
     vectors = _ceil(shape.cols, width)
     element = min((access.nbytes for access in shape.main), default=4)
     most = _most_elements(shape)
@@ -338,10 +337,25 @@ def _inner(shape: _Shape) -> Schedule:
     groups = _rows_per_block(shape, lanes)
     base = Schedule(Walk.INNER, width, each, lanes, groups, _ceil(shape.rows, groups))
     if each * width <= most:
-        return replace(base, keep=Keep.REGISTERS)
+        return replace(base, keep=Keep.REGISTERS, exchanges=_exchanges(crossing, shape, groups))
     if shape.single:
         return replace(base, unroll=_unroll(_FEW_ELEMENTS // width, vectors, lanes))
     return _long_rows(shape, base, vectors)
+
+
+def _crossing_stores(shape: _Shape) -> tuple[Crossing, ...]:
+    """The element stores that are contiguous along the rows."""
+    if shape.row_axis is None or shape.col_axis is None:
+        return ()
+    return crossings(shape.kernel, shape.program, shape.col_axis, shape.row_axis, loads=False)
+
+
+def _exchanges(crossing: Sequence[Crossing], shape: _Shape, rows: int) -> bool:
+    """Whether a block of `rows` rows has enough of them to fill what memory moves at once, and room for its tiles."""
+    if not crossing:
+        return False
+    smallest = min(shape.program.buffer(each.buffer).dtype.nbytes for each in crossing)
+    return rows * smallest >= _SECTOR and _exchanged(crossing, shape.program, shape.cols, rows) <= _STATIC_SHARED
 
 
 def _long_rows(shape: _Shape, base: Schedule, vectors: int) -> Schedule:

@@ -1,14 +1,15 @@
-"""Pointwise kernels whose operands are contiguous along different axes, and the tiles that bring them together.
+"""Kernels whose operands are contiguous along different axes, and the tiles that bring them together.
 
-A block of such a kernel takes a tile: neighbouring points along the axis that it computes along (its *rows*) times
-neighbouring points along the other axis (its *columns*). What is contiguous along the columns *crosses*: it is read
-(or written) along the columns, and exchanged through shared memory.
+A block of such a kernel takes a tile: neighbouring points *along* the axis that it computes along times neighbouring
+points *across* it. An access that is contiguous across *crosses*: it is made across, and exchanged through shared memory.
+A pointwise kernel gets rows and columns for that; it computes along the rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import inf
 
 from fusepass.codegen.ir.expr import Expr, Load, Masked, Window, children, walk
 from fusepass.codegen.ir.index import Axis, Bound, Index
@@ -133,21 +134,35 @@ class _Accesses:
         return run
 
 
-def crossings(kernel: Kernel, program: Program, row: Axis, col: Axis) -> tuple[Crossing, ...]:
-    """What crosses in a kernel on flat axes, the largest first."""
-    least = row.size * col.size // 4
+def crossings(
+    kernel: Kernel, program: Program, along: Axis, across: Axis, *, loads: bool = True
+) -> tuple[Crossing, ...]:
+    """What of the element stores, and with `loads` of what they need, crosses in a kernel on flat axes; the widest first."""
+    least = along.size * across.size // 4
 
     def crosses(buffer: str, index: Index) -> bool:
-        if program.buffer(buffer).numel < least or row not in index.axes:
+        if program.buffer(buffer).numel < least or along not in index.axes:
             return False
-        return index.stride(col) == 1 and index.stride(row) != 1
+        return near_step(index, across) == 1 and near_step(index, along) != 1
 
     found = [Crossing(None, store) for store in kernel.stores if crosses(store.buffer, store.index)]
-    for load, guards in _guards([store.value for store in kernel.stores]):
+    for load, guards in _guards([store.value for store in kernel.stores]) if loads else ():
         guard = () if () in guards else next(iter(guards)) if len(guards) == 1 else None
         if guard is not None and crosses(load.buffer, load.index):
             found.append(Crossing(load, None, guard))
     return tuple(sorted(found, key=lambda each: -program.buffer(each.buffer).dtype.nbytes)[:_MOST])
+
+
+def near_step(index: Index, axis: Axis) -> float:
+    """How far apart in memory the first two points of `axis` are; infinite where they are the same element."""
+    if axis.size < 2:
+        return inf
+    return abs(_at(index, axis, 1) - _at(index, axis, 0)) or inf
+
+
+def _at(index: Index, axis: Axis, position: int) -> int:
+    fixed = index.substitute({other: Index(position if other == axis else 0) for other in index.axes})
+    return fixed.constant
 
 
 def _guards(roots: Iterable[Expr]) -> Iterator[tuple[Load, set[Guard]]]:
@@ -173,44 +188,54 @@ def _guards(roots: Iterable[Expr]) -> Iterator[tuple[Load, set[Guard]]]:
     return (each for key, each in found.items() if key not in inside)
 
 
-def pitch(rows: int, nbytes: int) -> int:
-    """Elements from one column of a tile to the next in shared memory: an odd number of words, so that what threads
-    write along the columns and read along the rows lies in different banks."""
-    unit = max(_WORD // nbytes, 1)
-    return (-(-rows // unit) | 1) * unit
-
-
 @dataclass(frozen=True)
 class Tile:
-    """A block's points, and how its threads stand on it to read or write what crosses.
+    """A block's points, and how its threads stand on it to make accesses across.
 
     Attributes:
-        rows, cols: its size; powers of two, as are all numbers here.
+        along, across: its size; `across` and all numbers below are powers of two.
         threads: of the block.
-        width: columns of one access.
+        width: points of one access.
+        nbytes: of an element.
     """
 
-    rows: int
-    cols: int
+    along: int
+    across: int
     threads: int
     width: int
     nbytes: int
 
     @property
+    def pitch(self) -> int:
+        """Elements from one point across to the next in shared memory: an odd number of words, so that what threads
+        write across and read along lies in different banks."""
+        unit = max(_WORD // self.nbytes, 1)
+        return (-(-self.along // unit) | 1) * unit
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.across * self.pitch * self.nbytes
+
+    @property
     def lanes(self) -> int:
-        """Threads side by side along the columns: as many as the banks of shared memory take without a conflict."""
-        wanted = max(_BANKS_BYTES // max(self.nbytes, _WORD) // self.width, self.threads // self.rows, 1)
-        return min(wanted, self.cols // self.width)
+        """Threads side by side across: as many as the banks of shared memory take without a conflict."""
+        wanted = max(_BANKS_BYTES // max(self.nbytes, _WORD) // self.width, self.threads // power_above(self.along), 1)
+        return min(wanted, self.across // self.width)
 
     @property
     def lines(self) -> int:
-        """Rows that the threads cover at once."""
+        """Points along that the threads cover at once."""
         return self.threads // self.lanes
 
     @property
     def steps(self) -> tuple[int, int]:
-        """How often the threads move along the columns and along the rows."""
-        return self.cols // (self.width * self.lanes), self.rows // self.lines
+        """How often the threads move across and along."""
+        return self.across // (self.width * self.lanes), -(-self.along // self.lines)
+
+
+def power_above(count: int) -> int:
+    """The smallest power of two that is at least `count`."""
+    return 1 << (count - 1).bit_length() if count > 1 else 1
 
 
 def fitting_width(most: int, fits: Callable[[int], bool]) -> int:

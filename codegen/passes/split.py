@@ -19,7 +19,7 @@ from fusepass.codegen.ir.program import Buffer, Kernel, Program, Reduction, Role
 from fusepass.codegen.passes.axes import count, split_axis
 from fusepass.codegen.passes.rewrite import Leaf, rewrite_kernel
 
-_SHORT_ROW = 128  # elements; so many lie in a block beside those of enough other rows for stores to be neighbours
+_SHORT_ROW = 512  # elements; a block has several such rows, and exchanges tiles of them
 
 _MERGE = {ReduceOp.MOMENTS: ReduceOp.MERGE_MOMENTS, ReduceOp.SOFTMAX: ReduceOp.MERGE_SOFTMAX}
 

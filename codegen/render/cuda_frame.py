@@ -100,8 +100,10 @@ class Frame:
         self.top = Scope(self.printer)
         self.u, self.v = names.exact("u"), names.exact("v")
         self.live = ""  # the condition that a thread stands on a row of its own, where that can fail
-        self.first_row = self.first_col = ""  # of a `CROSSING` block's tile; no text is 0
-        self.place = "", ""  # of a thread on such a tile: its vector along the rows, its column
+        # Of a block that exchanges a tile: its first points with a plus sign (along) or without (across), none for 0;
+        # and a thread's vector along and point across.
+        self.first_along = self.first_across = ""
+        self.place = "", ""
         self.first_of_row = ""  # the condition that a thread is the first of those on a row, where there are more
         self.tile = self._coordinates()
 
@@ -181,6 +183,9 @@ class Frame:
         if plan.groups > 1:
             within = f"threadIdx.x / {plan.lanes}" if plan.lanes > 1 else "threadIdx.x"
             here = f"{number} * {plan.groups} + {self.index_type}({within})"
+        if plan.exchanges:
+            self.first_across = self._constant("first_row", f"{number} * {plan.groups}")
+            self.place = lane, self._constant("group", within)
         self._define_row(here, plan.groups, 1)
         return self._tile(lane, plan.lanes, -(-self.kernel.col_count // plan.width), plan.width)
 
@@ -197,19 +202,17 @@ class Frame:
     def _crossing(self, number: str) -> Tile:
         plan = self.schedule
         rows, cols = plan.tile
-        tiles = -(-self.kernel.row_count // rows)
-        first_row, first_col = number, ""
         if self.kernel.col_count > cols:
-            number = self._constant("tile", number)
-            first_row, first_col = f"fp::mod({number}, {tiles})", f"fp::div({number}, {tiles}) * {cols}"
-            self.first_col = self._constant("first_col", first_col)
-        self.first_row = self._constant("first_row", f"{first_row} * {rows}")
+            tiles = -(-self.kernel.row_count // rows)
+            tile = self._constant("tile", number)
+            number = f"fp::mod({tile}, {tiles})"
+            self.first_across = self._constant("first_col", f"fp::div({tile}, {tiles}) * {cols}")
+        first = self._constant("first_row", f"{number} * {rows}")
         lane = self._constant("lane", f"threadIdx.x % {plan.lanes}")
         group = self._constant("group", f"threadIdx.x / {plan.lanes}")
-        self.place = lane, group
-        within = lane if plan.width == 1 else f"{lane} * {plan.width}"
-        self._define_row(f"{self.first_row} + {within}", rows, plan.width)
-        start = self._constant("start", f"{self.first_col} + {group}") if self.first_col else group
+        self.first_along, self.place = f"{first} + ", (lane, group)
+        self._define_row(f"{first} + {lane if plan.width == 1 else f'{lane} * {plan.width}'}", rows, plan.width)
+        start = self._constant("start", f"{self.first_across} + {group}") if self.first_across else group
         return self._tile(start, plan.groups, self.kernel.col_count, 1)
 
     def _define_row(self, here: str, per_block: int, width: int) -> None:
@@ -227,7 +230,7 @@ class Frame:
         unroll, axis = self.schedule.unroll, self.arranged.col
         covered = unroll * step
         # A block whose tile has a place of its own among the columns does not go on to the next.
-        loop = covered < count and not self.first_col
+        loop = covered < count and self.schedule.walk is not Walk.CROSSING
         tail = count % covered != 0 and (unroll > 1 or not loop)
         once = not loop and not tail and unroll == 1
         tile = Tile(axis, self.names.exact("col"), start, step, count, scale, loop, tail, once)

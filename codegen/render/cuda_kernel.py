@@ -18,7 +18,7 @@ from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_st
 from fusepass.codegen.render.cuda_states import Around, State, declare_state, merge, name_results, push
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
-from fusepass.codegen.schedule import Keep, Schedule, Walk
+from fusepass.codegen.schedule import Keep, Schedule
 from fusepass.errors import RenderError
 
 
@@ -53,7 +53,7 @@ class _Writer:
         self.row_arrays: list[tuple[Expr, str]] = []
         self.states: dict[str, State] = {}
         self.stats = [node for node in walk(*frame.kernel.roots) if isinstance(node, Stat)]
-        self.exchanged: tuple[Exchange, ...] = exchanges(frame) if self.schedule.walk is Walk.CROSSING else ()
+        self.exchanged: tuple[Exchange, ...] = exchanges(frame)
 
     def write(self) -> list[str]:
         kernel = self.frame.kernel
@@ -179,7 +179,7 @@ class _Writer:
             (lanes if self.frame.has_lanes(kept.node) else step).bind(kept.node, self._kept_place(kept))
         for exchange in self.exchanged:
             if exchange.crossing.load is not None:
-                lanes.bind(exchange.crossing.load, exchange.place(self.frame))
+                lanes.bind(exchange.crossing.load, exchange.place(self.frame, lanes))
         if self.frame.vector_rows:
             self._bind_rows(lanes)
 
@@ -192,7 +192,7 @@ class _Writer:
             value = f"fp::cast<{element}>({value})"
         exchange = next((each for each in self.exchanged if each.crossing.store is store), None)
         if exchange is not None:
-            lanes.lines.append(f"{exchange.place(frame)} = {value};")
+            lanes.lines.append(f"{exchange.place(frame, lanes)} = {value};")
             return
         if not frame.is_wide(store.buffer, store.index):
             lanes.lines.append(f"{pointer}[{lanes.index(store.index)}] = {value};")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp
@@ -250,6 +251,24 @@ def softmax_channels(n: int, c: int, hw: int) -> Program:
     return program("softmax_channels", [given("x", [n, c, hw]), result("y", [n, c, hw])], kernel)
 
 
+def softmax_channels_last(n: int, c: int, hw: int, dtype: DType = F32) -> Program:
+    """softmax over channels of NHWC data, then tanh, into NCHW; its double into NHWC."""
+    b = Builder()
+    image, place, channel = Axis("n", n), Axis("hw", hw), Axis("c", c)
+    nhwc = at((image, c * hw), (place, c), (channel, 1))
+    nchw = at((image, c * hw), (channel, hw), (place, 1))
+    reduction, value = _softmax(b, "softmax", b.cast(b.load("x", nhwc, dtype), dtype.compute))
+    reduction = replace(reduction, dtype=dtype.compute)
+    double = b.apply(Op.MUL, value, b.const(2.0, dtype.compute))
+    stores = (
+        Store("y", nchw, b.cast(b.apply(Op.TANH, value), dtype)),
+        Store("t", nhwc, b.cast(double, dtype)),
+    )
+    kernel = Kernel("softmax", (image, place), (channel,), ((reduction,),), (), stores, ("_softmax", "tanh"))
+    buffers = [given("x", [n, hw, c], dtype), result("y", [n, c, hw], dtype), result("t", [n, hw, c], dtype)]
+    return program("softmax", buffers, kernel)
+
+
 def batch_norm_stats(n: int, c: int, hw: int) -> Program:
     """Mean and variance per channel of n x c x hw."""
     b = Builder()
@@ -392,6 +411,9 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "softmax_channels_64": lambda: softmax_channels(16, 64, 64 * 64),
     "softmax_channels_100": lambda: softmax_channels(2, 100, 30 * 30),
     "softmax_channels_1000": lambda: softmax_channels(3, 1000, 14 * 14),
+    "softmax_channels_last_64": lambda: softmax_channels_last(16, 64, 64 * 64),
+    "softmax_channels_last_10": lambda: softmax_channels_last(16, 10, 63 * 63),
+    "softmax_channels_last_f16": lambda: softmax_channels_last(16, 136, 48 * 48, F16),
     "softmax_channels_3000": lambda: softmax_channels(3, 3000, 14 * 14),
     "bn_stats": lambda: batch_norm_stats(16, 32, 62 * 62),
     "bn_stats_odd": lambda: batch_norm_stats(5, 7, 11 * 11),

@@ -9,7 +9,7 @@ from math import prod
 import pytest
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.crossing import Tile, pitch
+from fusepass.codegen.ir.crossing import Tile
 from fusepass.codegen.ir.expr import ReduceOp
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.schedule import Keep, Schedule, Walk, schedule
@@ -126,7 +126,7 @@ def test_tiles_have_no_bank_conflicts(nbytes: int, share: int) -> None:
     """Whatever a whole vector has: when the columns are written and when the rows are read."""
     rows, width = 128 // nbytes, 16 // nbytes // min(share, 16 // nbytes)
     tile = Tile(rows, 64, 256 if nbytes < 8 else 128, width, nbytes)
-    step = pitch(rows, nbytes)
+    step = tile.pitch
     across = [(t % tile.lanes * width, t // tile.lanes) for t in range(32)]
     along = [(t // (rows // width), t % (rows // width) * width) for t in range(32)]
     for lane in range(width):
