@@ -17,11 +17,13 @@ from fusepass.codegen import build
 from fusepass.codegen.detect import device_facts
 from fusepass.codegen.generate import Generated, anchor_traffic, conversions, generate, traffic
 from fusepass.codegen.ir.text import program_text
+from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.lowering.lower import Unsupported
 from fusepass.codegen.source import Source, Target
 from fusepass.config import current
 from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
+from fusepass.handover import hand_over
 from fusepass.ops import register
 from fusepass.patterns.partition import Partition, Region, partition
 from fusepass.patterns.simplify import simplify
@@ -35,9 +37,9 @@ from fusepass.report import (
     Report,
     SourceFile,
 )
-from fusepass.runtime import FusedRegion, Meta
+from fusepass.runtime import FusedRegion, Meta, with_strides
 from fusepass.splice import splice, subgraph
-from fusepass.variants import variants
+from fusepass.variants import chosen_format, variants
 
 
 @dataclass(frozen=True)
@@ -114,18 +116,7 @@ def compile_graph(graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounte
         applications = simplify(graph)
     with clock.stage("partition"):
         parts = partition(graph)
-    works = [_Work(region, subgraph(graph, region), _constants(graph, region)) for region in parts.regions]
-    with clock.stage("generate"):
-        for work in works:
-            _generate(work)
-    with clock.stage("build"):
-        _build(works)
-    fused: dict[str, FusedRegion] = {}
-    with clock.stage("load"):
-        for work in works:
-            region = _load(work, counter)
-            if region is not None:
-                fused[work.region.name] = region
+    works, fused = _fused(graph, parts.regions, counter, clock)
     for work in works:
         if work.reason is not None:
             counter.count(work.region.name, work.reason, toolchain=work.generated is not None)
@@ -141,6 +132,43 @@ def compile_graph(graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounte
         rules[application.rule] = rules.get(application.rule, 0) + 1
     report = _report(name, graph, parts, works, rules, clock)
     return CompiledGraph(public, direct.forward, report, counter)
+
+
+def _fused(
+    graph: fx.GraphModule, regions: Sequence[Region], counter: FallbackCounter, clock: _Clock, *, handing: bool = True
+) -> tuple[list[_Work], dict[str, FusedRegion]]:
+    """What became of each region, and those that can be called; `handing` lets one write as the next one reads."""
+    works = _works(graph, regions)
+    layouts = hand_over(regions, _formats(works)) if handing else {}
+    if layouts:
+        works = _works(graph, regions)
+    with clock.stage("generate"):
+        for work in works:
+            _generate(work)
+    with clock.stage("build"):
+        _build(works)
+    fused: dict[str, FusedRegion] = {}
+    with clock.stage("load"):
+        for work in works:
+            region = _load(work, counter)
+            if region is not None:
+                fused[work.region.name] = region
+    if layouts and len(fused) < len(works):
+        # Operators that run as they were would pass on a layout that is not theirs.
+        for node, value in layouts.items():
+            node.meta["val"] = value
+        return _fused(graph, regions, counter, clock, handing=False)
+    return works, fused
+
+
+def _works(graph: fx.GraphModule, regions: Sequence[Region]) -> list[_Work]:
+    return [_Work(region, subgraph(graph, region), _constants(graph, region)) for region in regions]
+
+
+def _formats(works: Sequence[_Work]) -> dict[str, AnchorFormat]:
+    """The format that each region's convolution is going to run in."""
+    known = [work for work in works if work.region.anchor is not None and work.device.type in ("cpu", "cuda")]
+    return {work.region.name: chosen_format(work.graph, device_facts(work.device)) for work in known}
 
 
 def _copied(graph: fx.Graph) -> fx.Graph:
@@ -252,10 +280,13 @@ def _converter(work: _Work, name: str, counter: FallbackCounter) -> FusedRegion:
 def _original(work: _Work) -> Callable[..., Any]:
     """The region's own operators, as a function of the fused call's arguments."""
     graph, inputs, constants = work.graph, work.region.inputs, work.constants
+    expected = [Meta.of(node.meta["val"]) for node in work.region.outputs]
 
     def run(*arguments: torch.Tensor) -> Any:
         rest = iter(arguments)
         results = graph(*(constants[node] if node in constants else next(rest) for node in inputs))
+        # An input may lie as another region wrote it, and layouts go from operator to operator.
+        results = tuple(map(with_strides, results, expected))
         return results if len(results) > 1 else results[0]
 
     return run

@@ -50,11 +50,16 @@ def variants(
         yield Variant(anchor_format.value, *lower(graph, name, names, constants, anchor_format))
 
 
+def chosen_format(graph: fx.GraphModule, facts: DeviceFacts) -> AnchorFormat:
+    """The format of a region's convolution in its first variant."""
+    return anchor_formats(graph, facts)[0]
+
+
 def anchor_formats(graph: fx.GraphModule, facts: DeviceFacts) -> tuple[AnchorFormat, ...]:
     """The formats that the convolution of a region may run in, the one to choose without a measurement first.
 
-    There is a choice where a region has one two- or three-dimensional convolution of a dense input that does not lie
-    channels last. The rule for the first, after TorchInductor's ``decide_layout_opt``: on CUDA, cuDNN's fastest kernels
+    There is a choice where a region has one two- or three-dimensional convolution whose result would not lie channels
+    last anyway. The rule for the first, after TorchInductor's ``decide_layout_opt``: on CUDA, cuDNN's fastest kernels
     for tensor cores work channels last and surround themselves with conversions otherwise, so two-dimensional
     convolutions go channels last. They stay where
 
@@ -64,27 +69,25 @@ def anchor_formats(graph: fx.GraphModule, facts: DeviceFacts) -> tuple[AnchorFor
     - numbers are float32 and TF32 is not allowed: no tensor core, hence no conversion to avoid. float64 has no
       channels-last kernels at all.
 
-    Three-dimensional ones stay, too: which format wins there differs from case to case.
+    Three-dimensional ones stay, too: which format wins there differs from case to case. An input that lies channels
+    last already decides for it.
     """
     nodes = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
     if len(nodes) != 1:
         return (AnchorFormat.CALLER,)
     (node,) = nodes
-    x, weight, result = node.args[0].meta["val"], node.args[1].meta["val"], node.meta["val"]
-    if x.dim() not in MEMORY_FORMATS or x.dtype is torch.float64 or not _has_choice(x, result):
+    x, result = node.args[0].meta["val"], node.meta["val"]
+    if x.dim() not in MEMORY_FORMATS or x.dtype is torch.float64 or x.numel() == 0 or result.numel() == 0:
         return (AnchorFormat.CALLER,)
-    if facts.target is Target.CUDA and _prefers_channels_last(x, weight, result, groups=node.args[8]):
+    if is_channels_last(result.shape, result.stride()):
+        return (AnchorFormat.CALLER,)
+    last = is_channels_last(x.shape, x.stride())
+    if last or (facts.target is Target.CUDA and _prefers_channels_last(x, groups=node.args[8])):
         return (AnchorFormat.CHANNELS_LAST, AnchorFormat.CALLER)
     return (AnchorFormat.CALLER, AnchorFormat.CHANNELS_LAST)
 
 
-def _has_choice(x: torch.Tensor, result: torch.Tensor) -> bool:
-    if x.numel() == 0 or result.numel() == 0:
-        return False
-    return not is_channels_last(x.shape, x.stride()) and not is_channels_last(result.shape, result.stride())
-
-
-def _prefers_channels_last(x: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, *, groups: int) -> bool:
+def _prefers_channels_last(x: torch.Tensor, *, groups: int) -> bool:
     if x.dim() != 4 or groups != 1 or x.shape[1] < 4:
         return False
     return x.dtype is not torch.float32 or torch.backends.cudnn.allow_tf32

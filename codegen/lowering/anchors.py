@@ -9,7 +9,7 @@ import torch
 
 from fusepass.codegen.ir.expr import Op
 from fusepass.codegen.ir.program import CONVERSION_TARGET, LibraryCall, Ref, Role
-from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, channels_last_strides
+from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, channels_last_strides, is_channels_last
 from fusepass.codegen.lowering.registry import Call, lowers
 from fusepass.codegen.lowering.tensor import Tensor, Unsupported, dtype_of
 
@@ -66,8 +66,11 @@ def _convolution(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, *ge
 
 
 def _channels_last(call: Call, x: Tensor) -> Tensor:
-    """A copy of the stored `x` whose channels are neighbours."""
+    """The stored `x` with channels that are neighbours: itself, or a copy."""
     context, source = call.context, _stored(call, x)
+    (stored,) = (buffer for buffer in context.buffers if buffer.name == source)
+    if is_channels_last(stored.shape, stored.strides):
+        return x
     buffer = context.add_buffer(
         f"{source}_channels_last", x.dtype, x.shape, channels_last_strides(x.shape), Role.ANCHOR
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusepass
+import fusepass.compile
 import fusepass.variants
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import conversions, generate, pass_options
@@ -18,6 +20,7 @@ from fusepass.codegen.ir.program import CONVERSION_TARGET
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.lowering.formats import AnchorFormat, channels_last_strides, is_channels_last
 from fusepass.codegen.render import render
+from fusepass.errors import FusepassWarning
 from fusepass.variants import anchor_formats, variants
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
@@ -156,6 +159,53 @@ def test_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not fused.report().fallbacks
     (found,) = fused.report().regions
     assert any(kernel.name.endswith("channels_last_0") for kernel in found.kernels)
+
+
+class Chain(nn.Module):
+    """Two convolutions whose chains make a region each; `between` is what else reads the value between them."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.between = nn.Conv2d(4, 6, 3), nn.Conv2d(6, 5, 3), between
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.first(x).relu() + 1
+        return self.second(y).tanh() * 2, self.between(y)
+
+
+@pytest.mark.parametrize(
+    ("between", "handed"),
+    [
+        (lambda y: torch.zeros(1), True),
+        (lambda y: (y + 1).sigmoid(), True),
+        (lambda y: y, False),  # the caller sees it
+        (lambda y: y.view(2, -1).relu() + 1, False),  # a view of it is taken
+        (lambda y: y.cumsum(1), False),  # an operator that runs as it is reads it
+    ],
+)
+@pytest.mark.parametrize("broken", [False, True])
+def test_one_region_writes_as_the_next_one_reads(
+    between: Callable[[Tensor], Tensor], handed: bool, broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No conversion is left; where a region cannot be made, operators run on the layouts that they know."""
+    monkeypatch.setattr(fusepass.variants, "anchor_formats", lambda graph, facts: (LAST,))
+    real = fusepass.compile._load
+    if broken:
+        monkeypatch.setattr(
+            fusepass.compile, "_load", lambda work, counter: None if "tanh" in work.region.name else real(work, counter)
+        )
+    model, x = Chain(between).eval(), torch.randn(2, 4, 9, 8)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FusepassWarning)
+        fused = fusepass.optimize(model)
+        for mine, eager in zip(fused(x), model(x), strict=True):
+            assert mine.stride() == eager.stride()
+            torch.testing.assert_close(mine, eager, rtol=1e-5, atol=1e-5)
+        public = fused.graph_module(x)
+    if not broken:
+        conversions = [kernel.name for found in fused.report().regions for kernel in found.kernels]
+        assert sum("channels_last" in name for name in conversions) == (1 if handed else 2)
+    assert "fusepass" in str(public.graph)
 
 
 def test_inputs_without_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
