@@ -153,6 +153,9 @@ def _launcher(region: FusedRegion, entry: Callable[..., int], used: Sequence[int
             scope[f"convert{number}"] = region.conversions[call.result].run
             (source,) = call.args
             body[-1] = f"c{number} = convert{number}({_python(source, names)})"
+        # A converted input is large, and only this call has read it.
+        read = [value.buffer for value in call.args if isinstance(value, Ref)]
+        body += [f"{names[buffer]} = None" for buffer in read if buffer in region.conversions]
         expected = Meta.of_buffer(program.buffer(call.result))
         if program.buffer(call.result) in pointers:
             scope[f"meta_c{number}"] = expected

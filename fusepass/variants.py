@@ -90,4 +90,5 @@ def anchor_formats(graph: fx.GraphModule, facts: DeviceFacts) -> tuple[AnchorFor
 def _prefers_channels_last(x: torch.Tensor, *, groups: int) -> bool:
     if x.dim() != 4 or groups != 1 or x.shape[1] < 4:
         return False
-    return x.dtype is not torch.float32 or torch.backends.cudnn.allow_tf32
+    # Unlike `torch.backends.cudnn.allow_tf32` this does not raise where convolutions and RNNs are set differently.
+    return x.dtype is not torch.float32 or torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32"
