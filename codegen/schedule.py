@@ -252,8 +252,7 @@ def _crossing(shape: _Shape, columns: tuple[Axis, ...]) -> Schedule:
     assert shape.row_axis is not None
     assert shape.col_axis is not None
     found = crossings(shape.kernel, shape.program, shape.row_axis, shape.col_axis)
-    windows = any(access.window for access in shape.accesses)
-    width = 1 if windows else shape.width(shape.row_axis, but=frozenset(each.index for each in found))
+    width = shape.width(shape.row_axis, but=frozenset(each.index for each in found))
     element = max(access.nbytes for access in shape.main)
     all_rows, all_cols = power_above(shape.rows), power_above(shape.cols)
     rows, cols = max(min(all_rows, _LINE // element), width), min(all_cols, _CROSSING_COLUMNS)

@@ -16,6 +16,7 @@ from fusepass.codegen.render.cuda_exchange import Exchange, exchanges, read_in, 
 from fusepass.codegen.render.cuda_frame import Frame, arrange, without_unused
 from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead
 from fusepass.codegen.render.cuda_states import Around, State, declare_state, merge, name_results, push
+from fusepass.codegen.render.cuda_windows import vector_windows
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
 from fusepass.codegen.schedule import Keep, Schedule
@@ -149,6 +150,7 @@ class _Writer:
         lanes = step.child() if self.width > 1 else step
         mark = len(step.lines)
         self._bind(lanes, step, phase, ahead)
+        vector_windows(self.frame, step, lanes, phase.roots, [kept.node for kept in phase.known])
         for kept in phase.made:
             has_lanes = self.frame.has_lanes(kept.node)
             scope = lanes if has_lanes else step

@@ -125,18 +125,26 @@ def concatenate_channels_last(n: int, a: int, c: int, hw: int) -> Program:
     return program("cat", buffers, kernel)
 
 
-def max_pool_channels_last(n: int, c: int, size: int, window: int, stride: int) -> Program:
-    """Max pooling of n NHWC images of c x size x size without padding, into NCHW."""
+def max_pool_channels_last(
+    n: int, c: int, size: int, window: int, stride: int, padding: int = 0, *, into_last: bool = False
+) -> Program:
+    """Max pooling of n NHWC images of c x size x size plus a bias per channel, into NCHW or NHWC."""
     b = Builder()
-    out = (size - window) // stride + 1
+    out = (size + 2 * padding - window) // stride + 1
     image, channel, h, w = Axis("n", n), Axis("c", c), Axis("h", out), Axis("w", out)
     kh, kw = Axis("kh", window), Axis("kw", window)
-    y, x = axis_index(h) * stride + axis_index(kh), axis_index(w) * stride + axis_index(kw)
+    y, x = axis_index(h) * stride + axis_index(kh) - padding, axis_index(w) * stride + axis_index(kw) - padding
     where = axis_index(image) * (size * size * c) + y * (size * c) + x * c + axis_index(channel)
-    value = b.window(ReduceOp.MAX, (kh, kw), b.load("x", where, F32))
+    added = b.apply(Op.ADD, b.load("x", where, F32), b.load("bias", axis_index(channel), F32))
+    bounded = b.masked((Bound(y, 0, size), Bound(x, 0, size)), added, b.const(-math.inf, F32))
+    value = b.window(ReduceOp.MAX, (kh, kw), bounded)
+    axes: tuple[Axis, ...] = (image, channel, h, w)
     index = at((image, c * out * out), (channel, out * out), (h, out), (w, 1))
-    kernel = Kernel("pool", (image, channel, h, w), (), (), (), (Store("y", index, value),), ("max_pool2d",))
-    return program("pool", [given("x", [n, size, size, c]), result("y", [n, c, out, out])], kernel)
+    if into_last:
+        axes, index = (image, h, w, channel), at((image, c * out * out), (h, out * c), (w, c), (channel, 1))
+    kernel = Kernel("pool", axes, (), (), (), (Store("y", index, value),), ("max_pool2d",))
+    buffers = [given("x", [n, size, size, c]), given("bias", [c]), result("y", [n, out * out, c])]
+    return program("pool", buffers, kernel)
 
 
 def concatenate(n: int, a: int, c: int, hw: int) -> Program:
@@ -384,6 +392,8 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "mixed_f64": lambda: mixed_layouts(2, 40, 26 * 26, F64),
     "mixed_cat": lambda: concatenate_channels_last(4, 6, 10, 64),
     "mixed_pool": lambda: max_pool_channels_last(4, 48, 34, 3, 2),
+    "mixed_pool_padded": lambda: max_pool_channels_last(4, 20, 33, 3, 1, 1),
+    "last_pool": lambda: max_pool_channels_last(4, 48, 34, 2, 2, into_last=True),
     "cat": lambda: concatenate(4, 6, 10, 64),
     "cat_odd": lambda: concatenate(4, 3, 2, 7),
     "pool2": lambda: max_pool(16, 64, 2, 2, 0),

@@ -93,7 +93,7 @@ def test_every_schedule_fits_the_device_and_covers_the_kernel(name: str, aligned
         (lambda: k.mixed_layouts(64, 64, 1 << 14, k.F64), 2, 4, 8, 16, ("c",)),
         (lambda: k.mixed_layouts(64, 64, 127 * 127), 1, 8, 32, 8, ("c",)),
         (lambda: k.mixed_layouts(64, 8, 1 << 14), 4, 2, 64, 4, ("c",)),
-        (lambda: k.max_pool_channels_last(64, 64, 130, 2, 2), 1, 8, 32, 8, ("h", "w")),
+        (lambda: k.max_pool_channels_last(64, 64, 130, 2, 2), 4, 2, 8, 32, ("h", "w")),
         (lambda: k.transpose(4096, 4096), 4, 2, 8, 32, ("j",)),
     ],
 )
