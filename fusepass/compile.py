@@ -68,6 +68,7 @@ class _Work:
     graph: fx.GraphModule
     constants: dict[fx.Node, torch.Tensor]
     generated: Generated | None = None
+    variant: str = AnchorFormat.CALLER.value
     library: Path | None = None
     reason: str | None = None
     seconds: float = 0.0
@@ -204,6 +205,7 @@ def _generate(work: _Work) -> None:
         values = {node.name: value.item() for node, value in work.constants.items()}
         facts = device_facts(work.device)
         chosen = next(variants(work.graph, region.name, labels, values, facts))
+        work.variant = chosen.name
         work.conversions = {
             call.result: generate(conversion, own, facts) for call, conversion, own in conversions(chosen.program)
         }
@@ -317,6 +319,8 @@ def _is_getitem(node: fx.Node) -> bool:
 def _region_report(work: _Work) -> RegionReport:
     region, generated = work.region, work.generated
     anchor = None if region.anchor is None else f"library: {_packet(region.anchor)}"
+    if anchor is not None and work.variant != AnchorFormat.CALLER.value:
+        anchor += f", {work.variant}"
     inputs = ", ".join(_type(node) for node in work.arguments)
     outputs = ", ".join(_type(node) for node in region.outputs)
     report = RegionReport(

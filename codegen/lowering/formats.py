@@ -11,7 +11,7 @@ import torch
 class AnchorFormat(enum.Enum):
     """How a convolution's input and result lie in memory."""
 
-    CALLER = "as the caller has it"
+    CALLER = "as is"
     CHANNELS_LAST = "channels last"
 
 

@@ -159,6 +159,8 @@ def test_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not fused.report().fallbacks
     (found,) = fused.report().regions
     assert any(kernel.name.endswith("channels_last_0") for kernel in found.kernels)
+    assert found.anchor == "library: aten.convolution, channels last"
+    assert len(found.sources) == 2
 
 
 class Chain(nn.Module):
@@ -246,7 +248,7 @@ def test_variants() -> None:
     graph, _ = trace(nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU()), torch.randn(2, 4, 6, 6))
     names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
     found = list(variants(graph, "region", names, {}, H200))
-    assert [variant.name for variant in found] == ["channels last", "as the caller has it"]
+    assert [variant.name for variant in found] == ["channels last", "as is"]
     assert [len(variant.program.calls) for variant in found] == [2, 1]
     for variant in variants(made.graph, "region", names, {}, DeviceFacts.cpu(2)):
         made.check(variant.program)
