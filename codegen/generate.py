@@ -65,9 +65,10 @@ def generate(program: Program, builder: Builder, facts: DeviceFacts) -> Generate
 def pass_options(facts: DeviceFacts) -> PassOptions:
     """What the passes are told about a device."""
     if facts.target is Target.CUDA:
-        # Two resident blocks on every multiprocessor; a piece is worth a block from some 16 KB on.
+        # Two resident blocks on every multiprocessor; a piece is worth a block from some 16 KB on. Scattered stores of
+        # 1 MB take about as long as a launch.
         policy = SplitPolicy(workers=2 * facts.multiprocessors, least_piece=4096, lanes=32)
-        return PassOptions(policy, longest_cached_row=16384, tiles=True)
+        return PassOptions(policy, longest_cached_row=16384, separate_from=1 << 18)
     # Four pieces per core even out cores of unequal speed; a piece is worth a thread from some 64 KB on.
     policy = SplitPolicy(workers=4 * facts.cores, least_piece=16384, lanes=64)
     return PassOptions(policy, longest_cached_row=1 << 16)

@@ -24,12 +24,13 @@ class PassOptions:
     Attributes:
         split: when long rows are split.
         longest_cached_row: rows of at most this many elements stay on chip between sweeps.
-        tiles: whether pointwise kernels exchange tiles, where operands are contiguous along different axes.
+        separate_from: elements of a kernel from which one that reads and writes along different axes is worth two launches;
+            None where pointwise kernels exchange no tiles.
     """
 
     split: SplitPolicy
     longest_cached_row: int
-    tiles: bool = False
+    separate_from: int | None = None
 
 
 def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
@@ -39,7 +40,7 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("fuse_siblings", fuse_siblings),
         ("online_softmax", lambda p, b: online_softmax(p, b, options.longest_cached_row)),
         ("split_long_rows", lambda p, b: split_long_rows(p, b, options.split)),
-        *((("separate_layouts", separate_layouts),) if options.tiles else ()),
+        ("separate_layouts", lambda p, b: separate_layouts(p, b, options.separate_from)),
         ("order_and_merge", order_and_merge),
         ("rename", _rename),
     )

@@ -68,11 +68,15 @@ def split_long_rows(program: Program, builder: Builder, policy: SplitPolicy) -> 
     return replace(program, buffers=tuple(work.buffers), kernels=tuple(work.kernels))
 
 
-def separate_layouts(program: Program, builder: Builder) -> Program:
-    """Kernels that read along one axis and write per element along another: what is per element gets a kernel of its own."""
+def separate_layouts(program: Program, builder: Builder, least: int | None) -> Program:
+    """Kernels of at least `least` elements that read along one axis and write per element along another: what is per
+    element gets a kernel of its own. Nothing changes where `least` is None."""
+    if least is None:
+        return program
     work = _Splitter(program, builder)
     for kernel in program.kernels:
-        if kernel.sweeps and kernel.stores and _is_mixed(program, kernel):
+        large = kernel.row_count * kernel.col_count >= least
+        if large and kernel.sweeps and kernel.stores and _is_mixed(program, kernel):
             work.separate(kernel)
         else:
             work.kernels.append(kernel)

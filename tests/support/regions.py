@@ -35,7 +35,7 @@ TINY = PassOptions(SplitPolicy(workers=64, least_piece=4, lanes=2), longest_cach
 """Thresholds so low that small shapes are split and made online."""
 
 
-TILES = replace(NO_SPLIT, tiles=True)
+TILES = replace(NO_SPLIT, separate_from=1)
 """Passes for a device whose kernels exchange tiles."""
 
 

@@ -103,7 +103,7 @@ def test_lowered(name: str) -> None:
     )
     made.check()
     made.check(made.passed(TILES))
-    made.check(made.passed(replace(TINY, tiles=True)))
+    made.check(made.passed(replace(TINY, separate_from=1)))
 
 
 @every_model
@@ -112,7 +112,7 @@ def test_kernels(name: str) -> None:
     make, shape = MODELS[name]
     made = region(make(), torch.randn(shape), anchor_format=LAST)
     facts = replace(H200, multiprocessors=1, l2_bytes=4096)
-    program = made.passed(pass_options(facts))
+    program = made.passed(replace(pass_options(facts), separate_from=1))
     memory = made.memory(program)
     got = emulate(program, render(program, facts), memory)
     wanted = interpret(program, memory)
