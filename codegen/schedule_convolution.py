@@ -90,10 +90,14 @@ def serves(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     """
     anchor = kernel.anchor
     assert anchor is not None
-    most = _MOST_SCATTERED if max(anchor.spread) > 1 else _MOST_CHANNELS
-    if program.buffer(anchor.source).shape[1] > most or _architecture(facts) < 80:
+    if not few_channels(program.buffer(anchor.source).shape[1], anchor.spread) or _architecture(facts) < 80:
         return False
     return schedule_convolution(kernel, program, facts) is not None
+
+
+def few_channels(channels: int, spread: Sequence[int]) -> bool:
+    """Whether a convolution has so few input channels that generated code is the faster one; see `Convolution.spread`."""
+    return channels <= (_MOST_SCATTERED if max(spread) > 1 else _MOST_CHANNELS)
 
 
 def _architecture(facts: DeviceFacts) -> int:

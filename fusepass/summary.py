@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from fusepass.codegen.generate import Generated, anchor_traffic, traffic
+from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.source import Target
 from fusepass.patterns.partition import Partition
 from fusepass.patterns.simplify import Application
@@ -71,6 +72,8 @@ def _is_getitem(node: fx.Node) -> bool:
 def _region_report(work: Work) -> RegionReport:
     region, generated = work.region, work.generated
     anchor = None if region.anchor is None else f"{_implementation(generated)}: {_packet(region.anchor)}"
+    if anchor is not None and work.variant != AnchorFormat.CALLER.value:
+        anchor += f", {work.variant}"
     inputs = ", ".join(_type(node) for node in work.arguments)
     outputs = ", ".join(_type(node) for node in region.outputs)
     report = RegionReport(

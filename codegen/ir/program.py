@@ -18,6 +18,9 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, Gather, Load, ReduceOp, walk
 from fusepass.codegen.ir.index import Axis, Index
 
+CONVERSION_TARGET = "aten.clone.default"
+"""The library call that only changes a layout, for an anchor that reads the copy; a generated kernel does the same."""
+
 
 class Role(enum.Enum):
     """Who owns a buffer's memory."""

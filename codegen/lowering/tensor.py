@@ -16,6 +16,7 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp
 from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, delinearize, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Reduction, Role, Store
+from fusepass.codegen.lowering.formats import AnchorFormat
 
 Coordinates = tuple[Index, ...]
 
@@ -69,6 +70,7 @@ class Context:
     kernels: list[Kernel] = field(default_factory=list)
     calls: list[LibraryCall] = field(default_factory=list)
     stored: dict[Tensor, str] = field(default_factory=dict)  # tensors that lie in memory, and where
+    anchor_format: AnchorFormat = AnchorFormat.CALLER
 
     def tensor(
         self, shape: Sequence[int], dtype: DType, at: Callable[[Coordinates], Expr], *, windowed: bool = False

@@ -33,7 +33,7 @@ from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, apply_text, bare, block, is_call, literal
 from fusepass.errors import RenderError
 
-_UNROLLED_WINDOW = 64  # windows of more points stay loops
+UNROLLED_WINDOW = 64  # windows of more points stay loops
 _INLINE_LENGTH = 60
 
 
@@ -277,7 +277,7 @@ class Scope:
         self._load_window_vectors(node, scopes[-2], inner, variables[-1])
         value = inner.value(node.value)
         inner.lines.append(f"{state}.push({bare(value)});")
-        unroll = ["#pragma unroll"] if prod(axis.size for axis in node.axes) <= _UNROLLED_WINDOW else []
+        unroll = ["#pragma unroll"] if prod(axis.size for axis in node.axes) <= UNROLLED_WINDOW else []
         self.lines.append(f"fp::{node.op.value}<{C_TYPES[node.dtype]}> {state};")
         for axis, variable, scope in reversed(list(zip(node.axes, variables, scopes[1:], strict=True))):
             head = f"for ({self.printer.index_type} {variable} = 0; {variable} < {axis.size}; ++{variable})"
