@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.expr import Builder
-from fusepass.codegen.ir.program import Kernel, Program, Ref
+from fusepass.codegen.ir.index import Axis, axis_index, linear
+from fusepass.codegen.ir.program import CONVERSION_TARGET, Kernel, LibraryCall, Program, Ref, Role, Store
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.passes.pipeline import PassOptions, run_passes
 from fusepass.codegen.passes.split import SplitPolicy
 from fusepass.codegen.render import describe, render
+from fusepass.codegen.schedule_convolution import serves
 from fusepass.codegen.source import Source, Target
 from fusepass.config import current
 
@@ -63,12 +66,40 @@ def generate(program: Program, builder: Builder, facts: DeviceFacts) -> Generate
 def pass_options(facts: DeviceFacts) -> PassOptions:
     """What the passes are told about a device."""
     if facts.target is Target.CUDA:
-        # Two resident blocks on every multiprocessor; a piece is worth a block from some 16 KB on.
+        # Two resident blocks on every multiprocessor; a piece is worth a block from some 16 KB on. Scattered stores of
+        # 1 MB take about as long as a launch.
         policy = SplitPolicy(workers=2 * facts.multiprocessors, least_piece=4096, lanes=32)
-        return PassOptions(policy, longest_cached_row=16384)
+        return PassOptions(
+            policy,
+            longest_cached_row=16384,
+            separate_from=1 << 18,
+            anchors=lambda program, kernel: serves(program, kernel, facts),
+        )
     # Four pieces per core even out cores of unequal speed; a piece is worth a thread from some 64 KB on.
     policy = SplitPolicy(workers=4 * facts.cores, least_piece=16384, lanes=64)
     return PassOptions(policy, longest_cached_row=1 << 16)
+
+
+def conversions(program: Program) -> Iterator[tuple[LibraryCall, Program, Builder]]:
+    """The library calls of `program` that only change a layout, each with a program that does the same."""
+    for call in program.calls:
+        if call.target == CONVERSION_TARGET:
+            builder = Builder()
+            yield call, _conversion(program, call, builder), builder
+
+
+def _conversion(program: Program, call: LibraryCall, builder: Builder) -> Program:
+    (source,) = call.args
+    assert isinstance(source, Ref)
+    given = replace(program.buffer(source.buffer), role=Role.INPUT)
+    made = replace(program.buffer(call.result), role=Role.OUTPUT)
+    axes = tuple(Axis(f"d{number}", size) for number, size in enumerate(given.shape))
+    where = [axis_index(axis) for axis in axes]
+    value = builder.load(given.name, linear(where, given.strides), given.dtype)
+    store = Store(made.name, linear(where, made.strides), value)
+    name = f"{program.name}_{given.name}_channels_last"
+    kernel = Kernel(name, axes, (), (), (), (store,), ("clone",))
+    return Program(name, (given, made), (given.name,), (made.name,), (), (kernel,))
 
 
 def traffic(program: Program, kernel: Kernel) -> tuple[int, int]:
@@ -78,8 +109,8 @@ def traffic(program: Program, kernel: Kernel) -> tuple[int, int]:
 
 
 def anchor_traffic(program: Program) -> int:
-    """Bytes that the library's calls read and write; those that only make a view move nothing."""
-    calls = [call for call in program.calls if call.target in ANCHOR_TARGETS]
+    """Bytes that the library's calls and conversions read and write; calls that only make a view move nothing."""
+    calls = [call for call in program.calls if call.target in (*ANCHOR_TARGETS, CONVERSION_TARGET)]
     buffers = [program.buffer(ref.buffer) for call in calls for ref in call.args if isinstance(ref, Ref)]
     return sum(buffer.nbytes for buffer in (*buffers, *(program.buffer(call.result) for call in calls)))
 

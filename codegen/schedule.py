@@ -5,6 +5,8 @@ Every kernel is a walk over *vectors* of `width` neighbouring elements along the
 - `POINTWISE`: all rows as one flat axis; each thread handles `unroll` vectors, a block's width apart.
 - `INNER`: vectors along the columns; `lanes` threads share a row, `groups` rows make a block.
 - `OUTER`: vectors along the rows; `lanes` threads stand on neighbouring rows, `groups` threads share a row's columns.
+- `CROSSING`: pointwise, where operands are contiguous along different axes. Vectors along the rows, as `OUTER`; a block
+  takes a tile of rows and columns, and what is contiguous along the columns goes through shared memory.
 
 Between sweeps over the same columns a row's values stay in registers, else in shared memory, else memory is read again.
 """
@@ -12,11 +14,20 @@ Between sweeps over the same columns a row's values stay in registers, else in s
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.crossing import (
+    Crossing,
+    Tile,
+    columns_of,
+    crossings,
+    fitting_width,
+    near_step,
+    power_above,
+    with_columns,
+)
 from fusepass.codegen.ir.dataflow import Dataflow, kept_values
 from fusepass.codegen.ir.expr import Builder, Load, ReduceOp, Window, walk
 from fusepass.codegen.ir.index import Axis, Index
@@ -26,6 +37,7 @@ from fusepass.codegen.ir.vectors import flatten, is_vector, split_index
 from fusepass.errors import ScheduleError
 
 _LINE = 128  # bytes of a cache line: what neighbouring threads should at least read together
+_SECTOR = 32  # bytes that memory moves at once
 _ACCESS = 16  # bytes of the widest access of one thread
 _MAX_BLOCKS = 2**31 - 1
 _MAX_INT = 2**31 - 2**21  # room for the points past the end that a last block counts
@@ -36,6 +48,8 @@ _FULL_THREADS = 768  # per multiprocessor: below it, spread a row over more thre
 _KEPT_WORDS = 48  # registers of a thread that hold a row's values
 _COLUMN_THREADS = 128  # per block, where each has columns of its own
 _STATIC_SHARED = 48 << 10  # bytes
+_CROSSING_BYTES = 8 << 10  # of a tile, for each buffer
+_CROSSING_COLUMNS = 64  # of a tile, where the rows are not few
 
 
 class Walk(enum.Enum):
@@ -44,6 +58,7 @@ class Walk(enum.Enum):
     POINTWISE = "pointwise"
     INNER = "inner"
     OUTER = "outer"
+    CROSSING = "crossing"
 
 
 class Keep(enum.Enum):
@@ -60,7 +75,7 @@ class Schedule:
 
     Attributes:
         width: elements per vector; a power of two that divides the vector axis.
-        unroll: vectors (columns where `OUTER`) that a thread loads before it uses the first.
+        unroll: vectors (columns where `OUTER` or `CROSSING`) that a thread loads before it uses the first.
         lanes, groups: threads along the vector axis and across it; `POINTWISE` has one group.
         blocks: blocks of the launch.
         keep: where values stay between phases. With `REGISTERS`, `unroll` covers the whole row.
@@ -69,6 +84,9 @@ class Schedule:
         wide: whether indices need 64 bits.
         once: buffers larger than the cache that nobody reads again soon.
         backwards: whether blocks run from the last to the first, to meet what the previous kernel left in the cache.
+        columns: `CROSSING`: the kernel's axes that are the tile's columns, slowest first.
+        exchanges: whether what is contiguous along the other axis goes through shared memory: loads and stores where
+            `CROSSING`, stores where `INNER`.
     """
 
     walk: Walk
@@ -83,6 +101,13 @@ class Schedule:
     wide: bool = False
     once: frozenset[str] = frozenset()
     backwards: bool = False
+    columns: tuple[Axis, ...] = ()
+    exchanges: bool = False
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of a block, where `CROSSING`."""
+        return self.lanes * self.width, self.groups * self.unroll
 
     @property
     def threads(self) -> int:
@@ -96,10 +121,14 @@ class Schedule:
             case Walk.INNER:
                 shape = (
                     f"{self.lanes} lanes x {self.groups} rows, {self.unroll} per thread at a time, {self.keep.value}"
+                    f"{', stores exchanged' if self.exchanges else ''}"
                 )
             case Walk.OUTER:
                 shape = f"{self.lanes} lanes of rows x {self.groups} groups of columns, {self.unroll} columns at a time"
                 shape += f", {self.keep.value}"
+            case Walk.CROSSING:
+                rows, cols = self.tile
+                shape = f"{self.unroll} per thread, {self.threads} threads, tiles of {rows} x {cols} exchanged"
         return f"{self.blocks} blocks, {vector}, {shape}"
 
 
@@ -110,7 +139,11 @@ def schedule(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: b
     Raises `ScheduleError` where the kernel has more points than one launch can count.
     """
     shape = _Shape(kernel, program, facts, aligned)
-    if kernel.is_pointwise:
+    columns = columns_of(kernel, program) if kernel.is_pointwise and kernel.row_count else ()
+    if columns:
+        shape = _Shape(with_columns(kernel, program, columns), program, facts, aligned)
+        result = _crossing(shape, columns)
+    elif kernel.is_pointwise:
         result = _pointwise(shape)
     elif _prefers_rows(shape):
         result = _outer(shape)
@@ -169,17 +202,17 @@ class _Shape:
         buffer = self.program.buffer(name)
         return _Access(name, index, buffer.dtype.nbytes, aligned or buffer.role is not Role.INPUT, window)
 
-    def width(self, axis: Axis, most: int = _ACCESS) -> int:
-        """The widest vector along `axis` that most of the main traffic can use."""
-        total = sum(self._traffic(access) for access in self.main)
-        width = min(most, _ACCESS // max((access.nbytes for access in self.main), default=_ACCESS))
-        while width > 1:
+    def width(self, axis: Axis, most: int = _ACCESS, but: frozenset[Index] = frozenset()) -> int:
+        """The widest vector along `axis` that most of the main traffic can use, the accesses at `but` left out."""
+        main = [access for access in self.main if access.index not in but]
+        total = sum(map(self._traffic, main))
+
+        def fits(width: int) -> bool:
             lane = Axis("lane", width)
-            vectors = [a for a in self.main if a.aligned and is_vector(split_index(a.index, axis, lane), axis, lane)]
-            if axis.size % width == 0 and 2 * sum(map(self._traffic, vectors)) >= total:
-                return width
-            width //= 2
-        return 1
+            vectors = [a for a in main if a.aligned and is_vector(split_index(a.index, axis, lane), axis, lane)]
+            return axis.size % width == 0 and 2 * sum(map(self._traffic, vectors)) >= total
+
+        return fitting_width(min(most, _ACCESS // max((access.nbytes for access in main), default=_ACCESS)), fits)
 
     def _traffic(self, access: _Access) -> int:
         return self.program.buffer(access.buffer).nbytes
@@ -214,6 +247,59 @@ def _pointwise(shape: _Shape) -> Schedule:
     return Schedule(Walk.POINTWISE, width, unroll, threads, 1, _ceil(vectors, threads * unroll))
 
 
+def _crossing(shape: _Shape, columns: tuple[Axis, ...]) -> Schedule:
+    """Tiles whose rows fill a cache line; as many bytes for each buffer as keep enough loads in flight."""
+    assert shape.row_axis is not None
+    assert shape.col_axis is not None
+    found = crossings(shape.kernel, shape.program, shape.row_axis, shape.col_axis)
+    width = shape.width(shape.row_axis, but=frozenset(each.index for each in found))
+    element = max(access.nbytes for access in shape.main)
+    all_rows, all_cols = power_above(shape.rows), power_above(shape.cols)
+    rows, cols = max(min(all_rows, _LINE // element), width), min(all_cols, _CROSSING_COLUMNS)
+    while rows * cols * element < _CROSSING_BYTES and rows < min(all_rows, _LINE * width):
+        rows *= 2
+    while rows * cols * element < _CROSSING_BYTES and cols < all_cols:
+        cols *= 2
+
+    def blocks() -> int:
+        return _ceil(shape.rows, rows) * _ceil(shape.cols, cols)
+
+    while cols > 16 and (
+        blocks() < 2 * shape.facts.multiprocessors or _exchanged(found, shape.program, rows, cols) > _STATIC_SHARED
+    ):
+        cols //= 2
+    # 8-byte elements have few rows in a line: more threads would stand too close along the columns for the banks.
+    threads = min(max(rows * cols // (2 * width), 32), 256 if element < 8 else 128)
+    groups = threads // (rows // width)
+    unroll = max(cols // groups, 1)
+    cols = groups * unroll
+    return Schedule(Walk.CROSSING, width, unroll, rows // width, groups, blocks(), columns=columns, exchanges=True)
+
+
+def _exchanged(found: Iterable[Crossing], program: Program, along: int, across: int) -> int:
+    """Bytes of shared memory that the tiles of `found` take."""
+    sizes = (program.buffer(each.buffer).dtype.nbytes for each in found)
+    return sum(Tile(along, across, 32, 1, nbytes).shared_bytes for nbytes in sizes)
+
+
+def exchange_tile(
+    kernel: Kernel, program: Program, plan: Schedule, crossing: Crossing, across: Axis, index: Index
+) -> Tile:
+    """How the threads of a block read or write `crossing`, which stands at `index`, vectors running along `across`."""
+    buffer = program.buffer(crossing.buffer)
+    tile = plan.tile if plan.walk is Walk.CROSSING else (kernel.col_count, plan.groups)
+    usable = plan.aligned or buffer.role is not Role.INPUT
+
+    def fits(width: int) -> bool:
+        lane = Axis("lane", width)
+        return usable and across.size % width == 0 and is_vector(split_index(index, across, lane), across, lane)
+
+    # Less at once where there would be fewer accesses than threads.
+    each = max(power_above(tile[0]) * tile[1] // plan.threads, 1)
+    most = 1 if crossing.guard else min(_ACCESS // buffer.dtype.nbytes, each, tile[1])
+    return Tile(*tile, plan.threads, fitting_width(most, fits), buffer.dtype.nbytes)
+
+
 def _prefers_rows(shape: _Shape) -> bool:
     """Whether more of the main loads step through memory in smaller strides along the rows than along the columns."""
     row, col = shape.row_axis, shape.col_axis
@@ -222,26 +308,15 @@ def _prefers_rows(shape: _Shape) -> bool:
     reads = [access for access in shape.main if access.buffer in shape.kernel.reads]
     votes = 0
     for access in reads:
-        along_rows, along_cols = _near_step(access.index, row), _near_step(access.index, col)
+        along_rows, along_cols = near_step(access.index, row), near_step(access.index, col)
         votes += access.nbytes * ((along_rows < along_cols) - (along_cols < along_rows))
     return votes > 0
 
 
-def _near_step(index: Index, axis: Axis) -> float:
-    """How far apart in memory the first two points of `axis` are; infinite where they are the same element."""
-    if axis.size < 2:
-        return inf
-    return abs(_at(index, axis, 1) - _at(index, axis, 0)) or inf
-
-
-def _at(index: Index, axis: Axis, position: int) -> int:
-    fixed = index.substitute({other: Index(position if other == axis else 0) for other in index.axes})
-    return fixed.constant
-
-
 def _inner(shape: _Shape) -> Schedule:
     assert shape.col_axis is not None
-    width = shape.width(shape.col_axis)
+    crossing = _crossing_stores(shape)
+    width = shape.width(shape.col_axis, but=frozenset(each.index for each in crossing))
     vectors = _ceil(shape.cols, width)
     element = min((access.nbytes for access in shape.main), default=4)
     most = _most_elements(shape)
@@ -261,10 +336,25 @@ def _inner(shape: _Shape) -> Schedule:
     groups = _rows_per_block(shape, lanes)
     base = Schedule(Walk.INNER, width, each, lanes, groups, _ceil(shape.rows, groups))
     if each * width <= most:
-        return replace(base, keep=Keep.REGISTERS)
+        return replace(base, keep=Keep.REGISTERS, exchanges=_exchanges(crossing, shape, groups))
     if shape.single:
         return replace(base, unroll=_unroll(_FEW_ELEMENTS // width, vectors, lanes))
     return _long_rows(shape, base, vectors)
+
+
+def _crossing_stores(shape: _Shape) -> tuple[Crossing, ...]:
+    """The element stores that are contiguous along the rows."""
+    if shape.row_axis is None or shape.col_axis is None:
+        return ()
+    return crossings(shape.kernel, shape.program, shape.col_axis, shape.row_axis, loads=False)
+
+
+def _exchanges(crossing: Sequence[Crossing], shape: _Shape, rows: int) -> bool:
+    """Whether a block of `rows` rows has enough of them to fill what memory moves at once, and room for its tiles."""
+    if not crossing:
+        return False
+    smallest = min(shape.program.buffer(each.buffer).dtype.nbytes for each in crossing)
+    return rows * smallest >= _SECTOR and _exchanged(crossing, shape.program, shape.cols, rows) <= _STATIC_SHARED
 
 
 def _long_rows(shape: _Shape, base: Schedule, vectors: int) -> Schedule:

@@ -23,12 +23,13 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.nn.utils.stateless import _reparametrize_module
 
+from fusepass.branches import MOST_BRANCHES, Condition
 from fusepass.errors import CaptureError
 from fusepass.isolation import IdleDropout, quiet_fake_tensors, unchanged_globals
 from fusepass.mutation import Exported, finish
 from fusepass.naming import identifiers, input_text, positional_names
 from fusepass.pystate import Snapshot, hooked_module
-from fusepass.record import NoEscape, Recorder, cloned
+from fusepass.record import Declined, NoEscape, Recorder, cloned
 from fusepass.structure import KeyPath, Template, key_paths
 from fusepass.tensors import LiveTensors, Slot
 
@@ -73,6 +74,7 @@ class Captured:
         outputs: the result of the call, with holes for the graph's results.
         mutated_states: positions in `LiveTensors.slots` of the tensors that the graph writes.
         mutated_inputs: positions among the input tensors of those that it writes.
+        conditions: what must hold of the arguments of a call for forward to take the same branches.
     """
 
     graph: fx.GraphModule
@@ -83,6 +85,7 @@ class Captured:
     outputs: Template
     mutated_states: tuple[int, ...]
     mutated_inputs: tuple[int, ...]
+    conditions: tuple[Condition, ...] = ()
 
 
 def capture(
@@ -91,10 +94,11 @@ def capture(
     kwargs: dict[str, Any],
     *,
     forward: Callable[..., Any] | None = None,
+    branches: int = MOST_BRANCHES,
 ) -> Captured | CaptureFailure:
     """Trace ``forward(*args, **kwargs)``, by default ``model.forward``, under the present grad mode and autocast.
 
-    Hooks of `model` itself do not run. The model, the inputs and the random generators are afterwards as before.
+    Forward may branch on the values of tensors up to `branches` times; the graph is then right under conditions. Hooks of `model` itself do not run. The model, the inputs and the random generators are afterwards as before.
     """
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         final = isinstance(model, torch.jit.ScriptModule)
@@ -105,7 +109,7 @@ def capture(
     if refused is not None:
         return refused
     try:
-        return _trace(_Shim(model, forward or model.forward, inputs), live, tensors)
+        return _trace(_Shim(model, forward or model.forward, inputs), live, tensors, branches)
     except CaptureError as error:
         return CaptureFailure(str(error))
     except _DATA_DEPENDENT as error:  # tracing's own: the call is not at fault
@@ -131,7 +135,7 @@ def _refusal(model: nn.Module, inputs: Template, tensors: Sequence[torch.Tensor]
     return None if hooked is None else CaptureFailure(f"forward hooks on {hooked}")
 
 
-def _trace(shim: _Shim, live: LiveTensors, tensors: Sequence[torch.Tensor]) -> Captured:
+def _trace(shim: _Shim, live: LiveTensors, tensors: Sequence[torch.Tensor], branches: int) -> Captured:
     """The graph of `shim`.
 
     Raises:
@@ -150,7 +154,7 @@ def _trace(shim: _Shim, live: LiveTensors, tensors: Sequence[torch.Tensor]) -> C
     texts += [input_text(paths[hole], positional) for hole in shim.inputs.holes]
     names = identifiers(texts)
     try:
-        finished = finish(_record(shim, states, tensors, names))
+        finished = finish(_record(shim, states, tensors, names, branches))
     except Exception:  # the export knows more, and says what forward itself raises
         finished = finish(_export(shim, states, tensors, names))
     _clean_metadata(finished.graph.graph)
@@ -164,11 +168,16 @@ def _trace(shim: _Shim, live: LiveTensors, tensors: Sequence[torch.Tensor]) -> C
         outputs=shim.outputs,
         mutated_states=tuple(order[i] for i in finished.mutated if i < len(order)),
         mutated_inputs=tuple(i - len(order) for i in finished.mutated if i >= len(order)),
+        conditions=finished.conditions,
     )
 
 
 def _record(
-    shim: _Shim, states: Mapping[str, torch.Tensor], tensors: Sequence[torch.Tensor], names: Sequence[str]
+    shim: _Shim,
+    states: Mapping[str, torch.Tensor],
+    tensors: Sequence[torch.Tensor],
+    names: Sequence[str],
+    branches: int,
 ) -> Exported:
     """The graph of one real run.
 
@@ -189,10 +198,12 @@ def _record(
     shim.guard = NoEscape
     with _reparametrize_module(shim, shim.states), torch.no_grad(), recorder:
         results = shim(*arguments)
+    if len(recorder.branches) > branches:
+        raise Declined("forward depends on the values of tensors too often")
     current = [recorder.node_of(state) for state in shim.states.values()]
     mutated = [index for index, node in enumerate(current) if node is not placeholders[index]]
     recorder.graph.output((*(current[index] for index in mutated), *map(recorder.node_of, results)))
-    return Exported(graph=recorder.module(), names=names, states=len(states), mutated=mutated, aliases=shim.aliases)
+    return Exported(recorder.module(), names, len(states), mutated, shim.aliases, recorder.branches)
 
 
 def _export(

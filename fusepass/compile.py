@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,12 +15,15 @@ from torch import fx
 
 from fusepass.codegen import build
 from fusepass.codegen.detect import device_facts
-from fusepass.codegen.generate import generate
+from fusepass.codegen.generate import conversions, generate
 from fusepass.codegen.ir.text import program_text
-from fusepass.codegen.lowering.lower import Unsupported, lower
+from fusepass.codegen.lowering.formats import AnchorFormat
+from fusepass.codegen.lowering.lower import Unsupported
+from fusepass.codegen.source import Source
 from fusepass.config import current
 from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
+from fusepass.handover import hand_over
 from fusepass.ops import register
 from fusepass.patterns.partition import Region, partition
 from fusepass.patterns.simplify import simplify
@@ -28,7 +32,9 @@ from fusepass.runtime import FusedRegion, Meta
 from fusepass.splice import splice, subgraph
 from fusepass.summary import summary
 from fusepass.tune import choose
+from fusepass.variants import chosen_format, variants
 from fusepass.work import Work
+from fusepass.writes import gather_writes
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,33 @@ def compile_graph(graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounte
         applications = simplify(graph)
     with clock.stage("partition"):
         parts = partition(graph)
-    works = [Work(region, subgraph(graph, region), _constants(graph, region)) for region in parts.regions]
+    works, fused = _fused(graph, parts.regions, counter, clock)
+    for work in works:
+        if work.reason is not None:
+            counter.count(work.region.name, work.reason, toolchain=work.generated is not None)
+    with clock.stage("splice"):
+        kept = [work for work in works if work.state is RegionState.FUSED]
+        fused = {work.region.name: fused[work.region.name] for work in kept}
+        for work in kept:
+            work.call = fused[work.region.name].run
+        regions = [work.region for work in kept]
+        arguments = {work.region.name: work.arguments for work in kept}
+        direct = splice(graph, regions, arguments, {key: value.run for key, value in fused.items()})
+        gather_writes(direct)
+        operators = {key: register(value, program_text(value.generated.program)) for key, value in fused.items()}
+        public = splice(graph, regions, arguments, operators)
+    report = summary(name, graph, parts, works, applications, clock.seconds)
+    return CompiledGraph(graph, tuple(works), public, direct.forward, report, counter)
+
+
+def _fused(
+    graph: fx.GraphModule, regions: Sequence[Region], counter: FallbackCounter, clock: _Clock, *, handing: bool = True
+) -> tuple[list[Work], dict[str, FusedRegion]]:
+    """What became of each region, and those that can be called; `handing` lets one write as the next one reads."""
+    works = _works(graph, regions)
+    layouts = hand_over(regions, _formats(works)) if handing else {}
+    if layouts:
+        works = _works(graph, regions)
     with clock.stage("generate"):
         for work in works:
             _generate(work)
@@ -101,24 +133,22 @@ def compile_graph(graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounte
         for work in works:
             if work.region.name in fused:
                 choose(work, fused[work.region.name])
-    for work in works:
-        if work.reason is not None:
-            counter.count(work.region.name, work.reason, toolchain=work.generated is not None)
-    with clock.stage("splice"):
-        kept = [work for work in works if work.state is RegionState.FUSED]
-        fused = {work.region.name: fused[work.region.name] for work in kept}
-        for work in kept:
-            work.call = fused[work.region.name].run
-        regions = [work.region for work in kept]
-        arguments = {work.region.name: work.arguments for work in kept}
-        direct = splice(graph, regions, arguments, {key: value.run for key, value in fused.items()})
-        operators = {key: register(value, program_text(value.generated.program)) for key, value in fused.items()}
-        public = splice(graph, regions, arguments, operators)
-    rules: dict[str, int] = {}
-    for application in applications:
-        rules[application.rule] = rules.get(application.rule, 0) + 1
-    report = summary(name, graph, parts, works, rules, clock.seconds)
-    return CompiledGraph(graph, tuple(works), public, direct.forward, report, counter)
+    if layouts and any(work.state is not RegionState.FUSED for work in works):
+        # Operators that run as they were would pass on a layout that is not theirs.
+        for node, value in layouts.items():
+            node.meta["val"] = value
+        return _fused(graph, regions, counter, clock, handing=False)
+    return works, fused
+
+
+def _works(graph: fx.GraphModule, regions: Sequence[Region]) -> list[Work]:
+    return [Work(region, subgraph(graph, region), _constants(graph, region)) for region in regions]
+
+
+def _formats(works: Sequence[Work]) -> dict[str, AnchorFormat]:
+    """The format that each region's convolution is going to run in."""
+    known = [work for work in works if work.region.anchor is not None and work.device.type in ("cpu", "cuda")]
+    return {work.region.name: chosen_format(work.graph, device_facts(work.device)) for work in known}
 
 
 def _copied(graph: fx.Graph) -> fx.Graph:
@@ -152,8 +182,13 @@ def _generate(work: Work) -> None:
     try:
         labels = [node.name for node in region.inputs]
         values = {node.name: value.item() for node, value in work.constants.items()}
-        program, builder = lower(work.graph, region.name, labels, values)
-        work.generated = generate(program, builder, device_facts(work.device))
+        facts = device_facts(work.device)
+        chosen = next(variants(work.graph, region.name, labels, values, facts))
+        work.variant = chosen.name
+        work.conversions = {
+            call.result: generate(conversion, own, facts) for call, conversion, own in conversions(chosen.program)
+        }
+        work.generated = generate(chosen.program, chosen.builder, facts)
     except Unsupported as unsupported:
         work.reason = str(unsupported)
     except Exception as bug:  # ours; the other regions and the model still run
@@ -166,17 +201,28 @@ def _build(works: Sequence[Work]) -> None:
     """Build what was generated, side by side."""
     ready = [work for work in works if work.generated is not None]
     start = time.perf_counter()
+    sources = [source for work in ready for source in _sources(work)]
     results: Sequence[Path | BuildError]
     try:
-        results = build.build_all([work.generated.source for work in ready if work.generated is not None])
+        results = build.build_all(sources)
     except OSError as error:  # not even a temporary directory can be made
-        results = [BuildError(str(error))] * len(ready)
-    for work, result in zip(ready, results, strict=True):
+        results = [BuildError(str(error))] * len(sources)
+    rest = iter(results)
+    for work in ready:
         work.seconds = time.perf_counter() - start
-        if isinstance(result, BuildError):
-            work.reason = f"build failed: {result.args[0]}"
-        else:
-            work.library = result
+        made = [next(rest) for _ in _sources(work)]
+        failed = next((result for result in made if isinstance(result, BuildError)), None)
+        if failed is not None:
+            work.reason = f"build failed: {failed.args[0]}"
+            continue
+        work.library, *converters = [result for result in made if isinstance(result, Path)]
+        work.converters = dict(zip(work.conversions, converters, strict=True))
+
+
+def _sources(work: Work) -> list[Source]:
+    """What is built for a region: its kernels, then its conversions."""
+    assert work.generated is not None
+    return [work.generated.source, *(conversion.source for conversion in work.conversions.values())]
 
 
 def _load(work: Work, counter: FallbackCounter) -> FusedRegion | None:
@@ -194,7 +240,19 @@ def _load(work: Work, counter: FallbackCounter) -> FusedRegion | None:
             work.device,
             work.original(),
             counter,
+            {name: _converter(work, name, counter) for name in work.conversions},
         )
     except BuildError as error:
         work.reason = f"loading failed: {error.args[0]}"
         return None
+
+
+def _converter(work: Work, name: str, counter: FallbackCounter) -> FusedRegion:
+    """The function that changes a layout for the library."""
+    assert work.generated is not None
+    generated = work.conversions[name]
+    call = next(call for call in work.generated.program.calls if call.result == name)
+    original = functools.partial(torch.ops.aten.clone.default, **dict(call.kwargs))
+    inputs = [Meta.of_buffer(generated.program.buffer(given)) for given in generated.program.inputs]
+    title = generated.program.name
+    return FusedRegion(title, generated, work.converters[name], inputs, [0], work.device, original, counter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
@@ -16,6 +17,19 @@ ALL = "all"
 
 EFFORTS = ("off", "fast", "max")
 """What `Config.tune` may be."""
+
+
+class Algebra(enum.StrEnum):
+    """Which rewrite rules may be applied; each level takes in those before it."""
+
+    OFF = "off"  # none, and equal operators are not shared either
+    SAFE = "safe"  # those that are right for every input, NaN and infinities included
+    FINITE = "finite"  # also those that are right only where no value is NaN or infinite, such as x - x = 0
+
+    def takes_in(self, level: Algebra) -> bool:
+        """Whether what needs `level` may be applied at this one."""
+        levels = list(Algebra)
+        return levels.index(level) <= levels.index(self)
 
 
 def _user_cache() -> Path:
@@ -36,6 +50,8 @@ class Config:
             (``FUSEPASS_DUMP``).
         disable: names of the rules and patterns that are not applied, or such a text as the variable holds;
             `ALL` among them means never to fuse (``FUSEPASS_DISABLE``, with commas; ``1`` is ``all``).
+        algebra: which rewrite rules may be applied: ``"safe"``, ``"finite"`` or ``"off"``, see `Algebra`
+            (``FUSEPASS_ALGEBRA``).
         cache_dir: where built libraries are kept, by default ``fusepass`` in the user's cache directory
             (``FUSEPASS_CACHE_DIR``).
         jobs: compilers that run at once, at least 1, by default the CPUs of this process (``FUSEPASS_JOBS``).
@@ -54,6 +70,7 @@ class Config:
     debug: bool = False
     dump: Path | None = None
     disable: frozenset[str] = frozenset()
+    algebra: Algebra = Algebra.SAFE
     cache_dir: Path = field(default_factory=_user_cache)
     jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     max_signatures: int = 16
@@ -63,6 +80,7 @@ class Config:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "disable", _names(self.disable))
+        object.__setattr__(self, "algebra", _algebra(self.algebra))
         object.__setattr__(self, "cache_dir", Path(self.cache_dir).expanduser().absolute())
         if self.dump is not None:
             object.__setattr__(self, "dump", Path(self.dump).expanduser().absolute())
@@ -149,10 +167,17 @@ def _names(names: str | Collection[str]) -> frozenset[str]:
     return frozenset(parts)
 
 
+def _algebra(text: str) -> Algebra:
+    if text not in list(Algebra):
+        raise ValueError(", ".join(Algebra))
+    return Algebra(text)
+
+
 _VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "debug": ("FUSEPASS_DEBUG", _flag),
     "dump": ("FUSEPASS_DUMP", Path),
     "disable": ("FUSEPASS_DISABLE", _names),
+    "algebra": ("FUSEPASS_ALGEBRA", lambda text: _algebra(text.lower())),
     "cache_dir": ("FUSEPASS_CACHE_DIR", Path),
     "jobs": ("FUSEPASS_JOBS", _count),
     "tune": ("FUSEPASS_TUNE", _effort),

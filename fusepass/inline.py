@@ -48,9 +48,15 @@ class Inline:
     def of(
         cls, model: nn.Module, captured: Captured, compiled: CompiledGraph, tensors: tuple[torch.Tensor, ...]
     ) -> Inline | None:
-        """None where a tracer has to see the original model: nested inputs, writes, autocast."""
+        """None where a tracer has to see the original model: nested inputs, writes, branches, autocast."""
         nested = any(len(path) != 2 for path in captured.paths)
-        if nested or captured.mutated_states or captured.mutated_inputs or torch._C._is_any_autocast_enabled():
+        if (
+            nested
+            or captured.conditions
+            or captured.mutated_states
+            or captured.mutated_inputs
+            or torch._C._is_any_autocast_enabled()
+        ):
             return None
         return cls(model, captured, compiled, tensors)
 

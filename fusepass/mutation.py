@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from fusepass.branches import Condition, condition
 from fusepass.errors import CaptureError
 
 aten = torch.ops.aten
@@ -29,6 +30,7 @@ class Exported:
         states: how many of the placeholders, the first ones, are the model's own tensors.
         mutated: the index of the placeholder that each leading output is the new value of.
         aliases: for each of the user's outputs the indices of the placeholders whose memory it shares.
+        branches: tensors of one bool that forward branched on, with their values.
     """
 
     graph: fx.GraphModule
@@ -36,6 +38,7 @@ class Exported:
     states: int
     mutated: Sequence[int]
     aliases: Sequence[frozenset[int]]
+    branches: Sequence[tuple[fx.Node, bool]] = ()
 
 
 @dataclass(frozen=True)
@@ -46,18 +49,21 @@ class Finished:
         graph: flat placeholders, a flat tuple of the user's outputs.
         used_states: which of the model's tensors it takes; its first placeholders, in this order.
         mutated: indices (among `Exported.names`) of the placeholders that it writes.
+        conditions: what must hold of a call's arguments for the graph to be right.
     """
 
     graph: fx.GraphModule
     used_states: tuple[int, ...]
     mutated: tuple[int, ...]
+    conditions: tuple[Condition, ...] = ()
 
 
 def finish(exported: Exported) -> Finished:
     """`exported` with its mutations written at the end.
 
     Raises:
-        CaptureError: an output aliases a mutated input in a way that this graph cannot express.
+        CaptureError: an output aliases a mutated input in a way that this graph cannot express, or a branch depends
+            on too much.
     """
     source = exported.graph.graph
     placeholders = source.find_nodes(op="placeholder")
@@ -67,12 +73,15 @@ def finish(exported: Exported) -> Finished:
     graph = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
     used = []
+    asked = {node for node, _ in exported.branches}
     for index, (node, name) in enumerate(zip(placeholders, exported.names, strict=True)):
-        if index < exported.states and not node.users:
+        if index < exported.states and not node.users and node not in asked:
             continue
         copied[node] = graph.placeholder(name)
         copied[node].meta = node.meta.copy()
         used.append(index)
+    names = {node: copied[node].name for node in placeholders if node in copied}
+    conditions = tuple(condition(exported.graph, node, answer, names) for node, answer in exported.branches)
     returned = {node for node in results if isinstance(node, fx.Node)}
     for node in source.nodes:
         if node.op in ("placeholder", "output"):
@@ -85,7 +94,8 @@ def finish(exported: Exported) -> Finished:
     graph.eliminate_dead_code()
     graph.lint()
     states = tuple(index for index in used if index < exported.states)
-    return Finished(fx.GraphModule(exported.graph, graph), states, tuple(dict.fromkeys(exported.mutated)))
+    mutated = tuple(dict.fromkeys(exported.mutated))
+    return Finished(fx.GraphModule(exported.graph, graph), states, mutated, conditions)
 
 
 def _finish_outputs(

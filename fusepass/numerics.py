@@ -187,15 +187,19 @@ def observe(call: Callable[..., Any], inputs: Sequence[Any], state: nn.Module | 
     Buffers are those of `call`, or of `state` where `call` is no module; they are restored. `inputs` are
     copied.
     """
-    owner = call if isinstance(call, nn.Module) else state
-    buffers = {} if owner is None else dict(owner.named_buffers())
-    before = {name: buffer.detach().clone() for name, buffer in buffers.items()}
+    owner = call if isinstance(call, nn.Module) else nn.Module() if state is None else state
+    # A forward may write a buffer, or put another tensor in its place.
+    kept = [(module._buffers, dict(module._buffers)) for module in owner.modules()]
+    before = [(buffer, buffer.detach().clone()) for buffer in owner.buffers()]
     arguments = copy.deepcopy(pytree.tree_map_only(Tensor, Tensor.detach, tuple(inputs)))
     with torch.no_grad(), torch.random.fork_rng(range(torch.cuda.device_count())):
         output = call(*arguments)
-        after = {name.removeprefix("_orig_mod."): buffer.clone() for name, buffer in buffers.items()}
-        for name, buffer in buffers.items():
-            buffer.copy_(before[name])
+        after = {name.removeprefix("_orig_mod."): buffer.clone() for name, buffer in owner.named_buffers()}
+        for buffers, entries in kept:
+            buffers.clear()
+            buffers.update(entries)
+        for buffer, values in before:
+            buffer.copy_(values)
     return {"output": output, "inputs": arguments, "buffers": after}
 
 

@@ -126,6 +126,8 @@ def _copied(container: Container) -> dict[Any, Any] | list[Any] | set[Any]:
 
 def _difference(place: _Place, copy: dict[Any, Any] | list[Any] | set[Any]) -> str | None:
     now = place.container
+    if isinstance(now, MutableSet):  # a copy may have another order
+        return None if sorted(map(id, now)) == sorted(map(id, copy)) else place.label
     if not isinstance(now, MutableMapping) or not isinstance(copy, dict):
         same = len(now) == len(copy) and all(map(operator.is_, now, copy))
         return None if same else place.label

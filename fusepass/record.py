@@ -72,6 +72,9 @@ class Recorder(Tracer):
 
     Args:
         model: names the modules that operators come from.
+
+    Attributes:
+        branches: what forward asked of tensors of one bool, in order: the node, and its value in this run.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -79,6 +82,7 @@ class Recorder(Tracer):
         self._paths = {id(module): (path, type(module)) for path, module in model.named_modules()}
         self._sharing: dict[int, WeakIdKeyDictionary] = {}
         self._fixed: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.branches: list[tuple[fx.Node, bool]] = []
 
     def fix(self, name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, fx.Node]:
         """A placeholder that forward may not write, and the tensor for it: `tensor`, or an alias where that has one."""
@@ -99,7 +103,10 @@ class Recorder(Tracer):
             return self._run(func, args, kwargs)
 
     def _run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tags = func.tags
+        tags = func.tags if func is not aten.index.Tensor or _counts(args[1]) else ()
+        if func is aten._local_scalar_dense.default and args[0].dtype is torch.bool:
+            self.branches.append((self.node_of(args[0]), func(*args)))
+            return self.branches[-1][1]
         if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
             raise Declined(f"forward depends on the values of a tensor ({func})")
         if func is aten.lift_fresh.default:
@@ -217,6 +224,11 @@ def _functional(func: OpOverload) -> OpOverload | None:
         return None
     same = [argument.name for argument in found._schema.arguments] == [a.name for a in func._schema.arguments]
     return found if same else None
+
+
+def _counts(indices: Sequence[torch.Tensor | None]) -> bool:
+    """Whether indexing has to count: how many elements a mask selects depends on its values."""
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
 def _with_defaults(func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:

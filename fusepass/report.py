@@ -24,10 +24,11 @@ __all__ = [
     "RegionReport",
     "RegionState",
     "Report",
+    "RewriteReport",
     "SourceFile",
 ]
 
-FORMAT = 1
+FORMAT = 2
 """Version of the JSON form; raised when a key is renamed, removed or changes its meaning."""
 
 _Key = TypeVar("_Key")
@@ -163,6 +164,25 @@ class RefusalReport:
 
 
 @dataclass(frozen=True)
+class RewriteReport:
+    """One application of an algebraic rule. FLOPs and bytes are estimates, for the operators that went and came.
+
+    Attributes:
+        rule: the rule's name.
+        node: the name, in the captured graph, of the node that was replaced.
+        flops_before, flops_after: floating-point operations.
+        bytes_before, bytes_after: memory traffic.
+    """
+
+    rule: str
+    node: str
+    flops_before: int = 0
+    flops_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+
+
+@dataclass(frozen=True)
 class Report:
     """What became of one model. ``str()`` fits the terminal; `to_json` and `from_json` keep everything.
 
@@ -174,7 +194,7 @@ class Report:
         refusals: the operators that may not fuse.
         fallbacks: what ran as the original operators so far.
         reason: why a less complete capture was needed; None where it was not.
-        rules: algebraic rules with how often each applied.
+        rewrites: what algebraic rules did, in the order in which they did it.
         ops_total: operators in the captured graphs.
         ops_fused: how many of them run inside regions.
         seconds: seconds for each stage, by its name, in the order in which they ran.
@@ -188,7 +208,7 @@ class Report:
     refusals: tuple[RefusalReport, ...] = ()
     fallbacks: tuple[FallbackReport, ...] = ()
     reason: str | None = None
-    rules: tuple[tuple[str, int], ...] = ()
+    rewrites: tuple[RewriteReport, ...] = ()
     ops_total: int = 0
     ops_fused: int = 0
     seconds: tuple[tuple[str, float], ...] = ()
@@ -214,7 +234,7 @@ class Report:
 
     def to_json(self) -> str:
         """Everything as JSON; the keys are described in docs/report.md and are stable within one `FORMAT`."""
-        data = {"format": FORMAT, **asdict(self), "rules": dict(self.rules), "seconds": dict(self.seconds)}
+        data = {"format": FORMAT, **asdict(self), "seconds": dict(self.seconds)}
         return json.dumps(data, indent=2, default=str)
 
     @classmethod
@@ -236,8 +256,8 @@ class Report:
     def merge(cls, reports: Sequence[Report]) -> Report:
         """One report of several graphs of one model: its signatures, its children, the pieces Dynamo found.
 
-        Regions are kept one after another, equal refusals once; counts, rules and seconds add up; the capture
-        is the least complete of all.
+        Regions and rewrites are kept one after another, equal refusals once; counts and seconds add up; the
+        capture is the least complete of all.
 
         Raises:
             ValueError: `reports` is empty.
@@ -255,7 +275,7 @@ class Report:
             refusals=tuple(dict.fromkeys(refusal for r in reports for refusal in r.refusals)),
             fallbacks=tuple(FallbackReport(*key, count) for key, count in fallbacks),
             reason=_joined((r.reason for r in reports if r.reason), "; ") or None,
-            rules=_sums(entry for r in reports for entry in r.rules),
+            rewrites=tuple(rewrite for r in reports for rewrite in r.rewrites),
             ops_total=sum(r.ops_total for r in reports),
             ops_fused=sum(r.ops_fused for r in reports),
             seconds=_sums(entry for r in reports for entry in r.seconds),
@@ -282,7 +302,7 @@ def _decoded(data: dict[str, Any]) -> dict[str, Any]:
         "regions": tuple(_region(entry) for entry in data["regions"]),
         "refusals": tuple(RefusalReport(**entry) for entry in data["refusals"]),
         "fallbacks": tuple(FallbackReport(**entry) for entry in data["fallbacks"]),
-        "rules": tuple(data["rules"].items()),
+        "rewrites": tuple(RewriteReport(**entry) for entry in data["rewrites"]),
         "seconds": tuple(data["seconds"].items()),
         "cuda_graphs": tuple(data.get("cuda_graphs", ())),
     }

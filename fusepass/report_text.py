@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from fusepass.table import Column, human_bytes, table, wrap
+from fusepass.table import Column, human_bytes, human_count, table, wrap
 
 if TYPE_CHECKING:
-    from fusepass.report import OpRecord, RefusalReport, RegionReport, Report
+    from fusepass.report import OpRecord, RefusalReport, RegionReport, Report, RewriteReport
 
 _COLUMNS = (
     Column("region", least=16),
@@ -29,12 +29,13 @@ _ROUTES = {
 
 
 def report_text(report: Report, width: int) -> str:
-    """The whole report in lines of at most `width` columns: summary, regions, refusals, fallbacks, totals."""
+    """The whole report in lines of at most `width` columns: summary, regions, refusals, fallbacks, rules, totals."""
     sections = (
         _summary(report, width),
         _regions(report.regions, width),
         _list("not fused", _refusals(report.refusals), width),
         _list("ran as the original operators", _fallbacks(report), width),
+        _list("rules applied", _rewrites(report.rewrites), width),
         _totals(report, width),
     )
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
@@ -126,6 +127,21 @@ def _fallbacks(report: Report) -> list[str]:
     return [f"{entry.where}, {_counted(entry.count, 'call')}: {entry.reason}" for entry in report.fallbacks]
 
 
+def _rewrites(rewrites: Iterable[RewriteReport]) -> list[str]:
+    """One text for each rule, with what its applications save together."""
+    groups: dict[str, list[RewriteReport]] = defaultdict(list)
+    for rewrite in rewrites:
+        groups[rewrite.rule].append(rewrite)
+    texts = []
+    for rule, group in groups.items():
+        flops = [sum(r.flops_before for r in group), sum(r.flops_after for r in group)]
+        moved = [sum(r.bytes_before for r in group), sum(r.bytes_after for r in group)]
+        changes = [f"FLOPs {human_count(flops[0])} to {human_count(flops[1])}"] if flops[0] != flops[1] else []
+        changes += [f"bytes {human_bytes(moved[0])} to {human_bytes(moved[1])}"] if moved[0] != moved[1] else []
+        texts.append(f"{rule}, {_counted(len(group), 'time')}" + (": " if changes else "") + ", ".join(changes))
+    return texts
+
+
 def _list(title: str, texts: Sequence[str], width: int) -> list[str]:
     lines = [line for text in texts for line in wrap(text, width, indent=2, lines=_REASON_LINES)]
     return wrap(title, width) + lines if texts else []
@@ -142,12 +158,9 @@ def _totals(report: Report, width: int) -> list[str]:
         f"memory traffic saved per call: {human_bytes(saved)} of {human_bytes(before)} ({share:.0%})",
     ]
     lines += [f"cuda graphs: {'; '.join(report.cuda_graphs)}"] if report.cuda_graphs else []
-    lines += _named("rules applied", report.rules, str) + _named("seconds", report.seconds, "{:.2f}".format)
+    if report.seconds:
+        lines.append("seconds: " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in report.seconds))
     return [line for text in lines for line in wrap(text, width)]
-
-
-def _named(title: str, entries: Sequence[tuple[str, float]], text: Callable[[float], str]) -> list[str]:
-    return [f"{title}: " + ", ".join(f"{name} {text(value)}" for name, value in entries)] if entries else []
 
 
 def _counted(count: int, noun: str) -> str:

@@ -6,7 +6,7 @@ The call itself is a small Python function, generated per region like the kernel
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -41,6 +41,10 @@ class Meta:
     def of(cls, tensor: torch.Tensor) -> Meta:
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
+    @classmethod
+    def of_buffer(cls, buffer: Buffer) -> Meta:
+        return cls(buffer.shape, buffer.strides, _TORCH[buffer.dtype])
+
 
 class FusedRegion:
     """A callable that computes one region.
@@ -57,6 +61,7 @@ class FusedRegion:
         device: where everything lies.
         original: the region's ATen operators as a function of the same arguments; runs where the kernels cannot.
         fallbacks: counts those calls.
+        conversions: what runs instead of a library call that only changes a layout, by the name of its result.
     """
 
     def __init__(
@@ -69,18 +74,20 @@ class FusedRegion:
         device: torch.device,
         original: Callable[..., Result],
         fallbacks: FallbackCounter,
+        conversions: Mapping[str, FusedRegion] | None = None,
     ) -> None:
         program = generated.program
         self.name = name
         self.generated = generated
         self.device = device
         self.inputs = tuple(inputs)
-        self.outputs = tuple(_meta(program.buffer(name)) for name in program.outputs)
+        self.outputs = tuple(Meta.of_buffer(program.buffer(name)) for name in program.outputs)
         self.original = original
         self.fallbacks = fallbacks
         self._unaligned: Callable[..., int] | None = None
         self._lock = threading.Lock()
         entry = build.load(library, generated.source.entry, len(program.arguments))
+        self.conversions = conversions or {}
         self._source, scope = _launcher(self, entry, used)
         exec(compile(self._source, f"<fusepass {name}>", "exec"), scope)
         self.run: Callable[..., Result] = scope["run"]
@@ -124,30 +131,33 @@ def with_strides(tensor: torch.Tensor, expected: Meta) -> torch.Tensor:
     return copy.copy_(tensor)
 
 
-def _meta(buffer: Buffer) -> Meta:
-    return Meta(buffer.shape, buffer.strides, _TORCH[buffer.dtype])
-
-
 def _launcher(region: FusedRegion, entry: Callable[..., int], used: Sequence[int]) -> tuple[str, dict[str, Any]]:
     """Source of ``run(*inputs)`` and the names it refers to."""
     program, device = region.generated.program, region.device
     scope: dict[str, Any] = {
         "__name__": "fusepass.generated", "entry": entry, "region": region, "device": device, "torch": torch, "empty": torch.empty_strided,
-        "fail": _fail, "with_strides": with_strides,
+        "failed": _failed, "with_strides": with_strides,
     }  # fmt: skip
     arguments = [f"a{number}" for number in range(len(region.inputs))]
     names = {name: arguments[position] for name, position in zip(program.inputs, used, strict=True)}
     body: list[str] = []
     pointers = program.arguments
     for name, label in names.items():
-        expected = _meta(program.buffer(name))
+        expected = Meta.of_buffer(program.buffer(name))
         if program.buffer(name) in pointers or program.calls:
             scope[f"meta_{label}"] = expected
             body.append(f"if {label}.stride() != {expected.strides}: {label} = with_strides({label}, meta_{label})")
     for number, call in enumerate(program.calls):
         names[call.result] = f"c{number}"
         body += _library_call(call, number, names, scope)
-        expected = _meta(program.buffer(call.result))
+        if call.result in region.conversions:
+            scope[f"convert{number}"] = region.conversions[call.result].run
+            (source,) = call.args
+            body[-1] = f"c{number} = convert{number}({_python(source, names)})"
+        # A converted input is large, and only this call has read it.
+        read = [value.buffer for value in call.args if isinstance(value, Ref)]
+        body += [f"{names[buffer]} = None" for buffer in read if buffer in region.conversions]
+        expected = Meta.of_buffer(program.buffer(call.result))
         if program.buffer(call.result) in pointers:
             scope[f"meta_c{number}"] = expected
             body.append(
@@ -185,7 +195,7 @@ def _launcher(region: FusedRegion, entry: Callable[..., int], used: Sequence[int
         stream = "stream(index)"
         scope |= {"stream": torch._C._cuda_getCurrentRawStream, "index": device.index}
     body.append(f"status = call({', '.join([*passed, stream])})")
-    body.append("if status: fail(region, status)")
+    body.append(f"if status: return failed(region, status, ({', '.join(arguments)},))")
     body.append(f"return {', '.join(names[name] for name in program.outputs)}")
     lines = [f"def run({', '.join(arguments)}):", *(f"    {line}" for line in body)]
     if region.generated.source.target is Target.CUDA:
@@ -232,7 +242,13 @@ def _workspace(temporaries: Sequence[Buffer]) -> tuple[dict[str, int], int]:
     return offsets, total
 
 
-def _fail(region: FusedRegion, status: int) -> None:
+def _failed(region: FusedRegion, status: int, arguments: tuple[torch.Tensor, ...]) -> Result:
+    """What the original makes of `arguments`, for which the library gave a `status` other than 0.
+
+    On a CPU that says that an index is out of range, and the original raises; on a GPU it is an error of CUDA's.
+    """
+    if region.generated.source.target is not Target.CUDA:
+        return region.original(*arguments)
     raise RuntimeError(
         f"{region.name}: launching its kernels failed with CUDA error {status}. "
         "An earlier asynchronous error may be the cause: rerun with CUDA_LAUNCH_BLOCKING=1."

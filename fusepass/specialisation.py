@@ -25,6 +25,7 @@ class Specialisation:
     Attributes:
         captured, compiled, signature: what it consists of.
         arity: how many positional tensors the call has; -1 where it is not just positional tensors.
+        bind: gives the graph's arguments for the input tensors of a call, as `Signature.bind`; None where it is for others.
         written: positions of the arguments that the graph writes: inputs or tensors of the model.
         writes: whether there are any.
         pays: whether anything was fused, or is replayed as a CUDA graph; else the original is as good.
@@ -37,6 +38,7 @@ class Specialisation:
         "_call",
         "_finish",
         "arity",
+        "bind",
         "captured",
         "compiled",
         "direct",
@@ -61,6 +63,7 @@ class Specialisation:
         self.compiled = compiled
         self.signature = Signature(model, captured, tensors)
         self.arity = _arity(captured)
+        self.bind = self._bind_under_conditions if captured.conditions else self.signature.bind
         self._call = _without_autocast(compiled.call) if torch._C._is_any_autocast_enabled() else compiled.call
         self._finish = _finisher(captured.outputs)
         first_input = len(captured.states)
@@ -95,6 +98,16 @@ class Specialisation:
     def run(self, arguments: Sequence[torch.Tensor]) -> Any:
         """The model's result, from what `Signature.bind` gave."""
         return self._finish(self._call(*arguments))
+
+    def _bind_under_conditions(
+        self, tensors: Sequence[torch.Tensor], stand_ins: Sequence[torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, ...] | None:
+        """As `Signature.bind`; None, too, where forward would take other branches."""
+        bound = self.signature.bind(tensors, stand_ins)
+        if bound is None:
+            return None
+        with torch._C._DisableAutocast():  # as for the graph, which holds the casts
+            return bound if all(condition.holds(bound) for condition in self.captured.conditions) else None
 
     def written_memory_is_shared(self, arguments: Sequence[torch.Tensor]) -> bool:
         """Whether something that the graph writes shares memory with another argument.

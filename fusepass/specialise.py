@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from fusepass.branches import MOST_BRANCHES
 from fusepass.capture import CaptureFailure, capture
 from fusepass.compile import compile_graph
 from fusepass.config import Config, override
@@ -26,6 +27,8 @@ from fusepass.structure import Template
 
 if TYPE_CHECKING:
     from fusepass.profile import Profile
+_MOST_CONDITIONAL = 4
+"""Specialisations that are right for some branches of forward. One that takes ever new ones is better left to Dynamo."""
 
 _ROUTE_WORDS = {CaptureRoute.DYNAMO: "captured by Dynamo", CaptureRoute.UNTOUCHED: "not captured"}
 _Found = tuple[Specialisation, tuple[torch.Tensor, ...]]
@@ -86,7 +89,7 @@ class Specialiser:
             count = len(args)
             for made in self._made:
                 if made.arity == count:
-                    bound = made.signature.bind(args)
+                    bound = made.bind(args)
                     if bound is not None:
                         return made.run(bound) if made.direct else self._run_checked(made, bound, args, kwargs)
         return self._look_up(args, kwargs)
@@ -187,7 +190,7 @@ class Specialiser:
         stand_ins = distinct(tensors)
         for made in self._made:
             if made.captured.inputs.same_form(inputs):
-                bound = made.signature.bind(tensors, stand_ins)
+                bound = made.bind(tensors, stand_ins)
                 if bound is not None:
                     return made, bound
         return None
@@ -211,7 +214,7 @@ class Specialiser:
                     failure, reason = made, made.reason
                     route = None if failure.error else self._conclude(key, failure, config)
                 else:
-                    bound = made.signature.bind(tensors, distinct(tensors))
+                    bound = made.bind(tensors, distinct(tensors))
                     found = None if bound is None else (made, bound)
         if failure is not None and failure.error is not None:
             # The call itself may be at fault: then the original says so, and nothing follows for other calls.
@@ -238,7 +241,9 @@ class Specialiser:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
     ) -> Specialisation | CaptureFailure:
         start = time.perf_counter()
-        captured = capture(self._model, args, kwargs, forward=self._forward)
+        conditional = sum(bool(made.captured.conditions) for made in self._made)
+        branches = MOST_BRANCHES if conditional < _MOST_CONDITIONAL else 0
+        captured = capture(self._model, args, kwargs, forward=self._forward, branches=branches)
         seconds = time.perf_counter() - start
         if isinstance(captured, CaptureFailure):
             return captured

@@ -8,9 +8,11 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from fusepass.codegen.generate import anchor_traffic, traffic
+from fusepass.codegen.generate import Generated, anchor_traffic, traffic
+from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.source import Target
 from fusepass.patterns.partition import Partition
+from fusepass.patterns.simplify import Application
 from fusepass.report import (
     CaptureRoute,
     KernelRecord,
@@ -19,6 +21,7 @@ from fusepass.report import (
     RegionReport,
     RegionState,
     Report,
+    RewriteReport,
     SourceFile,
 )
 from fusepass.work import Work
@@ -29,7 +32,7 @@ def summary(
     graph: fx.GraphModule,
     parts: Partition,
     works: Sequence[Work],
-    rules: Mapping[str, int],
+    applications: Sequence[Application],
     seconds: Mapping[str, float],
 ) -> Report:
     """The report of one captured graph.
@@ -39,7 +42,7 @@ def summary(
         graph: the captured graph, simplified, its regions not yet replaced.
         parts: what became of its operators.
         works: its regions, at the end of the pipeline.
-        rules: how often each rewrite rule applied.
+        applications: the rewrites, in order.
         seconds: per stage, in the order in which they ran.
     """
     calls = [node for node in graph.graph.nodes if node.op == "call_function"]
@@ -50,7 +53,10 @@ def summary(
         capture=CaptureRoute.TRACED,
         regions=tuple(_region_report(work) for work in works),
         refusals=tuple(RefusalReport(r.node, r.target, r.reason) for r in parts.refusals),
-        rules=tuple(rules.items()),
+        rewrites=tuple(
+            RewriteReport(a.rule, a.node, a.before.flops, a.after.flops, a.before.bytes, a.after.bytes)
+            for a in applications
+        ),
         ops_total=sum(not _is_getitem(node) for node in calls),
         ops_fused=sum(
             not _is_getitem(node) for work in works if work.state is RegionState.FUSED for node in work.region.nodes
@@ -65,7 +71,9 @@ def _is_getitem(node: fx.Node) -> bool:
 
 def _region_report(work: Work) -> RegionReport:
     region, generated = work.region, work.generated
-    anchor = None if region.anchor is None else f"library: {_packet(region.anchor)}"
+    anchor = None if region.anchor is None else f"{_implementation(generated)}: {_packet(region.anchor)}"
+    if anchor is not None and work.variant != AnchorFormat.CALLER.value:
+        anchor += f", {work.variant}"
     inputs = ", ".join(_type(node) for node in work.arguments)
     outputs = ", ".join(_type(node) for node in region.outputs)
     report = RegionReport(
@@ -107,6 +115,12 @@ def _region_report(work: Work) -> RegionReport:
             ),
         ),
     )
+
+
+def _implementation(generated: Generated | None) -> str:
+    """Who computes a region's anchor."""
+    kernels = () if generated is None else generated.program.kernels
+    return "generated" if any(kernel.anchor is not None for kernel in kernels) else "library"
 
 
 def _packet(node: fx.Node) -> str:

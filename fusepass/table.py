@@ -36,12 +36,19 @@ def terminal_width() -> int:
 
 def human_bytes(count: int) -> str:
     """`count` bytes in binary units and three digits: ``"0 B"``, ``"1.50 KiB"``, ``"-12.0 MiB"``."""
-    if abs(count) < 1024:
-        return f"{count} B"
+    return f"{count} B" if abs(count) < 1024 else _scaled(count, 1024, ("KiB", "MiB", "GiB", "TiB", "PiB"))
+
+
+def human_count(count: int) -> str:
+    """`count` in decimal units and three digits: ``"0"``, ``"1.50 K"``, ``"12.0 M"``, ``"3.00 G"``."""
+    return str(count) if abs(count) < 1000 else _scaled(count, 1000, ("K", "M", "G", "T", "P"))
+
+
+def _scaled(count: int, base: int, units: Sequence[str]) -> str:
     size = float(count)
-    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        size /= 1024
-        if abs(size) < 999.5 or unit == "PiB":
+    for unit in units:
+        size /= base
+        if abs(size) < 999.5 or unit == units[-1]:
             break
     digits = 2 if abs(size) < 9.995 else 1 if abs(size) < 99.95 else 0
     return f"{size:.{digits}f} {unit}"

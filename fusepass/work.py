@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ from torch import fx
 
 from fusepass.choice import Choice
 from fusepass.codegen.generate import Generated
+from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.patterns.partition import Region
 from fusepass.report import RegionState
+from fusepass.runtime import Meta, with_strides
 
 
 @dataclass
@@ -25,7 +27,10 @@ class Work:
         graph: its operators as a graph of their own; a placeholder for each of ``region.inputs``.
         constants: those inputs that are numbers fixed at capture, with their values.
         generated: program and source; None where the region is beyond code generation.
+        variant: what sets the chosen program apart from others that the region could become.
+        conversions: by the name of the library call's result, what changes a layout for the library.
         library: the built library; None where there is none.
+        converters: the libraries of the conversions.
         choice: what was measured and chosen; None where nothing was to be chosen.
         call: the fused call, where it is in use.
         reason: why it runs as the original operators although it was meant to be fused.
@@ -36,7 +41,10 @@ class Work:
     graph: fx.GraphModule
     constants: dict[fx.Node, torch.Tensor]
     generated: Generated | None = None
+    variant: str = AnchorFormat.CALLER.value
+    conversions: dict[str, Generated] = field(default_factory=dict)
     library: Path | None = None
+    converters: dict[str, Path] = field(default_factory=dict)
     choice: Choice | None = None
     call: Callable[..., Any] | None = None
     reason: str | None = None
@@ -65,10 +73,13 @@ class Work:
     def original(self) -> Callable[..., Any]:
         """The region's own operators, as a function of the fused call's arguments."""
         graph, inputs, constants = self.graph.forward, self.region.inputs, self.constants
+        expected = [Meta.of(node.meta["val"]) for node in self.region.outputs]
 
         def run(*arguments: torch.Tensor) -> Any:
             rest = iter(arguments)
             results = graph(*(constants[node] if node in constants else next(rest) for node in inputs))
+            # An input may lie as another region wrote it, and layouts go from operator to operator.
+            results = tuple(map(with_strides, results, expected))
             return results if len(results) > 1 else results[0]
 
         return run

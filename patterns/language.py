@@ -51,6 +51,7 @@ class Call:
         commutative: the first two arguments may be exchanged.
         single_user: nothing outside the match reads the result.
         name: captures the call's node, if given.
+        item: matches the ``getitem`` of that result of the call; `name` captures the call.
     """
 
     packets: frozenset[OpOverloadPacket] = frozenset()
@@ -61,6 +62,7 @@ class Call:
     commutative: bool = False
     single_user: bool = False
     name: str | None = None
+    item: int | None = None
 
     def __getitem__(self, name: str) -> Call:
         """The same pattern, its node captured under `name`."""
@@ -86,6 +88,11 @@ def op(*packets: OpOverloadPacket, commutative: bool = False, open: bool = False
     return lambda *args, **kwargs: Call(
         packets=frozenset(packets), args=args, kwargs=MappingProxyType(kwargs), commutative=commutative, open=open
     )
+
+
+def result(number: int, call: Call) -> Call:
+    """Result `number` of a call that gives several: ``result(0, op(aten.max_pool2d_with_indices, open=True)(x))``."""
+    return replace(call, item=number)
 
 
 def of_class(op_class: OpClass) -> Callable[..., Call]:

@@ -124,20 +124,49 @@ def no_random_numbers(node: fx.Node) -> str | None:
 
 
 def no_host_synchronisation(node: fx.Node) -> str | None:
+    if node.target is aten.index.Tensor and not _picks_by_truth(node):
+        return None
     return "its result, or the size of it, is needed on the host" if waits_for_host(node.target) else None
 
 
-_SCANS = frozenset({aten.cumsum, aten.cumprod, aten.cummax, aten.cummin, aten.logcumsumexp})
+def _picks_by_truth(node: fx.Node) -> bool:
+    """Whether an ``index`` takes the elements where a mask holds, whose number is not known."""
+    values = (source.meta.get("val") for source in node.all_input_nodes[1:])
+    return any(isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8) for value in values)
 
 
-def no_scan(node: fx.Node) -> str | None:
-    """PyTorch decomposes scans into quadratic work."""
-    return "a scan: each element needs those before it" if node.target.overloadpacket in _SCANS else None  # type: ignore[union-attr]
+_BEYOND = {
+    "a scan: each element needs those before it": "cumsum cumprod cummax cummin logcumsumexp",
+    "a sort: elements change places by their values": ("sort topk kthvalue median nanmedian mode msort argsort histc"),
+    "a search in sorted values": "searchsorted bucketize",
+    "attention, which the library does in one kernel": (
+        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
+        "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"
+    ),
+    "a scatter: several elements may meet in one place": (
+        "scatter scatter_add scatter_reduce index_put index_add index_copy index_fill index_reduce put masked_scatter "
+        "embedding_dense_backward max_unpool2d max_unpool3d"
+    ),
+    "solves or factorises matrices": (
+        "_linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd linalg_cholesky_ex linalg_eig geqrf "
+        "linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve linalg_lu linalg_lu_factor_ex "
+        "linalg_lu_solve linalg_matrix_exp linalg_pinv linalg_qr linalg_solve_triangular lu_unpack ormqr cholesky "
+        "triangular_solve cholesky_solve cholesky_inverse"
+    ),
+}
+"""Kinds of work that no kernel of the IR does, with the operators of each. PyTorch decomposes some into quadratic work."""
+_REASONS = {name: reason for reason, names in _BEYOND.items() for name in names.split()}
+
+
+def within_reach(node: fx.Node) -> str | None:
+    return _REASONS.get(node.target._schema.name.removeprefix("aten::"))  # type: ignore[union-attr]
 
 
 def initialised(node: fx.Node) -> str | None:
+    """Memory that an operator in no region fills; a region may give what has no values any value."""
     empty = node.target._schema.name.split("::")[-1] in ("empty", "empty_like", "empty_strided", "new_empty")  # type: ignore[union-attr]
-    return "its result has no values yet" if empty else None
+    filled = any(user.op == "output" or is_random(user.target) or writes(user.target) for user in node.users)
+    return "its result has no values yet" if empty and filled else None
 
 
 def single_arguments(node: fx.Node) -> str | None:
@@ -172,13 +201,6 @@ def single_results(node: fx.Node) -> str | None:
 
 def understood_view(node: fx.Node) -> str | None:
     return "a view of memory beside its input" if node.target is aten.as_strided.default else None
-
-
-def plain_product(node: fx.Node) -> str | None:
-    if node.target not in (aten.addmm.default, aten.baddbmm.default):
-        return None
-    scaled = any(node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta"))
-    return "a matrix product with alpha or beta" if scaled else None
 
 
 def static_shape(tensor: torch.Tensor) -> str | None:
@@ -231,9 +253,9 @@ def reads_a_tensor(candidate: Candidate) -> str | None:
 
 NODE_CHECKS: tuple[Callable[[fx.Node], str | None], ...] = (
     no_write,
+    within_reach,
     no_random_numbers,
     no_host_synchronisation,
-    no_scan,
     initialised,
     single_arguments,
     single_results,
@@ -241,7 +263,6 @@ NODE_CHECKS: tuple[Callable[[fx.Node], str | None], ...] = (
     no_constant,
     unused_pooling_indices,
     understood_view,
-    plain_product,
 )
 TENSOR_CHECKS: tuple[Callable[[torch.Tensor], str | None], ...] = (
     static_shape,

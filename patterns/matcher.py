@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx
 from torch._ops import OpOverload
 
-from fusepass.codegen.lowering.tracer import Spec, meta_like
+from fusepass.patterns.arguments import arguments, defaults, optional
+from fusepass.patterns.infer import infer
 from fusepass.patterns.language import Call, Const, Operand, Var
 from fusepass.patterns.opclass import direct_class
 
@@ -50,30 +52,69 @@ class Match:
         except KeyError:
             raise AttributeError(f"the pattern has no capture called {name!r}") from None
 
-    def call(self, target: OpOverload, *args: Any, **kwargs: Any) -> fx.Node:
+    def call(self, target: Any, *args: Any, like: fx.Node | None = None, **kwargs: Any) -> fx.Node:
         """A new node before `root`, with a description of its result and the source location of `root`.
+
+        Args:
+            target: the operator.
+            args: its arguments.
+            like: a node whose result looks as this one will, where that is known; it is inferred otherwise.
+            kwargs: its arguments by name.
 
         Raises:
             Declined: the operator does not take these arguments.
         """
-        values = fx.map_arg((args, kwargs), lambda node: meta_like(node.meta["val"]))
-        try:
-            result = Spec.of(target(*values[0], **values[1]), self.root.meta["val"].device)
-        except RuntimeError as error:
-            raise Declined(str(error)) from error
+        if like is not None:
+            result = like.meta["val"]
+        else:
+            try:
+                result = infer(target, args, kwargs, self.root.meta["val"].device)
+            except (RuntimeError, IndexError) as error:
+                raise Declined(str(error)) from error
         with self.root.graph.inserting_before(self.root):
             node = self.root.graph.call_function(target, args, kwargs)
         kept = ("stack_trace", "nn_module_stack")
         node.meta = {key: value for key, value in self.root.meta.items() if key in kept} | {"val": result}
         return node
 
+    def item(self, call: fx.Node, number: int) -> fx.Node:
+        """A new node before `root` for one of several results of `call`."""
+        with self.root.graph.inserting_before(self.root):
+            node = self.root.graph.call_function(operator.getitem, (call, number))
+        node.meta = {**call.meta, "val": call.meta["val"][number]}
+        return node
+
 
 def match(pattern: Call, node: fx.Node) -> Match | Mismatch:
     """The first way in which `node` is an instance of `pattern`, or why it is none."""
     attempt = _Attempt()
-    for found in attempt.calls(pattern, node, _Found()):
-        return Match(node, frozenset(found.nodes), found.captures)
-    return attempt.mismatch or Mismatch(node, "no match")
+    found = next(attempt.matches(pattern, node), None)
+    return found or attempt.mismatch or Mismatch(node, "no match")
+
+
+def matches(pattern: Call, node: fx.Node) -> Iterator[Match]:
+    """Every way in which `node`, a call of an operator of `pattern`, is an instance of it."""
+    return _Attempt().matches(pattern, node) if _plausible(pattern, node) else iter(())
+
+
+def _plausible(pattern: Call, node: fx.Node) -> bool:
+    """Whether the arguments of `node` may be those of `pattern`: a quick look that spares most searches."""
+    if pattern.item is not None:
+        (node,) = node.all_input_nodes
+    for operand in pattern.args:
+        if isinstance(operand, Call) and not any(_may_be(operand, source) for source in node.all_input_nodes):
+            return False
+        if isinstance(operand, Const) and len(node.args) >= len(pattern.args):
+            values = (value for value in node.args if not isinstance(value, fx.Node))
+            if not any(operand.accepts(value) for value in values):
+                return False
+    return True
+
+
+def _may_be(pattern: Call, node: fx.Node) -> bool:
+    if pattern.item is not None:
+        return node.target is operator.getitem
+    return isinstance(node.target, OpOverload) and is_called(pattern, node.target)
 
 
 @dataclass(frozen=True)
@@ -99,6 +140,11 @@ class _Attempt:
     def __init__(self) -> None:
         self.mismatch: Mismatch | None = None
 
+    def matches(self, pattern: Call, node: fx.Node) -> Iterator[Match]:
+        """Every way in which `node` fits `pattern`."""
+        for found in self.calls(pattern, node, _Found()):
+            yield Match(node, frozenset(found.nodes), found.captures)
+
     def calls(self, pattern: Call, node: fx.Node, found: _Found) -> Iterator[_Found]:
         """Every way in which `node` fits `pattern`, given what is `found`, with users outside checked."""
         for result in self._call(pattern, node, found):
@@ -112,8 +158,11 @@ class _Attempt:
         self.mismatch = Mismatch(node, template, values)
 
     def _call(self, pattern: Call, node: fx.Node, found: _Found) -> Iterator[_Found]:
+        if pattern.item is not None:
+            yield from self._item(pattern, node, found)
+            return
         target = node.target
-        if not isinstance(target, OpOverload) or not _is_called(pattern, target):
+        if not isinstance(target, OpOverload) or not is_called(pattern, target):
             self._fail(node, "is a call of {}, not of {}", target, pattern.op_class or set(pattern.packets))
             return
         given = arguments(node)
@@ -122,10 +171,11 @@ class _Attempt:
         if not wanted.keys() <= given.keys() or len(pattern.args) > len(names):
             self._fail(node, "takes other arguments")
             return
-        rest = [name for name in names if name not in wanted and not _is_default(target, name, given[name])]
-        if rest and not pattern.open:
-            self._fail(node, "argument {} is {}", rest[0], given[rest[0]])
-            return
+        if not pattern.open:
+            rest = [name for name in names if name not in wanted and not _is_default(target, name, given[name])]
+            if rest:
+                self._fail(node, "argument {} is {}", rest[0], given[rest[0]])
+                return
         captured = found.capture(pattern.name, node)
         if captured is None:
             self._fail(node, "is not what {} stands for already", pattern.name)
@@ -137,6 +187,18 @@ class _Attempt:
         yield from self._operands(operands, values, start)
         if pattern.commutative:
             yield from self._operands([operands[1], operands[0], *operands[2:]], values, start)
+
+    def _item(self, pattern: Call, node: fx.Node, found: _Found) -> Iterator[_Found]:
+        """`node` as one of several results of a call of which nobody reads another one."""
+        if node.target is not operator.getitem or node.args[1] != pattern.item:
+            self._fail(node, "is not result {} of a call", pattern.item)
+            return
+        producer = node.all_input_nodes[0]
+        if any(other.users for other in producer.users if other is not node):
+            self._fail(producer, "another of its results is used")
+            return
+        start = _Found(found.captures, (*found.nodes, node), found.once)
+        yield from self._call(replace(pattern, item=None), producer, start)
 
     def _operands(self, operands: Sequence[Operand], values: Sequence[Any], found: _Found) -> Iterator[_Found]:
         if not operands:
@@ -163,20 +225,12 @@ class _Attempt:
                 self._fail(found.nodes[-1], "argument {} is no {}", value, operand)
 
 
-def arguments(node: fx.Node) -> dict[str, Any]:
-    """The arguments of `node`, defaults included, by their names in the operator's schema and in its order."""
-    assert isinstance(node.target, OpOverload)
-    schema = node.target._schema.arguments
-    given = dict(zip((argument.name for argument in schema), node.args, strict=False)) | dict(node.kwargs)
-    return {argument.name: given.get(argument.name, argument.default_value) for argument in schema}
-
-
-def _is_called(pattern: Call, target: OpOverload) -> bool:
+def is_called(pattern: Call, target: OpOverload) -> bool:
+    """Whether a call of `target`, or a result of one, may be an instance of `pattern`, whatever its arguments."""
     if pattern.op_class is not None:
         return direct_class(target) is pattern.op_class
     return target.overloadpacket in pattern.packets
 
 
 def _is_default(target: OpOverload, name: str, value: Any) -> bool:
-    argument = next(argument for argument in target._schema.arguments if argument.name == name)
-    return bool(argument.has_default_value()) and not isinstance(value, fx.Node) and argument.default_value == value
+    return not isinstance(value, fx.Node) and name in optional(target) and bool(defaults(target)[name] == value)

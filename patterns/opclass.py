@@ -43,10 +43,15 @@ class Vocabulary(Protocol):
 _CLASS_OF_MODULE = {
     "activations": OpClass.POINTWISE,
     "anchors": OpClass.ANCHOR,
+    "creation": OpClass.POINTWISE,
+    "gathers": OpClass.POINTWISE,
+    "losses": OpClass.REDUCTION,
     "normalisations": OpClass.NORMALISATION,
     "pointwise": OpClass.POINTWISE,
+    "pool_gradients": OpClass.POOLING,
     "pooling": OpClass.POOLING,
     "reductions": OpClass.REDUCTION,
+    "resampling": OpClass.POINTWISE,
     "views": OpClass.POINTWISE,  # padding and concatenation; what moves no memory is told apart by its schema
 }
 """The class of an operator by the module of `fusepass.codegen.lowering` that expresses it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import fx
@@ -9,6 +11,7 @@ from torch import fx
 from fusepass.patterns import traffic
 from fusepass.patterns.dataflow import Candidate, bits
 from fusepass.patterns.naming import location, region_name
+from fusepass.patterns.opclass import OpClass
 from fusepass.patterns.pattern import Pattern
 
 
@@ -48,14 +51,12 @@ def make_region(candidate: Candidate, pattern: Pattern) -> Region:
     """The region of the units of `candidate`. Its name says what it does and need not be unique yet."""
     flow, units = candidate.flow, candidate.units
     inside = {node for unit in units for node in (unit.node, *unit.values)}
-    for unit in units:
-        for source in unit.node.all_input_nodes:
-            inside.update(flow.inner_views(source, unit.op_class))
+    inside |= set(_inner_views(candidate))
     nodes = tuple(sorted(inside, key=flow.position.__getitem__))
     inputs = tuple(dict.fromkeys(s for node in nodes for s in node.all_input_nodes if s not in inside))
     escaping = (value for unit in units for value in unit.values if candidate.escapes(value))
     outputs = tuple(sorted(escaping, key=flow.position.__getitem__))
-    anchors = [flow.units[index].node for index in bits(candidate.anchors)]
+    anchors = _anchors(candidate)
     return Region(
         name=region_name([unit.node for unit in units]),
         pattern=pattern.name,
@@ -67,3 +68,24 @@ def make_region(candidate: Candidate, pattern: Pattern) -> Region:
         bytes_after=traffic.bytes_fused(inside, inputs, outputs, flow.views),
         locations=tuple(map(location, nodes)),
     )
+
+
+def _inner_views(candidate: Candidate) -> Iterator[fx.Node]:
+    """The views that the region makes itself: those that its operators look through, up to what its anchor reads.
+
+    A library call reads memory. So a view that the anchor reads comes from outside, for the anchor's neighbours as well.
+    """
+    flow = candidate.flow
+    given = {
+        source
+        for anchor in _anchors(candidate)
+        for source in anchor.all_input_nodes
+        if not flow.inner_views(source, OpClass.ANCHOR)
+    }
+    for unit in candidate.units:
+        for source in unit.node.all_input_nodes:
+            yield from itertools.takewhile(lambda view: view not in given, flow.inner_views(source, unit.op_class))
+
+
+def _anchors(candidate: Candidate) -> list[fx.Node]:
+    return [candidate.flow.units[index].node for index in bits(candidate.anchors)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from fusepass.config import Algebra
 from fusepass.patterns.language import Call
 from fusepass.patterns.matcher import Match
 
@@ -15,15 +16,16 @@ from fusepass.patterns.matcher import Match
 class Rule:
     """Data for `fusepass.patterns.simplify.simplify`.
 
-    A rule need not look at metadata or aliasing: a result whose shape, type, strides or device differ, or whose memory
-    the caller could tell from the original's, is never put in place.
+    A rule need not look at metadata, aliasing or cost: a result whose shape, type, strides or device differ, whose memory
+    the caller could tell from the original's, or that costs as much as what it replaces, is never put in place.
 
     Attributes:
         name: unique; ``FUSEPASS_DISABLE=name`` switches the rule off.
         pattern: what is replaced.
         rewrite: gives the node to put in place, a captured one or one made by `Match.call`.
-        why: why both are equal, for every input, NaN and infinities included.
+        why: why both are equal; for every input, NaN and infinities included, unless `level` is FINITE.
         guards: each gives the reason why a match is left alone, or None.
+        level: the least option ``algebra`` under which the rule is applied.
     """
 
     name: str
@@ -31,3 +33,4 @@ class Rule:
     rewrite: Callable[[Match], fx.Node]
     why: str
     guards: tuple[Callable[[Match], str | None], ...] = ()
+    level: Algebra = Algebra.SAFE

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import operator
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload, OpOverloadPacket
-from torch.utils import _pytree as pytree
+from torch._ops import OpOverload
 
-from fusepass.config import current
+from fusepass.config import Algebra, current
 from fusepass.patterns.aliasing import base, change_seen, written
+from fusepass.patterns.cost import NOTHING, Cost, cost, dying
 from fusepass.patterns.dataflow import remove_dead
 from fusepass.patterns.legality import is_random
-from fusepass.patterns.matcher import Declined, Match, Mismatch, match
+from fusepass.patterns.matcher import Declined, Match, is_called, matches
 from fusepass.patterns.rule import Rule
 from fusepass.patterns.rules import RULES
 
@@ -24,7 +25,7 @@ COMMON_SUBEXPRESSION = "common-subexpression"
 """Name of the pass that lets equal operators run once."""
 
 MOST_ROUNDS = 10
-"""Passes over the graph. Rules make a graph smaller or leave its size, so that few are ever needed."""
+"""Passes over the graph. Each rewrite makes the graph cheaper or is free, so that few are ever needed."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,14 @@ class Application:
     Attributes:
         rule: the name of the rule.
         node: the name of the node that was replaced.
+        before: what the operators cost that went away.
+        after: what those cost that came.
     """
 
     rule: str
     node: str
+    before: Cost = NOTHING
+    after: Cost = NOTHING
 
 
 def simplify(graph_module: fx.GraphModule, rules: Sequence[Rule] = RULES) -> list[Application]:
@@ -45,32 +50,39 @@ def simplify(graph_module: fx.GraphModule, rules: Sequence[Rule] = RULES) -> lis
 
     Args:
         graph_module: flat functional ATen; every node has a fake tensor in ``meta["val"]``.
-        rules: those that the options in force disable are left out.
+        rules: those that the options in force disable, or whose level they do not take in, are left out.
 
     Returns:
         The rewrites in the order in which they took place. Dead code is removed besides.
     """
     config = current()
-    allowed = [rule for rule in rules if config.allows(rule.name)]
+    graph = graph_module.graph
     applications: list[Application] = []
-    for _ in range(MOST_ROUNDS):
-        before = len(applications)
-        applications += _apply_rules(graph_module.graph, allowed)
-        remove_dead(graph_module.graph)
-        if config.allows(COMMON_SUBEXPRESSION):
-            applications += _share_common(graph_module)
-        if len(applications) == before:
-            break
-    graph_module.graph.lint()
-    graph_module.recompile()
+    size = len(graph.nodes)
+    remove_dead(graph)
+    if config.algebra is not Algebra.OFF:
+        allowed = [rule for rule in rules if config.allows(rule.name) and config.algebra.takes_in(rule.level)]
+        index = _Index(allowed)
+        for _ in range(MOST_ROUNDS):
+            before = len(applications)
+            applications += _apply_rules(graph, index)
+            remove_dead(graph)
+            if config.allows(COMMON_SUBEXPRESSION):
+                applications += _share_common(graph)
+            if len(applications) == before:
+                break
+    if config.debug:
+        graph.lint()
+    if applications or len(graph.nodes) < size:
+        graph_module.recompile()
     return applications
 
 
-def replace_match(rule: Rule, found: Match) -> str | None:
-    """Put the result of `rule` in the place of `found`.
+def replace_match(rule: Rule, found: Match) -> Application | str:
+    """Put the result of `rule` in the place of `found`, and remove what nobody needs any more.
 
     Returns:
-        None, or why the graph was left as it is.
+        What was done, or why the graph was left as it is.
     """
     root, graph = found.root, found.root.graph
     reason = next((reason for guard in rule.guards if (reason := guard(found)) is not None), None)
@@ -84,31 +96,58 @@ def replace_match(rule: Rule, found: Match) -> str | None:
             reason = "the result reads what it is to replace"
     except Declined as declined:
         reason = str(declined)
+    made = _made(root, previous)
     if reason is None:
-        root.replace_all_uses_with(result)
-        graph.erase_node(root)
-        return None
-    while root.prev is not previous:
-        graph.erase_node(root.prev)
+        gone = dying(root, result)
+        before, after = cost(gone), cost(made, result=result, root=root)
+        # What is free, such as a view, needs no gain: it may let other rules apply.
+        if after.seconds == 0 or after.seconds < before.seconds:
+            root.replace_all_uses_with(result)
+            for node in gone:
+                graph.erase_node(node)
+            return Application(rule.name, root.name, before, after)
+        reason = f"it would not pay: {after.seconds * 1e6:.2f} us instead of {before.seconds * 1e6:.2f} us"
+    for node in made:
+        graph.erase_node(node)
     return reason
 
 
-def _apply_rules(graph: fx.Graph, rules: Iterable[Rule]) -> list[Application]:
+def _made(root: fx.Node, previous: fx.Node) -> list[fx.Node]:
+    """The nodes between `previous` and `root`, last first."""
+    made = []
+    node = root.prev
+    while node is not previous:
+        made.append(node)
+        node = node.prev
+    return made
+
+
+class _Index:
+    """The rules that may apply to a call, by its operator, in their order."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._rules = rules
+        self._found: dict[tuple[object, bool], tuple[Rule, ...]] = {}
+
+    def __getitem__(self, node: fx.Node) -> tuple[Rule, ...]:
+        part = node.target is operator.getitem
+        target = node.all_input_nodes[0].target if part else node.target
+        if not isinstance(target, OpOverload):
+            return ()
+        if (target, part) not in self._found:
+            fitting = (rule for rule in self._rules if (rule.pattern.item is not None) == part)
+            self._found[target, part] = tuple(rule for rule in fitting if is_called(rule.pattern, target))
+        return self._found[target, part]
+
+
+def _apply_rules(graph: fx.Graph, index: _Index) -> list[Application]:
     """One pass over the graph: each node is tried with each rule, until one applies."""
-    by_packet: dict[OpOverloadPacket, list[Rule]] = defaultdict(list)
-    by_class = [rule for rule in rules if not rule.pattern.packets]
-    for rule in rules:
-        for packet in rule.pattern.packets:
-            by_packet[packet].append(rule)
-    applications = []
+    applications: list[Application] = []
     for node in list(graph.nodes):
-        if not isinstance(node.target, OpOverload):
-            continue
-        for rule in (*by_packet.get(node.target.overloadpacket, ()), *by_class):
-            found = match(rule.pattern, node)
-            if not isinstance(found, Mismatch) and replace_match(rule, found) is None:
-                applications.append(Application(rule.name, node.name))
-                break
+        if node.op == "call_function":
+            ways = ((rule, found) for rule in index[node] for found in matches(rule.pattern, node))
+            done = (replace_match(rule, found) for rule, found in ways)
+            applications += islice((one for one in done if isinstance(one, Application)), 1)
     return applications
 
 
@@ -134,13 +173,12 @@ def _metadata(node: fx.Node) -> dict[str, object]:
     }
 
 
-def _share_common(graph_module: fx.GraphModule) -> list[Application]:
+def _share_common(graph: fx.Graph) -> list[Application]:
     """Let operators that are called with the same arguments run once.
 
     PyTorch has this pass too (`fx_graph_cse`), but it takes -0.0 for 0.0, knows some random operators only, and imports
     SymPy.
     """
-    graph = graph_module.graph
     first: dict[Hashable, fx.Node] = {}
     applications = []
     for node in list(graph.nodes):
@@ -148,14 +186,23 @@ def _share_common(graph_module: fx.GraphModule) -> list[Application]:
             first.clear()  # the same call may read something else from now on
         if node.op != "call_function" or not _may_share(node):
             continue
-        leaves, form = pytree.tree_flatten((node.args, node.kwargs))
-        key = (node.target, str(form), tuple((type(leaf), leaf, repr(leaf)) for leaf in leaves))
-        twin = first.setdefault(key, node)
+        twin = first.setdefault((node.target, _key(node.args), _key(node.kwargs)), node)
         if twin is not node and change_seen(node, twin) is None:
+            applications.append(Application(COMMON_SUBEXPRESSION, node.name, cost([node])))
             node.replace_all_uses_with(twin)
             graph.erase_node(node)
-            applications.append(Application(COMMON_SUBEXPRESSION, node.name))
     return applications
+
+
+def _key(value: Any) -> Hashable:
+    """Equal for equal arguments of a call; 1, 1.0 and True differ, and -0.0 and 0.0."""
+    if isinstance(value, fx.Node):
+        return value
+    if isinstance(value, tuple | list):
+        return tuple(map(_key, value))
+    if isinstance(value, dict):
+        return tuple((name, _key(part)) for name, part in value.items())
+    return (type(value), repr(value))
 
 
 def _may_share(node: fx.Node) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fusepass.codegen.ir.expr import (
     Const,
     Expr,
+    Gather,
     Load,
     Masked,
     Position,
@@ -57,7 +58,7 @@ class Dataflow:
             if isinstance(node, Window):
                 needs -= frozenset(node.axes)
             self._needs[id(node)] = needs
-            self._loads[id(node)] = isinstance(node, Load) or any(self._loads[id(child)] for child in below)
+            self._loads[id(node)] = isinstance(node, Load | Gather) or any(self._loads[id(child)] for child in below)
 
 
 def phases(kernel: Kernel) -> tuple[tuple[Expr, ...], ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.index import Axis, Bound, Index
@@ -131,6 +131,30 @@ class Load:
     dtype: DType
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where along one dimension a `Gather` reads: `value`, an integer, counts in steps of `stride` elements.
+
+    `size` is the dimension's. Where `checked`, the value comes from data and may lie outside ``0 .. size - 1``, which
+    the kernel reports; otherwise it is known to lie inside.
+    """
+
+    value: Expr
+    stride: int
+    size: int
+    checked: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Gather:
+    """The element of `buffer` at `index`, moved along dimensions to computed `places`, as stored."""
+
+    buffer: str
+    index: Index
+    places: tuple[Place, ...]
+    dtype: DType
+
+
 @dataclass(frozen=True, eq=False)
 class Const:
     """A literal; floats may be NaN or infinite."""
@@ -185,7 +209,7 @@ class Stat:
     dtype: DType
 
 
-Expr = Load | Const | Apply | Position | Masked | Window | Stat
+Expr = Load | Gather | Const | Apply | Position | Masked | Window | Stat
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:
@@ -193,6 +217,8 @@ def children(expr: Expr) -> tuple[Expr, ...]:
     match expr:
         case Apply(args=args):
             return args
+        case Gather(places=places):
+            return tuple(place.value for place in places)
         case Masked(value=value, other=other):
             return (value, other)
         case Window(value=value):
@@ -218,7 +244,7 @@ def walk(*roots: Expr) -> Iterator[Expr]:
 def own_indices(expr: Expr) -> tuple[Index, ...]:
     """The indices written in the node itself."""
     match expr:
-        case Load(index=index) | Position(index=index):
+        case Load(index=index) | Gather(index=index) | Position(index=index):
             return (index,)
         case Masked(mask=mask):
             return tuple(bound.index for bound in mask)
@@ -249,6 +275,10 @@ class Builder:
 
     def load(self, buffer: str, index: Index, dtype: DType) -> Expr:
         return self._intern(("load", buffer, index), lambda: Load(buffer, index, dtype))
+
+    def gather(self, buffer: str, index: Index, places: tuple[Place, ...], dtype: DType) -> Expr:
+        key = tuple((id(place.value), place.stride, place.size, place.checked) for place in places)
+        return self._intern(("gather", buffer, index, key), lambda: Gather(buffer, index, places, dtype))
 
     def const(self, value: float | int | bool, dtype: DType) -> Expr:
         typed: float | int | bool = (
@@ -309,6 +339,9 @@ class Builder:
         match node:
             case Load(buffer, index, dtype):
                 fresh = self.load(buffer, index.substitute(axes), dtype)
+            case Gather(buffer, index, places, dtype):
+                moved = tuple(replace(place, value=done[id(place.value)]) for place in places)
+                fresh = self.gather(buffer, index.substitute(axes), moved, dtype)
             case Const(value, dtype):
                 fresh = self.const(value, dtype)
             case Apply(op, args, dtype):

@@ -2,7 +2,8 @@
 
 A kernel's iteration domain is ``rows x cols``. A *row* is one point of `rows`; reductions run over `cols`, sweep by
 sweep, a later sweep may use the results (`Stat`) of earlier ones; `row_stores` happen once per row, `stores` once per
-(row, col). A kernel without `cols` is pointwise: only `stores`.
+(row, col). A kernel without `cols` is pointwise: only `stores`. Such a kernel may have an `anchor`, a convolution whose
+result for the row its stores use as a `Stat`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 
+from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Expr, Load, ReduceOp, walk
+from fusepass.codegen.ir.expr import Expr, Gather, Load, ReduceOp, walk
 from fusepass.codegen.ir.index import Axis, Index
+
+CONVERSION_TARGET = "aten.clone.default"
+"""The library call that only changes a layout, for an anchor that reads the copy; a generated kernel does the same."""
 
 
 class Role(enum.Enum):
@@ -82,6 +87,7 @@ class Kernel:
     row_stores: tuple[Store, ...]
     stores: tuple[Store, ...]
     origin: tuple[str, ...] = ()
+    anchor: Convolution | None = None
 
     @property
     def row_count(self) -> int:
@@ -111,7 +117,14 @@ class Kernel:
 
     @property
     def reads(self) -> frozenset[str]:
-        return frozenset(load.buffer for load in self.loads())
+        anchor = (self.anchor.source, self.anchor.weight) if self.anchor else ()
+        return frozenset((*anchor, *(node.buffer for node in walk(*self.roots) if isinstance(node, Load | Gather))))
+
+    @property
+    def checks(self) -> bool:
+        """Whether places come from data, so that the kernel may find one outside of its buffer."""
+        gathers = (node for node in walk(*self.roots) if isinstance(node, Gather))
+        return any(place.checked for gather in gathers for place in gather.places)
 
     @property
     def writes(self) -> frozenset[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fusepass.codegen.ir.expr import Apply, Const, Expr, Load, Masked, Op, Position, Stat, Window, walk
+from fusepass.codegen.ir.convolution import Convolution
+from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, Op, Position, Stat, Window, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Ref, Store
 
@@ -41,6 +42,12 @@ def _call_text(call: LibraryCall) -> str:
     return f"{call.result} = {call.target}({', '.join(args)})"
 
 
+def _anchor_text(anchor: Convolution) -> str:
+    kind = "transposed convolution" if anchor.transposed else "convolution"
+    geometry = f"stride {anchor.stride}, padding {anchor.padding}, dilation {anchor.dilation}"
+    return f"{anchor.name}: {kind} of {anchor.source} by {anchor.weight}, {geometry}"
+
+
 def _argument(value: object) -> str:
     if isinstance(value, Ref):
         return value.buffer
@@ -55,6 +62,8 @@ def _axes(axes: Sequence[Axis]) -> str:
 
 def _kernel_lines(kernel: Kernel) -> Iterator[str]:
     yield f"kernel {kernel.name} rows[{_axes(kernel.rows)}] cols[{_axes(kernel.cols)}]  # {', '.join(kernel.origin)}"
+    if kernel.anchor is not None:
+        yield f"  {_anchor_text(kernel.anchor)}"
     names = _Names()
     for number, sweep in enumerate(kernel.sweeps):
         yield f"  sweep {number}"
@@ -97,6 +106,12 @@ class _Names:
         match node:
             case Load(buffer, index, _):
                 return f"{buffer}[{index}]"
+            case Gather(buffer, index, places, _):
+                moved = "".join(
+                    f" + {place.stride}*{self[place.value]}{f'<{place.size}' if place.checked else ''}"
+                    for place in places
+                )
+                return f"{buffer}[{index}{moved}]"
             case Const(value, dtype):
                 return f"{value!r}:{dtype}"
             case Apply(op, args, dtype):

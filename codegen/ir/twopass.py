@@ -1,14 +1,15 @@
 """Splits one-sweep statistics into two plain sweeps, for rows that stay on the chip between sweeps.
 
 `MOMENTS` (Welford) and `SOFTMAX` (online) pay for reading memory once with divisions and exponentials. Where a row is
-kept in registers or shared memory, a sum and then a sum of squared differences, or a maximum and then a sum of
-exponentials, are cheaper and more accurate.
+kept in registers or shared memory, a sum and then sums of differences and of their squares, or a maximum and then a sum
+of exponentials, are cheaper and more accurate.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import TypeAlias
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp, Stat
@@ -31,33 +32,47 @@ def split_statistics(kernel: Kernel, builder: Builder) -> Kernel:
             replace(reduction, values=tuple(builder.rewrite(value, leaf=leaf) for value in reduction.values))
             for reduction in sweep
         )
-        first, second = [], []
+        first: list[Reduction] = []
+        second: list[Reduction] = []
         for reduction in sweep:
             if reduction.op not in _SPLIT:
                 first.append(reduction)
                 continue
             split = _split_moments if reduction.op is ReduceOp.MOMENTS else _split_softmax
             before, after, parts = split(reduction, kernel.col_count, builder)
-            first.append(before)
-            second.append(after)
+            first += before
+            second += after
             replaced |= {(reduction.name, number): part for number, part in enumerate(parts)}
         sweeps += [tuple(reductions) for reductions in (first, second) if reductions]
     stores = map_values(replace(kernel, sweeps=()), lambda value: builder.rewrite(value, leaf=leaf), lambda i: i)
     return replace(stores, sweeps=tuple(sweeps))
 
 
-def _split_moments(moments: Reduction, count: int, builder: Builder) -> tuple[Reduction, Reduction, tuple[Expr, Expr]]:
+_Split: TypeAlias = tuple[tuple[Reduction, ...], tuple[Reduction, ...], tuple[Expr, Expr]]  # sweeps, and the parts
+
+
+def _split_moments(moments: Reduction, count: int, builder: Builder) -> _Split:
+    """The corrected two-pass algorithm of Chan, Golub and LeVeque, 1983.
+
+    The mean is one rounding off, which a normalisation magnifies where numbers are (nearly) equal. What the second
+    sweep finds the differences to sum to corrects mean and squares.
+    """
     dtype = moments.dtype
     value = builder.cast(moments.values[0], dtype)
     total = Reduction(f"{moments.name}_sum", ReduceOp.SUM, (value,), dtype)
     mean = builder.apply(Op.DIV, builder.stat(total.name, 0, dtype), builder.const(count, dtype))
     difference = builder.apply(Op.SUB, value, mean)
     square = builder.apply(Op.MUL, difference, difference)
+    off = Reduction(f"{moments.name}_off", ReduceOp.SUM, (difference,), dtype)
     m2 = Reduction(f"{moments.name}_m2", ReduceOp.SUM, (square,), dtype)
-    return total, m2, (mean, builder.stat(m2.name, 0, dtype))
+    rest = builder.stat(off.name, 0, dtype)
+    shift = builder.apply(Op.DIV, rest, builder.const(count, dtype))
+    squares = builder.apply(Op.SUB, builder.stat(m2.name, 0, dtype), builder.apply(Op.MUL, rest, shift))
+    zero = builder.const(0.0, dtype)
+    return (total,), (off, m2), (builder.apply(Op.ADD, mean, shift), builder.apply(Op.MAXIMUM, squares, zero))
 
 
-def _split_softmax(softmax: Reduction, _: int, builder: Builder) -> tuple[Reduction, Reduction, tuple[Expr, Expr]]:
+def _split_softmax(softmax: Reduction, _: int, builder: Builder) -> _Split:
     dtype = softmax.dtype
     value = builder.cast(softmax.values[0], dtype)
     largest = Reduction(f"{softmax.name}_max", ReduceOp.MAX, (value,), dtype)
@@ -67,4 +82,4 @@ def _split_softmax(softmax: Reduction, _: int, builder: Builder) -> tuple[Reduct
     empty = builder.apply(Op.EQ, top, builder.const(-math.inf, dtype), dtype=DType.BOOL)
     # A row of -inf only has total 0, as the one-sweep state has it.
     zero = builder.const(0.0, dtype)
-    return largest, total, (top, builder.apply(Op.WHERE, empty, zero, builder.stat(total.name, 0, dtype)))
+    return (largest,), (total,), (top, builder.apply(Op.WHERE, empty, zero, builder.stat(total.name, 0, dtype)))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import gcd, prod
 
-from fusepass.codegen.ir.expr import Builder, Expr, Load, Masked, Position, Window, walk
+from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Masked, Position, Window, walk
 from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index, axis_index, delinearize
 from fusepass.codegen.ir.program import Kernel, Store
 
@@ -59,6 +59,8 @@ def split(kernel: Kernel, axis: Axis, lane: Axis, builder: Builder) -> Kernel:
         match node:
             case Load(buffer, index, dtype):
                 return builder.load(buffer, split_index(index, axis, lane), dtype)
+            case Gather(buffer, index, places, dtype):
+                return builder.gather(buffer, split_index(index, axis, lane), places, dtype)
             case Position(index, dtype):
                 return builder.position(split_index(index, axis, lane), dtype)
             case Masked(mask, value, other, _):

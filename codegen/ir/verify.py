@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fusepass.codegen.ir.expr import Apply, Expr, Load, Masked, Op, Stat, Window, children, own_indices, walk
+from fusepass.codegen.ir.convolution import Convolution
+from fusepass.codegen.ir.expr import Apply, Expr, Gather, Load, Masked, Op, Stat, Window, children, own_indices, walk
 from fusepass.codegen.ir.index import Axis, Index
-from fusepass.codegen.ir.program import Buffer, Kernel, Program, Reduction, Ref, Role, Store
+from fusepass.codegen.ir.program import Buffer, Kernel, Program, Ref, Role, Store
 from fusepass.codegen.ir.text import program_text
 from fusepass.errors import IRError
 
@@ -75,21 +76,33 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
     if len({reduction.name for reduction in kernel.reductions}) != len(kernel.reductions):
         yield "two reductions share a name"
     rows, everything = frozenset(kernel.rows), frozenset((*kernel.rows, *kernel.cols))
-    known: dict[str, Reduction] = {}
+    known: dict[str, int] = {}  # parts of each result that later expressions may use
+    if kernel.anchor is not None:
+        yield from _anchor_faults(program, kernel, kernel.anchor)
+        known[kernel.anchor.name] = 1
     for sweep in kernel.sweeps:
         for reduction in sweep:
             if len(reduction.values) != reduction.op.arity:
                 yield f"{reduction.name} takes {reduction.op.arity} values, has {len(reduction.values)}"
             for value in reduction.values:
                 yield from _expr_faults(program, value, everything, known)
-        known.update({reduction.name: reduction for reduction in sweep})
+        known.update({reduction.name: reduction.op.parts for reduction in sweep})
     for store in kernel.row_stores:
         yield from _store_faults(program, store, rows, known)
     for store in kernel.stores:
         yield from _store_faults(program, store, everything, known)
 
 
-def _store_faults(program: Program, store: Store, axes: frozenset[Axis], known: dict[str, Reduction]) -> Iterator[str]:
+def _anchor_faults(program: Program, kernel: Kernel, anchor: Convolution) -> Iterator[str]:
+    if kernel.cols or len(kernel.rows) != len(anchor.stride) + 2:
+        yield f"rows of {anchor.name} that are not sample, channel and {len(anchor.stride)} spatial axes"
+    for name in (anchor.source, anchor.weight):
+        buffer = _find(program, name)
+        if buffer is None or len(buffer.shape) != len(anchor.stride) + 2:
+            yield f"{anchor.name} of {name}, which is no buffer with {len(anchor.stride)} spatial axes"
+
+
+def _store_faults(program: Program, store: Store, axes: frozenset[Axis], known: dict[str, int]) -> Iterator[str]:
     buffer = _find(program, store.buffer)
     if buffer is None:
         yield f"store to unknown buffer {store.buffer}"
@@ -98,7 +111,7 @@ def _store_faults(program: Program, store: Store, axes: frozenset[Axis], known: 
     yield from _expr_faults(program, store.value, axes, known)
 
 
-def _expr_faults(program: Program, root: Expr, axes: frozenset[Axis], known: dict[str, Reduction]) -> Iterator[str]:
+def _expr_faults(program: Program, root: Expr, axes: frozenset[Axis], known: dict[str, int]) -> Iterator[str]:
     nodes = list(walk(root))
     inner = axes | {axis for node in nodes if isinstance(node, Window) for axis in node.axes}
     unguarded = _unguarded(root)
@@ -115,11 +128,12 @@ def _expr_faults(program: Program, root: Expr, axes: frozenset[Axis], known: dic
                     yield f"load of {buffer.dtype} {name} as {dtype}"
                 elif id(node) in unguarded:
                     yield from _index_faults(index, inner, buffer, f"load from {name}")
+            case Gather(buffer=name):
+                yield from _gather_faults(_find(program, name), node, id(node) in unguarded, inner)
             case Stat(reduction=name, part=part, dtype=dtype):
-                reduction = known.get(name)
-                if reduction is None:
+                if name not in known:
                     yield f"result of {name} used before its sweep ends"
-                elif part >= reduction.op.parts:
+                elif part >= known[name]:
                     yield f"{name} has no part {part}"
             case Apply(op=Op.WHERE, args=args, dtype=dtype):
                 if args[1].dtype is not dtype or args[2].dtype is not dtype:
@@ -129,6 +143,20 @@ def _expr_faults(program: Program, root: Expr, axes: frozenset[Axis], known: dic
                     yield f"window with {op.value}"
             case _:
                 pass
+
+
+def _gather_faults(buffer: Buffer | None, node: Gather, unguarded: bool, axes: frozenset[Axis]) -> Iterator[str]:
+    if buffer is None or buffer.dtype is not node.dtype:
+        yield f"gather of {node.dtype} from {node.buffer}, which is unknown or of another type"
+        return
+    if any(not place.value.dtype.is_int for place in node.places):
+        yield f"gather from {node.buffer} at a place that is no integer"
+    if unguarded and not any(axis.size == 0 for axis in axes) and node.index.axes <= axes:
+        ends = [place.stride * (place.size - 1) for place in node.places]
+        low, high = node.index.bounds
+        low, high = low + sum(min(end, 0) for end in ends), high + sum(max(end, 0) for end in ends)
+        if low < 0 or high >= max(buffer.extent, 1):
+            yield f"gather from {node.buffer} spans {low}..{high} of {buffer.extent} elements"
 
 
 def _unguarded(root: Expr) -> set[int]:

@@ -7,7 +7,7 @@ NaN what the scalar operators propagate by themselves. Everything less common is
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import pi, sqrt
+from math import inf, pi, sqrt
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Op
 from fusepass.codegen.lowering.pointwise import as_tensor, promote
 from fusepass.codegen.lowering.registry import Call, lowers
-from fusepass.codegen.lowering.tensor import Context, Tensor, dtype_of
+from fusepass.codegen.lowering.tensor import TORCH, Context, Tensor, dtype_of
 
 aten = torch.ops.aten
 
@@ -67,6 +67,9 @@ class Value:
 
     def __gt__(self, other: Value | float) -> Value:
         return self.apply(Op.GT, other, dtype=DType.BOOL)
+
+    def __lt__(self, other: Value | float) -> Value:
+        return self.apply(Op.LT, other, dtype=DType.BOOL)
 
     def __le__(self, other: Value | float) -> Value:
         return self.apply(Op.LE, other, dtype=DType.BOOL)
@@ -174,6 +177,18 @@ def softshrink(x: Value, bound: float = 0.5) -> Value:
     return (x.apply(Op.ABS) <= bound).where(x * 0.0, (x > 0.0).where(x - bound, x + bound))
 
 
+@formula(aten.softshrink_backward.default, aten.hardshrink_backward.default)
+def shrink_backward(gradient: Value, x: Value, bound: float) -> Value:
+    return (x.apply(Op.ABS) <= bound).where(0.0, gradient)
+
+
+@formula(aten.angle.default)
+def angle(x: Value) -> Value:
+    """Of a real number: pi where it is negative, NaN where it is NaN."""
+    zero = x.apply(Op.ABS).apply(Op.MINIMUM, 0.0)  # or NaN
+    return (x < 0.0).where(pi, zero)
+
+
 @formula(aten.threshold.default)
 def threshold(x: Value, bound: float, value: float) -> Value:
     return (x <= bound).where(value, x)
@@ -184,6 +199,32 @@ def lerp(start: Value, end: Value, weight: float) -> Value:
     if weight < 0.5:
         return start + weight * (end - start)
     return end - (end - start) * (1.0 - weight)
+
+
+@lowers(aten.glu.default)
+def _glu(call: Call, a: Tensor, dim: int = -1) -> Tensor:
+    axis, half = dim % len(a.shape), call.value.shape
+
+    def part(start: int) -> Value:
+        moved = call.context.tensor(
+            half, a.dtype, lambda c: a.at((*c[:axis], c[axis] + start, *c[axis + 1 :])), windowed=a.windowed
+        )
+        return Value(call.context, moved)
+
+    return (part(0) * part(half[axis]).apply(Op.SIGMOID)).tensor
+
+
+@lowers(aten.nan_to_num.default)
+def _nan_to_num(
+    call: Call, a: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Tensor:
+    if not a.dtype.is_float:
+        return a
+    limits = torch.finfo(TORCH[a.dtype])
+    x = Value(call.context, a)
+    x = x.apply(Op.NE, x, dtype=DType.BOOL).where(0.0 if nan is None else nan, x)
+    x = x.apply(Op.EQ, inf, dtype=DType.BOOL).where(limits.max if posinf is None else posinf, x)
+    return x.apply(Op.EQ, -inf, dtype=DType.BOOL).where(limits.min if neginf is None else neginf, x).tensor
 
 
 @lowers(aten.log_sigmoid_forward.default)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from fusepass.codegen.ir.expr import Op
-from fusepass.codegen.ir.program import LibraryCall, Ref, Role
+from fusepass.codegen.ir.program import CONVERSION_TARGET, LibraryCall, Ref, Role
+from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, channels_last_strides, is_channels_last
 from fusepass.codegen.lowering.registry import Call, lowers
 from fusepass.codegen.lowering.tensor import Tensor, Unsupported, dtype_of
 
 aten = torch.ops.aten
 
 
-def _library(call: Call, target: str, *args: Any) -> Tensor:
-    """The result of an ATen call on tensors that exist in memory; its strides are those of the fake result."""
+def _library(call: Call, target: str, *args: Any, strides: Sequence[int] | None = None, **kwargs: Any) -> Tensor:
+    """The result of an ATen call on tensors that exist in memory; its strides are by default the fake result's."""
     context, value = call.context, call.value
-    buffer = context.add_buffer(f"{call.origin}_out", dtype_of(value.dtype), value.shape, value.stride(), Role.ANCHOR)
-    context.calls.append(LibraryCall(buffer.name, target, tuple(_argument(call, arg) for arg in args)))
+    strides = value.stride() if strides is None else strides
+    buffer = context.add_buffer(f"{call.origin}_out", dtype_of(value.dtype), value.shape, strides, Role.ANCHOR)
+    given = tuple((name, value) for name, value in kwargs.items() if value != 1)
+    context.calls.append(LibraryCall(buffer.name, target, tuple(_argument(call, arg) for arg in args), given))
     return context.read(buffer)
 
 
@@ -51,11 +55,31 @@ def library_view(call: Call, base: str) -> str:
 
 @lowers(aten.convolution.default)
 def _convolution(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Tensor:
-    result = _library(call, "aten.convolution.default", x, weight, None, *geometry)
+    strides = None
+    if call.context.anchor_format is AnchorFormat.CHANNELS_LAST:
+        # The library lays the weight alike, if it is not yet: it is small, and the parameter may change between calls.
+        x, strides = _channels_last(call, x), channels_last_strides(call.value.shape)
+    result = _library(call, "aten.convolution.default", x, weight, None, *geometry, strides=strides)
     if bias is None:
         return result
     spatial = len(result.shape) - 2
     return _plus(call, result, call.context.reshape(bias, (*bias.shape, *(1,) * spatial)))
+
+
+def _channels_last(call: Call, x: Tensor) -> Tensor:
+    """The stored `x` with channels that are neighbours: itself, or a copy."""
+    context, source = call.context, _stored(call, x)
+    (stored,) = (buffer for buffer in context.buffers if buffer.name == source)
+    if is_channels_last(stored.shape, stored.strides):
+        return x
+    buffer = context.add_buffer(
+        f"{source}_channels_last", x.dtype, x.shape, channels_last_strides(x.shape), Role.ANCHOR
+    )
+    layout = (("memory_format", MEMORY_FORMATS[len(x.shape)]),)
+    context.calls.append(LibraryCall(buffer.name, CONVERSION_TARGET, (Ref(source),), layout))
+    copy = context.read(buffer)
+    context.stored[copy] = buffer.name
+    return copy
 
 
 @lowers(aten.mm.default, aten.bmm.default)
@@ -65,13 +89,19 @@ def _product(call: Call, a: Tensor, b: Tensor) -> Tensor:
 
 @lowers(aten.addmm.default, aten.baddbmm.default)
 def _add_product(call: Call, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    if beta != 1 or alpha != 1:
-        raise Unsupported(f"{call.origin} with alpha or beta")
+    """``beta * bias + alpha * (a @ b)``; with a beta of 0 the bias may be NaN and does not count."""
     if a.dtype.compute is not a.dtype:
         # The library adds the bias before it rounds to half; a separate addition would round twice.
-        return _library(call, f"aten.{call.origin}.default", bias, a, b)
-    product = "aten.mm.default" if call.origin == "addmm" else "aten.bmm.default"
-    return _plus(call, _library(call, product, a, b), bias)
+        return _library(call, f"aten.{call.origin}.default", bias, a, b, beta=beta, alpha=alpha)
+    product = _library(call, "aten.mm.default" if call.origin == "addmm" else "aten.bmm.default", a, b)
+    scaled = _times(call, product, alpha)
+    return _plus(call, scaled, _times(call, bias, beta)) if beta else scaled
+
+
+def _times(call: Call, value: Tensor, factor: float) -> Tensor:
+    if factor == 1:
+        return value
+    return call.context.pointwise(Op.MUL, (value, call.context.constant(factor, (), value.dtype)), value.dtype)
 
 
 def _plus(call: Call, result: Tensor, bias: Tensor) -> Tensor:

@@ -14,7 +14,21 @@ from torch._ops import OpOverload
 
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Program, Role
-from fusepass.codegen.lowering import activations, anchors, normalisations, pointwise, pooling, reductions, views
+from fusepass.codegen.lowering import (
+    activations,
+    anchors,
+    creation,
+    gathers,
+    losses,
+    normalisations,
+    pointwise,
+    pool_gradients,
+    pooling,
+    reductions,
+    resampling,
+    views,
+)
+from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.lowering.registry import Call, decomposed, handler_of
 from fusepass.codegen.lowering.tensor import Context, Tensor, Unsupported, dtype_of
 from fusepass.codegen.lowering.tracer import relaid
@@ -32,7 +46,20 @@ ANCHORS = frozenset(
 )
 _VIEWS = frozenset({"t", "transpose", "permute", "view", "expand", "_unsafe_view", "unsqueeze", "squeeze"})
 assert all(
-    (activations, anchors, normalisations, pointwise, pooling, reductions, views)
+    (
+        activations,
+        anchors,
+        creation,
+        gathers,
+        losses,
+        normalisations,
+        pointwise,
+        pool_gradients,
+        pooling,
+        reductions,
+        resampling,
+        views,
+    )
 )  # imported for what they register
 
 
@@ -70,6 +97,7 @@ def lower(
     name: str,
     names: Sequence[str],
     constants: Mapping[str, float | int | bool] | None = None,
+    anchor_format: AnchorFormat = AnchorFormat.CALLER,
 ) -> tuple[Program, Builder]:
     """The program of a region.
 
@@ -78,6 +106,7 @@ def lower(
         name: the region's name, an identifier.
         names: a readable name per placeholder, used for buffers.
         constants: values of placeholders that are known numbers (by index into `names`' name); they get no buffer.
+        anchor_format: the format that the region's convolution runs in, one of `formats.anchor_formats`.
 
     Returns:
         The program and the builder that interned its expressions (passes must use the same one).
@@ -88,7 +117,7 @@ def lower(
     constants = constants or {}
     lowered = graph if _in_vocabulary(graph) else decompose(graph)
     lowered.graph.eliminate_dead_code()
-    context = Context()
+    context = Context(anchor_format=anchor_format)
     values: dict[torch.fx.Node, Any] = {}
     inputs: list[str] = []
     for node, label in zip(lowered.graph.find_nodes(op="placeholder"), names, strict=True):

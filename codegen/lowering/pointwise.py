@@ -12,7 +12,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Op
 from fusepass.codegen.lowering.registry import Call, lowers
-from fusepass.codegen.lowering.tensor import TORCH, Context, Tensor, Unsupported, dtype_of
+from fusepass.codegen.lowering.tensor import TORCH, Context, Tensor, dtype_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -184,9 +184,15 @@ def _pow(call: Call, a: Tensor, exponent: float) -> Tensor:
 @lowers(prims.div.default)
 def _prims_div(call: Call, a: Any, b: Any) -> Tensor:
     (left, right), result = promote(call, (a, b), KIND.DEFAULT)
-    if not result.is_float:
-        raise Unsupported("integer division that truncates")
-    return call.context.pointwise(Op.DIV, (left, right), result)
+    return (
+        _truncated(call, left, right) if not result.is_float else call.context.pointwise(Op.DIV, (left, right), result)
+    )
+
+
+def _truncated(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    """The quotient of integers, rounded towards zero: what is left without the remainder divides exactly."""
+    rest = call.context.pointwise(Op.FMOD, (a, b), a.dtype)
+    return call.context.pointwise(Op.FLOOR_DIV, (call.context.pointwise(Op.SUB, (a, rest), a.dtype), b), a.dtype)
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
@@ -197,7 +203,7 @@ def _div_mode(call: Call, a: Any, b: Any, *, rounding_mode: str | None = None) -
     if rounding_mode == "floor":
         return call.context.pointwise(Op.FLOOR_DIV, (left, right), result)
     if not result.is_float:
-        raise Unsupported("integer division that truncates")
+        return _truncated(call, left, right)
     return call.context.pointwise(Op.TRUNC, (call.context.pointwise(Op.DIV, (left, right), result),), result)
 
 
@@ -249,7 +255,12 @@ def _logical(call: Call, *operands: Tensor) -> Tensor:
 
 @lowers(aten._to_copy.default)
 def _to_copy(call: Call, a: Tensor, *, dtype: torch.dtype | None = None, **unused: Any) -> Tensor:
-    return call.context.cast(a, dtype_of(dtype)) if dtype is not None else a
+    """What the model itself narrows to a half is rounded here, as in eager; other halves round where they are stored."""
+    if dtype is None:
+        return a
+    target = dtype_of(dtype)
+    narrow = call.context.cast(a, target)
+    return narrow if target is a.dtype or target.compute is target else call.context.rounded(narrow)
 
 
 @lowers(prims.convert_element_type.default)
@@ -262,19 +273,3 @@ def _convert(call: Call, a: Tensor, dtype: torch.dtype) -> Tensor:
 )
 def _identity(call: Call, a: Tensor, **unused: Any) -> Tensor:
     return a
-
-
-@lowers(
-    aten.full.default, aten.full_like.default, aten.scalar_tensor.default, aten.zeros_like.default,
-    aten.ones_like.default, aten.zeros.default, aten.ones.default, prims.scalar_tensor.default,
-    aten.empty.memory_format, aten.empty_like.default, aten.empty_permuted.default, aten.empty_strided.default,
-)  # fmt: skip
-def _full(call: Call, *args: Any, **unused: Any) -> Tensor:
-    value: Any = {"zeros_like": 0, "zeros": 0, "ones_like": 1, "ones": 1}.get(call.origin)
-    if call.origin.startswith("empty"):
-        value = 0  # any value will do, so one that costs nothing
-    if value is None:
-        value = args[0] if call.origin == "scalar_tensor" else args[1]
-    if isinstance(value, Tensor):
-        raise Unsupported("a fill value that is a tensor")
-    return call.context.constant(value, call.value.shape, dtype_of(call.value.dtype))

@@ -30,7 +30,7 @@ class Slide:
     bounds: Callable[[Index, Index], tuple[Bound, ...]]
 
 
-def _ints(value: Any, rank: int, default: Sequence[int] = ()) -> tuple[int, ...]:
+def ints(value: Any, rank: int, default: Sequence[int] = ()) -> tuple[int, ...]:
     values = tuple(value) if isinstance(value, Sequence) else (value,)
     values = values or tuple(default)
     return values * rank if len(values) == 1 else values
@@ -66,15 +66,24 @@ def adaptive(extent: int, out: int) -> Slide:
 
 
 def pool(
-    call: Call, a: Tensor, op: ReduceOp, slides: Sequence[Slide], of: Callable[[Coordinates], Expr] | None = None
+    call: Call,
+    a: Tensor,
+    op: ReduceOp,
+    slides: Sequence[Slide],
+    of: Callable[[Coordinates, Coordinates], Expr] | None = None,
+    shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """`op` over windows of the last dimensions of `a` (or of `of` at the same coordinates), in the compute type of `a`."""
+    """`op` over windows of the last dimensions of `a`, in the compute type of `a`.
+
+    Args:
+        of: what to reduce instead of `a`, given the coordinates in the result and in `a`.
+        shape: the result's, by default the one that PyTorch gave the operator's.
+    """
     context, builder = call.context, call.context.builder
     rank = len(slides)
     compute = a.dtype.compute
-    value_at = of or a.at
     identity = builder.const(0 if op is ReduceOp.SUM else _lowest(compute), compute)
-    shape = call.value.shape
+    result = call.value.shape if shape is None else shape
     number = len(context.buffers) + len(context.kernels)
 
     def at(c: Coordinates) -> Expr:
@@ -85,17 +94,18 @@ def pool(
         for slide, o, tap in zip(slides, c[len(c) - rank :], taps, strict=True):
             inner.append(slide.position(o, axis_index(tap)))
             mask.extend(slide.bounds(o, axis_index(tap)))
-        masked = builder.masked(tuple(mask), value_at((*outer, *inner)), identity)
+        source = (*outer, *inner)
+        masked = builder.masked(tuple(mask), of(c, source) if of else a.at(source), identity)
         return builder.window(op, taps, masked)
 
-    return context.tensor(shape, a.dtype, at, windowed=True)
+    return context.tensor(result, a.dtype, at, windowed=True)
 
 
 def _lowest(dtype: DType) -> float | int:
     return float("-inf") if dtype.is_float else dtype.limits[0]
 
 
-def _once(call: Call, a: Tensor) -> Tensor:
+def once(call: Call, a: Tensor) -> Tensor:
     """`a`, stored first if reading it goes through another window: nested windows would be recomputed per tap."""
     return call.context.materialize(a, f"{call.origin}_input", call.origin) if a.windowed else a
 
@@ -119,11 +129,11 @@ def _max_pool(
     if with_indices and any(user.args[1] == 1 and user.users for user in call.node.users):
         raise Unsupported("max pooling whose indices are used")
     rank = 3 if "3d" in call.origin else 2
-    size = _ints(kernel_size, rank)
-    steps, pads, holes = _ints(stride, rank, size), _ints(padding, rank), _ints(dilation, rank)
+    size = ints(kernel_size, rank)
+    steps, pads, holes = ints(stride, rank, size), ints(padding, rank), ints(dilation, rank)
     extents = a.shape[-rank:]
     slides = [strided(k, e, s, p, d, clip=0) for k, e, s, p, d in zip(size, extents, steps, pads, holes, strict=True)]
-    result = pool(call, _once(call, a), ReduceOp.MAX, slides)
+    result = pool(call, once(call, a), ReduceOp.MAX, slides)
     return (result, None) if with_indices else result
 
 
@@ -135,22 +145,22 @@ def _avg_pool(
     if not a.dtype.is_float:
         raise Unsupported("average pooling of integers")
     rank = int(call.origin[-2])
-    size = _ints(kernel_size, rank)
-    steps, pads = _ints(stride, rank, size), _ints(padding, rank)
+    size = ints(kernel_size, rank)
+    steps, pads = ints(stride, rank, size), ints(padding, rank)
     extents = a.shape[-rank:]
     geometry = list(zip(size, extents, steps, pads, strict=True))
-    total = pool(call, _once(call, a), ReduceOp.SUM, [strided(k, e, s, p, 1, clip=0) for k, e, s, p in geometry])
+    total = pool(call, once(call, a), ReduceOp.SUM, [strided(k, e, s, p, 1, clip=0) for k, e, s, p in geometry])
     if divisor_override is not None:
         return _divided(call, total, call.context.constant(divisor_override, (), a.dtype.compute))
     counted = [strided(k, e, s, p, 1, clip=p if count_include_pad else 0) for k, e, s, p in geometry]
-    return _divided(call, total, _counts(call, a, counted))
+    return _divided(call, total, counts(call, a, counted))
 
 
 @lowers(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default, aten.adaptive_avg_pool1d.default)
 def _adaptive_avg_pool(call: Call, a: Tensor, output_size: Any) -> Tensor:
     rank = int(call.origin[-2])
-    slides = [adaptive(extent, out) for extent, out in zip(a.shape[-rank:], _ints(output_size, rank), strict=True)]
-    return _divided(call, pool(call, _once(call, a), ReduceOp.SUM, slides), _counts(call, a, slides))
+    slides = [adaptive(extent, out) for extent, out in zip(a.shape[-rank:], ints(output_size, rank), strict=True)]
+    return _divided(call, pool(call, once(call, a), ReduceOp.SUM, slides), counts(call, a, slides))
 
 
 @lowers(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
@@ -158,15 +168,16 @@ def _adaptive_max_pool(call: Call, a: Tensor, output_size: Any) -> tuple[Tensor,
     if any(user.args[1] == 1 and user.users for user in call.node.users):
         raise Unsupported("max pooling whose indices are used")
     rank = int(call.origin[-2])
-    slides = [adaptive(extent, out) for extent, out in zip(a.shape[-rank:], _ints(output_size, rank), strict=True)]
-    return pool(call, _once(call, a), ReduceOp.MAX, slides), None
+    slides = [adaptive(extent, out) for extent, out in zip(a.shape[-rank:], ints(output_size, rank), strict=True)]
+    return pool(call, once(call, a), ReduceOp.MAX, slides), None
 
 
-def _counts(call: Call, a: Tensor, slides: Sequence[Slide]) -> Tensor:
+def counts(call: Call, a: Tensor, slides: Sequence[Slide], shape: Sequence[int] | None = None) -> Tensor:
     """How many taps of each window count: a constant, unless windows are clipped."""
     one = call.context.builder.const(1, a.dtype.compute)
-    counts = pool(call, call.context.constant(1, a.shape, a.dtype), ReduceOp.SUM, slides, of=lambda _: one)
-    return call.context.cast(counts, a.dtype.compute)
+    ones = call.context.constant(1, a.shape, a.dtype)
+    found = pool(call, ones, ReduceOp.SUM, slides, of=lambda _, inside: one, shape=shape)
+    return call.context.cast(found, a.dtype.compute)
 
 
 def _divided(call: Call, total: Tensor, count: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ def _finish(call: Call, kept: Tensor, shape: Sequence[int], dtype: DType) -> Ten
     return call.context.cast(call.context.reshape(kept, shape), dtype)
 
 
-def _simple(call: Call, op: ReduceOp, a: Tensor, dims: Dims, shape: Sequence[int], dtype: DType) -> Tensor:
+def simple(call: Call, op: ReduceOp, a: Tensor, dims: Dims, shape: Sequence[int], dtype: DType) -> Tensor:
     """`op` with one part; accumulates in the result's compute type."""
     wide = _at_least_1d(call, call.context.cast(a, dtype))
     (kept,) = call.context.reduce(op, (wide,), _dims(wide, dims), dtype.compute, call.origin)
@@ -47,12 +47,16 @@ def _result(call: Call) -> tuple[Sequence[int], DType]:
 @lowers(aten.sum.default, aten.sum.dim_IntList, prims.sum.default)
 def _sum(call: Call, a: Tensor, dim: Dims = None, *unused: Any, **also_unused: Any) -> Tensor:
     shape, dtype = _result(call)
-    return _simple(call, ReduceOp.SUM, a, dim, shape, dtype)
+    return simple(call, ReduceOp.SUM, a, dim, shape, dtype)
 
 
 @lowers(aten.mean.default, aten.mean.dim)
 def _mean(call: Call, a: Tensor, dim: Dims = None, *unused: Any, **also_unused: Any) -> Tensor:
-    shape, dtype = _result(call)
+    return averaged(call, a, dim, *_result(call))
+
+
+def averaged(call: Call, a: Tensor, dim: Dims, shape: Sequence[int], dtype: DType) -> Tensor:
+    """The mean over `dim`, accumulated in the compute type of `dtype`."""
     wide = _at_least_1d(call, call.context.cast(a, dtype))
     dims = _dims(wide, dim)
     (total,) = call.context.reduce(ReduceOp.SUM, (wide,), dims, dtype.compute, call.origin)
@@ -64,19 +68,19 @@ def _mean(call: Call, a: Tensor, dim: Dims = None, *unused: Any, **also_unused: 
 @lowers(aten.prod.default, aten.prod.dim_int, prims.prod.default)
 def _prod(call: Call, a: Tensor, dim: Dims = None, *unused: Any, **also_unused: Any) -> Tensor:
     shape, dtype = _result(call)
-    return _simple(call, ReduceOp.PROD, a, dim, shape, dtype)
+    return simple(call, ReduceOp.PROD, a, dim, shape, dtype)
 
 
 @lowers(aten.amax.default, aten.max.default, prims.amax.default)
 def _amax(call: Call, a: Tensor, dim: Dims = None, *unused: Any) -> Tensor:
     shape, dtype = _result(call)
-    return _simple(call, ReduceOp.MAX, a, dim, shape, dtype)
+    return simple(call, ReduceOp.MAX, a, dim, shape, dtype)
 
 
 @lowers(aten.amin.default, aten.min.default, prims.amin.default)
 def _amin(call: Call, a: Tensor, dim: Dims = None, *unused: Any) -> Tensor:
     shape, dtype = _result(call)
-    return _simple(call, ReduceOp.MIN, a, dim, shape, dtype)
+    return simple(call, ReduceOp.MIN, a, dim, shape, dtype)
 
 
 @lowers(aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims)
@@ -86,7 +90,7 @@ def _any_all(call: Call, a: Tensor, dim: Dims = None, *unused: Any) -> Tensor:
         return call.context.cast(a, DType.BOOL)  # unlike for other reductions, no dimension means none
     truth = call.context.cast(call.context.cast(a, DType.BOOL), DType.I32)
     op = ReduceOp.MAX if call.origin == "any" else ReduceOp.MIN
-    found = _simple(call, op, truth, dim, shape, DType.I32)
+    found = simple(call, op, truth, dim, shape, DType.I32)
     zero = call.context.constant(0, (), DType.I32)  # an extreme over nothing is the least or greatest integer
     return call.context.pointwise(Op.GT, (found, zero), DType.BOOL)
 
@@ -97,7 +101,7 @@ def _extreme_with_index(call: Call, a: Tensor, dim: int, keepdim: bool = False) 
     smallest = call.origin == "min"
     if not _uses(call, 1):
         op = ReduceOp.MIN if smallest else ReduceOp.MAX
-        return _simple(call, op, a, dim, shape, dtype), None
+        return simple(call, op, a, dim, shape, dtype), None
     value, index = _arg(call, ReduceOp.ARGMIN if smallest else ReduceOp.ARGMAX, a, dim)
     return _finish(call, value, shape, dtype), call.context.reshape(index, shape)
 
@@ -141,6 +145,35 @@ def _std(call: Call, a: Tensor, dim: Dims = None, *, correction: float | None = 
     shape, dtype = _result(call)
     _, var = _moments(call, a, dim, 1 if correction is None else correction, dtype)
     return _finish(call, call.context.pointwise(Op.SQRT, (var,), dtype.compute), shape, dtype)
+
+
+@lowers(aten.linalg_vector_norm.default)
+def _vector_norm(
+    call: Call, a: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """The sum of the powers `ord` of the sizes, to the power of its reciprocal; an infinite one is an extreme."""
+    context, (shape, result) = call.context, _result(call)
+    if a.numel == 0:
+        raise Unsupported("the norm of nothing")
+    sizes = context.pointwise(Op.ABS, (context.cast(a, result),), result)
+    if ord in (inf, -inf):
+        return simple(call, ReduceOp.MAX if ord > 0 else ReduceOp.MIN, sizes, dim, shape, result)
+    power = context.constant(ord, (), result.compute)
+    if ord == 0:
+        there = context.pointwise(Op.NE, (sizes, context.constant(0, (), result.compute)), DType.BOOL)
+        terms = context.cast(there, result)
+    elif ord == 2:
+        terms = context.pointwise(Op.MUL, (sizes, sizes), result)
+    else:
+        terms = sizes if ord == 1 else context.pointwise(Op.POW, (sizes, power), result)
+    wide = _at_least_1d(call, terms)
+    (total,) = context.reduce(ReduceOp.SUM, (wide,), _dims(wide, dim), result.compute, call.origin)
+    if ord == 2:
+        total = context.pointwise(Op.SQRT, (total,), result.compute)
+    elif ord not in (0, 1):
+        root = context.pointwise(Op.RECIPROCAL, (power,), result.compute)
+        total = context.pointwise(Op.POW, (total, root), result.compute)
+    return _finish(call, total, shape, result)
 
 
 @lowers(aten.logsumexp.default)

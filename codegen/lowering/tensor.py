@@ -16,6 +16,7 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp
 from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, delinearize, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Reduction, Role, Store
+from fusepass.codegen.lowering.formats import AnchorFormat
 
 Coordinates = tuple[Index, ...]
 
@@ -69,6 +70,7 @@ class Context:
     kernels: list[Kernel] = field(default_factory=list)
     calls: list[LibraryCall] = field(default_factory=list)
     stored: dict[Tensor, str] = field(default_factory=dict)  # tensors that lie in memory, and where
+    anchor_format: AnchorFormat = AnchorFormat.CALLER
 
     def tensor(
         self, shape: Sequence[int], dtype: DType, at: Callable[[Coordinates], Expr], *, windowed: bool = False
@@ -115,6 +117,15 @@ class Context:
         return self.tensor(
             tensor.shape, dtype, lambda c: self.builder.cast(tensor.at(c), dtype.compute), windowed=tensor.windowed
         )
+
+    def rounded(self, tensor: Tensor) -> Tensor:
+        """`tensor`, a half in its compute type, with the values that memory would hold."""
+        builder, dtype = self.builder, tensor.dtype
+
+        def at(c: Coordinates) -> Expr:
+            return builder.cast(builder.cast(tensor.at(c), dtype), dtype.compute)
+
+        return self.tensor(tensor.shape, dtype, at, windowed=tensor.windowed)
 
     def pointwise(self, op: Op, operands: Sequence[Tensor], dtype: DType) -> Tensor:
         """`op` element by element over the broadcast shape; operands are already of the type `op` computes in."""

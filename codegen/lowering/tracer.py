@@ -7,7 +7,7 @@ every size is a number here.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,9 +30,12 @@ class Spec(torch.Tensor):
     @staticmethod
     def of(tensor: torch.Tensor, device: torch.device | None = None) -> Spec:
         """The description of `tensor`, as if it lay on `device`."""
-        return torch.Tensor._make_wrapper_subclass(
-            Spec, tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device or tensor.device
-        )
+        return Spec.described(tensor.shape, tensor.stride(), tensor.dtype, device or tensor.device)
+
+    @staticmethod
+    def described(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Spec:
+        """The description of a tensor with these properties."""
+        return torch.Tensor._make_wrapper_subclass(Spec, shape, strides, dtype=dtype, device=device)
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"Spec({self.dtype}, {tuple(self.shape)}, strides {self.stride()}, {self.device})"

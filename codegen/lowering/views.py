@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Expr
+from fusepass.codegen.ir.expr import Expr, Op
 from fusepass.codegen.ir.index import Bound, Index, contiguous_strides, delinearize, linear
 from fusepass.codegen.lowering.registry import Call, lowers
 from fusepass.codegen.lowering.tensor import Coordinates, Tensor, Unsupported, dtype_of
@@ -206,6 +206,10 @@ def _written(call: Call, a: Tensor, source: Tensor, inside: Any, to_source: Any)
 
 @lowers(aten.cat.default, prims.cat.default)
 def _cat(call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    return _joined(call, tensors, dim)
+
+
+def _joined(call: Call, tensors: Sequence[Tensor], dim: int) -> Tensor:
     context, value = call.context, call.value
     axis = dim % len(value.shape)
     parts = [part for part in tensors if len(part.shape) == len(value.shape)]
@@ -230,6 +234,13 @@ def _outside(call: Call, index: Index, end: int, value: Expr) -> Expr:
     return call.context.builder.masked((Bound(index, end, index.bounds[1] + 1),), value, zero)
 
 
+@lowers(aten.stack.default)
+def _stack(call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    shape = call.value.shape
+    axis = dim % len(shape)
+    return _joined(call, [call.context.reshape(part, (*shape[:axis], 1, *shape[axis + 1 :])) for part in tensors], axis)
+
+
 @lowers(aten.constant_pad_nd.default)
 def _constant_pad(call: Call, a: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
     context, rank = call.context, len(a.shape)
@@ -246,13 +257,42 @@ def _constant_pad(call: Call, a: Tensor, pad: Sequence[int], value: float = 0) -
     return context.tensor(call.value.shape, a.dtype, at, windowed=a.windowed)
 
 
-@lowers(prims.iota.default)
-def _iota(call: Call, length: int, *, start: int, step: int, dtype: torch.dtype, **unused: Any) -> Tensor:
-    target = _result_dtype(call)
-    builder = call.context.builder
-    return call.context.tensor(
-        (length,), target, lambda c: builder.cast(builder.position(c[0] * step + start), target.compute)
-    )
+@lowers(aten.tril.default, aten.triu.default)
+def _triangle(call: Call, a: Tensor, diagonal: int = 0) -> Tensor:
+    context, builder, compute = call.context, call.context.builder, a.dtype.compute
+    op, limit = (Op.LE if call.origin == "tril" else Op.GE), builder.const(diagonal, DType.I64)
+    zero = builder.const(0, compute)
+
+    def at(c: Coordinates) -> Expr:
+        inside = builder.apply(op, builder.position(c[-1] - c[-2]), limit, dtype=DType.BOOL)
+        return builder.apply(Op.WHERE, inside, a.at(c), zero, dtype=compute)
+
+    return context.tensor(a.shape, a.dtype, at, windowed=a.windowed)
+
+
+@lowers(aten.repeat.default)
+def _repeat(call: Call, a: Tensor, repeats: Sequence[int]) -> Tensor:
+    skipped = len(call.value.shape) - len(a.shape)
+    return _moved(call, a, lambda c: tuple(i % max(n, 1) for i, n in zip(c[skipped:], a.shape, strict=True)))
+
+
+@lowers(aten.pixel_shuffle.default)
+def _pixel_shuffle(call: Call, a: Tensor, factor: int) -> Tensor:
+    def to_source(c: Coordinates) -> Coordinates:
+        channel, y, x = c[-3:]
+        return (*c[:-3], channel * factor**2 + (y % factor) * factor + x % factor, y // factor, x // factor)
+
+    return _moved(call, a, to_source)
+
+
+@lowers(aten.pixel_unshuffle.default)
+def _pixel_unshuffle(call: Call, a: Tensor, factor: int) -> Tensor:
+    def to_source(c: Coordinates) -> Coordinates:
+        channel, y, x = c[-3:]
+        within = channel % factor**2
+        return (*c[:-3], channel // factor**2, y * factor + within // factor, x * factor + within % factor)
+
+    return _moved(call, a, to_source)
 
 
 def _result_dtype(call: Call) -> DType:

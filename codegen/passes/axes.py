@@ -53,6 +53,8 @@ def order_and_merge(program: Program, builder: Builder) -> Program:
 
 
 def _tidy(program: Program, kernel: Kernel, builder: Builder) -> Kernel:
+    if kernel.anchor is not None:
+        return kernel  # its rows are the dimensions of the anchor's result
     kernel = replace(kernel, rows=_ordered(program, kernel, kernel.rows), cols=_ordered(program, kernel, kernel.cols))
     merged = _merge_once(kernel, builder)
     while merged is not None:

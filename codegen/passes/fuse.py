@@ -9,7 +9,7 @@ from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Role, Store
 from fusepass.codegen.passes.axes import rename_axes
 from fusepass.codegen.passes.rewrite import rewrite_kernel
-from fusepass.codegen.passes.statistics import share_moments
+from fusepass.codegen.passes.statistics import share_reductions
 from fusepass.codegen.passes.unify import unify, unify_siblings
 
 
@@ -64,7 +64,7 @@ def _fuse(producer: Kernel, consumer: Kernel, builder: Builder) -> Kernel | None
     if consumer.sweeps:
         if set(consumer.cols) != _several(producer.cols) or set(consumer.rows) != _several(producer.rows):
             return None
-        return share_moments(
+        return share_reductions(
             replace(
                 producer,
                 sweeps=_placed(producer, consumer.sweeps),
@@ -133,7 +133,7 @@ def _join(first: Kernel, second: Kernel, builder: Builder) -> Kernel | None:
     first, second = unified.producer, unified.consumer
     if set(second.rows) != _several(first.rows) or set(second.cols) != _several(first.cols):
         return None
-    return share_moments(
+    return share_reductions(
         replace(
             first,
             sweeps=_placed(first, second.sweeps) if second.sweeps else first.sweeps,

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.passes.anchors import Choice, generate_anchors
 from fusepass.codegen.passes.axes import order_and_merge, rename_axes
 from fusepass.codegen.passes.fuse import fuse_rows, fuse_siblings
-from fusepass.codegen.passes.split import SplitPolicy, split_long_rows
+from fusepass.codegen.passes.split import SplitPolicy, separate_layouts, split_long_rows
 from fusepass.codegen.passes.statistics import online_softmax
 
 Pass = Callable[[Program, Builder], Program]
@@ -24,10 +25,15 @@ class PassOptions:
     Attributes:
         split: when long rows are split.
         longest_cached_row: rows of at most this many elements stay on chip between sweeps.
+        anchors: whether a kernel with an anchor is better than the library's call.
+        separate_from: elements of a kernel from which one that reads and writes along different axes is worth two launches;
+            None where pointwise kernels exchange no tiles.
     """
 
     split: SplitPolicy
     longest_cached_row: int
+    anchors: Choice = lambda program, kernel: False
+    separate_from: int | None = None
 
 
 def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
@@ -37,6 +43,8 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("fuse_siblings", fuse_siblings),
         ("online_softmax", lambda p, b: online_softmax(p, b, options.longest_cached_row)),
         ("split_long_rows", lambda p, b: split_long_rows(p, b, options.split)),
+        ("generate_anchors", lambda p, b: generate_anchors(p, b, options.anchors)),
+        ("separate_layouts", lambda p, b: separate_layouts(p, b, options.separate_from)),
         ("order_and_merge", order_and_merge),
         ("rename", _rename),
     )

@@ -1,7 +1,9 @@
-"""Few long rows do not fill a device: their reductions are done in pieces by one kernel and merged by a second.
+"""Reductions in a kernel of their own: in pieces where rows are few and long, or where reads and writes are laid out differently.
 
-A third, pointwise kernel then does what happened per element. Pieces are whole axes or exact divisors of axes, merged in a fixed
-order, so results do not depend on timing.
+Few long rows do not fill a device: their reductions are done in pieces by one kernel and merged by a second. A third, pointwise
+kernel then does what happened per element. Pieces are whole axes or exact divisors of axes, merged in a fixed order, so results do
+not depend on timing. Where what is read and what is written are contiguous along different axes, the same pointwise kernel stands
+alone behind the reduction: it can exchange tiles.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr, ReduceOp, Stat, children, own_indices, walk
-from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides, linear
+from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Reduction, Role, Store
 from fusepass.codegen.passes.axes import count, split_axis
 from fusepass.codegen.passes.rewrite import Leaf, rewrite_kernel
+
+_SHORT_ROW = 512  # elements; a block has several such rows, and exchanges tiles of them
 
 _MERGE = {ReduceOp.MOMENTS: ReduceOp.MERGE_MOMENTS, ReduceOp.SOFTMAX: ReduceOp.MERGE_SOFTMAX}
 
@@ -62,6 +66,41 @@ def split_long_rows(program: Program, builder: Builder, policy: SplitPolicy) -> 
         else:
             work.split(*prepared)
     return replace(program, buffers=tuple(work.buffers), kernels=tuple(work.kernels))
+
+
+def separate_layouts(program: Program, builder: Builder, least: int | None) -> Program:
+    """Kernels of at least `least` elements that read along one axis and write per element along another: what is per
+    element gets a kernel of its own. Nothing changes where `least` is None."""
+    if least is None:
+        return program
+    work = _Splitter(program, builder)
+    for kernel in program.kernels:
+        large = kernel.row_count * kernel.col_count >= least
+        if large and kernel.sweeps and kernel.stores and _is_mixed(program, kernel):
+            work.separate(kernel)
+        else:
+            work.kernels.append(kernel)
+    return replace(program, buffers=tuple(work.buffers), kernels=tuple(work.kernels))
+
+
+def _is_mixed(program: Program, kernel: Kernel) -> bool:
+    """Whether the largest buffers that are read and written disagree on the nearest axis, and a block cannot have both."""
+    loads = max(kernel.loads(), key=lambda load: program.buffer(load.buffer).nbytes, default=None)
+    store = max(kernel.stores, key=lambda store: program.buffer(store.buffer).nbytes)
+    if loads is None or program.buffer(loads.buffer).numel < kernel.row_count * kernel.col_count // 4:
+        return False
+    read, written = (_unit(kernel, index) for index in (loads.index, store.index))
+    if read is None or written is None or read == written:
+        return False
+    if read in kernel.rows:
+        return written in kernel.cols
+    return kernel.col_count > _SHORT_ROW
+
+
+def _unit(kernel: Kernel, index: Index) -> Axis | None:
+    """The axis whose points are neighbours in memory."""
+    axes = (axis for axis in (*kernel.rows, *kernel.cols) if axis.size > 1)
+    return next((axis for axis in axes if index.stride(axis) == 1), None)
 
 
 def _prepare(kernel: Kernel, builder: Builder, pieces: int) -> tuple[Kernel, tuple[Axis, ...]] | None:
@@ -115,12 +154,22 @@ class _Splitter:
         loads, stores = self._temporaries("row", row_scalars(kernel), kernel.rows)
         self._merge(kernel, kernel.sweeps[-1], pieces, [*stores, *kernel.row_stores], stats)
         if kernel.stores:
-            rows = (*kernel.rows, *kernel.cols)
-            apply = replace(kernel, name=f"{kernel.name}_apply", rows=rows, cols=(), sweeps=(), row_stores=())
-            # One scalar may be part of another: the larger first, while it is still itself.
-            for scalar, load in reversed(loads.items()):
-                apply = rewrite_kernel(apply, self.builder, leaf=_forward({scalar: load}))
-            self.kernels.append(apply)
+            self._apply(kernel, loads)
+
+    def separate(self, kernel: Kernel) -> None:
+        """The reductions, then a pointwise kernel for what happens per element."""
+        loads, stores = self._temporaries("row", row_scalars(kernel), kernel.rows)
+        self.kernels.append(replace(kernel, row_stores=(*stores, *kernel.row_stores), stores=()))
+        self._apply(kernel, loads)
+
+    def _apply(self, kernel: Kernel, scalars: dict[int, Expr]) -> None:
+        """What `kernel` does per element, its `scalars` per row loaded from temporaries."""
+        rows = (*kernel.rows, *kernel.cols)
+        apply = replace(kernel, name=f"{kernel.name}_apply", rows=rows, cols=(), sweeps=(), row_stores=())
+        # One scalar may be part of another: the larger first, while it is still itself.
+        for scalar, load in reversed(scalars.items()):
+            apply = rewrite_kernel(apply, self.builder, leaf=_forward({scalar: load}))
+        self.kernels.append(apply)
 
     def _partial(
         self, kernel: Kernel, sweep: tuple[Reduction, ...], pieces: tuple[Axis, ...], stats: dict[int, Expr]

@@ -1,58 +1,37 @@
-"""Reductions that can share their work: a sum beside the moments of the same values, the two sweeps of a softmax."""
+"""Reductions that can share their work: equal ones, the two sweeps of a softmax."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from fusepass.codegen.ir.expr import Apply, Builder, Const, Expr, Op, ReduceOp, Stat
+from fusepass.codegen.ir.expr import Apply, Builder, Expr, Op, ReduceOp, Stat
 from fusepass.codegen.ir.program import Kernel, Program, Reduction
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
 
-def share_moments(kernel: Kernel, builder: Builder) -> Kernel:
-    """Duplicate reductions become one; a sum beside the moments of the same values becomes their mean times the count."""
+def share_reductions(kernel: Kernel, builder: Builder) -> Kernel:
+    """Of equal reductions in a sweep one remains.
+
+    A sum beside the moments of the same values stays: it is infinite where their mean is NaN.
+    """
     for sweep in kernel.sweeps:
+        first: dict[tuple[object, ...], Reduction] = {}
         for reduction in sweep:
-            twin = _twin(reduction, sweep)
-            if twin is not None:
-                return share_moments(_replaced(kernel, builder, reduction, twin), builder)
+            key = (reduction.op, reduction.dtype, *map(id, reduction.values))
+            twin = first.setdefault(key, reduction)
+            if twin is not reduction:
+                return share_reductions(_without(kernel, builder, reduction, twin), builder)
     return kernel
 
 
-def _twin(reduction: Reduction, sweep: tuple[Reduction, ...]) -> Reduction | None:
-    for other in sweep:
-        same_values = list(map(id, other.values)) == list(map(id, reduction.values))
-        if other is reduction or not same_values or other.dtype is not reduction.dtype:
-            continue
-        if other.op is reduction.op and sweep.index(other) < sweep.index(reduction):
-            return other
-        if other.op is ReduceOp.MOMENTS and reduction.op is ReduceOp.SUM:
-            return other
-    return None
-
-
-def _replaced(kernel: Kernel, builder: Builder, old: Reduction, twin: Reduction) -> Kernel:
-    size = float(kernel.col_count)
-
-    def is_old(node: Expr) -> bool:
-        return isinstance(node, Stat) and node.reduction == old.name
-
+def _without(kernel: Kernel, builder: Builder, old: Reduction, twin: Reduction) -> Kernel:
     def leaf(node: Expr) -> Expr | None:
-        if isinstance(node, Apply) and node.op is Op.DIV and is_old(node.args[0]) and old.op is not twin.op:
-            divisor = node.args[1]
-            if isinstance(divisor, Const) and divisor.value == size:
-                return builder.stat(twin.name, 0, twin.dtype)
+        if isinstance(node, Stat) and node.reduction == old.name:
+            return builder.stat(twin.name, node.part, twin.dtype)
         return None
 
-    def rest(node: Expr) -> Expr | None:
-        if not is_old(node):
-            return None
-        assert isinstance(node, Stat)
-        stat = builder.stat(twin.name, node.part, twin.dtype)
-        return stat if old.op is twin.op else builder.apply(Op.MUL, stat, builder.const(size, twin.dtype))
-
-    without = replace(kernel, sweeps=tuple(tuple(r for r in sweep if r is not old) for sweep in kernel.sweeps))
-    return rewrite_kernel(rewrite_kernel(without, builder, leaf=leaf), builder, leaf=rest)
+    sweeps = tuple(tuple(r for r in sweep if r is not old) for sweep in kernel.sweeps)
+    return rewrite_kernel(replace(kernel, sweeps=sweeps), builder, leaf=leaf)
 
 
 def online_softmax(program: Program, builder: Builder, longest_cached_row: int) -> Program:

@@ -8,7 +8,7 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.render.cpu_kernel import kernel_body
-from fusepass.codegen.render.cpu_loops import memory_type
+from fusepass.codegen.render.cpu_loops import FAULT, memory_type
 from fusepass.codegen.render.spelling import Identifiers
 from fusepass.codegen.render.template import fill
 from fusepass.codegen.schedule_cpu import CpuSchedule, cpu_schedule
@@ -35,13 +35,16 @@ class _LibraryText:
     entry: str
     parameters: tuple[str, ...]
     calls: tuple[str, ...]
+    status: str
 
 
 def render_cpu(program: Program, facts: DeviceFacts) -> Source:
     """`program` as C++ source for a CPU with `facts.cores` cores."""
     names = Identifiers()
     entry = names.exact(f"run_{program.name}")
+    names.exact(FAULT)
     pointers = {buffer.name: names.exact(buffer.name) for buffer in program.arguments}
+    checks = any(kernel.checks for kernel in program.kernels)
     kernels, calls, used = [], [], frozenset[str]()
     for kernel in program.kernels:
         if kernel.row_count == 0:
@@ -50,15 +53,16 @@ def render_cpu(program: Program, facts: DeviceFacts) -> Source:
         used |= {buffer.name for buffer in touched}
         plan = cpu_schedule(kernel, program, facts)
         name = names.exact(kernel.name)
+        report = ((f"int* {FAULT}",), [f"    &{FAULT}"]) if kernel.checks else ((), [])
         kernels.append(
             _KernelText(
                 name,
                 _kernel_comment(kernel, name, plan),
-                tuple(_parameter(buffer, kernel, pointers[buffer.name]) for buffer in touched),
+                (*(_parameter(buffer, kernel, pointers[buffer.name]) for buffer in touched), *report[0]),
                 tuple(kernel_body(kernel, program, plan, pointers, names.copy())),
             )
         )
-        arguments = [f"    static_cast<{memory_type(b.dtype)}*>({pointers[b.name]})" for b in touched]
+        arguments = [f"    static_cast<{memory_type(b.dtype)}*>({pointers[b.name]})" for b in touched] + report[1]
         calls += [f"{name}(", *(f"{argument}," for argument in arguments[:-1]), f"{arguments[-1]});"]
     library = _LibraryText(
         title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
@@ -67,7 +71,8 @@ def render_cpu(program: Program, facts: DeviceFacts) -> Source:
         kernels=tuple(kernels),
         entry=entry,
         parameters=tuple(f"void* {pointers[b.name]}" if b.name in used else "void*" for b in program.arguments),
-        calls=tuple(calls),
+        calls=(f"int {FAULT} = 0;", *calls) if checks else tuple(calls),
+        status=FAULT if checks else "0",
     )
     text = fill("cpu/library.cpp.j2", library=library)
     return Source(program.name, entry, Target.CPU, text, tuple(sorted(_HEADERS)), facts.arch)

@@ -14,6 +14,9 @@ from fusepass.codegen.schedule_cpu import CpuSchedule
 
 SIMD = "#pragma omp simd"
 
+FAULT = "fault"
+"""The name of what receives the report of a place outside its buffer, in kernels that check places."""
+
 Body = Callable[[Scope], None]
 
 
@@ -44,6 +47,7 @@ class KernelWriter:
         self.names = names
         self.index_type = "int64_t" if schedule.wide else "int"
         self.printer = Printer(names, pointers, self.index_type)
+        self.printer.fault = FAULT
         self.rows = tuple(axis for axis in kernel.rows if axis.size != 1)
         self.cols = tuple(axis for axis in kernel.cols if axis.size != 1)
         self.variables = {axis: names.exact(axis.name) for axis in (*self.rows, *self.cols)}

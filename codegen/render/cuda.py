@@ -6,22 +6,27 @@ from dataclasses import dataclass
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
+from fusepass.codegen.render.cuda_convolution import convolution_text
 from fusepass.codegen.render.cuda_kernel import kernel_body
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.render.template import fill
 from fusepass.codegen.schedule import Schedule, schedule
+from fusepass.codegen.schedule_convolution import ConvolutionSchedule, schedule_convolution
 from fusepass.codegen.source import Source, Target
+from fusepass.errors import ScheduleError
 
 _INCLUDED = ("fp_index.h", "fp_merge.cuh", "fp_vector.cuh")
 _HEADERS = (*_INCLUDED, "fp_cast.h", "fp_common.h", "fp_half.h", "fp_libm.h", "fp_scalar.h", "fp_states.h")
+_PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anchor
 _DEFAULT_SHARED = 48 << 10  # a launch that asks for more dynamic shared memory needs an attribute
 
 
 @dataclass(frozen=True)
 class _KernelText:
     name: str
+    tables: tuple[str, ...]
     comment: tuple[str, ...]
-    threads: int
+    bounds: str
     parameters: tuple[str, ...]
     body: tuple[str, ...]
 
@@ -50,21 +55,31 @@ def render_cuda(program: Program, facts: DeviceFacts, *, aligned: bool = True) -
     for kernel in program.kernels:
         if is_empty(kernel):
             continue
-        plan = schedule(kernel, program, facts, aligned=aligned)
+        plan = _plan(kernel, program, facts, aligned)
         name = names.exact(kernel.name)
         kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
         launches += _launch(kernel, name, program, plan, pointers)
+    products = _PRODUCTS if any(kernel.anchor is not None for kernel in program.kernels) else ()
     library = _LibraryText(
         title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
         comment=_buffer_comments(program),
-        headers=_INCLUDED,
+        headers=(*_INCLUDED, *products),
         kernels=tuple(kernels),
         entry=entry,
         parameters=tuple(f"void* {pointers[buffer.name]}" for buffer in program.arguments),
         launches=tuple(launches),
     )
     text = fill("cuda/library.cu.j2", library=library)
-    return Source(program.name, entry, Target.CUDA, text, tuple(sorted(_HEADERS)), facts.arch)
+    return Source(program.name, entry, Target.CUDA, text, tuple(sorted((*_HEADERS, *products))), facts.arch)
+
+
+def _plan(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> Schedule | ConvolutionSchedule:
+    if kernel.anchor is None:
+        return schedule(kernel, program, facts, aligned=aligned)
+    plan = schedule_convolution(kernel, program, facts)
+    if plan is None:
+        raise ScheduleError(f"{kernel.name} does not fit the shared memory of {facts.name}")
+    return plan
 
 
 def is_empty(kernel: Kernel) -> bool:
@@ -74,25 +89,35 @@ def is_empty(kernel: Kernel) -> bool:
 
 def describe_cuda(program: Program, kernel: Kernel, facts: DeviceFacts) -> str:
     """One line about a launch for reports."""
-    return "nothing to run" if is_empty(kernel) else _summary(kernel, schedule(kernel, program, facts))
+    return "nothing to run" if is_empty(kernel) else _summary(kernel, _plan(kernel, program, facts, True))
 
 
-def _summary(kernel: Kernel, plan: Schedule) -> str:
+def _summary(kernel: Kernel, plan: Schedule | ConvolutionSchedule) -> str:
+    if isinstance(plan, ConvolutionSchedule):
+        return f"convolution, {kernel.row_count} elements: {plan}"
     shape = f"{kernel.row_count} rows" if kernel.sweeps else f"{kernel.row_count} elements"
     cols = f" x {kernel.col_count} columns" if kernel.sweeps else ""
     return f"{plan.walk.value}, {shape}{cols}: {plan}"
 
 
 def _kernel_text(
-    kernel: Kernel, name: str, program: Program, plan: Schedule, pointers: dict[str, str], names: Identifiers
+    kernel: Kernel,
+    name: str,
+    program: Program,
+    plan: Schedule | ConvolutionSchedule,
+    pointers: dict[str, str],
+    names: Identifiers,
 ) -> _KernelText:
     axes = [", ".join(f"{axis.name}:{axis.size}" for axis in group) for group in (kernel.rows, kernel.cols)]
     comment = [f"{name}: {', '.join(kernel.origin) or 'no operator'}"]
     comment.append(f"rows [{axes[0]}], columns [{axes[1]}]" if kernel.cols else f"elements [{axes[0]}]")
     comment.append(_summary(kernel, plan))
-    body = kernel_body(kernel, program, plan, pointers, names)
     parameters = _parameters(kernel, program, pointers)
-    return _KernelText(name, tuple(comment), plan.threads, parameters, tuple(body))
+    if isinstance(plan, ConvolutionSchedule):
+        text = convolution_text(kernel, program, plan, pointers, names)
+        return _KernelText(name, text.tables, tuple(comment), f"{plan.threads}, {plan.resident}", parameters, text.body)
+    body = kernel_body(kernel, program, plan, pointers, names)
+    return _KernelText(name, (), tuple(comment), str(plan.threads), parameters, tuple(body))
 
 
 def _parameters(kernel: Kernel, program: Program, pointers: dict[str, str]) -> tuple[str, ...]:
@@ -109,7 +134,9 @@ def _pointer_type(buffer: Buffer, kernel: Kernel) -> str:
     return f"{'' if buffer.name in kernel.writes else 'const '}{C_TYPES[buffer.dtype]}*"
 
 
-def _launch(kernel: Kernel, name: str, program: Program, plan: Schedule, pointers: dict[str, str]) -> list[str]:
+def _launch(
+    kernel: Kernel, name: str, program: Program, plan: Schedule | ConvolutionSchedule, pointers: dict[str, str]
+) -> list[str]:
     lines = []
     if plan.shared_bytes > _DEFAULT_SHARED:
         attribute = "cudaFuncAttributeMaxDynamicSharedMemorySize"

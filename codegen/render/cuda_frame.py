@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fusepass.codegen.ir.crossing import with_columns
 from fusepass.codegen.ir.dataflow import Dataflow
 from fusepass.codegen.ir.expr import Builder, Expr, Load, Stat
 from fusepass.codegen.ir.index import Atom, Axis, Index
@@ -42,9 +43,11 @@ class Arranged:
     coordinates: dict[Atom, str]
 
 
-def arrange(kernel: Kernel, schedule: Schedule) -> Arranged:
-    """`kernel` as `schedule` walks it."""
+def arrange(kernel: Kernel, program: Program, schedule: Schedule) -> Arranged:
+    """`kernel` of `program` as `schedule` walks it."""
     builder = Builder()
+    if schedule.walk is Walk.CROSSING:
+        kernel = with_columns(kernel, program, schedule.columns)
     coordinates = coordinate_names(kernel)
     kernel = flatten(kernel, builder)
     if schedule.keep is not Keep.NOTHING:
@@ -97,13 +100,17 @@ class Frame:
         self.top = Scope(self.printer)
         self.u, self.v = names.exact("u"), names.exact("v")
         self.live = ""  # the condition that a thread stands on a row of its own, where that can fail
+        # Of a block that exchanges a tile: its first points with a plus sign (along) or without (across), none for 0;
+        # and a thread's vector along and point across.
+        self.first_along = self.first_across = ""
+        self.place = "", ""
         self.first_of_row = ""  # the condition that a thread is the first of those on a row, where there are more
         self.tile = self._coordinates()
 
     @property
     def vector_rows(self) -> bool:
         """Whether a thread has several rows, each with its own results."""
-        return self.schedule.walk is Walk.OUTER and self.schedule.width > 1
+        return self.schedule.walk in (Walk.OUTER, Walk.CROSSING) and self.schedule.width > 1
 
     def has_lanes(self, node: Expr) -> bool:
         """Whether the lanes of a vector have different values of `node`."""
@@ -152,6 +159,8 @@ class Frame:
                 return self._inner(number)
             case Walk.OUTER:
                 return self._outer(number)
+            case Walk.CROSSING:
+                return self._crossing(number)
 
     def _constant(self, name: str, value: str) -> str:
         found = self.names.exact(name)
@@ -174,6 +183,9 @@ class Frame:
         if plan.groups > 1:
             within = f"threadIdx.x / {plan.lanes}" if plan.lanes > 1 else "threadIdx.x"
             here = f"{number} * {plan.groups} + {self.index_type}({within})"
+        if plan.exchanges:
+            self.first_across = self._constant("first_row", f"{number} * {plan.groups}")
+            self.place = lane, self._constant("group", within)
         self._define_row(here, plan.groups, 1)
         return self._tile(lane, plan.lanes, -(-self.kernel.col_count // plan.width), plan.width)
 
@@ -186,6 +198,22 @@ class Frame:
         here = f"{number} * {plan.lanes} + {lane}"
         self._define_row(here if plan.width == 1 else f"({here}) * {plan.width}", plan.lanes * plan.width, plan.width)
         return self._tile(group, plan.groups, self.kernel.col_count, 1)
+
+    def _crossing(self, number: str) -> Tile:
+        plan = self.schedule
+        rows, cols = plan.tile
+        if self.kernel.col_count > cols:
+            tiles = -(-self.kernel.row_count // rows)
+            tile = self._constant("tile", number)
+            number = f"fp::mod({tile}, {tiles})"
+            self.first_across = self._constant("first_col", f"fp::div({tile}, {tiles}) * {cols}")
+        first = self._constant("first_row", f"{number} * {rows}")
+        lane = self._constant("lane", f"threadIdx.x % {plan.lanes}")
+        group = self._constant("group", f"threadIdx.x / {plan.lanes}")
+        self.first_along, self.place = f"{first} + ", (lane, group)
+        self._define_row(f"{first} + {lane if plan.width == 1 else f'{lane} * {plan.width}'}", rows, plan.width)
+        start = self._constant("start", f"{self.first_across} + {group}") if self.first_across else group
+        return self._tile(start, plan.groups, self.kernel.col_count, 1)
 
     def _define_row(self, here: str, per_block: int, width: int) -> None:
         """Define the row axis; threads past the last row stand on it, but are not `live`."""
@@ -201,8 +229,9 @@ class Frame:
     def _tile(self, start: str, step: int, count: int, scale: int) -> Tile:
         unroll, axis = self.schedule.unroll, self.arranged.col
         covered = unroll * step
-        loop = covered < count
-        tail = count % covered != 0 and unroll > 1 if loop else covered != count
+        # A block whose tile has a place of its own among the columns does not go on to the next.
+        loop = covered < count and self.schedule.walk is not Walk.CROSSING
+        tail = count % covered != 0 and (unroll > 1 or not loop)
         once = not loop and not tail and unroll == 1
         tile = Tile(axis, self.names.exact("col"), start, step, count, scale, loop, tail, once)
         if once:

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from fusepass.codegen.ir.dataflow import Kept, kept_values
 from fusepass.codegen.ir.expr import Const, Expr, Masked, Stat, Window, children, walk
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
+from fusepass.codegen.render.cuda_exchange import Exchange, exchanges, read_in, write_out
 from fusepass.codegen.render.cuda_frame import Frame, arrange, without_unused
 from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead
 from fusepass.codegen.render.cuda_states import Around, State, declare_state, merge, name_results, push
+from fusepass.codegen.render.cuda_windows import vector_windows
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
 from fusepass.codegen.schedule import Keep, Schedule
@@ -25,7 +27,7 @@ def kernel_body(
     kernel: Kernel, program: Program, schedule: Schedule, pointers: dict[str, str], names: Identifiers
 ) -> list[str]:
     """The statements of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
-    return _Writer(Frame(arrange(kernel, schedule), program, schedule, pointers, names)).write()
+    return _Writer(Frame(arrange(kernel, program, schedule), program, schedule, pointers, names)).write()
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class _Writer:
         self.row_arrays: list[tuple[Expr, str]] = []
         self.states: dict[str, State] = {}
         self.stats = [node for node in walk(*frame.kernel.roots) if isinstance(node, Stat)]
+        self.exchanged: tuple[Exchange, ...] = exchanges(frame)
 
     def write(self) -> list[str]:
         kernel = self.frame.kernel
@@ -59,8 +62,10 @@ class _Writer:
             self._sweep(number, sweep)
         if kernel.row_stores:
             self._row_stores(kernel.row_stores)
+        read_in(self.frame, self.exchanged)
         if kernel.stores:
             self._element_stores(kernel.stores)
+        write_out(self.frame, self.exchanged)
         if self.pool_bytes > self.schedule.shared_bytes:
             raise RenderError(f"{kernel.name} keeps {self.pool_bytes} bytes, not {self.schedule.shared_bytes}")
         return without_unused(self.top.lines)
@@ -99,7 +104,8 @@ class _Writer:
             self._declare_kept(kept)
         start = frame.names.numbered("start") if tile.loop else tile.start
         steps = self.top.child()
-        ahead = loads_ahead(frame, roots, [kept.node for kept in known])
+        exchanged = [each.crossing.load for each in self.exchanged if each.crossing.load is not None]
+        ahead = loads_ahead(frame, roots, [*(kept.node for kept in known), *exchanged])
         if self.schedule.unroll > 1 and ahead:
             load_steps(frame, steps, tile, start, ahead)
         self._steps(steps, phase, start, ahead)
@@ -144,6 +150,7 @@ class _Writer:
         lanes = step.child() if self.width > 1 else step
         mark = len(step.lines)
         self._bind(lanes, step, phase, ahead)
+        vector_windows(self.frame, step, lanes, phase.roots, [kept.node for kept in phase.known])
         for kept in phase.made:
             has_lanes = self.frame.has_lanes(kept.node)
             scope = lanes if has_lanes else step
@@ -172,6 +179,9 @@ class _Writer:
                 lanes.bind(each.load, f"{each.name}{at_step}[{self.v}]")
         for kept in phase.known:
             (lanes if self.frame.has_lanes(kept.node) else step).bind(kept.node, self._kept_place(kept))
+        for exchange in self.exchanged:
+            if exchange.crossing.load is not None:
+                lanes.bind(exchange.crossing.load, exchange.place(self.frame, lanes))
         if self.frame.vector_rows:
             self._bind_rows(lanes)
 
@@ -182,6 +192,10 @@ class _Writer:
         value = bare(lanes.value(store.value))
         if store.value.dtype is not buffer.dtype:
             value = f"fp::cast<{element}>({value})"
+        exchange = next((each for each in self.exchanged if each.crossing.store is store), None)
+        if exchange is not None:
+            lanes.lines.append(f"{exchange.place(frame, lanes)} = {value};")
+            return
         if not frame.is_wide(store.buffer, store.index):
             lanes.lines.append(f"{pointer}[{lanes.index(store.index)}] = {value};")
             return

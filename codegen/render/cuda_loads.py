@@ -37,12 +37,14 @@ def loads_ahead(frame: Frame, roots: Sequence[Expr], known: Collection[Expr]) ->
     """The loads below `roots` that can be issued ahead; what is below `known` values is not needed."""
     if frame.schedule.unroll == 1 and frame.schedule.width == 1:
         return []
-    found = (_issue(frame, load, guards) for load, guards in _guards(frame, roots, known))
+    found = (_issue(frame, load, guards) for load, guards in guarded_loads(frame, roots, known))
     return [ahead for ahead in found if ahead is not None]
 
 
-def _guards(frame: Frame, roots: Sequence[Expr], known: Collection[Expr]) -> Collection[tuple[Load, set[Guard | None]]]:
-    """Each load with the guards it is reached under; None where lanes differ in whether they need it."""
+def guarded_loads(
+    frame: Frame, roots: Sequence[Expr], known: Collection[Expr] = ()
+) -> Collection[tuple[Load, set[Guard | None]]]:
+    """Each load outside of windows with the guards it is reached under; None where lanes differ in whether they need it."""
     found: dict[int, tuple[Load, set[Guard | None]]] = {}
     stop = {id(node) for node in known}
     seen: set[tuple[int, Guard | None]] = set()
@@ -82,9 +84,14 @@ def _issue(frame: Frame, load: Load, guards: set[Guard | None]) -> Ahead | None:
 
 def declare(frame: Frame, each: Ahead) -> str:
     """The declaration of what receives a load, for all steps."""
-    element, steps = C_TYPES[each.load.dtype], frame.schedule.unroll
+    return declare_one(frame, each, f"[{frame.schedule.unroll}]" if frame.schedule.unroll > 1 else "")
+
+
+def declare_one(frame: Frame, each: Ahead, array: str = "") -> str:
+    """The declaration of what receives one load, or as many as `array` says."""
+    element = C_TYPES[each.load.dtype]
     kind = f"fp::Vec<{element}, {frame.schedule.width}>" if each.lanes else element
-    return f"{kind} {each.name}{f'[{steps}]' if steps > 1 else ''}{' = {}' if each.guard else ''};"
+    return f"{kind} {each.name}{array}{' = {}' if each.guard else ''};"
 
 
 def load_steps(frame: Frame, scope: Scope, tile: Tile, start: str, ahead: Sequence[Ahead]) -> None:

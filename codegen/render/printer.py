@@ -18,9 +18,11 @@ from fusepass.codegen.ir.expr import (
     Apply,
     Const,
     Expr,
+    Gather,
     Load,
     Masked,
     Op,
+    Place,
     Position,
     Stat,
     Window,
@@ -31,7 +33,7 @@ from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, apply_text, bare, block, is_call, literal
 from fusepass.errors import RenderError
 
-_UNROLLED_WINDOW = 64  # windows of more points stay loops
+UNROLLED_WINDOW = 64  # windows of more points stay loops
 _INLINE_LENGTH = 60
 
 
@@ -47,6 +49,7 @@ class Printer:
         self._expected: list[Expr] = []  # the counts are by identity
         self.dataflow = Dataflow()
         self.coordinates: dict[Atom, str] = {}  # names for quotients and remainders that are an axis' position
+        self.fault = ""  # the C name of what receives the report of a place outside its buffer; none: the device traps
         self.window_vector: Callable[[Load, Axis], str | None] = lambda load, axis: None
 
     def expect(self, roots: Iterable[Expr]) -> None:
@@ -75,6 +78,7 @@ class Scope:
         self._bound: list[Expr] = []  # keeps alive what the table above knows by identity
         self._axes: dict[Axis, str] = {}
         self._atoms: dict[Atom, str] = {}
+        self._places: dict[tuple[int, int], str] = {}
 
     def child(self, *, conditional: bool = False) -> Scope:
         """A block inside this one; its lines are added to this scope's by the caller when it is complete."""
@@ -206,7 +210,7 @@ class Scope:
 
     def _hint(self, node: Expr) -> str:
         match node:
-            case Load(buffer, _, _):
+            case Load(buffer=buffer) | Gather(buffer=buffer):
                 return self.printer.pointers[buffer]
             case Apply(op, _, _):
                 return op.value
@@ -217,12 +221,36 @@ class Scope:
         match node:
             case Load(buffer, index, _):
                 return f"{self.printer.pointers[buffer]}[{self.index(index)}]"
+            case Gather(buffer, index, places, _):
+                moved = "".join(f" + {self._place(place)}" for place in places)
+                return f"{self.printer.pointers[buffer]}[{self.index(index)}{moved}]"
             case Position(index, dtype):
                 return f"{C_TYPES[dtype]}({self.index(index)})"
             case Apply(op, args, dtype):
                 return apply_text(op, [self.value(arg) for arg in args], args[0].dtype, dtype)
             case _:
                 raise RenderError(f"{type(node).__name__} is not a plain expression")
+
+    def _place(self, place: Place) -> str:
+        """How many elements further along a gather reads. One that comes from data is checked once where it is known."""
+        text = self._checked(place) if place.checked else self.value(place.value)
+        if not place.checked and place.value.dtype is not DType.I64 and self.printer.index_type != "int":
+            text = f"{self.printer.index_type}({bare(text)})"
+        return text if place.stride == 1 else f"{place.stride} * {text}"
+
+    def _checked(self, place: Place) -> str:
+        key = (id(place.value), place.size)
+        scope: Scope | None = self
+        while scope is not None:
+            if key in scope._places:
+                return scope._places[key]
+            scope = scope.parent
+        home = self._home(place.value)
+        fault = f", {self.printer.fault}" if self.printer.fault else ""
+        name = self.printer.names.numbered("place")
+        home.lines.append(f"const int64_t {name} = fp::place({bare(home.value(place.value))}, {place.size}{fault});")
+        home._places[key] = name
+        return name
 
     def _masked(self, node: Masked) -> str:
         other = self.value(node.other)
@@ -249,7 +277,7 @@ class Scope:
         self._load_window_vectors(node, scopes[-2], inner, variables[-1])
         value = inner.value(node.value)
         inner.lines.append(f"{state}.push({bare(value)});")
-        unroll = ["#pragma unroll"] if prod(axis.size for axis in node.axes) <= _UNROLLED_WINDOW else []
+        unroll = ["#pragma unroll"] if prod(axis.size for axis in node.axes) <= UNROLLED_WINDOW else []
         self.lines.append(f"fp::{node.op.value}<{C_TYPES[node.dtype]}> {state};")
         for axis, variable, scope in reversed(list(zip(node.axes, variables, scopes[1:], strict=True))):
             head = f"for ({self.printer.index_type} {variable} = 0; {variable} < {axis.size}; ++{variable})"

@@ -1,8 +1,39 @@
-"""The rewrite rules that fusepass comes with, each exact for every input."""
+"""The rewrite rules that fusepass comes with, each exact for every input.
+
+Rules about anchors come first: they look through what others would move.
+"""
 
 from __future__ import annotations
 
 from fusepass.patterns.rule import Rule
-from fusepass.patterns.rules import arithmetic, copies, views
+from fusepass.patterns.rules import (
+    arithmetic,
+    bounds,
+    convolution,
+    copies,
+    folding,
+    identities,
+    linear,
+    pooling,
+    pools,
+    reductions,
+    scalars,
+    single,
+    views,
+)
 
-RULES: tuple[Rule, ...] = (*arithmetic.RULES, *copies.RULES, *views.RULES)
+RULES: tuple[Rule, ...] = (
+    *linear.RULES,
+    *convolution.RULES,
+    *pooling.RULES,
+    *folding.RULES,
+    *arithmetic.RULES,
+    *identities.RULES,
+    *bounds.RULES,
+    *scalars.RULES,
+    *single.RULES,
+    *reductions.RULES,
+    *pools.RULES,
+    *copies.RULES,
+    *views.RULES,
+)

@@ -1,4 +1,5 @@
-// Index arithmetic of generated kernels: quotients and remainders of indices that are never negative, by positive constants.
+// Index arithmetic of generated kernels: quotients and remainders of indices that are never negative, by positive constants;
+// places that come from data.
 #pragma once
 
 #include "fp_common.h"
@@ -21,6 +22,31 @@ FP_FN Index mod(Index index, Divisor divisor) {
 template <typename Index>
 FP_FN Index least(Index a, std::common_type_t<Index> b) {
     return a < b ? a : b;
+}
+
+// The place itself where it lies in 0 .. size - 1. Elsewhere a CPU kernel reports a fault, for which its caller runs the
+// original operators, and they raise; a GPU kernel ends the context as the original's assertion would.
+#if !defined(__CUDACC__)
+
+template <typename Place>
+FP_FN std::int64_t place(Place at, std::int64_t size, int* fault) {
+    const bool inside = std::int64_t(at) >= 0 && std::int64_t(at) < size;
+    if (!inside) __atomic_store_n(fault, 1, __ATOMIC_RELAXED);
+    return inside ? std::int64_t(at) : 0;
+}
+
+#endif
+
+template <typename Place>
+FP_FN std::int64_t place(Place at, std::int64_t size) {
+    if (std::int64_t(at) < 0 || std::int64_t(at) >= size) {
+#if defined(__CUDA_ARCH__)
+        __trap();
+#else
+        __builtin_trap();
+#endif
+    }
+    return at;
 }
 
 }  // namespace fp

@@ -105,12 +105,12 @@ struct Lanes<Moments<T>, Width> {
         const Wide<T> before = Wide<T>(seen);
         alignas(64) T center[Width] = {};
         alignas(64) T spread[Width] = {};
-        for (std::int64_t i = 0; i < count; ++i) {
+        for (std::int64_t i = 1; i < count; ++i) {  // from the first on: equal numbers have exactly their mean
 #pragma omp simd
-            for (int lane = 0; lane < Width; ++lane) center[lane] += panel[i][lane];
+            for (int lane = 0; lane < Width; ++lane) center[lane] += panel[i][lane] - panel[0][lane];
         }
 #pragma omp simd
-        for (int lane = 0; lane < Width; ++lane) center[lane] *= share;
+        for (int lane = 0; lane < Width; ++lane) center[lane] = panel[0][lane] + center[lane] * share;
         for (std::int64_t i = 0; i < count; ++i) {
 #pragma omp simd
             for (int lane = 0; lane < Width; ++lane) {

@@ -173,12 +173,13 @@ struct Row<Moments<T>> {
 
     FP_FN void push(std::int64_t count, const T* values) {
         if (count == 0) return;
-        const T mean = sum_of<T>(count, [=](std::int64_t i) { return values[i]; }) / T(count);
-        const T m2 = sum_of<T>(count, [=](std::int64_t i) { return (values[i] - mean) * (values[i] - mean); });
+        const T pivot = values[0];  // equal numbers have exactly their mean
+        const T beyond = sum_of<T>(count, [=](std::int64_t i) { return values[i] - pivot; }) / T(count);
         Moments<Wide<T>> block;
         block.count = Wide<T>(count);
-        block.mean = mean;
-        block.m2 = m2;
+        block.mean = Wide<T>(pivot) + beyond;
+        const T mean = T(block.mean);
+        block.m2 = sum_of<T>(count, [=](std::int64_t i) { return (values[i] - mean) * (values[i] - mean); });
         state.merge(block);
     }
 

@@ -89,7 +89,18 @@ struct Min {
     }
 };
 
+// The sum of values[First .. First + N), by halves: of 2^k equal numbers it is exact.
+template <int First, int N, typename T, int Size>
+FP_FN T sum_by_halves(const T (&values)[Size]) {
+    if constexpr (N == 1) {
+        return values[First];
+    } else {
+        return sum_by_halves<First, N / 2>(values) + sum_by_halves<First + N / 2, N - N / 2>(values);
+    }
+}
+
 // Mean and sum of squared differences from it. Elements one by one: Welford 1962; merging: Chan, Golub and LeVeque 1979.
+// Equal numbers, in vectors of a power of two, have exactly their mean: a normalisation magnifies what is off.
 template <typename T>
 struct Moments {
     T count = T(0);
@@ -105,11 +116,9 @@ struct Moments {
 
     template <int N>
     FP_FN void push_many(const T (&values)[N]) {
-        T sum = values[0];
-        for (int i = 1; i < N; ++i) sum += values[i];
         Moments block;
         block.count = T(N);
-        block.mean = sum * (T(1) / T(N));
+        block.mean = sum_by_halves<0, N>(values) * (T(1) / T(N));
         for (int i = 0; i < N; ++i) block.m2 += (values[i] - block.mean) * (values[i] - block.mean);
         merge(block);
     }

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import fusepass
 from fusepass.numerics import check, reference
-from tests.property.strategies import Case, Chain, cases
+from fusepass.report import CaptureRoute
+from tests.property.strategies import Chain, cases
 
 pytestmark = pytest.mark.models
 
@@ -23,31 +24,32 @@ pytestmark = pytest.mark.models
 @given(data=st.data())
 def test_fused_like_eager(chain: Chain, data: st.DataObject) -> None:
     case = data.draw(cases(chain))
-    assume(chain is not Chain.LAYER_NORM_GELU or _rows_vary(case))
+    spread = chain is Chain.SCALE_BATCH_NORM_POOL
+    x = _unlike_samples(case.input) if spread else case.input
     # Where batch norm and pool average over the same numbers the result is 0 but for rounding: nothing to compare.
-    assume(chain is not Chain.SCALE_BATCH_NORM_POOL or _exceeds(reference(case.model, (case.input,)), 1e-2))
+    assume(not spread or _exceeds(reference(case.model, (x,)), 0.1))
     fused = fusepass.optimize(case.model)
-    first = check(case.model, fused, (case.input,))
+    first = check(case.model, fused, (x,))
     assert first.ok, first.explain()
-    second = check(case.model, fused, (torch.rand_like(case.input) - 0.5,))
+    other = torch.rand_like(case.input)
+    second = check(case.model, fused, (_unlike_samples(other) if spread else other - 0.5,))
     assert second.ok, f"second call: {second.explain()}"
     report = fused.report()
     assert report.fallbacks == ()
-    assert report.regions or case.dtype != torch.float32, "nothing was fused"
+    if case.dtype == torch.float32 and report.capture is CaptureRoute.TRACED:
+        assert report.regions, "nothing was fused"
 
 
 def _exceeds(values: torch.Tensor, bound: float) -> bool:
     return values.numel() == 0 or bool(values.abs().amax() > bound)
 
 
-def _rows_vary(case: Case) -> bool:
-    """Whether no row that is normalised consists of (nearly) equal numbers; the last test is about those."""
-    with torch.no_grad():
-        rows = case.model.layers[0](case.input).double()
-    return bool(rows.numel() == 0 or (rows.amax(-1) - rows.amin(-1) > 1e-2 * rows.abs().amax()).all())
+def _unlike_samples(x: torch.Tensor) -> torch.Tensor:
+    """`x` with samples of growing size, so that their means differ by more than rounding."""
+    scale = torch.linspace(1.0, 4.0, len(x), dtype=x.dtype).reshape(-1, *[1] * (x.dim() - 1))
+    return x.mul_(scale)
 
 
-@pytest.mark.xfail(strict=True, reason="a mean taken as sum / count is one rounding off, which 1 / sqrt(eps) magnifies")
 def test_equal_numbers_have_exactly_their_mean() -> None:
     model, rows = torch.nn.LayerNorm(9, elementwise_affine=False), torch.linspace(0.1, 1.0, 64)[:, None].repeat(1, 9)
     with torch.no_grad():

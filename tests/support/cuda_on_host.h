@@ -17,8 +17,9 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __shared__ static
+#define __constant__ static const
 #define __align__(bytes) alignas(bytes)
 
 struct uint2 {
@@ -150,6 +151,8 @@ inline unsigned char* dynamic_shared() {
 #define gridDim emulation::grid_size
 
 inline void __syncthreads() { emulation::wait(emulation::State::at_block); }
+
+inline void __syncwarp() { emulation::wait(emulation::State::at_warp); }
 
 inline unsigned __shfl_xor_sync(unsigned members, unsigned value, int mask) {
     if (members != 0xffffffffu) emulation::fail("a shuffle among part of a warp");

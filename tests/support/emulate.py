@@ -79,7 +79,7 @@ class _Memory:
 def _compiled(source: Source) -> Path:
     text = host_text(source.text)
     headers = b"".join(path.read_bytes() for path in sorted(include_directory().iterdir()) if path.is_file())
-    shim = (_HERE / "cuda_on_host.h").read_bytes()
+    shim = (_HERE / "cuda_on_host.h").read_bytes() + (_HERE / "host" / "fp_instructions.cuh").read_bytes()
     name = hashlib.sha256(text.encode() + headers + shim).hexdigest()[:20]
     library = _BUILD / f"{name}.so"
     if library.exists():
@@ -89,7 +89,16 @@ def _compiled(source: Source) -> Path:
     code.write_text(text)
     compiler = shutil.which("g++")
     assert compiler is not None
-    command = [compiler, *_FLAGS, f"-I{include_directory()}", f"-I{_HERE}", str(code), "-o", str(made)]
+    command = [
+        compiler,
+        *_FLAGS,
+        f"-I{_HERE / 'host'}",
+        f"-I{include_directory()}",
+        f"-I{_HERE}",
+        str(code),
+        "-o",
+        str(made),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     made.rename(library)

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Apply, Const, Expr, Load, Masked, Op, Position, ReduceOp, Stat, Window
+from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, Op, Position, ReduceOp, Stat, Window
 from fusepass.codegen.ir.index import Axis, FloorDiv, Index
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Role, Store
 from tests.support.numpy_ops import APPLY, REDUCE, Array
@@ -101,6 +102,8 @@ class _Run:
         self.stats: dict[tuple[str, int], Array] = {}
 
     def run(self) -> None:
+        if self.kernel.anchor is not None:
+            self.stats[self.kernel.anchor.name, 0] = self._convolution(self.kernel.anchor)
         # Where there are no columns to visit, reductions still have results.
         for sweep in self.kernel.sweeps:
             for reduction in sweep:
@@ -119,6 +122,26 @@ class _Run:
             self._store(store, self.shape[: len(self.kernel.rows)] + (1,) * len(self.kernel.cols))
         for store in self.kernel.stores:
             self._store(store, self.shape)
+
+    def _convolution(self, anchor: Convolution) -> Array:
+        source, weight = self._tensor(anchor.source), self._tensor(anchor.weight)
+        geometry = [list(anchor.stride), list(anchor.padding), list(anchor.dilation)]
+        missing = [0] * len(anchor.stride)
+        if anchor.transposed:
+            reach = [(size - 1) * d + 1 for size, d in zip(weight.shape[2:], anchor.dilation, strict=True)]
+            plain = [
+                (size - 1) * s - 2 * p + r
+                for size, s, p, r in zip(source.shape[2:], anchor.stride, anchor.padding, reach, strict=True)
+            ]
+            missing = [row.size - size for row, size in zip(self.kernel.rows[2:], plain, strict=True)]
+        result = torch.convolution(source, weight, None, *geometry, anchor.transposed, missing, 1)
+        found: Array = result.numpy()
+        return found
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        buffer = self.program.buffer(name)
+        memory = torch.from_numpy(decode(self.memory[name], buffer.dtype))
+        return torch.as_strided(memory, buffer.shape, buffer.strides)
 
     def _coordinate(self, position: int) -> Array:
         shape = [1] * len(self.shape)
@@ -155,6 +178,8 @@ class _Evaluation:
                 return np.asarray(value, np.float64 if dtype.is_float else STORAGE[dtype])
             case Load(buffer, index, _):
                 return self._load(buffer, index)
+            case Gather():
+                return self._gather(node)
             case Position(index, _):
                 return self.index(index)
             case Stat(reduction, part, _):
@@ -181,9 +206,22 @@ class _Evaluation:
             total = total + part * factor
         return total
 
+    def _gather(self, node: Gather) -> Array:
+        at = self.index(node.index)
+        for place in node.places:
+            value = self(place.value).astype(np.int64)
+            wrong = self.active & ((value < 0) | (value >= place.size))
+            if wrong.any() and 0 not in self.run.shape:
+                assert place.checked, f"{self.run.kernel.name} computes a place outside {node.buffer}"
+                raise IndexError(f"index out of range in {node.buffer}")
+            at = at + np.where(wrong, 0, value) * place.stride
+        return self._read(node.buffer, at)
+
     def _load(self, name: str, index: Index) -> Array:
+        return self._read(name, self.index(index))
+
+    def _read(self, name: str, at: Array) -> Array:
         memory, dtype = self.run.memory[name], self.run.program.buffer(name).dtype
-        at = self.index(index)
         wrong = self.active & ((at < 0) | (at >= memory.size))
         assert not (wrong.any() and 0 not in self.run.shape), f"{self.run.kernel.name} reads {name} out of range"
         if memory.size == 0:

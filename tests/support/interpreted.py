@@ -66,7 +66,11 @@ def _entry(program: Program, arguments: int) -> Callable[..., int]:
         memory = {b.name: _at(pointer, b) for b, pointer in zip(buffers, pointers, strict=False)}
         unused = [b for b in program.buffers if b.name not in given]
         inputs = memory | {b.name: np.zeros(b.extent, STORAGE[b.dtype]) for b in unused}
-        for name, result in interpret(program, inputs).items():
+        try:
+            results = interpret(program, inputs)
+        except IndexError:
+            return 1
+        for name, result in results.items():
             if program.buffer(name).role is Role.OUTPUT:
                 memory[name][:] = result
         return 0

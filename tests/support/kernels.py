@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp
@@ -86,6 +87,64 @@ def transpose(n: int, m: int) -> Program:
         "transpose", (j, i), (), (), (), (Store("y", at((j, n), (i, 1)), b.load("x", at((i, m), (j, 1)), F32)),)
     )
     return program("transpose", [given("x", [n, m]), result("y", [m, n])], kernel)
+
+
+def mixed_layouts(n: int, c: int, hw: int, dtype: DType = F32, other: DType | None = None) -> Program:
+    """y = max(x + z + bias, 0) in NCHW and its double in NHWC, from x in NHWC, z in NCHW and one bias per channel."""
+    b = Builder()
+    other = other or dtype
+    image, channel, place = Axis("n", n), Axis("c", c), Axis("hw", hw)
+    nchw = at((image, c * hw), (channel, hw), (place, 1))
+    nhwc = at((image, c * hw), (place, c), (channel, 1))
+    compute = dtype.compute
+    x, z = (
+        b.cast(b.load(name, index, kind), compute) for name, index, kind in (("x", nhwc, dtype), ("z", nchw, other))
+    )
+    bias = b.cast(b.load("bias", axis_index(channel), other), compute)
+    value = b.apply(Op.MAXIMUM, b.apply(Op.ADD, b.apply(Op.ADD, x, z), bias), b.const(0.0, compute))
+    double = b.apply(Op.MUL, value, b.const(2.0, compute))
+    stores = (Store("y", nchw, b.cast(value, dtype)), Store("t", nhwc, b.cast(double, dtype)))
+    kernel = Kernel("mixed", (image, channel, place), (), (), (), stores, ("add", "relu"))
+    buffers = [given("x", [n, c, hw], dtype), given("z", [n, c, hw], other), given("bias", [c], other)]
+    return program("mixed", [*buffers, result("y", [n, c, hw], dtype), result("t", [n, c, hw], dtype)], kernel)
+
+
+def concatenate_channels_last(n: int, a: int, c: int, hw: int) -> Program:
+    """Two NHWC tensors along channels, the second times 3, into NCHW: guarded loads that cross."""
+    b = Builder()
+    total = a + c
+    image, channel, place = Axis("n", n), Axis("ch", total), Axis("hw", hw)
+    first = b.load("x", at((image, a * hw), (place, a), (channel, 1)), F32)
+    second = b.load("z", at((image, c * hw), (place, c), (channel, 1)) - a, F32)
+    tripled = b.apply(Op.MUL, second, b.const(3.0, F32))
+    later = b.masked((Bound(axis_index(channel), a, total),), tripled, b.const(0.0, F32))
+    value = b.masked((Bound(axis_index(channel), 0, a),), first, later)
+    out = at((image, total * hw), (channel, hw), (place, 1))
+    kernel = Kernel("cat", (image, channel, place), (), (), (), (Store("y", out, value),), ("cat",))
+    buffers = [given("x", [n, hw, a]), given("z", [n, hw, c]), result("y", [n, total, hw])]
+    return program("cat", buffers, kernel)
+
+
+def max_pool_channels_last(
+    n: int, c: int, size: int, window: int, stride: int, padding: int = 0, *, into_last: bool = False
+) -> Program:
+    """Max pooling of n NHWC images of c x size x size plus a bias per channel, into NCHW or NHWC."""
+    b = Builder()
+    out = (size + 2 * padding - window) // stride + 1
+    image, channel, h, w = Axis("n", n), Axis("c", c), Axis("h", out), Axis("w", out)
+    kh, kw = Axis("kh", window), Axis("kw", window)
+    y, x = axis_index(h) * stride + axis_index(kh) - padding, axis_index(w) * stride + axis_index(kw) - padding
+    where = axis_index(image) * (size * size * c) + y * (size * c) + x * c + axis_index(channel)
+    added = b.apply(Op.ADD, b.load("x", where, F32), b.load("bias", axis_index(channel), F32))
+    bounded = b.masked((Bound(y, 0, size), Bound(x, 0, size)), added, b.const(-math.inf, F32))
+    value = b.window(ReduceOp.MAX, (kh, kw), bounded)
+    axes: tuple[Axis, ...] = (image, channel, h, w)
+    index = at((image, c * out * out), (channel, out * out), (h, out), (w, 1))
+    if into_last:
+        axes, index = (image, h, w, channel), at((image, c * out * out), (h, out * c), (w, c), (channel, 1))
+    kernel = Kernel("pool", axes, (), (), (), (Store("y", index, value),), ("max_pool2d",))
+    buffers = [given("x", [n, size, size, c]), given("bias", [c]), result("y", [n, out * out, c])]
+    return program("pool", buffers, kernel)
 
 
 def concatenate(n: int, a: int, c: int, hw: int) -> Program:
@@ -200,6 +259,24 @@ def softmax_channels(n: int, c: int, hw: int) -> Program:
     return program("softmax_channels", [given("x", [n, c, hw]), result("y", [n, c, hw])], kernel)
 
 
+def softmax_channels_last(n: int, c: int, hw: int, dtype: DType = F32) -> Program:
+    """softmax over channels of NHWC data, then tanh, into NCHW; its double into NHWC."""
+    b = Builder()
+    image, place, channel = Axis("n", n), Axis("hw", hw), Axis("c", c)
+    nhwc = at((image, c * hw), (place, c), (channel, 1))
+    nchw = at((image, c * hw), (channel, hw), (place, 1))
+    reduction, value = _softmax(b, "softmax", b.cast(b.load("x", nhwc, dtype), dtype.compute))
+    reduction = replace(reduction, dtype=dtype.compute)
+    double = b.apply(Op.MUL, value, b.const(2.0, dtype.compute))
+    stores = (
+        Store("y", nchw, b.cast(b.apply(Op.TANH, value), dtype)),
+        Store("t", nhwc, b.cast(double, dtype)),
+    )
+    kernel = Kernel("softmax", (image, place), (channel,), ((reduction,),), (), stores, ("_softmax", "tanh"))
+    buffers = [given("x", [n, hw, c], dtype), result("y", [n, c, hw], dtype), result("t", [n, hw, c], dtype)]
+    return program("softmax", buffers, kernel)
+
+
 def batch_norm_stats(n: int, c: int, hw: int) -> Program:
     """Mean and variance per channel of n x c x hw."""
     b = Builder()
@@ -307,6 +384,16 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "last_bias": lambda: last_axis_bias(1023, 768),
     "last_bias_odd": lambda: last_axis_bias(1024, 63),
     "transpose": lambda: transpose(512, 300),
+    "mixed": lambda: mixed_layouts(8, 64, 56 * 56),
+    "mixed_few_channels": lambda: mixed_layouts(5, 3, 33 * 35),
+    "mixed_odd": lambda: mixed_layouts(3, 67, 15 * 17),
+    "mixed_f16": lambda: mixed_layouts(4, 96, 28 * 28, F16),
+    "mixed_bf16": lambda: mixed_layouts(4, 24, 30 * 30, BF16, F32),
+    "mixed_f64": lambda: mixed_layouts(2, 40, 26 * 26, F64),
+    "mixed_cat": lambda: concatenate_channels_last(4, 6, 10, 64),
+    "mixed_pool": lambda: max_pool_channels_last(4, 48, 34, 3, 2),
+    "mixed_pool_padded": lambda: max_pool_channels_last(4, 20, 33, 3, 1, 1),
+    "last_pool": lambda: max_pool_channels_last(4, 48, 34, 2, 2, into_last=True),
     "cat": lambda: concatenate(4, 6, 10, 64),
     "cat_odd": lambda: concatenate(4, 3, 2, 7),
     "pool2": lambda: max_pool(16, 64, 2, 2, 0),
@@ -334,6 +421,9 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "softmax_channels_64": lambda: softmax_channels(16, 64, 64 * 64),
     "softmax_channels_100": lambda: softmax_channels(2, 100, 30 * 30),
     "softmax_channels_1000": lambda: softmax_channels(3, 1000, 14 * 14),
+    "softmax_channels_last_64": lambda: softmax_channels_last(16, 64, 64 * 64),
+    "softmax_channels_last_10": lambda: softmax_channels_last(16, 10, 63 * 63),
+    "softmax_channels_last_f16": lambda: softmax_channels_last(16, 136, 48 * 48, F16),
     "softmax_channels_3000": lambda: softmax_channels(3, 3000, 14 * 14),
     "bn_stats": lambda: batch_norm_stats(16, 32, 62 * 62),
     "bn_stats_odd": lambda: batch_norm_stats(5, 7, 11 * 11),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Buffer, LibraryCall, Program, Ref, Role
 from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.lowering.lower import lower
 from fusepass.codegen.lowering.tensor import TORCH
 from fusepass.codegen.passes.pipeline import PassOptions, run_passes
@@ -32,6 +33,10 @@ NO_SPLIT = PassOptions(SplitPolicy(workers=1, least_piece=1, lanes=1), longest_c
 
 TINY = PassOptions(SplitPolicy(workers=64, least_piece=4, lanes=2), longest_cached_row=4)
 """Thresholds so low that small shapes are split and made online."""
+
+
+TILES = replace(NO_SPLIT, separate_from=1)
+"""Passes for a device whose kernels exchange tiles."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +116,13 @@ def trace(model: Callable[..., Any], *inputs: torch.Tensor) -> tuple[torch.fx.Gr
     return graph, (*(state[name].detach() for name in names), *inputs)
 
 
-def region(model: Callable[..., Any], *inputs: torch.Tensor) -> Region:
+def region(
+    model: Callable[..., Any], *inputs: torch.Tensor, anchor_format: AnchorFormat = AnchorFormat.CALLER
+) -> Region:
     """Capture and lower a module or function; the program is verified."""
     graph, arguments = trace(model, *inputs)
     names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
-    program, builder = lower(graph, "region", names)
+    program, builder = lower(graph, "region", names, anchor_format=anchor_format)
     verify(program)
     return Region(program, builder, graph, arguments)
 

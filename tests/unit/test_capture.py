@@ -291,11 +291,21 @@ def test_python_state_that_forward_changes_is_put_back() -> None:
 def test_state_is_put_back_when_forward_raises() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         self.step += 1
-        return x if x.sum() > 0 else -x
+        return x if x.sum().item() > 0 else -x
 
     model = module(forward, step=0)
     assert "depends on the values of a tensor" in refused(model, torch.randn(3))
     assert model.step == 0
+
+
+def test_a_set_is_unchanged_whatever_the_order_of_its_copy() -> None:
+    names = set(range(100))
+    names -= set(range(100)) - {1, 64}
+    assert list(names) != list(set(names)), "it lies in a larger table than its copy"
+    captured(module(lambda self, x: x + 1, names=names), torch.ones(3))
+    adds = module(lambda self, x: (self.names.add(2), x + 1)[1], names=names)
+    assert refused(adds, torch.ones(3)) == "forward changes Python state: self.names"
+    assert names == {1, 64}
 
 
 def _draws(self: nn.Module, x: Tensor) -> Tensor:
@@ -322,7 +332,7 @@ CLOSURE = torch.ones(3)
 @pytest.mark.parametrize(
     ("forward", "args", "reason"),
     [
-        (lambda self, x: x if x.sum() > 0 else -x, (torch.ones(3),), "depends on the values"),
+        (lambda self, x: x if x.sum().item() > 0 else -x, (torch.ones(3),), "depends on the values"),
         (lambda self, x: x[x > 0], (torch.ones(3),), "depends on the values"),
         (lambda self, x: x * x.sum().item(), (torch.ones(3),), "depends on the values"),
         (lambda self, x: x * CLOSURE, (torch.ones(3),), "neither an input nor an attribute"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusepass.config import ALL, Config, current, override
+from fusepass.config import ALL, Algebra, Config, current, override
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +47,8 @@ def test_defaults() -> None:
         ("FUSEPASS_DISABLE", "all", "disable", {ALL}),
         ("FUSEPASS_DISABLE", "0", "disable", set()),
         ("FUSEPASS_DISABLE", "norm, pool", "disable", {"norm", "pool"}),
+        ("FUSEPASS_ALGEBRA", "off", "algebra", Algebra.OFF),
+        ("FUSEPASS_ALGEBRA", "Finite", "algebra", Algebra.FINITE),
         ("FUSEPASS_CACHE_DIR", "/some/cache", "cache_dir", Path("/some/cache")),
         ("FUSEPASS_CACHE_DIR", "~/cache", "cache_dir", Path.home() / "cache"),
         ("FUSEPASS_JOBS", "3", "jobs", 3),
@@ -66,6 +68,7 @@ def test_the_environment_sets_options_when_they_are_asked_for(
     ("variable", "text", "allowed"),
     [
         ("FUSEPASS_DEBUG", "maybe", "1, true, yes, on, 0, false, no, off"),
+        ("FUSEPASS_ALGEBRA", "fast", "off, safe, finite"),
         ("FUSEPASS_JOBS", "0", "a whole number from 1 on"),
         ("FUSEPASS_JOBS", "-2", "a whole number from 1 on"),
         ("FUSEPASS_JOBS", "many", "a whole number from 1 on"),
@@ -140,3 +143,13 @@ def test_all_disables_everything() -> None:
     config = Config(disable=frozenset({ALL}))
     assert not config.fuses
     assert not config.allows("pool")
+
+
+def test_a_level_of_algebra_takes_in_those_before_it() -> None:
+    assert current().algebra is Algebra.SAFE
+    with override(algebra="finite") as config:
+        assert [config.algebra.takes_in(level) for level in (Algebra.SAFE, Algebra.FINITE)] == [True, True]
+    assert [Algebra.SAFE.takes_in(level) for level in (Algebra.SAFE, Algebra.FINITE)] == [True, False]
+    with pytest.raises(ValueError, match="off, safe, finite"), override(algebra="unsafe"):
+        pytest.fail("the block must not run")
+    assert current() == Config()

@@ -75,6 +75,12 @@ def no_result() -> fx.Node:
     return node
 
 
+def filled_elsewhere() -> fx.Node:
+    node = call(aten.empty_like.default, describe())
+    node.graph.call_function(aten.bernoulli.p, (node, 0.5))
+    return node
+
+
 def symbolic() -> torch.Tensor:
     sizes = ShapeEnv()
     with FakeTensorMode(shape_env=sizes):
@@ -85,8 +91,8 @@ NODES: dict[str, tuple[Callable[[], fx.Node], str]] = {
     "no_write": (lambda: call(aten.add_.Tensor, describe(), 1), "writes to its argument"),
     "no_random_numbers": (lambda: call(aten.rand_like.default, describe()), "draws random numbers"),
     "no_host_synchronisation": (lambda: call(aten.nonzero.default, describe()), "is needed on the host"),
-    "no_scan": (lambda: call(aten.cumsum.default, describe(), 0), "each element needs those before it"),
-    "initialised": (lambda: call(aten.empty_like.default, describe()), "no values yet"),
+    "within_reach": (lambda: call(aten.cumsum.default, describe(), 0), "each element needs those before it"),
+    "initialised": (filled_elsewhere, "no values yet"),
     "single_arguments": (no_result, "something else than tensors"),
     "single_results": (tuple_user, "used as a tuple"),
     "one_device": (
@@ -101,10 +107,6 @@ NODES: dict[str, tuple[Callable[[], fx.Node], str]] = {
         "the positions of the maxima are used",
     ),
     "understood_view": (lambda: call(aten.as_strided.default, describe(), [4], [1]), "memory beside its input"),
-    "plain_product": (
-        lambda: call(aten.addmm.default, describe(), describe(), describe(), alpha=2),
-        "alpha or beta",
-    ),
     "static_shape": (lambda: call(aten.relu.default, symbolic()), "a shape is symbolic"),
     "not_empty": (lambda: call(aten.relu.default, describe(shape=(4, 0))), "a tensor is empty"),
     "dense_layout": (
@@ -294,7 +296,8 @@ def classes(function: Callable[..., Any], *inputs: torch.Tensor) -> list[OpClass
         (lambda x: torch.nn.functional.avg_pool2d(x[None], 2), OpClass.POOLING),
         (lambda x: x @ x.t(), OpClass.ANCHOR),
         (lambda x: x.cumsum(0), "a scan: each element needs those before it"),
-        (lambda x: x.sort(), "no generated code for it"),
+        (lambda x: x.sort(), "a sort: elements change places by their values"),
+        (lambda x: torch.cdist(x, x), "no generated code for it"),
         (lambda x: x.to(torch.complex64), "element type complex64 has no generated code"),
     ],
 )

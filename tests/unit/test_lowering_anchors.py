@@ -75,12 +75,27 @@ def test_batched_products() -> None:
     region(lambda a, b, c: (torch.bmm(a, b).relu(), torch.baddbmm(c, a, b) + 1), a, b, c).check()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64], ids=str)
+@pytest.mark.parametrize(("beta", "alpha"), [(1, 3), (2, 1), (0, 2), (3, 2)])
+def test_products_with_factors(dtype: torch.dtype, beta: int, alpha: int) -> None:
+    a, b, c = (torch.randn(shape).mul(4).to(dtype) for shape in ((3, 4), (4, 5), (3, 5)))
+    if beta == 0 and dtype.is_floating_point:
+        c[0, 0] = float("nan")
+    made = region(
+        lambda a, b, c: (
+            torch.addmm(c, a, b, beta=beta, alpha=alpha) * 2,
+            torch.baddbmm(c[None], a[None], b[None], beta=beta, alpha=alpha).abs(),
+        ),
+        a, b, c,
+    )  # fmt: skip
+    made.check(exact=False)
+
+
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
         (lambda x: (x + 1) @ x, "mm of a value computed inside the region"),
         (lambda x: F.conv1d(x[None] * 2, x[:2, :, None]), "convolution of a value computed inside"),
-        (lambda x: torch.addmm(x, x, x, alpha=2), "addmm with alpha or beta"),
     ],
 )
 def test_refused(function: Callable[..., Any], reason: str) -> None:

@@ -104,6 +104,7 @@ BINARY: dict[str, Callable[[Any, Any], Tensor]] = {
     "sub": torch.sub,
     "mul": torch.mul,
     "div": torch.div,
+    "div(trunc)": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
     "div(floor)": lambda a, b: torch.div(a, b, rounding_mode="floor"),
     "remainder": torch.remainder,
     "fmod": torch.fmod,
@@ -169,6 +170,42 @@ def test_types_of_a_tensor_and_a_number(name: str, number: float) -> None:
     good = [call for call in calls if _works(call, samples)]
     if good:
         region(lambda *xs: [call(xs) for call in good], *samples).check(exact=False)
+
+
+THREE: dict[str, Callable[[Any, Any, Any], Tensor]] = {
+    "addcmul": lambda a, b, c: torch.addcmul(a, b, c, value=2),
+    "addcdiv": lambda a, b, c: torch.addcdiv(a, b, c, value=2),
+    "where": lambda a, b, c: torch.where(a > 1, b, c),
+    "clamp": torch.clamp,
+    "sum of products": lambda a, b, c: a * b + c,
+    "lerp": torch.lerp,
+    "cat": lambda a, b, c: torch.cat([x if x.dim() else x[None] for x in (a, b, c)]),
+}
+
+
+@pytest.mark.parametrize("name", THREE)
+@pytest.mark.parametrize("ranks", [(1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 0)], ids=str)
+def test_types_of_three_tensors(name: str, ranks: tuple[int, ...]) -> None:
+    """With and without dimensions: the type of a 0-dim tensor counts for less."""
+    samples = [_sample(dtype) for dtype in FEW]
+
+    def arguments(xs: Any, chosen: tuple[int, ...]) -> list[Tensor]:
+        return [
+            xs[i].roll(place) if rank else xs[i][place + 1]
+            for place, (i, rank) in enumerate(zip(chosen, ranks, strict=True))
+        ]
+
+    every = itertools.product(range(len(FEW)), repeat=3)
+    good = [chosen for chosen in every if _works(THREE[name], *arguments(samples, chosen))]
+    region(lambda *xs: [THREE[name](*arguments(xs, chosen)) for chosen in good], *samples).check(exact=False)
+    assert good
+
+
+def test_integers_divided_towards_zero() -> None:
+    low = torch.iinfo(torch.int32).min
+    a = torch.tensor([7, -7, 7, -7, 0, low, low, 5], dtype=torch.int32)
+    b = torch.tensor([2, 2, -2, -2, 3, 3, 1, 7], dtype=torch.int32)
+    region(lambda a, b: torch.div(a, b, rounding_mode="trunc"), a, b).check(exact=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

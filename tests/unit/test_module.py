@@ -276,7 +276,7 @@ def test_optimiser_steps_show_after_training_with_gradients(net: Net) -> None:
 def test_data_dependent_control_flow_goes_to_dynamo() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         y = torch.relu(self.linear(x))
-        if y.sum() > 1e6:
+        if y.sum().item() > 1e6:
             return y
         return torch.sigmoid(y) * 2
 
@@ -352,7 +352,7 @@ def test_children_are_put_back_when_the_model_raises() -> None:
         y = self.linear(x)
         if self.fail:
             raise KeyError("mine")
-        return y if y.sum() > 0 else -y
+        return y if y.sum().item() > 0 else -y
 
     model = module(forward, linear=nn.Linear(6, 6), fail=False)
     opt = fusepass.optimize(model)
@@ -368,7 +368,7 @@ def test_children_are_put_back_when_the_model_raises() -> None:
 def test_nothing_to_capture_is_left_alone_with_the_reason() -> None:
     @torch._dynamo.disable
     def forward(self: Any, x: Tensor) -> Tensor:
-        return x if x.sum() > 0 else -x
+        return x if x.sum().item() > 0 else -x
 
     opt = fusepass.optimize(module(forward))
     with pytest.warns(FusepassWarning):
@@ -589,7 +589,7 @@ def test_graph_module_with_nested_inputs() -> None:
 
 
 def test_graph_module_without_a_graph() -> None:
-    opt = fusepass.optimize(module(lambda self, x: x if x.sum() > 0 else -x))
+    opt = fusepass.optimize(module(lambda self, x: x if x.sum().item() > 0 else -x))
     with pytest.raises(fusepass.CaptureError, match="depends on the values"):
         opt.graph_module(X)
 

@@ -241,6 +241,27 @@ def test_check_accepts_the_model_itself_and_restores_its_buffers() -> None:
     assert model.norm.num_batches_tracked == 0
 
 
+def test_check_sees_and_restores_a_buffer_that_forward_replaces() -> None:
+    class Growing(nn.Module):
+        """Keeps a table as long as its input."""
+
+        def __init__(self, step: float = 1.0) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.zeros(1))
+            self.step = step
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.table.shape != x.shape:
+                self.table = torch.arange(len(x), dtype=x.dtype) * self.step
+            return x + self.table
+
+    model, x = Growing(), torch.randn(4)
+    table = model.table
+    assert check(model, lambda x: model(x), (x,)).ok
+    assert model.table is table
+    assert failing(check(model, Growing(2.0), (x,))) == {"['output']", "['buffers']['table']"}
+
+
 def test_check_finds_buffers_that_were_not_updated_and_inputs_that_were_not_changed() -> None:
     class Forgetful(Stateful):
         def forward(self, x: Tensor) -> Tensor:

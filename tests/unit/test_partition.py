@@ -11,11 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from fusepass.codegen.lowering.lower import lower
 from fusepass.config import override
 from fusepass.patterns.opclass import OpClass
 from fusepass.patterns.ordering import execution_order
 from fusepass.patterns.partition import Partition, Region, partition
 from fusepass.patterns.pattern import Pattern, patterns, register, unregister
+from fusepass.splice import subgraph
 from tests.support.aten import exported, run_regions, traced
 
 Layers = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
@@ -269,6 +271,24 @@ def test_weights_are_transposed_inside_but_views_of_activations_stay_outside() -
     inside = {str(node.target) for node in region.nodes}
     assert "aten.t.default" in inside
     assert "aten.view.default" in {str(node.target) for node in region.inputs}
+
+
+def test_a_view_that_the_anchor_reads_comes_from_outside() -> None:
+    """Convolutional position encodings: tokens as an image, and what is convolved is also added."""
+
+    def encode(conv: nn.Conv2d, tokens: torch.Tensor) -> torch.Tensor:
+        pixels = tokens.transpose(1, 2).view(2, 4, 4, 4)
+        return (conv(pixels) + pixels).relu()
+
+    tokens = torch.randn(2, 16, 4)
+    model = Model(encode, nn.Conv2d(4, 4, 3, padding=1, groups=4))
+    graph, arguments = exported(model, tokens)
+    parts = partition(graph)
+    (region,) = parts.regions
+    assert "view" in {node.name for node in region.inputs}
+    lower(subgraph(graph, region), region.name, [node.name for node in region.inputs])
+    (result,) = run_regions(graph, parts, arguments)
+    torch.testing.assert_close(result, model(tokens), rtol=0, atol=0)
 
 
 def write_after_read(x: torch.Tensor) -> torch.Tensor:

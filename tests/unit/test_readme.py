@@ -23,10 +23,13 @@ from fusepass.codegen.generate import Generated, generate
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.lowering import registry
 from fusepass.codegen.lowering.lower import lower
+from fusepass.config import Algebra
 from fusepass.patterns import pattern
 from fusepass.patterns.opclass import direct_class
 from fusepass.patterns.partition import partition
+from fusepass.patterns.rules import RULES
 from fusepass.splice import subgraph
+from fusepass.table import wrap
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")))
@@ -126,6 +129,14 @@ def excerpt(source: str) -> str:
 def test_what_is_shown_is_what_is_generated(page: str, name: str, update_golden: bool) -> None:
     wanted = program_text(generated().program) if name == "ir" else excerpt(generated().source.text)
     compare(page, name, wanted, update_golden)
+
+
+@pytest.mark.parametrize("level", [Algebra.SAFE, Algebra.FINITE])
+def test_the_rules_are_listed(level: Algebra, update_golden: bool) -> None:
+    """Sorted, so that it does not matter which rules are tried first."""
+    rules = sorted((rule.name, rule.why) for rule in RULES if rule.level is level)
+    lines = [line for name, why in rules for line in (name, *wrap(why, 120, indent=2))]
+    compare("docs/algebra.md", level, "".join(f"{line}\n" for line in lines), update_golden)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/configuration.md"])

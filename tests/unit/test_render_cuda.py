@@ -37,6 +37,20 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "one bias per column": lambda: k.last_axis_bias(33, 96),
     "one bias per odd column": lambda: k.last_axis_bias(64, 63),
     "transpose": lambda: k.transpose(40, 36),
+    "mixed layouts": lambda: k.mixed_layouts(2, 64, 16 * 16),
+    "mixed layouts, few channels": lambda: k.mixed_layouts(3, 3, 35 * 9),
+    "mixed layouts, odd": lambda: k.mixed_layouts(2, 67, 7 * 7),
+    "mixed layouts, a pair": lambda: k.mixed_layouts(1, 2, 2),
+    "mixed layouts, few places": lambda: k.mixed_layouts(2, 130, 4),
+    "mixed layouts of halves": lambda: k.mixed_layouts(2, 72, 64, k.F16),
+    "mixed layouts of bfloat16 and float": lambda: k.mixed_layouts(2, 24, 36, k.BF16, k.F32),
+    "mixed layouts of doubles": lambda: k.mixed_layouts(2, 20, 36, k.F64),
+    "mixed layouts of bytes": lambda: k.mixed_layouts(2, 96, 144, DType.U8),
+    "concatenation of channels last": lambda: k.concatenate_channels_last(2, 6, 10, 35),
+    "pooling of channels last": lambda: k.max_pool_channels_last(2, 36, 13, 3, 2),
+    "pooling of channels last, padded": lambda: k.max_pool_channels_last(2, 24, 9, 3, 2, 1),
+    "pooling of channels last, odd": lambda: k.max_pool_channels_last(2, 7, 9, 2, 2),
+    "pooling into channels last": lambda: k.max_pool_channels_last(2, 24, 9, 3, 1, 1, into_last=True),
     "concatenation": lambda: k.concatenate(3, 6, 10, 64),
     "concatenation, odd": lambda: k.concatenate(3, 3, 2, 7),
     "pooling": lambda: k.max_pool(3, 16, 2, 2, 0),
@@ -65,6 +79,9 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "softmax of 1000 channels": lambda: k.softmax_channels(3, 1000, 7 * 7),
     "softmax of 3000 channels": lambda: k.softmax_channels(1, 3000, 36),
     "softmax of 6000 channels": lambda: k.softmax_channels(1, 6000, 36),
+    "softmax of channels last": lambda: k.softmax_channels_last(3, 64, 20 * 20),
+    "softmax of channels last, odd": lambda: k.softmax_channels_last(3, 11, 13 * 13),
+    "softmax of channels last, halves": lambda: k.softmax_channels_last(2, 136, 16 * 16, k.F16),
     "statistics per channel": lambda: k.batch_norm_stats(4, 6, 12 * 12),
     "statistics per channel, long": lambda: k.batch_norm_stats(5, 3, 60 * 60),
     "statistics per channel, odd": lambda: k.batch_norm_stats(5, 7, 11 * 11),
@@ -137,7 +154,9 @@ def test_values(name: str, facts: DeviceFacts) -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize("name", ["vectors with a tail", "rows of 768", "softmax of 8 channels", "concatenation"])
+@pytest.mark.parametrize(
+    "name", ["vectors with a tail", "rows of 768", "softmax of 8 channels", "concatenation", "mixed layouts"]
+)
 def test_unaligned_inputs(name: str) -> None:
     program = PROGRAMS[name]()
     inputs = inputs_of(program)
@@ -147,7 +166,7 @@ def test_unaligned_inputs(name: str) -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize(
-    "name", ["one bias per channel", "rows of 1000", "softmax of 100 channels", "pooling with padding"]
+    "name", ["one bias per channel", "rows of 1000", "softmax of 100 channels", "pooling with padding", "mixed layouts"]
 )
 def test_wide_indices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusepass.codegen.schedule._MAX_INT", 0)
@@ -170,7 +189,7 @@ def test_the_second_reader_of_a_large_buffer_goes_backwards() -> None:
 def test_the_text_reads_well() -> None:
     text = render(k.layer_norm(130, 64), H200).text
     assert "// layer_norm: native_layer_norm\n// rows [r:130], columns [c:64]\n// inner, 130 rows x 64 columns" in text
-    assert "const float rsqrt_0 = fp::rsqrt((moments_m2 / 64.0f) + 1e-05f);" in text
+    assert "const float add_1 = (((kept_0[v] - add_0) * rsqrt_0) * weight_in_0[v]) + bias_in_0[v];" in text
     assert "\t" not in text
     assert max(map(len, text.splitlines())) < 160
 
@@ -187,6 +206,8 @@ def test_nothing_is_launched_for_nothing() -> None:
         "half",
         "rows of bfloat16",
         "concatenation",
+        "mixed layouts of bfloat16 and float",
+        "pooling of channels last",
         "pooling",
         "long argmax",
         "rows in shared memory",

@@ -21,9 +21,10 @@ from fusepass.report import (
     RegionReport,
     RegionState,
     Report,
+    RewriteReport,
     SourceFile,
 )
-from fusepass.table import Column, human_bytes, shorten, table
+from fusepass.table import Column, human_bytes, human_count, shorten, table
 
 MIB = 1 << 20
 
@@ -60,6 +61,8 @@ NORM = RegionReport(
     state=RegionState.FALLBACK,
     reason="the build failed:\n" + "error: " * 200,
 )
+FOLD = RewriteReport("fold-scale", "mul", 3_000_000, 0, 4 * MIB, 2 * MIB)
+CLONE = RewriteReport("idle-clone", "clone")
 REPORT = Report(
     model="Net",
     device="cuda:0",
@@ -71,7 +74,7 @@ REPORT = Report(
         RefusalReport("topk", "aten.topk.default", "no class of operators"),
     ),
     fallbacks=(FallbackReport("norm", "the build failed", 3),),
-    rules=(("fold scale into weight", 2),),
+    rewrites=(FOLD, FOLD, CLONE),
     ops_total=8,
     ops_fused=4,
     seconds=(("capture", 0.25), ("build", 1.5)),
@@ -108,16 +111,23 @@ def test_a_choice_is_kept_and_told() -> None:
 def test_json_keys_and_values() -> None:
     data = json.loads(REPORT.to_json())
     assert list(data) == [
-        "format", "model", "device", "capture", "regions", "refusals", "fallbacks", "reason", "rules",
+        "format", "model", "device", "capture", "regions", "refusals", "fallbacks", "reason", "rewrites",
         "ops_total", "ops_fused", "seconds", "cuda_graphs",
     ]  # fmt: skip
     assert list(data["regions"][0]) == [
         "name", "pattern", "ops", "kernels", "bytes_before", "bytes_after", "anchor", "device", "signature",
         "state", "reason", "sources", "build_seconds", "choice",
     ]  # fmt: skip
-    assert data["format"] == 1
+    assert data["format"] == 2
     assert data["capture"] == "traced"
-    assert data["rules"] == {"fold scale into weight": 2}
+    assert data["rewrites"][0] == {
+        "rule": "fold-scale",
+        "node": "mul",
+        "flops_before": 3_000_000,
+        "flops_after": 0,
+        "bytes_before": 4 * MIB,
+        "bytes_after": 2 * MIB,
+    }
     assert data["seconds"] == {"capture": 0.25, "build": 1.5}
     assert data["regions"][0]["ops"][1] == {
         "name": "gelu",
@@ -134,8 +144,8 @@ def test_json_keys_and_values() -> None:
         "",
         "[]",
         "{}",
-        '{"format": 2}',
         '{"format": 1}',
+        '{"format": 2}',
         REPORT.to_json().replace('"fused"', '"melted"'),
         REPORT.to_json().replace('"target"', '"goal"'),
     ],
@@ -172,11 +182,11 @@ def test_text_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "  sort (net.py:14 in forward and 1 more): no class of operators\n" in text
     assert "  topk (topk): no class of operators\n" in text
     assert "  norm, 3 calls: the build failed\n" in text
+    assert "  fold-scale, 2 times: FLOPs 6.00 M to 0, bytes 8.00 MiB to 4.00 MiB\n  idle-clone, 1 time\n" in text
     assert text.endswith(
         "operators fused: 4 of 8 (50%)\n"
         "regions: 1 fused, 1 fallback\n"
         "memory traffic saved per call: 4.00 MiB of 10.0 MiB (40%)\n"
-        "rules applied: fold scale into weight 2\n"
         "seconds: capture 0.25, build 1.50"
     )
     assert text.count("error:") < 60, "a compiler's output is cut"
@@ -220,7 +230,7 @@ def test_merge_adds_up() -> None:
         refusals=(REPORT.refusals[0], RefusalReport("cat", "aten.cat.default", "two consumers")),
         fallbacks=(FallbackReport("norm", "the build failed", 4), FallbackReport("norm", "gradients", 1)),
         reason="data-dependent control flow",
-        rules=(("fold scale into weight", 1), ("drop dropout", 1)),
+        rewrites=(CLONE,),
         ops_total=2,
         ops_fused=1,
         seconds=(("capture", 0.5), ("partition", 0.125)),
@@ -234,7 +244,7 @@ def test_merge_adds_up() -> None:
         refusals=(*REPORT.refusals, other.refusals[1]),
         fallbacks=(FallbackReport("norm", "the build failed", 7), FallbackReport("norm", "gradients", 1)),
         reason="data-dependent control flow",
-        rules=(("fold scale into weight", 3), ("drop dropout", 1)),
+        rewrites=(FOLD, FOLD, CLONE, CLONE),
         ops_total=10,
         ops_fused=5,
         seconds=(("capture", 0.75), ("build", 1.5), ("partition", 0.125)),
@@ -310,6 +320,13 @@ def test_copies_of_a_counter_are_independent(duplicate) -> None:
 )
 def test_human_bytes(count: int, text: str) -> None:
     assert human_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(999, "999"), (1500, "1.50 K"), (12_000_000, "12.0 M"), (10**18, "1000 P")]
+)
+def test_human_count(count: int, text: str) -> None:
+    assert human_count(count) == text
 
 
 def test_shorten_keeps_both_ends() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from math import prod
 
 import pytest
 
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.crossing import Tile
 from fusepass.codegen.ir.expr import ReduceOp
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.schedule import Keep, Schedule, Walk, schedule
@@ -62,6 +65,12 @@ def test_every_schedule_fits_the_device_and_covers_the_kernel(name: str, aligned
             case Walk.POINTWISE:
                 assert plan.blocks * plan.threads * plan.unroll * plan.width >= rows
                 assert rows % plan.width == 0
+            case Walk.CROSSING:
+                columns = prod(axis.size for axis in plan.columns)
+                tall, wide = plan.tile
+                assert plan.blocks >= -(-(rows // columns) // tall) * -(-columns // wide)
+                assert rows // columns % plan.width == 0
+                assert tall & (tall - 1) == wide & (wide - 1) == 0
             case Walk.INNER:
                 assert plan.blocks * plan.groups >= rows
                 assert cols % plan.width == 0
@@ -74,6 +83,55 @@ def test_every_schedule_fits_the_device_and_covers_the_kernel(name: str, aligned
                 covered = plan.groups * plan.unroll
         if plan.keep is Keep.REGISTERS:
             assert covered >= cols
+
+
+@pytest.mark.parametrize(
+    ("make", "width", "unroll", "lanes", "groups", "columns"),
+    [
+        (lambda: k.mixed_layouts(64, 64, 1 << 14), 4, 2, 8, 32, ("c",)),
+        (lambda: k.mixed_layouts(64, 64, 1 << 14, k.F16), 8, 2, 8, 32, ("c",)),
+        (lambda: k.mixed_layouts(64, 64, 1 << 14, k.F64), 2, 4, 8, 16, ("c",)),
+        (lambda: k.mixed_layouts(64, 64, 127 * 127), 1, 8, 32, 8, ("c",)),
+        (lambda: k.mixed_layouts(64, 8, 1 << 14), 4, 2, 64, 4, ("c",)),
+        (lambda: k.max_pool_channels_last(64, 64, 130, 2, 2), 4, 2, 8, 32, ("h", "w")),
+        (lambda: k.transpose(4096, 4096), 4, 2, 8, 32, ("j",)),
+    ],
+)
+def test_tiles(
+    make: Callable[[], Program], width: int, unroll: int, lanes: int, groups: int, columns: tuple[str, ...]
+) -> None:
+    plan = first(make())
+    assert plan.walk is Walk.CROSSING
+    assert tuple(axis.name for axis in plan.columns) == columns
+    assert (plan.width, plan.unroll, plan.lanes, plan.groups) == (width, unroll, lanes, groups)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: k.channel_bias_gelu(8, 48, 4096), lambda: k.concatenate(4, 6, 10, 64), lambda: k.affine(4096)]
+)
+def test_nothing_crosses_where_all_is_laid_out_alike(make: Callable[[], Program]) -> None:
+    assert first(make()).walk is Walk.POINTWISE
+
+
+def conflicts(addresses: Iterable[int], nbytes: int) -> int:
+    """How many different words the busiest bank has, of threads that access one element each at the same time."""
+    half = list(addresses)[: 16 if nbytes == 8 else 32]  # wider elements go half a warp at a time
+    words = {(address * nbytes + part) // 4 for address in half for part in range(0, nbytes, 4)}
+    return max(Counter(word % 32 for word in words).values())
+
+
+@pytest.mark.parametrize("nbytes", [1, 2, 4, 8])
+@pytest.mark.parametrize("share", [1, 2, 4])
+def test_tiles_have_no_bank_conflicts(nbytes: int, share: int) -> None:
+    """Whatever a whole vector has: when the columns are written and when the rows are read."""
+    rows, width = 128 // nbytes, 16 // nbytes // min(share, 16 // nbytes)
+    tile = Tile(rows, 64, 256 if nbytes < 8 else 128, width, nbytes)
+    step = tile.pitch
+    across = [(t % tile.lanes * width, t // tile.lanes) for t in range(32)]
+    along = [(t // (rows // width), t % (rows // width) * width) for t in range(32)]
+    for lane in range(width):
+        assert conflicts(((col + lane) * step + row for col, row in across), nbytes) == 1
+        assert conflicts((col * step + row + lane for col, row in along), nbytes) == 1
 
 
 def test_unaligned_inputs_take_single_elements_where_they_are_most_of_the_traffic() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.lowering.lower import lower
 from fusepass.codegen.passes.pipeline import PassOptions, run_passes
 from fusepass.codegen.passes.split import SplitPolicy
-from tests.support.regions import NO_SPLIT, Region, region
+from tests.support.regions import NO_SPLIT, TILES, Region, region
 
 F64 = torch.float64
 ONLINE = 0  # every row is too long to stay on chip
@@ -180,3 +181,41 @@ def test_names_of_temporaries_never_meet_names_of_inputs() -> None:
 
 def test_without_splitting_nothing_is_left_over() -> None:
     assert len(_long(FUNCTIONS["layer norm"]).passed(NO_SPLIT).kernels) == 1
+
+
+LAST = {"memory_format": torch.channels_last}
+FIRST = {"memory_format": torch.contiguous_format}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_separated_layouts_mean_the_same(name: str) -> None:
+    x = torch.randn(2, 6, 4, 5, dtype=F64)
+    for given, made in ((LAST, FIRST), (FIRST, LAST)):
+
+        def function(x: Tensor, made: dict[str, Any] = made) -> Any:
+            results = FUNCTIONS[name](x)
+            results = results if isinstance(results, tuple) else (results,)
+            return tuple(r.clone(**made) if r.dim() == 4 else r for r in results)
+
+        made_region = region(function, x.clone(**given))
+        made_region.check(made_region.passed(TILES))
+
+
+@pytest.mark.parametrize(
+    ("function", "channels", "layout", "least", "kernels"),
+    [
+        (lambda x: F.instance_norm(x).clone(**FIRST), 8, LAST, 1, 2),
+        (lambda x: F.instance_norm(x).clone(**FIRST), 8, LAST, 1 << 20, 1),  # too small for two launches
+        (lambda x: F.instance_norm(x).clone(**LAST), 8, LAST, 1, 1),  # all alike
+        (lambda x: F.instance_norm(x), 8, FIRST, 1, 1),
+        (lambda x: x.softmax(1).clone(**FIRST), 8, LAST, 1, 1),  # a block has several rows and exchanges tiles
+        (lambda x: x.softmax(1).clone(**FIRST), 600, LAST, 1, 2),
+    ],
+)
+def test_reductions_stand_alone_where_reads_and_writes_are_laid_out_differently(
+    function: Callable[[Tensor], Tensor], channels: int, layout: dict[str, Any], least: int, kernels: int
+) -> None:
+    made = region(function, torch.randn(2, channels, 4, 5, dtype=F64).clone(**layout))
+    program = made.passed(replace(TILES, separate_from=least))
+    assert [kernel.is_pointwise for kernel in program.kernels] == [False, True][:kernels]
+    made.check(program)

@@ -1,0 +1,246 @@
+"""Kernels whose operands are contiguous along different axes, and the tiles that bring them together.
+
+A block of such a kernel takes a tile: neighbouring points *along* the axis that it computes along times neighbouring
+points *across* it. An access that is contiguous across *crosses*: it is made across, and exchanged through shared memory.
+A pointwise kernel gets rows and columns for that; it computes along the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from math import inf
+
+from fusepass.codegen.ir.expr import Expr, Load, Masked, Window, children, walk
+from fusepass.codegen.ir.index import Axis, Bound, Index
+from fusepass.codegen.ir.program import Kernel, Program, Store
+
+_BANKS_BYTES = 128  # of shared memory, read or written at once
+_WORD = 4  # bytes of a bank
+_MOST = 4  # accesses of a kernel that cross; more do not fit in a block's shared memory
+
+Guard = tuple[Bound, ...]
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A load (with what must hold for it) or a store of a kernel that crosses; the other of the two is None."""
+
+    load: Load | None
+    store: Store | None
+    guard: Guard = ()
+
+    @property
+    def buffer(self) -> str:
+        found = self.load or self.store
+        assert found is not None
+        return found.buffer
+
+    @property
+    def index(self) -> Index:
+        found = self.load or self.store
+        assert found is not None
+        return found.index
+
+
+def columns_of(kernel: Kernel, program: Program) -> tuple[Axis, ...]:
+    """The axes of a pointwise kernel that should be its columns, slowest first; none where nothing crosses."""
+    accesses = _Accesses(kernel, program)
+    main = accesses.main()
+    if main is None:
+        return ()
+    other = accesses.nearest([a for a in accesses.plain if accesses.unit(a.index) not in (None, main)])
+    if other is None:
+        return ()
+    run = accesses.run(main, stop=frozenset({other}))
+    return tuple(reversed(accesses.run(other, stop=frozenset(run))))
+
+
+def with_columns(kernel: Kernel, program: Program, columns: tuple[Axis, ...]) -> Kernel:
+    """The pointwise `kernel` with `columns` as its columns and the rows in the order of memory."""
+    accesses = _Accesses(kernel, program)
+    rows = tuple(axis for axis in kernel.rows if axis not in columns)
+    main = accesses.main()
+    index = None if main is None else accesses.largest(main)
+    if index is not None:
+        rows = tuple(sorted(rows, key=lambda axis: -abs(index.stride(axis) or 0)))
+    return replace(kernel, rows=rows, cols=columns)
+
+
+@dataclass(frozen=True)
+class _Access:
+    index: Index
+    nbytes: int
+    store: bool
+    window: bool
+
+
+class _Accesses:
+    """The accesses of a pointwise kernel that most of its traffic comes from."""
+
+    def __init__(self, kernel: Kernel, program: Program) -> None:
+        self.rows = kernel.rows
+        windows = [node for node in walk(*kernel.roots) if isinstance(node, Window)]
+        inside = {id(below) for window in windows for below in walk(window)}
+        least = kernel.row_count // 4
+        found = [
+            *((load.buffer, load.index, False, id(load) in inside) for load in kernel.loads()),
+            *((store.buffer, store.index, True, False) for store in kernel.stores),
+        ]
+        self.all = [
+            _Access(index, program.buffer(name).nbytes, store, window)
+            for name, index, store, window in found
+            if program.buffer(name).numel >= least
+        ]
+        self.plain = [access for access in self.all if not access.window]
+
+    def main(self) -> Axis | None:
+        """The axis to compute along: that of the windows, whose loads cannot cross, else that of the stores."""
+        windows = [access for access in self.all if access.window]
+        return self.nearest(windows) if windows else self.nearest([a for a in self.plain if a.store])
+
+    def nearest(self, accesses: Iterable[_Access]) -> Axis | None:
+        """The axis along which most of the bytes of `accesses` are nearest in memory."""
+        votes: dict[Axis, int] = {}
+        for access in accesses:
+            axis = self._smallest(access.index) if access.window else self.unit(access.index)
+            if axis is not None:
+                votes[axis] = votes.get(axis, 0) + access.nbytes
+        return max(votes, key=lambda axis: votes[axis], default=None)
+
+    def unit(self, index: Index) -> Axis | None:
+        """The axis whose points are neighbours in memory."""
+        return next((axis for axis in self.rows if axis.size > 1 and index.stride(axis) == 1), None)
+
+    def _smallest(self, index: Index) -> Axis | None:
+        strides = {axis: abs(index.stride(axis) or 0) for axis in self.rows if axis.size > 1}
+        return min((axis for axis in strides if strides[axis]), key=lambda axis: strides[axis], default=None)
+
+    def largest(self, axis: Axis) -> Index | None:
+        """The index of the largest access that is contiguous along `axis`."""
+        along = [access for access in self.plain if self.unit(access.index) == axis]
+        return max(along, key=lambda access: access.nbytes).index if along else None
+
+    def run(self, start: Axis, stop: frozenset[Axis]) -> list[Axis]:
+        """`start` and the axes that go on where the one before ends, in the largest access along it."""
+        index, run, step = self.largest(start), [start], start.size
+        while index is not None:
+            follows = (a for a in self.rows if a not in (*run, *stop) and a.size > 1 and index.stride(a) == step)
+            axis = next(follows, None)
+            if axis is None:
+                break
+            run.append(axis)
+            step *= axis.size
+        return run
+
+
+def crossings(
+    kernel: Kernel, program: Program, along: Axis, across: Axis, *, loads: bool = True
+) -> tuple[Crossing, ...]:
+    """What of the element stores, and with `loads` of what they need, crosses in a kernel on flat axes; the widest first."""
+    least = along.size * across.size // 4
+
+    def crosses(buffer: str, index: Index) -> bool:
+        if program.buffer(buffer).numel < least or along not in index.axes:
+            return False
+        return near_step(index, across) == 1 and near_step(index, along) != 1
+
+    found = [Crossing(None, store) for store in kernel.stores if crosses(store.buffer, store.index)]
+    for load, guards in _guards([store.value for store in kernel.stores]) if loads else ():
+        guard = () if () in guards else next(iter(guards)) if len(guards) == 1 else None
+        if guard is not None and crosses(load.buffer, load.index):
+            found.append(Crossing(load, None, guard))
+    return tuple(sorted(found, key=lambda each: -program.buffer(each.buffer).dtype.nbytes)[:_MOST])
+
+
+def near_step(index: Index, axis: Axis) -> float:
+    """How far apart in memory the first two points of `axis` are; infinite where they are the same element."""
+    if axis.size < 2:
+        return inf
+    return abs(_at(index, axis, 1) - _at(index, axis, 0)) or inf
+
+
+def _at(index: Index, axis: Axis, position: int) -> int:
+    fixed = index.substitute({other: Index(position if other == axis else 0) for other in index.axes})
+    return fixed.constant
+
+
+def _guards(roots: Iterable[Expr]) -> Iterator[tuple[Load, set[Guard]]]:
+    """Each load outside of windows, with the conditions that it is reached under."""
+    found: dict[int, tuple[Load, set[Guard]]] = {}
+    inside: set[int] = set()
+    seen: set[tuple[int, Guard]] = set()
+    stack: list[tuple[Expr, Guard]] = [(root, ()) for root in roots]
+    while stack:
+        node, guard = stack.pop()
+        if (id(node), guard) in seen:
+            continue
+        seen.add((id(node), guard))
+        match node:
+            case Load():
+                found.setdefault(id(node), (node, set()))[1].add(guard)
+            case Window():
+                inside |= {id(below) for below in walk(node)}
+            case Masked(mask, value, other, _):
+                stack += [(value, (*guard, *mask)), (other, guard)]
+            case _:
+                stack += [(child, guard) for child in children(node)]
+    return (each for key, each in found.items() if key not in inside)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A block's points, and how its threads stand on it to make accesses across.
+
+    Attributes:
+        along, across: its size; `across` and all numbers below are powers of two.
+        threads: of the block.
+        width: points of one access.
+        nbytes: of an element.
+    """
+
+    along: int
+    across: int
+    threads: int
+    width: int
+    nbytes: int
+
+    @property
+    def pitch(self) -> int:
+        """Elements from one point across to the next in shared memory: an odd number of words, so that what threads
+        write across and read along lies in different banks."""
+        unit = max(_WORD // self.nbytes, 1)
+        return (-(-self.along // unit) | 1) * unit
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.across * self.pitch * self.nbytes
+
+    @property
+    def lanes(self) -> int:
+        """Threads side by side across: as many as the banks of shared memory take without a conflict."""
+        wanted = max(_BANKS_BYTES // max(self.nbytes, _WORD) // self.width, self.threads // power_above(self.along), 1)
+        return min(wanted, self.across // self.width)
+
+    @property
+    def lines(self) -> int:
+        """Points along that the threads cover at once."""
+        return self.threads // self.lanes
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """How often the threads move across and along."""
+        return self.across // (self.width * self.lanes), -(-self.along // self.lines)
+
+
+def power_above(count: int) -> int:
+    """The smallest power of two that is at least `count`."""
+    return 1 << (count - 1).bit_length() if count > 1 else 1
+
+
+def fitting_width(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest power of two up to `most` that `fits`; 1 always does."""
+    width = most
+    while width > 1 and not fits(width):
+        width //= 2
+    return max(width, 1)

@@ -1,0 +1,205 @@
+"""Operators whose elements stand at places that come from data: embedding, gather, indexing with tensors.
+
+A place outside its dimension is an error in eager. A kernel for a CPU reports it, and the original operators run and
+raise; on a GPU both end in an assertion. An element that nobody uses is not looked for, nor is an error in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, Op, Place, own_indices, walk
+from fusepass.codegen.ir.index import Axis, Index, axis_index
+from fusepass.codegen.lowering.registry import Call, lowers
+from fusepass.codegen.lowering.tensor import (
+    Context,
+    Coordinates,
+    Tensor,
+    Unsupported,
+    broadcast,
+    broadcast_shape,
+    domain,
+)
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Where along a dimension of `size` elements to read: an int64 expression, which `checked` ones may leave."""
+
+    place: Expr
+    size: int
+    checked: bool = True
+
+
+Lookups = Callable[[Coordinates], tuple[Coordinates, Mapping[int, Lookup]]]
+
+
+def gathered(call: Call, a: Tensor, shape: Sequence[int], lookups: Lookups) -> Tensor:
+    """A tensor of `shape` whose elements are elements of `a`.
+
+    Args:
+        lookups: gives, for coordinates in the result, coordinates in `a` (any in the dimensions looked up), and
+            the looked-up dimensions with their places.
+    """
+    context = call.context
+    source = a if _movable(a) else context.materialize(a, f"{call.origin}_table", call.origin)
+
+    def at(c: Coordinates) -> Expr:
+        fixed, found = lookups(c)
+        axes = {d: Axis(f"lookup{d}", source.shape[d]) for d in found}
+        moved = tuple(axis_index(axes[d]) if d in axes else i for d, i in enumerate(fixed))
+        return _moved(context, source.at(moved), {axes[d]: lookup for d, lookup in found.items()})
+
+    return context.tensor(shape, a.dtype, at, windowed=a.windowed)
+
+
+def _movable(a: Tensor) -> bool:
+    """Whether the element at computed places is that of the loads moved there: nothing else depends on where it stands."""
+    if a.windowed:
+        return False
+    nodes = list(walk(a.at(tuple(map(axis_index, domain(a.shape)[: len(a.shape)])))))
+    plain = all(isinstance(node, Load | Gather | Const | Apply) for node in nodes)
+    indices = [index for node in nodes for index in own_indices(node)]
+    return plain and bool(indices) and all(isinstance(atom, Axis) for index in indices for atom, _ in index.terms)
+
+
+def _moved(context: Context, value: Expr, lookups: Mapping[Axis, Lookup]) -> Expr:
+    """`value` with the loads in it moved along the axes that are looked up."""
+    start = dict.fromkeys(lookups, Index())
+
+    def places(index: Index) -> tuple[Place, ...]:
+        # One of stride 0 moves nothing and still reports a place outside.
+        return tuple(
+            Place(found.place, index.stride(axis) or 0, found.size, found.checked) for axis, found in lookups.items()
+        )
+
+    def leaf(node: Expr) -> Expr | None:
+        match node:
+            case Load(buffer, index, dtype):
+                return context.builder.gather(buffer, index.substitute(start), places(index), dtype)
+            case Gather(buffer, index, known, dtype):
+                return context.builder.gather(buffer, index.substitute(start), (*known, *places(index)), dtype)
+            case Masked():
+                raise AssertionError("a masked value is materialised before it is looked up")
+            case _:
+                return None
+
+    return context.builder.rewrite(value, leaf=leaf)
+
+
+def position(context: Context, value: Tensor, c: Coordinates) -> Expr:
+    """The element of an integer tensor at `c` as a place."""
+    return context.builder.cast(value.at(broadcast(c, value.shape)), DType.I64)
+
+
+def _from_the_end(context: Context, place: Expr, size: int) -> Expr:
+    """`place` where it is not negative, else counted from the end."""
+    builder = context.builder
+    negative = builder.apply(Op.LT, place, builder.const(0, DType.I64), dtype=DType.BOOL)
+    wrapped = builder.apply(Op.ADD, place, builder.const(size, DType.I64), dtype=DType.I64)
+    return builder.apply(Op.WHERE, negative, wrapped, place, dtype=DType.I64)
+
+
+@lowers(aten.embedding.default)
+def _embedding(
+    call: Call, weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad: bool = False, sparse: bool = False
+) -> Tensor:
+    def lookups(c: Coordinates) -> tuple[Coordinates, Mapping[int, Lookup]]:
+        return (Index(), c[-1]), {0: Lookup(position(call.context, indices, c[:-1]), weight.shape[0])}
+
+    return gathered(call, weight, call.value.shape, lookups)
+
+
+@lowers(aten.index_select.default)
+def _index_select(call: Call, a: Tensor, dim: int, index: Tensor) -> Tensor:
+    source = a if a.shape else call.context.reshape(a, (1,))
+    axis = dim % len(source.shape)
+    flat = call.context.reshape(index, (index.numel,))
+
+    def lookups(c: Coordinates) -> tuple[Coordinates, Mapping[int, Lookup]]:
+        return c, {axis: Lookup(position(call.context, flat, (c[axis],)), source.shape[axis])}
+
+    shape = (*source.shape[:axis], index.numel, *source.shape[axis + 1 :])
+    return call.context.reshape(gathered(call, source, shape, lookups), call.value.shape)
+
+
+@lowers(aten.gather.default)
+def _gather(call: Call, a: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+    source = a if a.shape else call.context.reshape(a, (1,))
+    chosen = index if index.shape else call.context.reshape(index, (1,))
+    axis = dim % len(source.shape)
+
+    def lookups(c: Coordinates) -> tuple[Coordinates, Mapping[int, Lookup]]:
+        return c, {axis: Lookup(position(call.context, chosen, c), source.shape[axis])}
+
+    return call.context.reshape(gathered(call, source, chosen.shape, lookups), call.value.shape)
+
+
+@lowers(aten.take.default)
+def _take(call: Call, a: Tensor, index: Tensor) -> Tensor:
+    flat = call.context.reshape(a, (a.numel,))
+
+    def lookups(c: Coordinates) -> tuple[Coordinates, Mapping[int, Lookup]]:
+        place = _from_the_end(call.context, position(call.context, index, c), a.numel)
+        return (Index(),), {0: Lookup(place, a.numel)}
+
+    return gathered(call, flat, index.shape, lookups)
+
+
+@lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
+def _index(call: Call, a: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """The indexed dimensions become those of the indices, broadcast: in their place if they are neighbours, else first."""
+    context = call.context
+    chosen = {dim: index for dim, index in enumerate(indices) if index is not None}
+    if any(index.dtype in (DType.BOOL, DType.U8) for index in chosen.values()):
+        raise Unsupported("a choice by truth values, whose size is not known")
+    shape = broadcast_shape([index.shape for index in chosen.values()])
+    first, last = min(chosen), max(chosen)
+    start = first if last - first + 1 == len(chosen) else 0
+    kept = [dim for dim in range(len(a.shape)) if dim not in chosen]
+
+    def lookups(c: Coordinates) -> tuple[Coordinates, Mapping[int, Lookup]]:
+        inner = c[start : start + len(shape)]
+        rest = iter((*c[:start], *c[start + len(shape) :]))
+        fixed = dict(zip(kept, rest, strict=True))
+        found = {
+            dim: Lookup(_from_the_end(context, position(context, index, inner), a.shape[dim]), a.shape[dim])
+            for dim, index in chosen.items()
+        }
+        return tuple(fixed.get(dim, Index()) for dim in range(len(a.shape))), found
+
+    return gathered(call, a, call.value.shape, lookups)
+
+
+@lowers(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+def _nll_loss_backward(
+    call: Call, gradient: Tensor, a: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int,
+    total_weight: Tensor,
+) -> Tensor:  # fmt: skip
+    """The share of each sample stands at its class, with the class's weight; everything else is 0."""
+    context, builder = call.context, call.context.builder
+    classes, compute = (1 if len(a.shape) > 1 else 0), a.dtype.compute
+    share = context.cast(gradient, a.dtype)
+    if reduction == 1:
+        share = context.pointwise(Op.DIV, (share, context.cast(total_weight, a.dtype)), a.dtype)
+    zero, unused = builder.const(0, compute), builder.const(ignored, DType.I64)
+
+    def at(c: Coordinates) -> Expr:
+        sample = (*c[:classes], *c[classes + 1 :])
+        wanted = position(context, target, sample)
+        hit = builder.apply(Op.EQ, wanted, builder.position(c[classes]), dtype=DType.BOOL)
+        counts = builder.apply(Op.NE, wanted, unused, dtype=DType.BOOL)
+        value = builder.apply(Op.NEG, share.at(broadcast(sample, share.shape)), dtype=compute)
+        if weight is not None:
+            of_class = builder.cast(weight.at((c[classes],)), compute)
+            value = builder.apply(Op.MUL, value, of_class, dtype=compute)
+        chosen = builder.apply(Op.AND, hit, counts, dtype=DType.BOOL)
+        return builder.apply(Op.WHERE, chosen, value, zero, dtype=compute)
+
+    return context.tensor(a.shape, a.dtype, at)

@@ -1,0 +1,137 @@
+"""Padding that repeats or mirrors, and linear upsampling: elements at places computed from the position of the result.
+
+PyTorch has decompositions of them, but running one imports SymPy, and theirs look indices up in tensors made for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Apply, Expr, Load, Op, walk
+from fusepass.codegen.ir.index import Index
+from fusepass.codegen.lowering.gathers import Lookup, gathered
+from fusepass.codegen.lowering.registry import Call, lowers
+from fusepass.codegen.lowering.tensor import Context, Coordinates, Tensor, Unsupported, domain
+
+aten = torch.ops.aten
+
+_PLACE = DType.I32
+"""The type of places: half as wide as PyTorch's, so that twice as many fit a vector."""
+
+
+def _number(context: Context, value: int) -> Expr:
+    return context.builder.const(value, _PLACE)
+
+
+def _padded(call: Call, a: Tensor, padding: Sequence[int], within: Callable[[Expr, int], Expr]) -> Tensor:
+    """`a` with the last dimensions padded; ``within(place, size)`` brings a place beside the dimension back into it."""
+    rank = len(a.shape)
+    before = {rank - 1 - number: low for number, low in enumerate(padding[::2])}
+
+    def lookups(c: Coordinates) -> tuple[Coordinates, Mapping[int, Lookup]]:
+        found = {}
+        for dim, low in before.items():
+            place = within(call.context.builder.position(c[dim] - low, _PLACE), a.shape[dim])
+            found[dim] = Lookup(place, a.shape[dim], checked=False)
+        return tuple(Index() if dim in found else index for dim, index in enumerate(c)), found
+
+    return gathered(call, a, call.value.shape, lookups)
+
+
+@lowers(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
+def _reflection_pad(call: Call, a: Tensor, padding: Sequence[int]) -> Tensor:
+    builder = call.context.builder
+
+    def mirrored(place: Expr, size: int) -> Expr:
+        last = _number(call.context, size - 1)
+        behind = builder.apply(Op.SUB, last, builder.apply(Op.ABS, place))
+        return builder.apply(Op.SUB, last, builder.apply(Op.ABS, behind))
+
+    return _padded(call, a, padding, mirrored)
+
+
+@lowers(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
+def _replication_pad(call: Call, a: Tensor, padding: Sequence[int]) -> Tensor:
+    builder = call.context.builder
+
+    def nearest(place: Expr, size: int) -> Expr:
+        inside = builder.apply(Op.MAXIMUM, place, _number(call.context, 0))
+        return builder.apply(Op.MINIMUM, inside, _number(call.context, size - 1))
+
+    return _padded(call, a, padding, nearest)
+
+
+@lowers(
+    aten.upsample_linear1d.default, aten.upsample_bilinear2d.default, aten.upsample_trilinear3d.default,
+    aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec,
+)  # fmt: skip
+def _linear(call: Call, a: Tensor, size: Any, align_corners: bool, *scales: Any) -> Tensor:
+    """Between the two neighbours along each dimension, by the distance to them; PyTorch's own arithmetic."""
+    if not a.dtype.is_float:
+        raise Unsupported("upsampling of integers")
+    context, builder, compute = call.context, call.context.builder, a.dtype.compute
+    if call.node.target._overloadname == "vec":  # type: ignore[union-attr]
+        scales = tuple(scales[0] or ())
+    rank, shape = len(a.shape) - 2, call.value.shape
+    given = scales or (None,) * rank
+    sizes = list(zip(a.shape[2:], shape[2:], given, strict=True))
+    steps = [_step(before, after, scale, align_corners) for before, after, scale in sizes]
+    source = a if _loaded(a) else context.materialize(a, f"{call.origin}_input", call.origin)
+
+    def number(value: float) -> Expr:
+        return builder.const(value, compute)
+
+    def neighbours(i: Index, extent: int, step: float) -> tuple[Expr, Expr, Expr]:
+        """(nearer to the start, nearer to the end, weight of the latter)."""
+        at = builder.cast(builder.position(i, _PLACE), compute)
+        if align_corners:
+            at = builder.apply(Op.MUL, at, number(step))
+        else:
+            centre = builder.apply(Op.MUL, builder.apply(Op.ADD, at, number(0.5)), number(step))
+            at = builder.apply(Op.MAXIMUM, builder.apply(Op.SUB, centre, number(0.5)), number(0.0))
+        last, one = _number(context, extent - 1), _number(context, 1)
+        low = builder.apply(Op.MINIMUM, builder.cast(at, _PLACE), last)
+        high = builder.apply(Op.MINIMUM, builder.apply(Op.ADD, low, one), last)
+        weight = builder.apply(Op.SUB, at, builder.cast(low, compute))
+        return low, high, builder.apply(Op.MINIMUM, weight, number(1.0))
+
+    def corner(places: Sequence[Expr]) -> Tensor:
+        found = {
+            dim: Lookup(place, extent, checked=False)
+            for dim, (place, extent) in enumerate(zip(places, a.shape[2:], strict=True), 2)
+        }
+        return gathered(call, source, shape, lambda c: ((*c[:2], *(Index(),) * rank), found))
+
+    def at(c: Coordinates) -> Expr:
+        found = [neighbours(i, e, step) for i, e, step in zip(c[2:], a.shape[2:], steps, strict=True)]
+
+        def between(places: tuple[Expr, ...]) -> Expr:
+            if len(places) == rank:
+                return corner(places).at(c)
+            low, high, weight = found[len(places)]
+            rest = builder.apply(Op.SUB, number(1.0), weight)
+            first = builder.apply(Op.MUL, rest, between((*places, low)))
+            return builder.apply(Op.ADD, first, builder.apply(Op.MUL, weight, between((*places, high))))
+
+        return between(())
+
+    return context.tensor(shape, a.dtype, at, windowed=True)
+
+
+def _step(before: int, after: int, scale: float | None, align_corners: bool) -> float:
+    """How far apart in the input neighbours of the result lie."""
+    if align_corners:
+        return (before - 1) / (after - 1) if after > 1 else 0.0
+    return 1 / scale if scale else before / after
+
+
+def _loaded(a: Tensor) -> bool:
+    """Whether an element of `a` is one of memory: reading it several times computes nothing again."""
+    nodes = walk(a.at(tuple(Index(0, ((axis, 1),)) for axis in domain(a.shape)[: len(a.shape)])))
+    return not a.windowed and all(
+        isinstance(node, Load) or (isinstance(node, Apply) and node.op is Op.CAST) for node in nodes
+    )

@@ -1,0 +1,111 @@
+"""Library convolutions that generated code does better become kernels, what is done to each element as their epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from fusepass.codegen.ir.convolution import Convolution
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Window, walk
+from fusepass.codegen.ir.index import Axis, axis_index, linear
+from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Ref, Role, Store
+from fusepass.codegen.passes.rewrite import rewrite_kernel
+
+Choice = Callable[[Program, Kernel], bool]
+
+
+def generate_anchors(program: Program, builder: Builder, choose: Choice) -> Program:
+    """Replace each library convolution for which `choose` accepts the kernel that would do it."""
+    for call in program.calls:
+        anchor = _convolution(program, call)
+        if anchor is not None:
+            generated = _generated(program, builder, call, anchor)
+            program = generated if choose(generated, generated.kernels[0]) else program
+    return program
+
+
+def _convolution(program: Program, call: LibraryCall) -> Convolution | None:
+    """The call as a convolution that a kernel could do: float32, one group, of inputs of the region."""
+    if call.target != "aten.convolution.default":
+        return None
+    source, weight, bias, stride, padding, dilation, transposed, _, groups = call.args
+    operands = [program.buffer(ref.buffer) for ref in (source, weight) if isinstance(ref, Ref)]
+    plain = all(buffer.role is Role.INPUT and buffer.dtype is DType.F32 for buffer in operands)
+    if groups != 1 or bias is not None or len(operands) != 2 or not plain or not program.buffer(call.result).numel:
+        return None
+    spatial = len(operands[0].shape) - 2
+    if not 1 <= spatial <= 3 or not all(buffer.numel for buffer in operands):
+        return None
+    return Convolution(
+        name=f"{call.result}_sum",
+        source=operands[0].name,
+        weight=operands[1].name,
+        stride=_per_axis(stride, spatial),
+        padding=_per_axis(padding, spatial),
+        dilation=_per_axis(dilation, spatial),
+        transposed=bool(transposed),
+    )
+
+
+def _per_axis(value: object, spatial: int) -> tuple[int, ...]:
+    assert isinstance(value, tuple)
+    return value * spatial if len(value) == 1 else value
+
+
+def _generated(program: Program, builder: Builder, call: LibraryCall, anchor: Convolution) -> Program:
+    """`program` with the kernel that replaces `call` in the first place."""
+    result = program.buffer(call.result)
+    calls = tuple(other for other in program.calls if other is not call)
+    readers = [kernel for kernel in program.kernels if result.name in kernel.reads]
+    if len(readers) == 1 and result.name not in program.outputs:
+        absorbed = _absorbed(readers[0], builder, result, anchor)
+        # Nothing that the epilogue reads is written by a kernel before it, or it could not come first.
+        written = frozenset[str]().union(*(kernel.writes for kernel in program.kernels))
+        if absorbed is not None and not absorbed.reads & written:
+            rest = tuple(kernel for kernel in program.kernels if kernel is not readers[0])
+            buffers = tuple(buffer for buffer in program.buffers if buffer is not result)
+            return replace(program, calls=calls, kernels=(absorbed, *rest), buffers=buffers)
+    rows = tuple(Axis(f"d{number}", size) for number, size in enumerate(result.shape))
+    value = builder.stat(anchor.name, 0, DType.F32)
+    store = Store(result.name, linear([axis_index(axis) for axis in rows], result.strides), value)
+    kernel = Kernel(f"{result.name}_kernel", rows, (), (), (), (store,), ("convolution",), anchor)
+    role = Role.OUTPUT if result.name in program.outputs else Role.TEMP
+    buffers = tuple(replace(buffer, role=role) if buffer is result else buffer for buffer in program.buffers)
+    return replace(program, calls=calls, kernels=(kernel, *program.kernels), buffers=buffers)
+
+
+def _absorbed(reader: Kernel, builder: Builder, result: Buffer, anchor: Convolution) -> Kernel | None:
+    """`reader` as the epilogue of the convolution, if it takes each element of `result` once, at its own row."""
+    if not reader.is_pointwise or reader.anchor is not None:
+        return None
+    loads = [load for load in reader.loads() if load.buffer == result.name]
+    rows = _rows(reader, loads[0], result)
+    if rows is None or any(load.index != loads[0].index for load in loads):
+        return None
+    if any(isinstance(node, Window | Gather) for node in walk(*reader.roots)):
+        return None
+    value = builder.stat(anchor.name, 0, DType.F32)
+
+    def leaf(node: Expr) -> Expr | None:
+        return value if isinstance(node, Load) and node.buffer == result.name else None
+
+    rewritten = rewrite_kernel(reader, builder, leaf=leaf)
+    return replace(rewritten, rows=rows, anchor=anchor, origin=("convolution", *reader.origin))
+
+
+def _rows(reader: Kernel, load: Load, result: Buffer) -> tuple[Axis, ...] | None:
+    """The rows of `reader` in the order of the dimensions of `result`, if `load` takes each element for one row."""
+    unused = [axis for axis in reader.rows if axis.size != 1]
+    rows = []
+    for number, (size, stride) in enumerate(zip(result.shape, result.strides, strict=True)):
+        found = next((axis for axis in unused if axis.size == size and load.index.stride(axis) == stride), None)
+        if size == 1:
+            rows.append(Axis(f"one{number}", 1))
+        elif found is None:
+            return None
+        else:
+            unused.remove(found)
+            rows.append(found)
+    exact = not unused and load.index == linear([axis_index(axis) for axis in rows], result.strides)
+    return tuple(rows) if exact else None

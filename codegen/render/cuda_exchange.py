@@ -1,0 +1,189 @@
+"""The exchange of a tile through shared memory, in kernels whose operands are contiguous along different axes.
+
+What crosses is loaded across before the computation and stored across after it; in between the block's threads read and
+write its tile in shared memory, where they stand side by side along the axis that they compute along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusepass.codegen.ir.crossing import Crossing, Tile, crossings
+from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
+from fusepass.codegen.ir.vectors import split_index
+from fusepass.codegen.render.cuda_frame import Frame, without_unused
+from fusepass.codegen.render.printer import Scope
+from fusepass.codegen.render.spelling import C_TYPES, block
+from fusepass.codegen.schedule import Walk, exchange_tile
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A tile in shared memory.
+
+    Attributes:
+        crossing: the access that goes through it.
+        tile: its size, and how threads stand on it to load or store.
+        name: the C variable.
+        along, across, lane: axes of the position that a thread loads or stores; `lane` is the element of its vector.
+        index, guard: those of `crossing` at that position.
+    """
+
+    crossing: Crossing
+    tile: Tile
+    name: str
+    along: Axis
+    across: Axis
+    lane: Axis
+    index: Index
+    guard: tuple[Bound, ...]
+
+    def place(self, frame: Frame, lanes: Scope) -> str:
+        """The element of the tile at the position that `lanes` computes."""
+        plan, (lane, group) = frame.schedule, frame.place
+        if plan.walk is Walk.CROSSING:
+            across = group if plan.unroll == 1 else f"({group} + {frame.u} * {plan.groups})"
+            along = lane if plan.width == 1 else f"{lane} * {plan.width}"
+        else:
+            assert frame.arranged.col is not None
+            across, along = group, lanes.index(axis_index(frame.arranged.col))
+        along = along if plan.width == 1 else f"{along} + {frame.v}"
+        return f"{self.name}[{across} * {self.tile.pitch} + {along}]"
+
+
+def exchanges(frame: Frame) -> tuple[Exchange, ...]:
+    """The tiles of a kernel whose schedule exchanges; they are declared."""
+    arranged, inner = frame.arranged, frame.schedule.walk is Walk.INNER
+    if not frame.schedule.exchanges:
+        return ()
+    here, there = (arranged.col, arranged.row) if inner else (arranged.row, arranged.col)
+    assert here is not None
+    assert there is not None
+    made = []
+    for number, crossing in enumerate(crossings(arranged.kernel, frame.program, here, there, loads=not inner)):
+        # Axes of its own, because the thread stands elsewhere while it computes; a position along is one number then,
+        # of which the lane of the computed vector is no part.
+        along, across = Axis(f"along {number}", here.size), Axis(f"across {number}", there.size)
+        axes = {here: axis_index(along), there: axis_index(across), arranged.lane: Index()}
+        index = crossing.index.substitute(axes)
+        tile = exchange_tile(frame.kernel, frame.program, frame.schedule, crossing, across, index)
+        lane = Axis(f"lane {number}", tile.width)
+        guard = tuple(Bound(bound.index.substitute(axes), bound.low, bound.high) for bound in crossing.guard)
+        if tile.width > 1:
+            index = split_index(index, across, lane)
+        name = frame.names.exact(f"{frame.pointers[crossing.buffer]}_tile")
+        made.append(Exchange(crossing, tile, name, along, across, lane, index, guard))
+    for each in made:
+        element, count = C_TYPES[frame.program.buffer(each.crossing.buffer).dtype], each.tile.across * each.tile.pitch
+        frame.top.lines.append(f"__shared__ fp::Slots<{element}, {count}> {each.name};")
+    return tuple(made)
+
+
+@dataclass(frozen=True)
+class _Stand:
+    """Where a thread stands to load or store what crosses, in the loop over its steps.
+
+    Attributes:
+        along, vector: C expressions of the position along and the number of the vector across, from the tile's first.
+        first: number of the tile's first vector, and a plus sign; empty for 0.
+        steps: of the loop.
+    """
+
+    along: str
+    vector: str
+    first: str
+    steps: int
+
+    @classmethod
+    def of(cls, frame: Frame, each: Exchange) -> _Stand:
+        """With the thread's place among the others defined."""
+        tile, lines = each.tile, frame.top.lines
+        across, along = tile.steps
+        vector, line = frame.names.exact(f"{each.name}_lane"), frame.names.exact(f"{each.name}_line")
+        lines.append(f"const int {vector} = threadIdx.x % {tile.lanes};")
+        lines.append(f"const int {line} = threadIdx.x / {tile.lanes};")
+        if across > 1:
+            vector += f" + {tile.lanes} * {frame.u if along == 1 else f'({frame.u} % {across})'}"
+        if along > 1:
+            line += f" + {tile.lines} * {frame.u if across == 1 else f'({frame.u} / {across})'}"
+        first = frame.first_across and f"{frame.first_across}{f' / {tile.width}' if tile.width > 1 else ''} + "
+        return cls(line, vector, first, across * along)
+
+    def slot(self, frame: Frame, each: Exchange) -> str:
+        """The element of the tile for one lane of the thread's vector."""
+        width = each.tile.width
+        across = self.vector if width == 1 else f"({self.vector}) * {width} + {frame.v}"
+        return f"{each.name}[({across}) * {each.tile.pitch} + {self.along}]"
+
+
+def read_in(frame: Frame, exchanges: Sequence[Exchange]) -> None:
+    """Load what crosses, all of it before the first is written to shared memory; then wait for the block."""
+    written: list[str] = []
+    for each in exchanges:
+        if each.crossing.load is None:
+            continue
+        stand, width = _Stand.of(frame, each), each.tile.width
+        loaded = frame.names.exact(f"{each.name}_in")
+        array, step = (f"[{stand.steps}]", f"[{frame.u}]") if stand.steps > 1 else ("", "")
+        vector = f"fp::Vec<{C_TYPES[each.crossing.load.dtype]}, {width}>"
+        frame.top.lines.append(f"{vector} {loaded}{array}{' = {}' if each.guard else ''};")
+        scope = frame.top.child()
+        # A thread past the end loads what the last one loads.
+        _define(frame, scope, each.along, _clamped(f"{frame.first_along}{stand.along}", each.along, each.tile.along), 1)
+        _define(
+            frame,
+            scope,
+            each.across,
+            _clamped(f"{stand.first}{stand.vector}", each.across, each.tile.across, width),
+            width,
+        )
+        inside = scope.child(conditional=True) if each.guard else scope
+        start = inside.operand(each.index.substitute({each.lane: Index()}))
+        reuse = ", fp::Reuse::none" if each.crossing.buffer in frame.schedule.once else ""
+        pointer = frame.pointers[each.crossing.buffer]
+        inside.lines.append(f"{loaded}{step} = fp::load_vector<{width}{reuse}>({pointer} + {start});")
+        if each.guard:
+            scope.lines += block(f"if ({scope.condition(each.guard)})", inside.lines)
+        frame.top.lines += frame.unrolled(frame.u, stand.steps, without_unused(scope.lines))
+        lane = frame.v if width > 1 else "0"
+        moved = frame.unrolled(frame.v, width, [f"{stand.slot(frame, each)} = {loaded}{step}[{lane}];"])
+        written += frame.unrolled(frame.u, stand.steps, moved)
+    if written:
+        frame.top.lines += [*written, "__syncthreads();"]
+
+
+def write_out(frame: Frame, exchanges: Sequence[Exchange]) -> None:
+    """Wait for the block; then store what crosses."""
+    stores = [each for each in exchanges if each.crossing.store is not None]
+    if stores:
+        frame.top.lines.append("__syncthreads();")
+    for each in stores:
+        stand, width, buffer = _Stand.of(frame, each), each.tile.width, each.crossing.buffer
+        scope = frame.top.child()
+        along = _define(frame, scope, each.along, f"{frame.first_along}{stand.along}", 1)
+        across = _define(frame, scope, each.across, f"{stand.first}{stand.vector}", width)
+        inside = scope.child(conditional=True)
+        vector = frame.names.exact(f"{each.name}_out")
+        inside.lines.append(f"fp::Vec<{C_TYPES[frame.program.buffer(buffer).dtype]}, {width}> {vector};")
+        lane = frame.v if width > 1 else "0"
+        inside.lines += frame.unrolled(frame.v, width, [f"{vector}[{lane}] = {stand.slot(frame, each)};"])
+        start = inside.operand(each.index.substitute({each.lane: Index()}))
+        reuse = "<fp::Reuse::none>" if buffer in frame.schedule.once else ""
+        inside.lines.append(f"fp::store_vector{reuse}({frame.pointers[buffer]} + {start}, {vector});")
+        guards = [f"{along} < {each.along.size}"] if each.along.size % (each.tile.lines * each.tile.steps[1]) else []
+        guards += [f"{across} < {each.across.size}"] if each.across.size % each.tile.across else []
+        scope.lines += block(f"if ({' && '.join(guards)})", inside.lines) if guards else inside.lines
+        frame.top.lines += frame.unrolled(frame.u, stand.steps, without_unused(scope.lines))
+
+
+def _clamped(number: str, axis: Axis, tile: int, width: int = 1) -> str:
+    return number if axis.size % tile == 0 else f"fp::least({number}, {axis.size // width - 1})"
+
+
+def _define(frame: Frame, scope: Scope, axis: Axis, number: str, width: int) -> str:
+    """Define `axis` in `scope` as the first point of vector `number` of `width` points; the name of the position."""
+    name = frame.names.numbered(axis.name.split()[0])
+    scope.lines.append(f"const {frame.index_type} {name} = {number if width == 1 else f'({number}) * {width}'};")
+    scope.define_axis(axis, name)
+    return name

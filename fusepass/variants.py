@@ -1,0 +1,106 @@
+"""The programs that a region may become: the one to choose without a measurement first.
+
+Today they differ in the memory format in which the library runs a convolution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.expr import Builder
+from fusepass.codegen.ir.program import Program
+from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, is_channels_last
+from fusepass.codegen.lowering.lower import lower
+from fusepass.codegen.schedule_convolution import few_channels
+from fusepass.codegen.source import Target
+
+_LEAST_FLOAT32 = 16  # input channels
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A lowered region.
+
+    Attributes:
+        name: what sets it apart, for reports.
+        program: as `lower` made it.
+        builder: interned its expressions; the passes must use it.
+    """
+
+    name: str
+    program: Program
+    builder: Builder
+
+
+def variants(
+    graph: fx.GraphModule,
+    name: str,
+    names: Sequence[str],
+    constants: Mapping[str, float | int | bool],
+    facts: DeviceFacts,
+) -> Iterator[Variant]:
+    """Each variant of a region, lowered when it is asked for; the arguments are those of `lower`, and the device.
+
+    Raises:
+        Unsupported: the IR cannot express the region; the text says what stopped it.
+    """
+    for anchor_format in anchor_formats(graph, facts):
+        yield Variant(anchor_format.value, *lower(graph, name, names, constants, anchor_format))
+
+
+def chosen_format(graph: fx.GraphModule, facts: DeviceFacts) -> AnchorFormat:
+    """The format of a region's convolution in its first variant."""
+    return anchor_formats(graph, facts)[0]
+
+
+def anchor_formats(graph: fx.GraphModule, facts: DeviceFacts) -> tuple[AnchorFormat, ...]:
+    """The formats that the convolution of a region may run in, the one to choose without a measurement first.
+
+    There is a choice where a region has one two- or three-dimensional convolution whose result would not lie channels
+    last anyway. The rule for the first, after TorchInductor's ``decide_layout_opt``: on CUDA, cuDNN's fastest kernels
+    for tensor cores work channels last and surround themselves with conversions otherwise, so two-dimensional
+    convolutions go channels last. They stay where
+
+    - they have groups (cuDNN's grouped kernels are slower channels last);
+    - the input has fewer than four channels, or a number that is no multiple of four, so that an access of 16 bytes does
+      not lie in one pixel; of float32 fewer than 16, because eager has float32 accuracy there and the channels-last
+      kernels have TF32's;
+    - generated code does them (`few_channels`);
+    - the result has one pixel per channel, where both formats are the same;
+    - numbers are float32 and TF32 is not allowed: no tensor core, hence no conversion to avoid. float64 has no
+      channels-last kernels at all.
+
+    Three-dimensional ones stay, too: which format wins there differs from case to case. An input that lies channels
+    last already decides for it.
+    """
+    nodes = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+    if len(nodes) != 1:
+        return (AnchorFormat.CALLER,)
+    (node,) = nodes
+    x, result = node.args[0].meta["val"], node.meta["val"]
+    if x.dim() not in MEMORY_FORMATS or x.dtype is torch.float64 or x.numel() == 0 or result.numel() == 0:
+        return (AnchorFormat.CALLER,)
+    if is_channels_last(result.shape, result.stride()):
+        return (AnchorFormat.CALLER,)
+    last = is_channels_last(x.shape, x.stride())
+    if last or (facts.target is Target.CUDA and _prefers_channels_last(node)):
+        return (AnchorFormat.CHANNELS_LAST, AnchorFormat.CALLER)
+    return (AnchorFormat.CALLER, AnchorFormat.CHANNELS_LAST)
+
+
+def _prefers_channels_last(node: fx.Node) -> bool:
+    x: torch.Tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
+    stride, transposed, groups = node.args[3], node.args[6], node.args[8]
+    channels = x.shape[1]
+    if x.dim() != 4 or groups != 1 or channels < 4 or channels % 4:
+        return False
+    if x.dtype is not torch.float32:
+        return True
+    # Unlike `torch.backends.cudnn.allow_tf32` this does not raise where convolutions and RNNs are set differently.
+    allowed = torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32"
+    return allowed and channels >= _LEAST_FLOAT32 and not few_channels(channels, stride if transposed else (1,))  # type: ignore[arg-type]

@@ -1,0 +1,33 @@
+"""The arguments of a call by name, defaults included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from torch import fx
+from torch._ops import OpOverload
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """The arguments of `node`, defaults included, by their names in the operator's schema and in its order."""
+    return bound(node.target, node.args, node.kwargs)
+
+
+def bound(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of the operator `target`, as `arguments` gives them."""
+    known = defaults(target)
+    return {**known, **dict(zip(known, args, strict=False)), **kwargs}
+
+
+@cache
+def defaults(target: OpOverload) -> Mapping[str, Any]:
+    """The defaults of an operator's arguments in the order of its schema; None for those that have none."""
+    return {argument.name: argument.default_value for argument in target._schema.arguments}
+
+
+@cache
+def optional(target: OpOverload) -> frozenset[str]:
+    """The arguments of an operator that have a default."""
+    return frozenset(argument.name for argument in target._schema.arguments if argument.has_default_value())

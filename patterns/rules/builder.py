@@ -1,0 +1,162 @@
+"""Writes expressions of ATen operators into a graph, for rewrites that need more than a call or two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from fusepass.patterns.analysis.geometry import Geometry, Window
+from fusepass.patterns.analysis.linearity import Operand
+from fusepass.patterns.infer import is_plain
+from fusepass.patterns.matcher import Declined, Match
+
+aten = torch.ops.aten
+
+
+def shape_of(node: fx.Node) -> tuple[int, ...]:
+    """The shape of the tensor that `node` makes."""
+    return tuple(node.meta["val"].shape)
+
+
+class Builder:
+    """Makes nodes in the place of a match. Every method gives the node of its result; equal calls give the same node.
+
+    Args:
+        found: the nodes stand before its root.
+    """
+
+    def __init__(self, found: Match) -> None:
+        self._found = found
+        self._made: dict[tuple[OpOverload, str], fx.Node] = {}
+
+    def operand(self, operand: Operand) -> fx.Node:
+        """The tensor of a term, in the shape that it has there."""
+        node = operand.node
+        if operand.eps is not None:
+            node = self._call(aten.rsqrt.default, self.shift(node, operand.eps))
+        return self.view(node, operand.shape)
+
+    def add(self, a: fx.Node, b: fx.Node) -> fx.Node:
+        return self._call(aten.add.Tensor, a, b)
+
+    def subtract(self, a: fx.Node, b: fx.Node) -> fx.Node:
+        return self._call(aten.sub.Tensor, a, b)
+
+    def multiply(self, a: fx.Node, b: fx.Node) -> fx.Node:
+        return self._call(aten.mul.Tensor, a, b)
+
+    def divide(self, a: fx.Node, b: fx.Node) -> fx.Node:
+        return self._call(aten.div.Tensor, a, b)
+
+    def reciprocal(self, a: fx.Node) -> fx.Node:
+        return self._call(aten.reciprocal.default, a)
+
+    def shift(self, a: fx.Node, number: float) -> fx.Node:
+        """``a + number``; `a` itself where nothing is added."""
+        return a if number == 0 else self._call(aten.add.Tensor, a, number)
+
+    def scale(self, a: fx.Node, number: float) -> fx.Node:
+        """``number * a``; `a` itself where that is the same."""
+        return a if number == 1 else self._call(aten.mul.Tensor, a, number)
+
+    def sum(self, a: fx.Node, dims: Sequence[int]) -> fx.Node:
+        """The sum over `dims`, which stay as dimensions of size 1; those that have this size already are left out."""
+        shape = shape_of(a)
+        long = sorted(dim % len(shape) for dim in dims if shape[dim] != 1)
+        return self._call(aten.sum.dim_IntList, a, long, True) if long else a
+
+    def mean(self, a: fx.Node, dims: Sequence[int]) -> fx.Node:
+        """The mean over `dims`, which stay as dimensions of size 1."""
+        return self._call(aten.mean.dim, a, list(dims), True)
+
+    def average(self, a: fx.Node, windows: Mapping[int, Window]) -> fx.Node:
+        """Averages over windows along some of the dimensions, counted from the left."""
+        shape = shape_of(a)
+        rank = max(2, len(shape) - min(windows))
+        if rank > 3:
+            raise Declined("a pool has two or three dimensions")
+        padded = (*(1,) * (rank - len(shape)), *shape)
+        chosen = [windows.get(dim - rank + len(shape), Window(1, 1)) for dim in range(rank)]
+        value = self.view(a, (prod(padded[:-rank]), *padded[-rank:]))
+        target = aten.avg_pool2d.default if rank == 2 else aten.avg_pool3d.default
+        sizes, strides = [window.size for window in chosen], [window.stride for window in chosen]
+        pooled = self._call(target, value, sizes, strides)
+        kept = len(shape) - min(rank, len(shape))
+        return self.view(pooled, (*shape[:kept], *shape_of(pooled)[1 + rank - len(shape) + kept :]))
+
+    def slice(self, a: fx.Node, dim: int, part: range) -> fx.Node:
+        """The elements of `a` whose index along `dim` is in `part`, which is not empty."""
+        if part == range(shape_of(a)[dim]):
+            return a
+        step = (part.step,) if part.step != 1 else ()
+        return self._call(aten.slice.Tensor, a, dim, part.start, part[-1] + 1, *step)
+
+    def cat(self, parts: Sequence[fx.Node], dim: int) -> fx.Node:
+        """Row-major parts behind each other along `dim`."""
+        return parts[0] if len(parts) == 1 else self._call(aten.cat.default, list(parts), dim)
+
+    def view(self, a: fx.Node, shape: Sequence[int]) -> fx.Node:
+        """The elements of `a` in another shape; they are copied where their strides do not allow that."""
+        if shape_of(a) == tuple(shape):
+            return a
+        return self._call(aten.view.default, self.contiguous(a), list(shape))
+
+    def contiguous(self, a: fx.Node) -> fx.Node:
+        """`a` in row-major order.
+
+        Strides of dimensions of size 1 count, too: convolutions take them for a hint at the memory format.
+        """
+        if is_plain(a.meta["val"]):
+            return a
+        return self._call(aten.clone.default, a, memory_format=torch.contiguous_format)
+
+    def permute(self, a: fx.Node, order: Sequence[int]) -> fx.Node:
+        """The dimensions of `a` in the order given."""
+        return a if list(order) == sorted(order) else self._call(aten.permute.default, a, list(order))
+
+    def pad(self, a: fx.Node, dim: int, before: int, after: int) -> fx.Node:
+        """`a` with zeros around it along `dim`, row-major."""
+        if before == after == 0:
+            return a
+        behind = [0] * 2 * (len(shape_of(a)) - 1 - dim % len(shape_of(a)))
+        return self._call(aten.constant_pad_nd.default, self.contiguous(a), [*behind, before, after])
+
+    def product(self, a: fx.Node, b: fx.Node) -> fx.Node:
+        """The product of two matrices, or of two batches of them.
+
+        With a single column it is written as a sum, which no mode of the library runs in lower precision, and which may
+        fuse with what follows.
+        """
+        if shape_of(b)[-1] == 1:
+            row = self.view(b, (*shape_of(b)[:-2], 1, shape_of(b)[-2]))
+            return self.sum(self.multiply(a, row), [-1])
+        return self.matrix_product(a, b)
+
+    def matrix_product(self, a: fx.Node, b: fx.Node) -> fx.Node:
+        """The product of two matrices, or of two batches of them, by the library."""
+        return self._call(aten.mm.default if len(shape_of(a)) == 2 else aten.bmm.default, a, b)
+
+    def biased_product(self, bias: fx.Node, a: fx.Node, b: fx.Node) -> fx.Node:
+        """A vector added to each row of the product of two matrices."""
+        return self._call(aten.addmm.default, bias, a, b)
+
+    def convolution(self, x: fx.Node, weight: fx.Node, bias: fx.Node | None, geometry: Geometry) -> fx.Node:
+        """``aten.convolution``."""
+        args = (x, self.contiguous(weight), bias, *geometry.arguments())
+        return self._call(aten.convolution.default, *args)
+
+    def _call(self, target: OpOverload, *args: Any, **kwargs: Any) -> fx.Node:
+        key = (target, repr((args, kwargs)))
+        if key not in self._made:
+            self._made[key] = self._found.call(target, *args, **kwargs)
+        return self._made[key]
+
+
+def count(shape: Sequence[int], dims: Sequence[int]) -> int:
+    """How many elements a sum over `dims` has."""
+    return prod(shape[dim] for dim in dims)

@@ -1,0 +1,108 @@
+// Products of float32 matrices on tensor cores, as exact as float32 arithmetic: each number is split in two TF32 parts, and each
+// slice of 8 terms is added outside of the tensor core, which rounds its own sums towards zero. Goes behind fp_instructions.cuh.
+#pragma once
+
+#include <cstring>
+
+#include "fp_common.h"
+
+namespace fp {
+
+// values = high + low, up to 2^-21 of them. The low part of what is not finite is no number: `plain_sums` takes over.
+template <int N>
+__device__ __forceinline__ void split(const float (&values)[N], float (&high)[N], float (&low)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        uint32_t bits;
+        memcpy(&bits, &values[i], sizeof(bits));
+        bits = (bits + 0x1000u) & 0xffffe000u;  // 10 bits of mantissa, to nearest
+        memcpy(&high[i], &bits, sizeof(bits));
+        low[i] = values[i] - high[i];
+    }
+}
+
+// M tiles of 16 x 8 weights, as `multiply_tile` takes them; each thread has its 4 numbers of a tile side by side.
+template <int M>
+__device__ __forceinline__ void load_weights(float (&a)[M][4], const float* mine) {
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+        const uint4 numbers = *reinterpret_cast<const uint4*>(mine + m * 128);
+        memcpy(a[m], &numbers, sizeof(numbers));
+    }
+}
+
+// sums += a b for M x N tiles, each sum as `multiply_tile` has it.
+template <int M, int N>
+__device__ __forceinline__ void multiply_slice(float (&sums)[M][N][4], const float (&a)[M][4], const float (&b)[N][2]) {
+    float a_high[M][4], a_low[M][4];
+#pragma unroll
+    for (int m = 0; m < M; ++m) split(a[m], a_high[m], a_low[m]);
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        float b_high[2], b_low[2];
+        split(b[n], b_high, b_low);
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+            float slice[4] = {};
+            multiply_tile(slice, a_low[m], b_high);
+            multiply_tile(slice, a_high[m], b_low);
+            multiply_tile(slice, a_high[m], b_high);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sums[m][n][i] += slice[i];
+        }
+    }
+}
+
+template <int M, int N>
+__device__ __forceinline__ bool all_finite(const float (&sums)[M][N][4]) {
+    float zeros[4] = {};  // NaN where a sum is not finite; four, so that they do not wait for each other
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) zeros[i] += sums[m][n][i] * 0.0f;
+        }
+    }
+    return zeros[0] + zeros[1] + zeros[2] + zeros[3] == 0.0f;
+}
+
+// The sums of a thread by plain arithmetic, in place: numbers beyond the range have no parts. `weights` and `taps` begin at the
+// first of `count` taps, in slices as `load_weights` takes them; `tile` has the input, `groups` where each column of positions begins
+// in it, `step` floats apart.
+template <int M, int N>
+__device__ __forceinline__ void plain_sums(
+    float (&sums)[M][N][4], const float* weights, const int* taps, int count, const float* tile, const int (&groups)[N], int step)
+{
+    const int lane = threadIdx.x % 32;
+    memset(sums, 0, sizeof(sums));
+#pragma unroll 1
+    for (int k = 0; k < count; ++k) {
+        const float* const inputs = tile + taps[k] + lane % 4 * 2 * step;
+        const float* const mine = weights + k / 8 * M * 128 + (lane / 4 * 4 + k % 4) * 4 + k / 4 % 2 * 2;
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+#pragma unroll
+            for (int n = 0; n < N; ++n) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) sums[m][n][i] += mine[m * 128 + i / 2] * inputs[groups[n] + i % 2 * step];
+            }
+        }
+    }
+}
+
+// Lays 16 rows of a warp's sums out in `room`, rows `Pitch` floats apart, column c at place c * Pair + `which`.
+template <int Pair, int Pitch, int N>
+__device__ __forceinline__ void stage(float* room, const float (&sums)[N][4], int which) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int row = lane / 4 + i / 2 * 8, column = n * 8 + lane % 4 * 2 + i % 2;
+            room[row * Pitch + column * Pair + which] = sums[n][i];
+        }
+    }
+}
+
+}  // namespace fp

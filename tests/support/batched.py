@@ -1,0 +1,73 @@
+"""Compiles the C++ of many regions as few translation units: hundreds of small models cost one compiler's start each else."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+from fusepass.codegen import build
+from fusepass.codegen.source import Source
+
+_REGIONS = 24  # in one translation unit
+
+
+class Batch:
+    """The sources of regions whose models are optimised while `batched` is open; `compile` makes them callable."""
+
+    def __init__(self) -> None:
+        self._build_all, self._load = build.build_all, build.load
+        self._sources: dict[Path, Source] = {}
+        self._wanted: list[tuple[Path, str, int]] = []
+        self._entries: dict[tuple[Path, str], Callable[..., int]] = {}
+
+    def compile(self) -> None:
+        """Build and load what was asked for and is not yet there."""
+        wanted = [each for each in dict.fromkeys(self._wanted) if each[:2] not in self._entries]
+        groups = [wanted[start : start + _REGIONS] for start in range(0, len(wanted), _REGIONS)]
+        joined = [_joined([self._sources[path] for path, _, _ in group]) for group in groups]
+        for library, group in zip(self._build_all(joined), groups, strict=True):
+            if not isinstance(library, Path):
+                raise library
+            for number, (path, entry, arguments) in enumerate(group):
+                self._entries[path, entry] = self._load(library, f"{entry}_{number}", arguments)
+
+    def name(self, source: Source) -> Path:
+        """A name for the library that `source` would become."""
+        path = Path(f"{len(self._sources)}")
+        self._sources[path] = source
+        return path
+
+    def load(self, library: Path, entry: str, arguments: int) -> Callable[..., int]:
+        """Calls the entry once it is compiled."""
+        self._wanted.append((library, entry, arguments))
+        return lambda *pointers: self._entries[library, entry](*pointers)
+
+    def names(self, sources: Sequence[Source]) -> list[Path]:
+        return list(map(self.name, sources))
+
+
+@contextlib.contextmanager
+def batched() -> Iterator[Batch]:
+    """While open, building a region waits for `Batch.compile`; calls of an optimised model must come after it."""
+    batch = Batch()
+    with (
+        mock.patch.object(build, "build_all", batch.names),
+        mock.patch.object(build, "build", batch.name),
+        mock.patch.object(build, "load", batch.load),
+    ):
+        yield batch
+
+
+def _joined(sources: Sequence[Source]) -> Source:
+    """One source with the kernels of all, each in a namespace of its own and its entry numbered."""
+    includes = dict.fromkeys(line for s in sources for line in s.text.splitlines() if line.startswith("#include"))
+    parts = []
+    for number, source in enumerate(sources):
+        body = "\n".join(line for line in source.text.splitlines() if not line.startswith("#include"))
+        body = re.sub(rf"\b{source.entry}\b", f"{source.entry}_{number}", body)
+        parts.append(f"namespace batch_{number} {{\n{body}\n}}")
+    return replace(sources[0], name="batch", text="\n".join([*includes, *parts]) + "\n")

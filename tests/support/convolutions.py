@@ -1,0 +1,107 @@
+"""Programs with a convolution, as lowering makes them: the library's call, then a chain per element of its result."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Builder, Op
+from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides, linear
+from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Ref, Role, Store
+from fusepass.codegen.passes.anchors import generate_anchors
+
+F32 = DType.F32
+
+
+@dataclass(frozen=True)
+class Case:
+    """A convolution; tuples have one number per spatial axis."""
+
+    source: tuple[int, ...]
+    out_channels: int
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool = False
+    output_padding: tuple[int, ...] = ()
+    channels_last: bool = False
+
+    @property
+    def weight(self) -> tuple[int, ...]:
+        """The shape of the weight."""
+        channels = (self.source[1], self.out_channels) if self.transposed else (self.out_channels, self.source[1])
+        return (*channels, *self.kernel)
+
+    @property
+    def geometry(self) -> tuple[object, ...]:
+        """What aten.convolution takes after the bias."""
+        missing = self.output_padding or (0,) * len(self.kernel)
+        return (self.stride, self.padding, self.dilation, self.transposed, missing, 1)
+
+    @property
+    def result(self) -> tuple[int, ...]:
+        """The shape of the result."""
+        meta = [torch.empty(shape, device="meta") for shape in (self.source, self.weight)]
+        return tuple(torch.convolution(*meta, None, *self.geometry).shape)  # type: ignore[call-overload]
+
+
+def program_of(case: Case, *, chain: bool = True) -> Program:
+    """``relu(conv + bias) * 2`` as a chain of one kernel behind the library's call, or the call alone."""
+    b = Builder()
+    shape = case.result
+    strides = contiguous_strides(case.source)
+    if case.channels_last:
+        channels = case.source[1]
+        inner = contiguous_strides((*case.source[2:], channels))
+        strides = (strides[0], 1, *inner[:-1])
+    buffers = [
+        Buffer("x", F32, case.source, strides, Role.INPUT),
+        Buffer("w", F32, case.weight, contiguous_strides(case.weight), Role.INPUT),
+        Buffer("bias", F32, (case.out_channels,), (1,), Role.INPUT),
+        Buffer("conv_out", F32, shape, contiguous_strides(shape), Role.ANCHOR),
+    ]
+    call = LibraryCall("conv_out", "aten.convolution.default", (Ref("x"), Ref("w"), None, *case.geometry))
+    inputs = ("x", "w", "bias")
+    if not chain:
+        return Program("conv", (*buffers[:2], buffers[3]), inputs[:2], ("conv_out",), (call,), ())
+    buffers.append(Buffer("y", F32, shape, contiguous_strides(shape), Role.OUTPUT))
+    axes = tuple(Axis(f"a{number}", size) for number, size in enumerate(shape))
+    here = linear([axis_index(axis) for axis in axes], contiguous_strides(shape))
+    total = b.apply(Op.ADD, b.load("conv_out", here, F32), b.load("bias", axis_index(axes[1]), F32))
+    value = b.apply(Op.MUL, b.apply(Op.MAXIMUM, total, b.const(0.0, F32)), b.const(2.0, F32))
+    kernel = Kernel("conv_relu", axes, (), (), (), (Store("y", here, value),), ("relu", "mul"))
+    return Program("conv_relu_mul", tuple(buffers), inputs, ("y",), (call,), (kernel,))
+
+
+def generated(case: Case, *, chain: bool = True) -> Program:
+    """The same with the convolution as a kernel."""
+    return generate_anchors(program_of(case, chain=chain), Builder(), lambda program, kernel: True)
+
+
+CASES: dict[str, Case] = {
+    "2d": Case((2, 3, 11, 13), 5, (3, 3), (1, 1), (0, 0), (1, 1)),
+    "2d, 8 to 40 channels": Case((1, 8, 9, 20), 40, (3, 3), (1, 1), (1, 1), (1, 1)),
+    "2d, 70 channels": Case((1, 2, 7, 9), 70, (2, 3), (1, 1), (0, 1), (1, 1)),
+    "2d, strided and dilated": Case((2, 4, 15, 17), 6, (3, 2), (2, 3), (2, 1), (2, 3)),
+    "2d, one by one": Case((1, 1, 1, 1), 1, (1, 1), (1, 1), (0, 0), (1, 1)),
+    "2d, channels last": Case((2, 6, 9, 10), 16, (3, 3), (1, 1), (1, 1), (1, 1), channels_last=True),
+    "1d": Case((3, 5, 50), 7, (4,), (1,), (2,), (1,)),
+    "1d, strided": Case((2, 2, 300), 16, (7,), (5,), (3,), (1,)),
+    "3d": Case((2, 3, 6, 9, 10), 16, (4, 4, 4), (1, 1, 1), (0, 0, 0), (1, 1, 1)),
+    "3d, padded": Case((1, 8, 4, 6, 7), 12, (3, 3, 3), (1, 2, 1), (1, 1, 1), (1, 1, 1)),
+    "transposed 2d": Case((2, 4, 5, 6), 9, (3, 3), (2, 2), (1, 1), (1, 1), True, (1, 1)),
+    "transposed 2d, kernel below stride": Case((1, 3, 4, 5), 4, (2, 1), (3, 2), (0, 0), (1, 1), True),
+    "transposed 2d, dilated": Case((1, 3, 6, 5), 17, (3, 4), (2, 3), (2, 1), (3, 2), True, (1, 2)),
+    "transposed 2d, stride 1": Case((1, 5, 6, 7), 8, (5, 5), (1, 1), (1, 1), (1, 1), True),
+    "transposed 3d": Case((1, 3, 3, 4, 5), 16, (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), True, (1, 1, 1)),
+    "transposed 1d": Case((2, 16, 9), 33, (4,), (2,), (1,), (1,), True),
+}
+
+SAMPLES: dict[str, Callable[[], Program]] = {
+    f"convolution {name}": functools.partial(generated, case) for name, case in CASES.items()
+}

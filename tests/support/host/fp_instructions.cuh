@@ -1,0 +1,60 @@
+// What templates/include/fp_instructions.cuh has, for the emulation. In a product the threads of a warp show each other their numbers;
+// copies take place when they are awaited, as late as they may.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace fp {
+
+// What the tensor core takes of a number.
+inline float to_tf32(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    bits &= 0xffffe000u;
+    std::memcpy(&x, &bits, 4);
+    return x;
+}
+
+inline void multiply_tile(float (&sum)[4], const float (&a)[4], const float (&b)[2]) {
+    static std::vector<float> shown;
+    const unsigned self = threadIdx.x, first = self / 32 * 32;
+    shown.resize(1024 * 6);
+    std::memcpy(&shown[self * 6], a, sizeof a);
+    std::memcpy(&shown[self * 6 + 4], b, sizeof b);
+    emulation::wait(emulation::State::at_warp);
+    for (unsigned i = 0; i < 4; ++i) {
+        const unsigned row = self % 32 / 4 + i / 2 * 8, column = self % 4 * 2 + i % 2;
+        for (unsigned k = 0; k < 8; ++k) {
+            const unsigned left = first + row % 8 * 4 + k % 4, right = first + column * 4 + k % 4;
+            sum[i] += to_tf32(shown[left * 6 + row / 8 + k / 4 * 2]) * to_tf32(shown[right * 6 + 4 + k / 4]);
+        }
+    }
+    emulation::wait(emulation::State::at_warp);
+}
+
+struct Copy {
+    float* to;
+    float value;
+};
+inline std::vector<std::vector<Copy>> copies[1024];  // for each thread, the groups under way; the last is open
+
+inline void begin_copy(float* to, const float* from, bool real) {
+    auto& mine = copies[threadIdx.x];
+    if (mine.empty()) mine.emplace_back();
+    mine.back().push_back({to, real ? *from : 0.0f});
+}
+
+inline void end_copies() { copies[threadIdx.x].emplace_back(); }
+
+template <int Groups>
+void await_copies() {
+    auto& mine = copies[threadIdx.x];
+    while (mine.size() > Groups + 1) {
+        for (const Copy& copy : mine.front()) *copy.to = copy.value;
+        mine.erase(mine.begin());
+    }
+}
+
+}  // namespace fp

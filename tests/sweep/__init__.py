@@ -1,0 +1,1 @@
+"""Models of torchvision, timm and transformers through `fusepass.optimize`: nothing here was written for this project."""

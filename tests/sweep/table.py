@@ -1,0 +1,128 @@
+"""Outcomes of a sweep as JSON lines and as the page docs/models.md."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import json
+import platform
+import statistics
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tests.sweep.trial import Outcome
+
+_MOST_REASONS = 20
+
+
+def append(path: Path, outcome: Outcome) -> None:
+    """Add one outcome to the JSON lines in `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(dataclasses.asdict(outcome)) + "\n")
+
+
+def read(path: Path) -> list[Outcome]:
+    """The outcomes in `path`, of each model and mode the last, by package and name."""
+    latest: dict[tuple[str, ...], Outcome] = {}
+    for line in path.read_text().splitlines():
+        entry: dict[str, Any] = json.loads(line)
+        pairs = {name: tuple(map(tuple, entry[name])) for name in ("refused", "seconds")}
+        outcome = Outcome(**{**entry, **pairs, "failed": tuple(entry["failed"])})
+        latest[outcome.package, outcome.name, outcome.mode] = outcome
+    return [latest[key] for key in sorted(latest)]
+
+
+def page(outcomes: Sequence[Outcome]) -> str:
+    """The whole page."""
+    packages = sorted({outcome.package for outcome in outcomes})
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", *packages))
+    devices = "; ".join(sorted({outcome.device for outcome in outcomes}))
+    parts = [
+        "# Models of other people",
+        "Written by `python -m tests.sweep`, which CONTRIBUTING.md explains. Random weights, a batch of two, small "
+        "inputs, no gradients, in evaluation and in training mode. A result is right when it is within the numeric "
+        "policy (`fusepass.numerics`), buffers and inputs after the call included, and when the random generator is "
+        "where eager leaves it; each model is called twice.",
+        f"{versions}; {devices}; {platform.machine()}; {datetime.date.today().isoformat()}.",
+        _table(
+            (
+                "package",
+                "models",
+                "right",
+                "operators",
+                "fused, eval",
+                "fused, train",
+                "Python seconds per 100 operators",
+            ),
+            [_summary(package, [o for o in outcomes if o.package == package]) for package in packages],
+        ),
+        "The last column is the median over models of what the first call spends in capture, simplification, partition "
+        "and code generation, without compilers. *Fused* is the share of ATen operators that run in generated kernels; in "
+        "training the writes to running statistics count as operators, too.",
+        "## Operators left to ATen",
+        _table(("operators", "reason"), _reasons(outcomes)),
+        "## Ways of capture",
+        _table(("models", "way", "why not as one graph"), _routes(outcomes)),
+    ]
+    wrong = [(o.name, o.mode, o.verdict if o.verdict != "ok" else o.failed[0]) for o in outcomes if not o.ok]
+    if wrong:
+        parts += ["## Not right", _table(("model", "mode", "what"), wrong)]
+    for package in packages:
+        parts += [f"## {package}", _models([o for o in outcomes if o.package == package])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(package: str, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
+    names = {outcome.name for outcome in outcomes}
+    wrong = {outcome.name for outcome in outcomes if not outcome.ok}
+    seconds = statistics.median(outcome.seconds_per_100_ops for outcome in outcomes)
+    operators = sum(outcome.ops for outcome in outcomes)
+    shares = (_share([o for o in outcomes if o.mode == mode]) for mode in ("eval", "train"))
+    return package, str(len(names)), str(len(names - wrong)), str(operators), *shares, f"{seconds:.2f}"
+
+
+def _share(outcomes: Sequence[Outcome]) -> str:
+    operators = sum(outcome.ops for outcome in outcomes)
+    return f"{sum(outcome.fused for outcome in outcomes) / operators:.0%}" if operators else "-"
+
+
+def _reasons(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
+    total: collections.Counter[str] = collections.Counter()
+    for outcome in outcomes:
+        total.update(dict(outcome.refused))
+    # Why a model was not traced is a refusal as well, of the model; it has a table of its own.
+    operators = [(reason, count) for reason, count in total.most_common() if not reason.startswith("forward ")]
+    return [(str(count), reason) for reason, count in operators[:_MOST_REASONS]]
+
+
+def _routes(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
+    routes = collections.Counter((outcome.route, outcome.reason) for outcome in outcomes if outcome.mode == "eval")
+    return [(str(count), route, reason) for (route, reason), count in routes.most_common()]
+
+
+def _models(outcomes: Sequence[Outcome]) -> str:
+    rows = []
+    for name in sorted({outcome.name for outcome in outcomes}):
+        modes = {outcome.mode: outcome for outcome in outcomes if outcome.name == name}
+        shown = [modes[mode] for mode in ("eval", "train") if mode in modes]
+        first = shown[0]
+        rows.append(
+            (
+                name,
+                "yes" if all(outcome.ok for outcome in shown) else "no",
+                first.route,
+                str(first.ops),
+                str(first.kernels),
+                *(f"{modes[mode].share:.0%}" if mode in modes else "-" for mode in ("eval", "train")),
+            )
+        )
+    return _table(("model", "right", "way", "operators", "kernels", "fused, eval", "fused, train"), rows)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -1,0 +1,104 @@
+"""A few models of each package, and the page that a sweep writes; `python -m tests.sweep` runs the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fusepass
+from tests.sweep import packages, table
+from tests.sweep.__main__ import main
+from tests.sweep.entry import Entry, images
+from tests.sweep.trial import Outcome, run
+
+SAMPLE = {
+    "torchvision": ("resnet18", "squeezenet1_1", "lraspp_mobilenet_v3_large"),
+    "timm": ("coat_tiny", "test_vit", "test_convnext"),
+    "transformers": ("bert", "llama-cache", "t5", "vit", "mamba"),
+}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize(("package", "name"), [(package, name) for package in SAMPLE for name in SAMPLE[package]])
+def test_models_of_other_people(package: str, name: str, mode: str) -> None:
+    pytest.importorskip(package)
+    (entry,) = (entry for entry in packages.entries(package) if entry.name == name)
+    outcome = run(entry, training=mode == "train")
+    assert outcome.ok, f"{outcome.verdict} {outcome.detail} {outcome.failed}"
+    assert outcome.fused > 0
+
+
+class Noisy(nn.Module):
+    """Draws random numbers and counts calls in a buffer."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        return torch.dropout(x * self.scale, 0.5, True).relu() + 1
+
+
+def entry(make: type[nn.Module] = Noisy) -> Entry:
+    return Entry("own", make.__name__, make, lambda: images(4))
+
+
+def test_an_outcome_tells_what_was_fused() -> None:
+    outcome = run(entry(), training=True)
+    assert (outcome.verdict, outcome.route, outcome.mode) == ("ok", "traced", "train")
+    assert 0 < outcome.share < 1
+    assert dict(outcome.refused)["draws random numbers"] == 1
+
+
+def test_an_exception_is_an_outcome() -> None:
+    class Broken(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError("no such thing")
+
+    outcome = run(entry(Broken), training=False)
+    assert outcome.verdict == "raises ValueError: no such thing"
+    assert "Traceback" in outcome.detail
+
+
+class Greedy(Noisy):
+    """Draws one number more."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = super().forward(x)
+        torch.rand(1)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("other", "verdict"), [(Noisy(1.001), "wrong in the first call"), (Greedy(), "the random generator is elsewhere")]
+)
+def test_a_difference_is_an_outcome(monkeypatch: pytest.MonkeyPatch, other: nn.Module, verdict: str) -> None:
+    optimize = fusepass.optimize
+
+    def another(model: nn.Module) -> nn.Module:
+        other._buffers = model._buffers
+        return optimize(other)
+
+    monkeypatch.setattr("tests.sweep.trial.fusepass.optimize", another)
+    assert run(entry(), training=False).verdict.startswith(verdict)
+
+
+def test_outcomes_are_kept_and_become_a_page(tmp_path: Path) -> None:
+    kept, page = tmp_path / "outcomes.jsonl", tmp_path / "models.md"
+    first = Outcome("numpy", "a", "eval", "cpu", "ok", route="traced", ops=10, fused=5, refused=(("too | odd", 5),))
+    wrong = Outcome("numpy", "b", "eval", "cpu", "ok", ops=10, fused=10, failed=("region: no code",))
+    for outcome in (wrong, first, first):
+        table.append(kept, outcome)
+    assert table.read(kept) == [first, wrong]
+    assert main(["--page-only", "--outcomes", str(kept), "--page", str(page)]) == 0
+    text = page.read_text()
+    assert "| numpy | 2 | 1 | 20 | 75% | - |" in text
+    assert "| b | eval | region: no code |" in text
+    assert "| 5 | too \\| odd |" in text
+    assert f"torch {torch.__version__}" in text

@@ -1,0 +1,271 @@
+"""The memory format of convolutions: which is chosen, what lowering makes of it, and that callers see nothing of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fusepass
+import fusepass.compile
+import fusepass.variants
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import conversions, generate, pass_options
+from fusepass.codegen.ir.program import CONVERSION_TARGET
+from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.lowering.formats import AnchorFormat, channels_last_strides, is_channels_last
+from fusepass.codegen.render import render
+from fusepass.errors import FusepassWarning
+from fusepass.variants import anchor_formats, variants
+from tests.support.emulate import emulate
+from tests.support.interpret import interpret
+from tests.support.regions import TILES, TINY, memory_of, region, tensor_of, trace
+
+H200 = DeviceFacts.h200()
+LAST = AnchorFormat.CHANNELS_LAST
+
+
+class Then(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class Both(nn.Module):
+    """A model that also gives the convolution's own result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(5, 6, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.conv(x)
+        return y, y.relu() + 1
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(6, 6, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x).sigmoid() * x
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "relu": (lambda: nn.Sequential(nn.Conv2d(5, 6, 3), nn.ReLU()), (2, 5, 7, 9)),
+    "transposed": (lambda: nn.Sequential(nn.ConvTranspose2d(5, 6, 3, 2, 1), nn.Tanh()), (2, 5, 6, 5)),
+    "groups": (lambda: nn.Sequential(nn.Conv2d(6, 8, 3, groups=2), nn.Tanh()), (2, 6, 6, 5)),
+    "one by one": (lambda: nn.Sequential(nn.Conv2d(6, 8, 1), nn.Tanh()), (2, 6, 6, 5)),
+    "3d": (lambda: nn.Sequential(nn.Conv3d(3, 4, 2), nn.GELU()), (2, 3, 4, 5, 6)),
+    "group norm": (lambda: nn.Sequential(nn.Conv2d(5, 8, 3), nn.GroupNorm(2, 8), nn.GELU()), (2, 5, 7, 8)),
+    "instance norm": (lambda: nn.Sequential(nn.Conv2d(5, 8, 3), nn.InstanceNorm2d(8)), (2, 5, 7, 8)),
+    "batch norm": (lambda: nn.Sequential(nn.Conv2d(5, 8, 3), nn.BatchNorm2d(8)), (2, 5, 7, 8)),
+    "layer norm": (lambda: nn.Sequential(nn.ConvTranspose2d(5, 8, 2, 2), nn.LayerNorm(12)), (2, 5, 7, 6)),
+    "softmax": (lambda: nn.Sequential(nn.Conv2d(5, 130, 3), nn.Softmax(1)), (2, 5, 5, 6)),
+    "smallest channel": (
+        lambda: nn.Sequential(nn.Conv2d(5, 8, 3), Then(lambda x: x.amin(1, keepdim=True))),
+        (2, 5, 5, 6),
+    ),
+    "max pool": (lambda: nn.Sequential(nn.Conv2d(5, 8, 3), nn.Hardswish(), nn.MaxPool2d(2)), (2, 5, 8, 8)),
+    "global pool": (lambda: nn.Sequential(nn.Conv2d(5, 8, 3), nn.GELU(), nn.AdaptiveAvgPool2d(1)), (2, 5, 8, 8)),
+    "pool and norm": (lambda: nn.Sequential(nn.Conv2d(5, 8, 3), nn.MaxPool2d(2), nn.GroupNorm(2, 8)), (2, 5, 8, 8)),
+    "concatenation": (
+        lambda: nn.Sequential(nn.Conv2d(5, 8, 3), Then(lambda x: torch.cat([x, x + 1], 1))),
+        (2, 5, 6, 7),
+    ),
+    "both results": (Both, (2, 5, 6, 7)),
+    "residual": (Residual, (2, 6, 6, 7)),
+}
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+@every_model
+def test_lowered(name: str) -> None:
+    """The library reads and writes channels last; outputs have eager's strides, which `check` compares."""
+    make, shape = MODELS[name]
+    made = region(make().double(), torch.randn(shape, dtype=torch.float64), anchor_format=LAST)
+    calls = {call.target: call for call in made.program.calls}
+    assert set(calls) == {CONVERSION_TARGET, "aten.convolution.default"}
+    for call in calls.values():
+        result = made.program.buffer(call.result)
+        assert result.strides == channels_last_strides(result.shape)
+    assert calls["aten.convolution.default"].args[0] == calls[CONVERSION_TARGET].args[0].__class__(
+        calls[CONVERSION_TARGET].result
+    )
+    made.check()
+    made.check(made.passed(TILES))
+    made.check(made.passed(replace(TINY, separate_from=1)))
+
+
+@every_model
+def test_kernels(name: str) -> None:
+    """CUDA kernels on the host, on what the library would have left channels last."""
+    make, shape = MODELS[name]
+    made = region(make(), torch.randn(shape), anchor_format=LAST)
+    facts = replace(H200, multiprocessors=1, l2_bytes=4096)
+    program = made.passed(replace(pass_options(facts), separate_from=1))
+    memory = made.memory(program)
+    got = emulate(program, render(program, facts), memory)
+    wanted = interpret(program, memory)
+    for output in program.outputs:
+        buffer = program.buffer(output)
+        torch.testing.assert_close(
+            tensor_of(got[output], buffer), tensor_of(wanted[output], buffer), rtol=1e-5, atol=2e-5
+        )
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 7, 9), (1, 64, 16, 16), (2, 3, 4, 5, 6), (3, 8, 1, 9)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_conversions(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """The generated kernel does what the library's call would do."""
+    x = torch.randn(shape).to(dtype)
+    conv = (nn.Conv2d if len(shape) == 4 else nn.Conv3d)(shape[1], 4, 1).to(dtype)
+    made = region(nn.Sequential(conv, nn.ReLU()), x, anchor_format=LAST)
+    ((call, program, builder),) = conversions(made.program)
+    verify(program)
+    generated = generate(program, builder, H200)
+    (name,) = program.inputs
+    (result,) = emulate(generated.program, generated.source, {name: memory_of(x)}).values()
+    copy = tensor_of(result, program.buffer(call.result))
+    assert is_channels_last(copy.shape, copy.stride())
+    assert torch.equal(copy, x)
+
+
+@every_model
+def test_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose convolution is made to run channels last: values and strides are eager's."""
+    monkeypatch.setattr(fusepass.variants, "anchor_formats", lambda graph, facts: (LAST,))
+    make, shape = MODELS[name]
+    model = make().eval()
+    x = torch.randn(shape)
+    fused = fusepass.optimize(model)
+    with torch.no_grad():
+        for _ in range(2):
+            got, wanted = fused(x), model(x)
+            for mine, eager in zip(*((y if isinstance(y, tuple) else (y,)) for y in (got, wanted)), strict=True):
+                assert mine.stride() == eager.stride()
+                torch.testing.assert_close(mine, eager, rtol=1e-5, atol=1e-5)
+            for parameter in model.parameters():
+                parameter.data.mul_(1.5)  # which no version counter sees
+    assert not fused.report().fallbacks
+    (found,) = fused.report().regions
+    assert any(kernel.name.endswith("channels_last_0") for kernel in found.kernels)
+    assert found.anchor == "library: aten.convolution, channels last"
+    assert len(found.sources) == 2
+
+
+class Chain(nn.Module):
+    """Two convolutions whose chains make a region each; `between` is what else reads the value between them."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.between = nn.Conv2d(4, 6, 3), nn.Conv2d(6, 5, 3), between
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.first(x).relu() + 1
+        return self.second(y).tanh() * 2, self.between(y)
+
+
+@pytest.mark.parametrize(
+    ("between", "handed"),
+    [
+        (lambda y: torch.zeros(1), True),
+        (lambda y: (y + 1).sigmoid(), True),
+        (lambda y: y, False),  # the caller sees it
+        (lambda y: y.view(2, -1).relu() + 1, False),  # a view of it is taken
+        (lambda y: y.cumsum(1), False),  # an operator that runs as it is reads it
+    ],
+)
+@pytest.mark.parametrize("broken", [False, True])
+def test_one_region_writes_as_the_next_one_reads(
+    between: Callable[[Tensor], Tensor], handed: bool, broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No conversion is left; where a region cannot be made, operators run on the layouts that they know."""
+    monkeypatch.setattr(fusepass.variants, "anchor_formats", lambda graph, facts: (LAST,))
+    real = fusepass.compile._load
+    if broken:
+        monkeypatch.setattr(
+            fusepass.compile, "_load", lambda work, counter: None if "tanh" in work.region.name else real(work, counter)
+        )
+    model, x = Chain(between).eval(), torch.randn(2, 4, 9, 8)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FusepassWarning)
+        fused = fusepass.optimize(model)
+        for mine, eager in zip(fused(x), model(x), strict=True):
+            assert mine.stride() == eager.stride()
+            torch.testing.assert_close(mine, eager, rtol=1e-5, atol=1e-5)
+        public = fused.graph_module(x)
+    if not broken:
+        conversions = [kernel.name for found in fused.report().regions for kernel in found.kernels]
+        assert sum("channels_last" in name for name in conversions) == (1 if handed else 2)
+    assert "fusepass" in str(public.graph)
+
+
+def test_inputs_without_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusepass.variants, "anchor_formats", lambda graph, facts: (LAST,))
+    model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU())
+    x = torch.randn(2 * 4 * 6 * 6 + 1)[1:].view(2, 4, 6, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(fusepass.optimize(model)(x), model(x))
+
+
+CHOICES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...], tuple[int, ...], torch.dtype, bool]] = {
+    "2d": (F.conv2d, (2, 8, 9, 9), (16, 8, 3, 3), torch.float32, True),
+    "half": (F.conv2d, (2, 8, 9, 9), (16, 8, 3, 3), torch.float16, True),
+    "transposed": (F.conv_transpose2d, (2, 8, 9, 9), (8, 16, 3, 3), torch.float32, True),
+    "three channels": (F.conv2d, (2, 3, 9, 9), (16, 3, 3, 3), torch.float32, False),
+    "groups": (lambda x, w: F.conv2d(x, w, groups=2), (2, 8, 9, 9), (16, 4, 3, 3), torch.float32, False),
+    "one pixel": (F.conv2d, (2, 8, 3, 3), (16, 8, 3, 3), torch.float32, False),
+    "3d": (F.conv3d, (2, 8, 9, 9, 9), (16, 8, 3, 3, 3), torch.float32, False),
+    "double": (F.conv2d, (2, 8, 9, 9), (16, 8, 3, 3), torch.float64, False),
+    "1d": (F.conv1d, (2, 8, 9), (16, 8, 3), torch.float32, False),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_choice(name: str) -> None:
+    function, x, weight, dtype, last = CHOICES[name]
+    graph, _ = trace(lambda a, b: function(a, b).relu(), torch.randn(x).to(dtype), torch.randn(weight).to(dtype))
+    formats = anchor_formats(graph, H200)
+    assert (formats[0] is LAST) is last
+    choice = name in ("2d", "half", "transposed", "three channels", "groups", "3d")
+    assert set(formats) == ({*AnchorFormat} if choice else {AnchorFormat.CALLER})
+    assert anchor_formats(graph, DeviceFacts.cpu(2))[0] is AnchorFormat.CALLER
+
+
+def test_variants() -> None:
+    """The chosen one first; each computes the same."""
+    made = region(nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU()).double(), torch.randn(2, 4, 6, 6).double())
+    graph, _ = trace(nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU()), torch.randn(2, 4, 6, 6))
+    names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
+    found = list(variants(graph, "region", names, {}, H200))
+    assert [variant.name for variant in found] == ["channels last", "as is"]
+    assert [len(variant.program.calls) for variant in found] == [2, 1]
+    for variant in variants(made.graph, "region", names, {}, DeviceFacts.cpu(2)):
+        made.check(variant.program)
+
+
+def test_no_choice_where_the_caller_has_channels_last() -> None:
+    x = torch.randn(2, 8, 9, 9).to(memory_format=torch.channels_last)
+    graph, _ = trace(lambda a, b: F.conv2d(a, b).relu(), x, torch.randn(16, 8, 3, 3))
+    assert anchor_formats(graph, H200) == (AnchorFormat.CALLER,)
+
+
+def test_float32_without_tensor_cores_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, _ = trace(lambda a, b: F.conv2d(a, b).relu(), torch.randn(2, 8, 9, 9), torch.randn(16, 8, 3, 3))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert anchor_formats(graph, H200)[0] is AnchorFormat.CALLER
+
+
+def test_without_convolution() -> None:
+    graph, _ = trace(lambda a: a.relu() + 1, torch.randn(2, 8))
+    assert anchor_formats(graph, H200) == (AnchorFormat.CALLER,)

@@ -1,0 +1,141 @@
+"""Elements at places that come from data: PyTorch's values, its errors, and what the kernels look like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fusepass
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import generate
+from fusepass.config import override
+from tests.support.emulate import emulate
+from tests.support.interpret import interpret
+from tests.support.interpreted import interpreted
+from tests.support.regions import Functional, region
+
+TABLE, IDS = torch.randn(7, 5, 3, dtype=torch.float64), torch.tensor([[6, 0, 2], [2, 5, 1]])
+
+CASES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "embedding": lambda x, i: F.embedding(i, x[:, :, 0]) * 2,
+    "embedding of a transposed table": lambda x, i: F.embedding(i, x[:, 0].contiguous().t().contiguous().t()),
+    "index_select": lambda x, i: x.index_select(0, i[0]),
+    "gather": lambda x, i: x[:, 0].gather(0, i),
+    "take_along_dim": lambda x, i: torch.take_along_dim(x[:2, :, 0], i % 5, 1),
+    "one index": lambda x, i: x[i],
+    "negative indices": lambda x, i: x[i - 7],
+    "two indices": lambda x, i: x[i, i % 5],
+    "indices apart": lambda x, i: x[i, :, i % 3],
+    "an index behind a slice": lambda x, i: x[:, 1:4][:, i % 3],
+    "a slice of what is looked up": lambda x, i: x[i][:, 1:, ::2].exp(),
+    "looked up twice": lambda x, i: x[i][i % 2],
+    "an activation of the table": lambda x, i: torch.tanh(x)[i] + 1,
+    "a softmax of the table": lambda x, i: torch.softmax(x, 0)[i],
+    "a padded table": lambda x, i: F.pad(x, (1, 1))[i],
+    "summed": lambda x, i: F.embedding(i, x[:, 0]).sum(1),
+    "normalised": lambda x, i: F.layer_norm(F.embedding(i, x[:, :, 1]), (5,), eps=1e-2),
+    "concatenated": lambda x, i: torch.cat([x[i], x[None, :3]], 0),
+    "a table of one row": lambda x, i: x[:1][i * 0],
+    "a number": lambda x, i: x[0, 0, 0].index_select(0, i[0, :1] * 0),
+    "nearest": lambda x, i: F.interpolate(x, 8),
+    "bilinear": lambda x, i: F.interpolate(x[None], (9, 4), mode="bilinear"),
+    "corners": lambda x, i: F.interpolate(x[None], (9, 4), mode="bilinear", align_corners=True),
+    "bicubic": lambda x, i: F.interpolate(x[None], (3, 7), mode="bicubic"),
+    "reflect": lambda x, i: F.pad(x, (2, 1, 3, 4), mode="reflect"),
+    "replicate": lambda x, i: F.pad(x, (2, 1, 3, 4), mode="replicate"),
+    "reflected and summed": lambda x, i: F.pad(x.exp(), (1, 1), mode="reflect").sum(-1),
+    "circular": lambda x, i: F.pad(x, (1, 2), mode="circular") * 2,
+    "upsampled and pooled": lambda x, i: F.avg_pool2d(F.interpolate(x[None].tanh(), (8, 8), mode="bilinear"), 3),
+    "upsampled and normalised": lambda x, i: F.group_norm(F.interpolate(x[None], (7, 6), mode="bilinear"), 1),
+    "nll_loss": lambda x, i: F.nll_loss(F.log_softmax(x[:2], 1), i % 5, ignore_index=1),
+    "cross_entropy": lambda x, i: F.cross_entropy(x[:2], i % 5, label_smoothing=0.1),
+    "grid_sample": lambda x, i: F.grid_sample(x[None], x[None, :, :, :2].tanh(), align_corners=False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values(name: str) -> None:
+    made = region(Functional(CASES[name]), TABLE, IDS)
+    made.check()
+    made.check(made.passed())
+
+
+def test_a_stored_table_is_read_in_place() -> None:
+    made = region(lambda x, i: torch.relu(x.transpose(0, 1)[:, i]), TABLE, IDS)
+    assert [buffer.name for buffer in made.program.buffers] == ["arg0_1", "arg1_1", "out0"]
+
+
+class Lookup(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 6)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.gelu(self.table(ids)).mean(-1)
+
+
+WRONG = [torch.tensor([[1, 9]]), torch.tensor([[-1, 0]])]
+
+
+@pytest.mark.parametrize("ids", WRONG, ids=["too large", "negative"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["interpreted", "compiled"])
+def test_an_index_out_of_range_raises_what_eager_raises(ids: Tensor, compiled: bool) -> None:
+    model = Lookup()
+    good = torch.tensor([[1, 8]])
+    with override(debug=True), torch.no_grad():
+        if compiled:
+            fused = fusepass.optimize(model)
+            torch.testing.assert_close(fused(good), model(good))
+        else:
+            with interpreted():
+                fused = fusepass.optimize(model)
+                torch.testing.assert_close(fused(good), model(good))
+        assert fused.report().fused_share == 1
+        with pytest.raises(IndexError) as wanted:
+            model(ids)
+        with pytest.raises(IndexError) as raised:
+            fused(ids)
+        assert str(raised.value) == str(wanted.value)
+        torch.testing.assert_close(fused(good), model(good))
+
+
+def test_a_place_in_a_dimension_of_one_is_checked() -> None:
+    made = region(lambda x, i: x[:1].expand(1, 5, 3)[i] + 1, TABLE, torch.tensor([0, 1]) * 0)
+    wrong = dict(zip(made.program.inputs, [TABLE.numpy().reshape(-1), np.array([0, 1])], strict=True))
+    with pytest.raises(IndexError):
+        interpret(made.program, wrong)
+
+
+def test_a_place_is_checked_once_per_row() -> None:
+    program = region(lambda x, i: F.embedding(i, x[:, :, 0].contiguous()) * 2, TABLE, IDS)
+    text = generate(program.program, program.builder, DeviceFacts.cpu(cores=2)).source.text
+    lines = [line.strip() for line in text.splitlines()]
+    check = next(number for number, line in enumerate(lines) if "fp::place(" in line)
+    assert text.count("fp::place(") == 1
+    assert any(line.startswith("for") for line in lines[check + 1 :])
+
+
+@pytest.mark.parametrize("name", ["embedding", "gather", "summed", "bilinear", "indices apart"])
+def test_the_kernel_for_a_gpu(name: str) -> None:
+    made = region(CASES[name], TABLE.float(), IDS)
+    generated = generate(made.program, made.builder, DeviceFacts.h200())
+    memory = made.memory(generated.program)
+    results = emulate(generated.program, generated.source, memory)
+    wanted = interpret(generated.program, memory)
+    for output in generated.program.outputs:
+        np.testing.assert_allclose(results[output], wanted[output], rtol=1e-5, atol=1e-6)
+
+
+def test_a_mask_is_no_index() -> None:
+    """How many elements a mask takes is not known, so the choice by it is not captured; one by numbers is."""
+    with torch.no_grad():
+        chosen = fusepass.explain(Functional(lambda x, i: x.tanh()[i] * 2), TABLE, IDS[0])
+        with pytest.warns(fusepass.FusepassWarning, match="nonzero"):
+            masked = fusepass.explain(Functional(lambda x, i: x.tanh()[i > 2] * 2), TABLE[:3], IDS[0])
+    assert chosen.fused_share == 1
+    assert masked.fused_share < 1

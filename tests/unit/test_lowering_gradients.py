@@ -1,0 +1,98 @@
+"""Gradients that lowering gives directly: what autograd gives, for every geometry of the forward operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusepass.codegen.lowering.registry import decomposition, supports
+from tests.support.regions import operator_region
+
+aten = torch.ops.aten
+X = torch.randn(2, 3, 7, 9, dtype=torch.float64)
+
+AVERAGES: dict[str, tuple[Any, ...]] = {
+    "tiles": ([2, 3], [2, 3], [0, 0], False, True, None),
+    "overlapping": ([3, 3], [1, 2], [1, 0], False, True, None),
+    "padding does not count": ([3, 4], [2, 2], [1, 2], False, False, None),
+    "over the edge": ([3, 3], [2, 4], [0, 1], True, True, None),
+    "gaps": ([2, 1], [3, 2], [0, 0], False, True, None),
+    "a divisor": ([2, 2], [1, 2], [1, 1], True, True, 3),
+}
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_averages(name: str) -> None:
+    geometry = AVERAGES[name]
+    gradient = torch.randn_like(aten.avg_pool2d(X, *geometry))
+    operator_region(aten.avg_pool2d_backward.default, gradient, X, *geometry).check(exact=False)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (7, 9), (3, 4), (5, 2), (8, 13)], ids=str)
+def test_adaptive_averages(size: tuple[int, int]) -> None:
+    gradient = torch.randn(2, 3, *size, dtype=torch.float64)
+    operator_region(aten._adaptive_avg_pool2d_backward.default, gradient, X).check(exact=False)
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [([2, 3], [2, 3], [0, 0], [1, 1], False), ([3, 3], [1, 2], [1, 0], [1, 1], True), ([2, 3], [1, 1], [1, 1], [3, 2], False)],
+    ids=str,
+)  # fmt: skip
+def test_maxima(geometry: tuple[Any, ...]) -> None:
+    x = X.round()  # many are equal, and the first counts
+    values, indices = aten.max_pool2d_with_indices(x, *geometry)
+    gradient = torch.randn_like(values)
+    target = aten.max_pool2d_with_indices_backward.default
+    operator_region(target, gradient, x, *geometry, indices).check(exact=False)
+
+
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("shape", [(5,), (4, 5), (2, 5, 3, 2)], ids=str)
+def test_nll_loss(shape: tuple[int, ...], reduction: int, weighted: bool) -> None:
+    x = torch.randn(shape, dtype=torch.float64)
+    target = torch.randint(0, 5, shape[:1] + shape[2:] if len(shape) > 1 else ())
+    weight = torch.rand(5, dtype=torch.float64) if weighted else None
+    forward, backward = aten.nll_loss_forward, aten.nll_loss_backward
+    if len(shape) > 2:
+        forward, backward = aten.nll_loss2d_forward, aten.nll_loss2d_backward
+    loss, total = forward(x, target, weight, reduction, 1)
+    made = operator_region(
+        backward.default, torch.randn_like(loss), x, target, weight, reduction, 1, total.clamp(min=0.5)
+    )
+    made.check(exact=False)
+
+
+def _activation_gradients() -> dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]]:
+    g, x = torch.randn(2, 8, dtype=torch.float64), torch.randn(2, 8, dtype=torch.float64)
+    return {
+        "gelu": (aten.gelu_backward.default, (g, x)),
+        "silu": (aten.silu_backward.default, (g, x)),
+        "tanh": (aten.tanh_backward.default, (g, x)),
+        "sigmoid": (aten.sigmoid_backward.default, (g, x)),
+        "threshold": (aten.threshold_backward.default, (g, x, 0.1)),
+        "elu": (aten.elu_backward.default, (g, 1.0, 1.0, 1.0, False, x)),
+        "softplus": (aten.softplus_backward.default, (g, x, 1.0, 20.0)),
+        "softshrink": (aten.softshrink_backward.default, (g, x, 0.5)),
+        "hardshrink": (aten.hardshrink_backward.default, (g, x, 0.5)),
+        "hardswish": (aten.hardswish_backward.default, (g, x)),
+        "leaky_relu": (aten.leaky_relu_backward.default, (g, x, 0.1, False)),
+        "softmax": (aten._softmax_backward_data.default, (g, F.softmax(x, 1), 1, torch.float64)),
+        "log_softmax": (aten._log_softmax_backward_data.default, (g, F.log_softmax(x, 1), 1, torch.float64)),
+        "mse_loss": (aten.mse_loss_backward.default, (g, x, g + 1, 0)),
+        "smooth_l1_loss": (aten.smooth_l1_loss_backward.default, (g, x, g + 1, 0, 0.7)),
+        "dropout": (aten.native_dropout_backward.default, (g, x > 0, 2.0)),
+    }
+
+
+@pytest.mark.parametrize("name", _activation_gradients())
+def test_other_gradients(name: str) -> None:
+    target, arguments = _activation_gradients()[name]
+    assert supports(target) or decomposition(target)
+    operator_region(target, *arguments).check(exact=False)

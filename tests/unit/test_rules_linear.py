@@ -1,0 +1,108 @@
+"""Rules about matrix products: where they apply, where not, and that they save work."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.support.algebra import Function, rewritten, same_value, within_policy
+
+RULE = "sum-of-products"
+
+
+def rand(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, dtype=torch.float64) - 0.3
+
+
+X, W, B, P = (6, 10), (8, 10), (8,), (8,)
+
+SUMS: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
+    "mean of features": (lambda x, w, b, p: (F.linear(x, w, b) - p).mean(1, keepdim=True), (X, W, B, P)),
+    "sum of features": (lambda x, w, b: F.linear(x, w, b).sum(-1), (X, W, B)),
+    "sum of rows": (lambda x, w, b: F.linear(x, w, b).sum(0), (X, W, B)),
+    "sum of all": (lambda x, w, b: F.linear(x, w, b).sum(), (X, W, B)),
+    "mean of all": (lambda x, w: F.linear(x, w).mean(), (X, W)),
+    "scaled features": (lambda x, w, b, p: ((F.linear(x, w, b) + 1) * p / 3 - p).sum(1), (X, W, B, P)),
+    "divided features": (lambda x, w, b, p: (2 - F.linear(x, w, b) / (p + 3)).mean(1), (X, W, B, P)),
+    "scaled rows": (lambda x, w, r: (r * F.linear(x, w)).mean(1), (X, W, (6, 1))),
+    "scaled by a number": (lambda x, w, s: (-(F.linear(x, w) * s)).mean(1), (X, W, ())),
+    "plus a tensor": (lambda x, w, z: (F.linear(x, w) + z).mean(1), (X, W, (6, 8))),
+    "sequence": (lambda x, w, b: (F.linear(x, w, b) * 2).sum(-1), ((2, 3, 10), W, B)),
+    "sequence, positions": (lambda x, w, b: F.linear(x, w, b).mean(1), ((2, 3, 10), W, B)),
+    "sequence, samples and features": (lambda x, w, b: F.linear(x, w, b).mean((0, 2)), ((2, 3, 10), W, B)),
+    "matmul": (lambda x, y: (x @ y).sum(-1), ((2, 4, 5), (2, 5, 3))),
+    "matmul, rows": (lambda x, y: (x @ y).mean(-2, keepdim=True), ((2, 4, 5), (2, 5, 3))),
+    "matmul with a transpose": (lambda x, y: (x @ y.transpose(1, 2)).sum((1, 2)), ((2, 4, 5), (2, 3, 5))),
+    "addmm with a matrix": (lambda x, y, z: torch.addmm(z, x, y).sum(1), ((4, 5), (5, 3), (4, 3))),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_sum_moves_before_the_product(name: str) -> None:
+    function, shapes = SUMS[name]
+    inputs = [rand(*shape) for shape in shapes]
+    result = same_value(function, *inputs)
+    assert result.rules.count(RULE) == 1
+    before, after = result.flops(*inputs)
+    assert after < before
+
+
+NEAR: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
+    "not linear": (lambda x, w, b: F.linear(x, w, b).relu().sum(1), (X, W, B)),
+    "a square": (lambda x, w: (lambda y: (y * y).sum(1))(F.linear(x, w)), (X, W)),
+    "a quotient": (lambda x, w: (1 / F.linear(x, w)).sum(1), (X, W)),
+    "rounded down": (lambda x, w: torch.div(F.linear(x, w), 2.0, rounding_mode="floor").sum(1), (X, W)),
+    "scaled elements": (lambda x, w, z: (F.linear(x, w) * z).sum(1), (X, W, (6, 8))),
+    "one feature": (lambda x, w: F.linear(x, w).sum(1), (X, (1, 10))),
+    "samples of a batch of products": (lambda x, y: (x @ y).sum(0), ((2, 4, 5), (2, 5, 3))),
+    "features in pieces": (lambda x, w: F.linear(x, w).view(6, 2, 4).sum(1), (X, W)),
+    "alpha": (lambda x, y, z: torch.addmm(z, x, y, alpha=2).sum(1), ((4, 5), (5, 3), (3,))),
+    "no features": (lambda x, w: F.linear(x, w).sum(1), (X, (0, 10))),
+    "the maximum": (lambda x, w: F.linear(x, w).amax(1), (X, W)),
+    "cast": (lambda x, w: F.linear(x, w).float().sum(1), (X, W)),
+    "cast by the sum": (lambda x, w: F.linear(x, w).sum(1, dtype=torch.float32), (X, W)),
+}
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_what_is_only_similar_stays(name: str) -> None:
+    function, shapes = NEAR[name]
+    assert RULE not in same_value(function, *(rand(*shape) for shape in shapes)).rules
+
+
+def test_narrow_types_stay() -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        result = rewritten(lambda x, w: F.linear(x, w).sum(1), torch.rand(4, 5).to(dtype), torch.rand(6, 5).to(dtype))
+        assert result.rules == []
+
+
+def test_a_product_that_is_used_besides_is_kept() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = F.linear(x, w)
+        return y.relu() + y.sum(1, keepdim=True)
+
+    same_value(function, rand(*X), rand(*W))
+
+
+def test_two_products_in_one_sum() -> None:
+    result = same_value(lambda x, v, w: (F.linear(x, w) - 2 * F.linear(x, v)).sum(1), rand(*X), rand(*W), rand(*W))
+    assert result.rules.count(RULE) == 1
+    assert "mm" not in str(result.after.graph)
+
+
+@pytest.mark.parametrize("broken", ["x", "w"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_reaches_the_same_results(broken: str, value: float) -> None:
+    x, w = rand(6, 10), rand(8, 10)
+    {"x": x, "w": w}[broken][2, 3] = value
+    result = rewritten(lambda x, w: F.linear(x, w).mean(1), x, w)
+    assert torch.equal(result.after(x, w).isfinite(), result.before(x, w).isfinite())
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.5])
+def test_float32_stays_within_the_policy(shift: float) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        return (F.linear(x, w, b) - p).mean(1, keepdim=True)
+
+    within_policy(function, torch.rand(64, 512), (torch.rand(256, 512) - shift) / 22, rand(256), torch.rand(256))
