@@ -88,7 +88,7 @@ FUSED: dict[str, Case] = {
     "two rows of one input": Case(lambda x: (x.sum(1), x.amax(1)), (4, 9), ((2,),)),
     "a value and its sum": Case(lambda x: (F.gelu(x), F.gelu(x).sum(1)), (4, 9), ((), (1,))),
     "sum of everything": Case(lambda x: x * x.sum(), (4, 9), ((1,),)),
-    "variance and mean": Case(lambda x: (x.var(1), x.mean(1)), (4, 9), ((1,),)),
+    "variance and mean": Case(lambda x: (x.var(1), x.mean(1)), (4, 9), ((2,),)),
     "maximum and its place": Case(lambda x: tuple(x.max(1)), (4, 9), ((1,),)),
     "max pool, softmax": Case(lambda x: F.max_pool2d(x, 2).softmax(1), (2, 4, 6, 6), ((1, 1),)),
     "bias, pool, norm": Case(Then(nn.GroupNorm(2, 4), torch.tanh), (2, 4, 6, 6), ((1,),)),

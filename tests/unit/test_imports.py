@@ -25,6 +25,7 @@ IR = "fusepass.codegen.ir"
 LOWERING = "fusepass.codegen.lowering"
 PASSES = "fusepass.codegen.passes"
 SCHEDULE, SCHEDULE_CPU = "fusepass.codegen.schedule", "fusepass.codegen.schedule_cpu"
+SCHEDULE_CONVOLUTION = "fusepass.codegen.schedule_convolution"
 RENDER = "fusepass.codegen.render"
 TEMPLATES = "fusepass.templates"
 
@@ -40,12 +41,15 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     PASSES: frozenset({IR, DEVICE}),
     SCHEDULE: frozenset({IR, DEVICE, SOURCE}),
     SCHEDULE_CPU: frozenset({IR, DEVICE, SCHEDULE}),
-    RENDER: frozenset({IR, DEVICE, SOURCE, SCHEDULE, SCHEDULE_CPU, TEMPLATES}),
-    CODEGEN: frozenset({IR, DEVICE, SOURCE, PASSES, SCHEDULE, RENDER, TEMPLATES}),
+    SCHEDULE_CONVOLUTION: frozenset({IR, DEVICE}),
+    RENDER: frozenset({IR, DEVICE, SOURCE, SCHEDULE, SCHEDULE_CONVOLUTION, SCHEDULE_CPU, TEMPLATES}),
+    CODEGEN: frozenset({IR, DEVICE, SOURCE, PASSES, SCHEDULE, SCHEDULE_CONVOLUTION, RENDER, TEMPLATES}),
     PATTERNS: frozenset({LOWERING, IR}),
-    DOOR: frozenset({PATTERNS, CODEGEN, LOWERING, IR, DEVICE, SOURCE, PASSES, SCHEDULE, RENDER, TEMPLATES}),
+    DOOR: frozenset(
+        {PATTERNS, CODEGEN, LOWERING, IR, DEVICE, SOURCE, PASSES, SCHEDULE, SCHEDULE_CONVOLUTION, RENDER, TEMPLATES}
+    ),
 }
-TORCH_FREE = (IR, PASSES, SCHEDULE, SCHEDULE_CPU, RENDER)
+TORCH_FREE = (IR, PASSES, SCHEDULE, SCHEDULE_CONVOLUTION, SCHEDULE_CPU, RENDER)
 
 
 def package_sources() -> dict[str, str]:
