@@ -19,6 +19,9 @@ from fusepass.codegen.lowering.lower import lower
 from fusepass.codegen.source import Target
 
 
+_ACCESS = 16  # bytes that a thread loads at once
+
+
 @dataclass(frozen=True)
 class Variant:
     """A lowered region.
@@ -64,7 +67,8 @@ def anchor_formats(graph: fx.GraphModule, facts: DeviceFacts) -> tuple[AnchorFor
     convolutions go channels last. They stay where
 
     - they have groups (cuDNN's grouped kernels are slower channels last);
-    - the input has fewer than four channels, so that an access of 16 bytes does not lie in one pixel;
+    - the channels of a pixel of the input or the result are not whole accesses of 16 bytes, so that the library pads
+      or takes slower kernels;
     - the result has one pixel per channel, where both formats are the same;
     - numbers are float32 and TF32 is not allowed: no tensor core, hence no conversion to avoid. float64 has no
       channels-last kernels at all.
@@ -82,13 +86,13 @@ def anchor_formats(graph: fx.GraphModule, facts: DeviceFacts) -> tuple[AnchorFor
     if is_channels_last(result.shape, result.stride()):
         return (AnchorFormat.CALLER,)
     last = is_channels_last(x.shape, x.stride())
-    if last or (facts.target is Target.CUDA and _prefers_channels_last(x, groups=node.args[8])):
+    if last or (facts.target is Target.CUDA and _prefers_channels_last(x, result, groups=node.args[8])):
         return (AnchorFormat.CHANNELS_LAST, AnchorFormat.CALLER)
     return (AnchorFormat.CALLER, AnchorFormat.CHANNELS_LAST)
 
 
-def _prefers_channels_last(x: torch.Tensor, *, groups: int) -> bool:
-    if x.dim() != 4 or groups != 1 or x.shape[1] < 4:
+def _prefers_channels_last(x: torch.Tensor, result: torch.Tensor, *, groups: int) -> bool:
+    if x.dim() != 4 or groups != 1 or any(each.shape[1] * each.itemsize % _ACCESS for each in (x, result)):
         return False
     # Unlike `torch.backends.cudnn.allow_tf32` this does not raise where convolutions and RNNs are set differently.
     return x.dtype is not torch.float32 or torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32"
