@@ -18,7 +18,6 @@ from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, is_c
 from fusepass.codegen.lowering.lower import lower
 from fusepass.codegen.source import Target
 
-
 _ACCESS = 16  # bytes that a thread loads at once
 
 
