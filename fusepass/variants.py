@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.expr import Builder
@@ -17,7 +18,9 @@ from fusepass.codegen.ir.program import Program
 from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, is_channels_last
 from fusepass.codegen.lowering.lower import lower
 from fusepass.codegen.source import Target
+from fusepass.patterns.opclass import OpClass, direct_class
 
+_MAPPING = (OpClass.POINTWISE, OpClass.VIEW)  # anything else, decomposed operators among it, may need several elements
 _ACCESS = 16  # bytes that a thread loads at once
 
 
@@ -69,6 +72,8 @@ def anchor_formats(graph: fx.GraphModule, facts: DeviceFacts) -> tuple[AnchorFor
     - the channels of a pixel of the input or the result are not whole accesses of 16 bytes, so that the library pads
       or takes slower kernels;
     - the result has one pixel per channel, where both formats are the same;
+    - the region reduces or pools, and reads something else as large that does not lie channels last: such kernels do
+      not exchange tiles of what they load;
     - numbers are float32 and TF32 is not allowed: no tensor core, hence no conversion to avoid. float64 has no
       channels-last kernels at all.
 
@@ -85,7 +90,8 @@ def anchor_formats(graph: fx.GraphModule, facts: DeviceFacts) -> tuple[AnchorFor
     if is_channels_last(result.shape, result.stride()):
         return (AnchorFormat.CALLER,)
     last = is_channels_last(x.shape, x.stride())
-    if last or (facts.target is Target.CUDA and _prefers_channels_last(x, result, groups=node.args[8])):
+    prefers = _prefers_channels_last(x, result, groups=node.args[8]) and not _reduces_another_layout(graph, node)
+    if last or (facts.target is Target.CUDA and prefers):
         return (AnchorFormat.CHANNELS_LAST, AnchorFormat.CALLER)
     return (AnchorFormat.CALLER, AnchorFormat.CHANNELS_LAST)
 
@@ -95,3 +101,18 @@ def _prefers_channels_last(x: torch.Tensor, result: torch.Tensor, *, groups: int
         return False
     # Unlike `torch.backends.cudnn.allow_tf32` this does not raise where convolutions and RNNs are set differently.
     return x.dtype is not torch.float32 or torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32"
+
+
+def _reduces_another_layout(graph: fx.GraphModule, anchor: fx.Node) -> bool:
+    """Whether operators that do more than map elements may read another large input that does not lie channels last."""
+    targets = {node.target for node in graph.graph.nodes if node is not anchor}
+    if all(direct_class(target) in _MAPPING for target in targets if isinstance(target, OpOverload)):
+        return False
+    result = anchor.meta["val"]
+    for node in graph.graph.find_nodes(op="placeholder"):
+        value = node.meta["val"]
+        large = value.dim() == result.dim() and 4 * value.numel() >= result.numel()
+        read = large and any(user is not anchor for user in node.users)
+        if read and not is_channels_last(value.shape, value.stride()):
+            return True
+    return False

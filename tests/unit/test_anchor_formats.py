@@ -256,6 +256,26 @@ def test_variants() -> None:
         made.check(variant.program)
 
 
+@pytest.mark.parametrize(
+    ("then", "last"),
+    [
+        (lambda y, z: y.relu() + z, True),
+        (lambda y, z: (y + z).softmax(1), False),
+        (lambda y, z: F.max_pool2d(y + z, 2), False),
+        (lambda y, z: torch.logsumexp(y + z, 1), False),
+        (lambda y, z: (y + z[:1, :, :1, :1]).softmax(1), False),  # part of it, but nothing says so before lowering
+        (lambda y, z: y.softmax(1), True),
+    ],
+)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_what_reductions_read_besides(
+    then: Callable[[Tensor, Tensor], Tensor], last: bool, layout: torch.memory_format
+) -> None:
+    x, w, z = torch.randn(2, 8, 9, 9), torch.randn(16, 8, 3, 3), torch.randn(2, 16, 7, 7).to(memory_format=layout)
+    graph, _ = trace(lambda x, w, z: then(F.conv2d(x, w), z), x, w, z)
+    assert (anchor_formats(graph, H200)[0] is LAST) is (last or layout is torch.channels_last)
+
+
 def test_no_choice_where_the_caller_has_channels_last() -> None:
     x = torch.randn(2, 8, 9, 9).to(memory_format=torch.channels_last)
     graph, _ = trace(lambda a, b: F.conv2d(a, b).relu(), x, torch.randn(16, 8, 3, 3))
