@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.expr import Builder
@@ -18,6 +19,10 @@ from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, is_c
 from fusepass.codegen.lowering.lower import lower
 from fusepass.codegen.schedule_convolution import few_channels
 from fusepass.codegen.source import Target
+from fusepass.patterns.opclass import OpClass, direct_class
+
+_MAPPING = (OpClass.POINTWISE, OpClass.VIEW)  # anything else, decomposed operators among it, may need several elements
+_ACCESS = 16  # bytes that a thread loads at once
 
 _LEAST_FLOAT32 = 16  # input channels
 
@@ -67,11 +72,14 @@ def anchor_formats(graph: fx.GraphModule, facts: DeviceFacts) -> tuple[AnchorFor
     convolutions go channels last. They stay where
 
     - they have groups (cuDNN's grouped kernels are slower channels last);
-    - the input has fewer than four channels, or a number that is no multiple of four, so that an access of 16 bytes does
-      not lie in one pixel; of float32 fewer than 16, because eager has float32 accuracy there and the channels-last
-      kernels have TF32's;
+    - the channels of a pixel of the input or the result are not whole accesses of 16 bytes, so that the library pads
+      or takes slower kernels;
+    - the input has fewer than 16 channels of float32: eager has float32 accuracy there, and the channels-last kernels
+      have TF32's;
     - generated code does them (`few_channels`);
     - the result has one pixel per channel, where both formats are the same;
+    - the region reduces or pools, and reads something else as large that does not lie channels last: such kernels do
+      not exchange tiles of what they load;
     - numbers are float32 and TF32 is not allowed: no tensor core, hence no conversion to avoid. float64 has no
       channels-last kernels at all.
 
@@ -88,19 +96,36 @@ def anchor_formats(graph: fx.GraphModule, facts: DeviceFacts) -> tuple[AnchorFor
     if is_channels_last(result.shape, result.stride()):
         return (AnchorFormat.CALLER,)
     last = is_channels_last(x.shape, x.stride())
-    if last or (facts.target is Target.CUDA and _prefers_channels_last(node)):
+    if last or (
+        facts.target is Target.CUDA and _prefers_channels_last(node) and not _reduces_another_layout(graph, node)
+    ):
         return (AnchorFormat.CHANNELS_LAST, AnchorFormat.CALLER)
     return (AnchorFormat.CALLER, AnchorFormat.CHANNELS_LAST)
 
 
 def _prefers_channels_last(node: fx.Node) -> bool:
-    x: torch.Tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
+    x, result = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
     stride, transposed, groups = node.args[3], node.args[6], node.args[8]
-    channels = x.shape[1]
-    if x.dim() != 4 or groups != 1 or channels < 4 or channels % 4:
+    if x.dim() != 4 or groups != 1 or any(each.shape[1] * each.itemsize % _ACCESS for each in (x, result)):
         return False
     if x.dtype is not torch.float32:
         return True
     # Unlike `torch.backends.cudnn.allow_tf32` this does not raise where convolutions and RNNs are set differently.
     allowed = torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32"
-    return allowed and channels >= _LEAST_FLOAT32 and not few_channels(channels, stride if transposed else (1,))  # type: ignore[arg-type]
+    few = few_channels(x.shape[1], stride if transposed else (1,))  # type: ignore[arg-type]
+    return allowed and x.shape[1] >= _LEAST_FLOAT32 and not few
+
+
+def _reduces_another_layout(graph: fx.GraphModule, anchor: fx.Node) -> bool:
+    """Whether operators that do more than map elements may read another large input that does not lie channels last."""
+    targets = {node.target for node in graph.graph.nodes if node is not anchor}
+    if all(direct_class(target) in _MAPPING for target in targets if isinstance(target, OpOverload)):
+        return False
+    result = anchor.meta["val"]
+    for node in graph.graph.find_nodes(op="placeholder"):
+        value = node.meta["val"]
+        large = value.dim() == result.dim() and 4 * value.numel() >= result.numel()
+        read = large and any(user is not anchor for user in node.users)
+        if read and not is_channels_last(value.shape, value.stride()):
+            return True
+    return False

@@ -205,8 +205,8 @@ class Frame:
         if self.kernel.col_count > cols:
             tiles = -(-self.kernel.row_count // rows)
             tile = self._constant("tile", number)
-            number = f"fp::mod({tile}, {tiles})"
-            self.first_across = self._constant("first_col", f"fp::div({tile}, {tiles}) * {cols}")
+            number, column = (f"fp::mod({tile}, {tiles})", f"fp::div({tile}, {tiles})") if tiles > 1 else ("0", tile)
+            self.first_across = self._constant("first_col", f"{column} * {cols}")
         first = self._constant("first_row", f"{number} * {rows}")
         lane = self._constant("lane", f"threadIdx.x % {plan.lanes}")
         group = self._constant("group", f"threadIdx.x / {plan.lanes}")

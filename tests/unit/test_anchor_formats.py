@@ -223,6 +223,8 @@ CHOICES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...], tu
     "half": (F.conv2d, (2, 8, 9, 9), (16, 8, 3, 3), torch.float16, True),
     "transposed": (F.conv_transpose2d, (2, 8, 9, 9), (8, 16, 3, 3), torch.float32, True),
     "three channels": (F.conv2d, (2, 3, 9, 9), (16, 3, 3, 3), torch.float32, False),
+    "six results": (F.conv2d, (2, 8, 9, 9), (6, 8, 3, 3), torch.float32, False),
+    "four halves": (F.conv2d, (2, 4, 9, 9), (8, 4, 3, 3), torch.float16, False),
     "groups": (lambda x, w: F.conv2d(x, w, groups=2), (2, 8, 9, 9), (16, 4, 3, 3), torch.float32, False),
     "one pixel": (F.conv2d, (2, 8, 3, 3), (16, 8, 3, 3), torch.float32, False),
     "3d": (F.conv3d, (2, 8, 9, 9, 9), (16, 8, 3, 3, 3), torch.float32, False),
@@ -237,21 +239,41 @@ def test_choice(name: str) -> None:
     graph, _ = trace(lambda a, b: function(a, b).relu(), torch.randn(x).to(dtype), torch.randn(weight).to(dtype))
     formats = anchor_formats(graph, H200)
     assert (formats[0] is LAST) is last
-    choice = name in ("2d", "half", "transposed", "three channels", "groups", "3d")
+    choice = name in ("2d", "half", "transposed", "three channels", "six results", "four halves", "groups", "3d")
     assert set(formats) == ({*AnchorFormat} if choice else {AnchorFormat.CALLER})
     assert anchor_formats(graph, DeviceFacts.cpu(2))[0] is AnchorFormat.CALLER
 
 
 def test_variants() -> None:
     """The chosen one first; each computes the same."""
-    made = region(nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU()).double(), torch.randn(2, 4, 6, 6).double())
-    graph, _ = trace(nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU()), torch.randn(2, 4, 6, 6))
+    made = region(nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU()).double(), torch.randn(2, 4, 6, 6).double())
+    graph, _ = trace(nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU()), torch.randn(2, 4, 6, 6))
     names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
     found = list(variants(graph, "region", names, {}, H200))
     assert [variant.name for variant in found] == ["channels last", "as is"]
     assert [len(variant.program.calls) for variant in found] == [2, 1]
     for variant in variants(made.graph, "region", names, {}, DeviceFacts.cpu(2)):
         made.check(variant.program)
+
+
+@pytest.mark.parametrize(
+    ("then", "last"),
+    [
+        (lambda y, z: y.relu() + z, True),
+        (lambda y, z: (y + z).softmax(1), False),
+        (lambda y, z: F.max_pool2d(y + z, 2), False),
+        (lambda y, z: torch.logsumexp(y + z, 1), False),
+        (lambda y, z: (y + z[:1, :, :1, :1]).softmax(1), False),  # part of it, but nothing says so before lowering
+        (lambda y, z: y.softmax(1), True),
+    ],
+)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_what_reductions_read_besides(
+    then: Callable[[Tensor, Tensor], Tensor], last: bool, layout: torch.memory_format
+) -> None:
+    x, w, z = torch.randn(2, 8, 9, 9), torch.randn(16, 8, 3, 3), torch.randn(2, 16, 7, 7).to(memory_format=layout)
+    graph, _ = trace(lambda x, w, z: then(F.conv2d(x, w), z), x, w, z)
+    assert (anchor_formats(graph, H200)[0] is LAST) is (last or layout is torch.channels_last)
 
 
 def test_no_choice_where_the_caller_has_channels_last() -> None:

@@ -164,3 +164,27 @@ def test_a_schedule_says_what_it_is() -> None:
         "131072 blocks, vectors of 4, 8 lanes x 32 rows, 2 per thread at a time, registers"
     )
     assert str(first(k.affine(1 << 28))) == "131072 blocks, vectors of 4, 2 per thread, 256 threads"
+
+
+def test_rows_in_registers_exchange_stores_that_lie_along_the_rows() -> None:
+    assert first(k.softmax_channels_last(64, 64, 1 << 14)).exchanges
+    assert first(k.softmax_channels_last(64, 136, 1 << 14, k.F16)).exchanges
+    assert not first(k.softmax_rows(1 << 20, 64)).exchanges  # all along the columns
+    assert not first(k.softmax_channels_last(64, 2048, 1 << 10)).exchanges  # a block has one row
+    assert not first(k.softmax_channels(64, 64, 1 << 14)).exchanges
+
+
+def test_tiles_fit_static_shared_memory() -> None:
+    for channels, places in ((2, 1 << 20), (1 << 20, 2), (3, 5), (64, 64), (1000, 1 << 10)):
+        for dtype in (k.F16, k.F32, k.F64):
+            program = k.mixed_layouts(4, channels, places, dtype)
+            plan = first(program)
+            along, across = plan.tile
+            tiles = 2 * Tile(along, across, plan.threads, 1, dtype.nbytes).shared_bytes
+            assert tiles <= 48 << 10
+
+
+def test_tiles_are_told() -> None:
+    assert str(first(k.transpose(4096, 4096))) == (
+        "8192 blocks, vectors of 4, 2 per thread, 256 threads, tiles of 32 x 64 exchanged"
+    )
