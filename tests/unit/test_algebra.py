@@ -238,6 +238,16 @@ CASES = {
             lambda x: x[:, None, None].expand(6, 7, 8, 20).sum(1),
         ),
     ),
+    "value-of-extreme": Case(
+        fires=(lambda x: x.max(1).values, lambda x: x.min(-1, keepdim=True)[0], lambda x: x.int().max(0)[0]),
+        near=(
+            lambda x: x.max(1),
+            lambda x: x.max(1).indices,
+            lambda x: torch.max(x, x.sin()),
+            lambda x: x.max(),
+            lambda x: x.sort(1).values,
+        ),
+    ),
     "monotone-function-before-extreme": Case(
         fires=(
             lambda x: x.sigmoid().amax(1),
