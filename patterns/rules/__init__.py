@@ -6,6 +6,7 @@ from fusepass.patterns.rule import Rule
 from fusepass.patterns.rules import (
     arithmetic,
     bounds,
+    constants,
     copies,
     identities,
     pools,
@@ -16,6 +17,7 @@ from fusepass.patterns.rules import (
 )
 
 RULES: tuple[Rule, ...] = (
+    *constants.RULES,
     *arithmetic.RULES,
     *identities.RULES,
     *bounds.RULES,
