@@ -15,8 +15,9 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from fusepass.patterns.analysis.affine import chains
-from fusepass.patterns.analysis.interval import Interval, interval
+from fusepass.patterns.analysis.interval import interval
 from fusepass.patterns.analysis.monotone import Direction, direction
+from fusepass.patterns.analysis.ranges import Interval
 from tests.support.aten import traced
 
 Function = Callable[..., Any]
