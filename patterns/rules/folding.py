@@ -94,6 +94,8 @@ class Folded:
 def _into_convolution(found: Match) -> fx.Node:
     folded, build = Folded.of(found.root, Filtered.of), Builder(found)
     assert isinstance(folded.anchor, Filtered)
+    if folded.shift and found.root.meta["val"].device.type == "cuda":
+        raise Declined("the library adds a bias in a pass of its own")
     call, kernel = folded.anchor.call, (1,) * folded.anchor.call.rank
     groups, outputs = call.geometry.groups, folded.anchor.shape[1]
     weight = call.weight

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from fusepass.codegen.lowering.tracer import Spec
+from fusepass.patterns.cost import NOTHING
 from fusepass.patterns.simplify import simplify
 from tests.support.algebra import Function, rewritten, same_value, within_policy
 from tests.support.aten import traced
@@ -127,6 +131,18 @@ def test_it_has_to_pay() -> None:
 
     assert "product-of-product" in applied(layers, (512, 64), (1024, 64), (64, 1024))
     assert "product-of-product" not in applied(layers, (512, 1024), (16, 1024), (1024, 16))
+
+
+@pytest.mark.parametrize(
+    ("device", "biased", "folds"), [("cuda", True, False), ("cuda", False, True), ("cpu", True, True)]
+)
+def test_a_gpu_library_adds_a_bias_in_a_pass_of_its_own(device: str, biased: bool, folds: bool) -> None:
+    graph = traced(lambda x, w, b: F.conv2d(x, w, b if biased else None) * 2, rand(*X), rand(*W), rand(*B))
+    for node in graph.graph.nodes:
+        if "val" in node.meta:
+            node.meta["val"] = Spec.of(node.meta["val"], torch.device(device))
+    with patch("fusepass.patterns.simplify.cost", return_value=NOTHING):
+        assert (AFFINE in [application.rule for application in simplify(graph)]) is folds
 
 
 @pytest.mark.parametrize("name", ["norm", "scales and shifts", "norm of a product"])
