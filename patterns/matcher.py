@@ -194,7 +194,7 @@ class _Attempt:
             self._fail(node, "is not result {} of a call", pattern.item)
             return
         producer = node.all_input_nodes[0]
-        if len(producer.users) > 1:
+        if any(other.users for other in producer.users if other is not node):
             self._fail(producer, "another of its results is used")
             return
         start = _Found(found.captures, (*found.nodes, node), found.once)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,12 +90,10 @@ def _coefficients(packet: Any, given: dict[str, Any]) -> tuple[float, float] | N
     return None
 
 
-def chain(node: fx.Node) -> Affine | None:
-    """The longest chain of such operators that ends in `node`, none of them but `node` read by others."""
+def chains(node: fx.Node) -> Iterator[Affine]:
+    """The chains of such operators that end in `node`, none of them but `node` read by others; shorter ones first."""
     found = step(node)
-    while found is not None and len(found.source.users) == 1:
-        inner = step(found.source)
-        if inner is None:
-            break
-        found = found.after(inner)
-    return found
+    while found is not None:
+        yield found
+        inner = step(found.source) if len(found.source.users) == 1 else None
+        found = None if inner is None else found.after(inner)

@@ -84,7 +84,14 @@ def _held(known: Interval, dtype: torch.dtype, rounded: bool) -> Interval:
     if rounded:
         low -= 2 * facts.eps * abs(low) if low > -inf else 0.0
         high += 2 * facts.eps * abs(high) if high < inf else 0.0
+    else:  # a limit such as 0.3 may be rounded away from zero
+        low, high = min(low, _nearest(low, dtype)), max(high, _nearest(high, dtype))
     return Interval(low if low >= -facts.max else -inf, high if high <= facts.max else inf, known.nan)
+
+
+def _nearest(number: float, dtype: torch.dtype) -> float:
+    """`number` as `dtype` holds it."""
+    return number if number in (0.0, 1.0, -1.0, inf, -inf) else float(torch.tensor(number, dtype=dtype))
 
 
 def _computed(node: fx.Node, depth: int) -> Interval:
@@ -173,7 +180,7 @@ _ROUNDING = frozenset(
     {aten._to_copy, aten.exp, aten.sqrt, aten.pow, aten.add, aten.sub, aten.rsub, aten.mul, aten.div, aten.mean}
     | {aten.avg_pool2d, aten.avg_pool3d, aten._adaptive_avg_pool2d, aten._adaptive_avg_pool3d}
 )
-"""Operators whose bounds are computed, and so rounded; those of the others are numbers that the type has."""
+"""Operators whose results are rounded when they are computed; the others choose among given numbers."""
 
 _Given = Mapping[str, Any]
 _Look = Callable[[Any], Interval]

@@ -36,6 +36,7 @@ _INCREASING: Mapping[Any, Callable[[_Given], bool]] = {
         ),
         lambda given: True,
     ),
+    aten.celu: lambda given: given["alpha"] > 0,
     aten.leaky_relu: lambda given: given["negative_slope"] > 0,
     aten.elu: lambda given: min(given["alpha"], given["scale"], given["input_scale"]) > 0,
 }  # fmt: skip
@@ -54,6 +55,8 @@ def direction(node: fx.Node) -> Direction | None:
         return None
     (source,) = node.all_input_nodes
     given, packet = arguments(node), node.target.overloadpacket
+    if sum(isinstance(value, fx.Node) for value in given.values()) != 1:
+        return None  # it reads the same tensor twice
     numbers = [value for value in given.values() if isinstance(value, int | float)]
     if not all(map(math.isfinite, numbers)):
         return None

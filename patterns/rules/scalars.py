@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+from torch import fx
 
 from fusepass.config import Algebra
-from fusepass.patterns.analysis.affine import Affine, chain
+from fusepass.patterns.analysis.affine import Affine, chains
 from fusepass.patterns.language import op, var
 from fusepass.patterns.matcher import Match
 from fusepass.patterns.rule import Rule
@@ -17,56 +20,69 @@ _SMALL = 1e-3
 """Of the largest number of a type: what may be added without a word about overflow."""
 
 
-def _line(found: Match) -> Affine | None:
-    return chain(found.root)
-
-
-def shorter(found: Match) -> str | None:
-    line = _line(found)
-    return None if line is not None and line.terms < line.steps else "no chain that can be shorter"
-
-
-def representable(found: Match) -> str | None:
-    """Scale and shift must be ordinary numbers of the type: neither overflown nor, unless meant, vanished."""
-    line = _line(found)
-    assert line is not None
+def _representable(line: Affine) -> bool:
+    """Whether scale and shift are ordinary numbers of the type: neither overflown nor, unless meant, vanished."""
     facts = torch.finfo(line.source.meta["val"].dtype)
     fits = facts.tiny <= abs(line.scale) <= facts.max and line.offsets <= _SMALL * facts.max
-    vanished = 0 < abs(line.shift) < facts.tiny
-    return None if fits and not vanished else f"{line.scale} and {line.shift} are out of the range of the type"
+    return fits and not 0 < abs(line.shift) < facts.tiny
 
 
-def never_larger(found: Match) -> str | None:
-    """No intermediate result may be infinite where the last one is not."""
-    line = _line(found)
-    assert line is not None
-    return None if line.growth <= max(1.0, abs(line.scale)) else "an intermediate result may overflow"
+def _never_larger(line: Affine) -> bool:
+    """Whether no intermediate result can be infinite where the last one is not."""
+    return line.growth <= max(1.0, abs(line.scale))
 
 
-def _collapse(found: Match) -> torch.fx.Node:
-    line = _line(found)
-    assert line is not None
-    node = line.source
-    if line.scale == -1:
-        node = found.call(aten.neg.default, node)
-    elif line.scale != 1:
-        node = found.call(aten.mul.Tensor, node, line.scale)
-    return found.call(aten.add.Tensor, node, line.shift) if line.shift != 0 else node
+def _longest(found: Match, *conditions: Callable[[Affine], bool]) -> Affine | None:
+    """The longest chain that ends in the root, can be shorter, and meets `conditions`."""
+    lines = (line for line in chains(found.root) if line.terms < line.steps)
+    return max((line for line in lines if all(holds(line) for holds in conditions)), key=_steps, default=None)
+
+
+def _steps(line: Affine) -> int:
+    return line.steps
+
+
+def _safe(found: Match) -> Affine | None:
+    return _longest(found, _representable, _never_larger)
+
+
+def _finite(found: Match) -> Affine | None:
+    return _longest(found, _representable)
+
+
+def _exists(line: Callable[[Match], Affine | None]) -> Callable[[Match], str | None]:
+    return lambda found: None if line(found) is not None else "no chain that can be shorter without overflow"
+
+
+def _collapsed(line: Callable[[Match], Affine | None]) -> Callable[[Match], fx.Node]:
+    """The rewrite that computes scale times source plus shift."""
+
+    def rewrite(found: Match) -> fx.Node:
+        short = line(found)
+        assert short is not None
+        node = short.source
+        if short.scale == -1:
+            node = found.call(aten.neg.default, node)
+        elif short.scale != 1:
+            node = found.call(aten.mul.Tensor, node, short.scale)
+        return found.call(aten.add.Tensor, node, short.shift) if short.shift != 0 else node
+
+    return rewrite
 
 
 RULES: tuple[Rule, ...] = (
     Rule(
         name="affine-chain",
         pattern=op(*_STEPS, open=True)(var("x")),
-        guards=(shorter, representable, never_larger),
-        rewrite=_collapse,
+        guards=(_exists(_safe),),
+        rewrite=_collapsed(_safe),
         why="(x * a + b) * c is x * (a * c) + b * c; no intermediate result is larger than both x and the result",
     ),
     Rule(
         name="affine-chain-that-shrinks",
         pattern=op(*_STEPS, open=True)(var("x")),
-        guards=(shorter, representable),
-        rewrite=_collapse,
+        guards=(_exists(_finite),),
+        rewrite=_collapsed(_finite),
         why="(x * a) * b is x * (a * b); where x * a overflows, the result here does not",
         level=Algebra.FINITE,
     ),

@@ -82,6 +82,17 @@ BINARY = (
     "torch.hypot({x}, {y})", "torch.logaddexp({x}, {y})", "torch.rsub({x}, {y}, alpha=2)", "torch.sub({x}, {y}).square()", "torch.arctan2({x}, {y}.abs() + 1)",
 )  # fmt: skip
 
+ALGEBRA = (
+    "{x} * 2 * 0.25 + 1 - 0.5", "1 - (2 - {x}) * 3", "(-{x}) * (-{x})", "{x} - (-{x})", "torch.sigmoid({x}).clamp(0, 1)", "F.relu(torch.softmax({x}, -1))",
+    "F.relu6({x}).clamp(0, 7)", "{x}.clamp(-1, 1).clamp(min=0)", "torch.exp(-F.relu({x})).clamp(max=2)", "F.relu({x}).abs()", "torch.maximum({x}.tanh(), {x}.tanh())",
+    "(-{x}).abs()", "(-{x}) ** 2", "torch.sigmoid({x}).amax({d}{k})", "(1 - {x}).amax({d}{k})", "({x} * 3 + 1).amin({d}{k})", "({x} * 0.1).sum({d}{k})", "(-{x}).mean({d}{k})",
+    "({x} * {x}.mean({d}, keepdim=True).sigmoid()).sum({d}, keepdim=True) * 0.1", "{x}.unsqueeze({i}).expand(2, *[-1] * ({x}.dim() + 1)).sum(0) * 0.5",
+    "F.gelu({x}.unsqueeze(0).expand(3, *{x}.shape)).mean(0)", "{x}.unsqueeze(-1).softmax(-1)", "{x}.unsqueeze(-1).logsumexp(-1)", "{x}.unsqueeze({i}).sum({i})",
+    "{x}.unsqueeze(0).var(0, correction=0)", "{x}.unsqueeze(-1).log_softmax(-1).squeeze(-1)", "{x}.sum({d}, keepdim=True).sum({i}{k}) * 0.1", "{x}.mean({d}, keepdim=True).mean({i}{k})",
+    "{x}.t().contiguous().sum(0) * 0.1 if {x}.dim() == 2 else {x}", "({x} - {x}) + {x}", "{x} / {x}.abs().clamp(min=0.5) * 1", "({x}.square() + 0.1).sqrt().square()",
+)  # fmt: skip
+"""What the rules of `fusepass.patterns.rules` are about."""
+
 
 @dataclass
 class Model:
@@ -326,6 +337,13 @@ def _pool(sketch: _Sketch) -> None:
     pools += [f"F.max_pool{rank}d({x}, {kernel}, {stride}, {padding}, {draw(st.integers(1, 2))}, ceil_mode={ceil})"]
     pools += [f"F.adaptive_avg_pool{rank}d({x}, {size})", f"F.adaptive_max_pool{rank}d({x}, {size})"]
     pools += [f"F.lp_pool{rank}d({x}.abs() + 0.1, 2, {kernel})"] if rank < 3 else []
+    if rank > 1:
+        pools += [f"F.max_pool{rank}d(torch.sigmoid({x}), {kernel}, {stride}, {padding})"]
+        pools += [f"F.max_pool{rank}d(F.max_pool{rank}d({x}, {kernel}, {stride}, {padding}), 2, 1)"]
+        pools += [
+            f"F.avg_pool{rank}d(F.avg_pool{rank}d({x}, {kernel}), 2, 1)",
+            f"F.avg_pool{rank}d({x}, {kernel}).mean((-1, -2))",
+        ]
     pools += [f"F.interpolate({x}, scale_factor=2, mode='nearest')"]
     pools += (
         [
@@ -405,7 +423,7 @@ def _whole_number(sketch: _Sketch) -> None:
 
 
 STEPS: tuple[Callable[[_Sketch], None], ...] = (
-    _pointwise, _pointwise, _pointwise, _binary, _binary, _kind(ALONG), _kind(REDUCTIONS), _kind(VIEWS), _kind(VIEWS), _kind(WHOLE, lambda v: True),
+    _pointwise, _pointwise, _pointwise, _binary, _binary, _kind(ALONG), _kind(REDUCTIONS), _kind(VIEWS), _kind(VIEWS), _kind(WHOLE, lambda v: True), _kind(ALGEBRA), _kind(ALGEBRA),
     _norm, _norm, _pool, _anchor, _odd, _in_place, _whole_number,
 )  # fmt: skip
 

@@ -7,10 +7,11 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
 import fusepass
-from fusepass.config import override
+from fusepass.config import Algebra, override
 from fusepass.numerics import check
 from tests.property.random_models import Model, models
 from tests.support.interpreted import interpreted
@@ -44,6 +45,15 @@ def run(drawn: Model) -> None:
 @given(drawn=models())
 def test_interpreted_like_eager(drawn: Model) -> None:
     with interpreted():
+        run(drawn)
+
+
+@settings(quickly, max_examples=25)
+@given(drawn=models(), level=st.sampled_from(list(Algebra)))
+def test_every_level_of_algebra_like_eager(drawn: Model, level: Algebra) -> None:
+    """All rules together; the level that assumes finite numbers gets no others."""
+    assume(level is not Algebra.FINITE or "inf" not in drawn.text)
+    with interpreted(), override(algebra=level):
         run(drawn)
 
 

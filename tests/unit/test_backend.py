@@ -155,3 +155,43 @@ def test_options() -> None:
         close(torch.compile(net, backend=fusepass_backend, options={"max_signatures": 3})(X), net(X))
     with pytest.raises(Exception, match="unknown"):
         torch.compile(Net(), backend=fusepass_backend, options={"unknown": 3})(X)
+
+
+class Wasteful(nn.Module):
+    """What many algebraic rules have something to say about, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3)
+        self.last = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.sigmoid(self.first(x) * 0.5 * 0.25 + 1 - 0.5).clamp(0, 1)
+        y = torch.max_pool2d(torch.tanh(y).relu(), 2)
+        y = (-(y * 2)).mean((2, 3)).abs()
+        y = self.last(y.unsqueeze(0).expand(3, -1, -1).mean(0))
+        return torch.softmax(y, 1) * y.logsumexp(1, keepdim=True) + (1 - y).amax(0) - (-y)
+
+
+@pytest.mark.parametrize("algebra", ["off", "safe", "finite"])
+def test_algebra_keeps_results_and_gradients(algebra: str) -> None:
+    """AOTAutograd's forward and backward graphs go through the same rules as a captured model."""
+    made: list[CompiledGraph] = []
+    net, twin = Wasteful(), Wasteful()
+    twin.load_state_dict(net.state_dict())
+    x, also_x = (torch.randn(2, 3, 20, 20, requires_grad=True) for _ in range(2))
+    also_x.data.copy_(x.data)
+    compiled = torch.compile(net, backend=Backend("test", {"algebra": algebra}, observe=made.append), fullgraph=True)
+    for _ in range(2):
+        ours, theirs = compiled(x), twin(also_x)
+        close(ours, theirs)
+        ours.square().sum().backward()
+        theirs.square().sum().backward()
+        close(x.grad, also_x.grad)
+        for parameter, other in zip(net.parameters(), twin.parameters(), strict=True):
+            close(parameter.grad, other.grad)
+            parameter.data -= 0.1 * parameter.grad
+            other.data -= 0.1 * other.grad
+    rules = {rewrite.rule for graph in made for rewrite in graph.report.rewrites}
+    assert len(made) == 2
+    assert ("affine-chain" in rules) == ("idle-clamp" in rules) == (algebra != "off")

@@ -10,8 +10,8 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fusepass.patterns.language import Call, const, equals, of_class, op, var
-from fusepass.patterns.matcher import Declined, Match, Mismatch, match
+from fusepass.patterns.language import Call, const, equals, of_class, op, result, var
+from fusepass.patterns.matcher import Declined, Match, Mismatch, match, matches
 from fusepass.patterns.opclass import OpClass
 from tests.support.aten import traced
 
@@ -131,3 +131,44 @@ def test_new_nodes_have_fake_results_and_invalid_ones_are_declined() -> None:
     assert made.next is result.root
     with pytest.raises(Declined, match="shape"):
         result.call(aten.view.default, result.x, [5])
+
+
+def maximum(function: Callable[..., Any]) -> fx.Node:
+    """The node of the first result of the last ``max`` that `function` calls."""
+    calls = traced(function, torch.randn(4, 8)).graph.find_nodes(op="call_function", target=aten.max.dim)
+    return next(user for user in calls[-1].users if user.args[1] == 0)
+
+
+def test_a_result_of_several() -> None:
+    pattern = result(0, op(aten.max, open=True)(relu(x))["call"])
+    node = maximum(lambda a: a.relu().max(1).values.exp())
+    hit = match(pattern, node)
+    assert isinstance(hit, Match)
+    assert hit.root is node
+    assert hit.captures["call"] is node.args[0]
+    assert hit.nodes == {node, node.args[0], node.args[0].args[0]}  # type: ignore[union-attr]
+    assert isinstance(match(result(1, op(aten.max, open=True)(x)), node), Mismatch)
+    assert isinstance(match(pattern, node.args[0]), Mismatch)  # type: ignore[arg-type]
+
+
+def test_a_call_of_which_two_results_are_used_is_no_single_result() -> None:
+    node = maximum(lambda a: (lambda found: found.values + found.indices)(a.max(1)))
+    reason = match(result(0, op(aten.max, open=True)(x)), node)
+    assert "another of its results is used" in str(reason)
+
+
+def test_every_way_is_found() -> None:
+    node = last(lambda a, b: a + b)
+    both = [(way.x.name, way.y.name) for way in matches(op(aten.add, commutative=True)(x, y), node)]
+    assert both == [("a_1", "b_1"), ("b_1", "a_1")]
+    assert list(matches(op(aten.add, commutative=True)(x, relu(y)), node)) == []
+    assert list(matches(op(aten.add)(x, const("number")), node)) == []
+    assert len(list(matches(op(aten.add)(x, const("number", equals(2))), last(lambda a, b: a + 2)))) == 1
+
+
+def test_new_nodes_may_have_several_results() -> None:
+    hit = found(relu(x), lambda a, b: (a + b).relu())
+    values = hit.call(aten.max.dim, hit.x, 1)
+    assert tuple(hit.item(values, 1).meta["val"].shape) == (4,)
+    assert hit.item(values, 1).meta["val"].dtype is torch.int64
+    assert hit.call(aten.sin.default, hit.x, like=hit.root).meta["val"] is hit.root.meta["val"]
