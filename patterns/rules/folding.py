@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from fusepass.patterns.analysis.linearity import Factor, Operand, Term, terms
 from fusepass.patterns.arguments import arguments
@@ -91,6 +92,22 @@ class Folded:
         return build.view(total, (features,))
 
 
+_MORE = frozenset(
+    {
+        aten.add, aten.sub, aten.rsub, aten.mul, aten.div, aten.neg, aten.sum, aten.mean, aten.avg_pool2d,
+        aten.avg_pool3d, aten._native_batch_norm_legit_no_training,
+    }
+)  # fmt: skip
+
+
+def end_of_chain(found: Match) -> str | None:
+    """A guard: rules about what reads the result take in all of the chain, and may leave nothing to fold."""
+    (reader, *others) = (*found.root.users, found.root)
+    target = reader.target
+    more = len(others) == 1 and isinstance(target, OpOverload) and target.overloadpacket in _MORE
+    return f"{reader.name} continues it" if more else None
+
+
 def _into_convolution(found: Match) -> fx.Node:
     folded, build = Folded.of(found.root, Filtered.of), Builder(found)
     assert isinstance(folded.anchor, Filtered)
@@ -162,7 +179,13 @@ _SAME = (
 
 RULES: tuple[Rule, ...] = (
     *(
-        Rule(name=f"{name}-into-{anchor}", pattern=pattern, guards=(plain_floats,), rewrite=rewrite, why=_SAME)
+        Rule(
+            name=f"{name}-into-{anchor}",
+            pattern=pattern,
+            guards=(plain_floats, end_of_chain),
+            rewrite=rewrite,
+            why=_SAME,
+        )
         for anchor, rewrite in (("convolution", _into_convolution), ("product", _into_product))
         for name, pattern in (("affine", _affine(_x)), ("normalisation", _normalised))
     ),

@@ -114,6 +114,13 @@ def test_narrow_types_stay() -> None:
     assert not [rule for rule in rewritten(lambda x, w, b: F.linear(x, w) * b, x, w, b).rules if "-into-" in rule]
 
 
+def test_a_chain_is_folded_as_a_whole() -> None:
+    result = same_value(lambda x, w, b: ((F.linear(x, w) * 2 - b) / 3).exp(), rand(*R), rand(*L), rand(*B))
+    assert result.rules.count("affine-into-product") == 1
+    result = same_value(lambda x, w, b: (F.linear(x, w, b) * b).sum(1), rand(*R), rand(*L), rand(*B))
+    assert "affine-into-product" not in result.rules
+
+
 def applied(function: Function, *shapes: tuple[int, ...]) -> list[str]:
     """The rules that apply to inputs of these shapes, where they pay."""
     return [application.rule for application in simplify(traced(function, *(torch.rand(shape) for shape in shapes)))]
