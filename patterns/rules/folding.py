@@ -13,6 +13,7 @@ from fusepass.patterns.analysis.linearity import Factor, Operand, Term, terms
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.language import op, result, var
 from fusepass.patterns.matcher import Declined, Match
+from fusepass.patterns.opclass import OpClass, direct_class
 from fusepass.patterns.rule import Rule
 from fusepass.patterns.rules.builder import Builder, shape_of
 from fusepass.patterns.rules.convolution import Filtered
@@ -92,20 +93,16 @@ class Folded:
         return build.view(total, (features,))
 
 
-_MORE = frozenset(
-    {
-        aten.add, aten.sub, aten.rsub, aten.mul, aten.div, aten.neg, aten.sum, aten.mean, aten.avg_pool2d,
-        aten.avg_pool3d, aten._native_batch_norm_legit_no_training,
-    }
-)  # fmt: skip
+_GENERATED = (OpClass.POINTWISE, OpClass.REDUCTION, OpClass.NORMALISATION, OpClass.POOLING)
 
 
-def end_of_chain(found: Match) -> str | None:
-    """A guard: rules about what reads the result take in all of the chain, and may leave nothing to fold."""
-    (reader, *others) = (*found.root.users, found.root)
-    target = reader.target
-    more = len(others) == 1 and isinstance(target, OpOverload) and target.overloadpacket in _MORE
-    return f"{reader.name} continues it" if more else None
+def read_by_a_library(found: Match) -> str | None:
+    """A guard: a generated kernel that reads the result applies an affine function on the way, for nothing."""
+    targets = ((reader, reader.target) for reader in found.root.users)
+    generated = (
+        node for node, target in targets if isinstance(target, OpOverload) and direct_class(target) in _GENERATED
+    )
+    return next((f"{node.name} takes it into its kernel" for node in generated), None)
 
 
 def _into_convolution(found: Match) -> fx.Node:
@@ -182,7 +179,7 @@ RULES: tuple[Rule, ...] = (
         Rule(
             name=f"{name}-into-{anchor}",
             pattern=pattern,
-            guards=(plain_floats, end_of_chain),
+            guards=(plain_floats, read_by_a_library),
             rewrite=rewrite,
             why=_SAME,
         )
