@@ -209,7 +209,9 @@ def _operations(node: fx.Node, kind: _Kind) -> int:
     read = sum(part.numel() for source in node.all_input_nodes for part in _tensors(source))
     window = arguments(node).get("kernel_size")
     if window is None:
-        return read + size
+        value = node.meta["val"]  # a maximum finds its position, too, whether or not that is used
+        values = value if isinstance(value, tuple | list) else (value,)
+        return read + sum(int(part.numel()) for part in values if isinstance(part, torch.Tensor))
     taps = prod(window) if len(window) > 1 else window[0] ** (_tensors(node.all_input_nodes[0])[0].dim() - 2)
     return max(read, size * int(taps))
 

@@ -101,7 +101,7 @@ def replace_match(rule: Rule, found: Match) -> Application | str:
         gone = dying(root, result)
         before, after = cost(gone), cost(made, result=result, root=root)
         # What is free, such as a view, needs no gain: it may let other rules apply.
-        if after.seconds == 0 or after.seconds < before.seconds:
+        if after.seconds == 0 or (after.seconds, len(made)) < (before.seconds, len(gone)):
             root.replace_all_uses_with(result)
             for node in gone:
                 graph.erase_node(node)

@@ -9,6 +9,7 @@ from fusepass.patterns.rule import Rule
 from fusepass.patterns.rules import (
     arithmetic,
     bounds,
+    constants,
     convolution,
     copies,
     folding,
@@ -27,6 +28,7 @@ RULES: tuple[Rule, ...] = (
     *convolution.RULES,
     *pooling.RULES,
     *folding.RULES,
+    *constants.RULES,
     *arithmetic.RULES,
     *identities.RULES,
     *bounds.RULES,

@@ -13,7 +13,7 @@ from fusepass.patterns.analysis.affine import step
 from fusepass.patterns.analysis.interval import interval
 from fusepass.patterns.analysis.monotone import Direction, direction
 from fusepass.patterns.arguments import arguments
-from fusepass.patterns.language import of_class, op, var
+from fusepass.patterns.language import of_class, op, result, var
 from fusepass.patterns.matcher import Match
 from fusepass.patterns.opclass import OpClass
 from fusepass.patterns.rule import Rule
@@ -30,6 +30,7 @@ _OVER_DIMS = {
     aten.amax: aten.amax.default,
     aten.amin: aten.amin.default,
 }
+_VALUES = {aten.max.dim: aten.amax.default, aten.min.dim: aten.amin.default}
 _OPPOSITE = {aten.amax: aten.amin.default, aten.amin: aten.amax.default}
 
 
@@ -145,7 +146,23 @@ def _factor_last(found: Match) -> fx.Node:
     return shaped(found, found.call(aten.mul.Tensor, _reduced(found, found.x, dims(found.root)), found.y))
 
 
+def along_a_dimension(found: Match) -> str | None:
+    whole = found.extreme.target not in _VALUES
+    return "it is the extreme of two tensors or of everything" if whole else None
+
+
+def _value(found: Match) -> fx.Node:
+    return found.call(_VALUES[found.extreme.target], found.x, list(dims(found.extreme)), keeps(found.extreme))
+
+
 RULES: tuple[Rule, ...] = (
+    Rule(
+        name="value-of-extreme",
+        pattern=result(0, op(aten.max, aten.min, open=True)(_x)["extreme"]),
+        guards=(along_a_dimension,),
+        rewrite=_value,
+        why="nobody reads the position; NaN is the extreme in both",
+    ),
     Rule(
         name="reduction-of-reduction",
         pattern=_REDUCTIONS(_REDUCTIONS(_x)["inner"]),
