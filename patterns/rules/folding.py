@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from fusepass.patterns.analysis.linearity import Factor, Operand, Term, terms
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.language import op, result, var
 from fusepass.patterns.matcher import Declined, Match
+from fusepass.patterns.opclass import OpClass, direct_class
 from fusepass.patterns.rule import Rule
 from fusepass.patterns.rules.builder import Builder, shape_of
 from fusepass.patterns.rules.convolution import Filtered
@@ -91,9 +93,23 @@ class Folded:
         return build.view(total, (features,))
 
 
+_GENERATED = (OpClass.POINTWISE, OpClass.REDUCTION, OpClass.NORMALISATION, OpClass.POOLING)
+
+
+def read_by_a_library(found: Match) -> str | None:
+    """A guard: a generated kernel that reads the result applies an affine function on the way, for nothing."""
+    targets = ((reader, reader.target) for reader in found.root.users)
+    generated = (
+        node for node, target in targets if isinstance(target, OpOverload) and direct_class(target) in _GENERATED
+    )
+    return next((f"{node.name} takes it into its kernel" for node in generated), None)
+
+
 def _into_convolution(found: Match) -> fx.Node:
     folded, build = Folded.of(found.root, Filtered.of), Builder(found)
     assert isinstance(folded.anchor, Filtered)
+    if folded.shift and found.root.meta["val"].device.type == "cuda":
+        raise Declined("the library adds a bias in a pass of its own")
     call, kernel = folded.anchor.call, (1,) * folded.anchor.call.rank
     groups, outputs = call.geometry.groups, folded.anchor.shape[1]
     weight = call.weight
@@ -160,7 +176,13 @@ _SAME = (
 
 RULES: tuple[Rule, ...] = (
     *(
-        Rule(name=f"{name}-into-{anchor}", pattern=pattern, guards=(plain_floats,), rewrite=rewrite, why=_SAME)
+        Rule(
+            name=f"{name}-into-{anchor}",
+            pattern=pattern,
+            guards=(plain_floats, read_by_a_library),
+            rewrite=rewrite,
+            why=_SAME,
+        )
         for anchor, rewrite in (("convolution", _into_convolution), ("product", _into_product))
         for name, pattern in (("affine", _affine(_x)), ("normalisation", _normalised))
     ),

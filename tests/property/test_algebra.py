@@ -128,3 +128,37 @@ def test_average_pools_of_products(rows: int, features: int, size: int, stride: 
 
     result = same_value(function, rand((rows, 3)), rand((features, 3)), rand((features,)))
     assert result.rules or size == stride == 1
+
+
+@given(filters(), st.data())
+def test_affine_functions_of_convolutions(how: Filter, data: st.DataObject) -> None:
+    assert how.result is not None
+    normed, biased, scaled = (data.draw(st.booleans()) for _ in range(3))
+    ones = (1,) * (len(how.result) - 2)
+
+    def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        y = how(x, w, b if biased else None)
+        y = y * 2 - b.view(-1, *ones) if scaled else y
+        y = aten._native_batch_norm_legit_no_training(y, p, b, b + 1, b.exp(), 0.1, 1e-3)[0] if normed else y
+        return y / (p + 2).view(1, -1, *ones)
+
+    result = same_value(function, rand(how.x), rand(how.weight), rand((how.channels,)), rand((how.channels,)))
+    assert any("into-convolution" in rule for rule in result.rules)
+    assert len([node for node in result.after.graph.nodes if node.target is aten.convolution.default]) == 1
+
+
+@given(st.lists(st.integers(1, 5), min_size=4, max_size=4), st.data())
+def test_products_of_products(sizes: list[int], data: st.DataObject) -> None:
+    inner, outer, sequence, scaled = (data.draw(st.booleans()) for _ in range(4))
+    rows, first, second, third = sizes
+    linear = torch.nn.functional.linear
+
+    def function(x: torch.Tensor, v: torch.Tensor, a: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        y = linear(x, v, a if inner else None)
+        y = (y - a) * a * 3 if scaled else y
+        return linear(y, w, b if outer else None)
+
+    lead = (2, rows) if sequence else (rows,)
+    shapes = ((*lead, first), (second, first), (second,), (third, second), (third,))
+    result = same_value(function, *map(rand, shapes))
+    assert any("product-of-product" in rule for rule in result.rules)

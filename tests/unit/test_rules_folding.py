@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from fusepass.codegen.lowering.tracer import Spec
+from fusepass.patterns.cost import NOTHING
 from fusepass.patterns.simplify import simplify
 from tests.support.algebra import Function, rewritten, same_value, within_policy
 from tests.support.aten import traced
@@ -110,6 +114,26 @@ def test_narrow_types_stay() -> None:
     assert not [rule for rule in rewritten(lambda x, w, b: F.linear(x, w) * b, x, w, b).rules if "-into-" in rule]
 
 
+def test_a_chain_is_folded_as_a_whole() -> None:
+    result = same_value(lambda x, w, b: (F.linear(x, w) * 2 - b) / 3, rand(*R), rand(*L), rand(*B))
+    assert result.rules.count("affine-into-product") == 1
+
+
+@pytest.mark.parametrize(
+    "reader", [torch.exp, lambda y: y.sum(1), lambda y: F.softmax(y, 1), lambda y: (y, y.exp())[1]]
+)
+def test_a_kernel_that_reads_the_result_keeps_the_chain(reader: Function) -> None:
+    result = same_value(lambda x, w, b: reader(F.linear(x, w, b) * b), rand(*R), rand(*L), rand(*B))
+    assert "affine-into-product" not in result.rules
+
+
+def test_a_library_that_reads_the_result_does_not() -> None:
+    result = same_value(
+        lambda x, w, b, v: F.conv2d(F.conv2d(x, w, b) * 2, v), rand(*X), rand(*W), rand(*B), rand(3, 6, 2, 2)
+    )
+    assert AFFINE in result.rules
+
+
 def applied(function: Function, *shapes: tuple[int, ...]) -> list[str]:
     """The rules that apply to inputs of these shapes, where they pay."""
     return [application.rule for application in simplify(traced(function, *(torch.rand(shape) for shape in shapes)))]
@@ -120,13 +144,25 @@ def test_it_has_to_pay() -> None:
         return batch_norm(F.conv2d(x, w, b), b, b, b)
 
     assert NORM in applied(normed, (8, 16, 64, 64), (32, 16, 3, 3), (32,))
-    assert NORM not in applied(lambda *inputs: normed(*inputs).relu(), (1, 512, 3, 3), (512, 512, 3, 3), (512,))
+    assert NORM not in applied(normed, (1, 512, 3, 3), (512, 512, 3, 3), (512,))
 
     def layers(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return F.linear(F.linear(x, v), w)
 
     assert "product-of-product" in applied(layers, (512, 64), (1024, 64), (64, 1024))
     assert "product-of-product" not in applied(layers, (512, 1024), (16, 1024), (1024, 16))
+
+
+@pytest.mark.parametrize(
+    ("device", "biased", "folds"), [("cuda", True, False), ("cuda", False, True), ("cpu", True, True)]
+)
+def test_a_gpu_library_adds_a_bias_in_a_pass_of_its_own(device: str, biased: bool, folds: bool) -> None:
+    graph = traced(lambda x, w, b: F.conv2d(x, w, b if biased else None) * 2, rand(*X), rand(*W), rand(*B))
+    for node in graph.graph.nodes:
+        if "val" in node.meta:
+            node.meta["val"] = Spec.of(node.meta["val"], torch.device(device))
+    with patch("fusepass.patterns.simplify.cost", return_value=NOTHING):
+        assert (AFFINE in [application.rule for application in simplify(graph)]) is folds
 
 
 @pytest.mark.parametrize("name", ["norm", "scales and shifts", "norm of a product"])
