@@ -75,10 +75,16 @@ def page(outcomes: Sequence[Outcome]) -> str:
 def _summary(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
     names = {outcome.name for outcome in outcomes}
     wrong = {outcome.name for outcome in outcomes if not outcome.ok}
-    seconds = statistics.median(outcome.seconds_per_100_ops for outcome in outcomes)
+    seconds = [outcome.seconds_per_100_ops for outcome in outcomes if outcome.seconds]
     operators = sum(outcome.ops for outcome in outcomes)
     shares = (_share([o for o in outcomes if o.mode == mode]) for mode in ("eval", "train"))
-    return str(len(names)), str(len(names - wrong)), str(operators), *shares, f"{seconds:.2f}"
+    return (
+        str(len(names)),
+        str(len(names - wrong)),
+        str(operators),
+        *shares,
+        f"{statistics.median(seconds):.2f}" if seconds else "-",
+    )
 
 
 def _share(outcomes: Sequence[Outcome]) -> str:
@@ -96,7 +102,8 @@ def _reasons(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
 
 
 def _routes(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
-    routes = collections.Counter((outcome.route, outcome.reason) for outcome in outcomes if outcome.mode == "eval")
+    models = {(outcome.package, outcome.name): outcome for outcome in outcomes if outcome.mode == "eval"}
+    routes = collections.Counter((outcome.route, outcome.reason) for outcome in models.values())
     return [(str(count), route, reason) for (route, reason), count in routes.most_common()]
 
 
