@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -22,7 +23,26 @@ from fusepass.codegen.generate import Generated
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Buffer, Program, Role
 from fusepass.codegen.source import Source
+from fusepass.runtime import FusedRegion
 from tests.support.interpret import STORAGE, Array, interpret
+
+
+class _OriginalRegion(FusedRegion):
+    """A region whose call runs its ATen operators."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.run = self.original
+
+
+@contextlib.contextmanager
+def original_operators() -> Iterator[None]:
+    """While open, regions of newly optimised models are generated in full, but their calls run ATen operators.
+
+    Everything around the kernels is tried so, many times faster than by interpreting them.
+    """
+    with interpreted(), mock.patch.object(pipeline, "FusedRegion", _OriginalRegion):
+        yield
 
 
 @contextlib.contextmanager

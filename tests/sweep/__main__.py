@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.sweep import packages, table
-from tests.sweep.trial import run
+from tests.sweep.trial import KERNELS, run
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     for package in [] if options.page_only else options.package:
         for entry in packages.entries(package):
             for mode in options.modes if re.search(options.models, entry.name) else ():
-                outcome = run(entry, training=mode == "train", device=options.device, compiled=options.compiled)
+                outcome = run(entry, training=mode == "train", device=options.device, kernels=options.kernels)
                 table.append(options.outcomes, outcome)
                 wrong += not outcome.ok
                 text = "ok" if outcome.ok else f"{outcome.verdict} {outcome.detail} {outcome.failed}"
@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--models", default="", help="a regular expression that names contain")
     parser.add_argument("--modes", nargs="*", choices=("eval", "train"), default=("eval", "train"))
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--compiled", action="store_true", help="build the kernels instead of interpreting them")
+    parser.add_argument("--kernels", choices=tuple(KERNELS), default="interpreted", help="how fused regions run")
     parser.add_argument(
         "--outcomes",
         type=Path,

@@ -26,13 +26,13 @@ def append(path: Path, outcome: Outcome) -> None:
 
 
 def read(path: Path) -> list[Outcome]:
-    """The outcomes in `path`, of each model and mode the last, by package and name."""
+    """The outcomes in `path`, of each model, mode and device the last, by package and name."""
     latest: dict[tuple[str, ...], Outcome] = {}
     for line in path.read_text().splitlines():
         entry: dict[str, Any] = json.loads(line)
         pairs = {name: tuple(map(tuple, entry[name])) for name in ("refused", "seconds")}
         outcome = Outcome(**{**entry, **pairs, "failed": tuple(entry["failed"])})
-        latest[outcome.package, outcome.name, outcome.mode] = outcome
+        latest[outcome.package, outcome.name, outcome.mode, outcome.device] = outcome
     return [latest[key] for key in sorted(latest)]
 
 
@@ -40,29 +40,25 @@ def page(outcomes: Sequence[Outcome]) -> str:
     """The whole page."""
     packages = sorted({outcome.package for outcome in outcomes})
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", *packages))
-    devices = "; ".join(sorted({outcome.device for outcome in outcomes}))
     parts = [
         "# Models of other people",
         "Written by `python -m tests.sweep`, which CONTRIBUTING.md explains. Random weights, a batch of two, small "
         "inputs, no gradients, in evaluation and in training mode. A result is right when it is within the numeric "
         "policy (`fusepass.numerics`), buffers and inputs after the call included, and when the random generator is "
         "where eager leaves it; each model is called twice.",
-        f"{versions}; {devices}; {platform.machine()}; {datetime.date.today().isoformat()}.",
+        f"{versions}; {platform.machine()}; {datetime.date.today().isoformat()}.",
         _table(
-            (
-                "package",
-                "models",
-                "right",
-                "operators",
-                "fused, eval",
-                "fused, train",
-                "Python seconds per 100 operators",
-            ),
-            [_summary(package, [o for o in outcomes if o.package == package]) for package in packages],
+            ("package", "kernels", "models", "right", "operators", "fused, eval", "fused, train", "seconds"),
+            [
+                (package, device, *_summary([o for o in outcomes if (o.package, o.device) == (package, device)]))
+                for package, device in sorted({(o.package, o.device) for o in outcomes})
+            ],
         ),
-        "The last column is the median over models of what the first call spends in capture, simplification, partition "
-        "and code generation, without compilers. *Fused* is the share of ATen operators that run in generated kernels; in "
-        "training the writes to running statistics count as operators, too.",
+        "*Kernels*: `interpreted` by the reference interpreter, `compiled`, or `original`, where fused regions were "
+        "generated in full but ran as their ATen operators. *Fused* is the share of ATen operators that are in generated "
+        "kernels; views, which are no kernels, count as operators, and in training the writes to running statistics do. "
+        "*Seconds* is the median CPU time of the first call in Python (capture, simplification, partition, code "
+        "generation) per 100 operators.",
         "## Operators left to ATen",
         _table(("operators", "reason"), _reasons(outcomes)),
         "## Ways of capture",
@@ -76,13 +72,19 @@ def page(outcomes: Sequence[Outcome]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _summary(package: str, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
+def _summary(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
     names = {outcome.name for outcome in outcomes}
     wrong = {outcome.name for outcome in outcomes if not outcome.ok}
-    seconds = statistics.median(outcome.seconds_per_100_ops for outcome in outcomes)
+    seconds = [outcome.seconds_per_100_ops for outcome in outcomes if outcome.seconds]
     operators = sum(outcome.ops for outcome in outcomes)
     shares = (_share([o for o in outcomes if o.mode == mode]) for mode in ("eval", "train"))
-    return package, str(len(names)), str(len(names - wrong)), str(operators), *shares, f"{seconds:.2f}"
+    return (
+        str(len(names)),
+        str(len(names - wrong)),
+        str(operators),
+        *shares,
+        f"{statistics.median(seconds):.2f}" if seconds else "-",
+    )
 
 
 def _share(outcomes: Sequence[Outcome]) -> str:
@@ -100,20 +102,21 @@ def _reasons(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
 
 
 def _routes(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
-    routes = collections.Counter((outcome.route, outcome.reason) for outcome in outcomes if outcome.mode == "eval")
+    models = {(outcome.package, outcome.name): outcome for outcome in outcomes if outcome.mode == "eval"}
+    routes = collections.Counter((outcome.route, outcome.reason) for outcome in models.values())
     return [(str(count), route, reason) for (route, reason), count in routes.most_common()]
 
 
 def _models(outcomes: Sequence[Outcome]) -> str:
     rows = []
     for name in sorted({outcome.name for outcome in outcomes}):
-        modes = {outcome.mode: outcome for outcome in outcomes if outcome.name == name}
-        shown = [modes[mode] for mode in ("eval", "train") if mode in modes]
-        first = shown[0]
+        found = [outcome for outcome in outcomes if outcome.name == name]
+        modes = {outcome.mode: outcome for outcome in found}
+        first = modes.get("eval", found[0])
         rows.append(
             (
                 name,
-                "yes" if all(outcome.ok for outcome in shown) else "no",
+                "yes" if all(outcome.ok for outcome in found) else "no",
                 first.route,
                 str(first.ops),
                 str(first.kernels),

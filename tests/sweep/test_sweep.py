@@ -98,7 +98,7 @@ def test_outcomes_are_kept_and_become_a_page(tmp_path: Path) -> None:
     assert table.read(kept) == [first, wrong]
     assert main(["--page-only", "--outcomes", str(kept), "--page", str(page)]) == 0
     text = page.read_text()
-    assert "| numpy | 2 | 1 | 20 | 75% | - |" in text
+    assert "| numpy | cpu | 2 | 1 | 20 | 75% | - |" in text
     assert "| b | eval | region: no code |" in text
     assert "| 5 | too \\| odd |" in text
     assert f"torch {torch.__version__}" in text

@@ -10,6 +10,7 @@ import traceback
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ import fusepass
 from fusepass.config import override
 from fusepass.numerics import check
 from fusepass.report import Report
-from tests.support.interpreted import interpreted
+from tests.support.interpreted import interpreted, original_operators
 from tests.sweep.entry import Entry
 
 _STAGES = ("capture", "simplify", "partition", "generate", "splice")
@@ -32,7 +33,7 @@ class Outcome:
 
     Attributes:
         package, name, mode: which model, and ``eval`` or ``train``.
-        device: where it ran, and ``interpreted`` or ``compiled`` kernels.
+        device: where it ran, and by which of `KERNELS`.
         verdict: ``ok``, or what is wrong, in one line.
         detail: a traceback or the comparison's text; empty where all is well.
         route: how the model was captured.
@@ -41,8 +42,8 @@ class Outcome:
         refused: reasons why operators were left alone, with the number of operators.
         failed: reasons why regions run as their original operators.
         reason: why the model was not captured whole.
-        seconds: of the first call in Python, by stage.
-        total_seconds: of the whole trial.
+        seconds: CPU time of the first call in Python, by stage.
+        total_seconds: CPU time of the whole trial.
     """
 
     package: str
@@ -99,22 +100,30 @@ def _comparable(result: Any) -> Any:
     return result
 
 
-def run(entry: Entry, *, training: bool, device: str = "cpu", compiled: bool = False) -> Outcome:
-    """Build, optimise and compare `entry`, twice: the second call finds a specialisation.
+KERNELS = {
+    "interpreted": interpreted,
+    "compiled": contextlib.nullcontext,
+    "original": original_operators,
+}
+"""How fused regions run: by the reference interpreter (CPU only), by a compiler's code, or as ATen operators (CPU only)."""
+
+
+def run(entry: Entry, *, training: bool, device: str = "cpu", kernels: str = "interpreted") -> Outcome:
+    """Build and optimise `entry`, and compare two calls, the second one of a specialisation that is there.
 
     Args:
         training: the mode of the model. Gradients are off in both.
         device: where it runs.
-        compiled: kernels are built by a compiler; otherwise the reference interpreter runs them, on the CPU only.
+        kernels: a key of `KERNELS`.
     """
     if "torch._dynamo" in sys.modules:  # its limits on recompilation count for code that models share
         torch._dynamo.reset()
-    start = time.perf_counter()
+    start = time.process_time()
     mode = "train" if training else "eval"
-    where = f"{device}, {'compiled' if compiled else 'interpreted'}"
+    where = f"{device}, {kernels}"
     report, detail = None, ""
-    kernels = contextlib.nullcontext() if compiled else interpreted()
-    with override(debug=True), warnings.catch_warnings(), kernels:
+    cpu_seconds = mock.patch.object(time, "perf_counter", time.process_time)  # the machine may be busy otherwise
+    with override(debug=True), warnings.catch_warnings(), KERNELS[kernels](), cpu_seconds:
         warnings.simplefilter("ignore")
         try:
             torch.manual_seed(0)
@@ -126,7 +135,7 @@ def run(entry: Entry, *, training: bool, device: str = "cpu", compiled: bool = F
         except Exception as error:
             text = next(iter(str(error).splitlines()), "")
             verdict, detail = f"raises {type(error).__name__}: {text[:150]}", traceback.format_exc()
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     if report is None:
         return Outcome(entry.package, entry.name, mode, where, verdict, detail, total_seconds=seconds)
     return replace(_outcome(entry, mode, where, report), verdict=verdict, detail=detail, total_seconds=seconds)

@@ -298,6 +298,20 @@ def test_state_is_put_back_when_forward_raises() -> None:
     assert model.step == 0
 
 
+def test_indexing_by_numbers_is_recorded_and_by_masks_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a mask makes the size of the result depend on values; the slow export is not needed for numbers."""
+
+    def export(*_: Any) -> Any:
+        raise ValueError("not recorded")
+
+    monkeypatch.setattr("fusepass.capture._export", export)
+    x, mask = torch.arange(6.0).view(2, 3), torch.tensor([True, False])
+    model, numbers = module(lambda self, x, i: x[i] * 2), torch.tensor([1, 0, 1])
+    assert torch.equal(replay(captured(model, x, numbers), model, x, numbers), x[numbers] * 2)
+    for selection in (mask, mask.to(torch.uint8)):
+        assert "not recorded" in refused(model, x, selection)
+
+
 def test_a_set_is_unchanged_whatever_the_order_of_its_copy() -> None:
     names = set(range(100))
     names -= set(range(100)) - {1, 64}
