@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fusepass.codegen.lowering.tracer import Spec, Tracer
+from fusepass.patterns.legality import waits_for_host
 
 aten = torch.ops.aten
 
@@ -100,7 +101,7 @@ class Recorder(Tracer):
 
     def _run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tags = func.tags
-        if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
+        if waits_for_host(func, pytree.tree_leaves(args)):
             raise Declined(f"forward depends on the values of a tensor ({func})")
         if func is aten.lift_fresh.default:
             return self._constant(args[0])
