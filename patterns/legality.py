@@ -170,9 +170,12 @@ def within_reach(node: fx.Node) -> str | None:
     return _REASONS.get(node.target._schema.name.removeprefix("aten::"))  # type: ignore[union-attr]
 
 
+_EMPTY = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
+
+
 def initialised(node: fx.Node) -> str | None:
     """Memory that an operator in no region fills; a region may give what has no values any value."""
-    empty = node.target._schema.name.split("::")[-1] in ("empty", "empty_like", "empty_strided", "new_empty")  # type: ignore[union-attr]
+    empty = node.target._schema.name.removeprefix("aten::") in _EMPTY  # type: ignore[union-attr]
     filled = any(user.op == "output" or is_random(user.target) or writes(user.target) for user in node.users)
     return "its result has no values yet" if empty and filled else None
 
