@@ -145,7 +145,7 @@ def no_host_synchronisation(node: fx.Node) -> str | None:
 
 _BEYOND = {
     "a scan: each element needs those before it": "cumsum cumprod cummax cummin logcumsumexp",
-    "a sort: elements change places by their values": ("sort topk kthvalue median nanmedian mode msort argsort histc"),
+    "a sort: elements change places by their values": ("sort topk kthvalue median nanmedian mode msort argsort"),
     "a search in sorted values": "searchsorted bucketize",
     "attention, which the library does in one kernel": (
         "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
