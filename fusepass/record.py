@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fusepass.codegen.lowering.tracer import Spec, Tracer
+from fusepass.patterns.legality import waits_for_host
 
 aten = torch.ops.aten
 
@@ -103,11 +104,11 @@ class Recorder(Tracer):
             return self._run(func, args, kwargs)
 
     def _run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tags = func.tags if func is not aten.index.Tensor or _counts(args[1]) else ()
+        tags = func.tags
         if func is aten._local_scalar_dense.default and args[0].dtype is torch.bool:
             self.branches.append((self.node_of(args[0]), func(*args)))
             return self.branches[-1][1]
-        if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
+        if waits_for_host(func, pytree.tree_leaves(args)):
             raise Declined(f"forward depends on the values of a tensor ({func})")
         if func is aten.lift_fresh.default:
             return self._constant(args[0])
@@ -224,11 +225,6 @@ def _functional(func: OpOverload) -> OpOverload | None:
         return None
     same = [argument.name for argument in found._schema.arguments] == [a.name for a in func._schema.arguments]
     return found if same else None
-
-
-def _counts(indices: Sequence[torch.Tensor | None]) -> bool:
-    """Whether indexing has to count: how many elements a mask selects depends on its values."""
-    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
 def _with_defaults(func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -11,14 +11,16 @@ also needed outside it stays an ATen view of the region's output or input, so ev
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
 from fusepass.codegen.lowering.tensor import DTYPES
 
@@ -83,9 +85,21 @@ def writes(target: object) -> bool:
     return isinstance(target, OpOverload) and target._schema.is_mutable
 
 
+def waits_for_host(target: object, tensors: Iterable[object]) -> bool:
+    """Whether the host needs the result of `target`, or its size, to go on, given the `tensors` that it reads.
+
+    An index takes as many elements as it has numbers; where it is a mask, as many as hold.
+    """
+    if target is aten.index.Tensor:
+        return any(isinstance(each, torch.Tensor) and each.dtype in _MASKS for each in islice(tensors, 1, None))
+    return _depends_on_values(target)
+
+
+_MASKS = (torch.bool, torch.uint8)
+
+
 @cache
-def waits_for_host(target: object) -> bool:
-    """Whether the host needs the result of `target`, or its size, to go on."""
+def _depends_on_values(target: object) -> bool:
     tags = target.tags if isinstance(target, OpOverload) else ()
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
 
@@ -124,20 +138,14 @@ def no_random_numbers(node: fx.Node) -> str | None:
 
 
 def no_host_synchronisation(node: fx.Node) -> str | None:
-    if node.target is aten.index.Tensor and not _picks_by_truth(node):
-        return None
-    return "its result, or the size of it, is needed on the host" if waits_for_host(node.target) else None
-
-
-def _picks_by_truth(node: fx.Node) -> bool:
-    """Whether an ``index`` takes the elements where a mask holds, whose number is not known."""
-    values = (source.meta.get("val") for source in node.all_input_nodes[1:])
-    return any(isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8) for value in values)
+    # Every argument counts: an index may be the very tensor that it is looked up in.
+    read = (argument.meta.get("val") for argument in pytree.tree_leaves(node.args) if isinstance(argument, fx.Node))
+    return "its result, or the size of it, is needed on the host" if waits_for_host(node.target, read) else None
 
 
 _BEYOND = {
     "a scan: each element needs those before it": "cumsum cumprod cummax cummin logcumsumexp",
-    "a sort: elements change places by their values": ("sort topk kthvalue median nanmedian mode msort argsort histc"),
+    "a sort: elements change places by their values": ("sort topk kthvalue median nanmedian mode msort argsort"),
     "a search in sorted values": "searchsorted bucketize",
     "attention, which the library does in one kernel": (
         "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
@@ -162,9 +170,12 @@ def within_reach(node: fx.Node) -> str | None:
     return _REASONS.get(node.target._schema.name.removeprefix("aten::"))  # type: ignore[union-attr]
 
 
+_EMPTY = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
+
+
 def initialised(node: fx.Node) -> str | None:
     """Memory that an operator in no region fills; a region may give what has no values any value."""
-    empty = node.target._schema.name.split("::")[-1] in ("empty", "empty_like", "empty_strided", "new_empty")  # type: ignore[union-attr]
+    empty = node.target._schema.name.removeprefix("aten::") in _EMPTY  # type: ignore[union-attr]
     filled = any(user.op == "output" or is_random(user.target) or writes(user.target) for user in node.users)
     return "its result has no values yet" if empty and filled else None
 

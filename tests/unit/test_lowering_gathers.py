@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusepass
+from fusepass.capture import Captured, capture
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import generate
 from fusepass.config import override
@@ -129,6 +131,13 @@ def test_the_kernel_for_a_gpu(name: str) -> None:
     wanted = interpret(generated.program, memory)
     for output in generated.program.outputs:
         np.testing.assert_allclose(results[output], wanted[output], rtol=1e-5, atol=1e-6)
+
+
+def test_an_index_is_recorded_in_one_run() -> None:
+    """Without a decomposition or another tracer, whose imports take seconds."""
+    with torch.no_grad(), mock.patch("torch._functorch.aot_autograd.aot_export_module", side_effect=AssertionError):
+        made = capture(Functional(lambda x, i: x.tanh()[i, None, i % 3] * 2), (TABLE, IDS), {})
+    assert isinstance(made, Captured)
 
 
 def test_a_mask_is_no_index() -> None:
