@@ -104,15 +104,20 @@ def _region_report(work: Work) -> RegionReport:
         report,
         bytes_after=read_and_written + anchor_traffic(program),
         kernels=tuple(
-            KernelRecord(kernel.name, schedule, *traffic(generated.program, kernel))
-            for kernel, schedule in zip(generated.program.kernels, generated.schedules, strict=True)
+            KernelRecord(kernel.name, schedule, *traffic(each.program, kernel))
+            for each in (*work.conversions.values(), generated)
+            for kernel, schedule in zip(each.program.kernels, each.schedules, strict=True)
         ),
-        sources=(
+        sources=tuple(
             SourceFile(
-                f"{region.name}.{suffix}",
-                None if work.library is None else work.library.with_name(f"source.{suffix}"),
-                generated.source.text,
-            ),
+                f"{each.program.name}.{suffix}",
+                None if library is None else library.with_name(f"source.{suffix}"),
+                each.source.text,
+            )
+            for each, library in (
+                (generated, work.library),
+                *((conversion, work.converters.get(name)) for name, conversion in work.conversions.items()),
+            )
         ),
     )
 
