@@ -7,7 +7,8 @@ from math import inf
 import torch
 from torch import fx
 
-from fusepass.patterns.analysis.interval import Interval, interval
+from fusepass.patterns.analysis.interval import interval
+from fusepass.patterns.analysis.ranges import Interval
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.language import Call, op, var
 from fusepass.patterns.matcher import Match

@@ -30,19 +30,27 @@ _FIXED = {
 
 def number(node: fx.Node) -> float | None:
     """What every element of `node` is, where the graph says it: a filled tensor, or a 0-dim constant of the CPU."""
-    if any(node is target for user in node.users for target in written(user)):
+    value = _constant(node) if node.op == "get_attr" or node.target is aten.lift_fresh_copy.default else _filled(node)
+    if value is None or any(node is target for user in node.users for target in written(user)):
         return None
-    if is_constant_number(node):
-        source = node
-        while source.op != "get_attr":
-            (source,) = source.all_input_nodes
-        value = getattr(source.graph.owning_module, str(source.target), None)
-        return value.item() if isinstance(value, torch.Tensor) and not value.is_complex() else None
+    return value
+
+
+def _filled(node: fx.Node) -> float | None:
     if not isinstance(node.target, OpOverload):
         return None
     packet = node.target.overloadpacket
-    filled = arguments(node)[_FILLED[packet]] if packet in _FILLED else _FIXED.get(packet)
-    return filled if isinstance(filled, int | float) else None
+    value = arguments(node)[_FILLED[packet]] if packet in _FILLED else _FIXED.get(packet)
+    return value if isinstance(value, int | float) else None
+
+
+def _constant(node: fx.Node) -> float | None:
+    if not is_constant_number(node):
+        return None
+    while node.op != "get_attr":
+        (node,) = node.all_input_nodes
+    value = getattr(node.graph.owning_module, str(node.target), None)
+    return value.item() if isinstance(value, torch.Tensor) and not value.is_complex() else None
 
 
 def filled(found: Match) -> str | None:
@@ -55,10 +63,16 @@ def filled(found: Match) -> str | None:
 
 
 def known(found: Match) -> str | None:
-    target, inputs = found.root.target, found.root.all_input_nodes
+    target = found.root.target
     assert isinstance(target, OpOverload)
-    plain = is_plain(found.root.meta["val"]) and torch.Tag.pointwise in target.tags and not is_random(target)
-    return None if plain and all(number(node) is not None for node in inputs) else "an operand is not one number"
+    if any(number(node) is None for node in found.root.all_input_nodes):
+        return "an operand is not one number"
+    elementwise = torch.Tag.pointwise in target.tags and not is_random(target)
+    return (
+        None
+        if elementwise and is_plain(found.root.meta["val"])
+        else "no elementwise function, or laid out in another way"
+    )
 
 
 def _folded(found: Match) -> fx.Node:

@@ -15,8 +15,9 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from fusepass.patterns.analysis.affine import chains
-from fusepass.patterns.analysis.interval import Interval, interval
+from fusepass.patterns.analysis.interval import interval
 from fusepass.patterns.analysis.monotone import Direction, direction
+from fusepass.patterns.analysis.ranges import Interval
 from tests.support.aten import traced
 
 Function = Callable[..., Any]
@@ -100,6 +101,12 @@ def known(function: Function) -> Interval:
 def test_what_is_known(function: Function, low: float, high: float, may_be_nan: bool) -> None:
     found = known(function)
     assert (found.low, found.high, found.nan) == (pytest.approx(low), pytest.approx(high), may_be_nan)
+
+
+def test_a_dilated_pool_may_see_padding_alone() -> None:
+    graph = traced(lambda x: F.max_pool2d(x.relu(), 2, 1, 1, dilation=2), torch.randn(1, 1, 2, 2)).graph
+    (output,) = graph.find_nodes(op="output")
+    assert interval(output.all_input_nodes[0]).low == -inf
 
 
 def test_integers_wrap() -> None:
