@@ -63,8 +63,8 @@ def _computed(node: fx.Node, depth: int) -> Interval:
     if target is operator.getitem:
         producer, number = node.args
         assert isinstance(producer, fx.Node)
-        first = number == 0 and isinstance(producer.target, OpOverload) and producer.target.overloadpacket in _FIRST
-        return interval(producer.all_input_nodes[0], depth - 1) if first or _shows_same(producer) else ANYTHING
+        known = _shows_same(producer) or (number == 0 and _first_chooses(producer))
+        return interval(producer.all_input_nodes[0], depth - 1) if known else ANYTHING
     if not isinstance(target, OpOverload):
         return ANYTHING
     packet = target.overloadpacket
@@ -75,6 +75,13 @@ def _computed(node: fx.Node, depth: int) -> Interval:
     if (packet in _SAME and len(node.all_input_nodes) == 1) or _shows_same(node):
         return interval(node.all_input_nodes[0], depth - 1)
     return ANYTHING
+
+
+def _first_chooses(node: fx.Node) -> bool:
+    """Whether the first result of `node` holds elements of its argument; a dilated window may see nothing but padding."""
+    if not isinstance(node.target, OpOverload) or node.target.overloadpacket not in _FIRST:
+        return False
+    return all(step == 1 for step in arguments(node).get("dilation", ()))
 
 
 def _shows_same(node: fx.Node) -> bool:

@@ -24,11 +24,6 @@ class Interval:
     nan: bool = True
 
     @property
-    def finite(self) -> bool:
-        """Whether every element is a finite number."""
-        return not self.nan and self.bounded
-
-    @property
     def bounded(self) -> bool:
         """Whether no element is infinite."""
         return -inf < self.low and self.high < inf

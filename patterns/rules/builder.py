@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from fusepass.patterns.aliasing import written
 from fusepass.patterns.analysis.geometry import Geometry, Window
 from fusepass.patterns.analysis.linearity import Operand
 from fusepass.patterns.infer import is_plain
@@ -28,6 +29,9 @@ class Builder:
 
     Args:
         found: the nodes stand before its root.
+
+    Raises:
+        Declined: the first node, where memory is written before the root.
     """
 
     def __init__(self, found: Match) -> None:
@@ -152,9 +156,21 @@ class Builder:
 
     def _call(self, target: OpOverload, *args: Any, **kwargs: Any) -> fx.Node:
         key = (target, repr((args, kwargs)))
+        if not self._made and _written_before(self._found.root):
+            raise Declined("memory is written before it, which what it is made of may have read")
         if key not in self._made:
             self._made[key] = self._found.call(target, *args, **kwargs)
         return self._made[key]
+
+
+def _written_before(root: fx.Node) -> bool:
+    """Whether an operator before `root` writes: a tensor would be read later than the original reads it."""
+    node = root.prev
+    while node.op != "root":
+        if any(written(node)):
+            return True
+        node = node.prev
+    return False
 
 
 def count(shape: Sequence[int], dims: Sequence[int]) -> int:

@@ -103,6 +103,12 @@ def test_what_is_known(function: Function, low: float, high: float, may_be_nan: 
     assert (found.low, found.high, found.nan) == (pytest.approx(low), pytest.approx(high), may_be_nan)
 
 
+def test_a_dilated_pool_may_see_padding_alone() -> None:
+    graph = traced(lambda x: F.max_pool2d(x.relu(), 2, 1, 1, dilation=2), torch.randn(1, 1, 2, 2)).graph
+    (output,) = graph.find_nodes(op="output")
+    assert interval(output.all_input_nodes[0]).low == -inf
+
+
 def test_integers_wrap() -> None:
     graph = traced(lambda x: x.abs(), torch.tensor([1], dtype=torch.int8)).graph
     assert interval(list(graph.nodes)[1]).low == -128

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from unittest.mock import patch
 
 import pytest
@@ -175,3 +177,38 @@ def test_float32_stays_within_the_policy(name: str) -> None:
 def test_composed_products_stay_within_the_policy() -> None:
     function, _ = PRODUCTS["two layers"]
     within_policy(function, *(rand(*shape) for shape in ((256, 64), (512, 64), (512,), (32, 512), (32,))))
+
+
+def test_rules_about_anchors_load_nothing_slow() -> None:
+    program = """
+import sys, torch
+from torch import nn
+from unittest.mock import patch
+from fusepass.capture import capture
+from fusepass.patterns.cost import NOTHING
+from fusepass.patterns.simplify import simplify
+class Scale(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.size = nn.Parameter(torch.rand(size))
+    def forward(self, x):
+        return x * self.size - 1
+class Mean(nn.Module):
+    def forward(self, x):
+        return x.mean(1)
+models = [
+    (nn.Sequential(nn.Linear(4, 6), Scale((6,)), Mean()), (5, 4)),
+    (nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3), Scale((3,))), (5, 4)),
+    (nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), Scale((4, 1, 1)), nn.AdaptiveAvgPool2d(1)), (2, 3, 8, 8)),
+    (nn.Sequential(nn.ConvTranspose2d(3, 4, 3), Mean()), (2, 3, 8, 8)),
+    (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AvgPool2d(2)), (2, 3, 8, 8)),
+    (nn.Sequential(nn.ConvTranspose2d(3, 4, 3, 2, 1, 1), nn.AvgPool2d(2)), (2, 3, 8, 8)),
+    (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), (2, 3, 8, 8)),
+]
+with torch.no_grad(), patch("fusepass.patterns.simplify.cost", return_value=NOTHING):
+    for model, shape in models:
+        assert simplify(capture(model.eval(), (torch.rand(shape),), {}).graph)
+print("sympy" in sys.modules, "torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

@@ -85,6 +85,18 @@ def test_a_product_that_is_used_besides_is_kept() -> None:
     same_value(function, rand(*X), rand(*W))
 
 
+def test_what_is_written_meanwhile_is_not_read_later() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = F.linear(x, w)
+        torch.ops.aten.copy_.default(x, x * 2)
+        return y.sum(1)
+
+    x, w = rand(*X), rand(*W)
+    result = rewritten(function, x, w)
+    assert RULE not in result.rules
+    assert torch.equal(result.after(x.clone(), w), function(x.clone(), w))
+
+
 def test_two_products_in_one_sum() -> None:
     result = same_value(lambda x, v, w: (F.linear(x, w) - 2 * F.linear(x, v)).sum(1), rand(*X), rand(*W), rand(*W))
     assert result.rules.count(RULE) == 1
