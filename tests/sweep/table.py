@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tests.sweep import packages as known
 from tests.sweep.trial import Outcome
 
 _MOST_REASONS = 20
@@ -58,7 +59,8 @@ def page(outcomes: Sequence[Outcome]) -> str:
         "generated in full but ran as their ATen operators. *Fused* is the share of ATen operators that are in generated "
         "kernels; views, which are no kernels, count as operators, and in training the writes to running statistics do. "
         "*Seconds* is the median CPU time of the first call in Python (capture, simplification, partition, code "
-        "generation) per 100 operators.",
+        "generation) per 100 operators. Outcomes gather over several runs, perhaps of several commits; the way of capture "
+        "is the last run's.",
         "## Operators left to ATen",
         _table(("operators", "reason"), _reasons(outcomes)),
         "## Ways of capture",
@@ -67,6 +69,9 @@ def page(outcomes: Sequence[Outcome]) -> str:
     wrong = [(o.name, o.mode, o.verdict if o.verdict != "ok" else o.failed[0]) for o in outcomes if not o.ok]
     if wrong:
         parts += ["## Not right", _table(("model", "mode", "what"), wrong)]
+    missing = [(package, ", ".join(names)) for package in packages if (names := _not_run(package, outcomes))]
+    if missing:
+        parts += ["## Not run in both modes", _table(("package", "models"), missing)]
     for package in packages:
         parts += [f"## {package}", _models([o for o in outcomes if o.package == package])]
     return "\n\n".join(parts) + "\n"
@@ -85,6 +90,15 @@ def _summary(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
         *shares,
         f"{statistics.median(seconds):.2f}" if seconds else "-",
     )
+
+
+def _not_run(package: str, outcomes: Sequence[Outcome]) -> list[str]:
+    """The models of `package` without an outcome in evaluation or in training mode."""
+    if package not in known.installed():
+        return []
+    modes = {(outcome.name, outcome.mode) for outcome in outcomes if outcome.package == package}
+    names = [entry.name for entry in known.entries(package)]
+    return [name for name in names if not {(name, "eval"), (name, "train")} <= modes]
 
 
 def _share(outcomes: Sequence[Outcome]) -> str:

@@ -10,8 +10,8 @@ from torchvision import models
 from tests.sweep.entry import Entry, images
 
 _PIXELS = 64
-_OTHER_PIXELS = {"inception_v3": 96, "maxvit_t": 224, "vit_h_14": 70}
-"""For 64, the first has too many windows, the second a grid of 7 by 7, and the third patches of 14."""
+_OTHER_PIXELS = {"inception_v3": 299, "maxvit_t": 224, "vit_h_14": 70}
+"""The first has too many windows for 64, the second a grid of 7 by 7, and the third patches of 14."""
 
 
 def entries() -> list[Entry]:
