@@ -18,7 +18,8 @@ from fusepass.codegen.schedule_convolution import serves
 from fusepass.codegen.source import Source, Target
 from fusepass.config import current
 
-ANCHOR_TARGETS = frozenset(f"aten.{name}.default" for name in ("convolution", "mm", "bmm", "addmm", "baddbmm"))
+_PRODUCTS = ("convolution", "_convolution", "mm", "bmm", "addmm", "baddbmm")
+ANCHOR_TARGETS = frozenset(f"aten.{name}.default" for name in _PRODUCTS)
 """Library calls that compute; the others make views for them."""
 
 

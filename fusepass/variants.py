@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from fusepass import measure
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Program
@@ -25,6 +26,9 @@ _MAPPING = (OpClass.POINTWISE, OpClass.VIEW)  # anything else, decomposed operat
 _ACCESS = 16  # bytes that a thread loads at once
 
 _LEAST_FLOAT32 = 16  # input channels
+_TF32_ROUNDING = 2e-5  # of a result's norm: float32 kernels differ by some 1e-6, TF32 by some 3e-4
+_MEMORY_SHARE = 0.25  # of what is free may be taken to try a convolution
+_rounding: dict[tuple[object, ...], bool] = {}
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,8 @@ def anchor_formats(graph: fx.GraphModule, facts: DeviceFacts) -> tuple[AnchorFor
     - they have groups (cuDNN's grouped kernels are slower channels last);
     - the channels of a pixel of the input or the result are not whole accesses of 16 bytes, so that the library pads
       or takes slower kernels;
-    - the input has fewer than 16 channels of float32: eager has float32 accuracy there, and the channels-last kernels
-      have TF32's;
+    - the library's kernel in the caller's format does not round float32 to TF32, as the channels-last kernels do: with
+      few input channels, or few positions;
     - generated code does them (`few_channels`);
     - the result has one pixel per channel, where both formats are the same;
     - the region reduces or pools, and reads something else as large that does not lie channels last: such kernels do
@@ -113,7 +117,33 @@ def _prefers_channels_last(node: fx.Node) -> bool:
     # Unlike `torch.backends.cudnn.allow_tf32` this does not raise where convolutions and RNNs are set differently.
     allowed = torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32"
     few = few_channels(x.shape[1], stride if transposed else (1,))  # type: ignore[arg-type]
-    return allowed and x.shape[1] >= _LEAST_FLOAT32 and not few
+    return allowed and x.shape[1] >= _LEAST_FLOAT32 and not few and _rounds_to_tf32(node)
+
+
+def _rounds_to_tf32(node: fx.Node) -> bool:
+    """Whether the library's kernel for the convolution as it stands is one that rounds to TF32.
+
+    Which kernel cuDNN takes depends on all sizes, so it is tried, on made-up numbers; without the device, or where there
+    is no room to try, the answer is yes. A result that is right within TF32's rounding would be wrong beside eager's.
+    """
+    operands = [node.args[0].meta["val"], node.args[1].meta["val"]]  # type: ignore[union-attr]
+    device = operands[0].device
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return True
+    needed = sum(map(measure.nbytes, operands)) + 3 * measure.nbytes(node.meta["val"])
+    if needed > _MEMORY_SHARE * measure.free_bytes(device):
+        return True
+    key = (device, str(node.args[3:9]), *(f"{each.shape} {each.stride()}" for each in operands))
+    if key not in _rounding:
+        with measure.as_compiled_code_runs(device):
+            x, weight = measure.made_up(operands, device)
+            weight -= 0.75  # of both signs, so that sums do not hide the rounding
+            cudnn, rest = torch.backends.cudnn, node.args[3:9]
+            flags = (cudnn.benchmark, cudnn.deterministic, cudnn.enabled)
+            exact = torch.ops.aten._convolution.default(x, weight, None, *rest, *flags, False)
+            plain = torch.ops.aten.convolution.default(x, weight, None, *rest)
+            _rounding[key] = bool((plain - exact).norm() > _TF32_ROUNDING * exact.norm())
+    return _rounding[key]
 
 
 def _reduces_another_layout(graph: fx.GraphModule, anchor: fx.Node) -> bool:

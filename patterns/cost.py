@@ -222,7 +222,7 @@ def _products(packet: OpOverloadPacket, given: Mapping[str, Any], result: Any) -
         left = list(given.values())[_CONTRACTED[packet]].meta["val"]
         return 2 * int(result.numel()) * int(left.shape[-1])
     times = 2 * int(prod(given["weight"].meta["val"].shape[1:]))
-    if packet is aten.convolution:
+    if packet in (aten.convolution, aten._convolution):
         elements = given["input"].meta["val"] if given["transposed"] else result
         return times * int(elements.numel())
     elements = given["input" if given["transposed"] else "grad_output"].meta["val"]
@@ -249,7 +249,7 @@ def _kind(target: Any) -> _Kind:
     if not isinstance(target, OpOverload):
         return _Kind.OTHER
     packet = target.overloadpacket
-    if packet in _CONTRACTED or packet in (aten.convolution, aten.convolution_backward):
+    if packet in _CONTRACTED or packet in (aten.convolution, aten._convolution, aten.convolution_backward):
         return _Kind.PRODUCT
     known = direct_class(target)
     if known is OpClass.POINTWISE or torch.Tag.pointwise in target.tags or packet in _SIMPLE | _FILLS:

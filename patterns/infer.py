@@ -64,7 +64,7 @@ def _plain(target: OpOverload, given: dict[str, Any]) -> _Layout | None:
         return _contiguous(_reduced(operands[0], given), dtype)
     if packet in _PRODUCTS:
         return _contiguous(_multiplied(operands[-2:]), dtype)
-    if packet is aten.convolution:
+    if packet in (aten.convolution, aten._convolution):
         if not all(map(is_plain, operands)):
             raise RuntimeError("a convolution's library decides how its result is laid out")  # the meta kernel guesses
         return _contiguous(_convolved(given), dtype)

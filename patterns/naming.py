@@ -36,7 +36,7 @@ def region_name(nodes: Sequence[fx.Node]) -> str:
 def op_name(node: fx.Node) -> str:
     """What users call the operator, such as ``conv2d`` for ``aten.convolution``."""
     packet = str(node.target).split(".")[1]
-    if packet == "convolution":
+    if packet in ("convolution", "_convolution"):
         rank = node.args[0].meta["val"].dim() - 2  # type: ignore[union-attr]
         return f"conv_transpose{rank}d" if node.args[6] else f"conv{rank}d"
     spelled = _SPELLINGS.get(packet, packet)

@@ -66,6 +66,14 @@ def _convolution(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, *ge
     return _plus(call, result, call.context.reshape(bias, (*bias.shape, *(1,) * spatial)))
 
 
+@lowers(aten._convolution.default)
+def _convolution_with_flags(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    """As `aten.convolution`, with cuDNN's settings given: rewrites call it for full precision, without a bias."""
+    if bias is not None:
+        raise Unsupported(f"{call.origin} with a bias")
+    return _library(call, "aten._convolution.default", x, weight, None, *rest)
+
+
 def _channels_last(call: Call, x: Tensor) -> Tensor:
     """The stored `x` with channels that are neighbours: itself, or a copy."""
     context, source = call.context, _stored(call, x)

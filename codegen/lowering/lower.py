@@ -38,6 +38,7 @@ __all__ = ["Unsupported", "decompose", "lower"]
 ANCHORS = frozenset(
     {
         torch.ops.aten.convolution.default,
+        torch.ops.aten._convolution.default,
         torch.ops.aten.mm.default,
         torch.ops.aten.bmm.default,
         torch.ops.aten.addmm.default,

@@ -151,8 +151,19 @@ class Builder:
 
     def convolution(self, x: fx.Node, weight: fx.Node, bias: fx.Node | None, geometry: Geometry) -> fx.Node:
         """``aten.convolution``."""
-        args = (x, self.contiguous(weight), bias, *geometry.arguments())
-        return self._call(aten.convolution.default, *args)
+        return self._call(aten.convolution.default, x, self.contiguous(weight), bias, *geometry.arguments())
+
+    def precise_convolution(self, x: fx.Node, weight: fx.Node, geometry: Geometry) -> fx.Node:
+        """A convolution without bias that computes in the type of its operands, never in TF32.
+
+        What averages a convolution's results averages their rounding, too; where sums come first, nothing does.
+        """
+        value = x.meta["val"]
+        if value.device.type != "cuda" or value.dtype is not torch.float32:
+            return self.convolution(x, weight, None, geometry)
+        cudnn = torch.backends.cudnn
+        flags = (cudnn.benchmark, cudnn.deterministic, cudnn.enabled, False)
+        return self._call(aten._convolution.default, x, self.contiguous(weight), None, *geometry.arguments(), *flags)
 
     def _call(self, target: OpOverload, *args: Any, **kwargs: Any) -> fx.Node:
         key = (target, repr((args, kwargs)))

@@ -123,7 +123,7 @@ def composed_convolution(build: Builder, call: Convolution, windows: Mapping[int
         output_padding=(0,) * call.rank,
         groups=call.geometry.groups,
     )
-    return build.convolution(x, build.scale(weight, scale), None, geometry)
+    return build.precise_convolution(x, build.scale(weight, scale), geometry)
 
 
 def _plain_weight(build: Builder, call: Convolution) -> fx.Node:

@@ -105,7 +105,7 @@ class Filtered:
         # without axes it is a convolution at one position: unlike a product, it knows groups
         x = build.view(x, (*inputs, *([sizes[dim] for dim in rest] or [1])))
         weight = build.view(weight, (*filters, *([kernel[dim] for dim in rest] or [1])))
-        return build.convolution(x, weight, None, self.call.geometry.only([dim - 2 for dim in rest], groups))
+        return build.precise_convolution(x, weight, self.call.geometry.only([dim - 2 for dim in rest], groups))
 
 
 _reduction = op(aten.sum, aten.mean, open=True)

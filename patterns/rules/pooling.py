@@ -190,7 +190,7 @@ class PooledFilter(Filtered):
         axes = [self.call.axis(axis) for axis in by_axis]
         if all((axis.kernel, axis.stride, axis.padding, axis.transposed) == (1, 1, 0, False) for axis in axes):
             x = build.average(self.call.x, windows)
-            return build.convolution(x, self.call.weight, None, self.call.geometry), 1.0
+            return build.precise_convolution(x, self.call.weight, self.call.geometry), 1.0
         return composed_convolution(build, self.call, by_axis, 1 / size), 1.0
 
 

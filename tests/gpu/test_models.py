@@ -442,7 +442,7 @@ def test_compile_and_export_of_the_optimised_model_keep_the_fused_calls(name: st
             outcome = compare(each(x), *expected(model, x))
             assert outcome.ok, outcome.explain()
     calls = [node for node in program.graph.nodes if str(node.target).startswith("fusepass.")]
-    assert len(calls) == len(optimised.report().regions) == 1
+    assert len(calls) == len(optimised.report().regions) >= 1
 
 
 def test_out_of_memory_is_raised_and_the_next_call_runs() -> None:
