@@ -43,6 +43,7 @@ _MAX_BLOCKS = 2**31 - 1
 _MAX_INT = 2**31 - 2**21  # room for the points past the end that a last block counts
 _FEW_ELEMENTS = 16  # per thread: enough loads in flight to fill the memory system
 _MOST_ELEMENTS = 32  # per thread, unrolled: more costs registers and compile time
+_LEAST_REPEATED = 4 << 20  # bytes that neighbouring blocks do not find in a near cache
 _POINTWISE_BYTES = 96  # moved per thread of a pointwise kernel
 _FULL_THREADS = 768  # per multiprocessor: below it, spread a row over more threads
 _KEPT_WORDS = 48  # registers of a thread that hold a row's values
@@ -84,6 +85,7 @@ class Schedule:
         wide: whether indices need 64 bits.
         once: buffers larger than the cache that nobody reads again soon.
         backwards: whether blocks run from the last to the first, to meet what the previous kernel left in the cache.
+        apart: `POINTWISE`: vectors from one of a thread's vectors to the next, where that is not a block's width.
         columns: `CROSSING`: the kernel's axes that are the tile's columns, slowest first.
         exchanges: whether what is contiguous along the other axis goes through shared memory: loads and stores where
             `CROSSING`, stores where `INNER`.
@@ -101,6 +103,7 @@ class Schedule:
     wide: bool = False
     once: frozenset[str] = frozenset()
     backwards: bool = False
+    apart: int = 0
     columns: tuple[Axis, ...] = ()
     exchanges: bool = False
 
@@ -118,6 +121,7 @@ class Schedule:
         match self.walk:
             case Walk.POINTWISE:
                 shape = f"{self.unroll} per thread, {self.threads} threads"
+                shape += f", {self.apart} vectors apart" if self.apart else ""
             case Walk.INNER:
                 shape = (
                     f"{self.lanes} lanes x {self.groups} rows, {self.unroll} per thread at a time, {self.keep.value}"
@@ -176,6 +180,8 @@ class _Shape:
 
     def __init__(self, kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> None:
         builder = Builder()
+        self.axes = kernel.rows
+        self.repeated = _repeated_bytes(kernel, program)
         self.kernel = flatten(kernel, builder)
         self.program = program
         self.facts = facts
@@ -240,11 +246,31 @@ def _pointwise(shape: _Shape) -> Schedule:
     if any(access.window for access in shape.accesses):
         unroll = 1
     threads = 256
+    if shape.repeated and unroll > 1:
+        together = next((count for count in (4, 2) if shape.axes[0].size % count == 0), 1)
+        apart = vectors // shape.axes[0].size
+        if together > 1 and apart * shape.axes[0].size == vectors and shape.fills(vectors // together):
+            blocks = _ceil(vectors // together, threads)
+            return Schedule(Walk.POINTWISE, width, together, threads, 1, blocks, apart=apart)
     while unroll > 1 and not shape.fills(vectors // unroll):
         unroll //= 2
     while threads > 64 and _ceil(vectors, threads * unroll) < shape.facts.multiprocessors:
         threads //= 2
     return Schedule(Walk.POINTWISE, width, unroll, threads, 1, _ceil(vectors, threads * unroll))
+
+
+def _repeated_bytes(kernel: Kernel, program: Program) -> int:
+    """Bytes that a pointwise kernel reads again for each point of its slowest axis, if they are much of what it moves.
+
+    A weight for each element of a sample, say. A thread that takes the same place of several samples reads it once.
+    """
+    if not kernel.is_pointwise or len(kernel.rows) < 2 or kernel.rows[0].size < 2:
+        return 0
+    outer = kernel.rows[0]
+    again = {load.buffer for load in kernel.loads() if load.index.stride(outer) == 0}
+    repeated = sum(program.buffer(name).nbytes for name in again)
+    moved = sum(program.buffer(name).nbytes for name in kernel.reads | kernel.writes)
+    return repeated if repeated >= _LEAST_REPEATED and 4 * repeated * outer.size >= moved else 0
 
 
 def _crossing(shape: _Shape, columns: tuple[Axis, ...]) -> Schedule:
@@ -468,8 +494,9 @@ def _runs_backwards(kernel: Kernel, program: Program, facts: DeviceFacts) -> boo
     touched: frozenset[str] = frozenset()
     for other in program.kernels:
         large = _large(other.reads | other.writes, program, facts)
-        backwards = bool(touched & large) and not backwards
-        touched = touched | large if touched & large else large
+        if large:  # a small kernel between two large ones leaves the cache as it is
+            backwards = bool(touched & large) and not backwards
+            touched = touched | large if touched & large else large
         if other.name == kernel.name:
-            return backwards
+            return bool(large) and backwards
     return False

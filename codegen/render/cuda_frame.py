@@ -169,8 +169,14 @@ class Frame:
 
     def _pointwise(self, number: str) -> Tile:
         plan, row = self.schedule, self.arranged.row
-        per_block = plan.unroll * plan.threads
         count = self.kernel.row_count // plan.width
+        if plan.apart:
+            thread = self._constant("thread", f"{number} * {plan.threads} + {self.index_type}(threadIdx.x)")
+            group = f"fp::div({thread}, {plan.apart}) * {self.index_type}({plan.unroll * plan.apart})"
+            start = self._constant("first", f"{group} + fp::mod({thread}, {plan.apart})")
+            tail = count // plan.unroll % plan.threads != 0
+            return Tile(row, self.names.exact("i"), start, plan.apart, count, plan.width, False, tail, False)
+        per_block = plan.unroll * plan.threads
         start = self._constant("first", f"{number} * {per_block} + {self.index_type}(threadIdx.x)")
         tail = count % per_block != 0
         return Tile(row, self.names.exact("i"), start, plan.threads, count, plan.width, False, tail, False)

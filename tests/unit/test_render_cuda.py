@@ -14,7 +14,7 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import ReduceOp
 from fusepass.codegen.ir.program import Program, Role
-from fusepass.codegen.render import render
+from fusepass.codegen.render import describe, render
 from tests.support import kernels as k
 from tests.support.emulate import emulate
 from tests.support.interpret import STORAGE, decode, interpret
@@ -216,3 +216,15 @@ def test_nothing_is_launched_for_nothing() -> None:
 )
 def test_nvcc_takes_it(name: str) -> None:
     check_compiles(render(PROGRAMS[name](), H200))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(("samples", "size"), [(6, 4 * 3077), (4, 4 * 1024), (2, 4000)])
+def test_what_samples_share_is_read_for_several_at_once(
+    samples: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fusepass.codegen.schedule._LEAST_REPEATED", 1)
+    program = k.last_axis_bias(samples, size)
+    assert "vectors apart" in describe(program, program.kernels[0], SMALL)
+    inputs = inputs_of(program)
+    assert_close(program, emulate(program, render(program, SMALL), inputs), interpret(program, inputs))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from math import prod
 
 import pytest
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.crossing import Tile
-from fusepass.codegen.ir.expr import ReduceOp
-from fusepass.codegen.ir.program import Program
+from fusepass.codegen.ir.expr import Builder, ReduceOp
+from fusepass.codegen.ir.index import Axis, axis_index
+from fusepass.codegen.ir.program import Kernel, Program, Role, Store
 from fusepass.codegen.schedule import Keep, Schedule, Walk, schedule
 from fusepass.errors import ScheduleError
 from tests.support import kernels as k
@@ -188,3 +190,19 @@ def test_tiles_are_told() -> None:
     assert str(first(k.transpose(4096, 4096))) == (
         "8192 blocks, vectors of 4, 2 per thread, 256 threads, tiles of 32 x 64 exchanged"
     )
+
+
+def test_samples_that_share_large_weights_are_taken_together() -> None:
+    assert "4 per thread, 256 threads, 1048576 vectors apart" in str(first(k.last_axis_bias(16, 1 << 22)))
+    assert "apart" not in str(first(k.last_axis_bias(1 << 16, 1 << 10)))  # small enough for a near cache
+    assert "apart" not in str(first(k.last_axis_bias(7, 1 << 22)))
+
+
+def test_a_small_kernel_between_large_ones_does_not_change_the_direction() -> None:
+    program = k.batch_norm_2d(64, 64, 1 << 14)
+    axis = Axis("i", 8)
+    store = Store("few", axis_index(axis), Builder().const(1.0, k.F32))
+    between = Kernel("between", (axis,), (), (), (), (store,))
+    buffers = (*program.buffers, k.buffer("few", Role.TEMP, [8]))
+    three = replace(program, kernels=(program.kernels[0], between, program.kernels[1]), buffers=buffers)
+    assert [schedule(kernel, three, H200).backwards for kernel in three.kernels] == [False, False, True]
