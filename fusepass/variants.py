@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -135,15 +136,25 @@ def _rounds_to_tf32(node: fx.Node) -> bool:
         return True
     key = (device, str(node.args[3:9]), *(f"{each.shape} {each.stride()}" for each in operands))
     if key not in _rounding:
-        with measure.as_compiled_code_runs(device):
-            x, weight = measure.made_up(operands, device)
-            weight -= 0.75  # of both signs, so that sums do not hide the rounding
-            cudnn, rest = torch.backends.cudnn, node.args[3:9]
-            flags = (cudnn.benchmark, cudnn.deterministic, cudnn.enabled)
-            exact = torch.ops.aten._convolution.default(x, weight, None, *rest, *flags, False)
-            plain = torch.ops.aten.convolution.default(x, weight, None, *rest)
-            _rounding[key] = bool((plain - exact).norm() > _TF32_ROUNDING * exact.norm())
+        _rounding[key] = differs_from_float32(operands, node.args[3:9], device)
     return _rounding[key]
+
+
+def differs_from_float32(operands: Sequence[torch.Tensor], geometry: Sequence[Any], device: torch.device) -> bool:
+    """Whether a convolution on `device` is less exact than float32 arithmetic is.
+
+    Args:
+        operands: descriptions of input and weight.
+        geometry: what ``aten.convolution`` takes after the bias.
+    """
+    with measure.as_compiled_code_runs(device):
+        x, weight = measure.made_up(operands, device)
+        weight -= 0.75  # of both signs, so that sums do not hide the rounding
+        cudnn = torch.backends.cudnn
+        flags = (cudnn.benchmark, cudnn.deterministic, cudnn.enabled)
+        exact = torch.ops.aten._convolution.default(x, weight, None, *geometry, *flags, False)
+        plain = torch.ops.aten.convolution.default(x, weight, None, *geometry)
+        return bool((plain - exact).norm() > _TF32_ROUNDING * exact.norm())
 
 
 def _reduces_another_layout(graph: fx.GraphModule, anchor: fx.Node) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from fusepass.codegen.render import render
 from fusepass.errors import FusepassWarning
 from fusepass.fallbacks import FallbackCounter
 from fusepass.runtime import FusedRegion
-from fusepass.variants import anchor_formats, variants
+from fusepass.variants import anchor_formats, differs_from_float32, variants
 from fusepass.work import Work
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
@@ -307,3 +308,18 @@ def test_float32_without_tensor_cores_stays(monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_convolution() -> None:
     graph, _ = trace(lambda a: a.relu() + 1, torch.randn(2, 8))
     assert anchor_formats(graph, H200) == (AnchorFormat.CALLER,)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_precision_of_a_kernel_is_tried(transposed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU computes in float32; what is rounded to 10 bits of mantissa on the way is found out."""
+    operands = [torch.empty(2, 16, 9, 9), torch.empty(16, 16, 3, 3)]
+    geometry = ([1, 1], [0, 0], [1, 1], transposed, [0, 0], 1)
+    assert not differs_from_float32(operands, geometry, torch.device("cpu"))
+    real = torch.ops.aten.convolution.default
+
+    def rounded(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+        return real(*((each.view(torch.int32) & ~0x1FFF).view(torch.float32) for each in (x, weight)), *rest)
+
+    monkeypatch.setattr(torch.ops.aten.convolution, "default", rounded)
+    assert differs_from_float32(operands, geometry, torch.device("cpu"))

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks import readme
 from fusepass import cli, config
 from fusepass.capture import Captured, capture
 from fusepass.codegen.device import DeviceFacts
@@ -188,3 +189,10 @@ def test_the_architecture_names_every_module(folder: str) -> None:
 def test_tests_that_are_named_exist(page: str) -> None:
     for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text(page)):
         assert f"\ndef {name}(" in text(path), f"{page} names {path}::{name}"
+
+
+def test_what_was_measured_is_what_the_results_say() -> None:
+    """`python -m benchmarks.readme` writes both."""
+    shown = text("README.md").partition(readme.BEGIN)[2].partition(readme.END)[0]
+    assert shown == readme.block()
+    assert readme.PLOT.read_text() == readme.plot()
