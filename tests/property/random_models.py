@@ -90,7 +90,7 @@ ALGEBRA = (
     "F.gelu({x}.unsqueeze(0).expand(3, *{x}.shape)).mean(0)", "{x}.unsqueeze(-1).softmax(-1)", "{x}.unsqueeze(-1).logsumexp(-1)", "{x}.unsqueeze({i}).sum({i})",
     "{x}.unsqueeze(0).var(0, correction=0)", "{x}.unsqueeze(-1).log_softmax(-1).squeeze(-1)", "{x}.sum({d}, keepdim=True).sum({i}{k}) * 0.1", "{x}.mean({d}, keepdim=True).mean({i}{k})",
     "{x}.t().contiguous().sum(0) * 0.1 if {x}.dim() == 2 else {x}", "({x} - {x}) + {x}", "{x} / {x}.abs().clamp(min=0.5) * 1", "({x}.square() + 0.1).sqrt().square()", "torch.ones_like({x}) - {x} * torch.full_like({x}, 2)",
-    "{x} * (torch.tensor(2.0) * 3).exp() * 0.01", "{x} / {x}.new_full({x}.shape, 4.0).sqrt() + {x}.new_zeros(1)", "torch.sigmoid({x}).max({i}{k}).values",
+    "{x} * (torch.tensor(2.0, dtype=torch.float64) * 3).exp() * 0.01", "{x} / {x}.new_full({x}.shape, 4.0).sqrt() + {x}.new_zeros(1)", "torch.sigmoid({x}).max({i}{k}).values",
 )  # fmt: skip
 """What the rules of `fusepass.patterns.rules` are about."""
 
