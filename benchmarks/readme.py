@@ -34,7 +34,7 @@ def block() -> str:
     against = timed[:-1]
     means = [_mean(mission, way) for way in against]
     lines = [
-        f"On one {run['device']} (torch {run['torch']}), in one session, commit {run['commit']}: medians of side-by-side "
+        f"On one {run['device']} (torch {run['torch']}), measured together on commit {run['commit']}: medians of side-by-side "
         "calls with the L2 cache flushed",
         "and fresh random inputs; results were checked against float64. Modules as built (training mode), under `no_grad`, "
         "default flags.",
