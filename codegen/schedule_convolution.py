@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.convolution import Convolution, Phase
+from fusepass.codegen.ir.convolution import Phase
 from fusepass.codegen.ir.program import Kernel, Program
 
 WARPS = 8
@@ -108,8 +108,11 @@ def schedule_convolution(kernel: Kernel, program: Program, facts: DeviceFacts) -
     """The schedule with the least work that fits a multiprocessor; None where none fits."""
     anchor = kernel.anchor
     assert anchor is not None
+    kernel_size = program.buffer(anchor.weight).shape[2:]
+    phases = anchor.phases(kernel_size, [axis.size for axis in kernel.rows[2:]])
     shapes = itertools.product(_tile_shapes(len(anchor.stride)), (2, 1))
-    candidates = (_candidate(anchor, kernel, program, facts, tile, buffers) for tile, buffers in shapes)
+    border = _border(phases, len(anchor.stride))
+    candidates = (_candidate(kernel, program, facts, phases, border, *shape) for shape in shapes)
     fitting = [(_cost(plan), number, plan) for number, plan in enumerate(candidates) if plan is not None]
     return min(fitting)[2] if fitting else None
 
@@ -123,24 +126,28 @@ def _tile_shapes(axes: int) -> Iterator[tuple[int, ...]]:
             yield (*shape[:-1], shape[-1] * _N)
 
 
+def _border(phases: Sequence[Phase], axes: int) -> list[tuple[int, int]]:
+    """Per axis, the first and the last input element that any tap reads, from a position times the step."""
+    offsets = [tap.offset for phase in phases for tap in phase.taps] or [(0,) * axes]
+    return [(min(along), max(along)) for along in zip(*offsets, strict=True)]
+
+
 def _candidate(
-    anchor: Convolution,
     kernel: Kernel,
     program: Program,
     facts: DeviceFacts,
+    phases: tuple[Phase, ...],
+    border: Sequence[tuple[int, int]],
     tile: tuple[int, ...],
     buffers: int,
 ) -> ConvolutionSchedule | None:
-    source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
+    anchor = kernel.anchor
+    assert anchor is not None
     sizes = [axis.size for axis in kernel.rows]
-    phases = anchor.phases(weight.shape[2:], sizes[2:])
-    offsets = [tap.offset for phase in phases for tap in phase.taps] or [(0,) * len(tile)]
-    least = [min(offset[axis] for offset in offsets) for axis in range(len(tile))]
-    most = [max(offset[axis] for offset in offsets) for axis in range(len(tile))]
     extent = tuple(
-        (size - 1) * step + high - low + 1 for size, step, low, high in zip(tile, anchor.step, least, most, strict=True)
+        (size - 1) * step + high - low + 1 for size, step, (low, high) in zip(tile, anchor.step, border, strict=True)
     )
-    channels = source.shape[1]
+    channels = program.buffer(anchor.source).shape[1]
     pitch = _pitch(prod(extent), channels)
     steps = tuple(ceil(len(phase.taps) * channels / SLICE) for phase in phases)
     pair = 2 if anchor.spread[-1] == 2 <= sizes[-1] else 1
@@ -160,7 +167,7 @@ def _candidate(
         tile=tile,
         tiles=tiles,
         extent=extent,
-        origin=tuple(least),
+        origin=tuple(low for low, _ in border),
         pitch=pitch,
         phases=phases,
         steps=steps,

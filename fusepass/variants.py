@@ -124,19 +124,23 @@ def _prefers_channels_last(node: fx.Node) -> bool:
 def _rounds_to_tf32(node: fx.Node) -> bool:
     """Whether the library's kernel for the convolution as it stands is one that rounds to TF32.
 
-    Which kernel cuDNN takes depends on all sizes, so it is tried, on made-up numbers; without the device, or where there
-    is no room to try, the answer is yes. A result that is right within TF32's rounding would be wrong beside eager's.
+    Which kernel cuDNN takes depends on all sizes, so it is tried, on made-up numbers. Where that cannot be done the
+    answer is no, and the convolution stays: a result that is right within TF32's rounding would be wrong beside eager's.
+    A graph that does not lie on a CUDA device is only generated, and the answer is yes.
     """
     operands = [node.args[0].meta["val"], node.args[1].meta["val"]]  # type: ignore[union-attr]
     device = operands[0].device
-    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+    if device.type != "cuda":
         return True
     needed = sum(map(measure.nbytes, operands)) + 3 * measure.nbytes(node.meta["val"])
-    if needed > _MEMORY_SHARE * measure.free_bytes(device):
-        return True
+    if torch.cuda.is_current_stream_capturing() or needed > _MEMORY_SHARE * measure.free_bytes(device):
+        return False
     key = (device, str(node.args[3:9]), *(f"{each.shape} {each.stride()}" for each in operands))
     if key not in _rounding:
-        _rounding[key] = differs_from_float32(operands, node.args[3:9], device)
+        try:
+            _rounding[key] = differs_from_float32(operands, node.args[3:9], device)
+        except RuntimeError:  # no memory after all, or no kernel for full precision
+            return False
     return _rounding[key]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
 
 
 @dataclass(frozen=True)
@@ -74,8 +73,3 @@ class Convolution:
             over = [r + p - k for r, p, k in zip(start, self.padding, reach, strict=True)]
             if all(o % s == 0 for o, s in zip(over, self.stride, strict=True)):
                 yield Tap(place, tuple(o // s for o, s in zip(over, self.stride, strict=True)))
-
-    def flops(self, source: Sequence[int], weight: Sequence[int], result: Sequence[int]) -> int:
-        """Multiplications and additions for buffers of these shapes, positions outside of the input included."""
-        positions = prod(source[2:] if self.transposed else result[2:])
-        return 2 * result[0] * positions * prod(weight)

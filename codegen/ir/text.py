@@ -15,11 +15,6 @@ def program_text(program: Program) -> str:
     return "\n".join(_program_lines(program)) + "\n"
 
 
-def kernel_text(kernel: Kernel) -> str:
-    """`kernel` alone as text."""
-    return "\n".join(_kernel_lines(kernel)) + "\n"
-
-
 def _program_lines(program: Program) -> Iterator[str]:
     yield f"program {program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})"
     for buffer in program.buffers:
