@@ -13,6 +13,7 @@ import fusepass.variants
 from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.numerics import check
 from fusepass.report import RegionState
+from tests.support.precision import exact_products
 from tests.unit.test_anchor_formats import MODELS, Chain
 
 pytestmark = [pytest.mark.gpu, pytest.mark.models]
@@ -24,11 +25,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def _channels_last(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Products in full precision, because results are held against float64."""
     monkeypatch.setattr(fusepass.variants, "anchor_formats", lambda graph, facts: (AnchorFormat.CHANNELS_LAST,))
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    with torch.no_grad():
+    with exact_products(), torch.no_grad():
         yield
-    torch.backends.cudnn.allow_tf32 = before
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

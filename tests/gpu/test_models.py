@@ -17,6 +17,7 @@ from fusepass.errors import FusepassWarning
 from fusepass.module import OptimizedModule
 from fusepass.numerics import check, compare, observe, reference
 from fusepass.report import CaptureRoute, RegionState
+from tests.support.precision import cudnn, exact_products
 
 pytestmark = [pytest.mark.gpu, pytest.mark.models]
 
@@ -101,11 +102,8 @@ def silent() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _exact_products() -> Iterator[None]:
-    """Tests hold results against float64; products rounded to TF32 would hide what fusion does."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+    with exact_products():
+        yield
 
 
 # ---- values
@@ -195,7 +193,7 @@ def test_sizes_at_the_limits(shape: tuple[int, ...], dtype: torch.dtype) -> None
 def test_repeated_runs_give_the_same_bits(name: str) -> None:
     model, (x, *_) = cases(name)
     optimised = fusepass.optimize(model)
-    with torch.backends.cudnn.flags(deterministic=True, allow_tf32=False):  # the anchor is cuDNN's
+    with cudnn(deterministic=True):  # the anchor is cuDNN's
         first, *rest = (observe(optimised, (x.clone(),)) for _ in range(6))
     for again in rest:
         assert torch.equal(again["output"], first["output"])

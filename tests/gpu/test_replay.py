@@ -13,17 +13,15 @@ from torch import Tensor, nn
 
 import fusepass
 from fusepass.errors import FusepassWarning
+from tests.support.precision import exact_products
 
 pytestmark = [pytest.mark.gpu, pytest.mark.models]
 
 
 @pytest.fixture(autouse=True)
 def _surroundings() -> Iterator[None]:
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    with torch.no_grad():
+    with exact_products(), torch.no_grad():
         yield
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 class Net(nn.Module):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import fusepass
 from fusepass.numerics import check, observe
 from fusepass.report import RegionState
+from tests.support.precision import cudnn
 
 pytestmark = pytest.mark.models
 
@@ -78,7 +79,7 @@ def test_the_whole_chain_is_one_region(expected: Expected, device: str) -> None:
 def test_the_same_inputs_give_the_same_bits(expected: Expected, device: str) -> None:
     model, inputs = expected.make(device)
     fused = fusepass.optimize(model)
-    with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=True):
+    with cudnn(deterministic=True):
         first, second = observe(fused, inputs), observe(fused, inputs)
     assert torch.equal(first["output"], second["output"])
     for name, buffer in first["buffers"].items():

@@ -28,6 +28,7 @@ from fusepass.variants import anchor_formats, differs_from_float32, variants
 from fusepass.work import Work
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
+from tests.support.precision import cudnn
 from tests.support.regions import TILES, TINY, memory_of, region, tensor_of, trace
 
 H200 = DeviceFacts.h200()
@@ -299,10 +300,10 @@ def test_no_choice_where_the_caller_has_channels_last() -> None:
     assert anchor_formats(graph, H200) == (AnchorFormat.CALLER,)
 
 
-def test_float32_without_tensor_cores_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float32_without_tensor_cores_stays() -> None:
     graph, _ = trace(lambda a, b: F.conv2d(a, b).relu(), torch.randn(2, 32, 9, 9), torch.randn(16, 32, 3, 3))
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    assert anchor_formats(graph, H200)[0] is AnchorFormat.CALLER
+    with cudnn(allow_tf32=False):
+        assert anchor_formats(graph, H200)[0] is AnchorFormat.CALLER
 
 
 def test_without_convolution() -> None:

@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from fusepass.capture import Captured, capture
 from fusepass.signature import Signature, obstacle
 from fusepass.structure import Template, flatten, key_paths, plain_key
+from tests.support.precision import cudnn
 
 
 class Net(nn.Module):
@@ -155,13 +156,12 @@ def test_reassigned_tensors_of_the_same_form_are_taken_up(net: Net) -> None:
 
 
 @contextlib.contextmanager
-def _flag(module: Any, name: str, value: Any) -> Iterator[None]:
-    old = getattr(module, name)
-    setattr(module, name, value)
+def _products_in_tf32() -> Iterator[None]:
+    torch.backends.cuda.matmul.allow_tf32 = True
     try:
         yield
     finally:
-        setattr(module, name, old)
+        torch.backends.cuda.matmul.allow_tf32 = False
 
 
 @contextlib.contextmanager
@@ -180,9 +180,9 @@ def _deterministic() -> Iterator[None]:
         torch.inference_mode,
         lambda: torch.autocast("cpu"),
         _deterministic,
-        lambda: _flag(torch.backends.cudnn, "allow_tf32", not torch.backends.cudnn.allow_tf32),
-        lambda: _flag(torch.backends.cuda.matmul, "allow_tf32", not torch.backends.cuda.matmul.allow_tf32),
-        lambda: _flag(torch.backends.cudnn, "enabled", False),
+        lambda: cudnn(allow_tf32=not torch.backends.cudnn.allow_tf32),
+        _products_in_tf32,
+        lambda: cudnn(enabled=False),
         lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
         lambda: torch.device("cpu"),
         lambda: torch._subclasses.FakeTensorMode(),
