@@ -10,7 +10,8 @@ from fusepass.codegen.render.cuda_convolution import convolution_text
 from fusepass.codegen.render.cuda_kernel import kernel_body
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.render.template import fill
-from fusepass.codegen.schedule import Schedule, schedule
+from fusepass.codegen.schedule import schedule
+from fusepass.codegen.schedule.plan import Schedule
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule, schedule_convolution
 from fusepass.codegen.source import Source, Target
 from fusepass.errors import ScheduleError

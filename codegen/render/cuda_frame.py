@@ -20,7 +20,7 @@ from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import coordinate_names, flatten, is_vector, split
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import Identifiers, block
-from fusepass.codegen.schedule import Keep, Schedule, Walk
+from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 
 _CONSTANT = re.compile(r"\s*const (?:int|int64_t|bool) (\w+) = ")
 

@@ -19,7 +19,7 @@ from fusepass.codegen.render.cuda_states import Around, State, declare_state, me
 from fusepass.codegen.render.cuda_windows import vector_windows
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
-from fusepass.codegen.schedule import Keep, Schedule
+from fusepass.codegen.schedule.plan import Keep, Schedule
 from fusepass.errors import RenderError
 
 

@@ -10,7 +10,7 @@ from fusepass.codegen.ir.index import Bound
 from fusepass.codegen.render.cuda_frame import Frame, Tile, without_unused
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
-from fusepass.codegen.schedule import Walk
+from fusepass.codegen.schedule.plan import Walk
 
 Guard = tuple[Bound, ...]
 

@@ -11,7 +11,7 @@ from fusepass.codegen.ir.program import Reduction
 from fusepass.codegen.render.cuda_frame import Frame, Tile
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare
-from fusepass.codegen.schedule import Walk
+from fusepass.codegen.schedule.plan import Walk
 
 _COSTLY_PUSH = (ReduceOp.MOMENTS, ReduceOp.SOFTMAX)  # a division or exponentials per push, of one value or many
 

@@ -14,7 +14,8 @@ from fusepass.codegen.ir.crossing import Tile
 from fusepass.codegen.ir.expr import Builder, ReduceOp
 from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Role, Store
-from fusepass.codegen.schedule import Keep, Schedule, Walk, schedule
+from fusepass.codegen.schedule import schedule
+from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.errors import ScheduleError
 from tests.support import kernels as k
 
