@@ -13,6 +13,7 @@ from fusepass.codegen.schedule.flat import crossing, pointwise
 from fusepass.codegen.schedule.plan import Keep, Schedule
 from fusepass.codegen.schedule.rows import inner, outer, prefers_rows
 from fusepass.codegen.schedule.shape import Shape
+from fusepass.codegen.schedule.team import team
 from fusepass.errors import ScheduleError
 
 _MAX_BLOCKS = 2**31 - 1
@@ -32,6 +33,8 @@ def schedule(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: b
         result = crossing(shape, columns)
     elif kernel.is_pointwise:
         result = pointwise(shape)
+    elif kernel.team is not None:
+        result = team(shape, kernel.team)
     elif prefers_rows(shape):
         result = outer(shape)
     else:
@@ -43,7 +46,7 @@ def schedule(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: b
         aligned=aligned,
         wide=_needs_wide_index(kernel, program),
         once=_used_once(shape, result),
-        backwards=_runs_backwards(kernel, program, facts),
+        backwards=kernel.team is None and _runs_backwards(kernel, program, facts),
     )
 
 
@@ -67,6 +70,8 @@ def _used_once(shape: Shape, chosen: Schedule) -> frozenset[str]:
     again |= {load.buffer for load in loads if sum(other.buffer == load.buffer for other in loads) > 1}
     if chosen.keep is Keep.NOTHING and not shape.single:
         again |= kernel.reads
+    if kernel.team is not None:  # other rows meet what does not depend on the row
+        again |= {load.buffer for load in loads if not load.index.axes & frozenset(kernel.rows)}
     return _large(kernel.reads | kernel.writes, program, shape.facts) - read_later - again
 
 

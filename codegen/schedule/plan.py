@@ -9,6 +9,7 @@ Every kernel is a walk over *vectors* of `width` neighbouring elements along the
   takes a tile of rows and columns, and what is contiguous along the columns goes through shared memory.
 
 Between sweeps over the same columns a row's values stay in registers, else in shared memory, else memory is read again.
+A row that is too large for one block may be shared by a team of them (`INNER`), each with a slice of the columns.
 """
 
 from __future__ import annotations
@@ -55,6 +56,10 @@ class Schedule:
         columns: `CROSSING`: the kernel's axes that are the tile's columns, slowest first.
         exchanges: whether what is contiguous along the other axis goes through shared memory: loads and stores where
             `CROSSING`, stores where `INNER`.
+        members: blocks that share each row; with more than one, blocks are resident all at once and go from row to row.
+        part: vectors of a row that each member has.
+        kept: of these, how many it keeps; the rest is read again.
+        resident: blocks that a multiprocessor must have room for; 0 for what comes.
     """
 
     walk: Walk
@@ -72,6 +77,10 @@ class Schedule:
     apart: int = 0
     columns: tuple[Axis, ...] = ()
     exchanges: bool = False
+    members: int = 1
+    part: int = 0
+    kept: int = 0
+    resident: int = 0
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -89,9 +98,11 @@ class Schedule:
                 shape = f"{self.unroll} per thread, {self.threads} threads"
                 shape += f", {self.apart} vectors apart" if self.apart else ""
             case Walk.INNER:
+                shared = f"teams of {self.members}, " if self.members > 1 else ""
+                partly = f" for {self.kept} of {self.part} vectors" if self.kept < self.part else ""
                 shape = (
-                    f"{self.lanes} lanes x {self.groups} rows, {self.unroll} per thread at a time, {self.keep.value}"
-                    f"{', stores exchanged' if self.exchanges else ''}"
+                    f"{shared}{self.lanes} lanes x {self.groups} rows, {self.unroll} per thread at a time, {self.keep.value}"
+                    f"{partly}{', stores exchanged' if self.exchanges else ''}"
                 )
             case Walk.OUTER:
                 shape = f"{self.lanes} lanes of rows x {self.groups} groups of columns, {self.unroll} columns at a time"

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusepass.codegen.ir.crossing import Crossing, crossings, near_step
-from fusepass.codegen.ir.expr import ReduceOp
-from fusepass.codegen.ir.program import Kernel, Reduction
+from fusepass.codegen.ir.program import Kernel
+from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.schedule.flat import exchanged
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.shape import LINE, Shape, ceil, most_elements, power_below
 
 _SECTOR = 32  # bytes that memory moves at once
-_FEW_ELEMENTS = 16  # per thread: enough loads in flight to fill the memory system
+FEW_ELEMENTS = 16  # per thread: enough loads in flight to fill the memory system
 _COLUMN_THREADS = 128  # per block, where each has columns of its own
 _STATIC_SHARED = 48 << 10  # bytes
 
@@ -33,7 +33,7 @@ def prefers_rows(shape: Shape) -> bool:
 
 def inner(shape: Shape) -> Schedule:
     assert shape.col_axis is not None
-    crossing = _crossing_stores(shape)
+    crossing = crossing_stores(shape)
     width = shape.width(shape.col_axis, but=frozenset(each.index for each in crossing))
     vectors = ceil(shape.cols, width)
     element = min((access.nbytes for access in shape.main), default=4)
@@ -41,7 +41,7 @@ def inner(shape: Shape) -> Schedule:
     lanes = 1
     while lanes < min(32, vectors) and lanes * width * element < LINE:
         lanes *= 2
-    while lanes < 32 and ceil(vectors, lanes) * width > _FEW_ELEMENTS:
+    while lanes < 32 and ceil(vectors, lanes) * width > FEW_ELEMENTS:
         lanes *= 2
     if not shape.single:
         while lanes < 1024 and ceil(vectors, lanes) * width > most:
@@ -56,11 +56,11 @@ def inner(shape: Shape) -> Schedule:
     if each * width <= most:
         return replace(base, keep=Keep.REGISTERS, exchanges=_exchanges(crossing, shape, groups))
     if shape.single:
-        return replace(base, unroll=_unroll(_FEW_ELEMENTS // width, vectors, lanes))
+        return replace(base, unroll=unroll_of(FEW_ELEMENTS // width, vectors, lanes))
     return _long_rows(shape, base, vectors)
 
 
-def _crossing_stores(shape: Shape) -> tuple[Crossing, ...]:
+def crossing_stores(shape: Shape) -> tuple[Crossing, ...]:
     """The element stores that are contiguous along the rows."""
     if shape.row_axis is None or shape.col_axis is None:
         return ()
@@ -83,12 +83,12 @@ def _long_rows(shape: Shape, base: Schedule, vectors: int) -> Schedule:
     if shared > limit // 2:  # one block has the multiprocessor to itself
         lanes = 1024
         shared = ceil(vectors, lanes) * lanes * base.width * shape.kept_bytes
-    unroll = _unroll(_FEW_ELEMENTS // base.width, vectors, lanes)
+    unroll = unroll_of(FEW_ELEMENTS // base.width, vectors, lanes)
     step = replace(base, unroll=unroll, lanes=lanes, groups=1, blocks=shape.rows)
     return replace(step, keep=Keep.SHARED, shared_bytes=shared) if 0 < shared <= limit else step
 
 
-def _unroll(most: int, count: int, step: int) -> int:
+def unroll_of(most: int, count: int, step: int) -> int:
     """Steps to take at once; fewer than `most` where then no step runs past the end."""
     most = max(most, 1)
     return next((unroll for unroll in range(most, most // 2, -1) if count % (unroll * step) == 0), most)
@@ -108,7 +108,7 @@ def outer(shape: Shape) -> Schedule:
     cols = max(shape.cols, 1)
     most = most_elements(shape)
     width = shape.width(shape.row_axis, 4)
-    whole = min(cols, _FEW_ELEMENTS) if shape.single else cols
+    whole = min(cols, FEW_ELEMENTS) if shape.single else cols
     while width > 1 and (whole * width > most or not shape.fills(shape.rows // width)):
         width //= 2
     # A thread keeps a longer column alone where that saves all exchange between threads.
@@ -117,7 +117,7 @@ def outer(shape: Shape) -> Schedule:
         return Schedule(Walk.OUTER, width, cols, _COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
     if shape.single and shape.fills(shape.rows // width):
         blocks = ceil(shape.rows, _COLUMN_THREADS * width)
-        return Schedule(Walk.OUTER, width, _unroll(_FEW_ELEMENTS // width, cols, 1), _COLUMN_THREADS, 1, blocks)
+        return Schedule(Walk.OUTER, width, unroll_of(FEW_ELEMENTS // width, cols, 1), _COLUMN_THREADS, 1, blocks)
     return _shared_columns(shape, width, most)
 
 
@@ -137,16 +137,8 @@ def _shared_columns(shape: Shape, width: int, most: int) -> Schedule:
     blocks = ceil(shape.rows, lanes * width)
     if each * width <= most:
         return Schedule(Walk.OUTER, width, each, lanes, groups, blocks, Keep.REGISTERS)
-    return Schedule(Walk.OUTER, width, _unroll(_FEW_ELEMENTS // width, shape.cols, groups), lanes, groups, blocks)
+    return Schedule(Walk.OUTER, width, unroll_of(FEW_ELEMENTS // width, shape.cols, groups), lanes, groups, blocks)
 
 
 def _state_bytes(kernel: Kernel) -> int:
     return sum(state_bytes(reduction) for reduction in kernel.reductions) * 2  # split statistics have two states
-
-
-def state_bytes(reduction: Reduction) -> int:
-    """The size of a reduction's state, at most."""
-    numbers = {ReduceOp.MOMENTS: 3, ReduceOp.MERGE_MOMENTS: 3, ReduceOp.SOFTMAX: 2, ReduceOp.MERGE_SOFTMAX: 2}
-    if reduction.op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN):
-        return 16
-    return numbers.get(reduction.op, 1) * max(reduction.dtype.nbytes, 4)
