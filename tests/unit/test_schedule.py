@@ -74,6 +74,9 @@ def test_every_schedule_fits_the_device_and_covers_the_kernel(name: str, aligned
                 assert plan.blocks >= -(-(rows // columns) // tall) * -(-columns // wide)
                 assert rows // columns % plan.width == 0
                 assert tall & (tall - 1) == wide & (wide - 1) == 0
+            case Walk.INNER if plan.members > 1:
+                assert plan.members * plan.part * plan.width >= cols
+                assert 0 < plan.kept <= plan.part
             case Walk.INNER:
                 assert plan.blocks * plan.groups >= rows
                 assert cols % plan.width == 0

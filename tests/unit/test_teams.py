@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,17 +17,18 @@ from fusepass.codegen.build import check_compiles
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Buffer, Program, Role, Team
 from fusepass.codegen.ir.team import exchange_offsets
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.ir.verify import verify
-from fusepass.codegen.passes.teams import form_teams
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Keep
 from fusepass.codegen.schedule.team import team_size
-from fusepass.errors import IRError
+from fusepass.codegen.source import Target
+from fusepass.errors import FusepassWarning, IRError
+from fusepass.fallbacks import FallbackCounter
+from fusepass.runtime import _failed
 from tests.support import kernels as k
 from tests.support.emulate import emulate
 from tests.support.regions import NO_SPLIT, region, tensor_of
@@ -37,13 +39,6 @@ LITTLE = replace(H200, l2_bytes=4096, shared_bytes_per_block=24 << 10)
 """A block keeps some 2500 floats."""
 MUCH = replace(LITTLE, shared_bytes_per_block=96 << 10)
 emulated = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-
-
-def shared(program: Program, members: int, teams: int) -> Program:
-    """`program` with its rows shared."""
-    result = form_teams(program, Builder(), lambda _, kernel: (members, teams))
-    verify(result)
-    return result
 
 
 def size(program: Program, facts: DeviceFacts = H200) -> tuple[int, int] | None:
@@ -102,7 +97,7 @@ def test_nan_and_infinities_stand_where_pytorch_has_them() -> None:
 
 @emulated
 def test_results_depend_neither_on_timing_nor_on_how_many_teams_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = shared(k.layer_norm(7, 20_000), 3, 3)
+    program = k.in_teams(k.layer_norm(7, 20_000), 3, 3)
     source = render(program, LITTLE)
     random = np.random.default_rng(0)
     inputs = {name: random.standard_normal(program.buffer(name).numel).astype(np.float32) for name in program.inputs}
@@ -115,15 +110,27 @@ def test_results_depend_neither_on_timing_nor_on_how_many_teams_fit(monkeypatch:
 
 @emulated
 def test_a_device_without_room_for_a_team_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = shared(k.softmax_rows(2, 6000), 2, 1)
+    program = k.in_teams(k.softmax_rows(2, 6000), 2, 1)
     monkeypatch.setenv("EMULATED_TEAMS", "0")
     with pytest.raises(AssertionError, match="720"):
         emulate(program, render(program, LITTLE), {"x": np.zeros(12_000, np.float32)})
 
 
+def test_a_region_that_does_not_fit_runs_as_its_operators_and_says_so() -> None:
+    """720 is what CUDA calls a cooperative launch that is too large."""
+    generated = SimpleNamespace(source=SimpleNamespace(target=Target.CUDA))
+    counter = FallbackCounter()
+    region: Any = SimpleNamespace(name="norm", generated=generated, fallbacks=counter, original=torch.neg)
+    with pytest.warns(FusepassWarning, match="norm runs as the original operators: blocks that share a row do not fit"):
+        assert _failed(region, 720, (torch.ones(()),)) == -1
+    assert counter.total == 1
+    with pytest.raises(RuntimeError, match="CUDA error 719"):
+        _failed(region, 719, (torch.ones(()),))
+
+
 @emulated
 def test_wide_indices_and_unaligned_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = shared(k.layer_norm(3, 8192, k.F16), 2, 2)
+    program = k.in_teams(k.layer_norm(3, 8192, k.F16), 2, 2)
     random = np.random.default_rng(0)
     inputs = {name: random.standard_normal(program.buffer(name).numel).astype(np.float16) for name in program.inputs}
     narrow = emulate(program, render(program, LITTLE), inputs)
@@ -160,7 +167,7 @@ def test_teams_fit_the_device(rows: int, cols: int, facts: DeviceFacts) -> None:
     if found is None:
         return
     members, teams = found
-    program = shared(k.layer_norm(rows, cols), *found)
+    program = k.in_teams(k.layer_norm(rows, cols), *found)
     plan = schedule(program.kernels[0], program, facts)
     assert members >= 2
     assert 1 <= teams <= rows
@@ -174,7 +181,7 @@ def test_teams_fit_the_device(rows: int, cols: int, facts: DeviceFacts) -> None:
 
 
 def test_weights_that_every_row_meets_stay_in_the_cache() -> None:
-    program = shared(k.layer_norm(4, 16 << 20), 264, 1)
+    program = k.in_teams(k.layer_norm(4, 16 << 20), 264, 1)
     assert schedule(program.kernels[0], program, H200).once == {"x", "y"}
 
 
@@ -228,4 +235,4 @@ def test_verify_knows_teams(team: Team, fault: str) -> None:
 def test_nvcc_takes_it(program: Program, facts: DeviceFacts) -> None:
     found = size(program, facts)
     assert found is not None
-    check_compiles(render(shared(program, *found), facts))
+    check_compiles(render(k.in_teams(program, *found), facts))
