@@ -14,7 +14,7 @@ from fusepass.codegen.ir.expr import Const, Expr, Masked, Stat, Window, children
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
 from fusepass.codegen.render.cuda_exchange import Exchange, exchanges, read_in, write_out
 from fusepass.codegen.render.cuda_frame import Frame, Tile, arrange, without_unused
-from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead
+from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead, prefetch_row
 from fusepass.codegen.render.cuda_states import Around, State, declare_state, merge, name_results, push
 from fusepass.codegen.render.cuda_windows import vector_windows
 from fusepass.codegen.render.printer import Scope
@@ -86,7 +86,9 @@ class _Writer:
         states = tuple(declare_state(self.frame, reduction) for reduction in sweep)
         self.states |= {state.reduction.name: state for state in states}
         self._phase(number, [value for reduction in sweep for value in reduction.values], states, ())
-        merge(self.frame, states)
+        last = number + 1 == len(self.frame.kernel.sweeps)
+        sweep_0 = [value for reduction in self.frame.kernel.sweeps[0] for value in reduction.values]
+        merge(self.frame, states, prefetch_row(self.frame, sweep_0) if self.frame.team and last else ())
         name_results(self.frame, states, self.stats)
 
     def _element_stores(self, stores: tuple[Store, ...]) -> None:

@@ -5,6 +5,16 @@
 
 namespace fp {
 
+// Brings what `from` points at to the L2 cache, where it is valid. It takes no register, unlike a load that is under way.
+template <typename T>
+__device__ __forceinline__ void prefetch(const T* from) {
+#if defined(__CUDA_ARCH__)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+#else
+    [[maybe_unused]] volatile T touched = *from;
+#endif
+}
+
 // A block's place in its team, and how the team meets. `Members` neighbouring blocks are a team; there are at most `Teams`.
 //
 // Members meet once for each sweep over each row, all of them equally often. In turn n each member's first warp leaves its
