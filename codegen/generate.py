@@ -20,6 +20,8 @@ from fusepass.codegen.source import Source, Target
 from fusepass.config import current
 
 _PRODUCTS = ("convolution", "_convolution", "mm", "bmm", "addmm", "baddbmm")
+TEAMS = "teams"
+"""In `Config.disable`: no blocks share rows."""
 ANCHOR_TARGETS = frozenset(f"aten.{name}.default" for name in _PRODUCTS)
 """Library calls that compute; the others make views for them."""
 
@@ -68,6 +70,7 @@ def generate(program: Program, builder: Builder, facts: DeviceFacts) -> Generate
 def pass_options(facts: DeviceFacts) -> PassOptions:
     """What the passes are told about a device."""
     if facts.target is Target.CUDA:
+        teams = current().allows(TEAMS)
         # Two resident blocks on every multiprocessor; a piece is worth a block from some 16 KB on. Scattered stores of
         # 1 MB take about as long as a launch.
         policy = SplitPolicy(workers=2 * facts.multiprocessors, least_piece=4096, lanes=32)
@@ -76,7 +79,7 @@ def pass_options(facts: DeviceFacts) -> PassOptions:
             longest_cached_row=16384,
             separate_from=1 << 18,
             anchors=lambda program, kernel: serves(program, kernel, facts),
-            teams=lambda program, kernel: team_size(program, kernel, facts),
+            teams=lambda program, kernel: team_size(program, kernel, facts) if teams else None,
         )
     # Four pieces per core even out cores of unequal speed; a piece is worth a thread from some 64 KB on.
     policy = SplitPolicy(workers=4 * facts.cores, least_piece=16384, lanes=64)

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import fusepass
 from fusepass.codegen.build import check_compiles
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
@@ -204,6 +205,14 @@ def test_large_layer_norm_is_one_kernel() -> None:
     assert [kernel.team is not None for kernel in program.kernels] == [True]
     assert "teams of 132, 512 lanes x 1 rows" in describe(program, program.kernels[0], H200)
     assert "rows shared by 2 x 132 blocks through exchange_" in program_text(program)
+
+
+def test_teams_can_be_switched_off() -> None:
+    made = region(lambda x: F.layer_norm(x, x.shape[1:]), torch.empty(16, 64, 256, 256, device="meta"))
+    with fusepass.override(disable="teams"):
+        program = made.passed(pass_options(H200))
+    assert len(program.kernels) == 3
+    assert not any(kernel.team for kernel in program.kernels)
 
 
 @pytest.mark.parametrize(
