@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fusepass.codegen.ir.dataflow import Kept, kept_values
+from fusepass.codegen.ir.dataflow import Kept, kept_in_memory, kept_values
 from fusepass.codegen.ir.expr import Const, Expr, Masked, Stat, Window, children, walk
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
 from fusepass.codegen.render.cuda_exchange import Exchange, exchanges, read_in, write_out
@@ -47,8 +47,10 @@ class _Writer:
         self.width, self.u, self.v = frame.schedule.width, frame.u, frame.v
         keep = frame.schedule.keep
         self.kept: tuple[Kept, ...] = ()
-        if keep is not Keep.NOTHING:
-            self.kept = kept_values(frame.kernel, frame.dataflow, stats=keep is Keep.REGISTERS)
+        if keep is Keep.REGISTERS:
+            self.kept = kept_values(frame.kernel, frame.dataflow)
+        elif keep is Keep.SHARED:
+            self.kept = kept_in_memory(frame.kernel, frame.dataflow)
         self.places: dict[int, str] = {}
         self.pool, self.pool_bytes = frame.names.exact("pool"), 0
         self.row_arrays: list[tuple[Expr, str]] = []

@@ -132,7 +132,10 @@ def load_one(frame: Frame, scope: Scope, each: Ahead, target: str) -> None:
 
 
 def prefetch_row(frame: Frame, roots: Sequence[Expr]) -> list[str]:
-    """Bring the beginning of a block's part of its team's next row closer: what `roots` load there, in a few steps."""
+    """Bring the beginning of a block's part of its team's next row closer: what `roots` load there, in a few steps.
+
+    The first warp has other things to do: the team waits for it.
+    """
     tile, rows = frame.tile, frozenset(frame.kernel.rows)
     found = [each.load for each in loads_ahead(frame, roots, ()) if not each.guard and each.load.index.axes & rows]
     if not found or frame.arranged.row is None:
@@ -149,4 +152,4 @@ def prefetch_row(frame: Frame, roots: Sequence[Expr]) -> list[str]:
         inner.lines.append(f"fp::prefetch({frame.pointers[load.buffer]} + {start});")
     lines = [*scope.lines, *frame.unrolled(frame.u, steps, inner.lines)]
     head = f"const {frame.index_type} {following} = {frame.row} + {frame.team}.count;"
-    return [head, *block(f"if ({following} < {frame.kernel.row_count})", lines)]
+    return [head, *block(f"if (threadIdx.x >= 32 && {following} < {frame.kernel.row_count})", lines)]

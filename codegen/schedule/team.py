@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.dataflow import Dataflow, kept_values
+from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory
 from fusepass.codegen.ir.program import Kernel, Program, Team
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
@@ -80,7 +80,7 @@ def team(shape: Shape, team: Team) -> Schedule:
 
 def _kept_bytes(shape: Shape) -> int:
     """Bytes for each column that a later phase uses again."""
-    return sum(value.node.dtype.nbytes for value in kept_values(shape.kernel, Dataflow(), stats=False))
+    return sum(value.node.dtype.nbytes for value in kept_in_memory(shape.kernel, Dataflow()))
 
 
 def _room(kernel: Kernel, facts: DeviceFacts) -> int:

@@ -38,9 +38,9 @@ public:
     __device__ __forceinline__ void leave(const State& state) {
         if (threadIdx.x != 0) return;
         const Words<State> words(state);
-        unsigned* to = place<Offset, State>(member);
+        volatile unsigned* to = place<Offset, State>(member);
 #pragma unroll
-        for (int i = 0; i < Words<State>::count; ++i) __stcg(to + i, words.words[i]);
+        for (int i = 0; i < Words<State>::count; ++i) to[i] = words.words[i];
     }
 
     // To be called by the first warp: what any member left before it came is visible after it.
@@ -62,10 +62,10 @@ public:
         State merged;
 #pragma unroll 4
         for (int i = threadIdx.x % 32; i < Members; i += 32) {
-            const unsigned* from = place<Offset, State>(i);
+            const volatile unsigned* from = place<Offset, State>(i);  // volatile: never from the first-level cache, nor earlier
             Words<State> words(merged);
 #pragma unroll
-            for (int k = 0; k < Words<State>::count; ++k) words.words[k] = __ldcg(from + k);
+            for (int k = 0; k < Words<State>::count; ++k) words.words[k] = from[k];
             merged.merge(words.state());
         }
         merge_lanes<32>(merged);

@@ -17,6 +17,7 @@ import fusepass
 from fusepass.codegen.build import check_compiles
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
+from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Buffer, Program, Role, Team
 from fusepass.codegen.ir.team import exchange_offsets
@@ -52,6 +53,7 @@ MODELS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] =
     "group norm": (lambda x, *weights: F.group_norm(x, 2, *weights), (2, 6, 41, 24), (6,)),
     "batch norm": (lambda x, *weights: F.batch_norm(x, None, None, *weights, True), (3, 2, 33, 44), (2,)),
     "batch norm, odd": (lambda x, *_: F.batch_norm(x, None, None, None, None, True).relu(), (5, 1, 29, 31), ()),
+    "layer norm inside": (lambda x, *w: F.layer_norm(x * 2 - 1, x.shape[1:], *w).tanh() + x, (3, 5, 999), (5, 999)),
     "softmax": (lambda x, *_: x.softmax(1), (2, 9001), ()),
     "log softmax of a sum": (lambda x, *_: (x + 1.5).log_softmax(1) * 2, (5, 4000), ()),
     "two sweeps": (lambda x, *_: F.normalize(x.softmax(1), dim=1), (3, 6000), ()),
@@ -205,6 +207,16 @@ def test_large_layer_norm_is_one_kernel() -> None:
     assert [kernel.team is not None for kernel in program.kernels] == [True]
     assert "teams of 132, 512 lanes x 1 rows" in describe(program, program.kernels[0], H200)
     assert "rows shared by 2 x 132 blocks through exchange_" in program_text(program)
+
+
+def test_a_value_that_is_simple_to_compute_again_is_not_kept_beside_what_it_is_made_of() -> None:
+    def kept(function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype = torch.float32) -> list[str]:
+        (kernel,) = region(function, torch.randn(2, 50, dtype=dtype)).passed().kernels
+        return [str(each.node.dtype) for each in kept_in_memory(kernel, Dataflow())]
+
+    assert kept(lambda x: F.layer_norm(x * 2 + 1, (50,)) + x) == ["f32"]
+    assert kept(lambda x: F.layer_norm(x, (50,)), torch.float16) == ["f16"]
+    assert kept(lambda x: F.layer_norm(x.sin(), (50,)) + x) == ["f32", "f32"]  # a sine costs more than room
 
 
 def test_teams_can_be_switched_off() -> None:
