@@ -138,7 +138,8 @@ def prefetch_row(frame: Frame, roots: Sequence[Expr]) -> list[str]:
     """
     tile, rows = frame.tile, frozenset(frame.kernel.rows)
     found = [each.load for each in loads_ahead(frame, roots, ()) if not each.guard and each.load.index.axes & rows]
-    if not found or frame.arranged.row is None:
+    # Where most of a row is read again, the cache is better left to that.
+    if not found or frame.arranged.row is None or 2 * frame.schedule.kept < frame.schedule.part:
         return []
     following = frame.names.exact("next")
     scope = Scope(frame.printer)  # of its own: quotients of the row at hand are not those of the next
