@@ -3,7 +3,7 @@
 A kernel's iteration domain is ``rows x cols``. A *row* is one point of `rows`; reductions run over `cols`, sweep by
 sweep, a later sweep may use the results (`Stat`) of earlier ones; `row_stores` happen once per row, `stores` once per
 (row, col). A kernel without `cols` is pointwise: only `stores`. Such a kernel may have an `anchor`, a convolution whose
-result for the row its stores use as a `Stat`.
+result for the row its stores use as a `Stat`. The rows of a kernel with sweeps may be shared by `Team`s of blocks.
 """
 
 from __future__ import annotations
@@ -77,6 +77,21 @@ class Store:
 
 
 @dataclass(frozen=True)
+class Team:
+    """Blocks that share each row of a kernel, all resident at the same time.
+
+    Attributes:
+        members: blocks of a team; each has a slice of the columns.
+        teams: how many there are at most; they take one row after another in turn.
+        exchange: the temporary through which the members show each other their reduction states.
+    """
+
+    members: int
+    teams: int
+    exchange: str
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One launch over ``rows x cols``; see the module's text."""
 
@@ -88,6 +103,7 @@ class Kernel:
     stores: tuple[Store, ...]
     origin: tuple[str, ...] = ()
     anchor: Convolution | None = None
+    team: Team | None = None
 
     @property
     def row_count(self) -> int:
@@ -129,6 +145,11 @@ class Kernel:
     @property
     def writes(self) -> frozenset[str]:
         return frozenset(store.buffer for store in (*self.row_stores, *self.stores))
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        """Every buffer that a launch needs."""
+        return self.reads | self.writes | ({self.team.exchange} if self.team else frozenset())
 
 
 @dataclass(frozen=True)
@@ -176,5 +197,5 @@ class Program:
     @property
     def arguments(self) -> tuple[Buffer, ...]:
         """The buffers whose pointers the generated entry takes, in order: read inputs and anchors, outputs, temporaries."""
-        used = frozenset[str]().union(*(kernel.reads | kernel.writes for kernel in self.kernels))
+        used = frozenset[str]().union(*(kernel.buffers for kernel in self.kernels))
         return tuple(buffer for buffer in self.buffers if buffer.name in used)

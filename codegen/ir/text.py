@@ -59,6 +59,8 @@ def _kernel_lines(kernel: Kernel) -> Iterator[str]:
     yield f"kernel {kernel.name} rows[{_axes(kernel.rows)}] cols[{_axes(kernel.cols)}]  # {', '.join(kernel.origin)}"
     if kernel.anchor is not None:
         yield f"  {_anchor_text(kernel.anchor)}"
+    if kernel.team is not None:
+        yield f"  rows shared by {kernel.team.teams} x {kernel.team.members} blocks through {kernel.team.exchange}"
     names = _Names()
     for number, sweep in enumerate(kernel.sweeps):
         yield f"  sweep {number}"

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.expr import Apply, Expr, Gather, Load, Masked, Op, Stat, Window, children, own_indices, walk
 from fusepass.codegen.ir.index import Axis, Index
-from fusepass.codegen.ir.program import Buffer, Kernel, Program, Ref, Role, Store
+from fusepass.codegen.ir.program import Buffer, Kernel, Program, Ref, Role, Store, Team
+from fusepass.codegen.ir.team import exchange_offsets
 from fusepass.codegen.ir.text import program_text
 from fusepass.errors import IRError
 
@@ -75,6 +76,8 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
         yield "two stores to one buffer"
     if len({reduction.name for reduction in kernel.reductions}) != len(kernel.reductions):
         yield "two reductions share a name"
+    if kernel.team is not None:
+        yield from _team_faults(program, kernel, kernel.team)
     rows, everything = frozenset(kernel.rows), frozenset((*kernel.rows, *kernel.cols))
     known: dict[str, int] = {}  # parts of each result that later expressions may use
     if kernel.anchor is not None:
@@ -100,6 +103,17 @@ def _anchor_faults(program: Program, kernel: Kernel, anchor: Convolution) -> Ite
         buffer = _find(program, name)
         if buffer is None or len(buffer.shape) != len(anchor.stride) + 2:
             yield f"{anchor.name} of {name}, which is no buffer with {len(anchor.stride)} spatial axes"
+
+
+def _team_faults(program: Program, kernel: Kernel, team: Team) -> Iterator[str]:
+    if team.members < 2 or team.teams < 1 or not kernel.sweeps:
+        yield f"{team.teams} teams of {team.members} blocks, which have nothing to share"
+    buffer = _find(program, team.exchange)
+    needed = exchange_offsets(kernel, team.members, team.teams)[""]
+    if buffer is None or buffer.role is not Role.TEMP or buffer.nbytes < needed:
+        yield f"{team.exchange} is no temporary of {needed} bytes"
+    if any(team.exchange in other.reads | other.writes for other in program.kernels):
+        yield f"{team.exchange} is a team's and has a reader or writer"
 
 
 def _store_faults(program: Program, store: Store, axes: frozenset[Axis], known: dict[str, int]) -> Iterator[str]:

@@ -40,7 +40,7 @@ class SplitPolicy:
 
     def pieces(self, program: Program, kernel: Kernel) -> int:
         """How many pieces each row should have; 1 leaves the kernel alone."""
-        if kernel.is_pointwise or kernel.row_count == 0:
+        if kernel.is_pointwise or kernel.row_count == 0 or kernel.team is not None:
             return 1
         together = self.lanes if _rows_are_contiguous(program, kernel) else 1
         working = -(-kernel.row_count // together)
@@ -76,14 +76,14 @@ def separate_layouts(program: Program, builder: Builder, least: int | None) -> P
     work = _Splitter(program, builder)
     for kernel in program.kernels:
         large = kernel.row_count * kernel.col_count >= least
-        if large and kernel.sweeps and kernel.stores and _is_mixed(program, kernel):
+        if large and kernel.sweeps and kernel.stores and kernel.team is None and is_mixed(program, kernel):
             work.separate(kernel)
         else:
             work.kernels.append(kernel)
     return replace(program, buffers=tuple(work.buffers), kernels=tuple(work.kernels))
 
 
-def _is_mixed(program: Program, kernel: Kernel) -> bool:
+def is_mixed(program: Program, kernel: Kernel) -> bool:
     """Whether the largest buffers that are read and written disagree on the nearest axis, and a block cannot have both."""
     loads = max(kernel.loads(), key=lambda load: program.buffer(load.buffer).nbytes, default=None)
     store = max(kernel.stores, key=lambda store: program.buffer(store.buffer).nbytes)

@@ -10,7 +10,7 @@ from fusepass.codegen.render.cpu_loops import SIMD, KernelWriter
 from fusepass.codegen.render.cpu_outer import OuterWriter
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Identifiers, block
-from fusepass.codegen.schedule import Walk
+from fusepass.codegen.schedule.plan import Walk
 from fusepass.codegen.schedule_cpu import CpuSchedule
 
 _UNROLLED_WINDOW = 32  # points

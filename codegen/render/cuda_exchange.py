@@ -15,7 +15,8 @@ from fusepass.codegen.ir.vectors import split_index
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
-from fusepass.codegen.schedule import Walk, exchange_tile
+from fusepass.codegen.schedule.flat import exchange_tile
+from fusepass.codegen.schedule.plan import Walk
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from fusepass.codegen.ir.index import Bound
 from fusepass.codegen.render.cuda_frame import Frame, Tile, without_unused
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
-from fusepass.codegen.schedule import Walk
+from fusepass.codegen.schedule.plan import Walk
 
 Guard = tuple[Bound, ...]
 
@@ -100,7 +100,7 @@ def load_steps(frame: Frame, scope: Scope, tile: Tile, start: str, ahead: Sequen
     inner = scope.child()
     number = frame.number(tile, start)
     if not tile.once:
-        number = f"fp::least({number}, {tile.count - 1})" if tile.tail else number
+        number = f"fp::least({number}, {tile.last})" if tile.tail else number
         frame.define_position(inner, tile, number)
     for each in ahead:
         load_one(frame, inner, each, f"{each.name}[{frame.u}]")
@@ -111,7 +111,7 @@ def load_one(frame: Frame, scope: Scope, each: Ahead, target: str) -> None:
     """Load into `target` where the guard holds."""
     inside = scope.child(conditional=True) if each.guard else scope
     pointer, index = frame.pointers[each.load.buffer], each.load.index
-    once = each.load.buffer in frame.schedule.once
+    once = each.load.buffer in frame.schedule.once and not frame.again
     if each.wide:
         arguments = f"{frame.schedule.width}, fp::Reuse::none" if once else str(frame.schedule.width)
         start = inside.operand(frame.first_lane(index))

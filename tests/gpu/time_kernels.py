@@ -15,8 +15,16 @@ from fusepass.codegen.detect import device_facts
 from fusepass.codegen.ir.expr import ReduceOp
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import describe, render
+from fusepass.codegen.schedule.team import team_size
 from fusepass.errors import BuildError
 from tests.support import kernels as k
+
+
+def _in_teams(program: Program) -> Program:
+    """`program` with the teams that are chosen for it."""
+    size = team_size(program, program.kernels[0], device_facts(torch.device("cuda")))
+    return k.in_teams(program, *size) if size else program
+
 
 KERNELS: dict[str, Callable[[], Program]] = {
     "affine": lambda: k.affine(1 << 27),
@@ -45,6 +53,10 @@ KERNELS: dict[str, Callable[[], Program]] = {
     "batch norm 2d": lambda: k.batch_norm_2d(64, 64, 1 << 15),
     "batch norm 1d": lambda: k.batch_norm_1d(16_384, 8192),
     "min of 64 channels": lambda: k.row_reduction(1 << 21, 64, ReduceOp.MIN, outer=True),
+    "softmax 393216": lambda: _in_teams(k.softmax_rows(2048, 393_216)),
+    "group norm 2097152": lambda: _in_teams(k.layer_norm(224, 1 << 21)),
+    "layer norm 4194304": lambda: _in_teams(k.layer_norm(64, 1 << 22)),
+    "batch norm 16777216": lambda: _in_teams(k.layer_norm(16, 1 << 24)),
     "sum of long columns": lambda: k.row_reduction(1 << 13, 1 << 14, ReduceOp.SUM, outer=True),
 }
 

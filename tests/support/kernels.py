@@ -11,6 +11,7 @@ from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Reduction, Role, Store
 from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.passes.teams import form_teams
 
 F32, F16, BF16, F64, I64, BOOL = DType.F32, DType.F16, DType.BF16, DType.F64, DType.I64, DType.BOOL
 
@@ -370,6 +371,13 @@ def merge_moments(rows: int, pieces: int) -> Program:
     return program("merge", [*buffers, result("mean", [rows]), result("m2", [rows])], kernel)
 
 
+def in_teams(made: Program, members: int, teams: int) -> Program:
+    """`made` with the rows of its kernels shared by `teams` teams of `members` blocks."""
+    shared = form_teams(made, Builder(), lambda program, kernel: (members, teams))
+    verify(shared)
+    return shared
+
+
 SAMPLES: dict[str, Callable[[], Program]] = {
     "affine": lambda: affine(1 << 22),
     "affine_one": lambda: affine(1),
@@ -446,4 +454,10 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "merge": lambda: merge_moments(64, 33),
     "merge_one": lambda: merge_moments(1, 264),
     "merge_block": lambda: merge_moments(2, 3000),
+    "team_layer_norm": lambda: in_teams(layer_norm(7, 300_000), 33, 7),
+    "team_layer_norm_odd": lambda: in_teams(layer_norm(5, 300_001), 7, 3),
+    "team_layer_norm_partly_kept": lambda: in_teams(layer_norm(2, 800_000), 5, 1),
+    "team_layer_norm_f16": lambda: in_teams(layer_norm(9, 200_000, F16), 4, 4),
+    "team_softmax": lambda: in_teams(softmax_rows(40, 60_000), 3, 16),
+    "team_softmax_of_all_blocks": lambda: in_teams(softmax_rows(3, 100_000), 200, 1),
 }

@@ -223,7 +223,7 @@ def test_nvcc_takes_it(name: str) -> None:
 def test_what_samples_share_is_read_for_several_at_once(
     samples: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fusepass.codegen.schedule._LEAST_REPEATED", 1)
+    monkeypatch.setattr("fusepass.codegen.schedule.shape._LEAST_REPEATED", 1)
     program = k.last_axis_bias(samples, size)
     assert "vectors apart" in describe(program, program.kernels[0], SMALL)
     inputs = inputs_of(program)

@@ -14,7 +14,8 @@ from fusepass.codegen.ir.crossing import Tile
 from fusepass.codegen.ir.expr import Builder, ReduceOp
 from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Role, Store
-from fusepass.codegen.schedule import Keep, Schedule, Walk, schedule
+from fusepass.codegen.schedule import schedule
+from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.errors import ScheduleError
 from tests.support import kernels as k
 
@@ -73,6 +74,9 @@ def test_every_schedule_fits_the_device_and_covers_the_kernel(name: str, aligned
                 assert plan.blocks >= -(-(rows // columns) // tall) * -(-columns // wide)
                 assert rows // columns % plan.width == 0
                 assert tall & (tall - 1) == wide & (wide - 1) == 0
+            case Walk.INNER if plan.members > 1:
+                assert plan.members * plan.part * plan.width >= cols
+                assert 0 < plan.kept <= plan.part
             case Walk.INNER:
                 assert plan.blocks * plan.groups >= rows
                 assert cols % plan.width == 0
