@@ -54,7 +54,7 @@ class Schedule:
         apart: `POINTWISE`: vectors from one of a thread's vectors to the next, where that is not a block's width.
         columns: `CROSSING`: the kernel's axes that are the tile's columns, slowest first.
         exchanges: whether what is contiguous along the other axis goes through shared memory: loads and stores where
-            `CROSSING`, stores where `INNER`.
+            `CROSSING`, stores where `INNER` or `OUTER`.
     """
 
     walk: Walk
@@ -84,18 +84,17 @@ class Schedule:
 
     def __str__(self) -> str:
         vector = f"vectors of {self.width}" if self.width > 1 else "single elements"
+        exchanged = ", stores exchanged" if self.exchanges else ""
         match self.walk:
             case Walk.POINTWISE:
                 shape = f"{self.unroll} per thread, {self.threads} threads"
                 shape += f", {self.apart} vectors apart" if self.apart else ""
             case Walk.INNER:
-                shape = (
-                    f"{self.lanes} lanes x {self.groups} rows, {self.unroll} per thread at a time, {self.keep.value}"
-                    f"{', stores exchanged' if self.exchanges else ''}"
-                )
+                shape = f"{self.lanes} lanes x {self.groups} rows, {self.unroll} per thread at a time"
+                shape += f", {self.keep.value}{exchanged}"
             case Walk.OUTER:
                 shape = f"{self.lanes} lanes of rows x {self.groups} groups of columns, {self.unroll} columns at a time"
-                shape += f", {self.keep.value}"
+                shape += f", {self.keep.value}{exchanged}"
             case Walk.CROSSING:
                 rows, cols = self.tile
                 shape = f"{self.unroll} per thread, {self.threads} threads, tiles of {rows} x {cols} exchanged"
