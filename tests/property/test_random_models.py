@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import fusepass
 from fusepass.config import Algebra, override
 from fusepass.numerics import check
-from tests.property.random_models import Model, models
+from tests.property.random_models import models
+from tests.property.script import Model
 from tests.support.interpreted import interpreted
 
 pytestmark = pytest.mark.models
