@@ -86,7 +86,7 @@ def _outcome(number: int, process: subprocess.Popen[bytes], path: Path) -> dict[
         return dict(json.loads(path.read_text()))
     problem = f"the process of the chunk ended with {process.returncode}"
     failure = {"seed": number, "algebra": "", "problem": problem, "program": ""}
-    return {"seed": number, "examples": 0, "failures": [failure], "seconds": 0.0}
+    return {"seed": number, "examples": 0, "failures": [failure], "noise": [], "seconds": 0.0}
 
 
 def _chunk(asked: argparse.Namespace) -> None:
@@ -96,14 +96,22 @@ def _chunk(asked: argparse.Namespace) -> None:
 
     start = time.monotonic()
     examples = draw(asked.chunk, asked.size)
-    told = []
+    told, noise = {}, []
     for failure in run(examples, asked.device):
+        if failure.noise:
+            noise.append({"seed": asked.chunk, "problem": failure.problem})
+            continue
         small = smallest(failure, asked.device)
-        level = small.example.level.value
         text = small.example.model.text
-        told.append({"seed": asked.chunk, "algebra": level, "problem": small.problem, "program": text})
-    seconds = time.monotonic() - start
-    outcome = {"seed": asked.chunk, "examples": len(examples), "failures": told, "seconds": seconds}
+        level = small.example.level.value
+        told[text] = {"seed": asked.chunk, "algebra": level, "problem": small.problem, "program": text}
+    outcome = {
+        "seed": asked.chunk,
+        "examples": len(examples),
+        "failures": list(told.values()),
+        "noise": noise,
+        "seconds": time.monotonic() - start,
+    }
     asked.record.write_text(json.dumps(outcome))
 
 

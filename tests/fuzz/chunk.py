@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import fusepass
 from fusepass.config import Algebra, override
 from fusepass.numerics import check
+from tests.fuzz.noise import is_noise
 from tests.property.random_models import marked_models
 from tests.property.script import Model, copies
 from tests.support.batched import batched
@@ -42,10 +43,11 @@ class Example:
 
 @dataclass(frozen=True)
 class Failure:
-    """An example, and what is wrong with it."""
+    """An example, and what is wrong with it; `noise` where it is nothing but rounding errors."""
 
     example: Example
     problem: str
+    noise: bool = False
 
     @property
     def kind(self) -> str:
@@ -96,9 +98,9 @@ def run(examples: list[Example], device: str) -> list[Failure]:
         batch.compile()
         for each in prepared:
             with _noted(each.example, failures), override(algebra=each.example.level):
-                problem = _judge(each)
-                if problem is not None:
-                    failures.append(Failure(each.example, problem))
+                failure = _judge(each)
+                if failure is not None:
+                    failures.append(failure)
     return failures
 
 
@@ -109,15 +111,17 @@ def _prepare(example: Example, device: str) -> Prepared:
         return Prepared(example, module, inputs, fusepass.optimize(module, example_inputs=tuple(given_)))
 
 
-def _judge(prepared: Prepared) -> str | None:
+def _judge(prepared: Prepared) -> Failure | None:
     """What is wrong, if anything is; the second call takes the short way."""
+    module, inputs, example = prepared.module, prepared.inputs, prepared.example
     for call in ("first", "second"):
-        outcome = check(prepared.module, prepared.fused, prepared.inputs)
+        outcome = check(module, prepared.fused, inputs)
         if not outcome.ok:
-            return f"{call} call: {outcome.explain()}"
+            noise = is_noise(module, inputs, outcome, example.model.dtype)
+            return Failure(example, f"{call} call: {outcome.explain()}", noise)
     reasons = [region.reason for region in prepared.fused.report().regions]
     failed = [reason for reason in reasons if reason is not None and reason not in KNOWN]
-    return f"a region fell back: {failed[0]}" if failed else None
+    return Failure(example, f"a region fell back: {failed[0]}") if failed else None
 
 
 @contextlib.contextmanager

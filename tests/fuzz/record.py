@@ -23,6 +23,7 @@ class Record:
         commits: what was tried, in the order of the runs.
         examples: how many different models each seed gave, by seed; those that were tried.
         failures: seed, problem, and the smallest program that shows it.
+        noise: results beyond the numeric policy that are nothing but rounding errors (`tests.fuzz.noise`).
         seconds: of all processes together.
     """
 
@@ -31,6 +32,7 @@ class Record:
     commits: list[str] = field(default_factory=list)
     examples: dict[str, int] = field(default_factory=dict)
     failures: list[dict[str, Any]] = field(default_factory=list)
+    noise: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -41,6 +43,7 @@ class Record:
         """Take in what a chunk gave."""
         self.examples[str(outcome["seed"])] = outcome["examples"]
         self.failures += outcome["failures"]
+        self.noise += outcome["noise"]
         self.seconds = round(self.seconds + outcome["seconds"], 1)
 
     def save(self, path: Path) -> None:
@@ -60,6 +63,7 @@ class Record:
             for failure in self.failures:
                 self.examples.pop(str(failure["seed"]), None)
             self.failures = []
+            self.noise = [each for each in self.noise if str(each["seed"]) in self.examples]
 
     @classmethod
     def of(cls, path: Path, device: str) -> Record:

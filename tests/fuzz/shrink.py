@@ -22,7 +22,7 @@ def smallest(failure: Failure, device: str, seconds: float = 60.0) -> Failure:
             if time.monotonic() > end:
                 return best
             found = _fails(Example(model, level), device)
-            if found is not None and found.kind == best.kind:
+            if found is not None and found.kind == best.kind and not found.noise:
                 best, improved = found, True
                 break
     return best
