@@ -56,8 +56,10 @@ def _smaller(example: Example) -> Iterator[tuple[Model, Algebra]]:
         name, _, expression = line.partition(" = ")
         for part in dict.fromkeys(re.findall(r"\b[vx]\d+\b", expression)):
             if re.fullmatch(r"v\d+", name) and expression != part:
-                lines = [*model.lines[:number], f"{name} = {part}", *model.lines[number + 1 :]]
-                yield _without_dead(replace(model, lines=lines)), example.level
+                rest = [re.sub(rf"\b{name}\b", part, later) for later in model.lines[number + 1 :]]
+                results = [part if result == name else result for result in model.results]
+                lines = [*model.lines[:number], *rest]
+                yield _without_dead(replace(model, lines=lines, results=results)), example.level
     for mark in model.marks:
         yield replace(model, marks=[other for other in model.marks if other != mark]), example.level
     for number, made in enumerate(model.inputs):

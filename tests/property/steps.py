@@ -185,7 +185,7 @@ def _norm(sketch: Sketch) -> None:
     rank = {2: 1, 3: 1, 4: 2, 5: 3}.get(value.dim())
     if rank is not None and count > 1:
         track = draw(st.booleans())
-        momentum = draw(st.sampled_from([0.1, 0.7, None]))
+        momentum = draw(st.sampled_from([0.1, 0.1, 0.1, 0.7, 0.7, None]))
         kinds += 2 * [
             f"nn.BatchNorm{rank}d({c}, eps=1e-2, affine={affine}, track_running_stats={track}, momentum={momentum})"
         ]
