@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import fx
 from torch._ops import OpOverload
 
@@ -52,6 +53,13 @@ class Match:
         except KeyError:
             raise AttributeError(f"the pattern has no capture called {name!r}") from None
 
+    @property
+    def device(self) -> torch.device:
+        """Where the root computes."""
+        value = self.root.meta["val"]
+        first: torch.Tensor = value[0] if isinstance(value, tuple | list) else value
+        return first.device
+
     def call(self, target: Any, *args: Any, like: fx.Node | None = None, **kwargs: Any) -> fx.Node:
         """A new node before `root`, with a description of its result and the source location of `root`.
 
@@ -68,7 +76,7 @@ class Match:
             result = like.meta["val"]
         else:
             try:
-                result = infer(target, args, kwargs, self.root.meta["val"].device)
+                result = infer(target, args, kwargs, self.device)
             except (RuntimeError, IndexError) as error:
                 raise Declined(str(error)) from error
         with self.root.graph.inserting_before(self.root):

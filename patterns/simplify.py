@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -62,10 +62,11 @@ def simplify(graph_module: fx.GraphModule, rules: Sequence[Rule] = RULES) -> lis
     remove_dead(graph)
     if config.algebra is not Algebra.OFF:
         allowed = [rule for rule in rules if config.allows(rule.name) and config.algebra.takes_in(rule.level)]
-        index = _Index(allowed)
+        stages = [_Index([rule for rule in allowed if rule.early is early]) for early in (True, False)]
         for _ in range(MOST_ROUNDS):
             before = len(applications)
-            applications += _apply_rules(graph, index)
+            for stage in stages:
+                applications += _apply_rules(graph, stage)
             remove_dead(graph)
             if config.allows(COMMON_SUBEXPRESSION):
                 applications += _share_common(graph)
@@ -88,21 +89,24 @@ def replace_match(rule: Rule, found: Match) -> Application | str:
     reason = next((reason for guard in rule.guards if (reason := guard(found)) is not None), None)
     if reason is not None:
         return reason
-    previous, users = root.prev, len(root.users)
+    previous, replaced = root.prev, dict[fx.Node, fx.Node]()
+    users = {old: len(old.users) for old in (root, *root.users)}
     try:
-        result = rule.rewrite(found)
-        reason = _metadata_change(root, result) or change_seen(root, result)
-        if len(root.users) > users:
+        replaced = _replaced(root, rule.rewrite(found))
+        changes = (_metadata_change(*pair) or change_seen(*pair) for pair in replaced.items())
+        reason = next(filter(None, changes), None)
+        if any(len(old.users) > users[old] for old in replaced):
             reason = "the result reads what it is to replace"
     except Declined as declined:
         reason = str(declined)
     made = _made(root, previous)
     if reason is None:
-        gone = dying(root, result)
-        before, after = cost(gone), cost(made, result=result, root=root)
+        gone = dying(replaced)
+        before, after = cost(gone), cost(made, replaced=replaced)
         # What is free, such as a view, needs no gain: it may let other rules apply.
         if after.seconds == 0 or (after.seconds, len(made)) < (before.seconds, len(gone)):
-            root.replace_all_uses_with(result)
+            for old, new in replaced.items():
+                old.replace_all_uses_with(new)
             for node in gone:
                 graph.erase_node(node)
             return Application(rule.name, root.name, before, after)
@@ -110,6 +114,13 @@ def replace_match(rule: Rule, found: Match) -> Application | str:
     for node in made:
         graph.erase_node(node)
     return reason
+
+
+def _replaced(root: fx.Node, result: fx.Node | Mapping[int, fx.Node]) -> dict[fx.Node, fx.Node]:
+    """The nodes that give way, with what takes their places; of several results those that are used."""
+    if isinstance(result, fx.Node):
+        return {root: result}
+    return {item: result[item.args[1]] for item in root.users}  # type: ignore[index]
 
 
 def _made(root: fx.Node, previous: fx.Node) -> list[fx.Node]:
@@ -144,7 +155,7 @@ def _apply_rules(graph: fx.Graph, index: _Index) -> list[Application]:
     """One pass over the graph: each node is tried with each rule, until one applies."""
     applications: list[Application] = []
     for node in list(graph.nodes):
-        if node.op == "call_function":
+        if node.op == "call_function" and not node._erased:
             ways = ((rule, found) for rule in index[node] for found in matches(rule.pattern, node))
             done = (replace_match(rule, found) for rule, found in ways)
             applications += islice((one for one in done if isinstance(one, Application)), 1)
