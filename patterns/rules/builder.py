@@ -197,7 +197,7 @@ def _written_before(root: fx.Node) -> bool:
     """Whether an operator before `root` writes: a tensor would be read later than the original reads it."""
     node = root.prev
     while node.op != "root":
-        if any(written(node)):
+        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable and any(written(node)):
             return True
         node = node.prev
     return False

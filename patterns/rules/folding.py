@@ -180,7 +180,7 @@ RULES: tuple[Rule, ...] = (
         Rule(
             name=f"{name}-into-{anchor}",
             pattern=pattern,
-            guards=(plain_floats, read_by_a_library),
+            guards=(read_by_a_library, plain_floats),
             rewrite=rewrite,
             why=_SAME,
         )
