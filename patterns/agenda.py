@@ -33,7 +33,8 @@ class Agenda:
     def nodes(self, graph: fx.Graph) -> Iterator[fx.Node]:
         """The calls to try in this pass, in the order of the graph, without those that are removed meanwhile."""
         self._order = {node: place for place, node in enumerate(graph.nodes)}
-        for node, self._place in self._order.items():
+        for node, place in self._order.items():
+            self._place = place
             if node.op == "call_function" and (self._now is None or node in self._now) and not node._erased:
                 self.trials += 1
                 yield node
