@@ -49,8 +49,9 @@ def _generate_forms(work: Work) -> None:
     work.candidate = _candidate(work, first, facts)
     work.candidates.append(work.candidate)
     record = recall(work)
-    if record is not None:
-        _generate_others(work, [form for form in others if form.name == record.choice["chosen"]], facts)
+    if record is not None:  # maybe of one who tried more
+        every = forms(work.graph, facts, "max")[1:]
+        _generate_others(work, [form for form in every if form.name == record.choice.get("chosen")], facts)
     if record is None or not adopt(work, record):
         _generate_others(work, others, facts)
 

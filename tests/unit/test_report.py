@@ -5,7 +5,7 @@ import json
 import pickle
 import threading
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -124,6 +124,9 @@ def test_json_keys_and_values() -> None:
         "state", "reason", "sources", "build_seconds", "choice",
     ]  # fmt: skip
     assert data["format"] == 2
+    told = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
+    keys = [*data, *data["regions"][0], *asdict(Choice())]
+    assert [key for key in keys if f"`{key}`" not in told] == []
     assert data["capture"] == "traced"
     assert data["rewrites"][0] == {
         "rule": "fold-scale",

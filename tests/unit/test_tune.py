@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
+import fusepass.runtime
 from fusepass import measure, trial, tune
 from fusepass.choice import EAGER, GENERATED, Choice
-from fusepass.codegen import choices
-from fusepass.errors import FusepassWarning
+from fusepass.codegen import build, cache, choices
+from fusepass.errors import BuildError, FusepassWarning
 from fusepass.report import RegionReport, RegionState, Report
 from fusepass.runtime import FusedRegion
 from fusepass.work import Work
@@ -39,9 +40,34 @@ def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
         yield
 
 
+CPU = torch.device("cpu")
+
+
+class FakeTime:
+    """A clock for which a call takes 0.1 ms, and what it says that it spends."""
+
+    def __init__(self) -> None:
+        self.spent = 0.0
+
+    def spend(self, seconds: float) -> None:
+        self.spent += seconds
+
+    def clock(self, call: Callable[[], object]) -> float:
+        self.spent = 1e-4
+        call()
+        return self.spent
+
+
+@pytest.fixture(autouse=True)
+def fake_time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    made = FakeTime()
+    monkeypatch.setattr(measure, "clock", lambda device: made.clock)
+    return made
+
+
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Makes a candidate, "eager" or "generated", sleep for 2 ms more in each run that is measured."""
+def slow(monkeypatch: pytest.MonkeyPatch, fake_time: FakeTime) -> Callable[[str], None]:
+    """Makes a candidate, "eager" or "generated", take 2 ms more in each run that is measured."""
 
     def delay(who: str) -> None:
         original = trial._bound
@@ -49,7 +75,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         def bound(call: Callable[..., Any], inputs: Any) -> Callable[[], object]:
             # The eager candidate is a closure of `Work.original`; the other is a launcher.
             run, eager = original(call, inputs), call.__qualname__.startswith("Work.original")
-            return (lambda: (time.sleep(0.002), run())) if eager == (who == EAGER) else run
+            return (lambda: (fake_time.spend(0.002), run())) if eager == (who == EAGER) else run
 
         monkeypatch.setattr(trial, "_bound", bound)
 
@@ -274,16 +300,27 @@ def test_what_is_too_large_is_not_measured(
     assert reason in str(choice.reason)
 
 
-def test_an_operator_that_is_slower_than_the_budget_is_run_twice_and_no_more() -> None:
+def test_an_operator_that_is_slower_than_the_budget_is_run_twice_and_no_more(fake_time: FakeTime) -> None:
     runs = []
 
     def eager(x: Tensor) -> Tensor:
-        runs.append(time.sleep(0.002))
+        runs.append(fake_time.spend(0.002))
         return x
 
-    choice = trial.fastest(eager, {GENERATED: eager}, [torch.rand(2)], torch.device("cpu"), trial.Budget(0.001, 0.005))
+    choice = trial.fastest(eager, {GENERATED: eager}, [torch.rand(2)], CPU, trial.Budget(0.001, 0.005))
     assert len(runs) == 2
-    assert "one run takes 0.00" in str(choice.reason)
+    assert choice.reason == "one run takes 0.0021 s"
+
+
+def test_rounds_end_with_the_budget(fake_time: FakeTime) -> None:
+    """Times that do not settle, until 30 ms of the device are spent."""
+    times, runs = random.Random(0), []
+
+    def eager(x: Tensor) -> None:
+        runs.append(fake_time.spend(times.choice((0.0, 2e-3))))
+
+    assert trial.fastest(eager, {GENERATED: eager}, [torch.rand(2)], CPU, trial.BUDGETS["fast"]).reason is not None
+    assert 20 < len(runs) < 50
 
 
 @pytest.fixture
@@ -299,9 +336,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         monkeypatch.setattr(measure, "clock", lambda device: lambda call: call() * noise())
 
     return noisy
-
-
-CPU = torch.device("cpu")
 
 
 def timed(eager: float, *generated: float, budget: trial.Budget = trial.BUDGETS["fast"]) -> Choice:
@@ -369,11 +403,14 @@ def test_what_is_undecided_keeps_the_first_and_is_not_kept(
     assert choices.entries() == []
 
 
+SCOPE = {"__name__": "fusepass.generated", "torch": torch}
+
+
 def launches(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     """Let every generated call run `body` instead, which knows the region's operators as `eager`."""
 
     def launcher(region: FusedRegion, *_: object) -> tuple[str, dict[str, Any]]:
-        return f"def run(*inputs): {body}\n", {"eager": region.original, "torch": torch}
+        return f"def run(*inputs): {body}\n", {**SCOPE, "eager": region.original}
 
     monkeypatch.setattr("fusepass.runtime._launcher", launcher)
 
@@ -410,6 +447,141 @@ def test_generated_code_with_other_results_gives_way_with_a_warning(body: str, m
     assert first(again.report()).state is RegionState.FALLBACK
 
 
+class Convolved(nn.Module):
+    """A region with two candidates on a CPU, where everything is tried: two memory formats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x).relu() * 2
+
+
+@pytest.fixture
+def formats(
+    monkeypatch: pytest.MonkeyPatch, slow: Callable[[str], None], fake_time: FakeTime
+) -> Callable[[dict[str, str]], None]:
+    """Runs, instead of the calls of candidates, a body by the candidate's name; what is measured of eager is slow."""
+
+    def replace_calls(bodies: dict[str, str]) -> None:
+        real = fusepass.runtime._launcher
+
+        def launcher(region: FusedRegion, *rest: Any) -> tuple[str, dict[str, Any]]:
+            body = bodies.get("channels last" if region.conversions else GENERATED)
+            if body is None or "channels_last" in region.generated.program.name:
+                return real(region, *rest)
+            return f"def run(*inputs): {body}\n", {**SCOPE, "spend": fake_time.spend, "eager": region.original}
+
+        monkeypatch.setattr("fusepass.runtime._launcher", launcher)
+
+    slow(EAGER)
+    return replace_calls
+
+
+SLOW = "return (spend(0.001), eager(*inputs))[1]"
+QUICK = "return eager(*inputs)"
+SHIFTED = "return eager(*inputs).roll(1)"
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "chosen"),
+    [(SLOW, QUICK, "channels last"), (QUICK, SLOW, GENERATED), (SHIFTED, QUICK, "channels last")],
+)
+def test_the_better_candidate_serves(
+    own: str, other: str, chosen: str, formats: Callable[[dict[str, str]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a later process builds that one alone."""
+    formats({GENERATED: own, "channels last": other})
+    model, x = Convolved().eval(), torch.rand(2, 4, 9, 9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FusepassWarning)
+        optimised = fusepass.optimize(model, tune="max")
+        torch.testing.assert_close(optimised(x), model(x))
+    region = first(optimised.report())
+    assert region.choice is not None
+    assert (region.choice.chosen, region.state) == (chosen, RegionState.FUSED)
+    assert (region.anchor or "").endswith("channels last") is (chosen == "channels last")
+    assert len(region.sources) == (2 if chosen == "channels last" else 1)
+    assert {"eager", chosen} <= {name for name, _ in region.choice.seconds}
+    built: list[list[Any]] = []
+    real = build.build_all
+    monkeypatch.setattr(build, "build_all", lambda sources: (built.append(sources), real(sources))[1])
+    monkeypatch.setattr(tune, "_measured", lambda *_: pytest.fail("it is on disk"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FusepassWarning)
+        again = fusepass.optimize(model, tune="max")
+        torch.testing.assert_close(again(x), model(x))
+    assert first(again.report()).choice == replace(region.choice, recorded=True)
+    assert [len(sources) for sources in built] == [2 if chosen == "channels last" else 1]
+
+
+def test_less_effort_uses_what_more_effort_found(formats: Callable[[dict[str, str]], None]) -> None:
+    formats({GENERATED: SLOW, "channels last": QUICK})
+    model, x = Convolved().eval(), torch.rand(2, 4, 9, 9)
+    for effort, chosen in (("fast", GENERATED), ("max", "channels last"), ("fast", "channels last")):
+        optimised = fusepass.optimize(model, x, tune=effort)
+        choice = first(optimised.report()).choice
+        assert choice is not None
+        assert choice.chosen == chosen
+
+
+def test_a_candidate_that_is_dropped_is_told_and_another_one_serves(
+    formats: Callable[[dict[str, str]], None],
+) -> None:
+    formats({GENERATED: QUICK, "channels last": SHIFTED})
+    model, x = Convolved().eval(), torch.rand(2, 4, 9, 9)
+    optimised = fusepass.optimize(model, tune="max")
+    with pytest.warns(FusepassWarning, match='candidate "channels last" runs as "generated": its results are not'):
+        torch.testing.assert_close(optimised(x), model(x))
+    report = optimised.report()
+    choice = first(report).choice
+    assert choice is not None
+    assert choice.chosen == GENERATED
+    assert [name for name, _ in choice.dropped] == ["channels last"]
+    assert [name for name, _ in choice.seconds] == [EAGER, GENERATED]
+    (entry,) = report.fallbacks
+    assert entry.where.endswith('candidate "channels last"')
+    assert first(report).state is RegionState.FUSED
+    assert Report.from_json(report.to_json()) == report
+    assert '"channels last" is not used: its results' in " ".join(str(report).split())
+
+
+def test_a_candidate_that_cannot_be_built_is_told_and_another_one_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = build.build_all
+
+    def failing(sources: Any) -> Any:
+        built = real(sources)
+        return [BuildError("no such instruction") if number == 0 else each for number, each in enumerate(built)]
+
+    monkeypatch.setattr(build, "build_all", failing)
+    model, x = Convolved().eval(), torch.rand(2, 4, 9, 9)
+    optimised = fusepass.optimize(model, tune="max")
+    with pytest.warns(FusepassWarning, match='candidate "generated" runs as ".*": build failed: no such instruction'):
+        torch.testing.assert_close(optimised(x), model(x))
+    choice = first(optimised.report()).choice
+    assert choice is not None
+    assert choice.chosen in (EAGER, "channels last")
+
+
+def test_what_another_process_found_meanwhile_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice_of(Net(), torch.rand(64))
+    (entry,) = choices.entries()
+    assert entry.record is not None
+    real = choices.locked
+
+    @contextlib.contextmanager
+    def locked(key: str) -> Iterator[None]:
+        choices.store(key, entry.record)
+        with real(key):
+            yield
+
+    cache.clear()
+    monkeypatch.setattr(choices, "locked", locked)
+    monkeypatch.setattr(tune, "_measured", lambda *_: pytest.fail("another process did"))
+    assert choice_of(Net(), torch.rand(64)).recorded
+
+
 def test_what_the_cost_model_is_sure_of_is_checked_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     class Chain(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -421,10 +593,11 @@ def test_what_the_cost_model_is_sure_of_is_checked_all_the_same(monkeypatch: pyt
         optimised(torch.rand(4096))
 
 
-def test_what_was_checked_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_compared_is_told() -> None:
     choice = choice_of(Net(), torch.rand(64))
     assert choice.check is not None
     assert choice.check.startswith("results agree: relative distance")
+    assert choice.check in str(choice)
 
 
 def test_generated_code_that_fails_gives_way_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -463,7 +636,7 @@ def test_an_operator_that_fails_for_made_up_numbers_leaves_generated_code(monkey
     ],
 )
 def test_made_up_tensors_look_like_the_real_ones(like: Tensor) -> None:
-    (made,) = measure.made_up([like], torch.device("cpu"))
+    (made,) = measure.made_up([like], CPU)
     assert (made.shape, made.stride(), made.dtype) == (like.shape, like.stride(), like.dtype)
     low, high = (0.25, 1.25) if like.dtype.is_floating_point else (1, 8)
     assert low <= made.min() <= made.max() <= high
@@ -476,7 +649,7 @@ def test_made_up_truth_values_are_mixed_and_tensors_differ() -> None:
     )
     assert 20 < flags.sum() < 80
     assert not torch.equal(first_one, second)
-    assert torch.equal(first_one, measure.made_up([flags, second], torch.device("cpu"))[1])
+    assert torch.equal(first_one, measure.made_up([flags, second], CPU)[1])
 
 
 def test_the_typical_time_is_the_lower_quartile() -> None:
@@ -488,7 +661,7 @@ def test_the_typical_time_is_the_lower_quartile() -> None:
 def test_rounds_are_interleaved_and_bounded() -> None:
     order: list[str] = []
     calls = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
-    clock = measure.clock(torch.device("cpu"))
+    clock = measure._cpu_seconds
     assert [len(s) for s in measure.in_turn(calls, clock, 0.0, least=3, most=9).values()] == [3, 3]
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert len(measure.in_turn(calls, clock, 60.0, least=3, most=9)["a"]) == 9
