@@ -1,4 +1,4 @@
-"""How a convolution kernel is laid on a GPU with tensor cores, and whether it should be one.
+"""How a convolution kernel is laid on a GPU with tensor cores, whether it can be, and whether it should.
 
 A block holds, in shared memory, the weights of up to 64 output channels and a tile of the input with its border, for all
 input channels. Its warps multiply 16 channels x 8 taps by 8 taps x 8 positions at a time; positions that belong
@@ -83,16 +83,20 @@ class ConvolutionSchedule:
 
 
 def serves(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
-    """Whether the convolution of `kernel` is one that generated code does better than the library.
+    """Whether generated code can do the convolution of `kernel`."""
+    return _architecture(facts) >= 80 and schedule_convolution(kernel, program, facts) is not None
+
+
+def preferred(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
+    """Whether the convolution of `kernel` is one that generated code is expected to do better than the library.
 
     Libraries lay convolutions out for many channels. With few they convert the layout before and after, or fall back to plain
     float32 arithmetic.
     """
     anchor = kernel.anchor
     assert anchor is not None
-    if not few_channels(program.buffer(anchor.source).shape[1], anchor.spread) or _architecture(facts) < 80:
-        return False
-    return schedule_convolution(kernel, program, facts) is not None
+    channels = program.buffer(anchor.source).shape[1]
+    return few_channels(channels, anchor.spread) and serves(program, kernel, facts)
 
 
 def few_channels(channels: int, spread: Sequence[int]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,6 +14,14 @@ from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Re
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
 Choice = Callable[[Program, Kernel], bool]
+
+
+class AnchorSource(enum.Enum):
+    """Who computes a region's anchor."""
+
+    PREFERRED = "preferred"  # whoever is expected to be the faster one
+    LIBRARY = "library"
+    GENERATED = "generated"  # generated code wherever it can, else the library
 
 
 def generate_anchors(program: Program, builder: Builder, choose: Choice) -> Program:

@@ -11,13 +11,14 @@ import pytest
 
 from fusepass.codegen.build import check_compiles
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import generate
 from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Role
 from fusepass.codegen.ir.verify import verify
-from fusepass.codegen.passes.anchors import generate_anchors
+from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
 from fusepass.codegen.render import describe, render
-from fusepass.codegen.schedule_convolution import schedule_convolution, serves
+from fusepass.codegen.schedule_convolution import preferred, schedule_convolution, serves
 from tests.support.convolutions import CASES, Case, generated, program_of
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
@@ -91,18 +92,40 @@ def test_phases_cover_each_tap_of_each_element_once() -> None:
 def test_chosen_for_few_channels_only() -> None:
     def served(case: Case, facts: DeviceFacts = H200) -> bool:
         program = generated(case)
+        return preferred(program, program.kernels[0], facts)
+
+    def possible(case: Case, facts: DeviceFacts = H200) -> bool:
+        program = generated(case)
         return serves(program, program.kernels[0], facts)
 
     few = Case((128, 8, 64, 64), 64, (3, 3), (1, 1), (0, 0), (1, 1))
     assert served(few)
-    assert not served(replace(few, source=(128, 16, 64, 64)))
+    assert not served(more := replace(few, source=(128, 16, 64, 64)))
+    assert possible(more)
     scattered = replace(few, source=(128, 16, 64, 64), stride=(2, 2), transposed=True)
     assert served(scattered)
     assert not served(replace(scattered, source=(128, 32, 64, 64)))
     assert not served(replace(scattered, stride=(1, 1)))
     assert not served(few, replace(H200, arch="sm_75"))
+    assert not possible(few, replace(H200, arch="sm_75"))
     huge = replace(few, source=(1, 8, 4096, 64), kernel=(60, 60))  # weights beyond shared memory
     assert not served(huge)
+    assert not possible(huge)
+
+
+@pytest.mark.parametrize(
+    ("channels", "anchor", "generates"),
+    [
+        (8, AnchorSource.PREFERRED, True),
+        (8, AnchorSource.LIBRARY, False),
+        (8, AnchorSource.GENERATED, True),
+        (16, AnchorSource.PREFERRED, False),
+        (16, AnchorSource.GENERATED, True),
+    ],
+)
+def test_who_computes_the_anchor_may_be_said(channels: int, anchor: AnchorSource, generates: bool) -> None:
+    case = Case((128, channels, 64, 64), 64, (3, 3), (1, 1), (0, 0), (1, 1))
+    assert generate(program_of(case), Builder(), H200, anchor).generates_anchor is generates
 
 
 def test_what_no_kernel_does_stays_with_the_library() -> None:
