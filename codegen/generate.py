@@ -14,7 +14,7 @@ from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.passes.pipeline import PassOptions, run_passes
 from fusepass.codegen.passes.split import SplitPolicy
 from fusepass.codegen.render import describe, render
-from fusepass.codegen.schedule_convolution import serves
+from fusepass.codegen.schedule_convolution import preferred
 from fusepass.codegen.source import Source, Target
 from fusepass.config import current
 
@@ -74,7 +74,7 @@ def pass_options(facts: DeviceFacts) -> PassOptions:
             policy,
             longest_cached_row=16384,
             separate_from=1 << 18,
-            anchors=lambda program, kernel: serves(program, kernel, facts),
+            anchors=lambda program, kernel: preferred(program, kernel, facts),
         )
     # Four pieces per core even out cores of unequal speed; a piece is worth a thread from some 64 KB on.
     policy = SplitPolicy(workers=4 * facts.cores, least_piece=16384, lanes=64)

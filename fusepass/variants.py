@@ -15,11 +15,11 @@ from torch._ops import OpOverload
 
 from fusepass import measure
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.convolution import few_channels
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, is_channels_last
 from fusepass.codegen.lowering.lower import lower
-from fusepass.codegen.schedule_convolution import few_channels
 from fusepass.codegen.source import Target
 from fusepass.patterns.opclass import OpClass, direct_class
 
