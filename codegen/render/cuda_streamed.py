@@ -13,12 +13,10 @@ from fusepass.codegen.ir.convolution import DEPTH, ROWS, Precision
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_convolution import (
-    UNROLL,
     ConvolutionText,
     ConvolutionWriter,
     Sums,
     dot,
-    plus,
     quotient,
     remainder,
     table,
