@@ -75,6 +75,7 @@ class Op(enum.Enum):
     CEIL = "ceil"
     ROUND = "round"
     TRUNC = "trunc"
+    TF32 = "tf32"
     ISNAN = "isnan"
     ISINF = "isinf"
     SIGMOID = "sigmoid"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 
-from fusepass.codegen.ir.convolution import Convolution
+from fusepass.codegen.ir.convolution import Convolution, Precision
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, Gather, Load, ReduceOp, walk
 from fusepass.codegen.ir.index import Axis, Index
@@ -133,7 +133,7 @@ class Kernel:
 
     @property
     def reads(self) -> frozenset[str]:
-        anchor = (self.anchor.source, self.anchor.weight) if self.anchor else ()
+        anchor = (self.anchor.source, self.anchor.weight, *filter(None, [self.anchor.packed])) if self.anchor else ()
         return frozenset((*anchor, *(node.buffer for node in walk(*self.roots) if isinstance(node, Load | Gather))))
 
     @property
@@ -164,12 +164,14 @@ class LibraryCall:
     """An ATen call that runs before the kernels, such as a convolution without its bias.
 
     `target` is the operator's qualified name (``aten.convolution.default``); `args` are numbers, tuples, None, text or `Ref`.
+    `precision` is what the library is known to compute float32 products in: generated code in its place may be as exact, no less.
     """
 
     result: str
     target: str
     args: tuple[object, ...]
     kwargs: tuple[tuple[str, object], ...] = ()
+    precision: Precision = Precision.FLOAT32
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fusepass.codegen.ir.convolution import Convolution
+from fusepass.codegen.ir.convolution import Convolution, packed_shape
 from fusepass.codegen.ir.expr import Apply, Expr, Gather, Load, Masked, Op, Stat, Window, children, own_indices, walk
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Ref, Role, Store, Team
@@ -103,6 +103,14 @@ def _anchor_faults(program: Program, kernel: Kernel, anchor: Convolution) -> Ite
         buffer = _find(program, name)
         if buffer is None or len(buffer.shape) != len(anchor.stride) + 2:
             yield f"{anchor.name} of {name}, which is no buffer with {len(anchor.stride)} spatial axes"
+    packed, weight = (_find(program, name) for name in (anchor.packed or "", anchor.weight))
+    if anchor.packed is None or weight is None:
+        return
+    out_axis = int(anchor.transposed)
+    if packed is None or packed.shape != packed_shape(
+        weight.shape[out_axis], weight.shape[1 - out_axis], weight.shape[2:]
+    ):
+        yield f"{anchor.name} takes its weights from {anchor.packed}, which does not have them in slices"
 
 
 def _team_faults(program: Program, kernel: Kernel, team: Team) -> Iterator[str]:

@@ -6,11 +6,12 @@ import enum
 from collections.abc import Callable
 from dataclasses import replace
 
-from fusepass.codegen.ir.convolution import Convolution
+from fusepass.codegen.ir.convolution import Convolution, Precision, few_channels
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Window, walk
 from fusepass.codegen.ir.index import Axis, axis_index, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Ref, Role, Store
+from fusepass.codegen.passes.packing import pack_weights
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
 Choice = Callable[[Program, Kernel], bool]
@@ -28,9 +29,12 @@ def generate_anchors(program: Program, builder: Builder, choose: Choice) -> Prog
     """Replace each library convolution for which `choose` accepts the kernel that would do it."""
     for call in program.calls:
         anchor = _convolution(program, call)
-        if anchor is not None:
-            generated = _generated(program, builder, call, anchor)
-            program = generated if choose(generated, generated.kernels[0]) else program
+        if anchor is None:
+            continue
+        generated, place = _generated(program, builder, call, anchor), 0
+        if not few_channels(generated.buffer(anchor.source).shape[1], anchor.spread):
+            generated, place = pack_weights(generated, builder, 0), 1
+        program = generated if choose(generated, generated.kernels[place]) else program
     return program
 
 
@@ -46,6 +50,8 @@ def _convolution(program: Program, call: LibraryCall) -> Convolution | None:
     spatial = len(operands[0].shape) - 2
     if not 1 <= spatial <= 3 or not all(buffer.numel for buffer in operands):
         return None
+    spread = _per_axis(stride, spatial) if transposed else (1,)
+    few = few_channels(operands[0].shape[1], spread)
     return Convolution(
         name=f"{call.result}_sum",
         source=operands[0].name,
@@ -54,6 +60,7 @@ def _convolution(program: Program, call: LibraryCall) -> Convolution | None:
         padding=_per_axis(padding, spatial),
         dilation=_per_axis(dilation, spatial),
         transposed=bool(transposed),
+        precision=Precision.FLOAT32 if few else call.precision,
     )
 
 

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.ir.team import COUNTER_BYTES
-from fusepass.codegen.render.cuda_convolution import convolution_text
 from fusepass.codegen.render.cuda_kernel import kernel_body
+from fusepass.codegen.render.cuda_resident import resident_text
+from fusepass.codegen.render.cuda_streamed import streamed_text
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.render.template import fill
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Schedule
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule, schedule_convolution
+from fusepass.codegen.schedule_convolution.resident import ResidentSchedule
 from fusepass.codegen.source import Source, Target
 from fusepass.errors import ScheduleError
 
@@ -118,7 +120,10 @@ def _kernel_text(
     comment.append(_summary(kernel, plan))
     parameters = _parameters(kernel, program, pointers)
     if isinstance(plan, ConvolutionSchedule):
-        text = convolution_text(kernel, program, plan, pointers, names)
+        if isinstance(plan, ResidentSchedule):
+            text = resident_text(kernel, program, plan, pointers, names)
+        else:
+            text = streamed_text(kernel, program, plan, pointers, names)
         return _KernelText(name, text.tables, tuple(comment), f"{plan.threads}, {plan.resident}", parameters, text.body)
     body = kernel_body(kernel, program, plan, pointers, names)
     bounds = f"{plan.threads}, {plan.resident}" if plan.resident else str(plan.threads)

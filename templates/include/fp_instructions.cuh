@@ -21,6 +21,18 @@ __device__ __forceinline__ void begin_copy(float* to, const float* from, bool re
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(place), "l"(from), "r"(nbytes) : "memory");
 }
 
+// Begins to copy `Bytes` bytes (4, 8 or 16, at a multiple of that) from global to shared memory: the first `real` ones, then zeros. What
+// is not real is not read.
+template <int Bytes>
+__device__ __forceinline__ void begin_copy_bytes(void* to, const void* from, int real) {
+    const auto place = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    if constexpr (Bytes == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place), "l"(from), "r"(real) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(place), "l"(from), "n"(Bytes), "r"(real) : "memory");
+    }
+}
+
 // Ends a group of this thread's copies.
 __device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -1,5 +1,5 @@
 // What templates/include/fp_instructions.cuh has, for the emulation. In a product the threads of a warp show each other their numbers;
-// copies take place when they are awaited, as late as they may.
+// copies take place when they are awaited, as late as they may, and spoil what they overwrite when they begin, as early as they may.
 #pragma once
 
 #include <cstdint>
@@ -35,15 +35,33 @@ inline void multiply_tile(float (&sum)[4], const float (&a)[4], const float (&b)
 }
 
 struct Copy {
-    float* to;
-    float value;
+    void* to;
+    unsigned char bytes[16];
+    int count;
 };
 inline std::vector<std::vector<Copy>> copies[1024];  // for each thread, the groups under way; the last is open
 
-inline void begin_copy(float* to, const float* from, bool real) {
+inline std::vector<Copy>& open_group() {
     auto& mine = copies[threadIdx.x];
     if (mine.empty()) mine.emplace_back();
-    mine.back().push_back({to, real ? *from : 0.0f});
+    return mine.back();
+}
+
+inline void begin_copy(float* to, const float* from, bool real) {
+    auto& group = open_group();
+    group.push_back({to, {}, 4});
+    if (real) std::memcpy(group.back().bytes, from, 4);
+    std::memset(to, 0x5a, 4);
+}
+
+template <int Bytes>
+inline void begin_copy_bytes(void* to, const void* from, int real) {
+    const auto misplaced = [](const void* at) { return reinterpret_cast<std::uintptr_t>(at) % Bytes != 0; };
+    if (misplaced(to) || misplaced(from)) emulation::fail("a copy that is not aligned");
+    auto& group = open_group();
+    group.push_back({to, {}, Bytes});
+    std::memcpy(group.back().bytes, from, real);
+    std::memset(to, 0x5a, Bytes);
 }
 
 inline void end_copies() { copies[threadIdx.x].emplace_back(); }
@@ -52,7 +70,7 @@ template <int Groups>
 void await_copies() {
     auto& mine = copies[threadIdx.x];
     while (mine.size() > Groups + 1) {
-        for (const Copy& copy : mine.front()) *copy.to = copy.value;
+        for (const Copy& copy : mine.front()) std::memcpy(copy.to, copy.bytes, copy.count);
         mine.erase(mine.begin());
     }
 }
