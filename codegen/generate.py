@@ -6,10 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fusepass.codegen import schedule_product
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.index import Axis, axis_index, linear
-from fusepass.codegen.ir.program import CONVERSION_TARGET, Kernel, LibraryCall, Program, Ref, Role, Store
+from fusepass.codegen.ir.product import Product
+from fusepass.codegen.ir.program import (
+    ANCHOR_TARGETS,
+    CONVERSION_TARGET,
+    Kernel,
+    LibraryCall,
+    Program,
+    Ref,
+    Role,
+    Store,
+)
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.passes.pipeline import PassOptions, run_passes
 from fusepass.codegen.passes.split import SplitPolicy
@@ -17,10 +28,6 @@ from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_convolution import serves
 from fusepass.codegen.source import Source, Target
 from fusepass.config import current
-
-_PRODUCTS = ("convolution", "_convolution", "mm", "bmm", "addmm", "baddbmm")
-ANCHOR_TARGETS = frozenset(f"aten.{name}.default" for name in _PRODUCTS)
-"""Library calls that compute; the others make views for them."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +81,19 @@ def pass_options(facts: DeviceFacts) -> PassOptions:
             policy,
             longest_cached_row=16384,
             separate_from=1 << 18,
-            anchors=lambda program, kernel: serves(program, kernel, facts),
+            anchors=lambda program, kernel: _preferred(program, kernel, facts),
+            product_length=lambda program, kernel: schedule_product.product_length(program, kernel, facts),
         )
     # Four pieces per core even out cores of unequal speed; a piece is worth a thread from some 64 KB on.
     policy = SplitPolicy(workers=4 * facts.cores, least_piece=16384, lanes=64)
     return PassOptions(policy, longest_cached_row=1 << 16)
+
+
+def _preferred(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
+    """Whether a kernel with an anchor is chosen without a measurement."""
+    if isinstance(kernel.anchor, Product):
+        return schedule_product.preferred(program, kernel, facts)
+    return serves(program, kernel, facts)
 
 
 def conversions(program: Program) -> Iterator[tuple[LibraryCall, Program, Builder]]:

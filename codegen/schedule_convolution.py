@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.convolution import Phase
+from fusepass.codegen.ir.convolution import Convolution, Phase
 from fusepass.codegen.ir.program import Kernel, Program
 
 WARPS = 8
@@ -89,8 +89,8 @@ def serves(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     float32 arithmetic.
     """
     anchor = kernel.anchor
-    assert anchor is not None
-    if not few_channels(program.buffer(anchor.source).shape[1], anchor.spread) or _architecture(facts) < 80:
+    assert isinstance(anchor, Convolution)
+    if not few_channels(program.buffer(anchor.source).shape[1], anchor.spread) or facts.capability < 80:
         return False
     return schedule_convolution(kernel, program, facts) is not None
 
@@ -100,14 +100,10 @@ def few_channels(channels: int, spread: Sequence[int]) -> bool:
     return channels <= (_MOST_SCATTERED if max(spread) > 1 else _MOST_CHANNELS)
 
 
-def _architecture(facts: DeviceFacts) -> int:
-    return int("".join(filter(str.isdigit, facts.arch)) or 0)
-
-
 def schedule_convolution(kernel: Kernel, program: Program, facts: DeviceFacts) -> ConvolutionSchedule | None:
     """The schedule with the least work that fits a multiprocessor; None where none fits."""
     anchor = kernel.anchor
-    assert anchor is not None
+    assert isinstance(anchor, Convolution)
     kernel_size = program.buffer(anchor.weight).shape[2:]
     phases = anchor.phases(kernel_size, [axis.size for axis in kernel.rows[2:]])
     shapes = itertools.product(_tile_shapes(len(anchor.stride)), (2, 1))
@@ -142,7 +138,7 @@ def _candidate(
     buffers: int,
 ) -> ConvolutionSchedule | None:
     anchor = kernel.anchor
-    assert anchor is not None
+    assert isinstance(anchor, Convolution)
     sizes = [axis.size for axis in kernel.rows]
     extent = tuple(
         (size - 1) * step + high - low + 1 for size, step, (low, high) in zip(tile, anchor.step, border, strict=True)

@@ -50,6 +50,18 @@ class Convolution:
     transposed: bool
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        """The buffers that it reads."""
+        return self.source, self.weight
+
+    @property
+    def description(self) -> str:
+        """It in words, for the text form of a program."""
+        kind = "transposed convolution" if self.transposed else "convolution"
+        geometry = f"stride {self.stride}, padding {self.padding}, dilation {self.dilation}"
+        return f"{kind} of {self.source} by {self.weight}, {geometry}"
+
+    @property
     def step(self) -> tuple[int, ...]:
         """Input elements from one position to the next."""
         return (1,) * len(self.stride) if self.transposed else self.stride

@@ -2,8 +2,8 @@
 
 A kernel's iteration domain is ``rows x cols``. A *row* is one point of `rows`; reductions run over `cols`, sweep by
 sweep, a later sweep may use the results (`Stat`) of earlier ones; `row_stores` happen once per row, `stores` once per
-(row, col). A kernel without `cols` is pointwise: only `stores`. Such a kernel may have an `anchor`, a convolution whose
-result for the row its stores use as a `Stat`.
+(row, col). A kernel without `cols` is pointwise: only `stores`. Such a kernel may have an `anchor`, a convolution or a
+matrix product whose result for the row its stores use as a `Stat`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,17 @@ from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, Gather, Load, ReduceOp, walk
 from fusepass.codegen.ir.index import Axis, Index
+from fusepass.codegen.ir.product import Product
+
+_PRODUCTS = ("convolution", "_convolution", "mm", "bmm", "addmm", "baddbmm")
+ANCHOR_TARGETS = frozenset(f"aten.{name}.default" for name in _PRODUCTS)
+"""Library calls that compute; the others make views for them, or convert a layout."""
 
 CONVERSION_TARGET = "aten.clone.default"
 """The library call that only changes a layout, for an anchor that reads the copy; a generated kernel does the same."""
+
+
+Anchor = Convolution | Product
 
 
 class Role(enum.Enum):
@@ -87,7 +95,7 @@ class Kernel:
     row_stores: tuple[Store, ...]
     stores: tuple[Store, ...]
     origin: tuple[str, ...] = ()
-    anchor: Convolution | None = None
+    anchor: Anchor | None = None
 
     @property
     def row_count(self) -> int:
@@ -117,7 +125,7 @@ class Kernel:
 
     @property
     def reads(self) -> frozenset[str]:
-        anchor = (self.anchor.source, self.anchor.weight) if self.anchor else ()
+        anchor = self.anchor.reads if self.anchor else ()
         return frozenset((*anchor, *(node.buffer for node in walk(*self.roots) if isinstance(node, Load | Gather))))
 
     @property
@@ -143,12 +151,14 @@ class LibraryCall:
     """An ATen call that runs before the kernels, such as a convolution without its bias.
 
     `target` is the operator's qualified name (``aten.convolution.default``); `args` are numbers, tuples, None, text or `Ref`.
+    `tf32` says that a product of float32 matrices may round them to TF32, on devices that can.
     """
 
     result: str
     target: str
     args: tuple[object, ...]
     kwargs: tuple[tuple[str, object], ...] = ()
+    tf32: bool = False
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def convolution_text(
     kernel: Kernel, program: Program, plan: ConvolutionSchedule, pointers: dict[str, str], names: Identifiers
 ) -> ConvolutionText:
     """The text of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
-    assert kernel.anchor is not None
+    assert isinstance(kernel.anchor, Convolution)
     return _Writer(kernel, kernel.anchor, program, plan, pointers, names).write()
 
 
