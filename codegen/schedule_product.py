@@ -31,9 +31,10 @@ _LAUNCH = 3e-6  # seconds that one more kernel costs
 # much. Estimates; none is measured.
 _RATES = {Arithmetic.TF32_THREE: 100e12 / 132, Arithmetic.TF32: 300e12 / 132, Arithmetic.HALVES: 600e12 / 132}
 _LIBRARY_FLOAT32 = 51e12 / 132  # the library's float32 kernel: 1024 x 8192 x 8192 in 2.69 ms on an H200
-_ALONE = 0.6  # of a multiprocessor's rate that a block reaches which has it to itself, where two or more fit
+_ALONE = 0.8  # of the blocks that a multiprocessor can hold, it needs for its rate
+_STREAMS = 0.6  # of the multiprocessors must copy to reach the memory's rate
 _LEAST_SIZE = 256  # rows, columns and terms from which the estimates above hold
-_CLEAR = 1.3  # times faster, by estimate, to be chosen unmeasured
+_CLEAR = 1.5  # times faster, by estimate, to be chosen unmeasured
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,10 @@ class Tiling:
 TILINGS = (
     Tiling(2, 2, 4, 8, 3, 2, 1.0),  # 128 x 128
     Tiling(1, 4, 4, 4, 4, 2, 0.9),  # 64 x 128
-    Tiling(2, 2, 2, 4, 4, 3, 0.75),  # 64 x 64
-    Tiling(1, 4, 2, 4, 4, 2, 0.7),  # 32 x 128
-    Tiling(4, 1, 2, 4, 4, 2, 0.7),  # 128 x 32
-    Tiling(1, 4, 1, 4, 4, 3, 0.4),  # 16 x 128
+    Tiling(2, 2, 2, 4, 4, 3, 0.8),  # 64 x 64
+    Tiling(1, 4, 2, 4, 4, 2, 0.75),  # 32 x 128
+    Tiling(4, 1, 2, 4, 4, 2, 0.75),  # 128 x 32
+    Tiling(1, 4, 1, 4, 4, 3, 0.6),  # 16 x 128
 )
 
 
@@ -299,4 +300,5 @@ def _estimate(kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tili
     each = max(ceil(blocks / facts.multiprocessors), _ALONE * tiling.resident)
     computing = each * one / (_RATES[product.arithmetic] * tiling.share)
     moved = sum(program.buffer(name).nbytes for name in kernel.reads | kernel.writes)
-    return max(computing, moved / facts.bandwidth)
+    idle = max(_STREAMS * facts.multiprocessors / blocks, 1.0) if blocks else 1.0
+    return max(computing, idle * moved / facts.bandwidth)

@@ -16,7 +16,7 @@ from fusepass.codegen.schedule_product import GROUP, Access, ProductSchedule
 _ARITHMETIC = {Arithmetic.TF32_THREE: "tf32_three", Arithmetic.TF32: "tf32", Arithmetic.HALVES: "halves"}
 _LOCALS = (
     "pool", "Left", "Right", "Tile", "matrix", "place", "piece", "batch", "first_row", "first_column", "first", "last",
-    "left", "right", "sums", "room", "lane", "across", "column", "down", "row", "sum",
+    "left", "right", "sums", "sound", "room", "lane", "across", "column", "down", "row", "sum",
 )  # fmt: skip
 
 
@@ -58,9 +58,9 @@ class _Writer:
         tiling = self.plan.tiling
         yield f"float $sums[{tiling.m}][{tiling.n}][4] = {{}};"
         where = "$left, $right, $first_row, $first_column, $first, $last"
-        yield f"$Tile::run($sums, $pool, {where});"
+        yield f"const bool $sound = $Tile::run($sums, $pool, {where});"
         yield f"float* const $room = reinterpret_cast<float*>($pool) + threadIdx.x / 32 * {tiling.room};"
-        yield f"$Tile::lay_out($room, $sums, {where});"
+        yield f"$Tile::lay_out($room, $sound, $sums, {where});"
         yield "__syncwarp();"
         yield ""
         yield from self._epilogue()

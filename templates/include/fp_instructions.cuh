@@ -33,13 +33,6 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[4], const uint32_t (&
     }
 }
 
-// `x` with 10 bits of mantissa, to nearest; NaN stays NaN.
-__device__ __forceinline__ float round_to_tf32(float x) {
-    uint32_t bits;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-    return __uint_as_float(bits);
-}
-
 // Four 8 x 8 tiles of 16-bit units from shared memory, each row 16 bytes at a multiple of 16. Thread t points to row t%8 of tile t/8, and
 // gets in words[i] the units 2 (t%4) and one behind of row t/4 of tile i; with `Transposed`, rows 2 (t%4) and one behind of column t/4.
 template <bool Transposed>

@@ -15,6 +15,20 @@ enum class Arithmetic {
     halves,      // 16-bit numbers as they are
 };
 
+// Numbers for a tensor core, which drops all but 10 bits of their mantissa, so that this rounds them to nearest; as `cvt.rna` does, in
+// one instruction instead of five. Some NaN become numbers: `watch` becomes NaN where a number is not finite.
+template <int N>
+__device__ __forceinline__ void round_to_tf32(float (&values)[N], float (&watch)[2]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        watch[i % 2] = fmaf(values[i], 0.0f, watch[i % 2]);
+        uint32_t bits;
+        memcpy(&bits, &values[i], sizeof(bits));
+        bits += 0x1000u;
+        memcpy(&values[i], &bits, sizeof(bits));
+    }
+}
+
 // An operand as it lies in memory: Count rows (of the right operand: columns) of Inner numbers, strides in elements. Vector
 // neighbours along the contiguous dimension, which is the inner one where InnerFirst, stand at a multiple of their size.
 template <typename T, typename Index, int64_t Count, int64_t Inner, int64_t RowStride, int64_t InnerStride, bool InnerFirst, int Vector>
@@ -115,8 +129,9 @@ struct Multiplier {
 
     // sums = left right for the tile that begins at `row` and `column`, over inner numbers from `first` to below `last`, which begin at a
     // multiple of a panel's depth and end at one, or at the operands' end. `pool` has Stages x stage_bytes. Sums lie as
-    // `multiply_tile` has them. Ends with all threads behind their last read of `pool`.
-    static __device__ __forceinline__ void run(
+    // `multiply_tile` has them. Ends with all threads behind their last read of `pool`, and says whether the thread's sums are right:
+    // what is not finite has no TF32 parts.
+    static __device__ __forceinline__ bool run(
         float (&sums)[M][N][4], unsigned char* pool, const T* left, const T* right, int64_t row, int64_t column, int64_t first, int64_t last)
     {
         const int panels = int((last - first + Left::depth - 1) / Left::depth);
@@ -126,6 +141,7 @@ struct Multiplier {
             Left::template fetch<threads>(reinterpret_cast<T*>(to), left, row, k, last);
             Right::template fetch<threads>(reinterpret_cast<T*>(to + Left::bytes), right, column, k, last);
         };
+        float watch[2] = {};
         // Each stage is one group of copies, an empty one where nothing is left to fetch, so that counting groups counts stages.
 #pragma unroll
         for (int number = 0; number < Stages - 1; ++number) {
@@ -139,20 +155,21 @@ struct Multiplier {
             if (number + Stages - 1 < panels) fetch(number + Stages - 1);
             end_copies();
             const unsigned char* const here = pool + number % Stages * stage_bytes;
-            multiply(sums, reinterpret_cast<const T*>(here), reinterpret_cast<const T*>(here + Left::bytes));
+            multiply(sums, watch, reinterpret_cast<const T*>(here), reinterpret_cast<const T*>(here + Left::bytes));
         }
         await_copies<0>();
         __syncthreads();
+        return arithmetic == Arithmetic::halves || (all_finite(sums) && watch[0] + watch[1] == 0.0f);
     }
 
-    // Lays the sums of a warp out in `room`, rows `room_pitch` floats apart. Sums that are not finite are computed again by plain
-    // arithmetic: numbers beyond the range have no TF32 parts. The other arguments are those of `run`.
+    // Lays the sums of a warp out in `room`, rows `room_pitch` floats apart. Those of a thread where `sound` is false are computed
+    // again by plain arithmetic. The other arguments are those of `run`.
     static __device__ __forceinline__ void lay_out(
-        float* room, const float (&sums)[M][N][4], const T* left, const T* right, int64_t row, int64_t column, int64_t first, int64_t last)
+        float* room, bool sound, const float (&sums)[M][N][4], const T* left, const T* right, int64_t row, int64_t column, int64_t first, int64_t last)
     {
 #pragma unroll
         for (int m = 0; m < M; ++m) stage<1, room_pitch>(room + m * 16 * room_pitch, sums[m], 0);
-        if (arithmetic == Arithmetic::halves || all_finite(sums)) return;
+        if (sound) return;
         const int lane = threadIdx.x % 32;
 #pragma unroll 1
         for (int i = 0; i < M * N * 4; ++i) {
@@ -174,17 +191,19 @@ private:
         for (int n = 0; n < N / 2; ++n) Right::template load<true>(b[n], right, warp_column() + n * 16, slice);
     }
 
-    static __device__ __forceinline__ void multiply(float (&sums)[M][N][4], const T* left, const T* right) {
+    static __device__ __forceinline__ void multiply(float (&sums)[M][N][4], float (&watch)[2], const T* left, const T* right) {
         uint32_t a[2][M][4], b[2][N / 2][4];  // a slice, and the next one on its way
         load(a[0], b[0], left, right, 0);
 #pragma unroll
         for (int slice = 0; slice < Left::slices; ++slice) {
             if (slice + 1 < Left::slices) load(a[(slice + 1) % 2], b[(slice + 1) % 2], left, right, slice + 1);
-            multiply_words(sums, a[slice % 2], b[slice % 2]);
+            multiply_words(sums, watch, a[slice % 2], b[slice % 2]);
         }
     }
 
-    static __device__ __forceinline__ void multiply_words(float (&sums)[M][N][4], const uint32_t (&a)[M][4], const uint32_t (&b)[N / 2][4]) {
+    static __device__ __forceinline__ void multiply_words(
+        float (&sums)[M][N][4], float (&watch)[2], const uint32_t (&a)[M][4], const uint32_t (&b)[N / 2][4])
+    {
         if constexpr (arithmetic == Arithmetic::halves) {
 #pragma unroll
             for (int n = 0; n < N; ++n) {
@@ -200,15 +219,12 @@ private:
                 multiply_slice(sums, x, y);
             } else {
 #pragma unroll
-                for (int m = 0; m < M; ++m) {
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) x[m][i] = round_to_tf32(x[m][i]);
-                }
+                for (int m = 0; m < M; ++m) round_to_tf32(x[m], watch);
 #pragma unroll
                 for (int n = 0; n < N; ++n) {
-                    const float rounded[2] = {round_to_tf32(y[n][0]), round_to_tf32(y[n][1])};
+                    round_to_tf32(y[n], watch);
 #pragma unroll
-                    for (int m = 0; m < M; ++m) multiply_tile(sums[m][n], x[m], rounded);
+                    for (int m = 0; m < M; ++m) multiply_tile(sums[m][n], x[m], y[n]);
                 }
             }
         }

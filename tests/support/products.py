@@ -70,7 +70,13 @@ def program_of(case: Case, *, chain: bool = True) -> Program:
         Buffer("w", dtype, (*batch, case.columns, case.inner), (*right, column, deep), Role.INPUT),
         Buffer("bias", dtype, (case.columns,), (1,), Role.INPUT),
         Buffer("scale", dtype, (case.rows,), (1,), Role.INPUT),
-        Buffer("other", dtype, (count, case.columns, case.rows), contiguous_strides((count, case.columns, case.rows)), Role.INPUT),
+        Buffer(
+            "other",
+            dtype,
+            (count, case.columns, case.rows),
+            contiguous_strides((count, case.columns, case.rows)),
+            Role.INPUT,
+        ),
         Buffer("w_t", dtype, (*batch, case.inner, case.columns), (*right, deep, column), Role.ANCHOR),
         Buffer("mm_out", dtype, shape, strides, Role.ANCHOR),
     ]

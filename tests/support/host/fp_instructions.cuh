@@ -60,15 +60,6 @@ inline void multiply_tile(float (&sum)[4], const uint32_t (&a)[4], const uint32_
     emulation::wait(emulation::State::at_warp);
 }
 
-inline float round_to_tf32(float x) {
-    if (!std::isfinite(x)) return x;
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    bits = (bits + 0x1000u) & 0xffffe000u;
-    std::memcpy(&x, &bits, 4);
-    return x;
-}
-
 template <bool Transposed>
 inline void load_tiles(uint32_t (&words)[4], const void* row) {
     static std::vector<const uint16_t*> shown(1024);
