@@ -159,7 +159,16 @@ struct Multiplier {
         }
         await_copies<0>();
         __syncthreads();
-        return arithmetic == Arithmetic::halves || (all_finite(sums) && watch[0] + watch[1] == 0.0f);
+        if constexpr (arithmetic == Arithmetic::halves) return true;
+        bool sound = all_finite(sums);
+        if constexpr (arithmetic == Arithmetic::tf32) {
+            // What one thread of the warp rounded, others have in their sums.
+            unsigned odd = watch[0] + watch[1] != 0.0f;
+#pragma unroll
+            for (int mask = 16; mask > 0; mask /= 2) odd |= __shfl_xor_sync(0xffffffffu, odd, mask);
+            sound = sound && odd == 0;
+        }
+        return sound;
     }
 
     // Lays the sums of a warp out in `room`, rows `room_pitch` floats apart. Those of a thread where `sound` is false are computed
