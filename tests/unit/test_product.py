@@ -24,6 +24,7 @@ from fusepass.errors import IRError
 from fusepass.numerics import compare
 from tests.support.emulate import emulate
 from tests.support.interpret import decode, interpret
+from tests.support.native import run_native
 from tests.support.numpy_ops import Array
 from tests.support.products import BF16, CASES, F16, H200, ONE, Case, generated
 from tests.support.regions import NO_SPLIT, memory_of, region, tensor_of
@@ -68,6 +69,17 @@ def test_values_where_nothing_is_aligned(name: str) -> None:
     program = generated(case)
     inputs = inputs_of(program)
     assert_close(case, program, run(program, ONE, inputs, aligned=False), interpret(program, inputs))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "name", ["linear, odd", "both turned", "a batch, in pieces", "half, odd", "bfloat16, in pieces"]
+)
+def test_values_on_a_cpu(name: str) -> None:
+    case = CASES[name]
+    program = generated(case)
+    inputs = inputs_of(program)
+    assert_close(case, program, run_native(program, inputs), interpret(program, inputs))
 
 
 TILED = {
