@@ -7,11 +7,12 @@ where that is whole: the elements of one *phase* r read the same taps, and each 
 
 from __future__ import annotations
 
-import enum
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
+
+from fusepass.codegen.ir.dtype import Precision
 
 ROWS, DEPTH = 16, 8
 """Output and input channels of a slice of weights: what a tensor core takes of one kernel position at once."""
@@ -19,13 +20,6 @@ ROWS, DEPTH = 16, 8
 
 _MOST_CHANNELS = 8
 _MOST_SCATTERED = 16  # of transposed convolutions with a stride, whose phases have few taps each
-
-
-class Precision(enum.Enum):
-    """In what the products of float32 numbers are computed."""
-
-    FLOAT32 = "float32"  # as exact as float32 arithmetic
-    TF32 = "TF32"  # of operands rounded to 10 bits of mantissa, to nearest
 
 
 @dataclass(frozen=True)
@@ -69,6 +63,19 @@ class Convolution:
     transposed: bool
     precision: Precision = Precision.FLOAT32
     packed: str | None = None
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The buffers that it reads."""
+        return (self.source, self.weight, *filter(None, [self.packed]))
+
+    @property
+    def description(self) -> str:
+        """It in words, for the text form of a program."""
+        kind = "transposed convolution" if self.transposed else "convolution"
+        geometry = f"stride {self.stride}, padding {self.padding}, dilation {self.dilation}"
+        packed = f" packed as {self.packed}" if self.packed else ""
+        return f"{kind} of {self.source} by {self.weight}{packed}, {geometry}, products in {self.precision.value}"
 
     @property
     def step(self) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fusepass.codegen.ir.convolution import Convolution, Precision
+from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, Op, Position, Stat, Window, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Ref, Store
@@ -38,14 +38,6 @@ def _call_text(call: LibraryCall) -> str:
     return f"{call.result} = {call.target}({', '.join(args)}){rounded}"
 
 
-def _anchor_text(anchor: Convolution) -> str:
-    kind = "transposed convolution" if anchor.transposed else "convolution"
-    geometry = f"stride {anchor.stride}, padding {anchor.padding}, dilation {anchor.dilation}"
-    packed = f" packed as {anchor.packed}" if anchor.packed else ""
-    products = f", products in {anchor.precision.value}"
-    return f"{anchor.name}: {kind} of {anchor.source} by {anchor.weight}{packed}, {geometry}{products}"
-
-
 def _argument(value: object) -> str:
     if isinstance(value, Ref):
         return value.buffer
@@ -61,7 +53,7 @@ def _axes(axes: Sequence[Axis]) -> str:
 def _kernel_lines(kernel: Kernel) -> Iterator[str]:
     yield f"kernel {kernel.name} rows[{_axes(kernel.rows)}] cols[{_axes(kernel.cols)}]  # {', '.join(kernel.origin)}"
     if kernel.anchor is not None:
-        yield f"  {_anchor_text(kernel.anchor)}"
+        yield f"  {kernel.anchor.name}: {kernel.anchor.description}"
     if kernel.team is not None:
         yield f"  rows shared by {kernel.team.teams} x {kernel.team.members} blocks through {kernel.team.exchange}"
     names = _Names()

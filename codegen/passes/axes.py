@@ -109,13 +109,14 @@ def _ordered(program: Program, accesses: Sequence[tuple[str, Index]], axes: tupl
 def _merge_once(kernel: Kernel, builder: Builder) -> Kernel | None:
     for axes in (kernel.rows, kernel.cols):
         for outer, inner in pairwise(axes):
-            merged = _merged(kernel, builder, outer, inner)
+            merged = merged_axes(kernel, builder, outer, inner)
             if merged is not None:
                 return merged
     return None
 
 
-def _merged(kernel: Kernel, builder: Builder, outer: Axis, inner: Axis) -> Kernel | None:
+def merged_axes(kernel: Kernel, builder: Builder, outer: Axis, inner: Axis) -> Kernel | None:
+    """`kernel` with one axis in place of two rows or two columns; None where something tells them apart."""
     if not all(_compatible(index, outer, inner) for index in indices(kernel)):
         return None
     both = Axis(f"{outer.name}_{inner.name}", outer.size * inner.size)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from fusepass.codegen.ir.convolution import DEPTH, ROWS, Convolution, Precision, packed_shape
+from fusepass.codegen.ir.convolution import DEPTH, ROWS, Convolution, packed_shape
+from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.expr import Builder, Op
 from fusepass.codegen.ir.index import Axis, Bound, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Role, Store
@@ -18,7 +19,7 @@ def pack_weights(program: Program, builder: Builder, position: int) -> Program:
     """
     kernel = program.kernels[position]
     anchor = kernel.anchor
-    assert anchor is not None
+    assert isinstance(anchor, Convolution)
     taken = {buffer.name for buffer in program.buffers}
     names = (f"{anchor.weight}_packed{suffix}" for suffix in itertools.chain([""], itertools.count()))
     name = next(name for name in names if name not in taken)

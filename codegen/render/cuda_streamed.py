@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fusepass.codegen.ir.convolution import DEPTH, ROWS, Precision
+from fusepass.codegen.ir.convolution import DEPTH, ROWS
+from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_convolution import (

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.convolution import DEPTH, ROWS, Phase, Precision
+from fusepass.codegen.ir.convolution import DEPTH, ROWS, Phase
+from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule_convolution.tiles import (
     COLUMNS,

@@ -70,7 +70,7 @@ def phases_of(kernel: Kernel, program: Program) -> tuple[Phase, ...]:
 
 def anchor_of(kernel: Kernel) -> Convolution:
     """The convolution of a kernel that has one."""
-    assert kernel.anchor is not None
+    assert isinstance(kernel.anchor, Convolution)
     return kernel.anchor
 
 

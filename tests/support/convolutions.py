@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fusepass.codegen.ir.convolution import Precision
-from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder, Op
 from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Ref, Role, Store

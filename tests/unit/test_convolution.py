@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from fusepass.codegen.build import check_compiles
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import generate
-from fusepass.codegen.ir.convolution import Convolution, Precision
+from fusepass.codegen.ir.convolution import Convolution
+from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Role
 from fusepass.codegen.ir.verify import verify

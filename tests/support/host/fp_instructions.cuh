@@ -6,6 +6,8 @@
 #include <cstring>
 #include <vector>
 
+#include "fp_half.h"
+
 namespace fp {
 
 // What the tensor core takes of a number.
@@ -30,6 +32,48 @@ inline void multiply_tile(float (&sum)[4], const float (&a)[4], const float (&b)
             const unsigned left = first + row % 8 * 4 + k % 4, right = first + column * 4 + k % 4;
             sum[i] += to_tf32(shown[left * 6 + row / 8 + k / 4 * 2]) * to_tf32(shown[right * 6 + 4 + k / 4]);
         }
+    }
+    emulation::wait(emulation::State::at_warp);
+}
+
+template <typename Half>
+inline void multiply_tile(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    static std::vector<uint32_t> shown;
+    const unsigned self = threadIdx.x, first = self / 32 * 32;
+    shown.resize(1024 * 6);
+    std::memcpy(&shown[self * 6], a, sizeof a);
+    std::memcpy(&shown[self * 6 + 4], b, sizeof b);
+    emulation::wait(emulation::State::at_warp);
+    const auto number = [&](unsigned word, unsigned which) {
+        const auto bits = static_cast<uint16_t>(shown[word] >> 16 * which);
+        Half value;
+        std::memcpy(&value, &bits, 2);
+        return to_float(value);
+    };
+    for (unsigned i = 0; i < 4; ++i) {
+        const unsigned row = self % 32 / 4 + i / 2 * 8, column = self % 4 * 2 + i % 2;
+        for (unsigned k = 0; k < 16; ++k) {
+            const unsigned left = first + row % 8 * 4 + k % 8 / 2, right = first + column * 4 + k % 8 / 2;
+            sum[i] += number(left * 6 + row / 8 + k / 8 * 2, k % 2) * number(right * 6 + 4 + k / 8, k % 2);
+        }
+    }
+    emulation::wait(emulation::State::at_warp);
+}
+
+template <bool Transposed>
+inline void load_tiles(uint32_t (&words)[4], const void* row) {
+    static std::vector<const uint16_t*> shown(1024);
+    const unsigned self = threadIdx.x, first = self / 32 * 32, lane = self % 32;
+    if (reinterpret_cast<std::uintptr_t>(row) % 16) emulation::fail("a row of a tile that is not aligned");
+    shown[self] = static_cast<const uint16_t*>(row);
+    emulation::wait(emulation::State::at_warp);
+    for (unsigned i = 0; i < 4; ++i) {
+        uint16_t units[2];
+        for (unsigned u = 0; u < 2; ++u) {
+            const unsigned at = lane % 4 * 2 + u;
+            units[u] = Transposed ? shown[first + i * 8 + at][lane / 4] : shown[first + i * 8 + lane / 4][at];
+        }
+        std::memcpy(&words[i], units, 4);
     }
     emulation::wait(emulation::State::at_warp);
 }
