@@ -13,8 +13,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ class Record:
         effort: `Config.tune` at the time.
         created: when, in local time, as ISO 8601.
         choice: the outcome, as plain values.
+        offered: names of the candidates that there could have been.
+        sources: of those that were tried, hashes of what they were built from.
     """
 
     region: str
@@ -43,6 +45,8 @@ class Record:
     effort: str
     created: str
     choice: Mapping[str, Any]
+    offered: Sequence[str] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -6,24 +6,32 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fusepass.codegen import schedule_convolution, schedule_product
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.index import Axis, axis_index, linear
-from fusepass.codegen.ir.program import CONVERSION_TARGET, Kernel, LibraryCall, Program, Ref, Role, Store
+from fusepass.codegen.ir.product import Product
+from fusepass.codegen.ir.program import (
+    ANCHOR_TARGETS,
+    CONVERSION_TARGET,
+    Kernel,
+    LibraryCall,
+    Program,
+    Ref,
+    Role,
+    Store,
+)
 from fusepass.codegen.ir.text import program_text
+from fusepass.codegen.passes.anchors import AnchorSource, Choice
 from fusepass.codegen.passes.pipeline import PassOptions, run_passes
 from fusepass.codegen.passes.split import SplitPolicy
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule.team import team_size
-from fusepass.codegen.schedule_convolution import serves
 from fusepass.codegen.source import Source, Target
 from fusepass.config import current
 
-_PRODUCTS = ("convolution", "_convolution", "mm", "bmm", "addmm", "baddbmm")
 TEAMS = "teams"
 """In `Config.disable`: no blocks share rows."""
-ANCHOR_TARGETS = frozenset(f"aten.{name}.default" for name in _PRODUCTS)
-"""Library calls that compute; the others make views for them."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +50,20 @@ class Generated:
     schedules: tuple[str, ...]
     facts: DeviceFacts
 
+    @property
+    def generates_anchor(self) -> bool:
+        """Whether a kernel computes the region's anchor."""
+        return any(kernel.anchor is not None for kernel in self.program.kernels)
+
     def unaligned(self) -> Source:
         """The source that assumes nothing about the alignment of inputs."""
         return render(self.program, self.facts, aligned=False)
 
 
-def generate(program: Program, builder: Builder, facts: DeviceFacts) -> Generated:
-    """Run the passes for a device and render the result.
+def generate(
+    program: Program, builder: Builder, facts: DeviceFacts, anchor: AnchorSource = AnchorSource.PREFERRED
+) -> Generated:
+    """Run the passes for a device and render the result; `anchor` says who is to compute the region's anchor.
 
     Raises:
         IRError, ScheduleError, RenderError: a bug in a pass, the scheduler or the renderer.
@@ -60,15 +75,15 @@ def generate(program: Program, builder: Builder, facts: DeviceFacts) -> Generate
         if config.dump:
             stages.append((stage, program_text(result)))
 
-    final = run_passes(program, builder, pass_options(facts), check=config.debug, observe=observe)
+    final = run_passes(program, builder, pass_options(facts, anchor), check=config.debug, observe=observe)
     source = render(final, facts)
     if config.dump:
         _dump(config.dump / program.name, stages, source)
     return Generated(final, source, tuple(describe(final, kernel, facts) for kernel in final.kernels), facts)
 
 
-def pass_options(facts: DeviceFacts) -> PassOptions:
-    """What the passes are told about a device."""
+def pass_options(facts: DeviceFacts, anchor: AnchorSource = AnchorSource.PREFERRED) -> PassOptions:
+    """What the passes are told about a device, and about who is to compute the region's anchor."""
     if facts.target is Target.CUDA:
         teams = current().allows(TEAMS)
         # Two resident blocks on every multiprocessor; a piece is worth a block from some 16 KB on. Scattered stores of
@@ -78,12 +93,28 @@ def pass_options(facts: DeviceFacts) -> PassOptions:
             policy,
             longest_cached_row=16384,
             separate_from=1 << 18,
-            anchors=lambda program, kernel: serves(program, kernel, facts),
+            anchors=_generates(anchor, facts),
             teams=lambda program, kernel: team_size(program, kernel, facts) if teams else None,
+            product_length=lambda program, kernel: schedule_product.product_length(program, kernel, facts),
         )
     # Four pieces per core even out cores of unequal speed; a piece is worth a thread from some 64 KB on.
     policy = SplitPolicy(workers=4 * facts.cores, least_piece=16384, lanes=64)
     return PassOptions(policy, longest_cached_row=1 << 16)
+
+
+def _generates(anchor: AnchorSource, facts: DeviceFacts) -> Choice:
+    """Which anchors become kernels."""
+    if anchor is AnchorSource.LIBRARY:
+        return lambda program, kernel: False
+
+    def accepts(program: Program, kernel: Kernel) -> bool:
+        if isinstance(kernel.anchor, Product):
+            rules = schedule_product.serves, schedule_product.preferred
+        else:
+            rules = schedule_convolution.serves, schedule_convolution.preferred
+        return rules[anchor is AnchorSource.PREFERRED](program, kernel, facts)
+
+    return accepts
 
 
 def conversions(program: Program) -> Iterator[tuple[LibraryCall, Program, Builder]]:

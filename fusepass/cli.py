@@ -254,8 +254,11 @@ def _choice_row(entry: choices.ChoiceEntry) -> tuple[str, ...]:
     key, record = entry.key[:_KEY_DIGITS], entry.record
     if record is None:
         return choices.UNREADABLE, "", "", "", "", key
-    speedup = f"{record.choice['speedup']:.2f}"
-    return record.region, record.choice["chosen"], speedup, record.effort, record.device, key
+    choice = record.choice
+    speedup = f"{choice['speedup']:.2f}" if choice.get("speedup") else ""
+    dropped = len(choice.get("dropped", ()))
+    chosen = str(choice.get("chosen", "")) + (f" ({dropped} dropped)" if dropped else "")
+    return record.region, chosen, speedup, record.effort, record.device, key
 
 
 def _counted(count: int, noun: str) -> str:

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
-from fusepass.codegen import build
+from fusepass.candidates import build_candidates, generate_candidates, load_candidates
+from fusepass.choice import EAGER
 from fusepass.codegen.detect import device_facts
-from fusepass.codegen.generate import conversions, generate
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.lowering.formats import AnchorFormat
-from fusepass.codegen.lowering.lower import Unsupported
-from fusepass.codegen.source import Source
-from fusepass.config import current
-from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
 from fusepass.handover import hand_over
 from fusepass.ops import register
 from fusepass.patterns.partition import Region, partition
 from fusepass.patterns.simplify import simplify
 from fusepass.report import RegionState, Report
-from fusepass.runtime import FusedRegion, Meta
+from fusepass.runtime import FusedRegion
 from fusepass.splice import splice, subgraph
 from fusepass.summary import summary
 from fusepass.tune import choose
-from fusepass.variants import chosen_format, variants
+from fusepass.variants import chosen_format
 from fusepass.work import Work
 from fusepass.writes import gather_writes
 
@@ -93,11 +87,9 @@ def compile_graph(graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounte
         parts = partition(graph)
     works, fused = _fused(graph, parts.regions, counter, clock)
     for work in works:
-        if work.reason is not None:
-            counter.count(work.region.name, work.reason, toolchain=work.generated is not None)
+        _tell(work, counter)
     with clock.stage("splice"):
         kept = [work for work in works if work.state is RegionState.FUSED]
-        fused = {work.region.name: fused[work.region.name] for work in kept}
         for work in kept:
             work.call = fused[work.region.name].run
         regions = [work.region for work in kept]
@@ -120,25 +112,24 @@ def _fused(
         works = _works(graph, regions)
     with clock.stage("generate"):
         for work in works:
-            _generate(work)
+            generate_candidates(work)
     with clock.stage("build"):
-        _build(works)
-    fused: dict[str, FusedRegion] = {}
+        build_candidates(works)
+    loaded: dict[str, dict[str, FusedRegion]] = {}
     with clock.stage("load"):
         for work in works:
-            region = _load(work, counter)
-            if region is not None:
-                fused[work.region.name] = region
+            loaded[work.region.name] = load_candidates(work, counter)
     with clock.stage("tune"):
         for work in works:
-            if work.region.name in fused:
-                choose(work, fused[work.region.name])
+            if loaded[work.region.name]:
+                choose(work, loaded[work.region.name])
     if layouts and any(work.state is not RegionState.FUSED for work in works):
         # Operators that run as they were would pass on a layout that is not theirs.
         for node, value in layouts.items():
             node.meta["val"] = value
         return _fused(graph, regions, counter, clock, handing=False)
-    return works, fused
+    kept = [work for work in works if work.candidate is not None and work.state is RegionState.FUSED]
+    return works, {work.region.name: loaded[work.region.name][work.candidate.name] for work in kept if work.candidate}
 
 
 def _works(graph: fx.GraphModule, regions: Sequence[Region]) -> list[Work]:
@@ -172,87 +163,13 @@ def _constants(owner: fx.GraphModule, region: Region) -> dict[fx.Node, torch.Ten
     return found
 
 
-def _generate(work: Work) -> None:
-    """Lower, run the passes and render; a region beyond the IR gets its reason instead."""
-    region = work.region
-    foreign = [node.name for node in work.arguments if node.meta["val"].device != work.device]
-    if foreign:
-        work.reason = f"{foreign[0]} is not on {work.device}"
+def _tell(work: Work, counter: FallbackCounter) -> None:
+    """Count what keeps a region, or one of its candidates, from running."""
+    name = work.region.name
+    if work.reason is not None:
+        counter.count(name, work.reason, toolchain=work.generated is not None)
         return
-    try:
-        labels = [node.name for node in region.inputs]
-        values = {node.name: value.item() for node, value in work.constants.items()}
-        facts = device_facts(work.device)
-        chosen = next(variants(work.graph, region.name, labels, values, facts))
-        work.variant = chosen.name
-        work.conversions = {
-            call.result: generate(conversion, own, facts) for call, conversion, own in conversions(chosen.program)
-        }
-        work.generated = generate(chosen.program, chosen.builder, facts)
-    except Unsupported as unsupported:
-        work.reason = str(unsupported)
-    except Exception as bug:  # ours; the other regions and the model still run
-        if current().debug:
-            raise
-        work.reason = f"internal error: {type(bug).__name__}: {next(iter(str(bug).splitlines()), '')}"
-
-
-def _build(works: Sequence[Work]) -> None:
-    """Build what was generated, side by side."""
-    ready = [work for work in works if work.generated is not None]
-    start = time.perf_counter()
-    sources = [source for work in ready for source in _sources(work)]
-    results: Sequence[Path | BuildError]
-    try:
-        results = build.build_all(sources)
-    except OSError as error:  # not even a temporary directory can be made
-        results = [BuildError(str(error))] * len(sources)
-    rest = iter(results)
-    for work in ready:
-        work.seconds = time.perf_counter() - start
-        made = [next(rest) for _ in _sources(work)]
-        failed = next((result for result in made if isinstance(result, BuildError)), None)
-        if failed is not None:
-            work.reason = f"build failed: {failed.args[0]}"
-            continue
-        work.library, *converters = [result for result in made if isinstance(result, Path)]
-        work.converters = dict(zip(work.conversions, converters, strict=True))
-
-
-def _sources(work: Work) -> list[Source]:
-    """What is built for a region: its kernels, then its conversions."""
-    assert work.generated is not None
-    return [work.generated.source, *(conversion.source for conversion in work.conversions.values())]
-
-
-def _load(work: Work, counter: FallbackCounter) -> FusedRegion | None:
-    if work.generated is None or work.library is None:
-        return None
-    arguments = work.arguments
-    position = {node.name: number for number, node in enumerate(arguments)}
-    try:
-        return FusedRegion(
-            work.region.name,
-            work.generated,
-            work.library,
-            [Meta.of(node.meta["val"]) for node in arguments],
-            [position[name] for name in work.generated.program.inputs],
-            work.device,
-            work.original(),
-            counter,
-            {name: _converter(work, name, counter) for name in work.conversions},
-        )
-    except BuildError as error:
-        work.reason = f"loading failed: {error.args[0]}"
-        return None
-
-
-def _converter(work: Work, name: str, counter: FallbackCounter) -> FusedRegion:
-    """The function that changes a layout for the library."""
-    assert work.generated is not None
-    generated = work.conversions[name]
-    call = next(call for call in work.generated.program.calls if call.result == name)
-    original = functools.partial(torch.ops.aten.clone.default, **dict(call.kwargs))
-    inputs = [Meta.of_buffer(generated.program.buffer(given)) for given in generated.program.inputs]
-    title = generated.program.name
-    return FusedRegion(title, generated, work.converters[name], inputs, [0], work.device, original, counter)
+    lost = {each.name: each.reason for each in work.candidates if each.reason is not None}
+    for candidate, reason in {**lost, **dict(work.choice.dropped if work.choice else ())}.items():
+        instead = EAGER if work.state is RegionState.EAGER or work.candidate is None else work.candidate.name
+        counter.count(f'{name}, candidate "{candidate}"', reason, toolchain=candidate in lost, instead=f'"{instead}"')

@@ -58,8 +58,9 @@ class Config:
         jobs: compilers that run at once, at least 1, by default the CPUs of this process (``FUSEPASS_JOBS``).
         max_signatures: signatures one module is specialised to before further ones run as the original, at
             least 1.
-        tune: how much time goes into measuring, for each region, whether generated code is faster than its own
-            operators: ``"off"`` none, ``"fast"`` some 30 ms a region, ``"max"`` a second (``FUSEPASS_TUNE``).
+        tune: how much is tried to find out, for each region, whether generated code is right and faster than its own
+            operators, and in which form: ``"off"`` nothing, ``"fast"`` some 30 ms a region, ``"max"`` a second
+            (``FUSEPASS_TUNE``).
         cuda_graphs: capture each specialisation in a CUDA graph at its second call and replay it from then on; on a
             CPU, and where that cannot be, it changes nothing and the report says why.
         progress: show on stderr that a build takes long; None does so where stderr is a terminal.

@@ -12,10 +12,10 @@ from fusepass.errors import FusepassWarning
 
 @dataclass(frozen=True)
 class FallbackReport:
-    """Calls that ran as the original operators although a fused form was meant for them.
+    """Calls that ran as the original operators, or as another candidate, although a fused form was meant for them.
 
     Attributes:
-        where: the region or module.
+        where: the region or module, or a candidate for a region.
         reason: why, in words.
         count: how many calls.
     """
@@ -36,8 +36,10 @@ class FallbackCounter:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._toolchain_told = False
 
-    def count(self, where: str, reason: str, *, toolchain: bool = False) -> None:
-        """Count one call of `where` that ran as the original operators because of `reason`.
+    def count(
+        self, where: str, reason: str, *, toolchain: bool = False, instead: str = "the original operators"
+    ) -> None:
+        """Count one call of `where` that ran as something else because of `reason`; `instead` says as what.
 
         The first of each (where, reason) warns with `FusepassWarning`. `toolchain` says that compiler, CUDA
         toolkit or cache is the cause: the warning names the command that examines them, and there is but one,
@@ -50,7 +52,7 @@ class FallbackCounter:
         if told:
             return
         advice = "; `python -m fusepass doctor` examines the tool chain" if toolchain else ""
-        text = f"{where} runs as the original operators: {reason}{advice}"
+        text = f"{where} runs as {instead}: {reason}{advice}"
         warnings.warn(text, FusepassWarning, stacklevel=2)
 
     @property

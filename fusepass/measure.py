@@ -11,21 +11,24 @@ from typing import Any
 
 import torch
 
-_BLOCK = 1 << 16  # random numbers that are drawn for a tensor; larger ones repeat them
+_BLOCK = (
+    65521  # random numbers that are drawn for a tensor; larger ones repeat them. A prime, so that rows do not repeat
+)
+_OVERHEAD = 10  # rounds may take that many times the seconds of what is timed
 _CACHES = 2  # flushing writes that many times the second-level cache
 
 Clock = Callable[[Callable[[], object]], float]
 
 
-def made_up(like: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+def made_up(like: Sequence[torch.Tensor], device: torch.device, *, signed: bool = False) -> list[torch.Tensor]:
     """Tensors of their own memory with the shapes, strides and types of `like`, which may be fake.
 
-    Floating-point values lie between 0.25 and 1.25, where logarithms, roots and quotients are ordinary numbers;
-    whole numbers from 1 to 8; truth values are mixed. The values are the same each time, and the random generators of
-    torch are left alone.
+    Floating-point values lie between 0.25 and 1.25, where logarithms, roots and quotients are ordinary numbers; where they
+    are `signed`, about half of them are negated, so that sums of many differ from each other. Whole numbers are from 1
+    to 8; truth values are mixed. The values are the same each time, and the random generators of torch are left alone.
     """
     generator = torch.Generator(device).manual_seed(0)
-    return [_made_up(tensor, device, generator) for tensor in like]
+    return [_made_up(tensor, device, generator, signed=signed) for tensor in like]
 
 
 def extent(tensor: torch.Tensor) -> int:
@@ -35,13 +38,17 @@ def extent(tensor: torch.Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def _made_up(like: torch.Tensor, device: torch.device, generator: torch.Generator) -> torch.Tensor:
+def _made_up(like: torch.Tensor, device: torch.device, generator: torch.Generator, *, signed: bool) -> torch.Tensor:
     count = extent(like)
     block = torch.rand(min(count, _BLOCK), generator=generator, device=device)
     if like.dtype is torch.bool:
         block = block < 0.5
+    elif like.dtype.is_floating_point:
+        block = (block + 0.25).to(like.dtype)
+        if signed:
+            block *= torch.randint(2, block.shape, generator=generator, device=device) * 2 - 1
     else:
-        block = (block + 0.25 if like.dtype.is_floating_point else block * 8 + 1).to(like.dtype)
+        block = (block * 8 + 1).to(like.dtype)
     memory = torch.empty(-(-count // _BLOCK) * _BLOCK if count > _BLOCK else count, dtype=like.dtype, device=device)
     memory.view(-1, len(block) or 1).copy_(block)
     return memory.as_strided(like.shape, like.stride())
@@ -96,16 +103,28 @@ def _cpu_seconds(call: Callable[[], object]) -> float:
 
 
 def in_turn(
-    calls: Mapping[str, Callable[[], object]], clock: Clock, seconds: float, *, least: int, most: int
+    calls: Mapping[str, Callable[[], object]],
+    clock: Clock,
+    seconds: float,
+    *,
+    least: int,
+    most: int,
+    settled: Callable[[Mapping[str, Sequence[float]]], bool] = lambda samples: False,
 ) -> dict[str, list[float]]:
-    """Seconds of each call, run one after another in rounds, until `seconds` are over; `least` to `most` rounds."""
+    """Seconds of each call, run one after another in rounds, each round beginning with another one.
+
+    The rounds end after `seconds` of the calls (or ten times that in all), or when the samples are `settled`; `least` to
+    `most` rounds are run in any case.
+    """
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    end = time.perf_counter() + seconds
+    order, spent, end = list(calls), 0.0, time.perf_counter() + _OVERHEAD * seconds
     for done in range(most):
-        if done >= least and time.perf_counter() > end:
+        if done >= least and (spent > seconds or time.perf_counter() > end or settled(samples)):
             break
-        for name, call in calls.items():
-            samples[name].append(clock(call))
+        for name in order:
+            samples[name].append(clock(calls[name]))
+            spent += samples[name][-1]
+        order.append(order.pop(0))
     return samples
 
 

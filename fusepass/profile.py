@@ -60,6 +60,7 @@ class Step:
         bound_by_products: whether the rate of matrix products is the limit, not the copy rate.
         inputs: names of the steps whose results it reads.
         sources: the generated sources.
+        choice: for a region, which candidate runs it, and why, in words; empty where nothing was to be chosen.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Step:
     bound_by_products: bool
     inputs: tuple[str, ...]
     sources: tuple[SourceFile, ...] = ()
+    choice: str = ""
 
     @property
     def seconds_before(self) -> float:
@@ -180,7 +182,8 @@ def _lines(profile: Profile, width: int) -> list[str]:
     limits, total = summary(profile)
     rows = [line for block in table(COLUMNS, list(map(cells, profile.steps)), width) for line in block]
     head = wrap(f"{profile.model} on {profile.device}", width) + wrap(limits, width)
-    return [*head, "", *rows, "", *wrap(total, width)]
+    chosen = [line for step in profile.steps if step.choice for line in wrap(f"{step.name}: {step.choice}", width)]
+    return [*head, "", *rows, "", *wrap(total, width), *([""] if chosen else []), *chosen]
 
 
 def _rate(value: float, unit: str) -> str:

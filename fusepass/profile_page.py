@@ -146,7 +146,7 @@ def _region(step: Step) -> _Region:
     places = "; ".join(dict.fromkeys(f"{op.target} ({op.location})" if op.location else op.target for op in step.ops))
     gain = step.seconds_before / step.seconds
     time = f"{_time(step.seconds)}; its operators one by one {_time(step.seconds_before)}, {gain:.2f}x"
-    return _Region(_link(step), f"{step.name}, {step.kind}", (places, time), step.sources)
+    return _Region(_link(step), f"{step.name}, {step.kind}", (places, time, *filter(None, [step.choice])), step.sources)
 
 
 def _link(step: Step) -> str:

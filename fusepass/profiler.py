@@ -178,7 +178,7 @@ class _Steps:
         producers = [_producer(source) for node in nodes for source in node.all_input_nodes if source not in inside]
         inputs = dict.fromkeys(self._step_of[node] for node in producers if node in self._step_of)
         self._step_of.update(dict.fromkeys(nodes, item.name))
-        moved, saved, kind, sources = self._told(item)
+        moved, saved, kind, sources, choice = self._told(item)
         flops = sum(self._flops[node] for node in nodes)
         by_copy = moved / self._limits.bandwidth
         by_products = flops / self._limits.flop_rate if flops else 0.0
@@ -194,15 +194,17 @@ class _Steps:
             bound_by_products=by_products > by_copy,
             inputs=tuple(inputs),
             sources=sources,
+            choice=choice,
         )
 
-    def _told(self, item: _Item) -> tuple[int, int, str, tuple[SourceFile, ...]]:
-        """Bytes moved and saved, kind, and sources."""
+    def _told(self, item: _Item) -> tuple[int, int, str, tuple[SourceFile, ...], str]:
+        """Bytes moved and saved, kind, sources, and what was chosen."""
         if isinstance(item, fx.Node):
-            return _bytes_alone(item), 0, "operator", ()
+            return _bytes_alone(item), 0, "operator", (), ""
         report = self._reports[item]
         moved = report.bytes_after if report.state is RegionState.FUSED else report.bytes_before
-        return moved, report.bytes_saved, report.state.value, report.sources
+        choice = str(report.choice) if report.choice else ""
+        return moved, report.bytes_saved, report.state.value, report.sources, choice
 
 
 def _op_time(node: fx.Node, seconds: float) -> OpTime:

@@ -70,10 +70,11 @@ def _is_getitem(node: fx.Node) -> bool:
 
 
 def _region_report(work: Work) -> RegionReport:
-    region, generated = work.region, work.generated
+    region, candidate, generated = work.region, work.candidate, work.generated
     anchor = None if region.anchor is None else f"{_implementation(generated)}: {_packet(region.anchor)}"
-    if anchor is not None and work.variant != AnchorFormat.CALLER.value:
-        anchor += f", {work.variant}"
+    anchor_format = AnchorFormat.CALLER if candidate is None else candidate.form.anchor_format
+    if anchor is not None and anchor_format is not AnchorFormat.CALLER:
+        anchor += f", {anchor_format.value}"
     inputs = ", ".join(_type(node) for node in work.arguments)
     outputs = ", ".join(_type(node) for node in region.outputs)
     report = RegionReport(
@@ -95,7 +96,7 @@ def _region_report(work: Work) -> RegionReport:
         choice=work.choice,
         build_seconds=work.seconds,
     )
-    if generated is None:
+    if candidate is None or generated is None:
         return report
     suffix = "cu" if generated.source.target is Target.CUDA else "cpp"
     program = generated.program
@@ -105,7 +106,7 @@ def _region_report(work: Work) -> RegionReport:
         bytes_after=read_and_written + anchor_traffic(program),
         kernels=tuple(
             KernelRecord(kernel.name, schedule, *traffic(each.program, kernel))
-            for each in (*work.conversions.values(), generated)
+            for each in (*candidate.conversions.values(), generated)
             for kernel, schedule in zip(each.program.kernels, each.schedules, strict=True)
         ),
         sources=tuple(
@@ -115,8 +116,8 @@ def _region_report(work: Work) -> RegionReport:
                 each.source.text,
             )
             for each, library in (
-                (generated, work.library),
-                *((conversion, work.converters.get(name)) for name, conversion in work.conversions.items()),
+                (generated, candidate.library),
+                *((conversion, candidate.converters.get(name)) for name, conversion in candidate.conversions.items()),
             )
         ),
     )
@@ -124,8 +125,7 @@ def _region_report(work: Work) -> RegionReport:
 
 def _implementation(generated: Generated | None) -> str:
     """Who computes a region's anchor."""
-    kernels = () if generated is None else generated.program.kernels
-    return "generated" if any(kernel.anchor is not None for kernel in kernels) else "library"
+    return "generated" if generated is not None and generated.generates_anchor else "library"
 
 
 def _packet(node: fx.Node) -> str:

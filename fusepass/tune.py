@@ -1,9 +1,9 @@
-"""Chooses for a region between generated code and its own operators by running both on the device at hand."""
+"""Chooses between a region's candidates and its own operators by running all of them on the device at hand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any
 
@@ -11,19 +11,22 @@ import torch
 from torch import fx
 
 from fusepass import measure
-from fusepass.choice import EAGER, GENERATED, LEAST_SPEEDUP, Choice
+from fusepass.agreement import Verdict
+from fusepass.choice import EAGER, Choice
 from fusepass.codegen import choices
 from fusepass.codegen.generate import anchor_traffic, traffic
+from fusepass.codegen.key import cache_key
 from fusepass.config import current
+from fusepass.errors import BuildError
 from fusepass.patterns.aliasing import is_view
 from fusepass.runtime import FusedRegion
-from fusepass.work import Work
+from fusepass.trial import BUDGETS, checked, fastest
+from fusepass.work import Candidate, Work
 
-_ROUNDS = 100
-_LEAST_ROUNDS = 3
 _CLEAR_OPERATORS = 4
 _CLEAR_TRAFFIC = 4.0
 _MEMORY_SHARE = 0.25  # of what is free may be taken for inputs and results
+_RESULTS = 4  # that are held at once: the operators', a candidate's, their difference and its size
 
 # Operators for which any whole number is an argument as good as another: indices and divisors are none.
 _SAFE_WITH_INTEGERS = frozenset({
@@ -33,53 +36,75 @@ _SAFE_WITH_INTEGERS = frozenset({
 })  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Budget:
-    """Seconds for the rounds of one region; `most` for the fewest rounds where these take longer."""
+def recall(work: Work) -> choices.Record | None:
+    """What was found out before, on the same kind of device, about a region whose first candidate is generated.
 
-    seconds: float
-    most: float
+    None where nothing was, where the record does not cover all that is offered, or where nothing is to be looked up.
+    """
+    effort = current().tune
+    if effort == "off" or _obstacle(work, effort) is not None:
+        return None
+    key = _key(work, effort)
+    record = None if key is None else choices.lookup(key)
+    covers = record is not None and (effort != "max" or record.effort == "max") and {*work.offered} <= {*record.offered}
+    return record if covers else None
 
 
-_BUDGETS = {"fast": _Budget(0.03, 0.3), "max": _Budget(1.0, 10.0)}
+def adopt(work: Work, record: choices.Record) -> bool:
+    """Let the choice in `record` be the one for `work`, if the chosen candidate is there and the same as it was."""
+    try:
+        choice = replace(Choice.from_json(dict(record.choice)), recorded=True)
+    except (KeyError, TypeError, ValueError):  # written by another version
+        return False
+    chosen = next((each for each in work.candidates if each.name == choice.chosen), None)
+    if chosen is None and not choice.leaves_eager:
+        return False
+    if chosen is not None and _source_key(chosen) != record.sources.get(chosen.name):
+        return False
+    _settle(work, choice)
+    return True
 
 
-def choose(work: Work, region: FusedRegion) -> None:
-    """Decide whether `region` or the operators it stands for serve calls from now on, as ``Config.tune`` says.
+def choose(work: Work, regions: Mapping[str, FusedRegion]) -> None:
+    """Decide which of the loaded candidates, or the operators that they stand for, serve calls from now on.
 
-    What was measured before on the same kind of device comes from the disk. The user's tensors are not touched. Generated
-    code that fails gives ``work.reason``.
+    That is done as ``Config.tune`` says: candidates whose results differ from the operators' are dropped, the others are
+    timed, what comes of it is kept on disk. The user's tensors are not touched.
+
+    Args:
+        work: the region; nothing happens where its choice is made already.
+        regions: its candidates by name, the one to choose without a measurement first.
     """
     config = current()
-    if config.tune == "off":
+    if config.tune == "off" or work.choice is not None:
         return
+    chosen = next(iter(regions))
     reason = _obstacle(work, config.tune)
     if reason is not None:
-        work.choice = Choice(reason=reason)
+        work.choice = Choice(chosen, reason=reason)
         return
     try:
-        work.choice = _recorded_or_measured(work, region, config.tune)
-    except _GeneratedCodeFails as error:
-        if config.debug:
-            raise
-        work.reason = str(error)
+        choice = _remembered(work, regions, config.tune)
     except Exception as error:  # out of memory, or an operator that fails for numbers such as these
         if config.debug:
             raise
         what = next(iter(str(error).splitlines()), "")
-        work.choice = Choice(reason=f"trying it failed with {type(error).__name__}: {what}")
+        choice = Choice(chosen, reason=f"trying it failed with {type(error).__name__}: {what}")
+    _settle(work, choice)
 
 
-class _GeneratedCodeFails(Exception):
-    """Generated code raised where the region's own operators did not."""
+def _settle(work: Work, choice: Choice) -> None:
+    """Let `choice` be in force."""
+    work.choice = choice
+    work.candidate = next((each for each in work.candidates if each.name == choice.chosen), work.candidate)
+    if choice.nothing_is_right:
+        work.reason = f"generated code is not used: {choice.dropped[0][1]}"
 
 
 def _obstacle(work: Work, effort: str) -> str | None:
-    """Why nothing is measured for this region; None where it is."""
+    """Why nothing can be run for this region but by the user; None where it can."""
     inputs = [node.meta["val"] for node in work.arguments]
     results = [node.meta["val"] for node in work.region.outputs]
-    if torch.are_deterministic_algorithms_enabled():
-        return "deterministic algorithms are asked for, and times differ from run to run"
     if work.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return "a CUDA graph is being captured"
     if not all(value.numel() for value in (*inputs, *results)):
@@ -87,13 +112,11 @@ def _obstacle(work: Work, effort: str) -> str | None:
     unsafe = _unsafe_with_integers(work.graph.graph)
     if unsafe is not None:
         return f"{unsafe} needs particular whole numbers"
-    if effort == "fast" and _is_clear(work):
-        return "the cost model leaves no doubt"
-    needed = sum(map(measure.nbytes, inputs)) + 2 * sum(map(measure.nbytes, results))
+    needed = sum(map(measure.nbytes, inputs)) + _RESULTS * sum(map(measure.nbytes, results))
     if needed > _MEMORY_SHARE * measure.free_bytes(work.device):
         return "its tensors would take too much of the memory"
-    budget, traffic = _BUDGETS[effort], work.region.bytes_before + work.region.bytes_after
-    if work.generated is not None and traffic / work.generated.facts.bandwidth > budget.most:
+    budget, moved = BUDGETS[effort], work.region.bytes_before + work.region.bytes_after
+    if work.generated is not None and moved / work.generated.facts.bandwidth > budget.most:
         return f"one run takes more than {budget.most:g} s"
     return None
 
@@ -111,6 +134,15 @@ def _unsafe_with_integers(graph: fx.Graph) -> str | None:
     return None
 
 
+def _untimed(work: Work, effort: str) -> str | None:
+    """Why results are compared but no times taken; None where times are taken."""
+    if torch.are_deterministic_algorithms_enabled():
+        return "deterministic algorithms are asked for, and times differ from run to run"
+    if effort == "fast" and len(work.offered) == 1 and _is_clear(work):
+        return "the cost model leaves no doubt"
+    return None
+
+
 def _is_clear(work: Work) -> bool:
     """Whether generated code replaces several operators and moves so much less that measuring would be a waste."""
     assert work.generated is not None
@@ -120,92 +152,85 @@ def _is_clear(work: Work) -> bool:
     return operators >= _CLEAR_OPERATORS and work.region.bytes_before >= _CLEAR_TRAFFIC * moved
 
 
-def _recorded_or_measured(work: Work, region: FusedRegion, effort: str) -> Choice:
-    key = choices.key_of(_depends_on(work))
-    found = _recorded(key, effort)
-    if found is not None:
-        return found
+def _remembered(work: Work, regions: Mapping[str, FusedRegion], effort: str) -> Choice:
+    """What a trial says; kept on disk unless it is undecided."""
+    calls: dict[str, Callable[..., Any]] = {name: region.run for name, region in regions.items()}
+    key = _key(work, effort)
+    if key is None:
+        return _measured(work, calls, effort)
     with choices.locked(key):
-        found = _recorded(key, effort)  # by another process, meanwhile
-        if found is not None:
-            return found
-        inputs = [node.meta["val"] for node in work.arguments]
-        choice = _measured(work.original(), {GENERATED: region.run}, inputs, work.device, _BUDGETS[effort])
-        if choice.reason is None:
-            now = datetime.now().astimezone().isoformat(timespec="seconds")
-            record = choices.Record(work.region.name, _device(work), effort, now, asdict(choice))
-            choices.store(key, record)
-        return choice
+        record = recall(work)  # of another process, meanwhile
+        if record is not None and adopt(work, record):
+            assert work.choice is not None
+            return work.choice
+        choice = _measured(work, calls, effort)
+        if choice.reason == _untimed(work, effort) or choice.leaves_eager:
+            choices.store(key, _record(work, choice, effort))
+    return choice
 
 
-def _recorded(key: str, effort: str) -> Choice | None:
-    record = choices.lookup(key)
-    if record is None or (effort == "max" and record.effort != "max"):
+def _measured(work: Work, calls: Mapping[str, Callable[..., Any]], effort: str) -> Choice:
+    """The choice by results and times; `calls` are the candidates, the one to choose unmeasured first."""
+    with measure.as_compiled_code_runs(work.device):
+        found = checked(work, calls, _MEMORY_SHARE)
+        dropped = tuple((name, each.detail) for name, each in found.items() if each.verdict is Verdict.DIFFERENT)
+        kept = {name: call for name, call in calls.items() if found[name].verdict is not Verdict.DIFFERENT}
+        if not kept:
+            return Choice(EAGER, reason="no candidate gives the operators' results", dropped=dropped)
+        check = "; ".join(dict.fromkeys(str(found[name]) for name in kept))
+        untimed = _untimed(work, effort)
+        if untimed is not None:
+            choice = Choice(next(iter(kept)), reason=untimed)
+        else:
+            like = [node.meta["val"] for node in work.arguments]
+            choice = fastest(work.original(), kept, like, work.device, BUDGETS[effort])
+    return replace(choice, check=check, dropped=dropped)
+
+
+def _record(work: Work, choice: Choice, effort: str) -> choices.Record:
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    keys = {each.name: _source_key(each) for each in work.candidates}
+    return choices.Record(
+        region=work.region.name,
+        device=_device(work),
+        effort=effort,
+        created=now,
+        choice=asdict(choice),
+        offered=work.offered,
+        sources={name: key for name, key in keys.items() if key is not None},
+    )
+
+
+def _key(work: Work, effort: str) -> str | None:
+    """The key of a region's choice; None where there is no compiler, hence nothing to choose from."""
+    source = _source_key(work.candidates[0])
+    return None if source is None else choices.key_of({"source": source, **_depends_on(work, effort)})
+
+
+def _source_key(candidate: Candidate) -> str | None:
+    """A hash of all that a candidate is built from: programs and schedules as text, compilers, CPU, and torch's version."""
+    try:
+        return choices.key_of({"sources": [cache_key(source) for source in candidate.sources]})
+    except BuildError:
         return None
-    return replace(Choice.from_json(dict(record.choice)), recorded=True)
 
 
-def _depends_on(work: Work) -> dict[str, Any]:
-    """All that the times depend on, as plain values; the library's key covers program, compiler, CPU and torch."""
-    assert work.library is not None
+def _depends_on(work: Work, effort: str) -> dict[str, Any]:
+    """What else the times depend on, as plain values."""
     values = [node.meta["val"] for node in work.arguments]
     return {
-        "library": work.library.parent.name,
         "operators": work.graph.code,
         "arguments": [f"{value.dtype}{list(value.shape)}{list(value.stride())}" for value in values],
         "device": _device(work),
         "threads": torch.get_num_threads(),
         "precision": [torch._C._get_fp32_precision_getter("cuda", kind) for kind in ("conv", "matmul")],
-        "torch": torch.__version__,
+        "versions": [torch.__version__, torch.version.cuda],
+        "untimed": _untimed(work, effort),
     }
 
 
 def _device(work: Work) -> str:
-    """The device in words; which CPU it is, is in the library's key."""
+    """The device in words; which CPU it is, is in the key of the source."""
     assert work.generated is not None
     facts = work.generated.facts
     return f"{facts.name}, {facts.cores} cores" if facts.cores else f"{facts.name}, {facts.arch}"
-
-
-def _measured(
-    eager: Callable[..., Any],
-    generated: Mapping[str, Callable[..., Any]],
-    like: Sequence[torch.Tensor],
-    device: torch.device,
-    budget: _Budget,
-) -> Choice:
-    """Run the candidates in turn on made-up inputs; `generated` holds one or more ways to compute what `eager` does."""
-    with measure.as_compiled_code_runs(device):
-        inputs = measure.made_up(like, device)
-        clock = measure.clock(device)
-        calls = {name: _bound(call, inputs) for name, call in {EAGER: eager, **generated}.items()}
-        clock(calls[EAGER])  # warms up
-        first = clock(calls[EAGER])
-        if _LEAST_ROUNDS * (1 + len(generated)) * first > budget.most:
-            return Choice(reason=f"one run takes {first:.2g} s")
-        for name in generated:
-            try:
-                clock(calls[name])
-            except Exception as error:
-                raise _GeneratedCodeFails(f"its first run failed: {error}") from error
-        samples = measure.in_turn(calls, clock, budget.seconds, least=_LEAST_ROUNDS, most=_ROUNDS)
-    return _decided(samples)
-
-
-def _decided(samples: Mapping[str, Sequence[float]]) -> Choice:
-    """The choice for these seconds of each candidate, round by round.
-
-    The operators get the region where the best generated candidate is too slow both in its typical time and in most
-    rounds: on a busy machine one of these alone says little, and the choice is kept for long.
-    """
-    times = {name: measure.typical(values) for name, values in samples.items()}
-    best = min((name for name in times if name != EAGER), key=times.__getitem__)
-    speedup = times[EAGER] / max(times[best], 1e-9)
-    rounds = list(zip(samples[EAGER], samples[best], strict=True))
-    lost = sum(eager <= LEAST_SPEEDUP * generated for eager, generated in rounds)
-    chosen = EAGER if speedup <= LEAST_SPEEDUP and 2 * lost > len(rounds) else best
-    return Choice(chosen, tuple(times.items()), speedup)
-
-
-def _bound(call: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Callable[[], object]:
-    return lambda: call(*inputs)

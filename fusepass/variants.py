@@ -1,11 +1,11 @@
-"""The programs that a region may become: the one to choose without a measurement first.
+"""The forms that a region may be generated in, ranked: the one to choose without a measurement first.
 
-Today they differ in the memory format in which the library runs a convolution.
+They differ in the memory format in which the library runs a convolution, and in who computes the region's anchor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +14,15 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fusepass import measure
+from fusepass.choice import GENERATED
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.expr import Builder
-from fusepass.codegen.ir.program import Program
+from fusepass.codegen.ir.convolution import few_channels
 from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, is_channels_last
-from fusepass.codegen.lowering.lower import lower
-from fusepass.codegen.schedule_convolution import few_channels
+from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.source import Target
 from fusepass.patterns.opclass import OpClass, direct_class
 
+_CONVOLUTION = torch.ops.aten.convolution.default
 _MAPPING = (OpClass.POINTWISE, OpClass.VIEW)  # anything else, decomposed operators among it, may need several elements
 _ACCESS = 16  # bytes that a thread loads at once
 
@@ -33,38 +33,60 @@ _rounding: dict[tuple[object, ...], bool] = {}
 
 
 @dataclass(frozen=True)
-class Variant:
-    """A lowered region.
+class Form:
+    """What sets a candidate for a region apart from others.
 
     Attributes:
-        name: what sets it apart, for reports.
-        program: as `lower` made it.
-        builder: interned its expressions; the passes must use it.
+        anchor_format: how the library's convolution reads and writes.
+        anchor: who computes the convolution or matrix product.
     """
 
-    name: str
-    program: Program
-    builder: Builder
+    anchor_format: AnchorFormat
+    anchor: AnchorSource
+
+    @property
+    def name(self) -> str:
+        """In words, for reports and records."""
+        words = [f"{self.anchor.value} anchor"] if self.anchor is not AnchorSource.PREFERRED else []
+        words += [self.anchor_format.value] if self.anchor_format is not AnchorFormat.CALLER else []
+        return ", ".join(words) or GENERATED
 
 
-def variants(
-    graph: fx.GraphModule,
-    name: str,
-    names: Sequence[str],
-    constants: Mapping[str, float | int | bool],
-    facts: DeviceFacts,
-) -> Iterator[Variant]:
-    """Each variant of a region, lowered when it is asked for; the arguments are those of `lower`, and the device.
+def forms(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Form, ...]:
+    """The forms that are worth a try for a region, the one to choose without a measurement first.
 
-    Raises:
-        Unsupported: the IR cannot express the region; the text says what stopped it.
+    `effort` is `Config.tune`: ``"off"`` tries nothing, ``"max"`` everything. ``"fast"`` tries the anchor in both
+    implementations, and the other memory format where the rule for it (`anchor_formats`) is least sure: on CUDA, where tensor
+    cores may compute a convolution in either. Two forms may turn out to be the same program.
     """
-    for anchor_format in anchor_formats(graph, facts):
-        yield Variant(anchor_format.value, *lower(graph, name, names, constants, anchor_format))
+    first, *others = anchor_formats(graph, facts)
+    anchored = facts.target is Target.CUDA and any(_is_anchor(node) for node in graph.graph.nodes)
+    anchors = tuple(AnchorSource) if anchored else (AnchorSource.PREFERRED,)
+    ranked = [Form(first, anchor) for anchor in anchors]
+    if effort == "fast":
+        ranked += [Form(other, AnchorSource.PREFERRED) for other in others if _is_unsure(graph, facts)]
+    else:
+        ranked += [Form(other, anchor) for other in others for anchor in anchors]
+    return tuple(ranked[:1] if effort == "off" else ranked)
+
+
+def is_precise(form: Form, graph: fx.GraphModule, facts: DeviceFacts) -> bool:
+    """Whether a form but the first one has the precision of the region's own operators.
+
+    Float32 convolutions on tensor cores round to TF32 channels last, wherever that is allowed; see `anchor_formats`.
+    """
+    if facts.target is not Target.CUDA or form.anchor_format is not AnchorFormat.CHANNELS_LAST:
+        return True
+    (node,) = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
+    return node.args[0].meta["val"].dtype is not torch.float32 or not _tf32_allowed() or _rounds_to_tf32(node)
+
+
+def _is_anchor(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and direct_class(node.target) is OpClass.ANCHOR
 
 
 def chosen_format(graph: fx.GraphModule, facts: DeviceFacts) -> AnchorFormat:
-    """The format of a region's convolution in its first variant."""
+    """The format of a region's convolution in its first form."""
     return anchor_formats(graph, facts)[0]
 
 
@@ -91,7 +113,7 @@ def anchor_formats(graph: fx.GraphModule, facts: DeviceFacts) -> tuple[AnchorFor
     Three-dimensional ones stay, too: which format wins there differs from case to case. An input that lies channels
     last already decides for it.
     """
-    nodes = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+    nodes = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
     if len(nodes) != 1:
         return (AnchorFormat.CALLER,)
     (node,) = nodes
@@ -108,17 +130,33 @@ def anchor_formats(graph: fx.GraphModule, facts: DeviceFacts) -> tuple[AnchorFor
     return (AnchorFormat.CALLER, AnchorFormat.CHANNELS_LAST)
 
 
+def _is_unsure(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
+    """Whether a convolution may well be faster in the format that the rule does not choose."""
+    (node,) = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
+    x = node.args[0].meta["val"]
+    return facts.target is Target.CUDA and not is_channels_last(x.shape, x.stride()) and _suits_tensor_cores(node)
+
+
 def _prefers_channels_last(node: fx.Node) -> bool:
+    x = node.args[0].meta["val"]  # type: ignore[union-attr]
+    if x.dim() != 4 or not _suits_tensor_cores(node):
+        return False
+    return x.dtype is not torch.float32 or _rounds_to_tf32(node)
+
+
+def _suits_tensor_cores(node: fx.Node) -> bool:
+    """Whether types and sizes are such that the library's channels-last kernels run on tensor cores."""
     x, result = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
     stride, transposed, groups = node.args[3], node.args[6], node.args[8]
-    if x.dim() != 4 or groups != 1 or any(each.shape[1] * each.itemsize % _ACCESS for each in (x, result)):
+    if groups != 1 or any(each.shape[1] * each.itemsize % _ACCESS for each in (x, result)):
         return False
-    if x.dtype is not torch.float32:
-        return True
-    # Unlike `torch.backends.cudnn.allow_tf32` this does not raise where convolutions and RNNs are set differently.
-    allowed = torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32"
     few = few_channels(x.shape[1], stride if transposed else (1,))  # type: ignore[arg-type]
-    return allowed and x.shape[1] >= _LEAST_FLOAT32 and not few and _rounds_to_tf32(node)
+    return x.dtype is not torch.float32 or (_tf32_allowed() and x.shape[1] >= _LEAST_FLOAT32 and not few)
+
+
+def _tf32_allowed() -> bool:
+    # Unlike `torch.backends.cudnn.allow_tf32` this does not raise where convolutions and RNNs are set differently.
+    return bool(torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32")
 
 
 def _rounds_to_tf32(node: fx.Node) -> bool:

@@ -12,10 +12,42 @@ from torch import fx
 
 from fusepass.choice import Choice
 from fusepass.codegen.generate import Generated
-from fusepass.codegen.lowering.formats import AnchorFormat
+from fusepass.codegen.source import Source
 from fusepass.patterns.partition import Region
 from fusepass.report import RegionState
 from fusepass.runtime import Meta, with_strides
+from fusepass.variants import Form
+
+
+@dataclass
+class Candidate:
+    """One program that a region may become, on its way to a library.
+
+    Attributes:
+        form: what sets it apart from the others.
+        generated: program and source.
+        conversions: by the name of the library call's result, what changes a layout for the library.
+        library: the built library; None where there is none.
+        converters: the libraries of the conversions.
+        reason: why it cannot be used; None where it can.
+    """
+
+    form: Form
+    generated: Generated
+    conversions: dict[str, Generated]
+    library: Path | None = None
+    converters: dict[str, Path] = field(default_factory=dict)
+    reason: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return self.form.name
+
+    @property
+    def sources(self) -> list[Source]:
+        """What is built for it: its kernels, then its conversions."""
+        return [self.generated.source, *(conversion.source for conversion in self.conversions.values())]
 
 
 @dataclass
@@ -26,11 +58,10 @@ class Work:
         region: its nodes, in the captured graph.
         graph: its operators as a graph of their own; a placeholder for each of ``region.inputs``.
         constants: those inputs that are numbers fixed at capture, with their values.
-        generated: program and source; None where the region is beyond code generation.
-        variant: what sets the chosen program apart from others that the region could become.
-        conversions: by the name of the library call's result, what changes a layout for the library.
-        library: the built library; None where there is none.
-        converters: the libraries of the conversions.
+        offered: names of the forms that it may be tried in, the one to choose unmeasured first.
+        candidates: what was generated of these, different programs all, in that order; empty where the region is beyond
+            code generation.
+        candidate: the one in use, or to be used unless another one is chosen.
         choice: what was measured and chosen; None where nothing was to be chosen.
         call: the fused call, where it is in use.
         reason: why it runs as the original operators although it was meant to be fused.
@@ -40,15 +71,18 @@ class Work:
     region: Region
     graph: fx.GraphModule
     constants: dict[fx.Node, torch.Tensor]
-    generated: Generated | None = None
-    variant: str = AnchorFormat.CALLER.value
-    conversions: dict[str, Generated] = field(default_factory=dict)
-    library: Path | None = None
-    converters: dict[str, Path] = field(default_factory=dict)
+    offered: tuple[str, ...] = ()
+    candidates: list[Candidate] = field(default_factory=list)
+    candidate: Candidate | None = None
     choice: Choice | None = None
     call: Callable[..., Any] | None = None
     reason: str | None = None
     seconds: float = 0.0
+
+    @property
+    def generated(self) -> Generated | None:
+        """Program and source of the candidate in use."""
+        return None if self.candidate is None else self.candidate.generated
 
     @property
     def arguments(self) -> list[fx.Node]:
@@ -72,14 +106,22 @@ class Work:
 
     def original(self) -> Callable[..., Any]:
         """The region's own operators, as a function of the fused call's arguments."""
-        graph, inputs, constants = self.graph.forward, self.region.inputs, self.constants
+        graph = self.run_on(self.graph)
         expected = [Meta.of(node.meta["val"]) for node in self.region.outputs]
 
         def run(*arguments: torch.Tensor) -> Any:
-            rest = iter(arguments)
-            results = graph(*(constants[node] if node in constants else next(rest) for node in inputs))
             # An input may lie as another region wrote it, and layouts go from operator to operator.
-            results = tuple(map(with_strides, results, expected))
+            results = tuple(map(with_strides, graph(*arguments), expected))
             return results if len(results) > 1 else results[0]
+
+        return run
+
+    def run_on(self, graph: fx.GraphModule) -> Callable[..., tuple[torch.Tensor, ...]]:
+        """`graph`, which has the placeholders of the region's, as a function of the fused call's arguments."""
+        forward, inputs, constants = graph.forward, self.region.inputs, self.constants
+
+        def run(*arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            rest = iter(arguments)
+            return tuple(forward(*(constants[node] if node in constants else next(rest) for node in inputs)))
 
         return run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,13 +64,13 @@ def _keep_cuda_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("nvcc") is None:
         return
 
-    def both(program: Program, builder: Builder, facts: DeviceFacts) -> Generated:
-        described = generate(program, builder, DeviceFacts.h200())
+    def both(program: Program, builder: Builder, facts: DeviceFacts, *options: Any) -> Generated:
+        described = generate(program, builder, DeviceFacts.h200(), *options)
         for source in (described.source, described.unaligned()):
             compile_cuda.keep(source.text, source.entry)
-        return generate(program, builder, facts)
+        return generate(program, builder, facts, *options)
 
-    monkeypatch.setattr("fusepass.compile.generate", both)
+    monkeypatch.setattr("fusepass.candidates.generate", both)
 
 
 @pytest.fixture

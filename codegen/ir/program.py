@@ -2,8 +2,9 @@
 
 A kernel's iteration domain is ``rows x cols``. A *row* is one point of `rows`; reductions run over `cols`, sweep by
 sweep, a later sweep may use the results (`Stat`) of earlier ones; `row_stores` happen once per row, `stores` once per
-(row, col). A kernel without `cols` is pointwise: only `stores`. Such a kernel may have an `anchor`, a convolution whose
-result for the row its stores use as a `Stat`. The rows of a kernel with sweeps may be shared by `Team`s of blocks.
+(row, col). A kernel without `cols` is pointwise: only `stores`. Such a kernel may have an `anchor`, a convolution or a
+matrix product whose result for the row its stores use as a `Stat`. The rows of a kernel with sweeps may be shared by
+`Team`s of blocks.
 """
 
 from __future__ import annotations
@@ -14,12 +15,20 @@ from dataclasses import dataclass, field
 from math import prod
 
 from fusepass.codegen.ir.convolution import Convolution
-from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Expr, Gather, Load, ReduceOp, walk
 from fusepass.codegen.ir.index import Axis, Index
+from fusepass.codegen.ir.product import Product
+
+_PRODUCTS = ("convolution", "_convolution", "mm", "bmm", "addmm", "baddbmm")
+ANCHOR_TARGETS = frozenset(f"aten.{name}.default" for name in _PRODUCTS)
+"""Library calls that compute; the others make views for them, or convert a layout."""
 
 CONVERSION_TARGET = "aten.clone.default"
 """The library call that only changes a layout, for an anchor that reads the copy; a generated kernel does the same."""
+
+
+Anchor = Convolution | Product
 
 
 class Role(enum.Enum):
@@ -102,7 +111,7 @@ class Kernel:
     row_stores: tuple[Store, ...]
     stores: tuple[Store, ...]
     origin: tuple[str, ...] = ()
-    anchor: Convolution | None = None
+    anchor: Anchor | None = None
     team: Team | None = None
 
     @property
@@ -133,7 +142,7 @@ class Kernel:
 
     @property
     def reads(self) -> frozenset[str]:
-        anchor = (self.anchor.source, self.anchor.weight) if self.anchor else ()
+        anchor = self.anchor.reads if self.anchor else ()
         return frozenset((*anchor, *(node.buffer for node in walk(*self.roots) if isinstance(node, Load | Gather))))
 
     @property
@@ -164,12 +173,15 @@ class LibraryCall:
     """An ATen call that runs before the kernels, such as a convolution without its bias.
 
     `target` is the operator's qualified name (``aten.convolution.default``); `args` are numbers, tuples, None, text or `Ref`.
+    `precision` is what the library computes float32 products in, as far as is known: generated code in its place may be
+    as exact, no less.
     """
 
     result: str
     target: str
     args: tuple[object, ...]
     kwargs: tuple[tuple[str, object], ...] = ()
+    precision: Precision = Precision.FLOAT32
 
 
 @dataclass(frozen=True)

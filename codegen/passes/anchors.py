@@ -1,28 +1,47 @@
-"""Library convolutions that generated code does better become kernels, what is done to each element as their epilogue."""
+"""Library convolutions and matrix products that generated code does better become kernels.
+
+What is done to each element of their results is the kernels' epilogue.
+"""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from dataclasses import replace
 
-from fusepass.codegen.ir.convolution import Convolution
-from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.convolution import Convolution, few_channels
+from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Window, walk
 from fusepass.codegen.ir.index import Axis, axis_index, linear
-from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Ref, Role, Store
+from fusepass.codegen.ir.product import Product
+from fusepass.codegen.ir.program import Anchor, Buffer, Kernel, LibraryCall, Program, Ref, Role, Store
+from fusepass.codegen.passes.axes import merged_axes
+from fusepass.codegen.passes.packing import pack_weights
+from fusepass.codegen.passes.products import product_of, product_rows, product_value, without_idle_views
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
 Choice = Callable[[Program, Kernel], bool]
 
 
+class AnchorSource(enum.Enum):
+    """Who computes a region's anchor."""
+
+    PREFERRED = "preferred"  # whoever is expected to be the faster one
+    LIBRARY = "library"
+    GENERATED = "generated"  # generated code wherever it can, else the library
+
+
 def generate_anchors(program: Program, builder: Builder, choose: Choice) -> Program:
-    """Replace each library convolution for which `choose` accepts the kernel that would do it."""
+    """Replace each library convolution and product for which `choose` accepts the kernel that would do it."""
     for call in program.calls:
-        anchor = _convolution(program, call)
-        if anchor is not None:
-            generated = _generated(program, builder, call, anchor)
-            program = generated if choose(generated, generated.kernels[0]) else program
-    return program
+        anchor = _convolution(program, call) or product_of(program, call)
+        if anchor is None:
+            continue
+        generated, place = _generated(program, builder, call, anchor), 0
+        if isinstance(anchor, Convolution) and not few_channels(program.buffer(anchor.source).shape[1], anchor.spread):
+            generated, place = pack_weights(generated, builder, 0), 1
+        program = generated if choose(generated, generated.kernels[place]) else program
+    return without_idle_views(program)
 
 
 def _convolution(program: Program, call: LibraryCall) -> Convolution | None:
@@ -37,6 +56,8 @@ def _convolution(program: Program, call: LibraryCall) -> Convolution | None:
     spatial = len(operands[0].shape) - 2
     if not 1 <= spatial <= 3 or not all(buffer.numel for buffer in operands):
         return None
+    spread = _per_axis(stride, spatial) if transposed else (1,)
+    few = few_channels(operands[0].shape[1], spread)
     return Convolution(
         name=f"{call.result}_sum",
         source=operands[0].name,
@@ -45,6 +66,7 @@ def _convolution(program: Program, call: LibraryCall) -> Convolution | None:
         padding=_per_axis(padding, spatial),
         dilation=_per_axis(dilation, spatial),
         transposed=bool(transposed),
+        precision=Precision.FLOAT32 if few else call.precision,
     )
 
 
@@ -53,13 +75,13 @@ def _per_axis(value: object, spatial: int) -> tuple[int, ...]:
     return value * spatial if len(value) == 1 else value
 
 
-def _generated(program: Program, builder: Builder, call: LibraryCall, anchor: Convolution) -> Program:
+def _generated(program: Program, builder: Builder, call: LibraryCall, anchor: Anchor) -> Program:
     """`program` with the kernel that replaces `call` in the first place."""
     result = program.buffer(call.result)
     calls = tuple(other for other in program.calls if other is not call)
     readers = [kernel for kernel in program.kernels if result.name in kernel.reads]
     if len(readers) == 1 and result.name not in program.outputs:
-        absorbed = _absorbed(readers[0], builder, result, anchor)
+        absorbed = _absorbed(program, readers[0], builder, call, anchor)
         # Nothing that the epilogue reads is written by a kernel before it, or it could not come first.
         written = frozenset[str]().union(*(kernel.writes for kernel in program.kernels))
         if absorbed is not None and not absorbed.reads & written:
@@ -67,31 +89,61 @@ def _generated(program: Program, builder: Builder, call: LibraryCall, anchor: Co
             buffers = tuple(buffer for buffer in program.buffers if buffer is not result)
             return replace(program, calls=calls, kernels=(absorbed, *rest), buffers=buffers)
     rows = tuple(Axis(f"d{number}", size) for number, size in enumerate(result.shape))
-    value = builder.stat(anchor.name, 0, DType.F32)
+    value, domain = _value(program, builder, call, anchor, rows)
     store = Store(result.name, linear([axis_index(axis) for axis in rows], result.strides), value)
-    kernel = Kernel(f"{result.name}_kernel", rows, (), (), (), (store,), ("convolution",), anchor)
+    kernel = Kernel(f"{result.name}_kernel", domain, (), (), (), (store,), (_operator(call),), anchor)
     role = Role.OUTPUT if result.name in program.outputs else Role.TEMP
     buffers = tuple(replace(buffer, role=role) if buffer is result else buffer for buffer in program.buffers)
     return replace(program, calls=calls, kernels=(kernel, *program.kernels), buffers=buffers)
 
 
-def _absorbed(reader: Kernel, builder: Builder, result: Buffer, anchor: Convolution) -> Kernel | None:
-    """`reader` as the epilogue of the convolution, if it takes each element of `result` once, at its own row."""
+def _value(
+    program: Program, builder: Builder, call: LibraryCall, anchor: Anchor, rows: tuple[Axis, ...]
+) -> tuple[Expr, tuple[Axis, ...]]:
+    """The result of `call` at `rows`, its dimensions, from what `anchor` gives; and the rows of a kernel with `anchor`."""
+    if isinstance(anchor, Product):
+        return product_value(program, builder, call, anchor, rows), product_rows(rows)
+    return builder.stat(anchor.name, 0, DType.F32), rows
+
+
+def _operator(call: LibraryCall) -> str:
+    return call.target.split(".")[1]
+
+
+def _absorbed(program: Program, reader: Kernel, builder: Builder, call: LibraryCall, anchor: Anchor) -> Kernel | None:
+    """`reader` as the epilogue of `call`, if it takes each element of its result once, at its own row."""
+    result = program.buffer(call.result)
     if not reader.is_pointwise or reader.anchor is not None:
         return None
+    reader = _with_whole_dimensions(reader, builder, result)
     loads = [load for load in reader.loads() if load.buffer == result.name]
     rows = _rows(reader, loads[0], result)
     if rows is None or any(load.index != loads[0].index for load in loads):
         return None
     if any(isinstance(node, Window | Gather) for node in walk(*reader.roots)):
         return None
-    value = builder.stat(anchor.name, 0, DType.F32)
+    value, domain = _value(program, builder, call, anchor, rows)
 
     def leaf(node: Expr) -> Expr | None:
         return value if isinstance(node, Load) and node.buffer == result.name else None
 
     rewritten = rewrite_kernel(reader, builder, leaf=leaf)
-    return replace(rewritten, rows=rows, anchor=anchor, origin=("convolution", *reader.origin))
+    return replace(rewritten, rows=domain, anchor=anchor, origin=(_operator(call), *reader.origin))
+
+
+def _with_whole_dimensions(reader: Kernel, builder: Builder, result: Buffer) -> Kernel:
+    """`reader` with one axis where several walk a dimension of `result` together, if nothing tells them apart."""
+    load = next(load for load in reader.loads() if load.buffer == result.name)
+    for size, stride in zip(result.shape, result.strides, strict=True):
+        inner = next((axis for axis in reader.rows if axis.size != 1 and load.index.stride(axis) == stride), None)
+        if inner is None or inner.size == size:
+            continue
+        above = stride * inner.size
+        outer = next((axis for axis in reader.rows if axis.size != 1 and load.index.stride(axis) == above), None)
+        merged = outer and size % (outer.size * inner.size) == 0 and merged_axes(reader, builder, outer, inner)
+        if merged:
+            return _with_whole_dimensions(merged, builder, result)
+    return reader
 
 
 def _rows(reader: Kernel, load: Load, result: Buffer) -> tuple[Axis, ...] | None:

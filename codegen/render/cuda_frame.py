@@ -257,8 +257,12 @@ class Frame:
         if plan.groups > 1:
             group = self._constant("group", f"threadIdx.x / {plan.lanes}")
             self.first_of_row = f"{group} == 0"
+        rows = plan.lanes * plan.width
         here = f"{number} * {plan.lanes} + {lane}"
-        self._define_row(here if plan.width == 1 else f"({here}) * {plan.width}", plan.lanes * plan.width, plan.width)
+        if plan.exchanges:
+            self.first_along = f"{self._constant('first_row', f'{number} * {rows}')} + "
+            self.place = lane, group
+        self._define_row(here if plan.width == 1 else f"({here}) * {plan.width}", rows, plan.width)
         return self._tile(group, plan.groups, self.kernel.col_count, 1)
 
     def _crossing(self, number: str) -> Tile:

@@ -80,7 +80,13 @@ def exchange_tile(
 ) -> Tile:
     """How the threads of a block read or write `crossing`, which stands at `index`, vectors running along `across`."""
     buffer = program.buffer(crossing.buffer)
-    tile = plan.tile if plan.walk is Walk.CROSSING else (kernel.col_count, plan.groups)
+    match plan.walk:
+        case Walk.INNER:
+            tile = kernel.col_count, plan.groups
+        case Walk.OUTER:
+            tile = plan.lanes * plan.width, power_above(kernel.col_count)
+        case _:
+            tile = plan.tile
     usable = plan.aligned or buffer.role is not Role.INPUT
 
     def fits(width: int) -> bool:

@@ -55,7 +55,7 @@ class Schedule:
         apart: `POINTWISE`: vectors from one of a thread's vectors to the next, where that is not a block's width.
         columns: `CROSSING`: the kernel's axes that are the tile's columns, slowest first.
         exchanges: whether what is contiguous along the other axis goes through shared memory: loads and stores where
-            `CROSSING`, stores where `INNER`.
+            `CROSSING`, stores where `INNER` or `OUTER`.
         members: blocks that share each row; with more than one, blocks are resident all at once and go from row to row.
         part: vectors of a row that each member has.
         kept: of these, how many it keeps; the rest is read again.
@@ -93,6 +93,7 @@ class Schedule:
 
     def __str__(self) -> str:
         vector = f"vectors of {self.width}" if self.width > 1 else "single elements"
+        exchanged = ", stores exchanged" if self.exchanges else ""
         match self.walk:
             case Walk.POINTWISE:
                 shape = f"{self.unroll} per thread, {self.threads} threads"
@@ -100,13 +101,11 @@ class Schedule:
             case Walk.INNER:
                 shared = f"teams of {self.members}, " if self.members > 1 else ""
                 partly = f" for {self.kept} of {self.part} vectors" if self.kept < self.part else ""
-                shape = (
-                    f"{shared}{self.lanes} lanes x {self.groups} rows, {self.unroll} per thread at a time, {self.keep.value}"
-                    f"{partly}{', stores exchanged' if self.exchanges else ''}"
-                )
+                shape = f"{shared}{self.lanes} lanes x {self.groups} rows, {self.unroll} per thread at a time"
+                shape += f", {self.keep.value}{partly}{exchanged}"
             case Walk.OUTER:
                 shape = f"{self.lanes} lanes of rows x {self.groups} groups of columns, {self.unroll} columns at a time"
-                shape += f", {self.keep.value}"
+                shape += f", {self.keep.value}{exchanged}"
             case Walk.CROSSING:
                 rows, cols = self.tile
                 shape = f"{self.unroll} per thread, {self.threads} threads, tiles of {rows} x {cols} exchanged"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusepass.codegen.ir.crossing import Crossing, crossings, near_step
+from fusepass.codegen.ir.crossing import Crossing, crossings, near_step, power_above
+from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.schedule.flat import exchanged
@@ -33,7 +34,7 @@ def prefers_rows(shape: Shape) -> bool:
 
 def inner(shape: Shape) -> Schedule:
     assert shape.col_axis is not None
-    crossing = crossing_stores(shape)
+    crossing = crossing_stores(shape, shape.col_axis, shape.row_axis)
     width = shape.width(shape.col_axis, but=frozenset(each.index for each in crossing))
     vectors = ceil(shape.cols, width)
     element = min((access.nbytes for access in shape.main), default=4)
@@ -60,11 +61,11 @@ def inner(shape: Shape) -> Schedule:
     return _long_rows(shape, base, vectors)
 
 
-def crossing_stores(shape: Shape) -> tuple[Crossing, ...]:
-    """The element stores that are contiguous along the rows."""
-    if shape.row_axis is None or shape.col_axis is None:
+def crossing_stores(shape: Shape, along: Axis | None, across: Axis | None) -> tuple[Crossing, ...]:
+    """The element stores of a kernel that computes along `along` which are contiguous along `across`."""
+    if along is None or across is None:
         return ()
-    return crossings(shape.kernel, shape.program, shape.col_axis, shape.row_axis, loads=False)
+    return crossings(shape.kernel, shape.program, along, across, loads=False)
 
 
 def _exchanges(crossing: Sequence[Crossing], shape: Shape, rows: int) -> bool:
@@ -107,18 +108,35 @@ def outer(shape: Shape) -> Schedule:
     assert shape.row_axis is not None
     cols = max(shape.cols, 1)
     most = most_elements(shape)
-    width = shape.width(shape.row_axis, 4)
+    crossing = crossing_stores(shape, shape.row_axis, shape.col_axis)
+    width = shape.width(shape.row_axis, 4, frozenset(each.index for each in crossing))
     whole = min(cols, FEW_ELEMENTS) if shape.single else cols
     while width > 1 and (whole * width > most or not shape.fills(shape.rows // width)):
         width //= 2
     # A thread keeps a longer column alone where that saves all exchange between threads.
     if cols * width <= (2 * most if shape.fills(shape.rows // width) else most):
         blocks = ceil(shape.rows, _COLUMN_THREADS * width)
-        return Schedule(Walk.OUTER, width, cols, _COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
+        alone = Schedule(Walk.OUTER, width, cols, _COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
+        return _exchanging(alone, crossing, shape)
     if shape.single and shape.fills(shape.rows // width):
         blocks = ceil(shape.rows, _COLUMN_THREADS * width)
         return Schedule(Walk.OUTER, width, unroll_of(FEW_ELEMENTS // width, cols, 1), _COLUMN_THREADS, 1, blocks)
-    return _shared_columns(shape, width, most)
+    return _exchanging(_shared_columns(shape, width, most), crossing, shape)
+
+
+def _exchanging(plan: Schedule, crossing: Sequence[Crossing], shape: Shape) -> Schedule:
+    """`plan` with its `crossing` stores exchanged, on fewer rows a block if the tiles of whole rows need that."""
+    if plan.keep is not Keep.REGISTERS or not crossing:
+        return plan
+    smallest = min(access.nbytes for access in shape.main)
+    for lanes in (plan.lanes >> halved for halved in range(plan.lanes.bit_length())):
+        rows = lanes * plan.width
+        if lanes * plan.groups < 32 or rows * smallest < _SECTOR:
+            break
+        states = rows * plan.groups * _state_bytes(shape.kernel) if plan.groups > 1 else 0
+        if exchanged(crossing, shape.program, rows, power_above(shape.cols)) + states <= _STATIC_SHARED:
+            return replace(plan, lanes=lanes, blocks=ceil(shape.rows, rows), exchanges=True)
+    return plan
 
 
 def _shared_columns(shape: Shape, width: int, most: int) -> Schedule:

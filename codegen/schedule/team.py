@@ -34,7 +34,8 @@ def team_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int
     a second time would read it from memory.
     """
     shape = Shape(kernel, program, facts, aligned=True)
-    if shape.single or shape.col_axis is None or not shape.rows or prefers_rows(shape) or crossing_stores(shape):
+    crossing = crossing_stores(shape, shape.col_axis, shape.row_axis)
+    if shape.single or shape.col_axis is None or not shape.rows or prefers_rows(shape) or crossing:
         return None
     read = sum(program.buffer(name).nbytes for name in {access.buffer for access in shape.main} & kernel.reads)
     room, row_bytes = _room(kernel, facts), shape.cols * _kept_bytes(shape)

@@ -9,6 +9,7 @@ from fusepass.patterns.rule import Rule
 from fusepass.patterns.rules import (
     arithmetic,
     bounds,
+    cancelling,
     constants,
     convolution,
     copies,
@@ -28,6 +29,7 @@ RULES: tuple[Rule, ...] = (
     *convolution.RULES,
     *pooling.RULES,
     *folding.RULES,
+    *cancelling.RULES,
     *constants.RULES,
     *arithmetic.RULES,
     *identities.RULES,

@@ -16,12 +16,12 @@ from fusepass.codegen.ir.program import Buffer, Program, Role
 from fusepass.codegen.render import render
 from fusepass.codegen.source import Source
 from fusepass.errors import BuildError
-from tests.support import convolutions, kernels
+from tests.support import convolutions, kernels, products
 from tests.support.interpret import STORAGE, interpret
 from tests.support.numpy_ops import Array
 from tests.unit.test_render_cuda import assert_close, inputs_of
 
-SAMPLES = {**kernels.SAMPLES, **convolutions.SAMPLES}
+SAMPLES = {**kernels.SAMPLES, **convolutions.SAMPLES, **products.SAMPLES}
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder, Op
 from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Ref, Role, Store
@@ -30,6 +30,7 @@ class Case:
     transposed: bool = False
     output_padding: tuple[int, ...] = ()
     channels_last: bool = False
+    precision: Precision = Precision.FLOAT32
 
     @property
     def weight(self) -> tuple[int, ...]:
@@ -65,7 +66,9 @@ def program_of(case: Case, *, chain: bool = True) -> Program:
         Buffer("bias", F32, (case.out_channels,), (1,), Role.INPUT),
         Buffer("conv_out", F32, shape, contiguous_strides(shape), Role.ANCHOR),
     ]
-    call = LibraryCall("conv_out", "aten.convolution.default", (Ref("x"), Ref("w"), None, *case.geometry))
+    call = LibraryCall(
+        "conv_out", "aten.convolution.default", (Ref("x"), Ref("w"), None, *case.geometry), (), case.precision
+    )
     inputs = ("x", "w", "bias")
     if not chain:
         return Program("conv", (*buffers[:2], buffers[3]), inputs[:2], ("conv_out",), (call,), ())
@@ -99,6 +102,16 @@ CASES: dict[str, Case] = {
     "transposed 2d, dilated": Case((1, 3, 6, 5), 17, (3, 4), (2, 3), (2, 1), (3, 2), True, (1, 2)),
     "transposed 2d, stride 1": Case((1, 5, 6, 7), 8, (5, 5), (1, 1), (1, 1), (1, 1), True),
     "transposed 3d": Case((1, 3, 3, 4, 5), 16, (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), True, (1, 1, 1)),
+    "many channels": Case((2, 20, 9, 11), 24, (3, 3), (1, 1), (1, 1), (1, 1)),
+    "many channels, one by one": Case((1, 40, 5, 7), 70, (1, 1), (1, 1), (0, 0), (1, 1)),
+    "many channels, strided and dilated": Case((1, 16, 15, 17), 6, (3, 2), (2, 3), (2, 1), (2, 3)),
+    "many channels, last": Case((2, 24, 6, 7), 33, (3, 3), (1, 1), (1, 1), (1, 1), channels_last=True),
+    "many channels, 1d": Case((3, 9, 50), 7, (4,), (1,), (2,), (1,)),
+    "many channels, 3d": Case((1, 32, 4, 5, 6), 64, (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1)),
+    "many channels, transposed": Case((1, 20, 5, 6), 9, (3, 3), (2, 2), (1, 1), (1, 1), True, (1, 1)),
+    "many channels, kernel below stride": Case((1, 17, 4, 5), 4, (2, 1), (3, 2), (0, 0), (1, 1), True),
+    "many channels, transposed by 1": Case((1, 9, 6, 7), 8, (5, 5), (1, 1), (1, 1), (1, 1), True),
+    "many channels, transposed 3d": Case((1, 32, 2, 3, 4), 64, (4, 4, 4), (2, 2, 2), (1, 1, 1), (1, 1, 1), True),
     "transposed 1d": Case((2, 16, 9), 33, (4,), (2,), (1,), (1,), True),
 }
 

@@ -184,6 +184,17 @@ inline void __syncthreads() { emulation::wait(emulation::State::at_block); }
 
 inline void __syncwarp() { emulation::wait(emulation::State::at_warp); }
 
+inline bool __any_sync(unsigned members, bool value) {
+    if (members != 0xffffffffu) emulation::fail("a vote of part of a warp");
+    const unsigned self = emulation::thread_index.x, first = self / 32 * 32;
+    emulation::exchanged[self] = value;
+    emulation::wait(emulation::State::at_warp);
+    bool any = false;
+    for (unsigned i = first; i < first + 32; ++i) any |= emulation::exchanged[i] != 0;
+    emulation::wait(emulation::State::at_warp);
+    return any;
+}
+
 inline unsigned __shfl_xor_sync(unsigned members, unsigned value, int mask) {
     if (members != 0xffffffffu) emulation::fail("a shuffle among part of a warp");
     const unsigned self = emulation::thread_index.x;

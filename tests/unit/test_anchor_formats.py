@@ -15,16 +15,19 @@ from torch import Tensor, nn
 import fusepass
 import fusepass.compile
 import fusepass.variants
+from fusepass.choice import GENERATED
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import conversions, generate, pass_options
 from fusepass.codegen.ir.program import CONVERSION_TARGET
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.lowering.formats import AnchorFormat, channels_last_strides, is_channels_last
+from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import render
+from fusepass.codegen.schedule import schedule
 from fusepass.errors import FusepassWarning
 from fusepass.fallbacks import FallbackCounter
 from fusepass.runtime import FusedRegion
-from fusepass.variants import anchor_formats, differs_from_float32, variants
+from fusepass.variants import Form, anchor_formats, differs_from_float32, forms, is_precise
 from fusepass.work import Work
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
@@ -128,6 +131,17 @@ def test_kernels(name: str) -> None:
         )
 
 
+@pytest.mark.parametrize("name", ["layer norm", "softmax"])
+def test_short_rows_read_what_the_library_left_once(name: str) -> None:
+    """Normalised along the width or the channels and written contiguously: one kernel, which exchanges tiles."""
+    make, _ = MODELS[name]
+    made = region(make(), torch.randn((2, 5, 150, 6) if name == "layer norm" else (2, 5, 64, 64)), anchor_format=LAST)
+    facts = replace(H200, multiprocessors=1)
+    program = made.passed(replace(pass_options(facts), separate_from=1))
+    (kernel,) = program.kernels
+    assert schedule(kernel, program, facts).exchanges
+
+
 @pytest.mark.parametrize("shape", [(2, 5, 7, 9), (1, 64, 16, 16), (2, 3, 4, 5, 6), (3, 8, 1, 9)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_conversions(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -196,16 +210,16 @@ def test_one_region_writes_as_the_next_one_reads(
 ) -> None:
     """No conversion is left; where a region cannot be made, operators run on the layouts that they know."""
     monkeypatch.setattr(fusepass.variants, "anchor_formats", lambda graph, facts: (LAST,))
-    real = fusepass.compile._load
+    real = fusepass.compile.load_candidates
 
-    def load(work: Work, counter: FallbackCounter) -> FusedRegion | None:
+    def load(work: Work, counter: FallbackCounter) -> dict[str, FusedRegion]:
         if "tanh" not in work.region.name:
             return real(work, counter)
         work.reason = "broken"
-        return None
+        return {}
 
     if broken:
-        monkeypatch.setattr(fusepass.compile, "_load", load)
+        monkeypatch.setattr(fusepass.compile, "load_candidates", load)
     model, x = Chain(between).eval(), torch.randn(2, 4, 9, 8)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FusepassWarning)
@@ -262,16 +276,46 @@ def test_choice(name: str) -> None:
     assert anchor_formats(graph, DeviceFacts.cpu(2))[0] is AnchorFormat.CALLER
 
 
-def test_variants() -> None:
-    """The chosen one first; each computes the same."""
-    made = region(nn.Sequential(nn.Conv2d(16, 8, 3), nn.ReLU()).double(), torch.randn(2, 16, 6, 6).double())
+@pytest.mark.parametrize(
+    ("effort", "channels", "names"),
+    [
+        ("off", 16, ["channels last"]),
+        ("fast", 16, ["channels last", "library anchor, channels last", "generated anchor, channels last", GENERATED]),
+        ("fast", 3, [GENERATED, "library anchor", "generated anchor"]),
+        (
+            "max",
+            3,
+            [
+                *(GENERATED, "library anchor", "generated anchor"),
+                *("channels last", "library anchor, channels last", "generated anchor, channels last"),
+            ],
+        ),
+    ],
+)
+def test_what_is_offered(effort: str, channels: int, names: list[str]) -> None:
+    """The chosen one first; less effort tries less."""
+    graph, _ = trace(nn.Sequential(nn.Conv2d(channels, 8, 3), nn.ReLU()), torch.randn(2, channels, 6, 6))
+    assert [form.name for form in forms(graph, H200, effort)] == names
+
+
+def test_what_is_offered_on_a_cpu_and_without_an_anchor() -> None:
     graph, _ = trace(nn.Sequential(nn.Conv2d(16, 8, 3), nn.ReLU()), torch.randn(2, 16, 6, 6))
-    names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
-    found = list(variants(graph, "region", names, {}, H200))
-    assert [variant.name for variant in found] == ["channels last", "as is"]
-    assert [len(variant.program.calls) for variant in found] == [2, 1]
-    for variant in variants(made.graph, "region", names, {}, DeviceFacts.cpu(2)):
-        made.check(variant.program)
+    assert [form.name for form in forms(graph, DeviceFacts.cpu(2), "fast")] == [GENERATED]
+    assert [form.name for form in forms(graph, DeviceFacts.cpu(2), "max")] == [GENERATED, "channels last"]
+    graph, _ = trace(lambda a: a.relu() + 1, torch.randn(2, 8))
+    assert [form.name for form in forms(graph, H200, "max")] == [GENERATED]
+
+
+def test_a_form_of_another_precision_is_no_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the library computes in float32 as it stands, channels last would round to TF32."""
+    graph, _ = trace(nn.Sequential(nn.Conv2d(16, 8, 3), nn.ReLU()), torch.randn(2, 16, 6, 6))
+    for rounds in (False, True):
+        monkeypatch.setattr(fusepass.variants, "_rounds_to_tf32", lambda node, rounds=rounds: rounds)
+        assert is_precise(Form(LAST, AnchorSource.LIBRARY), graph, H200) is rounds
+        assert is_precise(Form(AnchorFormat.CALLER, AnchorSource.LIBRARY), graph, H200)
+    with cudnn(allow_tf32=False):
+        monkeypatch.setattr(fusepass.variants, "_rounds_to_tf32", lambda node: False)
+        assert is_precise(Form(LAST, AnchorSource.LIBRARY), graph, H200)
 
 
 @pytest.mark.parametrize(

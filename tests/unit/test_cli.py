@@ -300,10 +300,12 @@ def test_cache_list_verify_and_clear(cache_dir: Path, capsys: pytest.CaptureFixt
 def test_measured_choices_are_listed_verified_and_cleared(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for key, speedup in (("ab" * 32, 0.75), ("cd" * 32, 1.5)):
         chosen = {"chosen": "eager" if speedup < 1 else "generated", "speedup": speedup}
+        chosen |= {"dropped": [["channels last", "wrong"]]} if speedup > 1 else {}
         choices.store(key, choices.Record("softmax_add", "CPU, 2 cores", "fast", "", chosen))
     assert cli.main(["cache", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["softmax_add", "eager", "0.75", "fast", "CPU,", "2", "cores", "abababababab"]
+    assert "generated (1 dropped)" in lines[2]
     assert lines[-1] == "2 measured choices"
     assert cli.main(["cache", "verify"]) == 0
     assert capsys.readouterr().out == "2 measured choices intact\n"

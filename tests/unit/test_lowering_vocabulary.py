@@ -100,6 +100,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "aten.empty.memory_format": ([0],),
     "aten.empty_strided.default": ([0, 2], [2, 1]),
     "aten.empty_like.default": (X[:0],),
+    "aten.binary_cross_entropy.default": (X, Y, _tensor(4), 2),
     "aten.embedding.default": (_tensor(5, 3), N % 5),
     "aten.index_select.default": (X, -1, torch.tensor([3, 0, 0])),
     "aten.gather.default": (X, 1, torch.tensor([[[2, 0, 1], [0, 0, 2]]])),

@@ -102,7 +102,7 @@ def test_json_keys() -> None:
     ]  # fmt: skip
     assert list(data["steps"][0]) == [
         "name", "kind", "ops", "seconds", "bytes_moved", "bytes_saved", "flops", "limit_seconds", "bound_by_products",
-        "inputs", "sources", "seconds_before", "bandwidth", "flop_rate", "fraction",
+        "inputs", "sources", "choice", "seconds_before", "bandwidth", "flop_rate", "fraction",
     ]  # fmt: skip
     assert data["steps"][1]["ops"] == [
         {
@@ -161,6 +161,10 @@ def test_a_region_left_to_eager_is_profiled_as_such(monkeypatch: pytest.MonkeyPa
     optimised = fusepass.optimize(nn.Sequential(nn.Tanh(), nn.ReLU()), tune="max", cache_dir=tmp_path)
     (step,) = optimised.profile(torch.rand(8)).steps
     assert (step.kind, step.bytes_saved, len(step.ops)) == ("eager", 0, 2)
+    assert step.choice.startswith('left to eager: chosen "eager": generated code runs at 0.50x eager')
+    profile = Profile("Net", "cpu", 1e9, "measured", 0.0, (step,))
+    assert f"{step.name}: {step.choice}" in " ".join(str(profile).split())
+    assert "left to eager: chosen &#34;eager&#34;" in profile.to_html()
 
 
 def test_a_model_without_a_graph_has_no_profile() -> None:

@@ -5,7 +5,7 @@ import json
 import pickle
 import threading
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -96,12 +96,17 @@ def test_json_round_trip() -> None:
 
 def test_a_choice_is_kept_and_told() -> None:
     times = (("eager", 2e-3), ("generated", 2.5e-3))
-    left = replace(NORM, state=RegionState.EAGER, reason=None, choice=Choice("eager", times, 0.8))
+    left = replace(
+        NORM,
+        state=RegionState.EAGER,
+        reason=None,
+        choice=Choice("eager", times, 0.8, interval=(0.79, 0.82), dropped=(("x", "no"),)),
+    )
     unclear = replace(CONV, choice=Choice(reason="a tensor has no elements"))
     report = replace(REPORT, regions=(left, unclear))
     assert Report.from_json(report.to_json()) == report
     words = " ".join(str(report).split())
-    told = 'left to eager: chosen "eager": generated code runs at 0.80x eager, measured (eager 2 ms, generated 2.5 ms)'
+    told = 'left to eager: chosen "eager": generated code runs at 0.80x eager (0.79 to 0.82), measured (eager 2 ms, generated 2.5 ms); "x" is not used: no'
     assert told in words
     assert 'chosen "generated": not measured, a tensor has no elements' in words
     assert "regions: 1 eager, 1 fused" in words
@@ -119,6 +124,9 @@ def test_json_keys_and_values() -> None:
         "state", "reason", "sources", "build_seconds", "choice",
     ]  # fmt: skip
     assert data["format"] == 2
+    told = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
+    keys = [*data, *data["regions"][0], *asdict(Choice())]
+    assert [key for key in keys if f"`{key}`" not in told] == []
     assert data["capture"] == "traced"
     assert data["rewrites"][0] == {
         "rule": "fold-scale",

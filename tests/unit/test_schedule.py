@@ -181,6 +181,26 @@ def test_rows_in_registers_exchange_stores_that_lie_along_the_rows() -> None:
     assert not first(k.softmax_channels(64, 64, 1 << 14)).exchanges
 
 
+def test_columns_in_registers_exchange_stores_that_lie_along_the_columns() -> None:
+    assert str(first(k.width_norm_channels_last(1 << 14, 64, 64))) == (
+        "8192 blocks, single elements, 128 lanes of rows x 1 groups of columns, 64 columns at a time, registers, "
+        "stores exchanged"
+    )
+    for channels, width, dtype in (
+        (64, 10, k.F32),
+        (67, 33, k.F32),
+        (40, 200, k.F32),
+        (64, 128, k.F16),
+        (32, 50, k.F64),
+    ):
+        for samples in (100, 1 << 14):
+            plan = first(k.width_norm_channels_last(samples, channels, width, dtype))
+            assert plan.exchanges, (channels, width, samples)
+            assert plan.threads % 32 == 0
+    assert not first(k.width_norm_channels_last(1 << 10, 64, 2000)).exchanges  # no room for the tile
+    assert not first(k.softmax_channels(64, 64, 1 << 14)).exchanges  # all along the rows
+
+
 def test_tiles_fit_static_shared_memory() -> None:
     for channels, places in ((2, 1 << 20), (1 << 20, 2), (3, 5), (64, 64), (1000, 1 << 10)):
         for dtype in (k.F16, k.F32, k.F64):

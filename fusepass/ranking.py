@@ -1,0 +1,97 @@
+"""Which of several candidates is the fastest, from rounds in which each of them ran once.
+
+Neighbours on a machine disturb whole rounds rather than one candidate, so times are compared within a round: what counts
+is the median of the ratios, and an interval that holds the true median by the sign test, whatever the distribution. A
+candidate takes over from one before it only where it is surely no slower and typically faster by two percent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+LEAST_ROUNDS = 5
+"""Rounds below which nothing can be said with confidence."""
+
+MARGIN = 0.98
+"""A candidate must take at most this share of another's time to be preferred to it."""
+
+_CONFIDENCE = 0.99  # high, because it is asked for after each round; below eight rounds all of them must agree
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Time of one candidate over another's: the median of all rounds, and the bounds of its confidence interval."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float], others: Sequence[float]) -> Ratio:
+        """From the seconds of both, round by round."""
+        ratios = sorted(a / max(b, 1e-12) for a, b in zip(seconds, others, strict=True))
+        rank = _rank(len(ratios))
+        if not rank:
+            return cls(median(ratios), 0.0, math.inf)
+        return cls(median(ratios), ratios[rank - 1], ratios[-rank])
+
+    @property
+    def wins(self) -> bool | None:
+        """Whether the first is to be preferred to the second; None where the rounds do not tell."""
+        if self.median <= MARGIN and self.high <= 1.0:
+            return True
+        if self.low >= MARGIN:
+            return False
+        return self.median <= MARGIN if self.high - self.low <= 1 - MARGIN else None
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What the rounds say.
+
+    Attributes:
+        winner: the candidate to take.
+        decided: whether it would win again, as far as the rounds tell.
+    """
+
+    winner: str
+    decided: bool
+
+
+def ranking(samples: Mapping[str, Sequence[float]]) -> Ranking:
+    """The fastest by `samples`: seconds round by round of each candidate, in order of preference.
+
+    Undecided, the first one wins, unless another one surely beats it.
+    """
+    names = list(samples)
+    winner = names[0]
+    for name in names[1:]:
+        if _wins(samples, name, winner):
+            winner = name
+    place = names.index(winner)
+    decided = all(_wins(samples, winner, name) for name in names[:place]) and all(
+        _wins(samples, name, winner) is False for name in names[place + 1 :]
+    )
+    return Ranking(winner, decided)
+
+
+def _wins(samples: Mapping[str, Sequence[float]], name: str, other: str) -> bool | None:
+    return Ratio.of(samples[name], samples[other]).wins
+
+
+def _rank(count: int) -> int:
+    """The k for which the interval of the median goes from the kth smallest to the kth largest of `count` samples.
+
+    The median lies outside with the probability that fewer than k of `count` fair coins show heads, or that fewer show
+    tails. 0 where there are too few samples.
+    """
+    rank, tail = int(count >= LEAST_ROUNDS), 0.5**count
+    while rank:
+        tail += math.comb(count, rank) * 0.5**count
+        if 2 * tail > 1 - _CONFIDENCE:
+            break
+        rank += 1
+    return rank

@@ -1,0 +1,139 @@
+"""Runs a region's candidates beside its own operators on made-up inputs: first for their results, then for their times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fusepass import measure
+from fusepass.agreement import Agreement, Reference, Tolerance, Verdict, as_tuple, in_float64
+from fusepass.choice import EAGER, Choice
+from fusepass.config import current
+from fusepass.ranking import LEAST_ROUNDS, Ratio, ranking
+from fusepass.work import Work
+
+_ROUNDS = 100
+
+Call = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Seconds on the device for the rounds of one region; `most` for the fewest rounds where these take longer."""
+
+    seconds: float
+    most: float
+
+
+BUDGETS = {"fast": Budget(0.03, 0.5), "max": Budget(1.0, 10.0)}
+"""By `Config.tune`."""
+
+
+def checked(work: Work, calls: Mapping[str, Call], memory_share: float) -> dict[str, Agreement]:
+    """Whether candidates give what the operators of `work` give.
+
+    Inputs of both signs are tried first, because sums of them differ most; where that says nothing, positive ones. One that
+    fails where the operators do not counts as different.
+
+    Args:
+        work: the region.
+        calls: the candidates.
+        memory_share: of the free memory that the operators in float64 may take.
+
+    Raises:
+        Exception: what the operators raise for positive numbers.
+    """
+    like = [node.meta["val"] for node in work.arguments]
+    eager, tolerance, wide = work.original(), Tolerance.of(work.graph), _in_float64(work, memory_share)
+    found: dict[str, Agreement] = {}
+    for signed in (True, False):
+        rest = [name for name in calls if name not in found or found[name].verdict is Verdict.UNCLEAR]
+        if not rest:
+            break
+        inputs = measure.made_up(like, work.device, signed=signed)
+        try:
+            reference = Reference(eager, wide, inputs, tolerance)
+        except Exception:
+            if not signed:
+                raise
+            continue  # some operators take positive numbers only
+        for name in rest:
+            found[name] = _outcome(calls[name], inputs, reference)
+    return found
+
+
+def _outcome(call: Call, inputs: Sequence[torch.Tensor], reference: Reference) -> Agreement:
+    # Memory that held right results must not make a kernel look right that writes nothing.
+    for like in reference.expected:
+        _spoil(torch.empty_like(like))
+    try:
+        results = as_tuple(call(*inputs))
+    except Exception as error:
+        if current().debug:
+            raise
+        return Agreement(Verdict.DIFFERENT, f"its first run failed: {error}")
+    outcome = reference.judge(results)
+    for result in results:
+        _spoil(result)
+    if outcome.verdict is Verdict.DIFFERENT:
+        return Agreement(outcome.verdict, f"its results are not those of the operators: {outcome.detail}")
+    return outcome
+
+
+def _spoil(tensor: torch.Tensor) -> None:
+    floating = tensor.is_floating_point() or tensor.is_complex()
+    tensor.fill_(math.nan if floating else 1 if tensor.dtype is torch.bool else torch.iinfo(tensor.dtype).max)
+
+
+def _in_float64(work: Work, memory_share: float) -> Call | None:
+    """The operators of `work` in float64; None where that would take too much memory."""
+    nodes = work.graph.graph.nodes
+    values = [node.meta.get("val") for node in nodes]
+    numbers = sum(value.numel() for value in values if isinstance(value, torch.Tensor))
+    if numbers * torch.float64.itemsize > memory_share * measure.free_bytes(work.device):
+        return None
+    return lambda *inputs: work.run_on(in_float64(work.graph))(*inputs)
+
+
+def fastest(
+    eager: Call, generated: Mapping[str, Call], like: Sequence[torch.Tensor], device: torch.device, budget: Budget
+) -> Choice:
+    """The choice by times: all run in turn on made-up inputs; `generated` holds the candidates in order of preference."""
+    inputs = measure.made_up(like, device)
+    clock = measure.clock(device)
+    calls = {name: _bound(call, inputs) for name, call in {**generated, EAGER: eager}.items()}
+    clock(calls[EAGER])  # warms up
+    first = clock(calls[EAGER])
+    preferred = next(iter(generated))
+    if LEAST_ROUNDS * len(calls) * first > budget.most:
+        return Choice(preferred, reason=f"one run takes {first:.2g} s")
+    for name in generated:
+        clock(calls[name])
+    samples = measure.in_turn(
+        calls, clock, budget.seconds, least=LEAST_ROUNDS, most=_ROUNDS, settled=lambda taken: ranking(taken).decided
+    )
+    return _decided(samples)
+
+
+def _decided(samples: Mapping[str, Sequence[float]]) -> Choice:
+    """The choice for these seconds of each candidate, round by round, the operators last."""
+    times = {name: measure.typical(values) for name, values in samples.items()}
+    rank = ranking(samples)
+    generated = [name for name in samples if name != EAGER]
+    best = rank.winner if rank.winner != EAGER else min(generated, key=times.__getitem__)
+    ratio = Ratio.of(samples[EAGER], samples[best])
+    return Choice(
+        chosen=rank.winner,
+        seconds=((EAGER, times.pop(EAGER)), *times.items()),
+        speedup=ratio.median,
+        interval=(ratio.low, ratio.high),
+        reason=None if rank.decided else f"times of {len(samples[EAGER])} rounds overlap",
+    )
+
+
+def _bound(call: Call, inputs: Sequence[torch.Tensor]) -> Callable[[], object]:
+    return lambda: call(*inputs)
