@@ -7,9 +7,17 @@ where that is whole: the elements of one *phase* r read the same taps, and each 
 
 from __future__ import annotations
 
+import enum
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+
+class Precision(enum.Enum):
+    """In what the products of float32 numbers are computed."""
+
+    FLOAT32 = "float32"  # as exact as float32 arithmetic
+    TF32 = "TF32"  # of operands rounded to 10 bits of mantissa, to nearest
 
 
 @dataclass(frozen=True)

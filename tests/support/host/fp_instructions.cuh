@@ -1,5 +1,5 @@
 // What templates/include/fp_instructions.cuh has, for the emulation. In a product the threads of a warp show each other their numbers;
-// copies take place when they are awaited, as late as they may.
+// copies take place when they are awaited, as late as they may, and spoil what they overwrite when they begin, as early as they may.
 #pragma once
 
 #include <cstdint>
@@ -85,21 +85,27 @@ struct Copy {
 };
 inline std::vector<std::vector<Copy>> copies[1024];  // for each thread, the groups under way; the last is open
 
-inline void begin_copy(float* to, const float* from, bool real) {
+inline std::vector<Copy>& open_group() {
     auto& mine = copies[threadIdx.x];
     if (mine.empty()) mine.emplace_back();
-    mine.back().push_back({to, {}, 4});
-    if (real) std::memcpy(mine.back().back().bytes, from, 4);
+    return mine.back();
+}
+
+inline void begin_copy(float* to, const float* from, bool real) {
+    auto& group = open_group();
+    group.push_back({to, {}, 4});
+    if (real) std::memcpy(group.back().bytes, from, 4);
+    std::memset(to, 0x5a, 4);
 }
 
 template <int Bytes>
 inline void begin_copy_bytes(void* to, const void* from, int real) {
     const auto misplaced = [](const void* at) { return reinterpret_cast<std::uintptr_t>(at) % Bytes != 0; };
     if (misplaced(to) || misplaced(from)) emulation::fail("a copy that is not aligned");
-    auto& mine = copies[threadIdx.x];
-    if (mine.empty()) mine.emplace_back();
-    mine.back().push_back({to, {}, Bytes});
-    std::memcpy(mine.back().back().bytes, from, real);
+    auto& group = open_group();
+    group.push_back({to, {}, Bytes});
+    std::memcpy(group.back().bytes, from, real);
+    std::memset(to, 0x5a, Bytes);
 }
 
 inline void end_copies() { copies[threadIdx.x].emplace_back(); }
