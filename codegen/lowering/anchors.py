@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from fusepass.codegen.ir.convolution import Precision
 from fusepass.codegen.ir.expr import Op
 from fusepass.codegen.ir.program import CONVERSION_TARGET, LibraryCall, Ref, Role
 from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, channels_last_strides, is_channels_last
@@ -25,16 +24,14 @@ def _library(call: Call, target: str, *args: Any, strides: Sequence[int] | None 
     strides = value.stride() if strides is None else strides
     buffer = context.add_buffer(f"{call.origin}_out", dtype_of(value.dtype), value.shape, strides, Role.ANCHOR)
     given = tuple((name, value) for name, value in kwargs.items() if value != 1)
-    precision = _product_precision() if target in _PRODUCTS and value.dtype is torch.float32 else Precision.FLOAT32
-    context.calls.append(
-        LibraryCall(buffer.name, target, tuple(_argument(call, arg) for arg in args), given, precision)
-    )
+    tf32 = target in _PRODUCTS and value.dtype is torch.float32 and _allows_tf32()
+    context.calls.append(LibraryCall(buffer.name, target, tuple(_argument(call, arg) for arg in args), given, tf32))
     return context.read(buffer)
 
 
-def _product_precision() -> Precision:
-    """In what float32 matrices may be multiplied; a signature compares the setting, with all of PyTorch's."""
-    return Precision.TF32 if torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32" else Precision.FLOAT32
+def _allows_tf32() -> bool:
+    """Whether float32 matrices may be rounded to TF32; a signature compares the setting, with all of PyTorch's."""
+    return bool(torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32")
 
 
 def _argument(call: Call, value: Any) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from fusepass.codegen.ir.convolution import Precision
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp
 from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides, linear
@@ -67,7 +68,7 @@ def product_of(program: Program, call: LibraryCall) -> Product | None:
         inner=left.shape[-1],
         length=left.shape[-1],
         dtype=result.dtype,
-        precision=call.precision,
+        precision=Precision.TF32 if call.tf32 else Precision.FLOAT32,
     )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.convolution import Precision
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Op
 from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides, linear
@@ -57,7 +56,6 @@ def program_of(case: Case, *, chain: bool = True) -> Program:
     `bias` is per column, `scale` per row, `other` per element, read along a transposed tensor.
     """
     b, dtype = Builder(), case.dtype
-    precision = Precision.TF32 if case.tf32 else Precision.FLOAT32
     batch = () if case.batch is None else (case.batch,)
     count = case.batch or 1
     row, inner = case.strides(case.rows, case.inner, rows_first=case.left_down)
@@ -84,7 +82,7 @@ def program_of(case: Case, *, chain: bool = True) -> Program:
     ]
     calls = (
         LibraryCall("w_t", "aten.transpose.int", (Ref("w"), -2, -1)),
-        LibraryCall("mm_out", f"aten.{'b' if batch else ''}mm.default", (Ref("a"), Ref("w_t")), (), precision),
+        LibraryCall("mm_out", f"aten.{'b' if batch else ''}mm.default", (Ref("a"), Ref("w_t")), (), case.tf32),
     )
     if not chain:
         return Program("mm", (*buffers[:2], *buffers[-2:]), ("a", "w"), ("mm_out",), calls, ())
