@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from fusepass.codegen.ir.convolution import Convolution
-from fusepass.codegen.ir.dtype import DType, Precision
+from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, Gather, Load, ReduceOp, walk
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.product import Product
@@ -173,15 +173,14 @@ class LibraryCall:
     """An ATen call that runs before the kernels, such as a convolution without its bias.
 
     `target` is the operator's qualified name (``aten.convolution.default``); `args` are numbers, tuples, None, text or `Ref`.
-    `precision` is what the library computes float32 products in, as far as is known: generated code in its place may be
-    as exact, no less.
+    `tf32` says that the library is known to round float32 operands to TF32, so that generated code may in its place.
     """
 
     result: str
     target: str
     args: tuple[object, ...]
     kwargs: tuple[tuple[str, object], ...] = ()
-    precision: Precision = Precision.FLOAT32
+    tf32: bool = False
 
 
 @dataclass(frozen=True)

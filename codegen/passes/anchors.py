@@ -66,7 +66,7 @@ def _convolution(program: Program, call: LibraryCall) -> Convolution | None:
         padding=_per_axis(padding, spatial),
         dilation=_per_axis(dilation, spatial),
         transposed=bool(transposed),
-        precision=Precision.FLOAT32 if few else call.precision,
+        precision=Precision.TF32 if call.tf32 and not few else Precision.FLOAT32,
     )
 
 
