@@ -2,8 +2,8 @@
 
 A kernel's iteration domain is ``rows x cols``. A *row* is one point of `rows`; reductions run over `cols`, sweep by
 sweep, a later sweep may use the results (`Stat`) of earlier ones; `row_stores` happen once per row, `stores` once per
-(row, col). A kernel without `cols` is pointwise: only `stores`. Such a kernel may have an `anchor`, a convolution whose
-result for the row its stores use as a `Stat`.
+(row, col). A kernel without `cols` is pointwise: only `stores`. A kernel may have an `anchor`, a convolution whose result
+at a point its expressions use as a `Stat`; `cols` are then its channels or nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 
-from fusepass.codegen.ir.convolution import Convolution, Precision
+from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, Gather, Load, ReduceOp, walk
 from fusepass.codegen.ir.index import Axis, Index
@@ -143,14 +143,14 @@ class LibraryCall:
     """An ATen call that runs before the kernels, such as a convolution without its bias.
 
     `target` is the operator's qualified name (``aten.convolution.default``); `args` are numbers, tuples, None, text or `Ref`.
-    `precision` is what the library is known to compute float32 products in: generated code in its place may be as exact, no less.
+    `tf32` says that the library is known to round float32 operands to TF32, so that generated code may in its place.
     """
 
     result: str
     target: str
     args: tuple[object, ...]
     kwargs: tuple[tuple[str, object], ...] = ()
-    precision: Precision = Precision.FLOAT32
+    tf32: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from fusepass.codegen.ir.convolution import Convolution, Precision, few_channels
@@ -20,13 +20,24 @@ def generate_anchors(program: Program, builder: Builder, choose: Choice) -> Prog
     """Replace each library convolution for which `choose` accepts the kernel that would do it."""
     for call in program.calls:
         anchor = _convolution(program, call)
-        if anchor is None:
+        if anchor is not None:
+            program = next(
+                (made for made, kernel in _forms(program, builder, call, anchor) if choose(made, kernel)), program
+            )
+    return program
+
+
+def _forms(
+    program: Program, builder: Builder, call: LibraryCall, anchor: Convolution
+) -> Iterator[tuple[Program, Kernel]]:
+    """`program` with a kernel that replaces `call`, and that kernel; first with what is reduced over channels in it, if anything."""
+    for reducing in (True, False):
+        generated, place = _generated(program, builder, call, anchor, reducing), 0
+        if generated is None:
             continue
-        generated, place = _generated(program, builder, call, anchor), 0
         if not few_channels(generated.buffer(anchor.source).shape[1], anchor.spread):
             generated, place = pack_weights(generated, builder, 0), 1
-        program = generated if choose(generated, generated.kernels[place]) else program
-    return program
+        yield generated, generated.kernels[place]
 
 
 def _convolution(program: Program, call: LibraryCall) -> Convolution | None:
@@ -51,7 +62,7 @@ def _convolution(program: Program, call: LibraryCall) -> Convolution | None:
         padding=_per_axis(padding, spatial),
         dilation=_per_axis(dilation, spatial),
         transposed=bool(transposed),
-        precision=Precision.FLOAT32 if few else call.precision,
+        precision=Precision.TF32 if call.tf32 and not few else Precision.FLOAT32,
     )
 
 
@@ -60,19 +71,23 @@ def _per_axis(value: object, spatial: int) -> tuple[int, ...]:
     return value * spatial if len(value) == 1 else value
 
 
-def _generated(program: Program, builder: Builder, call: LibraryCall, anchor: Convolution) -> Program:
-    """`program` with the kernel that replaces `call` in the first place."""
+def _generated(
+    program: Program, builder: Builder, call: LibraryCall, anchor: Convolution, reducing: bool
+) -> Program | None:
+    """`program` with the kernel that replaces `call` in the first place; None where there is nothing to reduce in it."""
     result = program.buffer(call.result)
     calls = tuple(other for other in program.calls if other is not call)
     readers = [kernel for kernel in program.kernels if result.name in kernel.reads]
     if len(readers) == 1 and result.name not in program.outputs:
-        absorbed = _absorbed(readers[0], builder, result, anchor)
+        absorbed = _absorbed(readers[0], builder, result, anchor, reducing)
         # Nothing that the epilogue reads is written by a kernel before it, or it could not come first.
         written = frozenset[str]().union(*(kernel.writes for kernel in program.kernels))
         if absorbed is not None and not absorbed.reads & written:
             rest = tuple(kernel for kernel in program.kernels if kernel is not readers[0])
             buffers = tuple(buffer for buffer in program.buffers if buffer is not result)
             return replace(program, calls=calls, kernels=(absorbed, *rest), buffers=buffers)
+    if reducing:
+        return None
     rows = tuple(Axis(f"d{number}", size) for number, size in enumerate(result.shape))
     value = builder.stat(anchor.name, 0, DType.F32)
     store = Store(result.name, linear([axis_index(axis) for axis in rows], result.strides), value)
@@ -82,12 +97,19 @@ def _generated(program: Program, builder: Builder, call: LibraryCall, anchor: Co
     return replace(program, calls=calls, kernels=(kernel, *program.kernels), buffers=buffers)
 
 
-def _absorbed(reader: Kernel, builder: Builder, result: Buffer, anchor: Convolution) -> Kernel | None:
-    """`reader` as the epilogue of the convolution, if it takes each element of `result` once, at its own row."""
-    if not reader.is_pointwise or reader.anchor is not None:
+def _absorbed(reader: Kernel, builder: Builder, result: Buffer, anchor: Convolution, reducing: bool) -> Kernel | None:
+    """`reader` as the epilogue of the convolution, if it takes each element of `result` once, at its own point.
+
+    With `reducing` it must reduce, over channels and nothing else, without it must not.
+    """
+    if reader.is_pointwise is reducing or reader.anchor is not None:
         return None
     loads = [load for load in reader.loads() if load.buffer == result.name]
-    rows = _rows(reader, loads[0], result)
+    rows, cols = _axes(reader, loads[0], result), tuple[Axis, ...]()
+    if rows is not None and reducing:
+        if [axis for axis in reader.cols if axis.size != 1] != [rows[1]]:
+            return None
+        rows, cols = (rows[0], *rows[2:]), (rows[1],)
     if rows is None or any(load.index != loads[0].index for load in loads):
         return None
     if any(isinstance(node, Window | Gather) for node in walk(*reader.roots)):
@@ -98,12 +120,12 @@ def _absorbed(reader: Kernel, builder: Builder, result: Buffer, anchor: Convolut
         return value if isinstance(node, Load) and node.buffer == result.name else None
 
     rewritten = rewrite_kernel(reader, builder, leaf=leaf)
-    return replace(rewritten, rows=rows, anchor=anchor, origin=("convolution", *reader.origin))
+    return replace(rewritten, rows=rows, cols=cols, anchor=anchor, origin=("convolution", *reader.origin))
 
 
-def _rows(reader: Kernel, load: Load, result: Buffer) -> tuple[Axis, ...] | None:
-    """The rows of `reader` in the order of the dimensions of `result`, if `load` takes each element for one row."""
-    unused = [axis for axis in reader.rows if axis.size != 1]
+def _axes(reader: Kernel, load: Load, result: Buffer) -> tuple[Axis, ...] | None:
+    """The axes of `reader` in the order of the dimensions of `result`, if `load` takes each element at one point."""
+    unused = [axis for axis in (*reader.rows, *reader.cols) if axis.size != 1]
     rows = []
     for number, (size, stride) in enumerate(zip(result.shape, result.strides, strict=True)):
         found = next((axis for axis in unused if axis.size == size and load.index.stride(axis) == stride), None)

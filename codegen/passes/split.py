@@ -75,7 +75,7 @@ def separate_layouts(program: Program, builder: Builder, least: int | None) -> P
         return program
     work = _Splitter(program, builder)
     for kernel in program.kernels:
-        large = kernel.row_count * kernel.col_count >= least
+        large = kernel.row_count * kernel.col_count >= least and kernel.anchor is None
         if large and kernel.sweeps and kernel.stores and _is_mixed(program, kernel):
             work.separate(kernel)
         else:

@@ -30,7 +30,7 @@ def serves(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
 def preferred(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     """Whether generated code is chosen for the convolution of `kernel` without being measured: where input channels are few.
 
-    Libraries lay convolutions out for many channels. With few they convert the layout before and after, or fall back to plain
+    What reduces in the same kernel has not been measured. Libraries lay convolutions out for many channels. With few they convert the layout before and after, or fall back to plain
     float32 arithmetic.
     """
-    return anchor_of(kernel).packed is None and serves(program, kernel, facts)
+    return anchor_of(kernel).packed is None and kernel.is_pointwise and serves(program, kernel, facts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import shutil
 from collections.abc import Callable, Iterator
@@ -23,7 +24,16 @@ from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_convolution import preferred, schedule_convolution, serves
 from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule
 from fusepass.errors import IRError
-from tests.support.convolutions import CASES, Case, generated, program_of
+from tests.support.convolutions import (
+    CASES,
+    REDUCED,
+    Case,
+    Over,
+    generated,
+    generated_reduction,
+    program_of,
+    reduced,
+)
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
 from tests.support.numpy_ops import tf32
@@ -55,6 +65,33 @@ def test_one_product_of_rounded_operands(name: str) -> None:
     rounded = inputs | {name: tf32(inputs[name]).astype(np.float32) for name in ("x", "w")}
     got, wanted = emulate(program, render(program, SMALL), inputs), interpret(program, rounded)
     np.testing.assert_allclose(got["y"], wanted["y"], rtol=2e-6, atol=2e-6 * np.abs(wanted["y"]).max())
+
+
+@needs_compiler
+@pytest.mark.parametrize("over", Over, ids=lambda over: over.value)
+@pytest.mark.parametrize("name", REDUCED)
+def test_reductions_over_channels(name: str, over: Over) -> None:
+    program = generated_reduction(CASES[name], over)
+    verify(program)
+    assert program.kernels[-1].anchor is not None
+    assert all(buffer.name != "conv_out" for buffer in program.buffers)
+    inputs = inputs_of(program)
+    got, wanted = emulate(program, render(program, SMALL), inputs)["y"], interpret(program, inputs)["y"]
+    tolerance = 3e-4 if over is Over.SOFTMAX else 1e-5  # exponentials of numbers in the hundreds
+    np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_what_a_block_cannot_reduce_is_reduced_apart() -> None:
+    def kernels(case: Case) -> list[bool]:
+        choose = functools.partial(serves, facts=H200)
+        program = generate_anchors(reduced(case, Over.SOFTMAX), Builder(), choose)
+        verify(program)
+        return [kernel.anchor is not None and not kernel.is_pointwise for kernel in program.kernels]
+
+    case = CASES["many channels"]
+    assert kernels(case) == [False, True]
+    assert kernels(replace(case, out_channels=128)) == [False, True]
+    assert kernels(replace(case, out_channels=129)) == [False, False, False]
 
 
 _AXIS = st.tuples(
