@@ -1,4 +1,4 @@
-"""Library convolutions that generated code does better become kernels, what is done to each element as their epilogue."""
+"""Library convolutions that generated code does better become kernels, what is done with their results part of these."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Window, walk
 from fusepass.codegen.ir.index import Axis, axis_index, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Ref, Role, Store
+from fusepass.codegen.passes.depthwise import Depthwise, depthwise_of, depthwise_value, per_axis
 from fusepass.codegen.passes.packing import pack_weights
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
 Choice = Callable[[Program, Kernel], bool]
+_Anchor = Convolution | Depthwise
 
 
 def generate_anchors(program: Program, builder: Builder, choose: Choice) -> Program:
     """Replace each library convolution for which `choose` accepts the kernel that would do it."""
     for call in program.calls:
-        anchor = _convolution(program, call)
+        anchor = _convolution(program, call) or depthwise_of(program, call)
         if anchor is not None:
             program = next(
                 (made for made, kernel in _forms(program, builder, call, anchor) if choose(made, kernel)), program
@@ -27,15 +29,15 @@ def generate_anchors(program: Program, builder: Builder, choose: Choice) -> Prog
     return program
 
 
-def _forms(
-    program: Program, builder: Builder, call: LibraryCall, anchor: Convolution
-) -> Iterator[tuple[Program, Kernel]]:
+def _forms(program: Program, builder: Builder, call: LibraryCall, anchor: _Anchor) -> Iterator[tuple[Program, Kernel]]:
     """`program` with a kernel that replaces `call`, and that kernel; first with what is reduced over channels in it, if anything."""
     for reducing in (True, False):
         generated, place = _generated(program, builder, call, anchor, reducing), 0
         if generated is None:
             continue
-        if not few_channels(generated.buffer(anchor.source).shape[1], anchor.spread):
+        if isinstance(anchor, Convolution) and not few_channels(
+            generated.buffer(anchor.source).shape[1], anchor.spread
+        ):
             generated, place = pack_weights(generated, builder, 0), 1
         yield generated, generated.kernels[place]
 
@@ -52,27 +54,22 @@ def _convolution(program: Program, call: LibraryCall) -> Convolution | None:
     spatial = len(operands[0].shape) - 2
     if not 1 <= spatial <= 3 or not all(buffer.numel for buffer in operands):
         return None
-    spread = _per_axis(stride, spatial) if transposed else (1,)
+    spread = per_axis(stride, spatial) if transposed else (1,)
     few = few_channels(operands[0].shape[1], spread)
     return Convolution(
         name=f"{call.result}_sum",
         source=operands[0].name,
         weight=operands[1].name,
-        stride=_per_axis(stride, spatial),
-        padding=_per_axis(padding, spatial),
-        dilation=_per_axis(dilation, spatial),
+        stride=per_axis(stride, spatial),
+        padding=per_axis(padding, spatial),
+        dilation=per_axis(dilation, spatial),
         transposed=bool(transposed),
         precision=Precision.TF32 if call.tf32 and not few else Precision.FLOAT32,
     )
 
 
-def _per_axis(value: object, spatial: int) -> tuple[int, ...]:
-    assert isinstance(value, tuple)
-    return value * spatial if len(value) == 1 else value
-
-
 def _generated(
-    program: Program, builder: Builder, call: LibraryCall, anchor: Convolution, reducing: bool
+    program: Program, builder: Builder, call: LibraryCall, anchor: _Anchor, reducing: bool
 ) -> Program | None:
     """`program` with the kernel that replaces `call` in the first place; None where there is nothing to reduce in it."""
     result = program.buffer(call.result)
@@ -89,15 +86,15 @@ def _generated(
     if reducing:
         return None
     rows = tuple(Axis(f"d{number}", size) for number, size in enumerate(result.shape))
-    value = builder.stat(anchor.name, 0, DType.F32)
+    value = _value(builder, anchor, result, rows)
     store = Store(result.name, linear([axis_index(axis) for axis in rows], result.strides), value)
-    kernel = Kernel(f"{result.name}_kernel", rows, (), (), (), (store,), ("convolution",), anchor)
+    kernel = Kernel(f"{result.name}_kernel", rows, (), (), (), (store,), ("convolution",), _in_kernel(anchor))
     role = Role.OUTPUT if result.name in program.outputs else Role.TEMP
     buffers = tuple(replace(buffer, role=role) if buffer is result else buffer for buffer in program.buffers)
     return replace(program, calls=calls, kernels=(kernel, *program.kernels), buffers=buffers)
 
 
-def _absorbed(reader: Kernel, builder: Builder, result: Buffer, anchor: Convolution, reducing: bool) -> Kernel | None:
+def _absorbed(reader: Kernel, builder: Builder, result: Buffer, anchor: _Anchor, reducing: bool) -> Kernel | None:
     """`reader` as the epilogue of the convolution, if it takes each element of `result` once, at its own point.
 
     With `reducing` it must reduce, over channels and nothing else, without it must not.
@@ -105,22 +102,35 @@ def _absorbed(reader: Kernel, builder: Builder, result: Buffer, anchor: Convolut
     if reader.is_pointwise is reducing or reader.anchor is not None:
         return None
     loads = [load for load in reader.loads() if load.buffer == result.name]
-    rows, cols = _axes(reader, loads[0], result), tuple[Axis, ...]()
-    if rows is not None and reducing:
-        if [axis for axis in reader.cols if axis.size != 1] != [rows[1]]:
-            return None
-        rows, cols = (rows[0], *rows[2:]), (rows[1],)
-    if rows is None or any(load.index != loads[0].index for load in loads):
+    axes = _axes(reader, loads[0], result)
+    if axes is None or any(load.index != loads[0].index for load in loads):
         return None
     if any(isinstance(node, Window | Gather) for node in walk(*reader.roots)):
         return None
-    value = builder.stat(anchor.name, 0, DType.F32)
+    rows, cols = axes, tuple[Axis, ...]()
+    if reducing:
+        rows, cols = (axes[0], *axes[2:]), (axes[1],)
+        if isinstance(anchor, Depthwise) or [axis for axis in reader.cols if axis.size != 1] != [axes[1]]:
+            return None
+    value = _value(builder, anchor, result, axes)
 
     def leaf(node: Expr) -> Expr | None:
         return value if isinstance(node, Load) and node.buffer == result.name else None
 
     rewritten = rewrite_kernel(reader, builder, leaf=leaf)
-    return replace(rewritten, rows=rows, cols=cols, anchor=anchor, origin=("convolution", *reader.origin))
+    return replace(rewritten, rows=rows, cols=cols, anchor=_in_kernel(anchor), origin=("convolution", *reader.origin))
+
+
+def _value(builder: Builder, anchor: _Anchor, result: Buffer, axes: tuple[Axis, ...]) -> Expr:
+    """The element of `result` at `axes`, its dimensions."""
+    if isinstance(anchor, Depthwise):
+        return depthwise_value(builder, anchor, result, axes)
+    return builder.stat(anchor.name, 0, DType.F32)
+
+
+def _in_kernel(anchor: _Anchor) -> Convolution | None:
+    """What a kernel says of the convolution: nothing where it is part of the expressions."""
+    return anchor if isinstance(anchor, Convolution) else None
 
 
 def _axes(reader: Kernel, load: Load, result: Buffer) -> tuple[Axis, ...] | None:

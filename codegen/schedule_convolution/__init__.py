@@ -21,7 +21,9 @@ def schedule_convolution(kernel: Kernel, program: Program, facts: DeviceFacts) -
 
 
 def serves(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
-    """Whether generated code can do the convolution of `kernel` on a device."""
+    """Whether generated code can do the convolution of `kernel` on a device; without an anchor, it is plain arithmetic."""
+    if kernel.anchor is None:
+        return True
     if int("".join(filter(str.isdigit, facts.arch)) or 0) < _LEAST_ARCHITECTURE:
         return False
     return schedule_convolution(kernel, program, facts) is not None
@@ -33,4 +35,9 @@ def preferred(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     What reduces in the same kernel has not been measured. Libraries lay convolutions out for many channels. With few they convert the layout before and after, or fall back to plain
     float32 arithmetic.
     """
-    return anchor_of(kernel).packed is None and kernel.is_pointwise and serves(program, kernel, facts)
+    return (
+        kernel.anchor is not None
+        and kernel.anchor.packed is None
+        and kernel.is_pointwise
+        and serves(program, kernel, facts)
+    )

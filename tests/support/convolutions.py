@@ -33,18 +33,21 @@ class Case:
     output_padding: tuple[int, ...] = ()
     channels_last: bool = False
     precision: Precision = Precision.FLOAT32
+    groups: int = 1
+    dtype: DType = F32  # of a call alone
 
     @property
     def weight(self) -> tuple[int, ...]:
         """The shape of the weight."""
-        channels = (self.source[1], self.out_channels) if self.transposed else (self.out_channels, self.source[1])
+        inner = self.source[1] // self.groups
+        channels = (self.source[1], self.out_channels) if self.transposed else (self.out_channels, inner)
         return (*channels, *self.kernel)
 
     @property
     def geometry(self) -> tuple[object, ...]:
         """What aten.convolution takes after the bias."""
         missing = self.output_padding or (0,) * len(self.kernel)
-        return (self.stride, self.padding, self.dilation, self.transposed, missing, 1)
+        return (self.stride, self.padding, self.dilation, self.transposed, missing, self.groups)
 
     @property
     def result(self) -> tuple[int, ...]:
@@ -73,6 +76,7 @@ def program_of(case: Case, *, chain: bool = True) -> Program:
     call = LibraryCall("conv_out", "aten.convolution.default", operands, tf32=rounded)
     inputs = ("x", "w", "bias")
     if not chain:
+        buffers = [replace(buffer, dtype=case.dtype) for buffer in buffers]
         return Program("conv", (*buffers[:2], buffers[3]), inputs[:2], ("conv_out",), (call,), ())
     buffers.append(Buffer("y", F32, shape, contiguous_strides(shape), Role.OUTPUT))
     axes = tuple(Axis(f"a{number}", size) for number, size in enumerate(shape))
@@ -137,6 +141,13 @@ def generated(case: Case, *, chain: bool = True) -> Program:
     return generate_anchors(program_of(case, chain=chain), Builder(), lambda program, kernel: True)
 
 
+DEPTHWISE: dict[str, Case] = {
+    "depthwise": Case((2, 6, 9, 13), 6, (3, 3), (1, 1), (1, 1), (1, 1), groups=6),
+    "depthwise, strided and dilated": Case((2, 3, 17, 19), 6, (5, 2), (2, 3), (3, 0), (1, 2), groups=3),
+    "depthwise, channels last": Case((2, 8, 9, 10), 8, (7, 7), (1, 1), (3, 3), (1, 1), channels_last=True, groups=8),
+    "depthwise, 3d": Case((1, 4, 5, 6, 7), 4, (3, 1, 2), (1, 1, 1), (1, 0, 1), (1, 1, 1), groups=4),
+}
+
 CASES: dict[str, Case] = {
     "2d": Case((2, 3, 11, 13), 5, (3, 3), (1, 1), (0, 0), (1, 1)),
     "2d, 8 to 40 channels": Case((1, 8, 9, 20), 40, (3, 3), (1, 1), (1, 1), (1, 1)),
@@ -177,7 +188,7 @@ REDUCED = (
 """Those that are also reduced over channels in the same kernel."""
 
 SAMPLES: dict[str, Callable[[], Program]] = {
-    f"convolution {name}": functools.partial(generated, case) for name, case in CASES.items()
+    f"convolution {name}": functools.partial(generated, case) for name, case in (CASES | DEPTHWISE).items()
 } | {
     f"convolution {name}, {over.value}": functools.partial(generated_reduction, CASES[name], over)
     for name in REDUCED
