@@ -2,9 +2,9 @@
 
 A kernel's iteration domain is ``rows x cols``. A *row* is one point of `rows`; reductions run over `cols`, sweep by
 sweep, a later sweep may use the results (`Stat`) of earlier ones; `row_stores` happen once per row, `stores` once per
-(row, col). A kernel without `cols` is pointwise: only `stores`. Such a kernel may have an `anchor`, a convolution or a
-matrix product whose result for the row its stores use as a `Stat`. The rows of a kernel with sweeps may be shared by
-`Team`s of blocks.
+(row, col). A kernel without `cols` is pointwise: only `stores`. A kernel may have an `anchor`, a convolution or a matrix
+product whose result at a point its expressions use as a `Stat`; `cols` are then the channels of the convolution or
+nothing. The rows of a kernel with sweeps may be shared by `Team`s of blocks.
 """
 
 from __future__ import annotations

@@ -77,7 +77,8 @@ def separate_layouts(program: Program, builder: Builder, least: int | None) -> P
     work = _Splitter(program, builder)
     for kernel in program.kernels:
         large = kernel.row_count * kernel.col_count >= least
-        if large and kernel.sweeps and kernel.stores and kernel.team is None and is_mixed(program, kernel):
+        free = kernel.team is None and kernel.anchor is None
+        if large and free and kernel.sweeps and kernel.stores and is_mixed(program, kernel):
             work.separate(kernel)
         else:
             work.kernels.append(kernel)
