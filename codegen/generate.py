@@ -30,6 +30,9 @@ from fusepass.codegen.schedule.team import team_size
 from fusepass.codegen.source import Source, Target
 from fusepass.config import current
 
+TEAMS = "teams"
+"""In `Config.disable`: no blocks share rows."""
+
 
 @dataclass(frozen=True)
 class Generated:
@@ -82,6 +85,7 @@ def generate(
 def pass_options(facts: DeviceFacts, anchor: AnchorSource = AnchorSource.PREFERRED) -> PassOptions:
     """What the passes are told about a device, and about who is to compute the region's anchor."""
     if facts.target is Target.CUDA:
+        teams = current().allows(TEAMS)
         # Two resident blocks on every multiprocessor; a piece is worth a block from some 16 KB on. Scattered stores of
         # 1 MB take about as long as a launch.
         policy = SplitPolicy(workers=2 * facts.multiprocessors, least_piece=4096, lanes=32)
@@ -90,7 +94,7 @@ def pass_options(facts: DeviceFacts, anchor: AnchorSource = AnchorSource.PREFERR
             longest_cached_row=16384,
             separate_from=1 << 18,
             anchors=_generates(anchor, facts),
-            teams=lambda program, kernel: team_size(program, kernel, facts),
+            teams=lambda program, kernel: team_size(program, kernel, facts) if teams else None,
             product_length=lambda program, kernel: schedule_product.product_length(program, kernel, facts),
         )
     # Four pieces per core even out cores of unequal speed; a piece is worth a thread from some 64 KB on.

@@ -121,7 +121,9 @@ class Frame:
         self.first_along = self.first_across = ""
         self.place = "", ""
         self.first_of_row = ""  # the condition that a thread is the first of those on a row, where there are more
-        self.team = self.row_loop = ""  # the C name of the block's team, and the head of the loop over its rows
+        self.team = self.row = self.row_loop = (
+            ""  # of a block in a team: the team, its row, the head of the loop over rows
+        )
         # What is left of a block's part of a row after what it keeps.
         self.rest: Tile | None = None
         self.again = False  # whether what is loaded now will be loaded again soon
@@ -230,7 +232,7 @@ class Frame:
         base = self._constant("first", f"{self.index_type}({self.team}.member) * {part}")
         even = part * plan.members == vectors
         limit = "" if even else self._constant("count", f"fp::least({self.index_type}({part}), {vectors} - {base})")
-        row = self.names.exact("row")
+        row = self.row = self.names.exact("row")
         self.row_loop = f"for ({self.index_type} {row} = {self.team}.number; {row} < {self.kernel.row_count}; {row} += {self.team}.count)"
         if self.arranged.row is not None:
             self.top.define_axis(self.arranged.row, row)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fusepass.codegen.ir.dataflow import Kept, kept_values
+from fusepass.codegen.ir.dataflow import Kept, kept_in_memory, kept_values
 from fusepass.codegen.ir.expr import Const, Expr, Masked, Stat, Window, children, walk
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
 from fusepass.codegen.render.cuda_exchange import Exchange, exchanges, read_in, write_out
 from fusepass.codegen.render.cuda_frame import Frame, Tile, arrange, without_unused
-from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead
+from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead, prefetch_row
 from fusepass.codegen.render.cuda_states import Around, State, declare_state, merge, name_results, push
 from fusepass.codegen.render.cuda_windows import vector_windows
 from fusepass.codegen.render.printer import Scope
@@ -47,8 +47,10 @@ class _Writer:
         self.width, self.u, self.v = frame.schedule.width, frame.u, frame.v
         keep = frame.schedule.keep
         self.kept: tuple[Kept, ...] = ()
-        if keep is not Keep.NOTHING:
-            self.kept = kept_values(frame.kernel, frame.dataflow, stats=keep is Keep.REGISTERS)
+        if keep is Keep.REGISTERS:
+            self.kept = kept_values(frame.kernel, frame.dataflow)
+        elif keep is Keep.SHARED:
+            self.kept = kept_in_memory(frame.kernel, frame.dataflow)
         self.places: dict[int, str] = {}
         self.pool, self.pool_bytes = frame.names.exact("pool"), 0
         self.row_arrays: list[tuple[Expr, str]] = []
@@ -86,7 +88,9 @@ class _Writer:
         states = tuple(declare_state(self.frame, reduction) for reduction in sweep)
         self.states |= {state.reduction.name: state for state in states}
         self._phase(number, [value for reduction in sweep for value in reduction.values], states, ())
-        merge(self.frame, states)
+        last = number + 1 == len(self.frame.kernel.sweeps)
+        sweep_0 = [value for reduction in self.frame.kernel.sweeps[0] for value in reduction.values]
+        merge(self.frame, states, prefetch_row(self.frame, sweep_0) if self.frame.team and last else ())
         name_results(self.frame, states, self.stats)
 
     def _element_stores(self, stores: tuple[Store, ...]) -> None:

@@ -101,11 +101,14 @@ def _accumulated(scope: Scope, reduction: Reduction, value: Expr) -> str:
     return text if value.dtype is wanted else f"fp::cast<{C_TYPES[wanted]}>({bare(text)})"
 
 
-def merge(frame: Frame, states: Sequence[State]) -> None:
-    """Give every thread of a row the merged states; all reductions of a sweep share one barrier."""
+def merge(frame: Frame, states: Sequence[State], meanwhile: Sequence[str] = ()) -> None:
+    """Give every thread of a row the merged states; all reductions of a sweep share one barrier.
+
+    `meanwhile` is what a team's blocks do before they wait for each other.
+    """
     plan, lines = frame.schedule, frame.top.lines
     if frame.team:
-        lines += _met(frame, states)
+        lines += _met(frame, states, meanwhile)
     elif plan.walk is Walk.INNER and 1 < plan.lanes <= 32:
         lines += [f"fp::merge_lanes<{plan.lanes}>({state.name});" for state in states]
     elif plan.walk is Walk.INNER and plan.lanes > 32:
@@ -119,13 +122,13 @@ def merge(frame: Frame, states: Sequence[State]) -> None:
         lines += [f"fp::gather_groups<{shape}>({state.slots}, {state.name});" for state in states]
 
 
-def _met(frame: Frame, states: Sequence[State]) -> list[str]:
+def _met(frame: Frame, states: Sequence[State], meanwhile: Sequence[str]) -> list[str]:
     """The warps of a block merge their states, then the first warps of the team's blocks do."""
     team = frame.kernel.team
     assert team is not None
     offsets = exchange_offsets(frame.kernel, team.members, team.teams)
     lines = [f"fp::leave_warp({state.slots}, {state.name});" for state in states]
-    lines.append("__syncthreads();")
+    lines += ["__syncthreads();", *meanwhile]
     first = [f"fp::gather_warps({state.slots}, {state.name});" for state in states]
     first += [f"{frame.team}.leave<{offsets[state.reduction.name]}>({state.name});" for state in states]
     first.append(f"{frame.team}.meet();")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.crossing import fitting_width
-from fusepass.codegen.ir.dataflow import Dataflow, kept_values
+from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory, kept_values
 from fusepass.codegen.ir.expr import Builder, Window, walk
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.program import Kernel, Program, Role
@@ -51,9 +51,10 @@ class Shape:
         self.main = tuple(a for a in self.accesses if program.buffer(a.buffer).numel >= quarter) or self.accesses
         self.single = len(kernel.sweeps) + bool(kernel.stores) == 1
         # Values that use statistics take the registers of those they are made from.
-        kept = kept_values(split_statistics(self.kernel, builder), Dataflow(), stats=False)
+        split = split_statistics(self.kernel, builder)
+        kept = kept_values(split, Dataflow(), stats=False)
         self.kept_words = sum(max(4, value.node.dtype.nbytes) // 4 for value in kept)
-        self.kept_bytes = sum(value.node.dtype.nbytes for value in kept)
+        self.kept_bytes = sum(value.node.dtype.nbytes for value in kept_in_memory(split, Dataflow()))
 
     def _accesses(self, aligned: bool) -> Iterator[Access]:
         in_window = {id(below) for node in walk(*self.kernel.roots) if isinstance(node, Window) for below in walk(node)}

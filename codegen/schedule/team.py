@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.dataflow import Dataflow, kept_values
+from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory
 from fusepass.codegen.ir.program import Kernel, Program, Team
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
@@ -23,7 +23,7 @@ _RESERVED = 1 << 10  # bytes of shared memory that the device takes of each bloc
 _LEAST_KEPT = 0.25  # of a row, or the exchange is not worth what it saves
 _MOSTLY_KEPT = 0.75  # of a row, where two teams hide each other's waits
 _FILLED = 0.9  # of the blocks keep the memory as busy as all of them
-_UNEVEN = 1.005  # what slices of unequal length cost
+_UNEVEN = 1.05  # what it costs that threads have unequally many vectors: conditions, and reductions by fewer at once
 _WAIT = 1e-6  # seconds of each exchange that other teams do not hide
 
 
@@ -60,7 +60,7 @@ def _fitting(shape: Shape, row_bytes: int, blocks: int, needed: int) -> tuple[in
         idle = ceil(shape.rows, teams) * teams / shape.rows  # in the last turn
         few = max(_FILLED * blocks / (members * teams), 1.0)
         waiting = 1.0 + _WAIT * shape.facts.bandwidth / (2 * row_bytes * teams)
-        return idle * few * waiting * (1.0 if vectors % members == 0 else _UNEVEN), members
+        return idle * few * waiting * (1.0 if vectors % (members * _LANES) == 0 else _UNEVEN), members
 
     members = min(range(needed, min(2 * needed, blocks) + 1), key=time)
     return members, min(blocks // members, shape.rows)
@@ -81,7 +81,7 @@ def team(shape: Shape, team: Team) -> Schedule:
 
 def _kept_bytes(shape: Shape) -> int:
     """Bytes for each column that a later phase uses again."""
-    return sum(value.node.dtype.nbytes for value in kept_values(shape.kernel, Dataflow(), stats=False))
+    return sum(value.node.dtype.nbytes for value in kept_in_memory(shape.kernel, Dataflow()))
 
 
 def _room(kernel: Kernel, facts: DeviceFacts) -> int:

@@ -5,6 +5,16 @@
 
 namespace fp {
 
+// Brings what `from` points at to the L2 cache, where it is valid. It takes no register, unlike a load that is under way.
+template <typename T>
+__device__ __forceinline__ void prefetch(const T* from) {
+#if defined(__CUDA_ARCH__)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+#else
+    [[maybe_unused]] volatile T touched = *from;
+#endif
+}
+
 // A block's place in its team, and how the team meets. `Members` neighbouring blocks are a team; there are at most `Teams`.
 //
 // Members meet once for each sweep over each row, all of them equally often. In turn n each member's first warp leaves its
@@ -28,9 +38,9 @@ public:
     __device__ __forceinline__ void leave(const State& state) {
         if (threadIdx.x != 0) return;
         const Words<State> words(state);
-        unsigned* to = place<Offset, State>(member);
+        volatile unsigned* to = place<Offset, State>(member);
 #pragma unroll
-        for (int i = 0; i < Words<State>::count; ++i) __stcg(to + i, words.words[i]);
+        for (int i = 0; i < Words<State>::count; ++i) to[i] = words.words[i];
     }
 
     // To be called by the first warp: what any member left before it came is visible after it.
@@ -52,10 +62,10 @@ public:
         State merged;
 #pragma unroll 4
         for (int i = threadIdx.x % 32; i < Members; i += 32) {
-            const unsigned* from = place<Offset, State>(i);
+            const volatile unsigned* from = place<Offset, State>(i);  // volatile: never from the first-level cache, nor earlier
             Words<State> words(merged);
 #pragma unroll
-            for (int k = 0; k < Words<State>::count; ++k) words.words[k] = __ldcg(from + k);
+            for (int k = 0; k < Words<State>::count; ++k) words.words[k] = from[k];
             merged.merge(words.state());
         }
         merge_lanes<32>(merged);

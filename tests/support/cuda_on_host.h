@@ -53,16 +53,8 @@ T __ldcs(const T* from) {
     return *from;
 }
 template <typename T>
-T __ldcg(const T* from) {
-    return __atomic_load_n(from, __ATOMIC_RELAXED);
-}
-template <typename T>
 void __stcs(T* to, T value) {
     *to = value;
-}
-template <typename T>
-void __stcg(T* to, T value) {
-    __atomic_store_n(to, value, __ATOMIC_RELAXED);
 }
 inline void atomicAdd(unsigned* to, unsigned value) { __atomic_fetch_add(to, value, __ATOMIC_RELAXED); }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }

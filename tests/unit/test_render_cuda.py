@@ -66,6 +66,7 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "rows of 32768": lambda: k.layer_norm(2, 32_768),
     "rows in shared memory": lambda: k.layer_norm(2, 40_960),
     "odd rows in shared memory": lambda: k.layer_norm(2, 36_001),
+    "rows of halves in shared memory": lambda: k.layer_norm(2, 81_920, k.F16),
     "rows read again": lambda: k.layer_norm(2, 70_000),
     "rows of halves": lambda: k.layer_norm(40, 1024, k.F16),
     "rows of bfloat16": lambda: k.layer_norm(21, 320, k.BF16),

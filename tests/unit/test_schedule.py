@@ -38,6 +38,7 @@ def first(program: Program, *, aligned: bool = True) -> Schedule:
         (lambda: k.layer_norm(1 << 16, 1024), Walk.INNER, 4, 32, Keep.REGISTERS),
         (lambda: k.layer_norm(1 << 14, 8192), Walk.INNER, 4, 256, Keep.REGISTERS),
         (lambda: k.layer_norm(1 << 12, 49_152), Walk.INNER, 4, 1024, Keep.SHARED),
+        (lambda: k.layer_norm(1 << 12, 98_304, k.F16), Walk.INNER, 8, 1024, Keep.SHARED),  # kept as halves
         (lambda: k.layer_norm(1 << 10, 1 << 20), Walk.INNER, 4, 1024, Keep.NOTHING),
         (lambda: k.softmax_rows(1 << 22, 2), Walk.INNER, 2, 1, Keep.REGISTERS),
         (lambda: k.softmax_rows(1, 30_000), Walk.INNER, 4, 1024, Keep.REGISTERS),

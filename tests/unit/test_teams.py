@@ -13,9 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import fusepass
 from fusepass.codegen.build import check_compiles
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
+from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Buffer, Program, Role, Team
 from fusepass.codegen.ir.team import exchange_offsets
@@ -51,6 +53,9 @@ MODELS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] =
     "group norm": (lambda x, *weights: F.group_norm(x, 2, *weights), (2, 6, 41, 24), (6,)),
     "batch norm": (lambda x, *weights: F.batch_norm(x, None, None, *weights, True), (3, 2, 33, 44), (2,)),
     "batch norm, odd": (lambda x, *_: F.batch_norm(x, None, None, None, None, True).relu(), (5, 1, 29, 31), ()),
+    "layer norm inside": (lambda x, *w: F.layer_norm(x * 2 - 1, x.shape[1:], *w).tanh() + x, (3, 5, 999), (5, 999)),
+    "windows": (lambda x, *_: F.group_norm(F.avg_pool2d(x, 3, 2, 1), 2), (2, 4, 41, 58), ()),
+    "padding": (lambda x, *_: F.group_norm(F.pad(x, (1, 2)), 1).relu(), (2, 3, 31, 40), ()),
     "softmax": (lambda x, *_: x.softmax(1), (2, 9001), ()),
     "log softmax of a sum": (lambda x, *_: (x + 1.5).log_softmax(1) * 2, (5, 4000), ()),
     "two sweeps": (lambda x, *_: F.normalize(x.softmax(1), dim=1), (3, 6000), ()),
@@ -143,7 +148,7 @@ def test_wide_indices_and_unaligned_inputs(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("program", "expected"),
     [
-        (k.softmax_rows(4096, 393_216), (14, 18)),
+        (k.softmax_rows(4096, 393_216), (16, 16)),  # 14 blocks keep it; with 16 all threads have equally many vectors
         (k.layer_norm(16, 64 * 256 * 256), (132, 2)),  # 16.8 MB, of which two teams keep nine tenths
         (k.layer_norm(4, 16 << 20), (264, 1)),  # 67 MB, of which the device keeps less than half
         (k.layer_norm(2, 1 << 28), None),  # and here next to nothing
@@ -204,6 +209,24 @@ def test_large_layer_norm_is_one_kernel() -> None:
     assert [kernel.team is not None for kernel in program.kernels] == [True]
     assert "teams of 132, 512 lanes x 1 rows" in describe(program, program.kernels[0], H200)
     assert "rows shared by 2 x 132 blocks through exchange_" in program_text(program)
+
+
+def test_a_value_that_is_simple_to_compute_again_is_not_kept_beside_what_it_is_made_of() -> None:
+    def kept(function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype = torch.float32) -> list[str]:
+        (kernel,) = region(function, torch.randn(2, 50, dtype=dtype)).passed().kernels
+        return [str(each.node.dtype) for each in kept_in_memory(kernel, Dataflow())]
+
+    assert kept(lambda x: F.layer_norm(x * 2 + 1, (50,)) + x) == ["f32"]
+    assert kept(lambda x: F.layer_norm(x, (50,)), torch.float16) == ["f16"]
+    assert kept(lambda x: F.layer_norm(x.sin(), (50,)) + x) == ["f32", "f32"]  # a sine costs more than room
+
+
+def test_teams_can_be_switched_off() -> None:
+    made = region(lambda x: F.layer_norm(x, x.shape[1:]), torch.empty(16, 64, 256, 256, device="meta"))
+    with fusepass.override(disable="teams"):
+        program = made.passed(pass_options(H200))
+    assert len(program.kernels) == 3
+    assert not any(kernel.team for kernel in program.kernels)
 
 
 @pytest.mark.parametrize(
