@@ -34,7 +34,10 @@ _FLIPPED = (
     1 / 1000
 )  # of whole numbers and truth values may differ: a comparison of nearly equal numbers turns out either way
 _FAR = 0.05  # relative error of the operators themselves, from which on nothing can be said
-_GROSS = 0.1  # relative distance that counts as wrong even where there is no float64 to hold it against
+_GROSS = (
+    0.01  # relative distance that counts as wrong even where there is no float64 to hold it against; TF32 stays below
+)
+_GROSS_BOUNDS = 30  # the same as a multiple of the bound, for halves
 _NUDGES = 3
 
 Call = Callable[..., Any]
@@ -119,7 +122,8 @@ class Reference:
             truth = None
         if truth is None:
             worst = next(each for each in near if each.verdict is Verdict.DIFFERENT)
-            gross = any(_distance(a, e) > _GROSS for a, e in zip(actual, self.expected, strict=True))
+            limit = max(_GROSS, _GROSS_BOUNDS * self._tolerance.l2)
+            gross = any(_distance(a, e) > limit for a, e in zip(actual, self.expected, strict=True))
             return worst if gross else Agreement(Verdict.UNCLEAR, f"no float64 to compare with; {worst.detail}")
         verdict = _held(actual, self.expected, truth)
         for seed in range(_NUDGES):

@@ -164,7 +164,10 @@ def test_one_number_can_be_compared() -> None:
 
 def test_without_float64_only_gross_differences_count() -> None:
     function, like = CASES["pointwise"]
-    assert verdict(function, *like, given=lambda x: function(x) * 1.01, wide=False).verdict is UNCLEAR
+    assert verdict(function, *like, given=lambda x: function(x) * 1.001, wide=False).verdict is UNCLEAR
+    assert verdict(function, *like, given=lambda x: function(x) * 1.02, wide=False).verdict is DIFFERENT
+    function, like = CASES["half"]
+    assert verdict(function, *like, given=lambda x: function(x) * 1.02, wide=False).verdict is UNCLEAR
     assert verdict(function, *like, given=lambda x: function(x) * 1.2, wide=False).verdict is DIFFERENT
 
 
