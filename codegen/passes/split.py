@@ -198,8 +198,8 @@ class _Splitter:
         self.kernels.append(rewrite_kernel(merge, self.builder, leaf=_forward(stats)))
 
     def _stat(self, reduction: Reduction, part: int) -> Expr:
-        positional = part == 1 and reduction.op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN)
-        return self.builder.stat(reduction.name, part, DType.I64 if positional else reduction.dtype)
+        dtype = DType.I64 if reduction.op.gives_position(part) else reduction.dtype
+        return self.builder.stat(reduction.name, part, dtype)
 
     def _merging(self, reduction: Reduction) -> Reduction:
         values = self.parts[reduction.name]
