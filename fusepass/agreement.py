@@ -34,7 +34,10 @@ _FLIPPED = (
     1 / 1000
 )  # of whole numbers and truth values may differ: a comparison of nearly equal numbers turns out either way
 _FAR = 0.05  # relative error of the operators themselves, from which on nothing can be said
-_GROSS = 0.1  # relative distance that counts as wrong even where there is no float64 to hold it against
+_GROSS = (
+    0.01  # relative distance that counts as wrong even where there is no float64 to hold it against; TF32 stays below
+)
+_GROSS_BOUNDS = 30  # the same as a multiple of the bound, for halves
 _NUDGES = 3
 
 Call = Callable[..., Any]
@@ -99,27 +102,28 @@ class Reference:
         self._operators, self._wide, self._inputs, self._tolerance = operators, wide, inputs, tolerance
         self.expected = as_tuple(operators(*inputs))
 
-    def judge(self, results: Any) -> Agreement:
-        """The verdict on what generated code gave for the same inputs."""
+    def judge(self, results: Any) -> Agreement | None:
+        """The verdict on what generated code gave for the same inputs; None where `by_policy` has to give it."""
         actual = as_tuple(results)
         pairs = list(zip(actual, self.expected, strict=True))
-        metas = [problem for pair in pairs if (problem := _metadata(*pair))]
-        if metas:
-            return Agreement(Verdict.DIFFERENT, metas[0])
+        problem = next(filter(None, (_metadata(*pair) for pair in pairs)), None)
+        if problem is not None:
+            return Agreement(Verdict.DIFFERENT, problem)
         near = [_near(*pair, self._tolerance) for pair in pairs]
-        if any(each.verdict is Verdict.DIFFERENT for each in near):
-            return self._by_policy(actual, near)
-        return _best(near)
+        return None if any(each.verdict is Verdict.DIFFERENT for each in near) else _best(near)
 
-    def _by_policy(self, actual: Sequence[Tensor], near: Sequence[Agreement]) -> Agreement:
-        """The verdict where results are further apart than rounding explains."""
+    def by_policy(self, results: Any) -> Agreement:
+        """The verdict on results that are further apart than rounding explains."""
+        actual = as_tuple(results)
         try:
             truth = None if self._wide is None else as_tuple(self._wide(*map(_widened, self._inputs)))
         except Exception:  # some operators take halves only, and memory may be short
             truth = None
         if truth is None:
-            worst = next(each for each in near if each.verdict is Verdict.DIFFERENT)
-            gross = any(_distance(a, e) > _GROSS for a, e in zip(actual, self.expected, strict=True))
+            near = [_near(*pair, self._tolerance) for pair in zip(actual, self.expected, strict=True)]
+            worst = _best(near)
+            limit = max(_GROSS, _GROSS_BOUNDS * self._tolerance.l2)
+            gross = any(_distance(a, e) > limit for a, e in zip(actual, self.expected, strict=True))
             return worst if gross else Agreement(Verdict.UNCLEAR, f"no float64 to compare with; {worst.detail}")
         verdict = _held(actual, self.expected, truth)
         for seed in range(_NUDGES):

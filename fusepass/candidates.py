@@ -21,59 +21,68 @@ from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
 from fusepass.runtime import FusedRegion, Meta
 from fusepass.tune import adopt, recall
-from fusepass.variants import Form, forms, is_precise
+from fusepass.variants import Variant, is_precise, variants
 from fusepass.work import Candidate, Work
 
 
 def generate_candidates(work: Work) -> None:
-    """Lower, run the passes and render each form that is worth a try; a region beyond the IR gets its reason instead."""
+    """Lower, run the passes and render each variant that is worth a try; a region beyond the IR gets its reason instead."""
     foreign = [node.name for node in work.arguments if node.meta["val"].device != work.device]
     if foreign:
         work.reason = f"{foreign[0]} is not on {work.device}"
         return
     try:
-        _generate_forms(work)
+        _generate_variants(work)
     except Unsupported as unsupported:
         work.reason = str(unsupported)
     except Exception as bug:  # ours; the other regions and the model still run
-        if current().debug:
-            raise
-        work.reason = f"internal error: {type(bug).__name__}: {next(iter(str(bug).splitlines()), '')}"
+        work.reason = _told(bug)
 
 
-def _generate_forms(work: Work) -> None:
+def _told(bug: Exception) -> str:
+    """An error of this package in words; raises it when debugging."""
+    if current().debug:
+        raise bug
+    return f"internal error: {type(bug).__name__}: {next(iter(str(bug).splitlines()), '')}"
+
+
+def _generate_variants(work: Work) -> None:
     """The candidates: the first one, and those that are to be compared with it or that were found to be better."""
     facts = device_facts(work.device)
-    first, *others = forms(work.graph, facts, current().tune)
-    work.offered = tuple(form.name for form in (first, *others))
+    first, *others = variants(work.graph, facts, current().tune)
+    work.offered = tuple(variant.name for variant in (first, *others))
     work.candidate = _candidate(work, first, facts)
     work.candidates.append(work.candidate)
     record = recall(work)
     if record is not None:  # maybe of one who tried more
-        every = forms(work.graph, facts, "max")[1:]
-        _generate_others(work, [form for form in every if form.name == record.choice.get("chosen")], facts)
+        every = variants(work.graph, facts, "max")[1:]
+        _generate_others(work, [variant for variant in every if variant.name == record.choice.get("chosen")], facts)
     if record is None or not adopt(work, record):
         _generate_others(work, others, facts)
 
 
-def _generate_others(work: Work, others: Sequence[Form], facts: DeviceFacts) -> None:
-    """Add the candidates of `others` that are new programs as precise as the region's operators."""
+def _generate_others(work: Work, others: Sequence[Variant], facts: DeviceFacts) -> None:
+    """Add the candidates of `others` that are new programs as precise as the region's operators; failures are noted."""
     first = work.candidates[0]
     own = AnchorSource.GENERATED if first.generated.generates_anchor else AnchorSource.LIBRARY
-    for form in others:
-        if form == replace(first.form, anchor=own) or not is_precise(form, work.graph, facts):
+    for variant in others:
+        if variant == replace(first.variant, anchor=own) or not is_precise(variant, work.graph, facts):
             continue
-        made = _candidate(work, form, facts)
+        try:
+            made = _candidate(work, variant, facts)
+        except Exception as bug:
+            work.lost[variant.name] = _told(bug)
+            continue
         if not any(made.sources == known.sources for known in work.candidates):
             work.candidates.append(made)
 
 
-def _candidate(work: Work, form: Form, facts: DeviceFacts) -> Candidate:
+def _candidate(work: Work, variant: Variant, facts: DeviceFacts) -> Candidate:
     labels = [node.name for node in work.region.inputs]
     values = {node.name: value.item() for node, value in work.constants.items()}
-    program, builder = lower(work.graph, work.region.name, labels, values, form.anchor_format)
+    program, builder = lower(work.graph, work.region.name, labels, values, variant.anchor_format)
     converted = {call.result: generate(conversion, own, facts) for call, conversion, own in conversions(program)}
-    return Candidate(form, generate(program, builder, facts, form.anchor), converted)
+    return Candidate(variant, generate(program, builder, facts, variant.anchor), converted)
 
 
 def build_candidates(works: Sequence[Work]) -> None:
@@ -92,7 +101,7 @@ def build_candidates(works: Sequence[Work]) -> None:
         made = [next(rest) for _ in candidate.sources]
         failed = next((result for result in made if isinstance(result, BuildError)), None)
         if failed is not None:
-            candidate.reason = f"build failed: {failed.args[0]}"
+            work.lost[candidate.name] = f"build failed: {failed.args[0]}"
             continue
         candidate.library, *converters = [result for result in made if isinstance(result, Path)]
         candidate.converters = dict(zip(candidate.conversions, converters, strict=True))
@@ -110,12 +119,12 @@ def load_candidates(work: Work, counter: FallbackCounter) -> dict[str, FusedRegi
     loaded = {}
     for candidate in _wanted(work):
         try:
-            if candidate.reason is None:
+            if candidate.name not in work.lost:
                 loaded[candidate.name] = _region(work, candidate, counter)
         except BuildError as error:
-            candidate.reason = f"loading failed: {error.args[0]}"
+            work.lost[candidate.name] = f"loading failed: {error.args[0]}"
     if not loaded and work.candidate is not None:
-        work.reason = work.reason or work.candidate.reason
+        work.reason = work.reason or work.lost.get(work.candidate.name)
     work.candidate = next((each for each in work.candidates if each.name in loaded), work.candidate)
     return loaded
 

@@ -169,7 +169,6 @@ def _tell(work: Work, counter: FallbackCounter) -> None:
     if work.reason is not None:
         counter.count(name, work.reason, toolchain=work.generated is not None)
         return
-    lost = {each.name: each.reason for each in work.candidates if each.reason is not None}
-    for candidate, reason in {**lost, **dict(work.choice.dropped if work.choice else ())}.items():
+    for candidate, reason in {**work.lost, **dict(work.choice.dropped if work.choice else ())}.items():
         instead = EAGER if work.state is RegionState.EAGER or work.candidate is None else work.candidate.name
-        counter.count(f'{name}, candidate "{candidate}"', reason, toolchain=candidate in lost, instead=f'"{instead}"')
+        counter.count(f'{name}, candidate "{candidate}"', reason, instead=f'"{instead}"')

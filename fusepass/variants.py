@@ -1,4 +1,4 @@
-"""The forms that a region may be generated in, ranked: the one to choose without a measurement first.
+"""The ways in which a region may be generated, ranked: the one to choose without a measurement first.
 
 They differ in the memory format in which the library runs a convolution, and in who computes the region's anchor.
 """
@@ -33,7 +33,7 @@ _rounding: dict[tuple[object, ...], bool] = {}
 
 
 @dataclass(frozen=True)
-class Form:
+class Variant:
     """What sets a candidate for a region apart from others.
 
     Attributes:
@@ -52,30 +52,30 @@ class Form:
         return ", ".join(words) or GENERATED
 
 
-def forms(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Form, ...]:
-    """The forms that are worth a try for a region, the one to choose without a measurement first.
+def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Variant, ...]:
+    """The variants that are worth a try for a region, the one to choose without a measurement first.
 
     `effort` is `Config.tune`: ``"off"`` tries nothing, ``"max"`` everything. ``"fast"`` tries the anchor in both
     implementations, and the other memory format where the rule for it (`anchor_formats`) is least sure: on CUDA, where tensor
-    cores may compute a convolution in either. Two forms may turn out to be the same program.
+    cores may compute a convolution in either. Two variants may turn out to be the same program.
     """
     first, *others = anchor_formats(graph, facts)
     anchored = facts.target is Target.CUDA and any(_is_anchor(node) for node in graph.graph.nodes)
     anchors = tuple(AnchorSource) if anchored else (AnchorSource.PREFERRED,)
-    ranked = [Form(first, anchor) for anchor in anchors]
+    ranked = [Variant(first, anchor) for anchor in anchors]
     if effort == "fast":
-        ranked += [Form(other, AnchorSource.PREFERRED) for other in others if _is_unsure(graph, facts)]
+        ranked += [Variant(other, AnchorSource.PREFERRED) for other in others if _is_unsure(graph, facts)]
     else:
-        ranked += [Form(other, anchor) for other in others for anchor in anchors]
+        ranked += [Variant(other, anchor) for other in others for anchor in anchors]
     return tuple(ranked[:1] if effort == "off" else ranked)
 
 
-def is_precise(form: Form, graph: fx.GraphModule, facts: DeviceFacts) -> bool:
-    """Whether a form but the first one has the precision of the region's own operators.
+def is_precise(variant: Variant, graph: fx.GraphModule, facts: DeviceFacts) -> bool:
+    """Whether a variant but the first one has the precision of the region's own operators.
 
     Float32 convolutions on tensor cores round to TF32 channels last, wherever that is allowed; see `anchor_formats`.
     """
-    if facts.target is not Target.CUDA or form.anchor_format is not AnchorFormat.CHANNELS_LAST:
+    if facts.target is not Target.CUDA or variant.anchor_format is not AnchorFormat.CHANNELS_LAST:
         return True
     (node,) = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
     return node.args[0].meta["val"].dtype is not torch.float32 or not _tf32_allowed() or _rounds_to_tf32(node)
@@ -86,7 +86,7 @@ def _is_anchor(node: fx.Node) -> bool:
 
 
 def chosen_format(graph: fx.GraphModule, facts: DeviceFacts) -> AnchorFormat:
-    """The format of a region's convolution in its first form."""
+    """The format of a region's convolution in its first variant."""
     return anchor_formats(graph, facts)[0]
 
 

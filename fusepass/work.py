@@ -16,7 +16,7 @@ from fusepass.codegen.source import Source
 from fusepass.patterns.partition import Region
 from fusepass.report import RegionState
 from fusepass.runtime import Meta, with_strides
-from fusepass.variants import Form
+from fusepass.variants import Variant
 
 
 @dataclass
@@ -24,25 +24,23 @@ class Candidate:
     """One program that a region may become, on its way to a library.
 
     Attributes:
-        form: what sets it apart from the others.
+        variant: what sets it apart from the others.
         generated: program and source.
         conversions: by the name of the library call's result, what changes a layout for the library.
         library: the built library; None where there is none.
         converters: the libraries of the conversions.
-        reason: why it cannot be used; None where it can.
     """
 
-    form: Form
+    variant: Variant
     generated: Generated
     conversions: dict[str, Generated]
     library: Path | None = None
     converters: dict[str, Path] = field(default_factory=dict)
-    reason: str | None = None
 
     @property
     def name(self) -> str:
         """What reports call it."""
-        return self.form.name
+        return self.variant.name
 
     @property
     def sources(self) -> list[Source]:
@@ -58,10 +56,11 @@ class Work:
         region: its nodes, in the captured graph.
         graph: its operators as a graph of their own; a placeholder for each of ``region.inputs``.
         constants: those inputs that are numbers fixed at capture, with their values.
-        offered: names of the forms that it may be tried in, the one to choose unmeasured first.
+        offered: names of the variants that it may be tried in, the one to choose unmeasured first.
         candidates: what was generated of these, different programs all, in that order; empty where the region is beyond
             code generation.
         candidate: the one in use, or to be used unless another one is chosen.
+        lost: candidates that could not be generated, built or loaded, by name, and why.
         choice: what was measured and chosen; None where nothing was to be chosen.
         call: the fused call, where it is in use.
         reason: why it runs as the original operators although it was meant to be fused.
@@ -74,6 +73,7 @@ class Work:
     offered: tuple[str, ...] = ()
     candidates: list[Candidate] = field(default_factory=list)
     candidate: Candidate | None = None
+    lost: dict[str, str] = field(default_factory=dict)
     choice: Choice | None = None
     call: Callable[..., Any] | None = None
     reason: str | None = None

@@ -29,6 +29,10 @@ MOST_ROUNDS = 10
 """Passes over the graph. Each rewrite makes the graph cheaper or is free, so that few are ever needed."""
 
 
+MOST_EARLY = 3
+"""Passes of the early rules in each of them; these rules bring what others look for into one form."""
+
+
 @dataclass(frozen=True)
 class Application:
     """One rewrite that took place.
@@ -66,7 +70,7 @@ def simplify(graph_module: fx.GraphModule, rules: Sequence[Rule] = RULES) -> lis
         early, late = (_Index([rule for rule in allowed if rule.early is first]) for first in (True, False))
         agenda = Agenda()
         for _ in range(MOST_ROUNDS):
-            applications += _apply_rules(early, list(graph.nodes), agenda)
+            applications += _settled(early, graph, agenda)
             applications += _apply_rules(late, agenda.nodes(graph), agenda)
             remove_dead(graph)
             if config.allows(COMMON_SUBEXPRESSION):
@@ -161,6 +165,17 @@ class _Index:
             fitting = (rule for rule in self._rules if (rule.pattern.item is not None) == part)
             self._found[target, part] = tuple(rule for rule in fitting if is_called(rule.pattern, target))
         return self._found[target, part]
+
+
+def _settled(index: _Index, graph: fx.Graph, agenda: Agenda) -> list[Application]:
+    """Try all nodes until nothing changes any more, or a few times."""
+    applications: list[Application] = []
+    for _ in range(MOST_EARLY):
+        done = _apply_rules(index, list(graph.nodes), agenda)
+        applications += done
+        if not done:
+            break
+    return applications
 
 
 def _apply_rules(index: _Index, nodes: Iterable[fx.Node], agenda: Agenda) -> list[Application]:

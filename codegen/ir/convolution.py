@@ -42,7 +42,8 @@ class Phase:
 class Convolution:
     """What a kernel computes before its stores: a convolution without bias of two buffers, for each element of its rows.
 
-    The kernel's rows are (sample, channel, *spatial); its expressions have the result as ``Stat(name, 0)``.
+    The kernel's rows are (sample, channel, *spatial); where it reduces over channels, they are its one column axis. Its
+    expressions have the result as ``Stat(name, 0)``.
 
     Attributes:
         name: what stats call it.

@@ -105,6 +105,10 @@ class ReduceOp(enum.Enum):
         """How many numbers the result has."""
         return 1 if self in (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MAX, ReduceOp.MIN) else 2
 
+    def gives_position(self, part: int) -> bool:
+        """Whether number `part` of the result is a position, an int64 whatever the type of the values."""
+        return part == 1 and self in (ReduceOp.ARGMAX, ReduceOp.ARGMIN)
+
     @property
     def arity(self) -> int:
         """How many values go in per element."""

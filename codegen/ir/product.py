@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from math import ceil
 
-from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.dtype import DType, Precision
 
 
 class Arithmetic(enum.Enum):
@@ -41,8 +41,8 @@ class Product:
         left, right: the operands.
         inner: terms of a sum.
         length: terms that one piece of a sum has, the last maybe fewer; `inner` where sums are whole.
-        arithmetic: how it is computed.
         dtype: of the operands.
+        precision: of the products, where they are float32.
     """
 
     name: str
@@ -50,8 +50,15 @@ class Product:
     right: Operand
     inner: int
     length: int
-    arithmetic: Arithmetic
     dtype: DType
+    precision: Precision = Precision.FLOAT32
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """How it is computed."""
+        if self.dtype is not DType.F32:
+            return Arithmetic.HALVES
+        return Arithmetic.TF32 if self.precision is Precision.TF32 else Arithmetic.TF32_THREE
 
     @property
     def pieces(self) -> int:

@@ -2,9 +2,9 @@
 
 A kernel's iteration domain is ``rows x cols``. A *row* is one point of `rows`; reductions run over `cols`, sweep by
 sweep, a later sweep may use the results (`Stat`) of earlier ones; `row_stores` happen once per row, `stores` once per
-(row, col). A kernel without `cols` is pointwise: only `stores`. Such a kernel may have an `anchor`, a convolution or a
-matrix product whose result for the row its stores use as a `Stat`. The rows of a kernel with sweeps may be shared by
-`Team`s of blocks.
+(row, col). A kernel without `cols` is pointwise: only `stores`. A kernel may have an `anchor`, a convolution or a matrix
+product whose result at a point its expressions use as a `Stat`; `cols` are then the channels of the convolution or
+nothing. The rows of a kernel with sweeps may be shared by `Team`s of blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from fusepass.codegen.ir.convolution import Convolution
-from fusepass.codegen.ir.dtype import DType, Precision
+from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, Gather, Load, ReduceOp, walk
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.product import Product
@@ -173,15 +173,14 @@ class LibraryCall:
     """An ATen call that runs before the kernels, such as a convolution without its bias.
 
     `target` is the operator's qualified name (``aten.convolution.default``); `args` are numbers, tuples, None, text or `Ref`.
-    `precision` is what the library computes float32 products in, as far as is known: generated code in its place may be
-    as exact, no less.
+    `tf32` says that the library is known to round float32 operands to TF32, so that generated code may in its place.
     """
 
     result: str
     target: str
     args: tuple[object, ...]
     kwargs: tuple[tuple[str, object], ...] = ()
-    precision: Precision = Precision.FLOAT32
+    tf32: bool = False
 
 
 @dataclass(frozen=True)

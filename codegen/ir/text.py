@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, Op, Position, Stat, Window, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Ref, Store
@@ -34,8 +33,7 @@ def _buffer_text(buffer: Buffer) -> str:
 def _call_text(call: LibraryCall) -> str:
     args = [_argument(value) for value in call.args]
     args += [f"{name}={_argument(value)}" for name, value in call.kwargs]
-    rounded = f" in {call.precision.value}" if call.precision is not Precision.FLOAT32 else ""
-    return f"{call.result} = {call.target}({', '.join(args)}){rounded}"
+    return f"{call.result} = {call.target}({', '.join(args)}){', TF32 allowed' if call.tf32 else ''}"
 
 
 def _argument(value: object) -> str:

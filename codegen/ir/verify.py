@@ -101,8 +101,8 @@ def _anchor_faults(program: Program, kernel: Kernel, anchor: Anchor) -> Iterator
     if isinstance(anchor, Product):
         yield from _product_faults(program, kernel, anchor)
         return
-    if kernel.cols or len(kernel.rows) != len(anchor.stride) + 2:
-        yield f"rows of {anchor.name} that are not sample, channel and {len(anchor.stride)} spatial axes"
+    if len(kernel.cols) > 1 or len(kernel.rows) + len(kernel.cols) != len(anchor.stride) + 2:
+        yield f"axes of {anchor.name} that are not sample, channel and {len(anchor.stride)} spatial axes"
     for name in (anchor.source, anchor.weight):
         buffer = _find(program, name)
         if buffer is None or len(buffer.shape) != len(anchor.stride) + 2:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.expr import Op
 from fusepass.codegen.ir.program import CONVERSION_TARGET, LibraryCall, Ref, Role
 from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, channels_last_strides, is_channels_last
@@ -25,15 +24,14 @@ def _library(call: Call, target: str, *args: Any, strides: Sequence[int] | None 
     strides = value.stride() if strides is None else strides
     buffer = context.add_buffer(f"{call.origin}_out", dtype_of(value.dtype), value.shape, strides, Role.ANCHOR)
     given = tuple((name, value) for name, value in kwargs.items() if value != 1)
-    rounds = target in _PRODUCTS and value.dtype is torch.float32 and _allows_tf32()
-    precision = Precision.TF32 if rounds else Precision.FLOAT32
+    tf32 = target in _PRODUCTS and value.dtype is torch.float32 and _allows_tf32()
     arguments = tuple(_argument(call, arg) for arg in args)
-    context.calls.append(LibraryCall(buffer.name, target, arguments, given, precision))
+    context.calls.append(LibraryCall(buffer.name, target, arguments, given, tf32))
     return context.read(buffer)
 
 
 def _allows_tf32() -> bool:
-    """Whether products of float32 matrices may round to TF32; a signature compares it, with all of PyTorch's settings."""
+    """Whether float32 matrices may be rounded to TF32; a signature compares the setting, with all of PyTorch's."""
     return bool(torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32")
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp
 from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides, linear
-from fusepass.codegen.ir.product import Arithmetic, Operand, Product
+from fusepass.codegen.ir.product import Operand, Product
 from fusepass.codegen.ir.program import (
     ANCHOR_TARGETS,
     CONVERSION_TARGET,
@@ -59,9 +59,6 @@ def product_of(program: Program, call: LibraryCall) -> Product | None:
         return None
     if call.target in _ADDING and (result.dtype is DType.F32 or _stored(program, call.args[0]) is None):
         return None
-    arithmetic = Arithmetic.HALVES
-    if result.dtype is DType.F32:
-        arithmetic = Arithmetic.TF32 if call.precision is Precision.TF32 else Arithmetic.TF32_THREE
     left_batch, right_batch = (operand.strides[0] if len(operand.shape) == 3 else 0 for operand in (left, right))
     return Product(
         name=f"{call.result}_sum",
@@ -69,8 +66,8 @@ def product_of(program: Program, call: LibraryCall) -> Product | None:
         right=Operand(right.buffer, right_batch, right.strides[-1], right.strides[-2]),
         inner=left.shape[-1],
         length=left.shape[-1],
-        arithmetic=arithmetic,
         dtype=result.dtype,
+        precision=Precision.TF32 if call.tf32 else Precision.FLOAT32,
     )
 
 

@@ -77,7 +77,8 @@ def separate_layouts(program: Program, builder: Builder, least: int | None) -> P
     work = _Splitter(program, builder)
     for kernel in program.kernels:
         large = kernel.row_count * kernel.col_count >= least
-        if large and kernel.sweeps and kernel.stores and kernel.team is None and is_mixed(program, kernel):
+        free = kernel.team is None and kernel.anchor is None
+        if large and free and kernel.sweeps and kernel.stores and is_mixed(program, kernel):
             work.separate(kernel)
         else:
             work.kernels.append(kernel)
@@ -197,8 +198,8 @@ class _Splitter:
         self.kernels.append(rewrite_kernel(merge, self.builder, leaf=_forward(stats)))
 
     def _stat(self, reduction: Reduction, part: int) -> Expr:
-        positional = part == 1 and reduction.op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN)
-        return self.builder.stat(reduction.name, part, DType.I64 if positional else reduction.dtype)
+        dtype = DType.I64 if reduction.op.gives_position(part) else reduction.dtype
+        return self.builder.stat(reduction.name, part, dtype)
 
     def _merging(self, reduction: Reduction) -> Reduction:
         values = self.parts[reduction.name]

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from math import prod
 
 from fusepass.codegen.ir.convolution import ROWS
-from fusepass.codegen.ir.expr import Stat, walk
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Expr, ReduceOp, Stat, walk
 from fusepass.codegen.ir.index import contiguous_strides
-from fusepass.codegen.ir.program import Buffer, Kernel, Program
+from fusepass.codegen.ir.program import Buffer, Kernel, Program, Reduction, Store
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
-from fusepass.codegen.schedule_convolution.tiles import GROUP, Tiles, anchor_of
+from fusepass.codegen.schedule_convolution.tiles import GROUP, Tiles, anchor_of, dimensions
 
 AXES = ("$z", "$y", "$x")
 UNROLL = "#pragma unroll"
@@ -60,6 +61,7 @@ class ConvolutionWriter:
             pointers,
         )
         self.source, self.weight = program.buffer(self.anchor.source), program.buffer(self.anchor.weight)
+        self.sizes = [axis.size for axis in dimensions(kernel)]
         self.axes = AXES[-len(on.tile) :]
         self.index_type = "int64_t" if on.wide else "int"
         self.printer = Printer(names, pointers, self.index_type)
@@ -133,31 +135,94 @@ class ConvolutionWriter:
     # ---- results
 
     def epilogue(self, sums: Sums) -> Iterable[str]:
-        """What the kernel's stores make of the sums: a thread takes neighbouring results, channel by channel."""
-        on, sizes = self.on, [axis.size for axis in self.kernel.rows]
-        lines, inside = self._position(sums.group)
+        """What the kernel's expressions make of the sums: a thread takes neighbouring results, channel by channel."""
+        if self.kernel.is_pointwise:
+            yield from self.over_channels(sums, self._stores(), sums.unroll)
+            return
+        yield from self.reductions(sums)
+
+    def over_channels(self, sums: Sums, lines: Sequence[str], unroll: str, ahead: Sequence[str] = ()) -> Iterable[str]:
+        """`lines` for each result, ``$sum``, at ``$channel`` and the spatial axes; `ahead` before each position's channels."""
+        on = self.on
         place = "$lane" if on.pair == 1 else "$half * 32 + $lane"
         row = [
             f"const int $channel = $first_channel + $m * {ROWS} + $row;",
             f"const float $sum = $room[$row * {on.staged_pitch} + {place}];",
-            *self._stores(),
+            *lines,
         ]
-        if sizes[1] % ROWS:
-            row[1:] = block(f"if ($channel < {sizes[1]})", row[1:])
+        if self.sizes[1] % ROWS:
+            row[1:] = block(f"if ($channel < {self.sizes[1]})", row[1:])
         taken = [line.replace("$place", place) for line in sums.repair]
-        lines += block(f"if ({inside})", [*taken, *unrolled("$row", ROWS, row, sums.unroll)])
         staging = [f"fp::stage<{on.pair}, {on.staged_pitch}>($room, {sums.text}, $p);"]
         rows = [
             "__syncwarp();",
             *unrolled("$p", on.pair, staging),
             "__syncwarp();",
-            *unrolled("$half", on.pair, lines),
+            *self.over_positions(sums, [*taken, *ahead, *unrolled("$row", ROWS, row, unroll)]),
         ]
         yield from unrolled("$m", sums.rows, rows)
 
+    def over_positions(self, sums: Sums, lines: Sequence[str]) -> list[str]:
+        """`lines` for each position of a thread, where it is one of the result."""
+        places, inside = self._position(sums.group)
+        return unrolled("$half", self.on.pair, [*places, *block(f"if ({inside})", lines)])
+
+    # ---- reductions over channels
+
+    def reductions(self, sums: Sums) -> Iterable[str]:
+        """The kernel's sweeps over channels and its stores: a thread has all channels of its positions, one after another."""
+        kernel = self.kernel
+        self._states: dict[str, str] = {}
+        for sweep in kernel.sweeps:
+            for reduction in sweep:
+                kind = f"fp::{reduction.op.value}<{C_TYPES[reduction.dtype]}>"
+                self._states[reduction.name] = self.names.numbered(f"{reduction.name}_state")
+                yield f"{kind} {self._states[reduction.name]}[{self.on.pair}];"
+            yield from self._phase(sums, [value for reduction in sweep for value in reduction.values], sweep, ())
+        if kernel.row_stores:
+            scope = self._row_scope([store.value for store in kernel.row_stores])
+            for store in kernel.row_stores:
+                scope.lines.append(self._store(scope, store))
+            yield from self.over_positions(sums, scope.lines)
+        if kernel.stores:
+            yield from self._phase(sums, [store.value for store in kernel.stores], (), kernel.stores)
+
+    def _phase(
+        self, sums: Sums, roots: Sequence[Expr], sweep: Sequence[Reduction], stores: Sequence[Store]
+    ) -> Iterable[str]:
+        outer = self._row_scope(roots)
+        inner = outer.child()
+        inner.define_axis(self.kernel.cols[0], "$channel")
+        for node in walk(*roots):
+            if isinstance(node, Stat) and node.reduction == self.anchor.name:
+                inner.bind(node, "$sum")
+        for reduction in sweep:
+            values = ", ".join(self._operand(inner, reduction, value) for value in reduction.values)
+            inner.lines.append(f"{self._states[reduction.name]}[$half].push({values});")
+        inner.lines += [self._store(inner, store) for store in stores]
+        yield from self.over_channels(sums, inner.lines, sums.unroll, outer.lines)
+
+    def _row_scope(self, roots: Sequence[Expr]) -> Scope:
+        """What is the same for all channels of a position."""
+        scope = Scope(self.printer)
+        for axis, text in zip(self.kernel.rows, ("$sample", *self.axes), strict=True):
+            scope.define_axis(axis, text)
+        for node in walk(*roots):
+            if isinstance(node, Stat) and node.reduction in self._states:
+                scope.bind(node, f"{self._states[node.reduction]}[$half].part<{node.part}>()")
+        self.printer.expect(roots)
+        return scope
+
+    def _operand(self, scope: Scope, reduction: Reduction, value: Expr) -> str:
+        positional = reduction.op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN) and value is reduction.values[1]
+        text, wanted = bare(scope.value(value)), DType.I64 if positional else reduction.dtype
+        return text if value.dtype is wanted else f"fp::cast<{C_TYPES[wanted]}>({text})"
+
+    # ---- where results go
+
     def _position(self, group: str) -> tuple[list[str], str]:
         """The coordinates of the result that a thread takes, and the condition that it exists."""
-        on, sizes = self.on, [axis.size for axis in self.kernel.rows]
+        on, sizes = self.on, self.sizes
         column = "$lane" if on.pair == 1 else f"($half * 32 + $lane) / {on.pair}"
         coordinates = self.group_coordinates(f"({group} + {column} / 8)")
         inner = f"{column} % 8"
@@ -174,8 +239,7 @@ class ConvolutionWriter:
     def _phase_starts(self) -> list[str]:
         """The first result element of a phase, per axis."""
         starts, rest = [], "$phase"
-        sizes = [axis.size for axis in self.kernel.rows[2:]]
-        for spread, size in reversed(list(zip(self.anchor.spread, sizes, strict=True))):
+        for spread, size in reversed(list(zip(self.anchor.spread, self.sizes[2:], strict=True))):
             starts.append(remainder(rest, min(spread, size)) if len(self.on.phases) > 1 else "0")
             rest = quotient(rest, min(spread, size))
         if self.on.pair > 1:
@@ -191,12 +255,15 @@ class ConvolutionWriter:
                 scope.bind(node, "$sum")
         self.printer.expect(self.kernel.roots)
         for store in self.kernel.stores:
-            buffer: Buffer = self.program.buffer(store.buffer)
-            value = bare(scope.value(store.value))
-            if store.value.dtype is not buffer.dtype:
-                value = f"fp::cast<{C_TYPES[buffer.dtype]}>({value})"
-            scope.lines.append(f"{self.pointers[store.buffer]}[{scope.index(store.index)}] = {value};")
+            scope.lines.append(self._store(scope, store))
         return scope.lines
+
+    def _store(self, scope: Scope, store: Store) -> str:
+        buffer: Buffer = self.program.buffer(store.buffer)
+        value = bare(scope.value(store.value))
+        if store.value.dtype is not buffer.dtype:
+            value = f"fp::cast<{C_TYPES[buffer.dtype]}>({value})"
+        return f"{self.pointers[store.buffer]}[{scope.index(store.index)}] = {value};"
 
 
 def dot(a: Sequence[int], b: Sequence[int]) -> int:

@@ -19,7 +19,7 @@ def repair(writer: ConvolutionWriter) -> Iterable[str]:
     at = f"$room[$row * {writer.on.staged_pitch} + $place]"
     lines = [
         f"const int $channel = $first_channel + $m * {ROWS} + $row;",
-        f"if ($channel >= {writer.kernel.rows[1].size} || {at} * 0.0f == 0.0f) continue;",
+        f"if ($channel >= {writer.sizes[1]} || {at} * 0.0f == 0.0f) continue;",
         "float $plain = 0.0f;",
         *_plain_sum(writer),
         f"{at} = $plain;",

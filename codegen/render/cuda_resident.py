@@ -120,7 +120,7 @@ class _Writer(ConvolutionWriter):
     def _fetch_weights(self) -> Iterable[str]:
         """Weights in the order in which the threads of a warp take them."""
         plan, steps = self.plan, sum(self.plan.steps)
-        channels, along = self.kernel.rows[1].size, self.weight.strides[1 if self.anchor.transposed else 0]
+        channels, along = self.sizes[1], self.weight.strides[1 if self.anchor.transposed else 0]
         yield "// weights and taps, as the threads of a warp take them"
         yield from block(
             f"for (int $i = threadIdx.x; $i < {steps * plan.rows * 128}; $i += {plan.threads})",

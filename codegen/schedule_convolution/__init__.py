@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule_convolution.resident import ResidentSchedule, resident_schedule
 from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule, streamed_schedule
@@ -10,7 +11,7 @@ from fusepass.codegen.schedule_convolution.tiles import anchor_of
 
 ConvolutionSchedule = ResidentSchedule | StreamedSchedule
 
-_LEAST_ARCHITECTURE = 80  # asynchronous copies, and TF32 on tensor cores
+_LEAST_CAPABILITY = 80  # asynchronous copies, and TF32 on tensor cores
 
 
 def schedule_convolution(kernel: Kernel, program: Program, facts: DeviceFacts) -> ConvolutionSchedule | None:
@@ -21,16 +22,17 @@ def schedule_convolution(kernel: Kernel, program: Program, facts: DeviceFacts) -
 
 
 def serves(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
-    """Whether generated code can do the convolution of `kernel` on a device."""
-    if int("".join(filter(str.isdigit, facts.arch)) or 0) < _LEAST_ARCHITECTURE:
-        return False
-    return schedule_convolution(kernel, program, facts) is not None
+    """Whether generated code can do the convolution of `kernel` on a device; without an anchor, it is plain arithmetic."""
+    if kernel.anchor is None:
+        return True
+    return facts.capability >= _LEAST_CAPABILITY and schedule_convolution(kernel, program, facts) is not None
 
 
 def preferred(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     """Whether generated code is chosen for the convolution of `kernel` without being measured: where input channels are few.
 
-    Libraries lay convolutions out for many channels. With few they convert the layout before and after, or fall back to plain
-    float32 arithmetic.
+    Libraries lay convolutions out for many channels. With few they convert the layout before and after, or fall back to
+    plain float32 arithmetic. What reduces in the same kernel has not been measured.
     """
-    return anchor_of(kernel).packed is None and serves(program, kernel, facts)
+    few = isinstance(kernel.anchor, Convolution) and kernel.anchor.packed is None
+    return few and kernel.is_pointwise and serves(program, kernel, facts)

@@ -21,6 +21,7 @@ from fusepass.codegen.schedule_convolution.tiles import (
     Tiles,
     anchor_of,
     border_of,
+    dimensions,
     phases_of,
     tile_shapes,
     tiles_of,
@@ -68,9 +69,9 @@ class ResidentSchedule:
 def resident_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> ResidentSchedule | None:
     """The schedule with the least work that fits a multiprocessor; None where none fits."""
     phases = phases_of(kernel, program)
-    border = border_of(phases, len(kernel.rows) - 2)
+    border = border_of(phases, len(dimensions(kernel)) - 2)
     channels = program.buffer(anchor_of(kernel).source).shape[1]
-    shapes = itertools.product(tile_shapes(len(kernel.rows) - 2, WARPS * COLUMNS), (2, 1))
+    shapes = itertools.product(tile_shapes(len(dimensions(kernel)) - 2, WARPS * COLUMNS), (2, 1))
     candidates = (
         _candidate(kernel, facts, channels, tiles_of(kernel, program, phases, border, tile, channels), buffers)
         for tile, buffers in shapes
@@ -80,7 +81,7 @@ def resident_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> R
 
 
 def _candidate(kernel: Kernel, facts: DeviceFacts, channels: int, on: Tiles, buffers: int) -> ResidentSchedule | None:
-    sizes = [axis.size for axis in kernel.rows]
+    sizes = [axis.size for axis in dimensions(kernel)]
     steps = tuple(ceil(len(phase.taps) * channels / SLICE) for phase in on.phases)
     rows = min(ceil(sizes[1] / ROWS), _MOST_ROWS // on.pair)
     weights = sum(steps) * SLICE * (rows * ROWS + 1)  # with their taps
@@ -88,6 +89,8 @@ def _candidate(kernel: Kernel, facts: DeviceFacts, channels: int, on: Tiles, buf
     if shared > facts.shared_bytes_per_block:
         return None
     channel_blocks = ceil(sizes[1] / (ROWS * rows))
+    if kernel.sweeps and channel_blocks > 1:
+        return None  # a thread reduces what its block has
     resident = max(min(facts.shared_bytes_per_block // shared, 3 if rows * on.pair == 1 else 2), 1)
     each = max(min(sizes[0] * prod(on.tiles), resident * facts.multiprocessors // channel_blocks), 1)
     return ResidentSchedule(

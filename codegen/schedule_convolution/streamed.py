@@ -23,12 +23,14 @@ from fusepass.codegen.schedule_convolution.tiles import (
     Tiles,
     anchor_of,
     border_of,
+    dimensions,
     phases_of,
     tile_shapes,
     tiles_of,
 )
 
 SLICE_FLOATS = ROWS * DEPTH
+_MOST_ROWS = 4  # tiles of 16 channels that a warp works on at once, where not all channels must be with one
 _MOST_SUMS = 128  # registers of a thread that hold results
 _SHARED_SUMS = 64  # at most so many, and two blocks fit a multiprocessor's registers
 _MOST_PIECES = 2048  # of a tile: they are listed in constant memory
@@ -143,18 +145,21 @@ def streamed_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> S
 
 
 def _candidates(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterator[StreamedSchedule]:
-    phases, axes = phases_of(kernel, program), len(kernel.rows) - 2
+    phases, axes = phases_of(kernel, program), len(dimensions(kernel)) - 2
     border = border_of(phases, axes)
-    row_tiles = ceil(kernel.rows[1].size / ROWS)
+    row_tiles = ceil(dimensions(kernel)[1].size / ROWS)
     groups = ceil(program.buffer(anchor_of(kernel).source).shape[1] / DEPTH)
-    for high, parts in itertools.product((1, 2, 4), (2, 1)):
+    most = _MOST_ROWS
+    if kernel.sweeps:  # a thread reduces over what its warp has, which must be all channels
+        most = row_tiles
+    for high, parts in itertools.product((1,) if kernel.sweeps else (1, 2, 4), (2, 1)):
         shapes = (
             tiles_of(kernel, program, phases, border, tile, DEPTH)
             for tile in tile_shapes(axes, WARPS // high * parts * COLUMNS)
         )
         for on in sorted(shapes, key=_fetched)[:_SHAPES]:
-            rows = min(ceil(row_tiles / high), _MOST_SUMS // (16 * parts * on.pair), 4)
-            if rows * (high - 1) < row_tiles:
+            rows = min(ceil(row_tiles / high), _MOST_SUMS // (16 * parts * on.pair), most)
+            if rows * (high - 1) < row_tiles and (rows == row_tiles or not kernel.sweeps):
                 yield from _arrangements(kernel, facts, on, groups, (rows, parts, high))
 
 
@@ -168,7 +173,7 @@ def _arrangements(
 ) -> Iterator[StreamedSchedule]:
     """How chunks and pieces may share what a multiprocessor has; `warp` is (rows, parts, high) of a schedule."""
     rows, parts, high = warp
-    sizes = [axis.size for axis in kernel.rows]
+    sizes = [axis.size for axis in dimensions(kernel)]
     channel_blocks = ceil(sizes[1] / (ROWS * rows * high))
     most = 1 if rows * parts * on.pair * 16 > _SHARED_SUMS else 2
     per_phase = max(len(phase.taps) for phase in on.phases)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from fusepass.codegen.ir.convolution import ROWS, Convolution, Phase
+from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program
 
 WARPS = 8
@@ -65,7 +66,12 @@ class Tiles:
 def phases_of(kernel: Kernel, program: Program) -> tuple[Phase, ...]:
     """The phases of a kernel's convolution."""
     anchor = anchor_of(kernel)
-    return anchor.phases(program.buffer(anchor.weight).shape[2:], [axis.size for axis in kernel.rows[2:]])
+    return anchor.phases(program.buffer(anchor.weight).shape[2:], [axis.size for axis in dimensions(kernel)[2:]])
+
+
+def dimensions(kernel: Kernel) -> tuple[Axis, ...]:
+    """The axes of a kernel's convolution: sample, channel, then spatial ones."""
+    return (*kernel.rows[:1], *kernel.cols, *kernel.rows[1:])
 
 
 def anchor_of(kernel: Kernel) -> Convolution:
@@ -91,7 +97,7 @@ def tiles_of(
     channels: int,
 ) -> Tiles:
     """The positions of `kernel` in tiles of shape `tile`; `channels` of the input lie side by side."""
-    anchor, sizes = anchor_of(kernel), [axis.size for axis in kernel.rows]
+    anchor, sizes = anchor_of(kernel), [axis.size for axis in dimensions(kernel)]
     extent = tuple(
         (size - 1) * step + high - low + 1 for size, step, (low, high) in zip(tile, anchor.step, border, strict=True)
     )

@@ -18,9 +18,11 @@ from fusepass.patterns.rules import (
     linear,
     pooling,
     pools,
+    preceding,
     reductions,
     scalars,
     single,
+    spelling,
     views,
 )
 
@@ -29,6 +31,7 @@ RULES: tuple[Rule, ...] = (
     *convolution.RULES,
     *pooling.RULES,
     *folding.RULES,
+    *preceding.RULES,
     *cancelling.RULES,
     *constants.RULES,
     *arithmetic.RULES,
@@ -40,4 +43,5 @@ RULES: tuple[Rule, ...] = (
     *pools.RULES,
     *copies.RULES,
     *views.RULES,
+    *spelling.RULES,
 )

@@ -167,12 +167,11 @@ def _centred(found: Match) -> fx.Node:
         value = parts.factor(build, term, inside)
     else:
         value = parts.value(build)
-    result = build.subtract(value, build.mean(value, over))
+    mean, zero = build.mean(value, over), _zero(build, _outside(parts).shift(build))
+    result = build.subtract(value, mean if zero is None else build.add(mean, zero))
     if behind:
         result = build.multiply(result, times(build, None, behind))
-    result = build.scale(result, number)
-    zero = _zero(build, _outside(parts).shift(build))
-    return result if zero is None else build.add(result, zero)
+    return build.scale(result, number)
 
 
 def _outside(parts: Parted) -> Parted:

@@ -47,6 +47,13 @@ __device__ __forceinline__ void load_tiles(uint32_t (&words)[4], const void* row
     }
 }
 
+// Begins to copy one float from global to shared memory, or zero where there is no `real` one; `from` is read only then.
+__device__ __forceinline__ void begin_copy(float* to, const float* from, bool real) {
+    const auto place = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    const int nbytes = real ? 4 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(place), "l"(from), "r"(nbytes) : "memory");
+}
+
 // Begins to copy `Bytes` bytes (4, 8 or 16, at a multiple of that) from global to shared memory: the first `real` ones, then zeros. What
 // is not real is not read.
 template <int Bytes>
@@ -57,13 +64,6 @@ __device__ __forceinline__ void begin_copy_bytes(void* to, const void* from, int
     } else {
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(place), "l"(from), "n"(Bytes), "r"(real) : "memory");
     }
-}
-
-// Begins to copy one float from global to shared memory, or zero where there is no `real` one; `from` is read only then.
-__device__ __forceinline__ void begin_copy(float* to, const float* from, bool real) {
-    const auto place = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-    const int nbytes = real ? 4 : 0;
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(place), "l"(from), "r"(nbytes) : "memory");
 }
 
 // Ends a group of this thread's copies.

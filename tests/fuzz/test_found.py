@@ -33,6 +33,23 @@ class ConditionalSum(nn.Module):
         return torch.cat([y, y * 2], 3)
 
 
+class PositionsOfTruths(nn.Module):
+    """The position of a maximum is a number, although the maximum is a truth value."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        largest = (x > 0.8).max(1)
+        return largest.values.logical_not(), -largest.indices
+
+
+class WriteInMemoryFormat(nn.Module):
+    """Tracing would have it that what is written becomes contiguous, and so would a copy of it."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x.masked_fill_(x > 0.5, 0.1)
+        y = x * 2
+        return x.clone(), y.tril_().clone()
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "dtype"),
     [
@@ -41,6 +58,7 @@ class ConditionalSum(nn.Module):
         (ConditionalSum(), (1, 8, 1, 7), torch.bfloat16),
         (ConditionalSum(), (1, 8, 1, 4), torch.float32),
         (ConditionalSum(), (1, 8, 1, 7), torch.float16),
+        (PositionsOfTruths(), (25, 5), torch.float32),
     ],
 )
 def test_once_wrong(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -50,3 +68,13 @@ def test_once_wrong(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype
         outcome = check(model, fused, (x,))
     assert outcome.ok, outcome.explain()
     assert fused.report().fused_share == 1
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 2, 8, 2), (3, 5)])
+def test_a_write_keeps_strides(shape: tuple[int, ...]) -> None:
+    model, x = WriteInMemoryFormat(), torch.rand(shape).transpose(0, -1).contiguous().transpose(0, -1)
+    with override(debug=True):
+        fused = fusepass.optimize(model)
+        outcome = check(model, fused, (x,))
+    assert outcome.ok, outcome.explain()
+    assert fused.report().regions

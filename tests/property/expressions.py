@@ -90,7 +90,7 @@ ODD = (
     "{x} * torch.tensor(0.5, dtype=torch.float64)", "{x} + torch.eye({x}.shape[-1], dtype={x}.dtype, device={x}.device)", "torch.einsum('...i,...i->...', {x}, {x}) * 0.1",
     "{x}.masked_fill(torch.ones({x}.shape[-2:], dtype=torch.bool, device={x}.device).triu(1), float('-inf')).softmax(-1)", "torch.where(torch.arange({x}.shape[-1], device={x}.device) % 2 == 0, {x}, 0.0)",
     "F.scaled_dot_product_attention({x}, {x}, {x}) if {x}.dim() == 4 else {x}", "F.one_hot(torch.arange({x}.shape[-1], device={x}.device)).to({x}.dtype) + {x}.unsqueeze(-1)", "F.glu(torch.cat([{x}, {x}], -1), -1)",
-    "F.cosine_similarity({x}, {x} * 2 + 1, dim=-1)", "F.mse_loss({x}, {x} * 0.5)", "F.smooth_l1_loss({x}, {x} * 0.5, reduction='none')", "F.kl_div(({x} * 0.5).log_softmax(-1), {x}.softmax(-1), reduction='batchmean')",
+    "F.cosine_similarity({x}, {x} * 2 + 1, dim=-1)", "F.mse_loss({x}, {x} * 0.5)", "F.smooth_l1_loss({x}, {x} * 0.5, reduction='none')", "F.kl_div(({x} * 0.5).log_softmax(-1), {x}.softmax(-1), reduction='none')",
     "{x}.cumsum(-1) * 0.1", "{x}.sort(-1).values", "{x}.gather(-1, torch.zeros({x}.shape, dtype=torch.int64, device={x}.device))", "{x}.index_select(-1, torch.tensor([0], device={x}.device))", "F.local_response_norm({x}, 2) if {x}.dim() > 2 else {x}",
     "{x}.abs().amax(-1).to(torch.float64).to({x}.dtype)", "{x}.std(-1) if {x}.shape[-1] > 1 else {x}", "{x}.mean(dtype=torch.float64).to({x}.dtype)", "F.bilinear({x}, {x}, torch.full((2, {x}.shape[-1], {x}.shape[-1]), 0.1, dtype={x}.dtype, device={x}.device))",
     "torch.meshgrid({x}.flatten()[:3], {x}.flatten()[:2], indexing='ij')[0]", "torch.outer({x}.flatten()[:5], {x}.flatten()[:7])", "{x}.as_strided({x}.shape, {x}.stride())",

@@ -136,10 +136,11 @@ class _Run:
                 (size - 1) * s - 2 * p + r
                 for size, s, p, r in zip(source.shape[2:], anchor.stride, anchor.padding, reach, strict=True)
             ]
-            missing = [row.size - size for row, size in zip(self.kernel.rows[2:], plain, strict=True)]
+            spatial = self.kernel.rows[1 if self.kernel.cols else 2 :]
+            missing = [row.size - size for row, size in zip(spatial, plain, strict=True)]
         result = torch.convolution(source, weight, None, *geometry, anchor.transposed, missing, 1)
         found: Array = result.numpy()
-        return found
+        return np.moveaxis(found, 1, -1) if self.kernel.cols else found
 
     def _product(self, product: Product) -> Array:
         """The sums of each piece, in float64."""

@@ -16,7 +16,7 @@ from unittest import mock
 
 import numpy as np
 
-from fusepass import compile as pipeline
+from fusepass import candidates
 from fusepass.codegen import build
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import Generated
@@ -41,7 +41,7 @@ def original_operators() -> Iterator[None]:
 
     Everything around the kernels is tried so, many times faster than by interpreting them.
     """
-    with interpreted(), mock.patch.object(pipeline, "FusedRegion", _OriginalRegion):
+    with interpreted(), mock.patch.object(candidates, "FusedRegion", _OriginalRegion):
         yield
 
 
@@ -49,10 +49,10 @@ def original_operators() -> Iterator[None]:
 def interpreted() -> Iterator[None]:
     """While open, newly optimised models interpret their kernels; what was optimised inside stays so."""
     programs: dict[Path, Program] = {}
-    generate = pipeline.generate
+    generate = candidates.generate
 
-    def remembered(program: Program, builder: Builder, facts: DeviceFacts) -> Generated:
-        made = generate(program, builder, facts)
+    def remembered(program: Program, builder: Builder, facts: DeviceFacts, *options: Any) -> Generated:
+        made = generate(program, builder, facts, *options)
         programs[_library(made.source)] = programs[_library(made.unaligned())] = made.program
         return made
 
@@ -63,7 +63,7 @@ def interpreted() -> Iterator[None]:
         return list(map(_library, sources))
 
     with (
-        mock.patch.object(pipeline, "generate", remembered),
+        mock.patch.object(candidates, "generate", remembered),
         mock.patch.object(build, "build_all", build_all),
         mock.patch.object(build, "build", _library),
         mock.patch.object(build, "load", load),

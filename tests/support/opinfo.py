@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import fusepass
-from fusepass import compile as pipeline
+from fusepass import candidates
 from fusepass.codegen.generate import generate
 from fusepass.config import override
 from fusepass.numerics import check
@@ -132,7 +132,7 @@ def everything_fuses() -> Iterator[None]:
     try:
         with (
             mock.patch.object(partition, "_gains", return_value=True),
-            mock.patch.object(pipeline, "generate", generate),
+            mock.patch.object(candidates, "generate", generate),
         ):
             yield
     finally:

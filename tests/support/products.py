@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.dtype import DType, Precision
+from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Op
 from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Ref, Role, Store
@@ -80,10 +80,9 @@ def program_of(case: Case, *, chain: bool = True) -> Program:
         Buffer("w_t", dtype, (*batch, case.inner, case.columns), (*right, deep, column), Role.ANCHOR),
         Buffer("mm_out", dtype, shape, strides, Role.ANCHOR),
     ]
-    precision = Precision.TF32 if case.tf32 else Precision.FLOAT32
     calls = (
         LibraryCall("w_t", "aten.transpose.int", (Ref("w"), -2, -1)),
-        LibraryCall("mm_out", f"aten.{'b' if batch else ''}mm.default", (Ref("a"), Ref("w_t")), (), precision),
+        LibraryCall("mm_out", f"aten.{'b' if batch else ''}mm.default", (Ref("a"), Ref("w_t")), (), case.tf32),
     )
     if not chain:
         return Program("mm", (*buffers[:2], *buffers[-2:]), ("a", "w"), ("mm_out",), calls, ())

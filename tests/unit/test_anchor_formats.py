@@ -27,7 +27,7 @@ from fusepass.codegen.schedule import schedule
 from fusepass.errors import FusepassWarning
 from fusepass.fallbacks import FallbackCounter
 from fusepass.runtime import FusedRegion
-from fusepass.variants import Form, anchor_formats, differs_from_float32, forms, is_precise
+from fusepass.variants import Variant, anchor_formats, differs_from_float32, is_precise, variants
 from fusepass.work import Work
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
@@ -295,27 +295,27 @@ def test_choice(name: str) -> None:
 def test_what_is_offered(effort: str, channels: int, names: list[str]) -> None:
     """The chosen one first; less effort tries less."""
     graph, _ = trace(nn.Sequential(nn.Conv2d(channels, 8, 3), nn.ReLU()), torch.randn(2, channels, 6, 6))
-    assert [form.name for form in forms(graph, H200, effort)] == names
+    assert [variant.name for variant in variants(graph, H200, effort)] == names
 
 
 def test_what_is_offered_on_a_cpu_and_without_an_anchor() -> None:
     graph, _ = trace(nn.Sequential(nn.Conv2d(16, 8, 3), nn.ReLU()), torch.randn(2, 16, 6, 6))
-    assert [form.name for form in forms(graph, DeviceFacts.cpu(2), "fast")] == [GENERATED]
-    assert [form.name for form in forms(graph, DeviceFacts.cpu(2), "max")] == [GENERATED, "channels last"]
+    assert [variant.name for variant in variants(graph, DeviceFacts.cpu(2), "fast")] == [GENERATED]
+    assert [variant.name for variant in variants(graph, DeviceFacts.cpu(2), "max")] == [GENERATED, "channels last"]
     graph, _ = trace(lambda a: a.relu() + 1, torch.randn(2, 8))
-    assert [form.name for form in forms(graph, H200, "max")] == [GENERATED]
+    assert [variant.name for variant in variants(graph, H200, "max")] == [GENERATED]
 
 
-def test_a_form_of_another_precision_is_no_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_of_another_precision_is_no_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the library computes in float32 as it stands, channels last would round to TF32."""
     graph, _ = trace(nn.Sequential(nn.Conv2d(16, 8, 3), nn.ReLU()), torch.randn(2, 16, 6, 6))
     for rounds in (False, True):
         monkeypatch.setattr(fusepass.variants, "_rounds_to_tf32", lambda node, rounds=rounds: rounds)
-        assert is_precise(Form(LAST, AnchorSource.LIBRARY), graph, H200) is rounds
-        assert is_precise(Form(AnchorFormat.CALLER, AnchorSource.LIBRARY), graph, H200)
+        assert is_precise(Variant(LAST, AnchorSource.LIBRARY), graph, H200) is rounds
+        assert is_precise(Variant(AnchorFormat.CALLER, AnchorSource.LIBRARY), graph, H200)
     with cudnn(allow_tf32=False):
         monkeypatch.setattr(fusepass.variants, "_rounds_to_tf32", lambda node: False)
-        assert is_precise(Form(LAST, AnchorSource.LIBRARY), graph, H200)
+        assert is_precise(Variant(LAST, AnchorSource.LIBRARY), graph, H200)
 
 
 @pytest.mark.parametrize(

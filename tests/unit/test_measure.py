@@ -1,0 +1,71 @@
+"""Made-up inputs, and the rounds in which calls are timed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusepass import measure
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    "like",
+    [
+        torch.rand(3, 4).t(),
+        torch.rand(4).expand(3, 4),
+        torch.rand(2, 3, 5, 5).to(memory_format=torch.channels_last)[:, 1:, ::2],
+        torch.rand(9).unfold(0, 3, 1),
+        torch.tensor(1.5),
+        torch.rand(300, 300),
+        torch.rand(8).half(),
+        torch.arange(5, dtype=torch.int8),
+    ],
+)
+def test_made_up_tensors_look_like_the_real_ones(like: Tensor) -> None:
+    (made,) = measure.made_up([like], CPU)
+    assert (made.shape, made.stride(), made.dtype) == (like.shape, like.stride(), like.dtype)
+    low, high = (0.25, 1.25) if like.dtype.is_floating_point else (1, 8)
+    assert low <= made.min() <= made.max() <= high
+    assert made.data_ptr() != like.data_ptr()
+
+
+def test_made_up_truth_values_are_mixed_and_tensors_differ() -> None:
+    flags, first_one, second = measure.made_up(
+        [torch.ones(100, dtype=torch.bool), torch.rand(8), torch.rand(8)], torch.device("cpu")
+    )
+    assert 20 < flags.sum() < 80
+    assert not torch.equal(first_one, second)
+    assert torch.equal(first_one, measure.made_up([flags, second], CPU)[1])
+
+
+def test_signed_numbers_are_of_both_signs_and_no_smaller() -> None:
+    (made,) = measure.made_up([torch.empty(1000)], CPU, signed=True)
+    assert 400 < (made < 0).sum() < 600
+    assert 0.25 <= made.abs().min() <= made.abs().max() <= 1.25
+    (whole,) = measure.made_up([torch.empty(8, dtype=torch.int64)], CPU, signed=True)
+    assert whole.min() >= 1
+
+
+@pytest.mark.parametrize("rows", [64, 1 << 12, 1 << 16])
+def test_rows_of_large_tensors_differ(rows: int) -> None:
+    """Numbers repeat, but never at the distance of a power of two, where a wrong stride would look."""
+    (made,) = measure.made_up([torch.empty(4, rows)], CPU)
+    assert len({tuple(row[:8].tolist()) for row in made}) == 4
+
+
+def test_the_typical_time_is_the_lower_quartile() -> None:
+    assert measure.typical([5.0]) == 5.0
+    assert measure.typical([9.0, 1.0, 3.0]) == 1.0
+    assert measure.typical([9.0, 1.0, 3.0, 2.0, 8.0]) == 2.0
+
+
+def test_rounds_are_interleaved_and_bounded() -> None:
+    order: list[str] = []
+    calls = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    clock = measure._cpu_seconds
+    assert [len(s) for s in measure.in_turn(calls, clock, 0.0, least=3, most=9).values()] == [3, 3]
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert len(measure.in_turn(calls, clock, 60.0, least=3, most=9)["a"]) == 9
