@@ -130,7 +130,7 @@ class Reference:
         for seed in range(_NUDGES):
             if verdict.verdict is not Verdict.DIFFERENT:
                 break
-            generator = torch.Generator(self._inputs[0].device).manual_seed(seed)
+            generator = torch.Generator(self.expected[0].device).manual_seed(seed)
             others = as_tuple(self._operators(*(nudged(tensor, generator) for tensor in self._inputs)))
             again = _held(actual, others, truth)
             verdict = again if again.verdict is not Verdict.DIFFERENT else verdict

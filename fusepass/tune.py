@@ -20,7 +20,7 @@ from fusepass.config import current
 from fusepass.errors import BuildError
 from fusepass.patterns.aliasing import is_view
 from fusepass.runtime import FusedRegion
-from fusepass.trial import BUDGETS, checked, fastest
+from fusepass.trial import BUDGETS, OperatorsFail, checked, fastest
 from fusepass.work import Candidate, Work
 
 _CLEAR_OPERATORS = 4
@@ -85,7 +85,9 @@ def choose(work: Work, regions: Mapping[str, FusedRegion]) -> None:
         return
     try:
         choice = _remembered(work, regions, config.tune)
-    except Exception as error:  # out of memory, or an operator that fails for numbers such as these
+    except OperatorsFail as error:
+        choice = Choice(chosen, reason=f"trying it failed with {error}")
+    except Exception as error:  # out of memory, say
         if config.debug:
             raise
         what = next(iter(str(error).splitlines()), "")
