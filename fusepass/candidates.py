@@ -20,7 +20,7 @@ from fusepass.config import current
 from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
 from fusepass.runtime import FusedRegion, Meta
-from fusepass.tune import adopt, recall
+from fusepass.tune import adopt, named, recall
 from fusepass.variants import Variant, is_precise, variants
 from fusepass.work import Candidate, Work
 
@@ -56,7 +56,7 @@ def _generate_variants(work: Work) -> None:
     record = recall(work)
     if record is not None:  # maybe of one who tried more
         every = variants(work.graph, facts, "max")[1:]
-        _generate_others(work, [variant for variant in every if variant.name == record.choice.get("chosen")], facts)
+        _generate_others(work, [variant for variant in every if variant.name in named(record)], facts)
     if record is None or not adopt(work, record):
         _generate_others(work, others, facts)
 

@@ -77,6 +77,8 @@ def _against(reference: Reference, calls: Mapping[str, Call], inputs: Sequence[t
         _spoil([torch.empty_like(expected) for expected in reference.expected])
         try:
             results = as_tuple(call(*inputs))
+        except (MemoryError, torch.OutOfMemoryError):
+            raise  # which says nothing about the candidate
         except Exception as error:
             if current().debug:
                 raise
