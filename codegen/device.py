@@ -56,6 +56,11 @@ class DeviceFacts:
     bandwidth: float
     cores: int
 
+    @property
+    def capability(self) -> int:
+        """A CUDA device's compute capability times ten; 0 where there is none."""
+        return int("".join(filter(str.isdigit, self.arch)) or 0)
+
     @classmethod
     def cpu(cls, cores: int | None = None) -> DeviceFacts:
         """A CPU with `cores` cores, by default those this process may use.

@@ -6,22 +6,32 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fusepass.codegen import schedule_convolution, schedule_product
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.index import Axis, axis_index, linear
-from fusepass.codegen.ir.program import CONVERSION_TARGET, Kernel, LibraryCall, Program, Ref, Role, Store
+from fusepass.codegen.ir.product import Product
+from fusepass.codegen.ir.program import (
+    ANCHOR_TARGETS,
+    CONVERSION_TARGET,
+    Kernel,
+    LibraryCall,
+    Program,
+    Ref,
+    Role,
+    Store,
+)
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.passes.anchors import AnchorSource, Choice
 from fusepass.codegen.passes.pipeline import PassOptions, run_passes
 from fusepass.codegen.passes.split import SplitPolicy
 from fusepass.codegen.render import describe, render
-from fusepass.codegen.schedule_convolution import preferred, serves
+from fusepass.codegen.schedule.team import team_size
 from fusepass.codegen.source import Source, Target
 from fusepass.config import current
 
-_PRODUCTS = ("convolution", "_convolution", "mm", "bmm", "addmm", "baddbmm")
-ANCHOR_TARGETS = frozenset(f"aten.{name}.default" for name in _PRODUCTS)
-"""Library calls that compute; the others make views for them."""
+TEAMS = "teams"
+"""In `Config.disable`: no blocks share rows."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +85,7 @@ def generate(
 def pass_options(facts: DeviceFacts, anchor: AnchorSource = AnchorSource.PREFERRED) -> PassOptions:
     """What the passes are told about a device, and about who is to compute the region's anchor."""
     if facts.target is Target.CUDA:
+        teams = current().allows(TEAMS)
         # Two resident blocks on every multiprocessor; a piece is worth a block from some 16 KB on. Scattered stores of
         # 1 MB take about as long as a launch.
         policy = SplitPolicy(workers=2 * facts.multiprocessors, least_piece=4096, lanes=32)
@@ -83,6 +94,8 @@ def pass_options(facts: DeviceFacts, anchor: AnchorSource = AnchorSource.PREFERR
             longest_cached_row=16384,
             separate_from=1 << 18,
             anchors=_generates(anchor, facts),
+            teams=lambda program, kernel: team_size(program, kernel, facts) if teams else None,
+            product_length=lambda program, kernel: schedule_product.product_length(program, kernel, facts),
         )
     # Four pieces per core even out cores of unequal speed; a piece is worth a thread from some 64 KB on.
     policy = SplitPolicy(workers=4 * facts.cores, least_piece=16384, lanes=64)
@@ -93,8 +106,15 @@ def _generates(anchor: AnchorSource, facts: DeviceFacts) -> Choice:
     """Which anchors become kernels."""
     if anchor is AnchorSource.LIBRARY:
         return lambda program, kernel: False
-    accepts = serves if anchor is AnchorSource.GENERATED else preferred
-    return lambda program, kernel: accepts(program, kernel, facts)
+
+    def accepts(program: Program, kernel: Kernel) -> bool:
+        if isinstance(kernel.anchor, Product):
+            rules = schedule_product.serves, schedule_product.preferred
+        else:
+            rules = schedule_convolution.serves, schedule_convolution.preferred
+        return rules[anchor is AnchorSource.PREFERRED](program, kernel, facts)
+
+    return accepts
 
 
 def conversions(program: Program) -> Iterator[tuple[LibraryCall, Program, Builder]]:

@@ -19,7 +19,7 @@ from fusepass.codegen.ir.dataflow import Dataflow, Kept, kept_values
 from fusepass.codegen.ir.expr import Apply, Load, Masked, Op, Position, walk
 from fusepass.codegen.ir.index import Axis, FloorDiv, Mod
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.schedule import Walk
+from fusepass.codegen.schedule.plan import Walk
 
 # Elements reduced into one number before merging: few enough to be accurate in float32 and to stay in the first-level
 # cache, enough to be fast. Where they are reduced as they lie in memory, longer blocks keep the memory busier.

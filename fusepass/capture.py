@@ -25,7 +25,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from fusepass.branches import MOST_BRANCHES, Condition
 from fusepass.errors import CaptureError
-from fusepass.isolation import IdleDropout, quiet_fake_tensors, unchanged_globals
+from fusepass.isolation import EagerWrites, quiet_fake_tensors, unchanged_globals
 from fusepass.mutation import Exported, finish
 from fusepass.naming import identifiers, input_text, positional_names
 from fusepass.pystate import Snapshot, hooked_module
@@ -213,7 +213,7 @@ def _export(
     from torch._functorch.aot_autograd import aot_export_module
 
     fake_mode = FakeTensorMode()
-    shim.guard = IdleDropout
+    shim.guard = EagerWrites
     shim.states = {name: _fake(state, fake_mode) for name, state in states.items()}
     fakes = tuple(_fake(tensor, fake_mode) for tensor in tensors)
     with torch.no_grad(), quiet_fake_tensors():

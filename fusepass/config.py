@@ -48,7 +48,8 @@ class Config:
         debug: verify the kernel IR after each pass, and say more in errors (``FUSEPASS_DEBUG``).
         dump: directory that receives the graph, IR and source of each stage; None writes nothing
             (``FUSEPASS_DUMP``).
-        disable: names of the rules and patterns that are not applied, or such a text as the variable holds;
+        disable: names of the rules and patterns that are not applied, or such a text as the variable holds; `teams`
+            among them: no blocks share rows;
             `ALL` among them means never to fuse (``FUSEPASS_DISABLE``, with commas; ``1`` is ``all``).
         algebra: which rewrite rules may be applied: ``"safe"``, ``"finite"`` or ``"off"``, see `Algebra`
             (``FUSEPASS_ALGEBRA``).

@@ -76,10 +76,28 @@ def quiet_fake_tensors() -> Iterator[None]:
         logger.removeFilter(refuse)
 
 
-class IdleDropout(TorchFunctionMode):
-    """Lets dropout that is switched off give its input back, as eager does; PyTorch's tracing gives a copy.
+_REORDERED = frozenset(
+    f"{name}_"
+    for name in (
+        "cumprod",
+        "cumsum",
+        "index_add",
+        "index_copy",
+        "masked_fill",
+        "masked_scatter",
+        "renorm",
+        "tril",
+        "triu",
+    )
+)
+"""Methods that write to their tensor, and whose forms that do not give another memory format than it has."""
 
-    A write to the one would then not show in the other.
+
+class EagerWrites(TorchFunctionMode):
+    """Lets PyTorch's tracing follow writes as eager makes them.
+
+    Dropout that is switched off gives its input back, and no copy: a write to the one would not show in the other. And
+    a written tensor keeps its strides.
     """
 
     def __torch_function__(
@@ -88,6 +106,9 @@ class IdleDropout(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in (nn.functional.dropout, torch.dropout, torch.dropout_) and _is_idle(*args, **kwargs):
             return args[0] if args else kwargs["input"]
+        name = getattr(func, "__name__", "")
+        if name in _REORDERED and func is getattr(torch.Tensor, name):
+            return args[0].copy_(getattr(torch.Tensor, name[:-1])(*args, **kwargs))
         return func(*args, **kwargs)
 
 

@@ -24,6 +24,7 @@ from fusepass.pages import LEAST_BYTES, prefer_large
 
 _TORCH = {ours: theirs for theirs, ours in DTYPES.items()}
 _ALIGNMENT = 256  # of temporaries within the workspace, in bytes
+_TOO_LARGE = 720  # cudaErrorCooperativeLaunchTooLarge
 _VECTOR = 16  # widest access of a kernel, in bytes
 
 Result = torch.Tensor | tuple[torch.Tensor, ...]
@@ -245,9 +246,14 @@ def _workspace(temporaries: Sequence[Buffer]) -> tuple[dict[str, int], int]:
 def _failed(region: FusedRegion, status: int, arguments: tuple[torch.Tensor, ...]) -> Result:
     """What the original makes of `arguments`, for which the library gave a `status` other than 0.
 
-    On a CPU that says that an index is out of range, and the original raises; on a GPU it is an error of CUDA's.
+    On a CPU that says that an index is out of range, and the original raises; on a GPU it is an error of CUDA's. One of
+    them is no fault: other processes, or a limit set from outside, leave too little of the device for blocks that wait
+    for each other.
     """
     if region.generated.source.target is not Target.CUDA:
+        return region.original(*arguments)
+    if status == _TOO_LARGE:
+        region.fallbacks.count(region.name, "blocks that share a row do not fit the device all at once")
         return region.original(*arguments)
     raise RuntimeError(
         f"{region.name}: launching its kernels failed with CUDA error {status}. "

@@ -16,9 +16,9 @@ from torch._ops import OpOverload
 from fusepass import measure
 from fusepass.choice import GENERATED
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.convolution import few_channels
 from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, is_channels_last
 from fusepass.codegen.passes.anchors import AnchorSource
-from fusepass.codegen.schedule_convolution import few_channels
 from fusepass.codegen.source import Target
 from fusepass.patterns.opclass import OpClass, direct_class
 

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -104,14 +105,14 @@ _CONTRACTED = {aten.mm: 0, aten.bmm: 0, aten.mv: 0, aten.dot: 0, aten.addmm: 1, 
 """Matrix products, with the position of the argument whose last dimension they sum over."""
 
 
-def dying(root: fx.Node, result: fx.Node) -> list[fx.Node]:
-    """What is dead once `result` takes the place of `root`: `root` itself, then operands, each after all its users."""
-    dead = {root}
-    order = [root]
+def dying(replaced: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
+    """What is dead once the nodes `replaced` gave way to their values: they, then operands, each after all its users."""
+    kept, dead = set(replaced.values()), set(replaced)
+    order = list(replaced)
     for node in order:  # grows
         for source in node.all_input_nodes:
             removable = (
-                source not in dead and source is not result and source.op == "call_function" and not has_effect(source)
+                source not in dead and source not in kept and source.op == "call_function" and not has_effect(source)
             )
             if removable and all(user in dead for user in source.users):
                 dead.add(source)
@@ -119,17 +120,17 @@ def dying(root: fx.Node, result: fx.Node) -> list[fx.Node]:
     return order
 
 
-def cost(nodes: Collection[fx.Node], *, result: fx.Node | None = None, root: fx.Node | None = None) -> Cost:
+def cost(nodes: Collection[fx.Node], *, replaced: Mapping[fx.Node, fx.Node] = MappingProxyType({})) -> Cost:
     """What `nodes`, all on one device, cost as a part of their graph.
 
     Args:
         nodes: calls of operators.
-        result: one of them that is about to take the place of `root`: what reads `root` reads it.
+        replaced: nodes with those that are about to take their place: what reads the former reads the latter.
     """
     if not nodes:
         return NOTHING
     rates = RATES.get(_device(nodes), RATES["cuda"])
-    inside = frozenset(nodes)
+    inside, stands_for = frozenset(nodes), {new: old for old, new in replaced.items()}
     seconds, flops, sources = 0.0, 0, dict[fx.Node, int]()
     for node in nodes:
         kind = _kind(node.target)
@@ -140,9 +141,10 @@ def cost(nodes: Collection[fx.Node], *, result: fx.Node | None = None, root: fx.
         rate = rates.half_products if half else rates.products if kind is _Kind.PRODUCT else rates.scalar
         flops += count
         seconds += count / rate + (rates.launch if kind is not _Kind.POINTWISE else 0.0)
+        seconds += _additions(node, kind, stands_for) / rates.scalar
         for operand in () if _fills(node) else node.all_input_nodes:
             _read(sources, operand, node, inside)
-    written = sum(_bytes_written(node, inside, root if node is result else None) for node in inside)
+    written = sum(_bytes_written(node, inside, stands_for) for node in inside)
     traffic = written + sum(sources.values())
     return Cost(seconds + traffic / rates.bandwidth, flops, traffic)
 
@@ -166,26 +168,45 @@ def _read(sources: dict[fx.Node, int], operand: fx.Node, reader: fx.Node, inside
     sources[source] = max(sources.get(source, 0), read)
 
 
-def _bytes_written(node: fx.Node, inside: frozenset[fx.Node], root: fx.Node | None) -> int:
-    """What `node` writes, and what those inside of `inside` or behind it read of that; 0 where it stays in a kernel."""
+_Stand = Mapping[fx.Node, fx.Node]
+"""New nodes with those whose users will read them."""
+
+
+def _additions(node: fx.Node, kind: _Kind, stands_for: _Stand) -> int:
+    """Additions of a bias: generated kernels add it as they read the product; without them the library does, for nothing."""
+    if kind is not _Kind.PRODUCT or not isinstance(node.target, OpOverload):
+        return 0
+    packet, given = node.target.overloadpacket, arguments(node)
+    biased = packet in (aten.addmm, aten.baddbmm) or isinstance(given.get("bias"), fx.Node)
+    read = biased and any(_kind(user.target) in _FUSING for user in _users(node, stands_for))
+    return int(node.meta["val"].numel()) if read else 0
+
+
+def _bytes_written(node: fx.Node, inside: frozenset[fx.Node], stands_for: _Stand) -> int:
+    """What `node` writes, and what others read of that; 0 where it stays in a kernel.
+
+    One of several results of an operator that is not `inside` is written for those alone who read it.
+    """
     kind = _kind(node.target)
+    if node.target is operator.getitem and node.all_input_nodes[0] not in inside:
+        kind = _kind(node.all_input_nodes[0].target)
     if kind is _Kind.FREE:
         return 0
-    users = [*_users(node), *(_users(root) if root is not None else ())]
     stays = kind in _FUSING and all(
         _kind(user.target) is _Kind.POINTWISE or (kind is _Kind.POINTWISE and _kind(user.target) is _Kind.SWEEP)
-        for user in users
+        for user in _users(node, stands_for)
     )
     if stays:
         return 0
     return sum(2 * nbytes(part) for part in _tensors(node))
 
 
-def _users(node: fx.Node) -> list[fx.Node]:
+def _users(node: fx.Node, stands_for: _Stand) -> list[fx.Node]:
     """What reads `node`, through views and as one of several results, too."""
-    found = []
+    old = stands_for.get(node)
+    found = [] if old is None else _users(old, stands_for)
     for user in node.users:
-        found += _users(user) if _kind(user.target) is _Kind.FREE else [user]
+        found += _users(user, stands_for) if _kind(user.target) is _Kind.FREE else [user]
     return found
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+import torch
 from torch import fx
 from torch._ops import OpOverload
 
@@ -52,6 +54,13 @@ class Match:
         except KeyError:
             raise AttributeError(f"the pattern has no capture called {name!r}") from None
 
+    @property
+    def device(self) -> torch.device:
+        """Where the root computes."""
+        value = self.root.meta["val"]
+        first: torch.Tensor = value[0] if isinstance(value, tuple | list) else value
+        return first.device
+
     def call(self, target: Any, *args: Any, like: fx.Node | None = None, **kwargs: Any) -> fx.Node:
         """A new node before `root`, with a description of its result and the source location of `root`.
 
@@ -68,7 +77,7 @@ class Match:
             result = like.meta["val"]
         else:
             try:
-                result = infer(target, args, kwargs, self.root.meta["val"].device)
+                result = infer(target, args, kwargs, self.device)
             except (RuntimeError, IndexError) as error:
                 raise Declined(str(error)) from error
         with self.root.graph.inserting_before(self.root):
@@ -94,7 +103,22 @@ def match(pattern: Call, node: fx.Node) -> Match | Mismatch:
 
 def matches(pattern: Call, node: fx.Node) -> Iterator[Match]:
     """Every way in which `node`, a call of an operator of `pattern`, is an instance of it."""
+    if _is_flat(pattern) and node.args:
+        return _flat(pattern, node)
     return _Attempt().matches(pattern, node) if _plausible(pattern, node) else iter(())
+
+
+def _is_flat(pattern: Call) -> bool:
+    """Whether any call of the operator on a tensor will do: so are most patterns, and needs no search."""
+    one = len(pattern.args) == 1 and isinstance(pattern.args[0], Var)
+    return one and pattern.open and pattern.item is None and not pattern.kwargs and not pattern.single_user
+
+
+def _flat(pattern: Call, node: fx.Node) -> Iterator[Match]:
+    (operand,), value = pattern.args, node.args[0]
+    if isinstance(value, fx.Node) and isinstance(operand, Var) and operand.name != pattern.name:
+        captures: dict[str, Any] = {operand.name: value}
+        yield Match(node, frozenset((node,)), captures if pattern.name is None else {pattern.name: node, **captures})
 
 
 def _plausible(pattern: Call, node: fx.Node) -> bool:
@@ -117,11 +141,10 @@ def _may_be(pattern: Call, node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and is_called(pattern, node.target)
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(NamedTuple):
     """What is matched so far."""
 
-    captures: Mapping[str, Any] = field(default_factory=dict)
+    captures: Mapping[str, Any] = MappingProxyType({})
     nodes: tuple[fx.Node, ...] = ()
     once: tuple[fx.Node, ...] = ()
 
@@ -165,28 +188,37 @@ class _Attempt:
         if not isinstance(target, OpOverload) or not is_called(pattern, target):
             self._fail(node, "is a call of {}, not of {}", target, pattern.op_class or set(pattern.packets))
             return
-        given = arguments(node)
-        names = list(given)
-        wanted = {**dict(zip(names, pattern.args, strict=False)), **pattern.kwargs}
-        if not wanted.keys() <= given.keys() or len(pattern.args) > len(names):
-            self._fail(node, "takes other arguments")
+        values = self._arguments(pattern, node, target)
+        if values is None:
             return
-        if not pattern.open:
-            rest = [name for name in names if name not in wanted and not _is_default(target, name, given[name])]
-            if rest:
-                self._fail(node, "argument {} is {}", rest[0], given[rest[0]])
-                return
         captured = found.capture(pattern.name, node)
         if captured is None:
             self._fail(node, "is not what {} stands for already", pattern.name)
             return
         once = (*captured.once, node) if pattern.single_user else captured.once
         start = _Found(captured.captures, (*captured.nodes, node), once)
-        operands = list(wanted.values())
-        values = [given[name] for name in wanted]
+        operands = (*pattern.args, *pattern.kwargs.values())
         yield from self._operands(operands, values, start)
         if pattern.commutative:
-            yield from self._operands([operands[1], operands[0], *operands[2:]], values, start)
+            yield from self._operands((operands[1], operands[0], *operands[2:]), values, start)
+
+    def _arguments(self, pattern: Call, node: fx.Node, target: OpOverload) -> Sequence[Any] | None:
+        """What `node` gives for each operand of `pattern`; None where it does not take them, or other arguments matter."""
+        count = len(pattern.args)
+        if pattern.open and not pattern.kwargs and len(node.args) >= count:
+            return node.args[:count]
+        given = arguments(node)
+        names = list(given)
+        wanted = [*names[:count], *pattern.kwargs]
+        if count > len(names) or not given.keys() >= set(wanted):
+            self._fail(node, "takes other arguments")
+            return None
+        if not pattern.open:
+            rest = [name for name in names if name not in wanted and not _is_default(target, name, given[name])]
+            if rest:
+                self._fail(node, "argument {} is {}", rest[0], given[rest[0]])
+                return None
+        return [given[name] for name in wanted]
 
     def _item(self, pattern: Call, node: fx.Node, found: _Found) -> Iterator[_Found]:
         """`node` as one of several results of a call of which nobody reads another one."""

@@ -47,12 +47,14 @@ _CLASS_OF_MODULE = {
     "gathers": OpClass.POINTWISE,
     "losses": OpClass.REDUCTION,
     "normalisations": OpClass.NORMALISATION,
+    "pairs": OpClass.REDUCTION,
     "pointwise": OpClass.POINTWISE,
     "pool_gradients": OpClass.POOLING,
     "pooling": OpClass.POOLING,
     "reductions": OpClass.REDUCTION,
     "resampling": OpClass.POINTWISE,
     "views": OpClass.POINTWISE,  # padding and concatenation; what moves no memory is told apart by its schema
+    "writes": OpClass.POINTWISE,
 }
 """The class of an operator by the module of `fusepass.codegen.lowering` that expresses it."""
 

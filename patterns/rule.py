@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import fx
@@ -22,15 +22,18 @@ class Rule:
     Attributes:
         name: unique; ``FUSEPASS_DISABLE=name`` switches the rule off.
         pattern: what is replaced.
-        rewrite: gives the node to put in place, a captured one or one made by `Match.call`.
+        rewrite: gives the node to put in place, a captured one or one made by `Match.call`; for an operator with several
+            results a node for each that is used, by its number.
         why: why both are equal; for every input, NaN and infinities included, unless `level` is FINITE.
         guards: each gives the reason why a match is left alone, or None.
         level: the least option ``algebra`` under which the rule is applied.
+        early: whether the whole graph is tried before the other rules are, which would move what this one looks for.
     """
 
     name: str
     pattern: Call
-    rewrite: Callable[[Match], fx.Node]
+    rewrite: Callable[[Match], fx.Node | Mapping[int, fx.Node]]
     why: str
     guards: tuple[Callable[[Match], str | None], ...] = ()
     level: Algebra = Algebra.SAFE
+    early: bool = False

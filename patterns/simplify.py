@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -13,6 +13,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fusepass.config import Algebra, current
+from fusepass.patterns.agenda import Agenda
 from fusepass.patterns.aliasing import base, change_seen, written
 from fusepass.patterns.cost import NOTHING, Cost, cost, dying
 from fusepass.patterns.dataflow import remove_dead
@@ -26,6 +27,10 @@ COMMON_SUBEXPRESSION = "common-subexpression"
 
 MOST_ROUNDS = 10
 """Passes over the graph. Each rewrite makes the graph cheaper or is free, so that few are ever needed."""
+
+
+MOST_EARLY = 3
+"""Passes of the early rules in each of them; these rules bring what others look for into one form."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +67,15 @@ def simplify(graph_module: fx.GraphModule, rules: Sequence[Rule] = RULES) -> lis
     remove_dead(graph)
     if config.algebra is not Algebra.OFF:
         allowed = [rule for rule in rules if config.allows(rule.name) and config.algebra.takes_in(rule.level)]
-        index = _Index(allowed)
+        early, late = (_Index([rule for rule in allowed if rule.early is first]) for first in (True, False))
+        agenda = Agenda()
         for _ in range(MOST_ROUNDS):
-            before = len(applications)
-            applications += _apply_rules(graph, index)
+            applications += _settled(early, graph, agenda)
+            applications += _apply_rules(late, agenda.nodes(graph), agenda)
             remove_dead(graph)
             if config.allows(COMMON_SUBEXPRESSION):
-                applications += _share_common(graph)
-            if len(applications) == before:
+                applications += _share_common(graph, agenda)
+            if not agenda.end_pass():
                 break
     if config.debug:
         graph.lint()
@@ -78,8 +84,13 @@ def simplify(graph_module: fx.GraphModule, rules: Sequence[Rule] = RULES) -> lis
     return applications
 
 
-def replace_match(rule: Rule, found: Match) -> Application | str:
+def replace_match(rule: Rule, found: Match, agenda: Agenda) -> Application | str:
     """Put the result of `rule` in the place of `found`, and remove what nobody needs any more.
+
+    Args:
+        rule: what is done.
+        found: where.
+        agenda: is told of what changes.
 
     Returns:
         What was done, or why the graph was left as it is.
@@ -88,23 +99,28 @@ def replace_match(rule: Rule, found: Match) -> Application | str:
     reason = next((reason for guard in rule.guards if (reason := guard(found)) is not None), None)
     if reason is not None:
         return reason
-    previous, users = root.prev, len(root.users)
+    previous, replaced = root.prev, dict[fx.Node, fx.Node]()
+    users = {old: len(old.users) for old in (root, *root.users)}
     try:
-        result = rule.rewrite(found)
-        reason = _metadata_change(root, result) or change_seen(root, result)
-        if len(root.users) > users:
+        replaced = _replaced(root, rule.rewrite(found))
+        changes = (_metadata_change(*pair) or change_seen(*pair) for pair in replaced.items())
+        reason = next(filter(None, changes), None)
+        if any(len(old.users) > users[old] for old in replaced):
             reason = "the result reads what it is to replace"
     except Declined as declined:
         reason = str(declined)
-    made = _made(root, previous)
+    made = _made(root, previous, replaced.values())
     if reason is None:
-        gone = dying(root, result)
-        before, after = cost(gone), cost(made, result=result, root=root)
+        gone = dying(replaced)
+        before, after = cost(gone), cost(made, replaced=replaced)
         # What is free, such as a view, needs no gain: it may let other rules apply.
         if after.seconds == 0 or (after.seconds, len(made)) < (before.seconds, len(gone)):
-            root.replace_all_uses_with(result)
+            for old, new in replaced.items():
+                old.replace_all_uses_with(new)
+            sources = {source for node in gone for source in node.all_input_nodes}
             for node in gone:
                 graph.erase_node(node)
+            agenda.changed((sources - set(gone)) | set(made) | set(replaced.values()))
             return Application(rule.name, root.name, before, after)
         reason = f"it would not pay: {after.seconds * 1e6:.2f} us instead of {before.seconds * 1e6:.2f} us"
     for node in made:
@@ -112,13 +128,24 @@ def replace_match(rule: Rule, found: Match) -> Application | str:
     return reason
 
 
-def _made(root: fx.Node, previous: fx.Node) -> list[fx.Node]:
-    """The nodes between `previous` and `root`, last first."""
+def _replaced(root: fx.Node, result: fx.Node | Mapping[int, fx.Node]) -> dict[fx.Node, fx.Node]:
+    """The nodes that give way, with what takes their places; of several results those that are used."""
+    if isinstance(result, fx.Node):
+        return {root: result}
+    return {item: result[item.args[1]] for item in root.users}  # type: ignore[index]
+
+
+def _made(root: fx.Node, previous: fx.Node, results: Collection[fx.Node]) -> list[fx.Node]:
+    """The nodes between `previous` and `root`, last first, without those that neither others nor the `results` need."""
     made = []
     node = root.prev
     while node is not previous:
-        made.append(node)
-        node = node.prev
+        earlier = node.prev
+        if node.users or node in results:
+            made.append(node)
+        else:
+            root.graph.erase_node(node)
+        node = earlier
     return made
 
 
@@ -140,14 +167,25 @@ class _Index:
         return self._found[target, part]
 
 
-def _apply_rules(graph: fx.Graph, index: _Index) -> list[Application]:
-    """One pass over the graph: each node is tried with each rule, until one applies."""
+def _settled(index: _Index, graph: fx.Graph, agenda: Agenda) -> list[Application]:
+    """Try all nodes until nothing changes any more, or a few times."""
     applications: list[Application] = []
-    for node in list(graph.nodes):
-        if node.op == "call_function":
-            ways = ((rule, found) for rule in index[node] for found in matches(rule.pattern, node))
-            done = (replace_match(rule, found) for rule, found in ways)
-            applications += islice((one for one in done if isinstance(one, Application)), 1)
+    for _ in range(MOST_EARLY):
+        done = _apply_rules(index, list(graph.nodes), agenda)
+        applications += done
+        if not done:
+            break
+    return applications
+
+
+def _apply_rules(index: _Index, nodes: Iterable[fx.Node], agenda: Agenda) -> list[Application]:
+    """Try each of `nodes` with each rule, until one applies."""
+    applications: list[Application] = []
+    for node in nodes:
+        rules = () if node._erased else index[node]
+        ways = ((rule, found) for rule in rules for found in matches(rule.pattern, node))
+        done = (replace_match(rule, found, agenda) for rule, found in ways)
+        applications += islice((one for one in done if isinstance(one, Application)), 1)
     return applications
 
 
@@ -173,7 +211,7 @@ def _metadata(node: fx.Node) -> dict[str, object]:
     }
 
 
-def _share_common(graph: fx.Graph) -> list[Application]:
+def _share_common(graph: fx.Graph, agenda: Agenda) -> list[Application]:
     """Let operators that are called with the same arguments run once.
 
     PyTorch has this pass too (`fx_graph_cse`), but it takes -0.0 for 0.0, knows some random operators only, and imports
@@ -191,6 +229,7 @@ def _share_common(graph: fx.Graph) -> list[Application]:
             applications.append(Application(COMMON_SUBEXPRESSION, node.name, cost([node])))
             node.replace_all_uses_with(twin)
             graph.erase_node(node)
+            agenda.changed((twin,))
     return applications
 
 

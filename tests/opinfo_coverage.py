@@ -43,9 +43,22 @@ as models of one operator. `python -m tests.opinfo_coverage` writes this page.
 - **no work**: these samples give their input back, or have no elements.
 - **not on this device**: has no samples of these types that run on a CPU.
 
+## Reasons
+
+Why operators, or some of their samples, are not fused; some have several reasons.
+
+| operators | reason |
+|---|---|
+{reasons}
+
+## Every operator
+
 | operator | what becomes of it | why |
 |---|---|---|
 """
+
+
+_BEHIND = " (an operator behind it)"
 
 
 def outcomes(info: Any) -> Iterator[Outcome]:
@@ -73,6 +86,15 @@ def _brief(why: str) -> str:
     return "; ".join(list(cut)[:3]).replace("|", "\\|")
 
 
+def _reasons(found: list[tuple[str, str, str]]) -> Counter[str]:
+    """How many operators have each reason, whatever operator behind them it is about."""
+    told = Counter[str]()
+    for _, _, why in found:
+        reasons = {part.partition(": ")[2] or part for part in why.split("; ") if part}
+        told.update(re.sub(r" (?:for aten|for prims|\(aten)\..*", _BEHIND, reason) for reason in reasons)
+    return told
+
+
 def page(found: list[tuple[str, str, str]]) -> str:
     """The text of the page."""
     totals = Counter(word for _, word, _ in found)
@@ -82,6 +104,7 @@ def page(found: list[tuple[str, str, str]]) -> str:
         samples=SAMPLES,
         types=", ".join(str(dtype).removeprefix("torch.") for dtype in TYPES),
         totals="\n".join(f"| {word} | {count} |" for word, count in totals.most_common()),
+        reasons="\n".join(f"| {count} | {reason} |" for reason, count in _reasons(found).most_common()),
     )
     return head + "".join(f"| `{name}` | {word} | {why} |\n" for name, word, why in found)
 

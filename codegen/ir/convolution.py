@@ -10,6 +10,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
+
+from fusepass.codegen.ir.dtype import Precision
+
+ROWS, DEPTH = 16, 8
+"""Output and input channels of a slice of weights: what a tensor core takes of one kernel position at once."""
+
+
+_MOST_CHANNELS = 8
+_MOST_SCATTERED = 16  # of transposed convolutions with a stride, whose phases have few taps each
 
 
 @dataclass(frozen=True)
@@ -32,13 +42,17 @@ class Phase:
 class Convolution:
     """What a kernel computes before its stores: a convolution without bias of two buffers, for each element of its rows.
 
-    The kernel's rows are (sample, channel, *spatial); its expressions have the result as ``Stat(name, 0)``.
+    The kernel's rows are (sample, channel, *spatial); where it reduces over channels, they are its one column axis. Its
+    expressions have the result as ``Stat(name, 0)``.
 
     Attributes:
         name: what stats call it.
         source: buffer of shape (samples, in_channels, *spatial).
         weight: buffer of shape (out_channels, in_channels, *kernel); the first two exchanged where `transposed`.
         stride, padding, dilation: one number per spatial axis.
+        precision: of the products.
+        packed: buffer of `packed_shape` with the weights in slices, rounded as `precision` says; None where a kernel takes
+            them as they are.
     """
 
     name: str
@@ -48,6 +62,21 @@ class Convolution:
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
     transposed: bool
+    precision: Precision = Precision.FLOAT32
+    packed: str | None = None
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The buffers that it reads."""
+        return (self.source, self.weight, *filter(None, [self.packed]))
+
+    @property
+    def description(self) -> str:
+        """It in words, for the text form of a program."""
+        kind = "transposed convolution" if self.transposed else "convolution"
+        geometry = f"stride {self.stride}, padding {self.padding}, dilation {self.dilation}"
+        packed = f" packed as {self.packed}" if self.packed else ""
+        return f"{kind} of {self.source} by {self.weight}{packed}, {geometry}, products in {self.precision.value}"
 
     @property
     def step(self) -> tuple[int, ...]:
@@ -73,3 +102,20 @@ class Convolution:
             over = [r + p - k for r, p, k in zip(start, self.padding, reach, strict=True)]
             if all(o % s == 0 for o, s in zip(over, self.stride, strict=True)):
                 yield Tap(place, tuple(o // s for o, s in zip(over, self.stride, strict=True)))
+
+
+def few_channels(channels: int, spread: Sequence[int]) -> bool:
+    """Whether a convolution has so few input channels that a block holds all of them with all their weights.
+
+    Libraries lay convolutions out for many channels; see `Convolution.spread`.
+    """
+    return channels <= (_MOST_SCATTERED if max(spread) > 1 else _MOST_CHANNELS)
+
+
+def packed_shape(out_channels: int, in_channels: int, kernel: Sequence[int]) -> tuple[int, ...]:
+    """The shape of weights in slices: (groups of `ROWS` output channels, of `DEPTH` input channels, *kernel, 8, 4, 2, 2).
+
+    The last four say which weight of a slice: output channel ``a + 8 d`` and input channel ``b + 4 c`` of (a, b, c, d), so
+    that a thread of a warp has its four side by side; see `multiply_tile` in ``fp_instructions.cuh``.
+    """
+    return (ceil(out_channels / ROWS), ceil(in_channels / DEPTH), *kernel, 8, 4, 2, 2)

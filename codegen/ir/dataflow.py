@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fusepass.codegen.ir.expr import (
+    Apply,
     Const,
     Expr,
     Gather,
     Load,
     Masked,
+    Op,
     Position,
     Stat,
     Window,
@@ -25,6 +27,8 @@ from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel
 
 Need = Axis | Stat
+
+_SIMPLE = frozenset({Op.CAST, Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM})  # an instruction or two
 
 
 class Dataflow:
@@ -95,6 +99,26 @@ def kept_values(kernel: Kernel, dataflow: Dataflow, *, stats: bool = True) -> tu
                 found.setdefault(id(node), Kept(node, born[id(node)]))
         born |= {id(node): born.get(id(node), number) for node in reached}
     return tuple(found.values())
+
+
+def kept_in_memory(kernel: Kernel, dataflow: Dataflow) -> tuple[Kept, ...]:
+    """As `kept_values` without reductions' results, where room is shorter than arithmetic: what they are made of, if that
+    is plain loads which take less room, and simple to compute again."""
+    values = kept_values(kernel, dataflow, stats=False)
+    cols, loads = frozenset(kernel.cols), dict[int, Kept]()
+    for value in values:
+        for node in walk(value.node):
+            if isinstance(node, Load) and dataflow.needs(node) & cols:
+                first = min(value.first, loads[id(node)].first) if id(node) in loads else value.first
+                loads[id(node)] = Kept(node, first)
+            elif not (isinstance(node, Load | Const) or (isinstance(node, Apply) and node.op in _SIMPLE)):
+                return values
+    found = tuple(loads.values())
+    return found if _bytes(found) < _bytes(values) else values
+
+
+def _bytes(kept: Sequence[Kept]) -> int:
+    return sum(each.node.dtype.nbytes for each in kept)
 
 
 def _reached(roots: Sequence[Expr], stop: Callable[[Expr], bool]) -> Iterator[Expr]:

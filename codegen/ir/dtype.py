@@ -21,6 +21,13 @@ class _Info:
     kind: Kind
 
 
+class Precision(enum.Enum):
+    """In what the products of float32 numbers are computed."""
+
+    FLOAT32 = "float32"  # as exact as float32 arithmetic
+    TF32 = "TF32"  # of operands rounded to 10 bits of mantissa, to nearest
+
+
 class DType(enum.Enum):
     """An element type. Its value carries the short name, the size in bytes and the kind."""
 

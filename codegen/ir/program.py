@@ -2,8 +2,9 @@
 
 A kernel's iteration domain is ``rows x cols``. A *row* is one point of `rows`; reductions run over `cols`, sweep by
 sweep, a later sweep may use the results (`Stat`) of earlier ones; `row_stores` happen once per row, `stores` once per
-(row, col). A kernel without `cols` is pointwise: only `stores`. Such a kernel may have an `anchor`, a convolution whose
-result for the row its stores use as a `Stat`.
+(row, col). A kernel without `cols` is pointwise: only `stores`. A kernel may have an `anchor`, a convolution or a matrix
+product whose result at a point its expressions use as a `Stat`; `cols` are then the channels of the convolution or
+nothing. The rows of a kernel with sweeps may be shared by `Team`s of blocks.
 """
 
 from __future__ import annotations
@@ -17,9 +18,17 @@ from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, Gather, Load, ReduceOp, walk
 from fusepass.codegen.ir.index import Axis, Index
+from fusepass.codegen.ir.product import Product
+
+_PRODUCTS = ("convolution", "_convolution", "mm", "bmm", "addmm", "baddbmm")
+ANCHOR_TARGETS = frozenset(f"aten.{name}.default" for name in _PRODUCTS)
+"""Library calls that compute; the others make views for them, or convert a layout."""
 
 CONVERSION_TARGET = "aten.clone.default"
 """The library call that only changes a layout, for an anchor that reads the copy; a generated kernel does the same."""
+
+
+Anchor = Convolution | Product
 
 
 class Role(enum.Enum):
@@ -77,6 +86,21 @@ class Store:
 
 
 @dataclass(frozen=True)
+class Team:
+    """Blocks that share each row of a kernel, all resident at the same time.
+
+    Attributes:
+        members: blocks of a team; each has a slice of the columns.
+        teams: how many there are at most; they take one row after another in turn.
+        exchange: the temporary through which the members show each other their reduction states.
+    """
+
+    members: int
+    teams: int
+    exchange: str
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One launch over ``rows x cols``; see the module's text."""
 
@@ -87,7 +111,8 @@ class Kernel:
     row_stores: tuple[Store, ...]
     stores: tuple[Store, ...]
     origin: tuple[str, ...] = ()
-    anchor: Convolution | None = None
+    anchor: Anchor | None = None
+    team: Team | None = None
 
     @property
     def row_count(self) -> int:
@@ -117,7 +142,7 @@ class Kernel:
 
     @property
     def reads(self) -> frozenset[str]:
-        anchor = (self.anchor.source, self.anchor.weight) if self.anchor else ()
+        anchor = self.anchor.reads if self.anchor else ()
         return frozenset((*anchor, *(node.buffer for node in walk(*self.roots) if isinstance(node, Load | Gather))))
 
     @property
@@ -129,6 +154,11 @@ class Kernel:
     @property
     def writes(self) -> frozenset[str]:
         return frozenset(store.buffer for store in (*self.row_stores, *self.stores))
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        """Every buffer that a launch needs."""
+        return self.reads | self.writes | ({self.team.exchange} if self.team else frozenset())
 
 
 @dataclass(frozen=True)
@@ -143,12 +173,14 @@ class LibraryCall:
     """An ATen call that runs before the kernels, such as a convolution without its bias.
 
     `target` is the operator's qualified name (``aten.convolution.default``); `args` are numbers, tuples, None, text or `Ref`.
+    `tf32` says that the library is known to round float32 operands to TF32, so that generated code may in its place.
     """
 
     result: str
     target: str
     args: tuple[object, ...]
     kwargs: tuple[tuple[str, object], ...] = ()
+    tf32: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,5 +208,5 @@ class Program:
     @property
     def arguments(self) -> tuple[Buffer, ...]:
         """The buffers whose pointers the generated entry takes, in order: read inputs and anchors, outputs, temporaries."""
-        used = frozenset[str]().union(*(kernel.reads | kernel.writes for kernel in self.kernels))
+        used = frozenset[str]().union(*(kernel.buffers for kernel in self.kernels))
         return tuple(buffer for buffer in self.buffers if buffer.name in used)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, Op, Position, Stat, Window, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Ref, Store
@@ -34,13 +33,7 @@ def _buffer_text(buffer: Buffer) -> str:
 def _call_text(call: LibraryCall) -> str:
     args = [_argument(value) for value in call.args]
     args += [f"{name}={_argument(value)}" for name, value in call.kwargs]
-    return f"{call.result} = {call.target}({', '.join(args)})"
-
-
-def _anchor_text(anchor: Convolution) -> str:
-    kind = "transposed convolution" if anchor.transposed else "convolution"
-    geometry = f"stride {anchor.stride}, padding {anchor.padding}, dilation {anchor.dilation}"
-    return f"{anchor.name}: {kind} of {anchor.source} by {anchor.weight}, {geometry}"
+    return f"{call.result} = {call.target}({', '.join(args)}){', TF32 allowed' if call.tf32 else ''}"
 
 
 def _argument(value: object) -> str:
@@ -58,7 +51,9 @@ def _axes(axes: Sequence[Axis]) -> str:
 def _kernel_lines(kernel: Kernel) -> Iterator[str]:
     yield f"kernel {kernel.name} rows[{_axes(kernel.rows)}] cols[{_axes(kernel.cols)}]  # {', '.join(kernel.origin)}"
     if kernel.anchor is not None:
-        yield f"  {_anchor_text(kernel.anchor)}"
+        yield f"  {kernel.anchor.name}: {kernel.anchor.description}"
+    if kernel.team is not None:
+        yield f"  rows shared by {kernel.team.teams} x {kernel.team.members} blocks through {kernel.team.exchange}"
     names = _Names()
     for number, sweep in enumerate(kernel.sweeps):
         yield f"  sweep {number}"

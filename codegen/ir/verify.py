@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fusepass.codegen.ir.convolution import Convolution
+from fusepass.codegen.ir.convolution import packed_shape
 from fusepass.codegen.ir.expr import Apply, Expr, Gather, Load, Masked, Op, Stat, Window, children, own_indices, walk
 from fusepass.codegen.ir.index import Axis, Index
-from fusepass.codegen.ir.program import Buffer, Kernel, Program, Ref, Role, Store
+from fusepass.codegen.ir.product import Product
+from fusepass.codegen.ir.program import Anchor, Buffer, Kernel, Program, Ref, Role, Store, Team
+from fusepass.codegen.ir.team import exchange_offsets
 from fusepass.codegen.ir.text import program_text
 from fusepass.errors import IRError
 
@@ -75,6 +77,8 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
         yield "two stores to one buffer"
     if len({reduction.name for reduction in kernel.reductions}) != len(kernel.reductions):
         yield "two reductions share a name"
+    if kernel.team is not None:
+        yield from _team_faults(program, kernel, kernel.team)
     rows, everything = frozenset(kernel.rows), frozenset((*kernel.rows, *kernel.cols))
     known: dict[str, int] = {}  # parts of each result that later expressions may use
     if kernel.anchor is not None:
@@ -93,13 +97,49 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
         yield from _store_faults(program, store, everything, known)
 
 
-def _anchor_faults(program: Program, kernel: Kernel, anchor: Convolution) -> Iterator[str]:
-    if kernel.cols or len(kernel.rows) != len(anchor.stride) + 2:
-        yield f"rows of {anchor.name} that are not sample, channel and {len(anchor.stride)} spatial axes"
+def _anchor_faults(program: Program, kernel: Kernel, anchor: Anchor) -> Iterator[str]:
+    if isinstance(anchor, Product):
+        yield from _product_faults(program, kernel, anchor)
+        return
+    if len(kernel.cols) > 1 or len(kernel.rows) + len(kernel.cols) != len(anchor.stride) + 2:
+        yield f"axes of {anchor.name} that are not sample, channel and {len(anchor.stride)} spatial axes"
     for name in (anchor.source, anchor.weight):
         buffer = _find(program, name)
         if buffer is None or len(buffer.shape) != len(anchor.stride) + 2:
             yield f"{anchor.name} of {name}, which is no buffer with {len(anchor.stride)} spatial axes"
+    packed, weight = (_find(program, name) for name in (anchor.packed or "", anchor.weight))
+    if anchor.packed is None or weight is None:
+        return
+    out_axis = int(anchor.transposed)
+    if packed is None or packed.shape != packed_shape(
+        weight.shape[out_axis], weight.shape[1 - out_axis], weight.shape[2:]
+    ):
+        yield f"{anchor.name} takes its weights from {anchor.packed}, which does not have them in slices"
+
+
+def _team_faults(program: Program, kernel: Kernel, team: Team) -> Iterator[str]:
+    if team.members < 2 or team.teams < 1 or not kernel.sweeps:
+        yield f"{team.teams} teams of {team.members} blocks, which have nothing to share"
+    buffer = _find(program, team.exchange)
+    needed = exchange_offsets(kernel, team.members, team.teams)[""]
+    if buffer is None or buffer.role is not Role.TEMP or buffer.nbytes < needed:
+        yield f"{team.exchange} is no temporary of {needed} bytes"
+    if any(team.exchange in other.reads | other.writes for other in program.kernels):
+        yield f"{team.exchange} is a team's and has a reader or writer"
+
+
+def _product_faults(program: Program, kernel: Kernel, product: Product) -> Iterator[str]:
+    sizes = [axis.size for axis in kernel.rows]
+    if kernel.cols or len(sizes) != 4 or sizes[0] != product.pieces:
+        yield f"rows of {product.name} that are not {product.pieces} pieces, batch, row and column"
+        return
+    for operand, rows in ((product.left, sizes[2]), (product.right, sizes[3])):
+        buffer = _find(program, operand.buffer)
+        steps = ((sizes[1], operand.batch), (rows, operand.row), (product.inner, operand.inner))
+        if buffer is None or buffer.dtype is not product.dtype:
+            yield f"{product.name} of {operand.buffer}, which is no buffer of {product.dtype}"
+        elif sum((size - 1) * stride for size, stride in steps) >= buffer.extent and 0 not in (*sizes, product.inner):
+            yield f"{product.name} reads {operand.buffer} out of range"
 
 
 def _store_faults(program: Program, store: Store, axes: frozenset[Axis], known: dict[str, int]) -> Iterator[str]:

@@ -15,6 +15,8 @@ from fusepass.codegen.lowering.tensor import Tensor, Unsupported, dtype_of
 
 aten = torch.ops.aten
 
+_PRODUCTS = ("aten.mm.default", "aten.bmm.default")
+
 
 def _library(call: Call, target: str, *args: Any, strides: Sequence[int] | None = None, **kwargs: Any) -> Tensor:
     """The result of an ATen call on tensors that exist in memory; its strides are by default the fake result's."""
@@ -22,8 +24,15 @@ def _library(call: Call, target: str, *args: Any, strides: Sequence[int] | None 
     strides = value.stride() if strides is None else strides
     buffer = context.add_buffer(f"{call.origin}_out", dtype_of(value.dtype), value.shape, strides, Role.ANCHOR)
     given = tuple((name, value) for name, value in kwargs.items() if value != 1)
-    context.calls.append(LibraryCall(buffer.name, target, tuple(_argument(call, arg) for arg in args), given))
+    tf32 = target in _PRODUCTS and value.dtype is torch.float32 and _allows_tf32()
+    arguments = tuple(_argument(call, arg) for arg in args)
+    context.calls.append(LibraryCall(buffer.name, target, arguments, given, tf32))
     return context.read(buffer)
+
+
+def _allows_tf32() -> bool:
+    """Whether float32 matrices may be rounded to TF32; a signature compares the setting, with all of PyTorch's."""
+    return bool(torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32")
 
 
 def _argument(call: Call, value: Any) -> object:

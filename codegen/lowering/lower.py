@@ -21,12 +21,14 @@ from fusepass.codegen.lowering import (
     gathers,
     losses,
     normalisations,
+    pairs,
     pointwise,
     pool_gradients,
     pooling,
     reductions,
     resampling,
     views,
+    writes,
 )
 from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.lowering.registry import Call, decomposed, handler_of
@@ -54,12 +56,14 @@ assert all(
         gathers,
         losses,
         normalisations,
+        pairs,
         pointwise,
         pool_gradients,
         pooling,
         reductions,
         resampling,
         views,
+        writes,
     )
 )  # imported for what they register
 

@@ -151,8 +151,12 @@ def _std(call: Call, a: Tensor, dim: Dims = None, *, correction: float | None = 
 def _vector_norm(
     call: Call, a: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
+    return norm(call, a, ord, dim, *_result(call))
+
+
+def norm(call: Call, a: Tensor, ord: float, dim: Dims, shape: Sequence[int], result: DType) -> Tensor:
     """The sum of the powers `ord` of the sizes, to the power of its reciprocal; an infinite one is an extreme."""
-    context, (shape, result) = call.context, _result(call)
+    context = call.context
     if a.numel == 0:
         raise Unsupported("the norm of nothing")
     sizes = context.pointwise(Op.ABS, (context.cast(a, result),), result)

@@ -178,8 +178,7 @@ class Context:
         reduction = Reduction(f"r{number}", op, tuple(operand.at(coordinates) for operand in operands), accumulate)
         stores, results = [], []
         for part in range(op.parts):
-            positional = part == 1 and op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN)
-            dtype = DType.I64 if positional else accumulate
+            dtype = DType.I64 if op.gives_position(part) else accumulate
             buffer = self.add_buffer(f"{origin.split('.')[0]}_{number}_{part}", dtype, kept, strides, Role.TEMP)
             where = linear([c if d not in dims else Index() for d, c in enumerate(coordinates)], strides)
             stores.append(Store(buffer.name, where, self.builder.stat(reduction.name, part, dtype)))

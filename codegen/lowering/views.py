@@ -167,43 +167,6 @@ def _as_strided(call: Call, a: Tensor, size: Sequence[int], stride: Sequence[int
     return call.context.tensor(size, a.dtype, at, windowed=a.windowed)
 
 
-@lowers(aten.slice_scatter.default)
-def _slice_scatter(
-    call: Call, a: Tensor, source: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Tensor:
-    axis = dim % len(a.shape)
-    first, stop, _ = slice(start, end, step).indices(a.shape[axis])
-
-    def to_source(c: Coordinates) -> Coordinates:
-        return (*c[:axis], (c[axis] - first) // step, *c[axis + 1 :])
-
-    def inside(c: Coordinates) -> tuple[Bound, ...]:
-        between = Bound(c[axis], first, stop)
-        return (between,) if step == 1 else (between, Bound((c[axis] - first) % step, 0, 1))
-
-    return _written(call, a, source, inside, to_source)
-
-
-@lowers(aten.select_scatter.default)
-def _select_scatter(call: Call, a: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
-    axis = dim % len(a.shape)
-    place = index % a.shape[axis]
-    return _written(
-        call, a, source, lambda c: (Bound(c[axis], place, place + 1),), lambda c: (*c[:axis], *c[axis + 1 :])
-    )
-
-
-def _written(call: Call, a: Tensor, source: Tensor, inside: Any, to_source: Any) -> Tensor:
-    """`a` with `source` in the places where the bounds ``inside(coordinates)`` hold: what writing to a view of `a` leaves."""
-    context = call.context
-    typed = context.cast(source, a.dtype)
-
-    def at(c: Coordinates) -> Expr:
-        return context.builder.masked(inside(c), typed.at(to_source(c)), a.at(c))
-
-    return context.tensor(a.shape, a.dtype, at, windowed=a.windowed or source.windowed)
-
-
 @lowers(aten.cat.default, prims.cat.default)
 def _cat(call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return _joined(call, tensors, dim)

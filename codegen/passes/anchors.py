@@ -1,19 +1,28 @@
-"""Library convolutions that generated code does better become kernels, what is done to each element as their epilogue."""
+"""Library convolutions and matrix products that generated code does better become kernels.
+
+What is done to each element of their results is the kernels' epilogue, and so is what reduces over a convolution's channels.
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from fusepass.codegen.ir.convolution import Convolution
-from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.convolution import Convolution, few_channels
+from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Window, walk
 from fusepass.codegen.ir.index import Axis, axis_index, linear
-from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Ref, Role, Store
+from fusepass.codegen.ir.product import Product
+from fusepass.codegen.ir.program import Anchor, Buffer, Kernel, LibraryCall, Program, Ref, Role, Store
+from fusepass.codegen.passes.axes import merged_axes
+from fusepass.codegen.passes.depthwise import Depthwise, depthwise_of, depthwise_value, per_axis
+from fusepass.codegen.passes.packing import pack_weights
+from fusepass.codegen.passes.products import product_of, product_rows, product_value, without_idle_views
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
 Choice = Callable[[Program, Kernel], bool]
+_Anchor = Anchor | Depthwise
 
 
 class AnchorSource(enum.Enum):
@@ -25,13 +34,24 @@ class AnchorSource(enum.Enum):
 
 
 def generate_anchors(program: Program, builder: Builder, choose: Choice) -> Program:
-    """Replace each library convolution for which `choose` accepts the kernel that would do it."""
+    """Replace each library convolution and product for which `choose` accepts a kernel that would do it."""
     for call in program.calls:
-        anchor = _convolution(program, call)
+        anchor = _convolution(program, call) or depthwise_of(program, call) or product_of(program, call)
         if anchor is not None:
-            generated = _generated(program, builder, call, anchor)
-            program = generated if choose(generated, generated.kernels[0]) else program
-    return program
+            forms = _forms(program, builder, call, anchor)
+            program = next((made for made, kernel in forms if choose(made, kernel)), program)
+    return without_idle_views(program)
+
+
+def _forms(program: Program, builder: Builder, call: LibraryCall, anchor: _Anchor) -> Iterator[tuple[Program, Kernel]]:
+    """`program` with a kernel that replaces `call`, and that kernel; first with what is reduced over channels in it."""
+    for reducing in (True, False):
+        generated, place = _generated(program, builder, call, anchor, reducing), 0
+        if generated is None:
+            continue
+        if isinstance(anchor, Convolution) and not few_channels(program.buffer(anchor.source).shape[1], anchor.spread):
+            generated, place = pack_weights(generated, builder, 0), 1
+        yield generated, generated.kernels[place]
 
 
 def _convolution(program: Program, call: LibraryCall) -> Convolution | None:
@@ -46,66 +66,120 @@ def _convolution(program: Program, call: LibraryCall) -> Convolution | None:
     spatial = len(operands[0].shape) - 2
     if not 1 <= spatial <= 3 or not all(buffer.numel for buffer in operands):
         return None
+    spread = per_axis(stride, spatial) if transposed else (1,)
+    few = few_channels(operands[0].shape[1], spread)
     return Convolution(
         name=f"{call.result}_sum",
         source=operands[0].name,
         weight=operands[1].name,
-        stride=_per_axis(stride, spatial),
-        padding=_per_axis(padding, spatial),
-        dilation=_per_axis(dilation, spatial),
+        stride=per_axis(stride, spatial),
+        padding=per_axis(padding, spatial),
+        dilation=per_axis(dilation, spatial),
         transposed=bool(transposed),
+        precision=Precision.TF32 if call.tf32 and not few else Precision.FLOAT32,
     )
 
 
-def _per_axis(value: object, spatial: int) -> tuple[int, ...]:
-    assert isinstance(value, tuple)
-    return value * spatial if len(value) == 1 else value
-
-
-def _generated(program: Program, builder: Builder, call: LibraryCall, anchor: Convolution) -> Program:
-    """`program` with the kernel that replaces `call` in the first place."""
+def _generated(
+    program: Program, builder: Builder, call: LibraryCall, anchor: _Anchor, reducing: bool
+) -> Program | None:
+    """`program` with the kernel that replaces `call` in the first place; None where there is nothing to reduce in it."""
     result = program.buffer(call.result)
     calls = tuple(other for other in program.calls if other is not call)
     readers = [kernel for kernel in program.kernels if result.name in kernel.reads]
     if len(readers) == 1 and result.name not in program.outputs:
-        absorbed = _absorbed(readers[0], builder, result, anchor)
+        absorbed = _absorbed(program, readers[0], builder, call, anchor, reducing)
         # Nothing that the epilogue reads is written by a kernel before it, or it could not come first.
         written = frozenset[str]().union(*(kernel.writes for kernel in program.kernels))
         if absorbed is not None and not absorbed.reads & written:
             rest = tuple(kernel for kernel in program.kernels if kernel is not readers[0])
             buffers = tuple(buffer for buffer in program.buffers if buffer is not result)
             return replace(program, calls=calls, kernels=(absorbed, *rest), buffers=buffers)
-    rows = tuple(Axis(f"d{number}", size) for number, size in enumerate(result.shape))
-    value = builder.stat(anchor.name, 0, DType.F32)
-    store = Store(result.name, linear([axis_index(axis) for axis in rows], result.strides), value)
-    kernel = Kernel(f"{result.name}_kernel", rows, (), (), (), (store,), ("convolution",), anchor)
+    if reducing:
+        return None
+    axes = tuple(Axis(f"d{number}", size) for number, size in enumerate(result.shape))
+    value = _value(program, builder, call, anchor, axes)
+    store = Store(result.name, linear([axis_index(axis) for axis in axes], result.strides), value)
+    rows, origin = _rows(anchor, axes), (_operator(call),)
+    kernel = Kernel(f"{result.name}_kernel", rows, (), (), (), (store,), origin, _in_kernel(anchor))
     role = Role.OUTPUT if result.name in program.outputs else Role.TEMP
     buffers = tuple(replace(buffer, role=role) if buffer is result else buffer for buffer in program.buffers)
     return replace(program, calls=calls, kernels=(kernel, *program.kernels), buffers=buffers)
 
 
-def _absorbed(reader: Kernel, builder: Builder, result: Buffer, anchor: Convolution) -> Kernel | None:
-    """`reader` as the epilogue of the convolution, if it takes each element of `result` once, at its own row."""
-    if not reader.is_pointwise or reader.anchor is not None:
+def _value(program: Program, builder: Builder, call: LibraryCall, anchor: _Anchor, axes: tuple[Axis, ...]) -> Expr:
+    """The element of the result of `call` at `axes`, its dimensions."""
+    if isinstance(anchor, Product):
+        return product_value(program, builder, call, anchor, axes)
+    if isinstance(anchor, Depthwise):
+        return depthwise_value(builder, anchor, program.buffer(call.result), axes)
+    return builder.stat(anchor.name, 0, DType.F32)
+
+
+def _rows(anchor: _Anchor, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """The rows of a kernel with `anchor` whose result has the dimensions `axes`."""
+    return product_rows(axes) if isinstance(anchor, Product) else axes
+
+
+def _in_kernel(anchor: _Anchor) -> Anchor | None:
+    """What a kernel says of the anchor: nothing where it is part of the expressions."""
+    return None if isinstance(anchor, Depthwise) else anchor
+
+
+def _operator(call: LibraryCall) -> str:
+    return call.target.split(".")[1]
+
+
+def _absorbed(
+    program: Program, reader: Kernel, builder: Builder, call: LibraryCall, anchor: _Anchor, reducing: bool
+) -> Kernel | None:
+    """`reader` as the epilogue of `call`, if it takes each element of its result once, at its own point.
+
+    With `reducing` it must reduce, over the channels of a convolution and nothing else, without it must not.
+    """
+    result = program.buffer(call.result)
+    if reader.is_pointwise is reducing or reader.anchor is not None or reader.team is not None:
         return None
+    reader = _with_whole_dimensions(reader, builder, result)
     loads = [load for load in reader.loads() if load.buffer == result.name]
-    rows = _rows(reader, loads[0], result)
-    if rows is None or any(load.index != loads[0].index for load in loads):
+    axes = _axes(reader, loads[0], result)
+    if axes is None or any(load.index != loads[0].index for load in loads):
         return None
     if any(isinstance(node, Window | Gather) for node in walk(*reader.roots)):
         return None
-    value = builder.stat(anchor.name, 0, DType.F32)
+    rows, cols = _rows(anchor, axes), tuple[Axis, ...]()
+    if reducing:
+        rows, cols = (axes[0], *axes[2:]), (axes[1],)
+        if not isinstance(anchor, Convolution) or [axis for axis in reader.cols if axis.size != 1] != [axes[1]]:
+            return None
+    value = _value(program, builder, call, anchor, axes)
 
     def leaf(node: Expr) -> Expr | None:
         return value if isinstance(node, Load) and node.buffer == result.name else None
 
     rewritten = rewrite_kernel(reader, builder, leaf=leaf)
-    return replace(rewritten, rows=rows, anchor=anchor, origin=("convolution", *reader.origin))
+    origin = (_operator(call), *reader.origin)
+    return replace(rewritten, rows=rows, cols=cols, anchor=_in_kernel(anchor), origin=origin)
 
 
-def _rows(reader: Kernel, load: Load, result: Buffer) -> tuple[Axis, ...] | None:
-    """The rows of `reader` in the order of the dimensions of `result`, if `load` takes each element for one row."""
-    unused = [axis for axis in reader.rows if axis.size != 1]
+def _with_whole_dimensions(reader: Kernel, builder: Builder, result: Buffer) -> Kernel:
+    """`reader` with one axis where several walk a dimension of `result` together, if nothing tells them apart."""
+    load = next(load for load in reader.loads() if load.buffer == result.name)
+    for size, stride in zip(result.shape, result.strides, strict=True):
+        inner = next((axis for axis in reader.rows if axis.size != 1 and load.index.stride(axis) == stride), None)
+        if inner is None or inner.size == size:
+            continue
+        above = stride * inner.size
+        outer = next((axis for axis in reader.rows if axis.size != 1 and load.index.stride(axis) == above), None)
+        merged = outer and size % (outer.size * inner.size) == 0 and merged_axes(reader, builder, outer, inner)
+        if merged:
+            return _with_whole_dimensions(merged, builder, result)
+    return reader
+
+
+def _axes(reader: Kernel, load: Load, result: Buffer) -> tuple[Axis, ...] | None:
+    """The axes of `reader` in the order of the dimensions of `result`, if `load` takes each element at one point."""
+    unused = [axis for axis in (*reader.rows, *reader.cols) if axis.size != 1]
     rows = []
     for number, (size, stride) in enumerate(zip(result.shape, result.strides, strict=True)):
         found = next((axis for axis in unused if axis.size == size and load.index.stride(axis) == stride), None)

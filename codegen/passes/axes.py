@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
@@ -55,17 +56,45 @@ def order_and_merge(program: Program, builder: Builder) -> Program:
 def _tidy(program: Program, kernel: Kernel, builder: Builder) -> Kernel:
     if kernel.anchor is not None:
         return kernel  # its rows are the dimensions of the anchor's result
-    kernel = replace(kernel, rows=_ordered(program, kernel, kernel.rows), cols=_ordered(program, kernel, kernel.cols))
+    # A scattered store costs more than a scattered load; but what lies along the columns is exchanged in tiles of rows.
+    stores = [(store.buffer, store.index) for store in (*kernel.stores, *kernel.row_stores)]
+    loads = [(load.buffer, load.index) for load in kernel.loads()]
+    read, written = read_and_written_along(program, kernel)
+    by_rows = [*loads, *stores] if read in kernel.rows and written in kernel.cols else [*stores, *loads]
+    rows = _ordered(program, by_rows, kernel.rows)
+    kernel = replace(kernel, rows=rows, cols=_ordered(program, [*stores, *loads], kernel.cols))
     merged = _merge_once(kernel, builder)
     while merged is not None:
         kernel, merged = merged, _merge_once(merged, builder)
     return kernel
 
 
-def _ordered(program: Program, kernel: Kernel, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """`axes` of more than one point, slowest in memory first; one axis is kept if all have one point."""
+def read_and_written_along(program: Program, kernel: Kernel) -> tuple[Axis | None, Axis | None]:
+    """The axes along which the largest of what `kernel` reads, and of what it writes per element, is contiguous.
+
+    None where there is no such access or axis, or what is read is small.
+    """
+    loads = [(load.buffer, load.index) for load in kernel.loads()]
+    large = [pair for pair in loads if program.buffer(pair[0]).numel >= kernel.row_count * kernel.col_count // 4]
+    stores = [(store.buffer, store.index) for store in kernel.stores]
+    axes = [axis for axis in (*kernel.rows, *kernel.cols) if axis.size > 1]
+
+    def along(accesses: list[tuple[str, Index]]) -> Axis | None:
+        if not accesses:
+            return None
+        _, index = max(accesses, key=lambda pair: program.buffer(pair[0]).nbytes)
+        return next((axis for axis in axes if index.stride(axis) == 1), None)
+
+    return along(large), along(stores)
+
+
+def _ordered(program: Program, accesses: Sequence[tuple[str, Index]], axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """`axes` of more than one point, slowest in memory first; one axis is kept if all have one point.
+
+    The largest of the `accesses`, each a buffer and an index, decides; the first of those that are as large.
+    """
     kept = [axis for axis in axes if axis.size != 1] or list(axes[:1])
-    accesses = sorted(_accesses(kernel), key=lambda pair: -program.buffer(pair[0]).nbytes)
+    accesses = sorted(accesses, key=lambda pair: -program.buffer(pair[0]).nbytes)
 
     def key(axis: Axis) -> tuple[int, ...]:
         return tuple(-abs(index.stride(axis) or 0) if index.stride(axis) is not None else -1 for _, index in accesses)
@@ -77,22 +106,17 @@ def _ordered(program: Program, kernel: Kernel, axes: tuple[Axis, ...]) -> tuple[
     return tuple(sorted(kept, key=key))
 
 
-def _accesses(kernel: Kernel) -> list[tuple[str, Index]]:
-    """(buffer, index) of every access; stores first, because a scattered store costs more than a scattered load."""
-    stores = [(store.buffer, store.index) for store in (*kernel.stores, *kernel.row_stores)]
-    return [*stores, *((load.buffer, load.index) for load in kernel.loads())]
-
-
 def _merge_once(kernel: Kernel, builder: Builder) -> Kernel | None:
     for axes in (kernel.rows, kernel.cols):
         for outer, inner in pairwise(axes):
-            merged = _merged(kernel, builder, outer, inner)
+            merged = merged_axes(kernel, builder, outer, inner)
             if merged is not None:
                 return merged
     return None
 
 
-def _merged(kernel: Kernel, builder: Builder, outer: Axis, inner: Axis) -> Kernel | None:
+def merged_axes(kernel: Kernel, builder: Builder, outer: Axis, inner: Axis) -> Kernel | None:
+    """`kernel` with one axis in place of two rows or two columns; None where something tells them apart."""
     if not all(_compatible(index, outer, inner) for index in indices(kernel)):
         return None
     both = Axis(f"{outer.name}_{inner.name}", outer.size * inner.size)

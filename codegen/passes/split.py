@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr, ReduceOp, Stat, children, own_indices, walk
-from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, linear
+from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Reduction, Role, Store
-from fusepass.codegen.passes.axes import count, split_axis
+from fusepass.codegen.passes.axes import count, read_and_written_along, split_axis
 from fusepass.codegen.passes.rewrite import Leaf, rewrite_kernel
 
 _SHORT_ROW = 512  # elements; a block has several such rows, and exchanges tiles of them
+_SHORT_COLUMN = 256  # elements; so, where rows, not columns, are contiguous as they are read
 
 _MERGE = {ReduceOp.MOMENTS: ReduceOp.MERGE_MOMENTS, ReduceOp.SOFTMAX: ReduceOp.MERGE_SOFTMAX}
 
@@ -40,7 +41,7 @@ class SplitPolicy:
 
     def pieces(self, program: Program, kernel: Kernel) -> int:
         """How many pieces each row should have; 1 leaves the kernel alone."""
-        if kernel.is_pointwise or kernel.row_count == 0:
+        if kernel.is_pointwise or kernel.row_count == 0 or kernel.team is not None:
             return 1
         together = self.lanes if _rows_are_contiguous(program, kernel) else 1
         working = -(-kernel.row_count // together)
@@ -76,31 +77,22 @@ def separate_layouts(program: Program, builder: Builder, least: int | None) -> P
     work = _Splitter(program, builder)
     for kernel in program.kernels:
         large = kernel.row_count * kernel.col_count >= least
-        if large and kernel.sweeps and kernel.stores and _is_mixed(program, kernel):
+        free = kernel.team is None and kernel.anchor is None
+        if large and free and kernel.sweeps and kernel.stores and is_mixed(program, kernel):
             work.separate(kernel)
         else:
             work.kernels.append(kernel)
     return replace(program, buffers=tuple(work.buffers), kernels=tuple(work.kernels))
 
 
-def _is_mixed(program: Program, kernel: Kernel) -> bool:
+def is_mixed(program: Program, kernel: Kernel) -> bool:
     """Whether the largest buffers that are read and written disagree on the nearest axis, and a block cannot have both."""
-    loads = max(kernel.loads(), key=lambda load: program.buffer(load.buffer).nbytes, default=None)
-    store = max(kernel.stores, key=lambda store: program.buffer(store.buffer).nbytes)
-    if loads is None or program.buffer(loads.buffer).numel < kernel.row_count * kernel.col_count // 4:
-        return False
-    read, written = (_unit(kernel, index) for index in (loads.index, store.index))
+    read, written = read_and_written_along(program, kernel)
     if read is None or written is None or read == written:
         return False
     if read in kernel.rows:
-        return written in kernel.cols
+        return written in kernel.cols and kernel.col_count > _SHORT_COLUMN
     return kernel.col_count > _SHORT_ROW
-
-
-def _unit(kernel: Kernel, index: Index) -> Axis | None:
-    """The axis whose points are neighbours in memory."""
-    axes = (axis for axis in (*kernel.rows, *kernel.cols) if axis.size > 1)
-    return next((axis for axis in axes if index.stride(axis) == 1), None)
 
 
 def _prepare(kernel: Kernel, builder: Builder, pieces: int) -> tuple[Kernel, tuple[Axis, ...]] | None:
@@ -206,8 +198,8 @@ class _Splitter:
         self.kernels.append(rewrite_kernel(merge, self.builder, leaf=_forward(stats)))
 
     def _stat(self, reduction: Reduction, part: int) -> Expr:
-        positional = part == 1 and reduction.op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN)
-        return self.builder.stat(reduction.name, part, DType.I64 if positional else reduction.dtype)
+        dtype = DType.I64 if reduction.op.gives_position(part) else reduction.dtype
+        return self.builder.stat(reduction.name, part, dtype)
 
     def _merging(self, reduction: Reduction) -> Reduction:
         values = self.parts[reduction.name]

@@ -75,10 +75,11 @@ def _renamed(kernel: Kernel, names: dict[Axis, Axis], builder: Builder) -> Kerne
 
 
 def _link(producer: Kernel, consumer: Kernel, through: Collection[str]) -> tuple[Index, Index] | None:
-    """The index of one connecting buffer in both kernels."""
+    """The index of one connecting buffer in both kernels. A load that a window moves is not at the consumer's own row."""
+    own = {*consumer.rows, *consumer.cols}
     for store in producer.row_stores:
         for load in consumer.loads():
-            if load.buffer == store.buffer and store.buffer in through:
+            if load.buffer == store.buffer and store.buffer in through and load.index.axes <= own:
                 return store.index, load.index
     return None
 

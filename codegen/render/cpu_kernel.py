@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from fusepass.codegen.ir.expr import Builder
+from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.unroll import unroll_windows
 from fusepass.codegen.render.cpu_inner import InnerWriter
 from fusepass.codegen.render.cpu_loops import SIMD, KernelWriter
 from fusepass.codegen.render.cpu_outer import OuterWriter
+from fusepass.codegen.render.cpu_product import ProductWriter
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Identifiers, block
-from fusepass.codegen.schedule import Walk
+from fusepass.codegen.schedule.plan import Walk
 from fusepass.codegen.schedule_cpu import CpuSchedule
 
 _UNROLLED_WINDOW = 32  # points
@@ -20,6 +22,8 @@ def kernel_body(
     kernel: Kernel, program: Program, schedule: CpuSchedule, pointers: dict[str, str], names: Identifiers
 ) -> list[str]:
     """The statements that run `kernel`; `pointers` are the buffers' names, and `names` has what is taken."""
+    if isinstance(kernel.anchor, Product):
+        return ProductWriter(kernel, program, schedule, names, pointers).lines()
     kernel = unroll_windows(kernel, Builder(), _UNROLLED_WINDOW)
     return _WRITERS[schedule.walk](kernel, program, schedule, names, pointers).lines()
 

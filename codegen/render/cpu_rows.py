@@ -116,7 +116,8 @@ class RowsWriter(KernelWriter):
         for name, reduction in states:
             for part in range(reduction.op.parts):
                 text = f"{name}.part<{part}>({self.part_argument})"
-                self.stats[reduction.name, part] = from_memory(text, reduction.dtype)
+                dtype = DType.I64 if reduction.op.gives_position(part) else reduction.dtype
+                self.stats[reduction.name, part] = from_memory(text, dtype)
 
     def _fill(self, scope: Scope, place: str, phase: int, arrays: _Arrays) -> None:
         self._bind_known(scope, phase)

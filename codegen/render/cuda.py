@@ -5,19 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
-from fusepass.codegen.render.cuda_convolution import convolution_text
+from fusepass.codegen.ir.team import COUNTER_BYTES
 from fusepass.codegen.render.cuda_kernel import kernel_body
+from fusepass.codegen.render.cuda_product import product_body
+from fusepass.codegen.render.cuda_resident import resident_text
+from fusepass.codegen.render.cuda_streamed import streamed_text
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.render.template import fill
-from fusepass.codegen.schedule import Schedule, schedule
+from fusepass.codegen.schedule import schedule
+from fusepass.codegen.schedule.plan import Schedule
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule, schedule_convolution
+from fusepass.codegen.schedule_convolution.resident import ResidentSchedule
+from fusepass.codegen.schedule_product import ProductSchedule, schedule_product
 from fusepass.codegen.source import Source, Target
 from fusepass.errors import ScheduleError
 
 _INCLUDED = ("fp_index.h", "fp_merge.cuh", "fp_vector.cuh")
 _HEADERS = (*_INCLUDED, "fp_cast.h", "fp_common.h", "fp_half.h", "fp_libm.h", "fp_scalar.h", "fp_states.h")
+_TEAMS = ("fp_launch.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
 _PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anchor
+_MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
+
+Plan = Schedule | ConvolutionSchedule | ProductSchedule
 _DEFAULT_SHARED = 48 << 10  # a launch that asks for more dynamic shared memory needs an attribute
 
 
@@ -59,24 +70,31 @@ def render_cuda(program: Program, facts: DeviceFacts, *, aligned: bool = True) -
         name = names.exact(kernel.name)
         kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
         launches += _launch(kernel, name, program, plan, pointers)
-    products = _PRODUCTS if any(kernel.anchor is not None for kernel in program.kernels) else ()
+    headers = [*_INCLUDED]
+    headers += _PRODUCTS if any(kernel.anchor is not None for kernel in program.kernels) else ()
+    headers += _MATRICES if any(isinstance(kernel.anchor, Product) for kernel in program.kernels) else ()
+    headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
     library = _LibraryText(
         title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
         comment=_buffer_comments(program),
-        headers=(*_INCLUDED, *products),
+        headers=tuple(headers),
         kernels=tuple(kernels),
         entry=entry,
         parameters=tuple(f"void* {pointers[buffer.name]}" for buffer in program.arguments),
         launches=tuple(launches),
     )
     text = fill("cuda/library.cu.j2", library=library)
-    return Source(program.name, entry, Target.CUDA, text, tuple(sorted((*_HEADERS, *products))), facts.arch)
+    return Source(program.name, entry, Target.CUDA, text, tuple(sorted({*_HEADERS, *headers})), facts.arch)
 
 
-def _plan(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> Schedule | ConvolutionSchedule:
+def _plan(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> Plan:
     if kernel.anchor is None:
         return schedule(kernel, program, facts, aligned=aligned)
-    plan = schedule_convolution(kernel, program, facts)
+    plan: Plan | None
+    if isinstance(kernel.anchor, Product):
+        plan = schedule_product(kernel, program, facts, aligned=aligned)
+    else:
+        plan = schedule_convolution(kernel, program, facts)
     if plan is None:
         raise ScheduleError(f"{kernel.name} does not fit the shared memory of {facts.name}")
     return plan
@@ -92,7 +110,9 @@ def describe_cuda(program: Program, kernel: Kernel, facts: DeviceFacts) -> str:
     return "nothing to run" if is_empty(kernel) else _summary(kernel, _plan(kernel, program, facts, True))
 
 
-def _summary(kernel: Kernel, plan: Schedule | ConvolutionSchedule) -> str:
+def _summary(kernel: Kernel, plan: Plan) -> str:
+    if isinstance(plan, ProductSchedule):
+        return f"matrix product, {kernel.row_count} elements: {plan}"
     if isinstance(plan, ConvolutionSchedule):
         return f"convolution, {kernel.row_count} elements: {plan}"
     shape = f"{kernel.row_count} rows" if kernel.sweeps else f"{kernel.row_count} elements"
@@ -104,7 +124,7 @@ def _kernel_text(
     kernel: Kernel,
     name: str,
     program: Program,
-    plan: Schedule | ConvolutionSchedule,
+    plan: Plan,
     pointers: dict[str, str],
     names: Identifiers,
 ) -> _KernelText:
@@ -113,11 +133,18 @@ def _kernel_text(
     comment.append(f"rows [{axes[0]}], columns [{axes[1]}]" if kernel.cols else f"elements [{axes[0]}]")
     comment.append(_summary(kernel, plan))
     parameters = _parameters(kernel, program, pointers)
+    if isinstance(plan, ProductSchedule):
+        lines = product_body(kernel, program, plan, pointers, names)
+        return _KernelText(name, (), tuple(comment), f"{plan.threads}, {plan.resident}", parameters, lines)
     if isinstance(plan, ConvolutionSchedule):
-        text = convolution_text(kernel, program, plan, pointers, names)
+        if isinstance(plan, ResidentSchedule):
+            text = resident_text(kernel, program, plan, pointers, names)
+        else:
+            text = streamed_text(kernel, program, plan, pointers, names)
         return _KernelText(name, text.tables, tuple(comment), f"{plan.threads}, {plan.resident}", parameters, text.body)
     body = kernel_body(kernel, program, plan, pointers, names)
-    return _KernelText(name, (), tuple(comment), str(plan.threads), parameters, tuple(body))
+    bounds = f"{plan.threads}, {plan.resident}" if plan.resident else str(plan.threads)
+    return _KernelText(name, (), tuple(comment), bounds, parameters, tuple(body))
 
 
 def _parameters(kernel: Kernel, program: Program, pointers: dict[str, str]) -> tuple[str, ...]:
@@ -127,28 +154,33 @@ def _parameters(kernel: Kernel, program: Program, pointers: dict[str, str]) -> t
 
 
 def _touched(kernel: Kernel, program: Program) -> tuple[Buffer, ...]:
-    return tuple(buffer for buffer in program.arguments if buffer.name in kernel.reads | kernel.writes)
+    return tuple(buffer for buffer in program.arguments if buffer.name in kernel.buffers)
 
 
 def _pointer_type(buffer: Buffer, kernel: Kernel) -> str:
-    return f"{'' if buffer.name in kernel.writes else 'const '}{C_TYPES[buffer.dtype]}*"
+    return f"{'const ' if buffer.name in kernel.reads - kernel.writes else ''}{C_TYPES[buffer.dtype]}*"
 
 
-def _launch(
-    kernel: Kernel, name: str, program: Program, plan: Schedule | ConvolutionSchedule, pointers: dict[str, str]
-) -> list[str]:
+def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: dict[str, str]) -> list[str]:
+    arguments = [
+        f"    static_cast<{_pointer_type(buffer, kernel)}>({pointers[buffer.name]})"
+        for buffer in _touched(kernel, program)
+    ]
+    passed = [*(f"{argument}," for argument in arguments[:-1]), f"{arguments[-1]});"]
+    if kernel.team is not None:
+        team = kernel.team
+        shape = f"{team.members}, {team.teams}, {plan.threads}, {plan.shared_bytes}"
+        exchange = f"{pointers[team.exchange]}, {team.teams * COUNTER_BYTES}, stream,"
+        start = f"const int error = fp::launch_teams({name}, {shape}, {exchange}"
+        return ["{", *block("", [start, *passed, "if (error != 0) return error;"])[1:]]
     lines = []
     if plan.shared_bytes > _DEFAULT_SHARED:
         attribute = "cudaFuncAttributeMaxDynamicSharedMemorySize"
         call = f"const cudaError_t error = cudaFuncSetAttribute({name}, {attribute}, {plan.shared_bytes});"
         lines = block("", [call, "if (error != cudaSuccess) return static_cast<int>(error);"])
         lines[0] = "{"
-    arguments = [
-        f"    static_cast<{_pointer_type(buffer, kernel)}>({pointers[buffer.name]})"
-        for buffer in _touched(kernel, program)
-    ]
     head = f"{name}<<<{plan.blocks}, {plan.threads}, {plan.shared_bytes}, static_cast<cudaStream_t>(stream)>>>("
-    return [*lines, head, *(f"{argument}," for argument in arguments[:-1]), f"{arguments[-1]});"]
+    return [*lines, head, *passed]
 
 
 def _buffer_comments(program: Program) -> tuple[str, ...]:

@@ -15,7 +15,8 @@ from fusepass.codegen.ir.vectors import split_index
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
-from fusepass.codegen.schedule import Walk, exchange_tile
+from fusepass.codegen.schedule.flat import exchange_tile
+from fusepass.codegen.schedule.plan import Walk
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,11 @@ class Exchange:
     def place(self, frame: Frame, lanes: Scope) -> str:
         """The element of the tile at the position that `lanes` computes."""
         plan, (lane, group) = frame.schedule, frame.place
-        if plan.walk is Walk.CROSSING:
-            across = group if plan.unroll == 1 else f"({group} + {frame.u} * {plan.groups})"
+        if plan.walk in (Walk.CROSSING, Walk.OUTER):
+            parts = [group] if plan.groups > 1 or plan.unroll == 1 else []
+            if plan.unroll > 1:
+                parts.append(f"{frame.u} * {plan.groups}" if plan.groups > 1 else frame.u)
+            across = f"({' + '.join(parts)})" if len(parts) > 1 else parts[0]
             along = lane if plan.width == 1 else f"{lane} * {plan.width}"
         else:
             assert frame.arranged.col is not None
@@ -61,7 +65,8 @@ def exchanges(frame: Frame) -> tuple[Exchange, ...]:
     assert here is not None
     assert there is not None
     made = []
-    for number, crossing in enumerate(crossings(arranged.kernel, frame.program, here, there, loads=not inner)):
+    loads = frame.schedule.walk is Walk.CROSSING
+    for number, crossing in enumerate(crossings(arranged.kernel, frame.program, here, there, loads=loads)):
         # Axes of its own, because the thread stands elsewhere while it computes; a position along is one number then,
         # of which the lane of the computed vector is no part.
         along, across = Axis(f"along {number}", here.size), Axis(f"across {number}", there.size)

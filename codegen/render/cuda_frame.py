@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.crossing import with_columns
 from fusepass.codegen.ir.dataflow import Dataflow
@@ -20,7 +20,7 @@ from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import coordinate_names, flatten, is_vector, split
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import Identifiers, block
-from fusepass.codegen.schedule import Keep, Schedule, Walk
+from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 
 _CONSTANT = re.compile(r"\s*const (?:int|int64_t|bool) (\w+) = ")
 
@@ -50,7 +50,7 @@ def arrange(kernel: Kernel, program: Program, schedule: Schedule) -> Arranged:
         kernel = with_columns(kernel, program, schedule.columns)
     coordinates = coordinate_names(kernel)
     kernel = flatten(kernel, builder)
-    if schedule.keep is not Keep.NOTHING:
+    if schedule.keep is not Keep.NOTHING and kernel.team is None:  # a team meets once for each sweep
         kernel = split_statistics(kernel, builder)
     row = kernel.rows[0] if kernel.rows else None
     col = kernel.cols[0] if kernel.cols else None
@@ -71,6 +71,9 @@ class Tile:
         loop: whether one pass over `u` is not enough.
         tail: whether some threads stand past the end.
         once: each thread has one vector, whose position is defined before all phases.
+        first: number of the first vector of those meant.
+        base: with a team, the number of the block's first vector in the row; other numbers count from it.
+        limit: the C text of the count, where a member of a team may have less; else empty.
     """
 
     axis: Axis | None
@@ -82,6 +85,19 @@ class Tile:
     loop: bool
     tail: bool
     once: bool
+    first: int = 0
+    base: str = ""
+    limit: str = ""
+
+    @property
+    def end(self) -> str:
+        """The C text of one past the last number."""
+        return self.limit or str(self.count)
+
+    @property
+    def last(self) -> str:
+        """The C text of the last number."""
+        return f"{self.limit} - 1" if self.limit else str(self.count - 1)
 
 
 class Frame:
@@ -105,6 +121,12 @@ class Frame:
         self.first_along = self.first_across = ""
         self.place = "", ""
         self.first_of_row = ""  # the condition that a thread is the first of those on a row, where there are more
+        self.team = self.row = self.row_loop = (
+            ""  # of a block in a team: the team, its row, the head of the loop over rows
+        )
+        # What is left of a block's part of a row after what it keeps.
+        self.rest: Tile | None = None
+        self.again = False  # whether what is loaded now will be loaded again soon
         self.tile = self._coordinates()
 
     @property
@@ -183,6 +205,8 @@ class Frame:
 
     def _inner(self, number: str) -> Tile:
         plan, lane, here = self.schedule, "0", number
+        if plan.members > 1:
+            return self._member()
         if plan.lanes > 1:
             lane = self._constant("lane", f"threadIdx.x % {plan.lanes}" if plan.groups > 1 else "threadIdx.x")
             self.first_of_row = f"{lane} == 0"
@@ -195,14 +219,50 @@ class Frame:
         self._define_row(here, plan.groups, 1)
         return self._tile(lane, plan.lanes, -(-self.kernel.col_count // plan.width), plan.width)
 
+    def _member(self) -> Tile:
+        """A block of a team: a part of one row after another."""
+        plan, team = self.schedule, self.kernel.team
+        assert team is not None
+        vectors, part = -(-self.kernel.col_count // plan.width), plan.part
+        self.team = self.names.exact("team")
+        kind = f"fp::Team<{team.members}, {team.teams}>"
+        self.top.lines.append(f"{kind} {self.team}({self.pointers[team.exchange]});")
+        lane = self._constant("lane", "threadIdx.x")
+        self.first_of_row = f"{lane} == 0 && {self.team}.member == 0"
+        base = self._constant("first", f"{self.index_type}({self.team}.member) * {part}")
+        even = part * plan.members == vectors
+        limit = "" if even else self._constant("count", f"fp::least({self.index_type}({part}), {vectors} - {base})")
+        row = self.row = self.names.exact("row")
+        self.row_loop = f"for ({self.index_type} {row} = {self.team}.number; {row} < {self.kernel.row_count}; {row} += {self.team}.count)"
+        if self.arranged.row is not None:
+            self.top.define_axis(self.arranged.row, row)
+        whole = Tile(self.arranged.col, self.names.exact("col"), lane, plan.lanes, part, plan.width, True, True, False)
+        whole = replace(whole, base=base, limit=limit)
+        if plan.kept < part:
+            self.rest = self._stretch(whole, plan.kept, part)
+            if limit:
+                limit = self._constant("kept_count", f"fp::least({limit}, {plan.kept})")
+        return self._stretch(replace(whole, limit=limit), 0, plan.kept)
+
+    def _stretch(self, whole: Tile, first: int, end: int) -> Tile:
+        """The vectors from `first` to `end` of a member's part."""
+        covered, count = self.schedule.unroll * whole.step, end - first
+        tail = bool(whole.limit) or count % covered != 0
+        start = f"{whole.start} + {first}" if first else whole.start
+        return replace(whole, start=start, count=end, loop=covered < count, tail=tail, first=first)
+
     def _outer(self, number: str) -> Tile:
         plan, group = self.schedule, "0"
         lane = self._constant("lane", f"threadIdx.x % {plan.lanes}" if plan.groups > 1 else "threadIdx.x")
         if plan.groups > 1:
             group = self._constant("group", f"threadIdx.x / {plan.lanes}")
             self.first_of_row = f"{group} == 0"
+        rows = plan.lanes * plan.width
         here = f"{number} * {plan.lanes} + {lane}"
-        self._define_row(here if plan.width == 1 else f"({here}) * {plan.width}", plan.lanes * plan.width, plan.width)
+        if plan.exchanges:
+            self.first_along = f"{self._constant('first_row', f'{number} * {rows}')} + "
+            self.place = lane, group
+        self._define_row(here if plan.width == 1 else f"({here}) * {plan.width}", rows, plan.width)
         return self._tile(group, plan.groups, self.kernel.col_count, 1)
 
     def _crossing(self, number: str) -> Tile:
@@ -255,7 +315,7 @@ class Frame:
 
     def define_position(self, scope: Scope, tile: Tile, number: str) -> None:
         """Define the tile's axis in `scope`, for vector or column `number`."""
-        text = number
+        text = number = f"{tile.base} + {number}" if tile.base else number
         if tile.scale > 1 and number != "0":
             sums = " + " in number and not number.startswith("fp::")
             text = f"({number}) * {tile.scale}" if sums else f"{number} * {tile.scale}"

@@ -7,19 +7,19 @@ past the end loads what the last one loads, so that loads need no condition, and
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fusepass.codegen.ir.dataflow import Kept, kept_values
+from fusepass.codegen.ir.dataflow import Kept, kept_in_memory, kept_values
 from fusepass.codegen.ir.expr import Const, Expr, Masked, Stat, Window, children, walk
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
 from fusepass.codegen.render.cuda_exchange import Exchange, exchanges, read_in, write_out
-from fusepass.codegen.render.cuda_frame import Frame, arrange, without_unused
-from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead
+from fusepass.codegen.render.cuda_frame import Frame, Tile, arrange, without_unused
+from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead, prefetch_row
 from fusepass.codegen.render.cuda_states import Around, State, declare_state, merge, name_results, push
 from fusepass.codegen.render.cuda_windows import vector_windows
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
-from fusepass.codegen.schedule import Keep, Schedule
+from fusepass.codegen.schedule.plan import Keep, Schedule
 from fusepass.errors import RenderError
 
 
@@ -47,13 +47,16 @@ class _Writer:
         self.width, self.u, self.v = frame.schedule.width, frame.u, frame.v
         keep = frame.schedule.keep
         self.kept: tuple[Kept, ...] = ()
-        if keep is not Keep.NOTHING:
-            self.kept = kept_values(frame.kernel, frame.dataflow, stats=keep is Keep.REGISTERS)
+        if keep is Keep.REGISTERS:
+            self.kept = kept_values(frame.kernel, frame.dataflow)
+        elif keep is Keep.SHARED:
+            self.kept = kept_in_memory(frame.kernel, frame.dataflow)
         self.places: dict[int, str] = {}
         self.pool, self.pool_bytes = frame.names.exact("pool"), 0
         self.row_arrays: list[tuple[Expr, str]] = []
         self.states: dict[str, State] = {}
         self.stats = [node for node in walk(*frame.kernel.roots) if isinstance(node, Stat)]
+        self.before_rows = len(self.top.lines)
         self.exchanged: tuple[Exchange, ...] = exchanges(frame)
 
     def write(self) -> list[str]:
@@ -68,7 +71,10 @@ class _Writer:
         write_out(self.frame, self.exchanged)
         if self.pool_bytes > self.schedule.shared_bytes:
             raise RenderError(f"{kernel.name} keeps {self.pool_bytes} bytes, not {self.schedule.shared_bytes}")
-        return without_unused(self.top.lines)
+        lines = self.top.lines
+        if self.frame.row_loop:
+            lines = [*lines[: self.before_rows], *block(self.frame.row_loop, lines[self.before_rows :])]
+        return without_unused(lines)
 
     def _say(self, text: str) -> None:
         if self.top.lines:
@@ -82,7 +88,9 @@ class _Writer:
         states = tuple(declare_state(self.frame, reduction) for reduction in sweep)
         self.states |= {state.reduction.name: state for state in states}
         self._phase(number, [value for reduction in sweep for value in reduction.values], states, ())
-        merge(self.frame, states)
+        last = number + 1 == len(self.frame.kernel.sweeps)
+        sweep_0 = [value for reduction in self.frame.kernel.sweeps[0] for value in reduction.values]
+        merge(self.frame, states, prefetch_row(self.frame, sweep_0) if self.frame.team and last else ())
         name_results(self.frame, states, self.stats)
 
     def _element_stores(self, stores: tuple[Store, ...]) -> None:
@@ -92,7 +100,7 @@ class _Writer:
 
     def _phase(self, number: int, roots: Sequence[Expr], states: tuple[State, ...], stores: tuple[Store, ...]) -> None:
         frame, tile = self.frame, self.frame.tile
-        if tile.count == 0:
+        if frame.kernel.col_count == 0:
             return
         known = tuple(kept for kept in self.kept if kept.first < number)
         made = tuple(kept for kept in self.kept if kept.first == number)
@@ -102,27 +110,50 @@ class _Writer:
             self._row_values(roots)
         for kept in made:
             self._declare_kept(kept)
+        if frame.rest is None:
+            self._stretch(phase, tile)
+        elif number == 0:
+            self._stretch(phase, tile)
+            self._rest(phase, number, frame.rest)
+        else:
+            self._rest(phase, number, frame.rest)
+            self._stretch(phase, tile)
+
+    def _rest(self, phase: _Phase, number: int, tile: Tile) -> None:
+        """What is not kept: read again in every phase, each time from where the last one ended."""
+        self.frame.again = number < len(self.frame.kernel.sweeps) and bool(self.frame.kernel.stores)
+        self._stretch(replace(phase, known=(), made=()), tile, down=number % 2 == 1)
+        self.frame.again = False
+
+    def _stretch(self, phase: _Phase, tile: Tile, *, down: bool = False) -> None:
+        """The loop of `phase` over the vectors of `tile`, from the last to the first if `down`."""
+        frame = self.frame
+        if tile.count == tile.first:
+            return
         start = frame.names.numbered("start") if tile.loop else tile.start
         steps = self.top.child()
         exchanged = [each.crossing.load for each in self.exchanged if each.crossing.load is not None]
-        ahead = loads_ahead(frame, roots, [*(kept.node for kept in known), *exchanged])
+        ahead = loads_ahead(frame, phase.roots, [*(kept.node for kept in phase.known), *exchanged])
         if self.schedule.unroll > 1 and ahead:
             load_steps(frame, steps, tile, start, ahead)
-        self._steps(steps, phase, start, ahead)
+        self._steps(steps, phase, tile, start, ahead)
         if tile.loop:
             advance = self.schedule.unroll * tile.step
-            head = f"for ({frame.index_type} {start} = {tile.start}; {start} < {tile.count}; {start} += {advance})"
-            self.top.lines += block(head, steps.lines)
+            span = f"{start} = {tile.start}; {start} < {tile.count}; {start} += {advance}"
+            if down:
+                beyond = (tile.count - tile.first - 1) // advance * advance
+                span = f"{start} = {tile.start} + {beyond}; {start} >= {tile.first}; {start} -= {advance}"
+            self.top.lines += block(f"for ({frame.index_type} {span})", steps.lines)
         else:
             self.top.lines += steps.lines
 
-    def _steps(self, steps: Scope, phase: _Phase, start: str, ahead: Sequence[Ahead]) -> None:
+    def _steps(self, steps: Scope, phase: _Phase, tile: Tile, start: str, ahead: Sequence[Ahead]) -> None:
         """The loop over steps, each with its vector loaded."""
-        frame, tile = self.frame, self.frame.tile
+        frame = self.frame
         number = frame.number(tile, start)
         guards = [frame.live] if phase.stores and frame.live else []
         if tile.tail:
-            guards.append(f"{number} < {tile.count}")
+            guards.append(f"{number} < {tile.end}")
         step = steps.child()
         if not tile.once:
             frame.define_position(step, tile, number)
@@ -139,13 +170,13 @@ class _Writer:
                 step.lines.append(f"const auto {self._staged(kept)} = {self.places[id(kept.node)]}[{number}];")
             for kept in phase.made:
                 around.after_lanes.append(f"{self.places[id(kept.node)]}[{number}] = {self._staged(kept)};")
-        self._vector(step, phase, ahead, around)
+        self._vector(step, phase, tile, ahead, around)
         lines = without_unused(step.lines)
         lines = block(f"if ({' && '.join(guards)})", lines) if guards else lines
         looped = frame.unrolled(self.u, self.schedule.unroll, lines)
         steps.lines += [*around.before_steps, *looped, *around.after_steps]
 
-    def _vector(self, step: Scope, phase: _Phase, ahead: Sequence[Ahead], around: Around) -> None:
+    def _vector(self, step: Scope, phase: _Phase, tile: Tile, ahead: Sequence[Ahead], around: Around) -> None:
         """The computation on one vector: what its lanes share, then the lanes, then what uses all of them."""
         lanes = step.child() if self.width > 1 else step
         mark = len(step.lines)
@@ -158,7 +189,7 @@ class _Writer:
             scope.lines.append(f"{self._kept_place(kept)} = {bare(text)};")
             scope.bind(kept.node, self._kept_place(kept))
         for state in phase.states:
-            push(self.frame, self.frame.tile, lanes, state, around)
+            push(self.frame, tile, lanes, state, around)
         for store in phase.stores:
             self._store(lanes, step, store, around)
         before = [*self._staging(phase), *around.before_lanes]

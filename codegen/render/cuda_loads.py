@@ -10,9 +10,11 @@ from fusepass.codegen.ir.index import Bound
 from fusepass.codegen.render.cuda_frame import Frame, Tile, without_unused
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
-from fusepass.codegen.schedule import Walk
+from fusepass.codegen.schedule.plan import Walk
 
 Guard = tuple[Bound, ...]
+
+_PREFETCHED = 2  # times as many vectors of a team's next row as a thread loads at once
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def load_steps(frame: Frame, scope: Scope, tile: Tile, start: str, ahead: Sequen
     inner = scope.child()
     number = frame.number(tile, start)
     if not tile.once:
-        number = f"fp::least({number}, {tile.count - 1})" if tile.tail else number
+        number = f"fp::least({number}, {tile.last})" if tile.tail else number
         frame.define_position(inner, tile, number)
     for each in ahead:
         load_one(frame, inner, each, f"{each.name}[{frame.u}]")
@@ -111,7 +113,7 @@ def load_one(frame: Frame, scope: Scope, each: Ahead, target: str) -> None:
     """Load into `target` where the guard holds."""
     inside = scope.child(conditional=True) if each.guard else scope
     pointer, index = frame.pointers[each.load.buffer], each.load.index
-    once = each.load.buffer in frame.schedule.once
+    once = each.load.buffer in frame.schedule.once and not frame.again
     if each.wide:
         arguments = f"{frame.schedule.width}, fp::Reuse::none" if once else str(frame.schedule.width)
         start = inside.operand(frame.first_lane(index))
@@ -127,3 +129,28 @@ def load_one(frame: Frame, scope: Scope, each: Ahead, target: str) -> None:
         inside.lines.append(f"{target} = {pointer}[{inside.index(index)}];")
     if each.guard:
         scope.lines += block(f"if ({scope.condition(each.guard)})", inside.lines)
+
+
+def prefetch_row(frame: Frame, roots: Sequence[Expr]) -> list[str]:
+    """Bring the beginning of a block's part of its team's next row closer: what `roots` load there, in a few steps.
+
+    The first warp has other things to do: the team waits for it.
+    """
+    tile, rows = frame.tile, frozenset(frame.kernel.rows)
+    found = [each.load for each in loads_ahead(frame, roots, ()) if not each.guard and each.load.index.axes & rows]
+    # Where most of a row is read again, the cache is better left to that.
+    if not found or frame.arranged.row is None or 2 * frame.schedule.kept < frame.schedule.part:
+        return []
+    following = frame.names.exact("next")
+    scope = Scope(frame.printer)  # of its own: quotients of the row at hand are not those of the next
+    scope.define_axis(frame.arranged.row, following)
+    steps = min(_PREFETCHED * frame.schedule.unroll, -(-tile.count // tile.step))
+    number = f"{tile.start} + {frame.u} * {tile.step}" if steps > 1 else tile.start
+    inner = scope.child()
+    frame.define_position(inner, tile, f"fp::least({number}, {tile.last})")
+    for load in found:
+        start = inner.operand(frame.first_lane(load.index))
+        inner.lines.append(f"fp::prefetch({frame.pointers[load.buffer]} + {start});")
+    lines = [*scope.lines, *frame.unrolled(frame.u, steps, inner.lines)]
+    head = f"const {frame.index_type} {following} = {frame.row} + {frame.team}.count;"
+    return [head, *block(f"if (threadIdx.x >= 32 && {following} < {frame.kernel.row_count})", lines)]

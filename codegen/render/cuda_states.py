@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, ReduceOp, Stat
 from fusepass.codegen.ir.program import Reduction
+from fusepass.codegen.ir.team import exchange_offsets
 from fusepass.codegen.render.cuda_frame import Frame, Tile
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare
-from fusepass.codegen.schedule import Walk
+from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.schedule.plan import Walk
 
 _COSTLY_PUSH = (ReduceOp.MOMENTS, ReduceOp.SOFTMAX)  # a division or exponentials per push, of one value or many
 
@@ -100,10 +101,15 @@ def _accumulated(scope: Scope, reduction: Reduction, value: Expr) -> str:
     return text if value.dtype is wanted else f"fp::cast<{C_TYPES[wanted]}>({bare(text)})"
 
 
-def merge(frame: Frame, states: Sequence[State]) -> None:
-    """Give every thread of a row the merged states; all reductions of a sweep share one barrier."""
+def merge(frame: Frame, states: Sequence[State], meanwhile: Sequence[str] = ()) -> None:
+    """Give every thread of a row the merged states; all reductions of a sweep share one barrier.
+
+    `meanwhile` is what a team's blocks do before they wait for each other.
+    """
     plan, lines = frame.schedule, frame.top.lines
-    if plan.walk is Walk.INNER and 1 < plan.lanes <= 32:
+    if frame.team:
+        lines += _met(frame, states, meanwhile)
+    elif plan.walk is Walk.INNER and 1 < plan.lanes <= 32:
         lines += [f"fp::merge_lanes<{plan.lanes}>({state.name});" for state in states]
     elif plan.walk is Walk.INNER and plan.lanes > 32:
         lines += [f"fp::leave_warp({state.slots}, {state.name});" for state in states]
@@ -114,6 +120,26 @@ def merge(frame: Frame, states: Sequence[State]) -> None:
         lines += [f"fp::leave_group<{shape}>({state.slots}, {state.name});" for state in states]
         lines.append("__syncthreads();")
         lines += [f"fp::gather_groups<{shape}>({state.slots}, {state.name});" for state in states]
+
+
+def _met(frame: Frame, states: Sequence[State], meanwhile: Sequence[str]) -> list[str]:
+    """The warps of a block merge their states, then the first warps of the team's blocks do."""
+    team = frame.kernel.team
+    assert team is not None
+    offsets = exchange_offsets(frame.kernel, team.members, team.teams)
+    lines = [f"fp::leave_warp({state.slots}, {state.name});" for state in states]
+    lines += ["__syncthreads();", *meanwhile]
+    first = [f"fp::gather_warps({state.slots}, {state.name});" for state in states]
+    first += [f"{frame.team}.leave<{offsets[state.reduction.name]}>({state.name});" for state in states]
+    first.append(f"{frame.team}.meet();")
+    shared = [frame.names.exact(f"{state.name}_of_team") for state in states]
+    for state, place in zip(states, shared, strict=True):
+        lines.append(f"__shared__ fp::Slots<{state.type}, 1> {place};")
+        first.append(f"{state.name} = {frame.team}.gather<{offsets[state.reduction.name]}, {state.type}>();")
+        first.append(f"if (threadIdx.x == 0) {place}[0] = {state.name};")
+    lines += block("if (threadIdx.x < 32)", [*first, f"{frame.team}.next();"])
+    lines.append("__syncthreads();")
+    return [*lines, *(f"{state.name} = {place}[0];" for state, place in zip(states, shared, strict=True))]
 
 
 def name_results(frame: Frame, states: Sequence[State], used: Iterable[Stat]) -> None:

@@ -50,6 +50,7 @@ class Printer:
         self.dataflow = Dataflow()
         self.coordinates: dict[Atom, str] = {}  # names for quotients and remainders that are an axis' position
         self.fault = ""  # the C name of what receives the report of a place outside its buffer; none: the device traps
+        self.unknown_zero = ""  # adds a zero that the compiler must not know where its knowledge does harm (fp_index.h)
         self.window_vector: Callable[[Load, Axis], str | None] = lambda load, axis: None
 
     def expect(self, roots: Iterable[Expr]) -> None:
@@ -124,9 +125,9 @@ class Scope:
         text = self.index(index)
         return f"({text})" if " " in text or text.startswith("-") else text
 
-    def condition(self, mask: Sequence[Bound]) -> str:
-        """The text of the conjunction of `mask`, without the sides that always hold."""
-        return " && ".join(side for bound in mask for side in self._sides(bound)) or "true"
+    def condition(self, mask: Sequence[Bound], moved: str = "") -> str:
+        """The text of the conjunction of `mask`, without the sides that always hold; `moved` is added to each limit."""
+        return " && ".join(side + moved for bound in mask for side in self._sides(bound)) or "true"
 
     def _sides(self, bound: Bound) -> Iterator[str]:
         low, high = bound.index.bounds
@@ -225,7 +226,7 @@ class Scope:
                 moved = "".join(f" + {self._place(place)}" for place in places)
                 return f"{self.printer.pointers[buffer]}[{self.index(index)}{moved}]"
             case Position(index, dtype):
-                return f"{C_TYPES[dtype]}({self.index(index)})"
+                return f"{C_TYPES[dtype]}({self.index(index)}{self.printer.unknown_zero})"
             case Apply(op, args, dtype):
                 return apply_text(op, [self.value(arg) for arg in args], args[0].dtype, dtype)
             case _:
@@ -254,7 +255,7 @@ class Scope:
 
     def _masked(self, node: Masked) -> str:
         other = self.value(node.other)
-        condition = self.condition(node.mask)
+        condition = self.condition(node.mask, "" if isinstance(node.other, Const) else self.printer.unknown_zero)
         inner = self.child(conditional=True)
         value = inner.value(node.value)
         name = self.printer.names.numbered("masked")

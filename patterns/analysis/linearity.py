@@ -34,16 +34,24 @@ class Operand:
         node: the tensor.
         shape: what it is viewed as, so that it broadcasts with the value that is taken apart.
         eps: not None where ``1 / sqrt(node + eps)`` is meant.
+        item: not None where `node` gives several results, and this one is meant.
     """
 
     node: fx.Node
     shape: tuple[int, ...]
     eps: float | None = None
+    item: int | None = None
 
     @staticmethod
     def of(node: fx.Node) -> Operand:
         """`node` as it is."""
         return Operand(node, tuple(node.meta["val"].shape))
+
+    @property
+    def tensor(self) -> Any:
+        """The description of the tensor."""
+        value = self.node.meta.get("val")
+        return value if self.item is None or value is None else value[self.item]
 
     def varies(self, dim: int) -> bool:
         """Whether it differs along `dim`, counted from the right: -1 is the last."""
@@ -91,9 +99,32 @@ def _terms(node: fx.Node, wanted: Wanted, depth: int) -> tuple[Term, ...] | None
         return (Term(Operand.of(node)),)
     step = _STEPS.get(node.target) if depth else None
     found = step(node, lambda inner: _terms(inner, wanted, depth - 1)) if step is not None else None
+    return _usable(found, node)
+
+
+def _usable(found: tuple[Term, ...] | None, node: fx.Node) -> tuple[Term, ...] | None:
     if found is None or any(not math.isfinite(term.number) for term in found):
         return None
-    return found if all(alike(operand.node, node) for operand in _operands(found)) else None
+    return found if all(_same_kind(operand.tensor, node.meta.get("val")) for operand in _operands(found)) else None
+
+
+def summands(node: fx.Node) -> tuple[Term, ...]:
+    """Terms that add up to `node`, taken apart as far as it goes; a value has its shape, other tensors broadcast to it.
+
+    Batch normalisation by the batch's own statistics is taken apart, too: a term may contain these statistics, which
+    depend on the value that they normalise.
+    """
+    whole = (Term(Operand.of(node)),)
+    found = _summands(node, whole[0].value.shape if whole[0].value else (), MOST_DEPTH)
+    return found if found is not None and len(found) <= MOST_TERMS else whole
+
+
+def _summands(node: fx.Node, shape: tuple[int, ...], depth: int) -> tuple[Term, ...] | None:
+    """Terms of `node`; None where it has another shape than the whole and none of its terms has it."""
+    step = _by_batch_statistics if node.target is operator.getitem else _STEPS.get(node.target)
+    found = step(node, lambda inner: _summands(inner, shape, depth - 1)) if step is not None and depth else None
+    found = _usable(found, node)
+    return (Term(Operand.of(node)),) if found is None and tuple(node.meta["val"].shape) == shape else found
 
 
 def _operands(found: Iterable[Term]) -> Iterable[Operand]:
@@ -105,7 +136,10 @@ def _operands(found: Iterable[Term]) -> Iterable[Operand]:
 
 def alike(node: fx.Node, other: fx.Node) -> bool:
     """Whether both are tensors of one type on one device."""
-    first, second = node.meta.get("val"), other.meta.get("val")
+    return _same_kind(node.meta.get("val"), other.meta.get("val"))
+
+
+def _same_kind(first: Any, second: Any) -> bool:
     if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
         return False
     return first.dtype is second.dtype and first.device == second.device
@@ -187,26 +221,47 @@ def _same(node: fx.Node, inner: Inner) -> tuple[Term, ...] | None:
     return inner(node.all_input_nodes[0])
 
 
-def _tuple_item(node: fx.Node, inner: Inner) -> tuple[Term, ...] | None:
-    """Batch normalisation by running statistics: ``(x - mean) / sqrt(variance + eps) * weight + bias`` per channel."""
+def _by_running_statistics(node: fx.Node, inner: Inner) -> tuple[Term, ...] | None:
+    """Batch normalisation in evaluation: ``(x - mean) / sqrt(variance + eps) * weight + bias`` per channel."""
     producer = node.all_input_nodes[0]
     if producer.target is not aten._native_batch_norm_legit_no_training.default or node.args[1] != 0:
         return None
     given = arguments(producer)
+    shape = _channelwise(node)
+    variance = Operand(given["running_var"], shape, eps=float(given["eps"]))
+    return _normalised(node, inner, Operand(given["running_mean"], shape), variance)
+
+
+_BY_BATCH = (aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit.no_stats)
+
+
+def _by_batch_statistics(node: fx.Node, inner: Inner) -> tuple[Term, ...] | None:
+    """Batch normalisation by its second and third result, mean and reciprocal deviation; or by running statistics."""
+    producer = node.all_input_nodes[0]
+    if producer.target not in _BY_BATCH or node.args[1] != 0 or not arguments(producer)["training"]:
+        return _by_running_statistics(node, inner)
+    shape = _channelwise(node)
+    return _normalised(node, inner, Operand(producer, shape, item=1), Operand(producer, shape, item=2))
+
+
+def _channelwise(node: fx.Node) -> tuple[int, ...]:
+    """The shape in which a vector of channels broadcasts with `node`."""
+    return (node.meta["val"].shape[1], *(1,) * (node.meta["val"].dim() - 2))
+
+
+def _normalised(node: fx.Node, inner: Inner, mean: Operand, scale: Operand) -> tuple[Term, ...] | None:
+    """``(x - mean) * scale * weight + bias``, where `node` is the first result of the normalisation of x."""
+    given = arguments(node.all_input_nodes[0])
     found = inner(given["input"])
     if found is None:
         return None
-    shape = (-1, *(1,) * (node.meta["val"].dim() - 2))
-    channels = node.meta["val"].shape[1]
 
-    def channelwise(vector: fx.Node, eps: float | None = None) -> Operand:
-        return Operand(vector, (channels, *shape[1:]), eps)
+    def channelwise(vector: fx.Node) -> Operand:
+        return Operand(vector, _channelwise(node))
 
-    scale = [channelwise(given["running_var"], float(given["eps"]))]
-    if given["weight"] is not None:
-        scale.append(channelwise(given["weight"]))
-    normalised = (*found, Term(channelwise(given["running_mean"]), -1.0))
-    for operand in scale:
+    factors = [scale, *([] if given["weight"] is None else [channelwise(given["weight"])])]
+    normalised = (*found, Term(mean, -1.0))
+    for operand in factors:
         normalised = tuple(term.by(operand) for term in normalised)
     bias = () if given["bias"] is None else (Term(channelwise(given["bias"])),)
     return (*normalised, *bias)
@@ -232,6 +287,6 @@ _STEPS: dict[Any, Callable[[fx.Node, Inner], tuple[Term, ...] | None]] = {
     aten.clone.default: _same,
     aten.detach.default: _same,
     aten.alias.default: _same,
-    operator.getitem: _tuple_item,
+    operator.getitem: _by_running_statistics,
 }
 """How to take apart what an operator gives; `Inner` takes its arguments apart."""

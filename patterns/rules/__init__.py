@@ -9,6 +9,7 @@ from fusepass.patterns.rule import Rule
 from fusepass.patterns.rules import (
     arithmetic,
     bounds,
+    cancelling,
     constants,
     convolution,
     copies,
@@ -17,9 +18,11 @@ from fusepass.patterns.rules import (
     linear,
     pooling,
     pools,
+    preceding,
     reductions,
     scalars,
     single,
+    spelling,
     views,
 )
 
@@ -28,6 +31,8 @@ RULES: tuple[Rule, ...] = (
     *convolution.RULES,
     *pooling.RULES,
     *folding.RULES,
+    *preceding.RULES,
+    *cancelling.RULES,
     *constants.RULES,
     *arithmetic.RULES,
     *identities.RULES,
@@ -38,4 +43,5 @@ RULES: tuple[Rule, ...] = (
     *pools.RULES,
     *copies.RULES,
     *views.RULES,
+    *spelling.RULES,
 )

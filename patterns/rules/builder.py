@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 from fusepass.patterns.aliasing import written
 from fusepass.patterns.analysis.geometry import Geometry, Window
 from fusepass.patterns.analysis.linearity import Operand
+from fusepass.patterns.arguments import arguments
 from fusepass.patterns.infer import is_plain
 from fusepass.patterns.matcher import Declined, Match
 
@@ -40,13 +41,27 @@ class Builder:
 
     def operand(self, operand: Operand) -> fx.Node:
         """The tensor of a term, in the shape that it has there."""
-        node = operand.node
+        node = operand.node if operand.item is None else self.item(operand.node, operand.item)
         if operand.eps is not None:
             node = self._call(aten.rsqrt.default, self.shift(node, operand.eps))
         return self.view(node, operand.shape)
 
+    def item(self, call: fx.Node, number: int) -> fx.Node:
+        """Result `number` of a call that gives several."""
+        return self._found.item(call, number)
+
+    def again(self, call: fx.Node, **changes: Any) -> fx.Node:
+        """`call` once more with some arguments changed, none of which change what its results look like."""
+        assert isinstance(call.target, OpOverload)
+        return self._call(call.target, *(arguments(call) | changes).values(), like=call)
+
     def add(self, a: fx.Node, b: fx.Node) -> fx.Node:
         return self._call(aten.add.Tensor, a, b)
+
+    def blend(self, a: fx.Node, b: fx.Node, factor: float = 1.0) -> fx.Node:
+        """``a + factor * b`` in the shape and type of `a`, which are not the narrower ones."""
+        scaled = {"alpha": factor} if factor != 1 else {}
+        return self._call(aten.add.Tensor, a, b, like=a, **scaled)
 
     def subtract(self, a: fx.Node, b: fx.Node) -> fx.Node:
         return self._call(aten.sub.Tensor, a, b)
@@ -119,6 +134,10 @@ class Builder:
             return a
         return self._call(aten.clone.default, a, memory_format=torch.contiguous_format)
 
+    def expand(self, a: fx.Node, shape: Sequence[int]) -> fx.Node:
+        """Copies of `a` that fill `shape`, in memory once."""
+        return a if shape_of(a) == tuple(shape) else self._call(aten.expand.default, a, list(shape))
+
     def permute(self, a: fx.Node, order: Sequence[int]) -> fx.Node:
         """The dimensions of `a` in the order given."""
         return a if list(order) == sorted(order) else self._call(aten.permute.default, a, list(order))
@@ -178,7 +197,7 @@ def _written_before(root: fx.Node) -> bool:
     """Whether an operator before `root` writes: a tensor would be read later than the original reads it."""
     node = root.prev
     while node.op != "root":
-        if any(written(node)):
+        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable and any(written(node)):
             return True
         node = node.prev
     return False

@@ -52,6 +52,10 @@ class Filtered:
         call = Convolution.of(node)
         return None if call is None else Filtered(call)
 
+    def without_bias(self, build: Builder) -> fx.Node:
+        """See `Anchor.without_bias`."""
+        return build.again(self.call.node, bias=None)
+
     def sum(self, build: Builder, dims: frozenset[int], scale: fx.Node | None) -> fx.Node:
         """See `Anchor.sum`.
 

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from fusepass.patterns.aliasing import readers
 from fusepass.patterns.analysis.linearity import Factor, Operand, Term, terms
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.language import op, result, var
@@ -93,14 +94,14 @@ class Folded:
         return build.view(total, (features,))
 
 
-_GENERATED = (OpClass.POINTWISE, OpClass.REDUCTION, OpClass.NORMALISATION, OpClass.POOLING)
+GENERATED = (OpClass.POINTWISE, OpClass.REDUCTION, OpClass.NORMALISATION, OpClass.POOLING)
 
 
 def read_by_a_library(found: Match) -> str | None:
     """A guard: a generated kernel that reads the result applies an affine function on the way, for nothing."""
-    targets = ((reader, reader.target) for reader in found.root.users)
+    targets = ((reader, reader.target) for reader in readers(found.root))
     generated = (
-        node for node, target in targets if isinstance(target, OpOverload) and direct_class(target) in _GENERATED
+        node for node, target in targets if isinstance(target, OpOverload) and direct_class(target) in GENERATED
     )
     return next((f"{node.name} takes it into its kernel" for node in generated), None)
 
@@ -179,7 +180,7 @@ RULES: tuple[Rule, ...] = (
         Rule(
             name=f"{name}-into-{anchor}",
             pattern=pattern,
-            guards=(plain_floats, read_by_a_library),
+            guards=(read_by_a_library, plain_floats),
             rewrite=rewrite,
             why=_SAME,
         )

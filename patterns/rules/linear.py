@@ -61,6 +61,10 @@ class Product:
         plain = given["alpha"] == given["beta"] == 1 and (shape == made or len(shape_of(bias)) == 1)
         return Product(shape, given["mat1"], given["mat2"], Operand.of(bias)) if plain else None
 
+    def without_bias(self, build: Builder) -> fx.Node:
+        """See `Anchor.without_bias`."""
+        return build.view(build.matrix_product(self.rows, self.weight), self.shape)
+
     def sum(self, build: Builder, dims: frozenset[int], scale: fx.Node | None) -> fx.Node:
         """See `Anchor.sum`."""
         batched = len(shape_of(self.weight)) == 3

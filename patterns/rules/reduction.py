@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import fx
 
+from fusepass.patterns.aliasing import base
 from fusepass.patterns.analysis.linearity import Factor, Operand, Term, terms
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.matcher import Declined, Match
@@ -33,6 +34,9 @@ class Anchor(Protocol):
     @property
     def bias(self) -> Operand | None:
         """What the anchor adds to its products, in a shape that broadcasts."""
+
+    def without_bias(self, build: Builder) -> fx.Node:
+        """The value without its bias."""
 
     def sum(self, build: Builder, dims: frozenset[int], scale: fx.Node | None) -> fx.Node:
         """The sum over `dims`, kept with size 1, without the bias.
@@ -89,7 +93,7 @@ def sum_inside(anchor_of: Callable[[fx.Node], Anchor | None]) -> Callable[[Match
             raise Declined("there is nothing to sum")
         parts = terms(reduction.operand, lambda node: anchor_of(node) is not None)
         build = Builder(found)
-        total = _Sum(build, shape, frozenset(reduction.dims), anchor_of).of(parts)
+        total = _Sum(build, shape, frozenset(reduction.dims), anchor_of, found.root).of(parts)
         result = combined(build, [(node, number / size if reduction.mean else number) for node, number in total])
         return build.view(result, shape_of(found.root))
 
@@ -108,6 +112,7 @@ class _Sum:
     shape: tuple[int, ...]
     dims: frozenset[int]
     anchor_of: Callable[[fx.Node], Anchor | None]
+    root: fx.Node
 
     def of(self, parts: Sequence[Term]) -> list[Piece]:
         """What adds up to the sum; each piece has size 1, or is not there, along `dims`.
@@ -122,6 +127,9 @@ class _Sum:
             if anchor is None:
                 free.append(term)
                 continue
+            assert term.value is not None
+            if _is_compared(term.value.node, self.root) and _rounds_operands(term.value.node):
+                raise Declined("others read the product, which rounds its operands: the sum would not be theirs")
             inside, outside = self._split(term.factors)
             scale = self.build.view(self._times(None, inside), (-1,)) if inside else None
             pieces.append((self._times(anchor.sum(self.build, self.dims, scale), outside), term.number))
@@ -175,6 +183,23 @@ class _Sum:
 
     def _times(self, node: fx.Node | None, factors: Sequence[Factor]) -> fx.Node:
         return times(self.build, node, factors)
+
+
+def _is_compared(node: fx.Node, root: fx.Node) -> bool:
+    """Whether more than `root` depends on `node`, perhaps by subtracting one from the other."""
+    node = base(node)
+    while node is not root:
+        if len(node.users) != 1:
+            return True
+        (node,) = node.users
+    return False
+
+
+def _rounds_operands(node: fx.Node) -> bool:
+    """Whether the library makes `node`, a product, from operands rounded to TF32; sums over it do not."""
+    value, kind = node.meta["val"], "conv" if node.target is aten.convolution.default else "matmul"
+    narrow = value.device.type == "cuda" and value.dtype is torch.float32
+    return narrow and torch._C._get_fp32_precision_getter("cuda", kind) == "tf32"
 
 
 def times(build: Builder, node: fx.Node | None, factors: Sequence[Factor]) -> fx.Node:

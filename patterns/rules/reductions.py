@@ -24,7 +24,7 @@ _x, _y = var("x"), var("y")
 _EXTREMES = op(aten.amax, aten.amin, open=True)
 _LINEAR = op(aten.sum, aten.mean, open=True)
 _REDUCTIONS = op(aten.sum, aten.mean, aten.amax, aten.amin, open=True)
-_OVER_DIMS = {
+OVER_DIMS = {
     aten.sum: aten.sum.dim_IntList,
     aten.mean: aten.mean.dim,
     aten.amax: aten.amax.default,
@@ -66,7 +66,7 @@ def shaped(found: Match, node: fx.Node) -> fx.Node:
 
 def _reduced(found: Match, node: fx.Node, over: Sequence[int], target: Any = None) -> fx.Node:
     """`target`, else the root's operator, of `node`, with dimensions of size 1 left in."""
-    target = target or _OVER_DIMS[found.root.target.overloadpacket]  # type: ignore[union-attr]
+    target = target or OVER_DIMS[found.root.target.overloadpacket]  # type: ignore[union-attr]
     return found.call(target, node, list(over), True) if over else node
 
 
@@ -169,6 +169,7 @@ RULES: tuple[Rule, ...] = (
         guards=(floats, alike),
         rewrite=_joined,
         why="a sum of sums is the sum of all, likewise means of as many each, and extremes",
+        early=True,
     ),
     Rule(
         name="reduction-of-copy",

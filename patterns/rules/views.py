@@ -50,6 +50,7 @@ RULES: tuple[Rule, ...] = (
         pattern=of_class(OpClass.VIEW)(_x),
         rewrite=lambda m: m.x,
         why="a view of the same shape, strides and offset shows the same elements",
+        early=True,
     ),
     Rule(
         name="permutation-of-permutation",
@@ -62,6 +63,7 @@ RULES: tuple[Rule, ...] = (
         pattern=_reshape(_reshape(_x)["inner"]),
         rewrite=_reshape_once,
         why="a reshape depends on the order of the elements only, which both keep",
+        early=True,
     ),
     Rule(
         name="expand-of-expand",

@@ -28,6 +28,10 @@ FP_FN Index least(Index a, std::common_type_t<Index> b) {
 // original operators, and they raise; a GPU kernel ends the context as the original's assertion would.
 #if !defined(__CUDACC__)
 
+// Zero, but the compiler cannot know. Where a loop is unrolled and its conditions become constants, GCC 12 turns
+// `condition ? a * b + c : d * e` for vectors into the fused d * e + c: it takes the other value for a term of the sum.
+inline int zero = 0;
+
 template <typename Place>
 FP_FN std::int64_t place(Place at, std::int64_t size, int* fault) {
     const bool inside = std::int64_t(at) >= 0 && std::int64_t(at) < size;

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
+
+#include "fp_half.h"
 
 namespace fp {
 
@@ -14,11 +17,53 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[4], const float (&a)[
           "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
 }
 
+// sum += a b for a 16 x 16 tile a and a 16 x 8 tile b of halves, all products exact and the sum in float32 (mma.m16n8k16). A word has
+// two neighbours of the inner dimension, the first in its lower half. Thread t holds in a[i] those at row t/4 + 8 (i%2) and inner
+// place 2 (t%4) + 8 (i/2), in b[i] those at 2 (t%4) + 8 i of column t/4; sums as above.
+template <typename Half>
+__device__ __forceinline__ void multiply_tile(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    if constexpr (std::is_same_v<Half, half>) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    } else {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    }
+}
+
+// Four 8 x 8 tiles of 16-bit units from shared memory, each row 16 bytes at a multiple of 16. Thread t points to row t%8 of tile t/8, and
+// gets in words[i] the units 2 (t%4) and one behind of row t/4 of tile i; with `Transposed`, rows 2 (t%4) and one behind of column t/4.
+template <bool Transposed>
+__device__ __forceinline__ void load_tiles(uint32_t (&words)[4], const void* row) {
+    const auto place = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+    if constexpr (Transposed) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "r"(place) : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "r"(place) : "memory");
+    }
+}
+
 // Begins to copy one float from global to shared memory, or zero where there is no `real` one; `from` is read only then.
 __device__ __forceinline__ void begin_copy(float* to, const float* from, bool real) {
     const auto place = static_cast<uint32_t>(__cvta_generic_to_shared(to));
     const int nbytes = real ? 4 : 0;
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(place), "l"(from), "r"(nbytes) : "memory");
+}
+
+// Begins to copy `Bytes` bytes (4, 8 or 16, at a multiple of that) from global to shared memory: the first `real` ones, then zeros. What
+// is not real is not read.
+template <int Bytes>
+__device__ __forceinline__ void begin_copy_bytes(void* to, const void* from, int real) {
+    const auto place = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    if constexpr (Bytes == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place), "l"(from), "r"(real) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(place), "l"(from), "n"(Bytes), "r"(real) : "memory");
+    }
 }
 
 // Ends a group of this thread's copies.

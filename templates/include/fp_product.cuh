@@ -53,6 +53,53 @@ __device__ __forceinline__ void multiply_slice(float (&sums)[M][N][4], const flo
     }
 }
 
+// The same with the weights where `load_weights` finds them, one tile after another: fewer registers for more sums.
+template <int M, int N>
+__device__ __forceinline__ void multiply_exactly(float (&sums)[M][N][4], const float* mine, const float (&b)[N][2]) {
+    float b_high[N][2], b_low[N][2];
+#pragma unroll
+    for (int n = 0; n < N; ++n) split(b[n], b_high[n], b_low[n]);
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+        float a[1][4], a_high[4], a_low[4];
+        load_weights(a, mine + m * 128);
+        split(a[0], a_high, a_low);
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+            float slice[4] = {};
+            multiply_tile(slice, a_low, b_high[n]);
+            multiply_tile(slice, a_high, b_low[n]);
+            multiply_tile(slice, a_high, b_high[n]);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sums[m][n][i] += slice[i];
+        }
+    }
+}
+
+// The same of numbers that were rounded to TF32 before, with one product for each, added in the tensor core.
+template <int M, int N>
+__device__ __forceinline__ void multiply_rounded(float (&sums)[M][N][4], const float* mine, const float (&b)[N][2]) {
+    float a[M][4];
+    load_weights(a, mine);
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+#pragma unroll
+        for (int m = 0; m < M; ++m) multiply_tile(sums[m][n], a[m], b[n]);
+    }
+}
+
+template <int P, int M, int N>
+__device__ __forceinline__ void exchange(float (&first)[P][M][N][4], float (&second)[P][M][N][4]) {
+#pragma unroll
+    for (int i = 0; i < P * M * N * 4; ++i) {
+        float& one = first[i / (M * N * 4)][i / (N * 4) % M][i / 4 % N][i % 4];
+        float& other = second[i / (M * N * 4)][i / (N * 4) % M][i / 4 % N][i % 4];
+        const float kept = one;
+        one = other;
+        other = kept;
+    }
+}
+
 template <int M, int N>
 __device__ __forceinline__ bool all_finite(const float (&sums)[M][N][4]) {
     float zeros[4] = {};  // NaN where a sum is not finite; four, so that they do not wait for each other

@@ -98,6 +98,38 @@ FP_FN T least_of(const T* values, std::int64_t count) {
     return extreme(count, values, Limits<T>::highest, [](T a, T b) { return a < b ? a : b; });
 }
 
+// The sums of the differences from `from`, and of their squares.
+template <int Width, typename T>
+FP_FN void differences_in(std::int64_t count, const T* values, T from, T& sum, T& squares) {
+    T sums[Width] = {}, second[Width] = {};
+    const std::int64_t whole = count / Width * Width;
+    for (std::int64_t i = 0; i < whole; i += Width) {
+#pragma omp simd
+        for (int k = 0; k < Width; ++k) {
+            const T difference = values[i + k] - from;
+            sums[k] += difference;
+            second[k] += difference * difference;
+        }
+    }
+    const int rest = int(count - whole);
+#pragma omp simd
+    for (int k = 0; k < rest; ++k) {
+        const T difference = values[whole + k] - from;
+        sums[k] += difference;
+        second[k] += difference * difference;
+    }
+    const auto add = [](T a, T b) { return T(a + b); };
+    sum = combined(sums, add);
+    squares = combined(second, add);
+}
+
+template <typename T>
+FP_FN void differences(std::int64_t count, const T* values, T from, T& sum, T& squares) {
+    constexpr int vector = 32 / int(sizeof(T));
+    if (count < 16 * vector) return differences_in<vector>(count, values, from, sum, squares);
+    differences_in<4 * vector>(count, values, from, sum, squares);
+}
+
 // ---- States
 
 template <typename State>
@@ -178,8 +210,12 @@ struct Row<Moments<T>> {
         Moments<Wide<T>> block;
         block.count = Wide<T>(count);
         block.mean = Wide<T>(pivot) + beyond;
-        const T mean = T(block.mean);
-        block.m2 = sum_of<T>(count, [=](std::int64_t i) { return (values[i] - mean) * (values[i] - mean); });
+        // Chan, Golub and LeVeque 1983: the sum of the differences from a rounded mean says how far off it is.
+        T off, squares;
+        differences(count, values, T(block.mean), off, squares);
+        const Wide<T> step = Wide<T>(off) / block.count;
+        if (step - step == 0) block.mean = Wide<T>(T(block.mean)) + step;
+        block.m2 = Wide<T>(squares) - Wide<T>(off) * step;
         state.merge(block);
     }
 

@@ -131,6 +131,16 @@ FP_FN double trunc(double x) { return ::trunc(x); }
 FP_FN float round(float x) { return ::rintf(x); }
 FP_FN double round(double x) { return ::rint(x); }
 
+// 10 bits of mantissa, as tensor cores take of a float: to nearest, halves away from zero.
+FP_FN float tf32(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    bits = (bits + 0x1000u) & 0xffffe000u;
+    float rounded;
+    memcpy(&rounded, &bits, sizeof(bits));
+    return isnan(x) ? x : rounded;
+}
+
 template <typename T>
 FP_FN IfInt<T> floor(T x) {
     return x;

@@ -16,12 +16,12 @@ from fusepass.codegen.ir.program import Buffer, Program, Role
 from fusepass.codegen.render import render
 from fusepass.codegen.source import Source
 from fusepass.errors import BuildError
-from tests.support import convolutions, kernels
+from tests.support import convolutions, kernels, products
 from tests.support.interpret import STORAGE, interpret
 from tests.support.numpy_ops import Array
 from tests.unit.test_render_cuda import assert_close, inputs_of
 
-SAMPLES = {**kernels.SAMPLES, **convolutions.SAMPLES}
+SAMPLES = {**kernels.SAMPLES, **convolutions.SAMPLES, **products.SAMPLES}
 
 pytestmark = pytest.mark.gpu
 
@@ -96,15 +96,16 @@ def test_values(name: str, aligned: bool, libraries: Libraries) -> None:
         np.testing.assert_array_equal(value.view(np.uint8), again[output].view(np.uint8))
 
 
-def test_capture_in_a_graph(libraries: Libraries) -> None:
+@pytest.mark.parametrize("name", ["layer_norm_shared", "team_layer_norm"])
+def test_capture_in_a_graph(name: str, libraries: Libraries) -> None:
     """A replayed graph reads the inputs anew."""
-    program = SAMPLES["layer_norm_shared"]()
-    source, path = libraries["layer_norm_shared", True]
+    program = SAMPLES[name]()
+    source, path = libraries[name, True]
     if isinstance(path, BuildError):
         raise path
     run = load(path, source.entry, len(program.arguments))
-    dtypes = {DType.F32: torch.float32}
-    tensors = [torch.rand(b.extent, dtype=dtypes[b.dtype], device="cuda") for b in program.arguments]
+    dtypes = {DType.F32: torch.float32, DType.I32: torch.int32}
+    tensors = [torch.rand(b.extent, device="cuda").to(dtypes[b.dtype]) for b in program.arguments]
     pointers = [t.data_ptr() for t in tensors]
     run(*pointers, torch.cuda.current_stream().cuda_stream)
     graph = torch.cuda.CUDAGraph()
@@ -116,3 +117,23 @@ def test_capture_in_a_graph(libraries: Libraries) -> None:
     x = tensors[0].view(program.buffer("x").shape).double()
     mean = tensors[[b.name for b in program.arguments].index("mean")].double()
     torch.testing.assert_close(mean, x.mean(1), atol=1e-5, rtol=1e-5)
+
+
+def test_launches_on_two_streams_do_not_hold_each_other_up(libraries: Libraries) -> None:
+    """Blocks that wait for each other are started all or none, whatever else runs."""
+    program = SAMPLES["team_softmax"]()
+    source, path = libraries["team_softmax", True]
+    if isinstance(path, BuildError):
+        raise path
+    run = load(path, source.entry, len(program.arguments))
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    memory = [{b.name: torch.rand(b.nbytes // 4, device="cuda") for b in program.arguments} for _ in streams]
+    torch.cuda.synchronize()
+    for _ in range(20):
+        for stream, tensors in zip(streams, memory, strict=True):
+            pointers = [tensors[b.name].data_ptr() for b in program.arguments]
+            assert run(*pointers, stream.cuda_stream) == 0
+    torch.cuda.synchronize()
+    for tensors in memory:
+        x, y = (tensors[name].view(program.buffer(name).shape) for name in ("x", "y"))
+        torch.testing.assert_close(y, x.softmax(1), rtol=1e-5, atol=1e-9)

@@ -13,10 +13,20 @@ import torch
 from fusepass.codegen.build import build_all, load
 from fusepass.codegen.detect import device_facts
 from fusepass.codegen.ir.expr import ReduceOp
+from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import describe, render
+from fusepass.codegen.schedule.team import team_size
 from fusepass.errors import BuildError
 from tests.support import kernels as k
+from tests.support.products import Case, generated
+
+
+def _in_teams(program: Program) -> Program:
+    """`program` with the teams that are chosen for it."""
+    size = team_size(program, program.kernels[0], device_facts(torch.device("cuda")))
+    return k.in_teams(program, *size) if size else program
+
 
 KERNELS: dict[str, Callable[[], Program]] = {
     "affine": lambda: k.affine(1 << 27),
@@ -45,6 +55,14 @@ KERNELS: dict[str, Callable[[], Program]] = {
     "batch norm 2d": lambda: k.batch_norm_2d(64, 64, 1 << 15),
     "batch norm 1d": lambda: k.batch_norm_1d(16_384, 8192),
     "min of 64 channels": lambda: k.row_reduction(1 << 21, 64, ReduceOp.MIN, outer=True),
+    "softmax 393216": lambda: _in_teams(k.softmax_rows(2048, 393_216)),
+    "group norm 2097152": lambda: _in_teams(k.layer_norm(224, 1 << 21)),
+    "layer norm 4194304": lambda: _in_teams(k.layer_norm(64, 1 << 22)),
+    "batch norm 16777216": lambda: _in_teams(k.layer_norm(16, 1 << 24)),
+    "product 1024 x 8192 x 8192": lambda: generated(Case(1024, 8192, 8192)),
+    "product 4096 x 4096 x 4096, TF32": lambda: generated(Case(4096, 4096, 4096, tf32=True)),
+    "product 4096 x 4096 x 4096, half": lambda: generated(Case(4096, 4096, 4096, dtype=k.F16)),
+    "product 16 x 4096 x 4096": lambda: generated(Case(16, 4096, 4096, length=512)),
     "sum of long columns": lambda: k.row_reduction(1 << 13, 1 << 14, ReduceOp.SUM, outer=True),
 }
 
@@ -66,6 +84,9 @@ def main() -> None:
         print(f"{name:24} {seconds * 1e6:9.1f} us {nbytes / seconds / 1e12:5.2f} TB/s {share:5.2f} of copy")
         for kernel in program.kernels:
             print(f"    {describe(program, kernel, facts)}")
+            if isinstance(kernel.anchor, Product):
+                flops = 2 * kernel.row_count * min(kernel.anchor.length, kernel.anchor.inner)
+                print(f"    {flops / seconds / 1e12:.1f} TFLOP/s with what follows")
 
 
 def _median_seconds(run: Callable[..., int], pointers: list[int], repeats: int = 20) -> float:

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 import fusepass
 from fusepass.config import Algebra, override
 from fusepass.numerics import check
-from tests.property.random_models import Model, models
+from tests.fuzz.chunk import KNOWN
+from tests.fuzz.noise import is_noise
+from tests.property.random_models import models
+from tests.property.script import Model
 from tests.support.interpreted import interpreted
 
 pytestmark = pytest.mark.models
@@ -21,10 +24,6 @@ pytestmark = pytest.mark.models
 quickly = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 )
-
-
-# Regions that lowering still gives back as a whole, visibly.
-KNOWN = ("an output whose memory has gaps", "as_strided of a tensor whose memory has gaps")
 
 
 def run(drawn: Model) -> None:
@@ -35,7 +34,8 @@ def run(drawn: Model) -> None:
         fused = fusepass.optimize(model)
         for call in ("first", "second"):
             outcome = check(model, fused, inputs)
-            assert outcome.ok, f"{call} call: {outcome.explain()}\n{fused.report()}"
+            right = outcome.ok or is_noise(model, inputs, outcome, drawn.dtype)
+            assert right, f"{call} call: {outcome.explain()}\n{fused.report()}"
     report = fused.report()
     failed = [region.reason for region in report.regions if region.reason is not None]
     assert not [reason for reason in failed if reason not in KNOWN], failed

@@ -11,6 +11,7 @@ from unittest import mock
 
 from fusepass.codegen import build
 from fusepass.codegen.source import Source
+from fusepass.errors import BuildError
 
 _REGIONS = 24  # in one translation unit
 
@@ -23,17 +24,31 @@ class Batch:
         self._sources: dict[Path, Source] = {}
         self._wanted: list[tuple[Path, str, int]] = []
         self._entries: dict[tuple[Path, str], Callable[..., int]] = {}
+        self._dry = False
+
+    @contextlib.contextmanager
+    def dry(self) -> Iterator[None]:
+        """While open, regions compute nothing. A call then asks for what only a call asks for, and it is compiled with the rest."""
+        self._dry = True
+        try:
+            yield
+        finally:
+            self._dry = False
 
     def compile(self) -> None:
-        """Build and load what was asked for and is not yet there."""
+        """Build and load what was asked for and is not yet there. What does not compile raises when it is called."""
         wanted = [each for each in dict.fromkeys(self._wanted) if each[:2] not in self._entries]
         groups = [wanted[start : start + _REGIONS] for start in range(0, len(wanted), _REGIONS)]
         joined = [_joined([self._sources[path] for path, _, _ in group]) for group in groups]
         for library, group in zip(self._build_all(joined), groups, strict=True):
-            if not isinstance(library, Path):
-                raise library
             for number, (path, entry, arguments) in enumerate(group):
-                self._entries[path, entry] = self._load(library, f"{entry}_{number}", arguments)
+                alone = self._build_all([self._sources[path]])[0] if isinstance(library, BuildError) else None
+                if isinstance(alone, BuildError):
+                    self._entries[path, entry] = _raising(alone)
+                elif alone is not None:
+                    self._entries[path, entry] = self._load(alone, entry, arguments)
+                else:
+                    self._entries[path, entry] = self._load(library, f"{entry}_{number}", arguments)
 
     def name(self, source: Source) -> Path:
         """A name for the library that `source` would become."""
@@ -42,9 +57,17 @@ class Batch:
         return path
 
     def load(self, library: Path, entry: str, arguments: int) -> Callable[..., int]:
-        """Calls the entry once it is compiled."""
+        """Calls the entry, which is compiled by then or at the call: some are asked for while a model runs."""
         self._wanted.append((library, entry, arguments))
-        return lambda *pointers: self._entries[library, entry](*pointers)
+
+        def call(*pointers: int | None) -> int:
+            if self._dry:
+                return 0
+            if (library, entry) not in self._entries:
+                self.compile()
+            return self._entries[library, entry](*pointers)
+
+        return call
 
     def names(self, sources: Sequence[Source]) -> list[Path]:
         return list(map(self.name, sources))
@@ -60,6 +83,13 @@ def batched() -> Iterator[Batch]:
         mock.patch.object(build, "load", batch.load),
     ):
         yield batch
+
+
+def _raising(error: BuildError) -> Callable[..., int]:
+    def call(*pointers: int | None) -> int:
+        raise error
+
+    return call
 
 
 def _joined(sources: Sequence[Source]) -> Source:

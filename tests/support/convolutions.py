@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Builder, Op
+from fusepass.codegen.ir.dtype import DType, Precision
+from fusepass.codegen.ir.expr import Builder, Op, ReduceOp
 from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides, linear
-from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Ref, Role, Store
+from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Reduction, Ref, Role, Store
 from fusepass.codegen.passes.anchors import generate_anchors
 
 F32 = DType.F32
@@ -30,18 +31,22 @@ class Case:
     transposed: bool = False
     output_padding: tuple[int, ...] = ()
     channels_last: bool = False
+    precision: Precision = Precision.FLOAT32
+    groups: int = 1
+    dtype: DType = F32  # of a call alone
 
     @property
     def weight(self) -> tuple[int, ...]:
         """The shape of the weight."""
-        channels = (self.source[1], self.out_channels) if self.transposed else (self.out_channels, self.source[1])
+        inner = self.source[1] // self.groups
+        channels = (self.source[1], self.out_channels) if self.transposed else (self.out_channels, inner)
         return (*channels, *self.kernel)
 
     @property
     def geometry(self) -> tuple[object, ...]:
         """What aten.convolution takes after the bias."""
         missing = self.output_padding or (0,) * len(self.kernel)
-        return (self.stride, self.padding, self.dilation, self.transposed, missing, 1)
+        return (self.stride, self.padding, self.dilation, self.transposed, missing, self.groups)
 
     @property
     def result(self) -> tuple[int, ...]:
@@ -65,9 +70,12 @@ def program_of(case: Case, *, chain: bool = True) -> Program:
         Buffer("bias", F32, (case.out_channels,), (1,), Role.INPUT),
         Buffer("conv_out", F32, shape, contiguous_strides(shape), Role.ANCHOR),
     ]
-    call = LibraryCall("conv_out", "aten.convolution.default", (Ref("x"), Ref("w"), None, *case.geometry))
+    operands = (Ref("x"), Ref("w"), None, *case.geometry)
+    rounded = case.precision is Precision.TF32
+    call = LibraryCall("conv_out", "aten.convolution.default", operands, tf32=rounded)
     inputs = ("x", "w", "bias")
     if not chain:
+        buffers = [replace(buffer, dtype=case.dtype) for buffer in buffers]
         return Program("conv", (*buffers[:2], buffers[3]), inputs[:2], ("conv_out",), (call,), ())
     buffers.append(Buffer("y", F32, shape, contiguous_strides(shape), Role.OUTPUT))
     axes = tuple(Axis(f"a{number}", size) for number, size in enumerate(shape))
@@ -78,10 +86,66 @@ def program_of(case: Case, *, chain: bool = True) -> Program:
     return Program("conv_relu_mul", tuple(buffers), inputs, ("y",), (call,), (kernel,))
 
 
+class Over(enum.Enum):
+    """What is computed of the channels of a position."""
+
+    LOGSUMEXP = "logsumexp"
+    SOFTMAX = "softmax"
+    NORMALISED = "normalised"
+    ARGMAX = "argmax"
+
+
+def reduced(case: Case, over: Over) -> Program:
+    """``over(conv + bias)`` along the channels, as one kernel behind the library's call."""
+    b = Builder()
+    program = program_of(case)
+    shape = case.result
+    axes = tuple(Axis(f"a{number}", size) for number, size in enumerate(shape))
+    rows, cols = (axes[0], *axes[2:]), (axes[1],)
+    inner = contiguous_strides((shape[0], *shape[2:]))
+    per_row, per_element = (
+        linear([axis_index(axis) for axis in rows], inner),
+        linear([axis_index(axis) for axis in axes], contiguous_strides(shape)),
+    )
+    x = b.apply(Op.ADD, b.load("conv_out", per_element, F32), b.load("bias", axis_index(axes[1]), F32))
+    top, total, mean = b.stat("top", 0, F32), b.stat("total", 0, F32), b.stat("moments", 0, F32)
+    shifted = b.apply(Op.EXP, b.apply(Op.SUB, x, top))
+    softmax = ((Reduction("top", ReduceOp.MAX, (x,), F32),), (Reduction("total", ReduceOp.SUM, (shifted,), F32),))
+    sweeps, stored, dtype, whole = softmax, b.apply(Op.DIV, shifted, total), F32, True
+    if over is Over.LOGSUMEXP:
+        stored, whole = b.apply(Op.ADD, b.apply(Op.LOG, total), top), False
+    elif over is Over.NORMALISED:
+        sweeps = ((Reduction("moments", ReduceOp.MOMENTS, (x,), F32),),)
+        variance = b.apply(Op.DIV, b.stat("moments", 1, F32), b.const(case.out_channels, F32))
+        scale = b.apply(Op.RSQRT, b.apply(Op.ADD, variance, b.const(1e-5, F32)))
+        stored = b.apply(Op.MUL, b.apply(Op.SUB, x, mean), scale)
+    elif over is Over.ARGMAX:
+        place = b.position(axis_index(axes[1]))
+        sweeps = ((Reduction("first", ReduceOp.ARGMAX, (x, place), F32),),)
+        stored, dtype, whole = b.stat("first", 1, DType.I64), DType.I64, False
+    store = Store("y", per_element if whole else per_row, stored)
+    kernel = Kernel(over.value, rows, cols, sweeps, () if whole else (store,), (store,) if whole else (), (over.value,))
+    sizes = shape if whole else (shape[0], *shape[2:])
+    result = Buffer("y", dtype, sizes, contiguous_strides(sizes), Role.OUTPUT)
+    return replace(program, buffers=(*program.buffers[:-1], result), kernels=(kernel,))
+
+
+def generated_reduction(case: Case, over: Over) -> Program:
+    """The same with the convolution in the kernel."""
+    return generate_anchors(reduced(case, over), Builder(), lambda program, kernel: True)
+
+
 def generated(case: Case, *, chain: bool = True) -> Program:
     """The same with the convolution as a kernel."""
     return generate_anchors(program_of(case, chain=chain), Builder(), lambda program, kernel: True)
 
+
+DEPTHWISE: dict[str, Case] = {
+    "depthwise": Case((2, 6, 9, 13), 6, (3, 3), (1, 1), (1, 1), (1, 1), groups=6),
+    "depthwise, strided and dilated": Case((2, 3, 17, 19), 6, (5, 2), (2, 3), (3, 0), (1, 2), groups=3),
+    "depthwise, channels last": Case((2, 8, 9, 10), 8, (7, 7), (1, 1), (3, 3), (1, 1), channels_last=True, groups=8),
+    "depthwise, 3d": Case((1, 4, 5, 6, 7), 4, (3, 1, 2), (1, 1, 1), (1, 0, 1), (1, 1, 1), groups=4),
+}
 
 CASES: dict[str, Case] = {
     "2d": Case((2, 3, 11, 13), 5, (3, 3), (1, 1), (0, 0), (1, 1)),
@@ -99,9 +163,33 @@ CASES: dict[str, Case] = {
     "transposed 2d, dilated": Case((1, 3, 6, 5), 17, (3, 4), (2, 3), (2, 1), (3, 2), True, (1, 2)),
     "transposed 2d, stride 1": Case((1, 5, 6, 7), 8, (5, 5), (1, 1), (1, 1), (1, 1), True),
     "transposed 3d": Case((1, 3, 3, 4, 5), 16, (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), True, (1, 1, 1)),
+    "many channels": Case((2, 20, 9, 11), 24, (3, 3), (1, 1), (1, 1), (1, 1)),
+    "many channels, one by one": Case((1, 40, 5, 7), 70, (1, 1), (1, 1), (0, 0), (1, 1)),
+    "many channels, strided and dilated": Case((1, 16, 15, 17), 6, (3, 2), (2, 3), (2, 1), (2, 3)),
+    "many channels, last": Case((2, 24, 6, 7), 33, (3, 3), (1, 1), (1, 1), (1, 1), channels_last=True),
+    "many channels, to 128": Case((1, 12, 9, 6), 121, (3, 2), (1, 1), (1, 0), (1, 1)),
+    "many channels, 1d": Case((3, 9, 50), 7, (4,), (1,), (2,), (1,)),
+    "many channels, 3d": Case((1, 32, 4, 5, 6), 64, (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1)),
+    "many channels, transposed": Case((1, 20, 5, 6), 9, (3, 3), (2, 2), (1, 1), (1, 1), True, (1, 1)),
+    "many channels, kernel below stride": Case((1, 17, 4, 5), 4, (2, 1), (3, 2), (0, 0), (1, 1), True),
+    "many channels, transposed by 1": Case((1, 9, 6, 7), 8, (5, 5), (1, 1), (1, 1), (1, 1), True),
+    "many channels, transposed 3d": Case((1, 32, 2, 3, 4), 64, (4, 4, 4), (2, 2, 2), (1, 1, 1), (1, 1, 1), True),
     "transposed 1d": Case((2, 16, 9), 33, (4,), (2,), (1,), (1,), True),
 }
 
+REDUCED = (
+    "2d, 8 to 40 channels",
+    "transposed 2d",
+    "many channels",
+    "many channels, transposed",
+    "many channels, to 128",
+)
+"""Those that are also reduced over channels in the same kernel."""
+
 SAMPLES: dict[str, Callable[[], Program]] = {
-    f"convolution {name}": functools.partial(generated, case) for name, case in CASES.items()
+    f"convolution {name}": functools.partial(generated, case) for name, case in (CASES | DEPTHWISE).items()
+} | {
+    f"convolution {name}, {over.value}": functools.partial(generated_reduction, CASES[name], over)
+    for name in REDUCED
+    for over in Over
 }

@@ -1,9 +1,11 @@
 // Runs generated CUDA kernels on the host, every thread of a block as a coroutine, so that their indices, barriers and tails
-// can be tested without a GPU. Slow, and strict: a barrier or shuffle that not all threads reach ends the process.
+// can be tested without a GPU. Slow, and strict: a barrier or shuffle that not all threads reach ends the process. Blocks run
+// one after the other; those of a launch whose blocks wait for each other run side by side, each in a thread of the host.
 #pragma once
 
 #include <ucontext.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -11,6 +13,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #define __global__
@@ -18,7 +21,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-#define __shared__ static
+#define __shared__ static thread_local
 #define __constant__ static const
 #define __align__(bytes) alignas(bytes)
 
@@ -33,6 +36,7 @@ struct alignas(16) uint4 {
 using cudaStream_t = void*;
 using cudaError_t = int;
 constexpr int cudaSuccess = 0;
+constexpr int cudaErrorCooperativeLaunchTooLarge = 720;
 constexpr int cudaFuncAttributeMaxDynamicSharedMemorySize = 0;
 template <typename Kernel>
 int cudaFuncSetAttribute(Kernel, int, int) {
@@ -52,6 +56,8 @@ template <typename T>
 void __stcs(T* to, T value) {
     *to = value;
 }
+inline void atomicAdd(unsigned* to, unsigned value) { __atomic_fetch_add(to, value, __ATOMIC_RELAXED); }
+inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 namespace emulation {
 
@@ -66,12 +72,13 @@ struct Thread {
     State state = State::running;
 };
 
-inline Dim thread_index, block_index, block_size, grid_size;
-inline std::vector<Thread> threads;
-inline std::vector<unsigned> exchanged;
-inline std::vector<unsigned char> pool;
-inline ucontext_t scheduler;
-inline const std::function<void()>* body;
+// Of the block that a thread of the host runs.
+inline thread_local Dim thread_index, block_index, block_size, grid_size;
+inline thread_local std::vector<Thread> threads;
+inline thread_local std::vector<unsigned> exchanged;
+inline thread_local std::vector<unsigned char> pool;
+inline thread_local ucontext_t scheduler;
+inline thread_local const std::function<void()>* body;
 
 [[noreturn]] inline void fail(const char* what) {
     std::fprintf(stderr, "emulation: %s\n", what);
@@ -128,13 +135,29 @@ inline void run_block(unsigned count) {
     }
 }
 
-inline void launch(unsigned blocks, unsigned count, std::size_t shared, const std::function<void()>& kernel) {
+inline void prepare(unsigned blocks, unsigned count, std::size_t shared, const std::function<void()>& kernel) {
     if (blocks == 0 || count == 0 || count > 1024 || count % 32) fail("a launch of an impossible shape");
     body = &kernel;
     threads.clear();
     pool.assign(shared + 16, 0xff);
     block_size.x = count;
     grid_size.x = blocks;
+}
+
+inline void launch_together(unsigned blocks, unsigned count, std::size_t shared, const std::function<void()>& kernel) {
+    std::vector<std::thread> running;
+    for (unsigned block = 0; block < blocks; ++block) {
+        running.emplace_back([&, block] {
+            prepare(blocks, count, shared, kernel);
+            block_index.x = block;
+            run_block(count);
+        });
+    }
+    for (std::thread& each : running) each.join();
+}
+
+inline void launch(unsigned blocks, unsigned count, std::size_t shared, const std::function<void()>& kernel) {
+    prepare(blocks, count, shared, kernel);
     for (block_index.x = 0; block_index.x < blocks; ++block_index.x) run_block(count);
 }
 
@@ -150,9 +173,27 @@ inline unsigned char* dynamic_shared() {
 #define blockDim emulation::block_size
 #define gridDim emulation::grid_size
 
+// Lets another block go on; a wait of a minute is one for ever.
+inline void __nanosleep(unsigned) {
+    thread_local const auto start = std::chrono::steady_clock::now();
+    if (std::chrono::steady_clock::now() - start > std::chrono::minutes(1)) emulation::fail("blocks wait for each other for ever");
+    std::this_thread::yield();
+}
+
 inline void __syncthreads() { emulation::wait(emulation::State::at_block); }
 
 inline void __syncwarp() { emulation::wait(emulation::State::at_warp); }
+
+inline bool __any_sync(unsigned members, bool value) {
+    if (members != 0xffffffffu) emulation::fail("a vote of part of a warp");
+    const unsigned self = emulation::thread_index.x, first = self / 32 * 32;
+    emulation::exchanged[self] = value;
+    emulation::wait(emulation::State::at_warp);
+    bool any = false;
+    for (unsigned i = first; i < first + 32; ++i) any |= emulation::exchanged[i] != 0;
+    emulation::wait(emulation::State::at_warp);
+    return any;
+}
 
 inline unsigned __shfl_xor_sync(unsigned members, unsigned value, int mask) {
     if (members != 0xffffffffu) emulation::fail("a shuffle among part of a warp");

@@ -48,7 +48,7 @@ def emulate(
     entry = getattr(ctypes.CDLL(str(_compiled(source))), source.entry)
     entry.restype = ctypes.c_int
     status = entry(*(ctypes.c_void_p(memory[b.name].pointer) for b in program.arguments), None)
-    assert status == 0
+    assert status == 0, f"status {status}"
     for each in memory.values():
         each.check()
     return {name: memory[name].array.copy() for name in program.outputs if name in memory}

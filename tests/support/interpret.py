@@ -19,6 +19,7 @@ from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, Op, Position, ReduceOp, Stat, Window
 from fusepass.codegen.ir.index import Axis, FloorDiv, Index
+from fusepass.codegen.ir.product import Operand, Product
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Role, Store
 from tests.support.numpy_ops import APPLY, REDUCE, Array
 
@@ -103,7 +104,9 @@ class _Run:
 
     def run(self) -> None:
         if self.kernel.anchor is not None:
-            self.stats[self.kernel.anchor.name, 0] = self._convolution(self.kernel.anchor)
+            anchor = self.kernel.anchor
+            result = self._product(anchor) if isinstance(anchor, Product) else self._convolution(anchor)
+            self.stats[anchor.name, 0] = result
         # Where there are no columns to visit, reductions still have results.
         for sweep in self.kernel.sweeps:
             for reduction in sweep:
@@ -133,10 +136,27 @@ class _Run:
                 (size - 1) * s - 2 * p + r
                 for size, s, p, r in zip(source.shape[2:], anchor.stride, anchor.padding, reach, strict=True)
             ]
-            missing = [row.size - size for row, size in zip(self.kernel.rows[2:], plain, strict=True)]
+            spatial = self.kernel.rows[1 if self.kernel.cols else 2 :]
+            missing = [row.size - size for row, size in zip(spatial, plain, strict=True)]
         result = torch.convolution(source, weight, None, *geometry, anchor.transposed, missing, 1)
         found: Array = result.numpy()
-        return found
+        return np.moveaxis(found, 1, -1) if self.kernel.cols else found
+
+    def _product(self, product: Product) -> Array:
+        """The sums of each piece, in float64."""
+        pieces, batch, rows, columns = self.shape
+        left = self._operand(product.left, batch, rows, product.inner)
+        right = self._operand(product.right, batch, columns, product.inner)
+        firsts = range(0, product.inner, product.length)
+        steps = [slice(first, first + product.length) for first in firsts]
+        assert len(steps) == pieces
+        # A product of an infinity and zero is NaN in each term: no blocked product of a library gets in between.
+        return np.stack([np.einsum("brk,bck->brc", left[..., step], right[..., step]) for step in steps])
+
+    def _operand(self, operand: Operand, batch: int, rows: int, inner: int) -> Array:
+        memory = decode(self.memory[operand.buffer], self.program.buffer(operand.buffer).dtype)
+        strides = tuple(stride * memory.itemsize for stride in (operand.batch, operand.row, operand.inner))
+        return np.lib.stride_tricks.as_strided(memory, (batch, rows, inner), strides)
 
     def _tensor(self, name: str) -> torch.Tensor:
         buffer = self.program.buffer(name)

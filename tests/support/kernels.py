@@ -11,6 +11,7 @@ from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Reduction, Role, Store
 from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.passes.teams import form_teams
 
 F32, F16, BF16, F64, I64, BOOL = DType.F32, DType.F16, DType.BF16, DType.F64, DType.I64, DType.BOOL
 
@@ -277,6 +278,25 @@ def softmax_channels_last(n: int, c: int, hw: int, dtype: DType = F32) -> Progra
     return program("softmax", buffers, kernel)
 
 
+def width_norm_channels_last(n: int, c: int, w: int, dtype: DType = F32) -> Program:
+    """Differences from the mean over the width of NWC data, over their spread, into NCW; their double into NWC."""
+    b = Builder()
+    image, channel, place = Axis("n", n), Axis("c", c), Axis("w", w)
+    nwc = at((image, c * w), (place, c), (channel, 1))
+    ncw = at((image, c * w), (channel, w), (place, 1))
+    x = b.cast(b.load("x", nwc, dtype), dtype.compute)
+    moments = Reduction("moments", ReduceOp.MOMENTS, (x,), dtype.compute)
+    mean, m2 = b.stat("moments", 0, dtype.compute), b.stat("moments", 1, dtype.compute)
+    variance = b.apply(Op.DIV, m2, b.const(w, dtype.compute))
+    rstd = b.apply(Op.RSQRT, b.apply(Op.ADD, variance, b.const(1e-5, dtype.compute)))
+    value = b.apply(Op.MUL, b.apply(Op.SUB, x, mean), rstd)
+    double = b.apply(Op.MUL, value, b.const(2.0, dtype.compute))
+    stores = (Store("y", ncw, b.cast(value, dtype)), Store("t", nwc, b.cast(double, dtype)))
+    kernel = Kernel("width_norm", (image, channel), (place,), ((moments,),), (), stores, ("native_layer_norm",))
+    buffers = [given("x", [n, w, c], dtype), result("y", [n, c, w], dtype), result("t", [n, w, c], dtype)]
+    return program("width_norm", buffers, kernel)
+
+
 def batch_norm_stats(n: int, c: int, hw: int) -> Program:
     """Mean and variance per channel of n x c x hw."""
     b = Builder()
@@ -370,6 +390,13 @@ def merge_moments(rows: int, pieces: int) -> Program:
     return program("merge", [*buffers, result("mean", [rows]), result("m2", [rows])], kernel)
 
 
+def in_teams(made: Program, members: int, teams: int) -> Program:
+    """`made` with the rows of its kernels shared by `teams` teams of `members` blocks."""
+    shared = form_teams(made, Builder(), lambda program, kernel: (members, teams))
+    verify(shared)
+    return shared
+
+
 SAMPLES: dict[str, Callable[[], Program]] = {
     "affine": lambda: affine(1 << 22),
     "affine_one": lambda: affine(1),
@@ -424,6 +451,12 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "softmax_channels_last_64": lambda: softmax_channels_last(16, 64, 64 * 64),
     "softmax_channels_last_10": lambda: softmax_channels_last(16, 10, 63 * 63),
     "softmax_channels_last_f16": lambda: softmax_channels_last(16, 136, 48 * 48, F16),
+    "width_norm_64": lambda: width_norm_channels_last(512, 64, 64),
+    "width_norm_short": lambda: width_norm_channels_last(4096, 48, 10),
+    "width_norm_odd": lambda: width_norm_channels_last(130, 67, 33),
+    "width_norm_200": lambda: width_norm_channels_last(70, 40, 200),
+    "width_norm_f16": lambda: width_norm_channels_last(260, 64, 128, F16),
+    "width_norm_f64": lambda: width_norm_channels_last(65, 32, 50, F64),
     "softmax_channels_3000": lambda: softmax_channels(3, 3000, 14 * 14),
     "bn_stats": lambda: batch_norm_stats(16, 32, 62 * 62),
     "bn_stats_odd": lambda: batch_norm_stats(5, 7, 11 * 11),
@@ -446,4 +479,10 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "merge": lambda: merge_moments(64, 33),
     "merge_one": lambda: merge_moments(1, 264),
     "merge_block": lambda: merge_moments(2, 3000),
+    "team_layer_norm": lambda: in_teams(layer_norm(7, 300_000), 33, 7),
+    "team_layer_norm_odd": lambda: in_teams(layer_norm(5, 300_001), 7, 3),
+    "team_layer_norm_partly_kept": lambda: in_teams(layer_norm(2, 800_000), 5, 1),
+    "team_layer_norm_f16": lambda: in_teams(layer_norm(9, 200_000, F16), 4, 4),
+    "team_softmax": lambda: in_teams(softmax_rows(40, 60_000), 3, 16),
+    "team_softmax_of_all_blocks": lambda: in_teams(softmax_rows(3, 100_000), 200, 1),
 }

@@ -12,6 +12,14 @@ from fusepass.codegen.ir.expr import Op, ReduceOp
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+
+def tf32(x: Array) -> Array:
+    """`x` as float32 with 10 bits of mantissa, to nearest, halves away from zero; float64 as the interpreter has it."""
+    single = x.astype(np.float32)
+    rounded = ((single.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+    return np.where(np.isnan(single), single, rounded).astype(np.float64)
+
+
 # ---- Reductions over the last axis
 
 
@@ -162,6 +170,7 @@ APPLY: dict[Op, Callable[..., Any]] = {
     Op.CEIL: np.ceil,
     Op.ROUND: np.rint,
     Op.TRUNC: np.trunc,
+    Op.TF32: tf32,
     Op.ISNAN: np.isnan,
     Op.ISINF: np.isinf,
     Op.SIGMOID: lambda x: 1 / (1 + np.exp(-x)),

@@ -23,6 +23,7 @@ from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.lowering.formats import AnchorFormat, channels_last_strides, is_channels_last
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import render
+from fusepass.codegen.schedule import schedule
 from fusepass.errors import FusepassWarning
 from fusepass.fallbacks import FallbackCounter
 from fusepass.runtime import FusedRegion
@@ -128,6 +129,17 @@ def test_kernels(name: str) -> None:
         torch.testing.assert_close(
             tensor_of(got[output], buffer), tensor_of(wanted[output], buffer), rtol=1e-5, atol=2e-5
         )
+
+
+@pytest.mark.parametrize("name", ["layer norm", "softmax"])
+def test_short_rows_read_what_the_library_left_once(name: str) -> None:
+    """Normalised along the width or the channels and written contiguously: one kernel, which exchanges tiles."""
+    make, _ = MODELS[name]
+    made = region(make(), torch.randn((2, 5, 150, 6) if name == "layer norm" else (2, 5, 64, 64)), anchor_format=LAST)
+    facts = replace(H200, multiprocessors=1)
+    program = made.passed(replace(pass_options(facts), separate_from=1))
+    (kernel,) = program.kernels
+    assert schedule(kernel, program, facts).exchanges
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 7, 9), (1, 64, 16, 16), (2, 3, 4, 5, 6), (3, 8, 1, 9)])

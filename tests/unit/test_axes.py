@@ -41,6 +41,11 @@ CASES: dict[str, tuple[Callable[[Tensor], Any], Input, tuple[tuple[int, ...], tu
     "groups of channels_last": (
         lambda x: F.group_norm(x, 3), lambda: _images().to(memory_format=torch.channels_last), ((2, 3), (20, 2))
     ),
+    "rows as they are read, if they are written across": (
+        lambda x: F.layer_norm(x, (5,)).contiguous(),
+        lambda: _images().to(memory_format=torch.channels_last),
+        ((2, 4, 6), (5,)),
+    ),
     "softmax over channels": (lambda x: x.softmax(1), _images, ((2, 20), (6,))),
     "one element": (lambda x: x + 1, lambda: torch.randn(1, 1, 1, dtype=F64), ((1,), ())),
     "ones are dropped": (lambda x: x.sum(2), lambda: torch.randn(3, 1, 5, 1, dtype=F64), ((3,), (5,))),

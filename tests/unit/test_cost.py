@@ -96,8 +96,8 @@ def test_what_others_need_does_not_die() -> None:
     nodes = calls(function, torch.randn(4))
     root = nodes[-1]
     result = nodes[0]
-    assert [node.name for node in dying(root, result)] == ["cos", "add", "sin", "mul"]
-    assert [node.name for node in dying(root, nodes[-2])] == ["cos"]
+    assert [node.name for node in dying({root: result})] == ["cos", "add", "sin", "mul"]
+    assert [node.name for node in dying({root: nodes[-2]})] == ["cos"]
 
 
 def test_a_rewrite_reports_what_it_saves() -> None:

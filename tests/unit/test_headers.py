@@ -131,6 +131,7 @@ def probe() -> Probe:
         for kind in C.values():
             parts.append(loop(f"cast_{half}_{kind}", kind, [f"fp::{half}"], f"fp::cast<{kind}>(a)"))
             parts.append(loop(f"cast_{kind}_{half}", f"fp::{half}", [kind], f"fp::cast<fp::{half}>(a)"))
+    parts.append(loop("tf32_float", "float", ["float"], "fp::tf32(a)"))
     return Probe("headers", "\n".join(parts))
 
 
@@ -346,3 +347,17 @@ def test_rounding_to_half(half: torch.dtype) -> None:
     assert_same(got.float(), want.float())
     zeros = want == 0
     assert torch.equal(got[zeros].signbit(), want[zeros].signbit())
+
+
+def test_tf32_is_rounded_to_nearest() -> None:
+    x = torch.cat([torch.randn(1000), torch.tensor(SPECIAL), torch.tensor([1 + 2.0**-11, -1 - 2.0**-11])])
+    payloads = torch.tensor([0x7FFFFFFF, -1, 0x7F800001], dtype=torch.int32).view(torch.float32)
+    x = torch.cat([x, payloads])
+    got = run("tf32_float", x, dtype=torch.float32)
+    assert torch.equal(got.isnan(), x.isnan())
+    assert got[-5:-3].tolist() == [1 + 2.0**-10, -1 - 2.0**-10]
+    finite = got.isfinite() & x.isfinite() & (x.abs() > 1.2e-38)
+    spacing = 2.0 ** (x[finite].abs().double().log2().floor() - 10)
+    assert bool(((got - x)[finite].abs() <= spacing / 2).all())
+    assert not bool((got[finite].view(torch.int32) & 0x1FFF).any())
+    assert torch.equal(got.isinf(), x.isinf() | (x.abs() > 3.4026e38))

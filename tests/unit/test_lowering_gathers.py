@@ -106,6 +106,32 @@ def test_an_index_out_of_range_raises_what_eager_raises(ids: Tensor, compiled: b
         torch.testing.assert_close(fused(good), model(good))
 
 
+class Probabilities(nn.Module):
+    def __init__(self, reduction: str) -> None:
+        super().__init__()
+        self.reduction = reduction
+
+    def forward(self, x: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+        return F.binary_cross_entropy(x, target, weight, reduction=self.reduction) * 2
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("bad", [1.5, -0.1, float("nan")])
+def test_what_is_no_probability_raises_what_eager_raises(reduction: str, bad: float) -> None:
+    model = Probabilities(reduction)
+    good, target, weight = torch.rand(3, 5), torch.rand(3, 5), torch.rand(5)
+    good[0, :2] = torch.tensor([0.0, 1.0])
+    wrong = good.clone()
+    wrong[2, 1] = bad
+    with interpreted(), override(debug=True), torch.no_grad():
+        fused = fusepass.optimize(model)
+        torch.testing.assert_close(fused(good, target, weight), model(good, target, weight))
+        assert fused.report().fused_share == 1
+        for call in (model, fused):
+            with pytest.raises(RuntimeError, match="between 0 and 1"):
+                call(wrong, target, weight)
+
+
 def test_a_place_in_a_dimension_of_one_is_checked() -> None:
     made = region(lambda x, i: x[:1].expand(1, 5, 3)[i] + 1, TABLE, torch.tensor([0, 1]) * 0)
     wrong = dict(zip(made.program.inputs, [TABLE.numpy().reshape(-1), np.array([0, 1])], strict=True))

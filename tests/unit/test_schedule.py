@@ -14,7 +14,8 @@ from fusepass.codegen.ir.crossing import Tile
 from fusepass.codegen.ir.expr import Builder, ReduceOp
 from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Role, Store
-from fusepass.codegen.schedule import Keep, Schedule, Walk, schedule
+from fusepass.codegen.schedule import schedule
+from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.errors import ScheduleError
 from tests.support import kernels as k
 
@@ -37,6 +38,7 @@ def first(program: Program, *, aligned: bool = True) -> Schedule:
         (lambda: k.layer_norm(1 << 16, 1024), Walk.INNER, 4, 32, Keep.REGISTERS),
         (lambda: k.layer_norm(1 << 14, 8192), Walk.INNER, 4, 256, Keep.REGISTERS),
         (lambda: k.layer_norm(1 << 12, 49_152), Walk.INNER, 4, 1024, Keep.SHARED),
+        (lambda: k.layer_norm(1 << 12, 98_304, k.F16), Walk.INNER, 8, 1024, Keep.SHARED),  # kept as halves
         (lambda: k.layer_norm(1 << 10, 1 << 20), Walk.INNER, 4, 1024, Keep.NOTHING),
         (lambda: k.softmax_rows(1 << 22, 2), Walk.INNER, 2, 1, Keep.REGISTERS),
         (lambda: k.softmax_rows(1, 30_000), Walk.INNER, 4, 1024, Keep.REGISTERS),
@@ -73,6 +75,9 @@ def test_every_schedule_fits_the_device_and_covers_the_kernel(name: str, aligned
                 assert plan.blocks >= -(-(rows // columns) // tall) * -(-columns // wide)
                 assert rows // columns % plan.width == 0
                 assert tall & (tall - 1) == wide & (wide - 1) == 0
+            case Walk.INNER if plan.members > 1:
+                assert plan.members * plan.part * plan.width >= cols
+                assert 0 < plan.kept <= plan.part
             case Walk.INNER:
                 assert plan.blocks * plan.groups >= rows
                 assert cols % plan.width == 0
@@ -174,6 +179,26 @@ def test_rows_in_registers_exchange_stores_that_lie_along_the_rows() -> None:
     assert not first(k.softmax_rows(1 << 20, 64)).exchanges  # all along the columns
     assert not first(k.softmax_channels_last(64, 2048, 1 << 10)).exchanges  # a block has one row
     assert not first(k.softmax_channels(64, 64, 1 << 14)).exchanges
+
+
+def test_columns_in_registers_exchange_stores_that_lie_along_the_columns() -> None:
+    assert str(first(k.width_norm_channels_last(1 << 14, 64, 64))) == (
+        "8192 blocks, single elements, 128 lanes of rows x 1 groups of columns, 64 columns at a time, registers, "
+        "stores exchanged"
+    )
+    for channels, width, dtype in (
+        (64, 10, k.F32),
+        (67, 33, k.F32),
+        (40, 200, k.F32),
+        (64, 128, k.F16),
+        (32, 50, k.F64),
+    ):
+        for samples in (100, 1 << 14):
+            plan = first(k.width_norm_channels_last(samples, channels, width, dtype))
+            assert plan.exchanges, (channels, width, samples)
+            assert plan.threads % 32 == 0
+    assert not first(k.width_norm_channels_last(1 << 10, 64, 2000)).exchanges  # no room for the tile
+    assert not first(k.softmax_channels(64, 64, 1 << 14)).exchanges  # all along the rows
 
 
 def test_tiles_fit_static_shared_memory() -> None:

@@ -202,20 +202,21 @@ def test_separated_layouts_mean_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "channels", "layout", "least", "kernels"),
+    ("function", "shape", "layout", "least", "kernels"),
     [
-        (lambda x: F.instance_norm(x).clone(**FIRST), 8, LAST, 1, 2),
-        (lambda x: F.instance_norm(x).clone(**FIRST), 8, LAST, 1 << 20, 1),  # too small for two launches
-        (lambda x: F.instance_norm(x).clone(**LAST), 8, LAST, 1, 1),  # all alike
-        (lambda x: F.instance_norm(x), 8, FIRST, 1, 1),
-        (lambda x: x.softmax(1).clone(**FIRST), 8, LAST, 1, 1),  # a block has several rows and exchanges tiles
-        (lambda x: x.softmax(1).clone(**FIRST), 600, LAST, 1, 2),
+        (lambda x: F.instance_norm(x).clone(**FIRST), (2, 8, 64, 5), LAST, 1, 2),
+        (lambda x: F.instance_norm(x).clone(**FIRST), (2, 8, 4, 5), LAST, 1, 1),  # whole rows fit the tiles of a block
+        (lambda x: F.instance_norm(x).clone(**FIRST), (2, 8, 64, 5), LAST, 1 << 20, 1),  # too small for two launches
+        (lambda x: F.instance_norm(x).clone(**LAST), (2, 8, 64, 5), LAST, 1, 1),  # all alike
+        (lambda x: F.instance_norm(x), (2, 8, 64, 5), FIRST, 1, 1),
+        (lambda x: x.softmax(1).clone(**FIRST), (2, 8, 4, 5), LAST, 1, 1),  # a block has several rows, whole
+        (lambda x: x.softmax(1).clone(**FIRST), (2, 600, 4, 5), LAST, 1, 2),
     ],
 )
 def test_reductions_stand_alone_where_reads_and_writes_are_laid_out_differently(
-    function: Callable[[Tensor], Tensor], channels: int, layout: dict[str, Any], least: int, kernels: int
+    function: Callable[[Tensor], Tensor], shape: tuple[int, ...], layout: dict[str, Any], least: int, kernels: int
 ) -> None:
-    made = region(function, torch.randn(2, channels, 4, 5, dtype=F64).clone(**layout))
+    made = region(function, torch.randn(shape, dtype=F64).clone(**layout))
     program = made.passed(replace(TILES, separate_from=least))
     assert [kernel.is_pointwise for kernel in program.kernels] == [False, True][:kernels]
     made.check(program)

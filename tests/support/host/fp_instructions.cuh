@@ -1,10 +1,12 @@
 // What templates/include/fp_instructions.cuh has, for the emulation. In a product the threads of a warp show each other their numbers;
-// copies take place when they are awaited, as late as they may.
+// copies take place when they are awaited, as late as they may, and spoil what they overwrite when they begin, as early as they may.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <vector>
+
+#include "fp_half.h"
 
 namespace fp {
 
@@ -34,16 +36,76 @@ inline void multiply_tile(float (&sum)[4], const float (&a)[4], const float (&b)
     emulation::wait(emulation::State::at_warp);
 }
 
+template <typename Half>
+inline void multiply_tile(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    static std::vector<uint32_t> shown;
+    const unsigned self = threadIdx.x, first = self / 32 * 32;
+    shown.resize(1024 * 6);
+    std::memcpy(&shown[self * 6], a, sizeof a);
+    std::memcpy(&shown[self * 6 + 4], b, sizeof b);
+    emulation::wait(emulation::State::at_warp);
+    const auto number = [&](unsigned word, unsigned which) {
+        const auto bits = static_cast<uint16_t>(shown[word] >> 16 * which);
+        Half value;
+        std::memcpy(&value, &bits, 2);
+        return to_float(value);
+    };
+    for (unsigned i = 0; i < 4; ++i) {
+        const unsigned row = self % 32 / 4 + i / 2 * 8, column = self % 4 * 2 + i % 2;
+        for (unsigned k = 0; k < 16; ++k) {
+            const unsigned left = first + row % 8 * 4 + k % 8 / 2, right = first + column * 4 + k % 8 / 2;
+            sum[i] += number(left * 6 + row / 8 + k / 8 * 2, k % 2) * number(right * 6 + 4 + k / 8, k % 2);
+        }
+    }
+    emulation::wait(emulation::State::at_warp);
+}
+
+template <bool Transposed>
+inline void load_tiles(uint32_t (&words)[4], const void* row) {
+    static std::vector<const uint16_t*> shown(1024);
+    const unsigned self = threadIdx.x, first = self / 32 * 32, lane = self % 32;
+    if (reinterpret_cast<std::uintptr_t>(row) % 16) emulation::fail("a row of a tile that is not aligned");
+    shown[self] = static_cast<const uint16_t*>(row);
+    emulation::wait(emulation::State::at_warp);
+    for (unsigned i = 0; i < 4; ++i) {
+        uint16_t units[2];
+        for (unsigned u = 0; u < 2; ++u) {
+            const unsigned at = lane % 4 * 2 + u;
+            units[u] = Transposed ? shown[first + i * 8 + at][lane / 4] : shown[first + i * 8 + lane / 4][at];
+        }
+        std::memcpy(&words[i], units, 4);
+    }
+    emulation::wait(emulation::State::at_warp);
+}
+
 struct Copy {
-    float* to;
-    float value;
+    void* to;
+    unsigned char bytes[16];
+    int count;
 };
 inline std::vector<std::vector<Copy>> copies[1024];  // for each thread, the groups under way; the last is open
 
-inline void begin_copy(float* to, const float* from, bool real) {
+inline std::vector<Copy>& open_group() {
     auto& mine = copies[threadIdx.x];
     if (mine.empty()) mine.emplace_back();
-    mine.back().push_back({to, real ? *from : 0.0f});
+    return mine.back();
+}
+
+inline void begin_copy(float* to, const float* from, bool real) {
+    auto& group = open_group();
+    group.push_back({to, {}, 4});
+    if (real) std::memcpy(group.back().bytes, from, 4);
+    std::memset(to, 0x5a, 4);
+}
+
+template <int Bytes>
+inline void begin_copy_bytes(void* to, const void* from, int real) {
+    const auto misplaced = [](const void* at) { return reinterpret_cast<std::uintptr_t>(at) % Bytes != 0; };
+    if (misplaced(to) || misplaced(from)) emulation::fail("a copy that is not aligned");
+    auto& group = open_group();
+    group.push_back({to, {}, Bytes});
+    std::memcpy(group.back().bytes, from, real);
+    std::memset(to, 0x5a, Bytes);
 }
 
 inline void end_copies() { copies[threadIdx.x].emplace_back(); }
@@ -52,7 +114,7 @@ template <int Groups>
 void await_copies() {
     auto& mine = copies[threadIdx.x];
     while (mine.size() > Groups + 1) {
-        for (const Copy& copy : mine.front()) *copy.to = copy.value;
+        for (const Copy& copy : mine.front()) std::memcpy(copy.to, copy.bytes, copy.count);
         mine.erase(mine.begin());
     }
 }

@@ -1,0 +1,117 @@
+"""The scalar operations and the reductions that kernels are made of, by name."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Op(enum.Enum):
+    """Scalar operations. The value is the spelling in the text form and the name in the device header."""
+
+    ADD = "add"
+    SUB = "sub"
+    MUL = "mul"
+    DIV = "div"
+    FLOOR_DIV = "floor_div"
+    REMAINDER = "remainder"
+    FMOD = "fmod"
+    POW = "pow"
+    ATAN2 = "atan2"
+    HYPOT = "hypot"
+    COPYSIGN = "copysign"
+    NEXTAFTER = "nextafter"
+    MAXIMUM = "maximum"
+    MINIMUM = "minimum"
+    FMAX = "fmax"
+    FMIN = "fmin"
+    EQ = "eq"
+    NE = "ne"
+    LT = "lt"
+    LE = "le"
+    GT = "gt"
+    GE = "ge"
+    AND = "logical_and"
+    OR = "logical_or"
+    XOR = "logical_xor"
+    NOT = "logical_not"
+    BIT_AND = "bitwise_and"
+    BIT_OR = "bitwise_or"
+    BIT_XOR = "bitwise_xor"
+    BIT_NOT = "bitwise_not"
+    SHIFT_LEFT = "shift_left"
+    SHIFT_RIGHT = "shift_right"
+    WHERE = "where"
+    CAST = "cast"
+    NEG = "neg"
+    ABS = "abs"
+    SIGN = "sign"
+    SIGNBIT = "signbit"
+    RECIPROCAL = "reciprocal"
+    SQRT = "sqrt"
+    RSQRT = "rsqrt"
+    EXP = "exp"
+    EXP2 = "exp2"
+    EXPM1 = "expm1"
+    LOG = "log"
+    LOG2 = "log2"
+    LOG10 = "log10"
+    LOG1P = "log1p"
+    SIN = "sin"
+    COS = "cos"
+    TAN = "tan"
+    ASIN = "asin"
+    ACOS = "acos"
+    ATAN = "atan"
+    SINH = "sinh"
+    COSH = "cosh"
+    TANH = "tanh"
+    ASINH = "asinh"
+    ACOSH = "acosh"
+    ATANH = "atanh"
+    ERF = "erf"
+    ERFC = "erfc"
+    LGAMMA = "lgamma"
+    FLOOR = "floor"
+    CEIL = "ceil"
+    ROUND = "round"
+    TRUNC = "trunc"
+    TF32 = "tf32"
+    ISNAN = "isnan"
+    ISINF = "isinf"
+    SIGMOID = "sigmoid"
+
+
+class ReduceOp(enum.Enum):
+    """How the values of a row (or window) become one. The value is the state's name in the device header.
+
+    `MOMENTS` gives (mean, sum of squared differences from the mean); `MERGE_MOMENTS` the same from partial
+    (count, mean, m2) triples; `SOFTMAX` gives (maximum, sum of exp(x - maximum)), `MERGE_SOFTMAX` the same from partial
+    pairs; `ARGMAX`/`ARGMIN` give (value, position of its first occurrence) from (value, position) pairs, NaN counting as extreme.
+    """
+
+    SUM = "Sum"
+    PROD = "Prod"
+    MAX = "Max"
+    MIN = "Min"
+    MOMENTS = "Moments"
+    MERGE_MOMENTS = "MergeMoments"
+    SOFTMAX = "Softmax"
+    MERGE_SOFTMAX = "MergeSoftmax"
+    ARGMAX = "ArgMax"
+    ARGMIN = "ArgMin"
+
+    @property
+    def parts(self) -> int:
+        """How many numbers the result has."""
+        return 1 if self in (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MAX, ReduceOp.MIN) else 2
+
+    def gives_position(self, part: int) -> bool:
+        """Whether number `part` of the result is a position, an int64 whatever the type of the values."""
+        return part == 1 and self in (ReduceOp.ARGMAX, ReduceOp.ARGMIN)
+
+    @property
+    def arity(self) -> int:
+        """How many values go in per element."""
+        if self is ReduceOp.MERGE_MOMENTS:
+            return 3
+        return 2 if self in (ReduceOp.MERGE_SOFTMAX, ReduceOp.ARGMAX, ReduceOp.ARGMIN) else 1

@@ -1,0 +1,38 @@
+"""The memory through which a team of blocks exchanges reduction states: where what stands, in bytes.
+
+First a counter for each team, each in a cache line of its own; then, for each reduction, two turns of one state per
+block of each team. A state is written two turns after it was read at the earliest (see `fp_team.cuh`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fusepass.codegen.ir.expr import ReduceOp
+from fusepass.codegen.ir.program import Kernel, Reduction
+
+COUNTER_BYTES = 128
+_TURNS = 2
+_ALIGNMENT = 16
+
+
+def state_bytes(reduction: Reduction) -> int:
+    """The size of a reduction's state, at most."""
+    numbers = {ReduceOp.MOMENTS: 3, ReduceOp.MERGE_MOMENTS: 3, ReduceOp.SOFTMAX: 2, ReduceOp.MERGE_SOFTMAX: 2}
+    if reduction.op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN):
+        return 16
+    return numbers.get(reduction.op, 1) * max(reduction.dtype.nbytes, 4)
+
+
+def exchange_offsets(kernel: Kernel, members: int, teams: int) -> dict[str, int]:
+    """Where the states of each reduction of `kernel` begin; under the empty name, where all end."""
+    return dict(_offsets(kernel, members, teams))
+
+
+def _offsets(kernel: Kernel, members: int, teams: int) -> Iterator[tuple[str, int]]:
+    at = teams * COUNTER_BYTES
+    for reduction in kernel.reductions:
+        yield reduction.name, at
+        room = _TURNS * teams * members * state_bytes(reduction)
+        at += -(-room // _ALIGNMENT) * _ALIGNMENT
+    yield "", at

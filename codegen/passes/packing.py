@@ -1,0 +1,51 @@
+"""A convolution's weights in the order in which tensor cores take them, written once per call by a kernel of its own."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from fusepass.codegen.ir.convolution import DEPTH, ROWS, Convolution, packed_shape
+from fusepass.codegen.ir.dtype import Precision
+from fusepass.codegen.ir.expr import Builder, Op
+from fusepass.codegen.ir.index import Axis, Bound, axis_index, contiguous_strides, linear
+from fusepass.codegen.ir.program import Buffer, Kernel, Program, Role, Store
+
+
+def pack_weights(program: Program, builder: Builder, position: int) -> Program:
+    """`program` with a kernel before the convolution at `position` that writes its weights in slices; see `packed_shape`.
+
+    Weights change between calls, so this is done in each: it moves them once, which is little beside the convolution.
+    """
+    kernel = program.kernels[position]
+    anchor = kernel.anchor
+    assert isinstance(anchor, Convolution)
+    taken = {buffer.name for buffer in program.buffers}
+    names = (f"{anchor.weight}_packed{suffix}" for suffix in itertools.chain([""], itertools.count()))
+    name = next(name for name in names if name not in taken)
+    weight = program.buffer(anchor.weight)
+    out_axis, in_axis = (1, 0) if anchor.transposed else (0, 1)
+    shape = packed_shape(weight.shape[out_axis], weight.shape[in_axis], weight.shape[2:])
+    packed = Buffer(name, weight.dtype, shape, contiguous_strides(shape), Role.TEMP)
+    packing = _kernel(anchor, weight, packed, builder, weight.shape[out_axis], weight.shape[in_axis])
+    kernels = list(program.kernels)
+    kernels[position : position + 1] = [packing, replace(kernel, anchor=replace(anchor, packed=name))]
+    return replace(program, buffers=(*program.buffers, packed), kernels=tuple(kernels))
+
+
+def _kernel(
+    anchor: Convolution, weight: Buffer, packed: Buffer, builder: Builder, out_channels: int, in_channels: int
+) -> Kernel:
+    axes = tuple(Axis(f"p{number}", size) for number, size in enumerate(packed.shape))
+    at = [axis_index(axis) for axis in axes]
+    high_out, high_in, *places, low_out, low_in, half_in, half_out = at
+    out = high_out * ROWS + low_out + half_out * (ROWS // 2)
+    within = high_in * DEPTH + low_in + half_in * (DEPTH // 2)
+    channels = [within, out] if anchor.transposed else [out, within]
+    value = builder.load(weight.name, linear([*channels, *places], weight.strides), weight.dtype)
+    if anchor.precision is Precision.TF32:
+        value = builder.apply(Op.TF32, value)
+    real = (Bound(out, 0, out_channels), Bound(within, 0, in_channels))
+    value = builder.masked(real, value, builder.const(0.0, weight.dtype))
+    store = Store(packed.name, linear(at, packed.strides), value)
+    return Kernel(f"{packed.name}_kernel", axes, (), (), (), (store,), ("packed weights",))

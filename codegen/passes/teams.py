@@ -1,0 +1,42 @@
+"""Rows that are too large for one block, and not for several: a team of blocks shares each of them.
+
+Which kernels are better so, and how large the teams are, is asked of the schedule, which knows what fits on the chip.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Builder
+from fusepass.codegen.ir.program import Buffer, Kernel, Program, Role, Team
+from fusepass.codegen.ir.team import exchange_offsets
+from fusepass.codegen.passes.axes import order_and_merge
+from fusepass.codegen.passes.split import is_mixed
+
+TeamChoice = Callable[[Program, Kernel], tuple[int, int] | None]
+
+
+def form_teams(program: Program, builder: Builder, choose: TeamChoice) -> Program:
+    """Give a `Team` to each kernel for which `choose` names (blocks of a team, teams at most).
+
+    `choose` sees the kernel with its axes in their final order.
+    """
+    buffers, kernels = list(program.buffers), []
+    ordered = order_and_merge(program, builder) if any(map(_may_share, program.kernels)) else program
+    for kernel, final in zip(program.kernels, ordered.kernels, strict=True):
+        size = choose(ordered, final) if _may_share(kernel) and not is_mixed(program, kernel) else None
+        if size is not None:
+            taken = {buffer.name for buffer in buffers}
+            name = next(name for n in itertools.count(len(buffers)) if (name := f"exchange_{n}") not in taken)
+            words = exchange_offsets(kernel, *size)[""] // DType.I32.nbytes
+            buffers.append(Buffer(name, DType.I32, (words,), (1,), Role.TEMP))
+            kernel = replace(kernel, team=Team(*size, name))
+        kernels.append(kernel)
+    return replace(program, buffers=tuple(buffers), kernels=tuple(kernels))
+
+
+def _may_share(kernel: Kernel) -> bool:
+    return bool(kernel.sweeps and kernel.stores)

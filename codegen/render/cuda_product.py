@@ -1,0 +1,134 @@
+"""Writes the body of a CUDA kernel whose anchor is a matrix product; `codegen.schedule_product` says how it is laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from string import Template
+
+from fusepass.codegen.ir.expr import Stat, walk
+from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.product import Arithmetic, Operand, Product
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.render.printer import Printer, Scope
+from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
+from fusepass.codegen.schedule_product import GROUP, Access, ProductSchedule
+
+_ARITHMETIC = {Arithmetic.TF32_THREE: "tf32_three", Arithmetic.TF32: "tf32", Arithmetic.HALVES: "halves"}
+_LOCALS = (
+    "pool", "Left", "Right", "Tile", "matrix", "place", "piece", "batch", "first_row", "first_column", "first", "last",
+    "left", "right", "sums", "sound", "room", "lane", "across", "column", "down", "row", "sum",
+)  # fmt: skip
+
+
+def product_body(
+    kernel: Kernel, program: Program, plan: ProductSchedule, pointers: dict[str, str], names: Identifiers
+) -> tuple[str, ...]:
+    """The lines of the body of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
+    local = {word: names.exact(word) for word in _LOCALS}
+    writer = _Writer(kernel, program, plan, pointers, names)
+    return tuple(Template(line).substitute(local) for line in writer.lines())
+
+
+class _Writer:
+    """Its lines have a $word for each local name."""
+
+    def __init__(
+        self, kernel: Kernel, program: Program, plan: ProductSchedule, pointers: dict[str, str], names: Identifiers
+    ) -> None:
+        assert isinstance(kernel.anchor, Product)
+        self.kernel, self.product, self.program, self.plan, self.pointers = (
+            kernel,
+            kernel.anchor,
+            program,
+            plan,
+            pointers,
+        )
+        self.index_type = "int64_t" if plan.wide else "int"
+        self.printer = Printer(names, pointers, self.index_type)
+        self.pieces, self.batches, self.rows, self.columns = kernel.rows
+
+    def lines(self) -> Iterable[str]:
+        yield "extern __shared__ __align__(16) unsigned char $pool[];"
+        yield f"using $Left = {self._operand(self.product.left, self.plan.left, self.rows)};"
+        yield f"using $Right = {self._operand(self.product.right, self.plan.right, self.columns)};"
+        yield f"using $Tile = {self._multiplier()};"
+        yield ""
+        yield from self._places()
+        yield ""
+        tiling = self.plan.tiling
+        yield f"float $sums[{tiling.m}][{tiling.n}][4] = {{}};"
+        where = "$left, $right, $first_row, $first_column, $first, $last"
+        yield f"const bool $sound = $Tile::run($sums, $pool, {where});"
+        yield f"float* const $room = reinterpret_cast<float*>($pool) + threadIdx.x / 32 * {tiling.room};"
+        yield f"$Tile::lay_out($room, $sound, $sums, {where});"
+        yield "__syncwarp();"
+        yield ""
+        yield from self._epilogue()
+
+    def _operand(self, operand: Operand, access: Access, rows: Axis) -> str:
+        numbers = (rows.size, self.product.inner, operand.row, operand.inner)
+        how = f"{str(access.inner_first).lower()}, {access.vector}"
+        return f"fp::Operand<{C_TYPES[self.product.dtype]}, {self.index_type}, {', '.join(map(str, numbers))}, {how}>"
+
+    def _multiplier(self) -> str:
+        tiling = self.plan.tiling
+        numbers = (tiling.warp_rows, tiling.warp_columns, tiling.m, tiling.n, tiling.stages)
+        arithmetic = f"fp::Arithmetic::{_ARITHMETIC[self.product.arithmetic]}"
+        return f"fp::Multiplier<{arithmetic}, $Left, $Right, {', '.join(map(str, numbers))}>"
+
+    def _places(self) -> Iterable[str]:
+        """Which tile of which matrix is the block's, and which terms of the sums."""
+        plan, product = self.plan, self.product
+        high, long = plan.tiles
+        count = high * long
+        yield f"const fp::TilePlace<{high}, {long}, {GROUP}> $place(blockIdx.x % {count});"
+        yield "const int64_t $first_row = $place.row * $Tile::rows, $first_column = $place.column * $Tile::columns;"
+        yield f"const int $matrix = blockIdx.x / {count};"
+        yield f"const int $batch = $matrix % {self.batches.size}, $piece = $matrix / {self.batches.size};"
+        if product.pieces > 1:
+            yield f"const int64_t $first = int64_t($piece) * {product.length};"
+            yield f"const int64_t $last = $first + {product.length} < {product.inner} ? $first + {product.length} : {product.inner};"
+        else:
+            yield f"const int64_t $first = 0, $last = {product.inner};"
+        for name, operand in (("$left", product.left), ("$right", product.right)):
+            moved = f" + int64_t($batch) * {operand.batch}" if operand.batch and self.batches.size > 1 else ""
+            yield f"const {C_TYPES[product.dtype]}* const {name} = {self.pointers[operand.buffer]}{moved};"
+
+    def _epilogue(self) -> Iterable[str]:
+        """What the kernel's stores make of the sums: a warp takes 32 neighbours of a row, row by row."""
+        tiling = self.plan.tiling
+        outside = Scope(self.printer)
+        outside.define_axis(self.pieces, "$piece")
+        outside.define_axis(self.batches, "$batch")
+        # Loads that do not depend on the column or the row may leave the conditions on them.
+        along = outside.child()
+        along.define_axis(self.columns, "$column")
+        here = along.child()
+        here.define_axis(self.rows, "$row")
+        self.printer.expect(self.kernel.roots)
+        for node in walk(*self.kernel.roots):
+            if isinstance(node, Stat):
+                here.bind(node, "$sum")
+        for store in self.kernel.stores:
+            buffer = self.program.buffer(store.buffer)
+            value = bare(here.value(store.value))
+            if store.value.dtype is not buffer.dtype:
+                value = f"fp::cast<{C_TYPES[buffer.dtype]}>({value})"
+            here.lines.append(f"{self.pointers[store.buffer]}[{here.index(store.index)}] = {value};")
+        body = [f"const float $sum = $room[$down * {tiling.room_pitch} + $across + $lane];", *here.lines]
+        if self.rows.size % tiling.rows:
+            body = block(f"if ($row < {self.rows.size})", body)
+        rows = [f"const {self.index_type} $row = {self._index('$first_row + $Tile::warp_row() + $down')};", *body]
+        loop = ["#pragma unroll 4", *block(f"for (int $down = 0; $down < {16 * tiling.m}; ++$down)", rows)]
+        inside = [*along.lines, *loop]
+        if self.columns.size % tiling.columns:
+            inside = block(f"if ($column < {self.columns.size})", inside)
+        at = self._index("$first_column + $Tile::warp_column() + $across + $lane")
+        yield "const int $lane = threadIdx.x % 32;"
+        yield from outside.lines
+        yield "#pragma unroll 1"
+        head = f"for (int $across = 0; $across < {8 * tiling.n}; $across += 32)"
+        yield from block(head, [f"const {self.index_type} $column = {at};", *inside])
+
+    def _index(self, text: str) -> str:
+        return text if self.plan.wide else f"int({text})"

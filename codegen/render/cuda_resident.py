@@ -1,0 +1,191 @@
+"""Writes the body of a CUDA kernel with a convolution of few channels; `codegen.schedule_convolution.resident` says how it is laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.render.cuda_convolution import (
+    UNROLL,
+    ConvolutionText,
+    ConvolutionWriter,
+    Sums,
+    dot,
+    quotient,
+    table,
+    unrolled,
+)
+from fusepass.codegen.render.spelling import Identifiers, block
+from fusepass.codegen.schedule_convolution.resident import SLICE, ResidentSchedule, first_steps, padded_taps
+from fusepass.codegen.schedule_convolution.tiles import COLUMNS
+
+
+def resident_text(
+    kernel: Kernel, program: Program, plan: ResidentSchedule, pointers: dict[str, str], names: Identifiers
+) -> ConvolutionText:
+    """The text of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
+    return _Writer(kernel, program, plan, pointers, names).write()
+
+
+class _Writer(ConvolutionWriter):
+    def __init__(
+        self, kernel: Kernel, program: Program, plan: ResidentSchedule, pointers: dict[str, str], names: Identifiers
+    ) -> None:
+        super().__init__(kernel, program, plan.on, pointers, names)
+        self.plan = plan
+        self.taps_name, self.weights_name, self.steps_name, self.counts_name = (
+            names.exact(f"{kernel.name}_{what}") for what in ("taps", "weights_from", "first_step", "tap_count")
+        )
+
+    def write(self) -> ConvolutionText:
+        blocks = self.plan.channel_blocks
+        stride = self.plan.blocks // blocks
+        double = self.plan.buffers == 2
+        ahead = [
+            *block(f"if ($number + {stride} < {self.tile_count})", [f"$fetch($number + {stride}, $next);"]),
+            "fp::end_copies();",
+            "fp::await_copies<1>();",
+        ]
+        now = ["$fetch($number, $tile);", "fp::end_copies();"]
+        exchange = ["float* const $done = $tile;", "$tile = $next;", "$next = $done;"]
+        loop = [
+            *(ahead if double else [*now, "fp::await_copies<0>();"]),
+            "__syncthreads();",
+            *self.tile_place(),
+            *self._multiply(),
+            "__syncthreads();",
+            *(exchange if double else []),
+        ]
+        body = [
+            *self._shared(),
+            "",
+            *self._fetch_weights(),
+            "",
+            *self._fetch_tile(),
+            "",
+            f"int $number = {quotient('int(blockIdx.x)', blocks)};",
+            *(now if double else []),
+            *block(f"for (; $number < {self.tile_count}; $number += {stride})", loop),
+        ]
+        return ConvolutionText(tuple(self._tables()), tuple(map(self.named, body)))
+
+    # ---- tables
+
+    def _tables(self) -> Iterable[str]:
+        places = padded_taps(self.plan, self.source.shape[1])
+        taps, weights = [], []
+        across = 0 if self.anchor.transposed else 1  # the weight's dimension of input channels
+        for channel, phase, number in places:
+            if phase is None:
+                taps.append(0)  # any place will do: its weight is zero
+                weights.append(-1)
+                continue
+            tap = phase.taps[number]
+            taps.append(channel * self.on.pitch + self.from_origin(tap.offset))
+            weights.append(channel * self.weight.strides[across] + dot(tap.place, self.weight.strides[2:]))
+        yield f"// For each tap of {self.anchor.name}, in slices of {SLICE}: its place in a tile of the input."
+        yield from table(self.taps_name, taps)
+        yield "// Its place among the weights of an output channel; -1 where a slice is filled up."
+        yield from table(self.weights_name, weights)
+        if len(self.on.phases) > 1:
+            yield "// The first slice of each phase, and the end of the last; the taps of each phase."
+            yield from table(self.steps_name, first_steps(self.plan.steps))
+            yield from table(self.counts_name, self._counts())
+
+    def _counts(self) -> list[int]:
+        return [len(phase.taps) * self.source.shape[1] for phase in self.on.phases]
+
+    # ---- what a block fetches
+
+    def _shared(self) -> Iterable[str]:
+        steps, plan = sum(self.plan.steps), self.plan
+        after_weights = 4 * steps * plan.rows * 128
+        yield "extern __shared__ __align__(16) unsigned char $pool[];"
+        yield "float* const $weights = reinterpret_cast<float*>($pool);"
+        yield f"int* const $taps = reinterpret_cast<int*>($pool + {after_weights});"
+        after_taps = after_weights + 4 * SLICE * steps
+        yield f"float* $tile = reinterpret_cast<float*>($pool + {after_taps + 4 * self.on.staged_floats});"
+        if plan.buffers == 2:
+            yield f"float* $next = $tile + {self.source.shape[1] * self.on.pitch};"
+        yield "const int $lane = threadIdx.x % 32;"
+        yield "const int $warp = threadIdx.x / 32;"
+        yield f"float* const $room = reinterpret_cast<float*>($pool + {after_taps}) + $warp * {16 * self.on.staged_pitch};"
+        yield "// where the columns of this warp begin in the tile, 8 positions each"
+        yield f"int $groups[{COLUMNS}];"
+        place = self.group_place(f"($warp * {COLUMNS} + $n)")
+        yield from unrolled("$n", COLUMNS, [f"$groups[$n] = {place};"])
+        first = f"int(blockIdx.x) % {plan.channel_blocks} * {16 * plan.rows}" if plan.channel_blocks > 1 else "0"
+        yield f"const int $first_channel = {first};"
+
+    def _fetch_weights(self) -> Iterable[str]:
+        """Weights in the order in which the threads of a warp take them."""
+        plan, steps = self.plan, sum(self.plan.steps)
+        channels, along = self.sizes[1], self.weight.strides[1 if self.anchor.transposed else 0]
+        yield "// weights and taps, as the threads of a warp take them"
+        yield from block(
+            f"for (int $i = threadIdx.x; $i < {steps * plan.rows * 128}; $i += {plan.threads})",
+            [
+                "const int $thread = $i / 4 % 32;",
+                f"const int $channel = $first_channel + $i / 128 % {plan.rows} * 16 + $thread / 4 + $i % 2 * 8;",
+                f"const int $from = {self.weights_name}[$i / {128 * plan.rows} * 8 + $thread % 4 + $i / 2 % 2 * 4];",
+                f"const bool $real = $from >= 0 && $channel < {channels};",
+                f"$weights[$i] = $real ? {self.pointers[self.weight.name]}[$from + $channel * {along}] : 0.0f;",
+            ],
+        )
+        yield f"for (int $i = threadIdx.x; $i < {steps * SLICE}; $i += {plan.threads}) $taps[$i] = {self.taps_name}[$i];"
+
+    def _fetch_tile(self) -> Iterable[str]:
+        """How the input below a tile is fetched, for all channels."""
+        shape, strides = self.source.shape, self.source.strides
+        lines, real, index = self.input_place("$i")
+        source = f"{self.pointers[self.source.name]} + ($real ? $from + {self.index_type}($channel) * {strides[1]} : 0)"
+        copy = f"fp::begin_copy($to + ($channel * {self.on.pitch} + $i), {source}, $real);"
+        lines += [
+            f"const bool $real = {real};",
+            f"const {self.index_type} $from = {index};",
+            UNROLL,
+            *block(f"for (int $channel = 0; $channel < {shape[1]}; ++$channel)", [copy]),
+        ]
+        elements = self.on.elements
+        loop = block(f"for (int $i = threadIdx.x; $i < {elements}; $i += {self.plan.threads})", lines)
+        yield "// begins to fetch the input below a tile, zeros where there is none"
+        yield from block("const auto $fetch = [&](int $number, float* $to)", [*self.tile_place(), *loop])[:-1]
+        yield "};"
+
+    # ---- products
+
+    def _multiply(self) -> Iterable[str]:
+        plan, on = self.plan, self.on
+        lines = [
+            f"float $sums[{on.pair}][{plan.rows}][{COLUMNS}][4] = {{}};",
+            f"const float* const $mine = $tile + $lane / 4 * {self.anchor.step[-1]};",
+            *unrolled("$p", on.pair, self._sum_up()),
+            *self.epilogue(Sums("$sums[$p][$m]", plan.rows, f"$warp * {COLUMNS}")),
+        ]
+        if len(on.phases) > 1:
+            yield "#pragma unroll 1"
+            yield from block(f"for (int $phase = 0; $phase < {len(on.phases)}; $phase += {on.pair})", lines)
+        else:
+            yield from lines
+
+    def _sum_up(self) -> list[str]:
+        """The products of one phase."""
+        plan = self.plan
+        first, last, count = "0", str(plan.steps[0]), str(self._counts()[0])
+        lines = []
+        if len(self.on.phases) > 1:
+            first, last, count = "$first", f"{self.steps_name}[$phase + $p + 1]", f"{self.counts_name}[$phase + $p]"
+            lines.append(f"const int $first = {self.steps_name}[$phase + $p];")
+        from_memory = ["$b[$n][0] = $near[$groups[$n]];", "$b[$n][1] = $far[$groups[$n]];"]
+        one = [
+            f"float $a[{plan.rows}][4], $b[{COLUMNS}][2];",
+            f"fp::load_weights($a, $weights + $step * {plan.rows * 128} + $lane * 4);",
+            f"const float* const $near = $mine + $taps[$step * {SLICE} + $lane % 4];",
+            f"const float* const $far = $mine + $taps[$step * {SLICE} + $lane % 4 + 4];",
+            *unrolled("$n", COLUMNS, from_memory),
+            "fp::multiply_slice($sums[$p], $a, $b);",
+        ]
+        begin = f"$weights + {first} * {plan.rows * 128}, $taps + {first} * {SLICE}"
+        plain = f"fp::plain_sums($sums[$p], {begin}, {count}, $tile, $groups, {self.anchor.step[-1]});"
+        lines += block(f"for (int $step = {first}; $step < {last}; ++$step)", one)
+        return [*lines, f"if (!fp::all_finite($sums[$p])) {plain}"]

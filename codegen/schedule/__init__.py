@@ -1,0 +1,89 @@
+"""How a kernel is laid on a GPU: a frozen value (see `plan`) from a pure function of kernel, buffers and device facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.crossing import columns_of, with_columns
+from fusepass.codegen.ir.expr import Load, walk
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.schedule.flat import crossing, pointwise
+from fusepass.codegen.schedule.plan import Keep, Schedule
+from fusepass.codegen.schedule.rows import inner, outer, prefers_rows
+from fusepass.codegen.schedule.shape import Shape
+from fusepass.codegen.schedule.team import team
+from fusepass.errors import ScheduleError
+
+_MAX_BLOCKS = 2**31 - 1
+_MAX_INT = 2**31 - 2**21  # room for the points past the end that a last block counts
+
+
+def schedule(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True) -> Schedule:
+    """A schedule for `kernel` of `program` on a CUDA device.
+
+    `aligned` says that input buffers start at a multiple of 16 bytes; all others always do.
+    Raises `ScheduleError` where the kernel has more points than one launch can count.
+    """
+    shape = Shape(kernel, program, facts, aligned)
+    columns = columns_of(kernel, program) if kernel.is_pointwise and kernel.row_count else ()
+    if columns:
+        shape = Shape(with_columns(kernel, program, columns), program, facts, aligned)
+        result = crossing(shape, columns)
+    elif kernel.is_pointwise:
+        result = pointwise(shape)
+    elif kernel.team is not None:
+        result = team(shape, kernel.team)
+    elif prefers_rows(shape):
+        result = outer(shape)
+    else:
+        result = inner(shape)
+    if result.blocks > _MAX_BLOCKS:
+        raise ScheduleError(f"{kernel.name} needs {result.blocks} blocks; a launch has at most {_MAX_BLOCKS}")
+    return replace(
+        result,
+        aligned=aligned,
+        wide=_needs_wide_index(kernel, program),
+        once=_used_once(shape, result),
+        backwards=kernel.team is None and _runs_backwards(kernel, program, facts),
+    )
+
+
+def _needs_wide_index(kernel: Kernel, program: Program) -> bool:
+    extents = (program.buffer(name).extent for name in kernel.reads | kernel.writes)
+    return max((kernel.row_count * max(kernel.col_count, 1), *extents)) >= _MAX_INT
+
+
+def _large(names: Iterable[str], program: Program, facts: DeviceFacts) -> frozenset[str]:
+    return frozenset(name for name in names if program.buffer(name).nbytes >= facts.l2_bytes // 2)
+
+
+def _used_once(shape: Shape, chosen: Schedule) -> frozenset[str]:
+    """Large buffers that this kernel touches once and that no later kernel reads."""
+    program, kernel = shape.program, shape.kernel
+    order = [other.name for other in program.kernels]
+    later = program.kernels[order.index(kernel.name) + 1 :]
+    read_later = frozenset[str]().union(*(other.reads for other in later))
+    loads = [load for load in walk(*kernel.roots) if isinstance(load, Load)]
+    again = {access.buffer for access in shape.accesses if access.window}
+    again |= {load.buffer for load in loads if sum(other.buffer == load.buffer for other in loads) > 1}
+    if chosen.keep is Keep.NOTHING and not shape.single:
+        again |= kernel.reads
+    if kernel.team is not None:  # other rows meet what does not depend on the row
+        again |= {load.buffer for load in loads if not load.index.axes & frozenset(kernel.rows)}
+    return _large(kernel.reads | kernel.writes, program, shape.facts) - read_later - again
+
+
+def _runs_backwards(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
+    """Every other kernel of those that go over the same large buffer."""
+    backwards = False
+    touched: frozenset[str] = frozenset()
+    for other in program.kernels:
+        large = _large(other.reads | other.writes, program, facts)
+        if large:  # a small kernel between two large ones leaves the cache as it is
+            backwards = bool(touched & large) and not backwards
+            touched = touched | large if touched & large else large
+        if other.name == kernel.name:
+            return bool(large) and backwards
+    return False

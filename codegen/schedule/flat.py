@@ -1,0 +1,99 @@
+"""Schedules of pointwise kernels: a flat walk, or tiles where operands are contiguous along different axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fusepass.codegen.ir.crossing import Crossing, Tile, crossings, fitting_width, power_above
+from fusepass.codegen.ir.index import Axis, Index
+from fusepass.codegen.ir.program import Kernel, Program, Role
+from fusepass.codegen.ir.vectors import is_vector, split_index
+from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.shape import ACCESS, LINE, Shape, ceil, power_below
+
+_POINTWISE_BYTES = 96  # moved per thread of a pointwise kernel
+_STATIC_SHARED = 48 << 10  # bytes
+_CROSSING_BYTES = 8 << 10  # of a tile, for each buffer
+_CROSSING_COLUMNS = 64  # of a tile, where the rows are not few
+
+
+def pointwise(shape: Shape) -> Schedule:
+    axis = shape.row_axis
+    width = shape.width(axis) if axis else 1
+    vectors = shape.rows // width
+    loads = [access for access in shape.main if access.window is False]
+    bytes_per_step = max(sum(access.nbytes for access in loads), 1) * width
+    unroll = min(max(power_below(_POINTWISE_BYTES // bytes_per_step), 1), 4)
+    if any(access.window for access in shape.accesses):
+        unroll = 1
+    threads = 256
+    if shape.repeated and unroll > 1:
+        together = next((count for count in (4, 2) if shape.axes[0].size % count == 0), 1)
+        apart = vectors // shape.axes[0].size
+        if together > 1 and apart * shape.axes[0].size == vectors and shape.fills(vectors // together):
+            blocks = ceil(vectors // together, threads)
+            return Schedule(Walk.POINTWISE, width, together, threads, 1, blocks, apart=apart)
+    while unroll > 1 and not shape.fills(vectors // unroll):
+        unroll //= 2
+    while threads > 64 and ceil(vectors, threads * unroll) < shape.facts.multiprocessors:
+        threads //= 2
+    return Schedule(Walk.POINTWISE, width, unroll, threads, 1, ceil(vectors, threads * unroll))
+
+
+def crossing(shape: Shape, columns: tuple[Axis, ...]) -> Schedule:
+    """Tiles whose rows fill a cache line; as many bytes for each buffer as keep enough loads in flight."""
+    assert shape.row_axis is not None
+    assert shape.col_axis is not None
+    found = crossings(shape.kernel, shape.program, shape.row_axis, shape.col_axis)
+    width = shape.width(shape.row_axis, but=frozenset(each.index for each in found))
+    element = max(access.nbytes for access in shape.main)
+    all_rows, all_cols = power_above(shape.rows), power_above(shape.cols)
+    rows, cols = max(min(all_rows, LINE // element), width), min(all_cols, _CROSSING_COLUMNS)
+    while rows * cols * element < _CROSSING_BYTES and rows < min(all_rows, LINE * width):
+        rows *= 2
+    while rows * cols * element < _CROSSING_BYTES and cols < all_cols:
+        cols *= 2
+
+    def blocks() -> int:
+        return ceil(shape.rows, rows) * ceil(shape.cols, cols)
+
+    while cols > 16 and (
+        blocks() < 2 * shape.facts.multiprocessors or exchanged(found, shape.program, rows, cols) > _STATIC_SHARED
+    ):
+        cols //= 2
+    # 8-byte elements have few rows in a line: more threads would stand too close along the columns for the banks.
+    threads = min(max(rows * cols // (2 * width), 32), 256 if element < 8 else 128)
+    groups = threads // (rows // width)
+    unroll = max(cols // groups, 1)
+    cols = groups * unroll
+    return Schedule(Walk.CROSSING, width, unroll, rows // width, groups, blocks(), columns=columns, exchanges=True)
+
+
+def exchanged(found: Iterable[Crossing], program: Program, along: int, across: int) -> int:
+    """Bytes of shared memory that the tiles of `found` take."""
+    sizes = (program.buffer(each.buffer).dtype.nbytes for each in found)
+    return sum(Tile(along, across, 32, 1, nbytes).shared_bytes for nbytes in sizes)
+
+
+def exchange_tile(
+    kernel: Kernel, program: Program, plan: Schedule, crossing: Crossing, across: Axis, index: Index
+) -> Tile:
+    """How the threads of a block read or write `crossing`, which stands at `index`, vectors running along `across`."""
+    buffer = program.buffer(crossing.buffer)
+    match plan.walk:
+        case Walk.INNER:
+            tile = kernel.col_count, plan.groups
+        case Walk.OUTER:
+            tile = plan.lanes * plan.width, power_above(kernel.col_count)
+        case _:
+            tile = plan.tile
+    usable = plan.aligned or buffer.role is not Role.INPUT
+
+    def fits(width: int) -> bool:
+        lane = Axis("lane", width)
+        return usable and across.size % width == 0 and is_vector(split_index(index, across, lane), across, lane)
+
+    # Less at once where there would be fewer accesses than threads.
+    each = max(power_above(tile[0]) * tile[1] // plan.threads, 1)
+    most = 1 if crossing.guard else min(ACCESS // buffer.dtype.nbytes, each, tile[1])
+    return Tile(*tile, plan.threads, fitting_width(most, fits), buffer.dtype.nbytes)

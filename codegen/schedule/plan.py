@@ -1,0 +1,112 @@
+"""What a schedule is: how one kernel is laid on a GPU, as a frozen value.
+
+Every kernel is a walk over *vectors* of `width` neighbouring elements along the axis that memory is contiguous in:
+
+- `POINTWISE`: all rows as one flat axis; each thread handles `unroll` vectors, a block's width apart.
+- `INNER`: vectors along the columns; `lanes` threads share a row, `groups` rows make a block.
+- `OUTER`: vectors along the rows; `lanes` threads stand on neighbouring rows, `groups` threads share a row's columns.
+- `CROSSING`: pointwise, where operands are contiguous along different axes. Vectors along the rows, as `OUTER`; a block
+  takes a tile of rows and columns, and what is contiguous along the columns goes through shared memory.
+
+Between sweeps over the same columns a row's values stay in registers, else in shared memory, else memory is read again.
+A row that is too large for one block may be shared by a team of them (`INNER`), each with a slice of the columns.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from fusepass.codegen.ir.index import Axis
+
+
+class Walk(enum.Enum):
+    """Which axis a kernel's vectors run along."""
+
+    POINTWISE = "pointwise"
+    INNER = "inner"
+    OUTER = "outer"
+    CROSSING = "crossing"
+
+
+class Keep(enum.Enum):
+    """Where a row's values stay between two phases over its columns."""
+
+    NOTHING = "not kept"
+    REGISTERS = "registers"
+    SHARED = "shared memory"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The shape of one launch; the module's text says what the walks mean.
+
+    Attributes:
+        width: elements per vector; a power of two that divides the vector axis.
+        unroll: vectors (columns where `OUTER` or `CROSSING`) that a thread loads before it uses the first.
+        lanes, groups: threads along the vector axis and across it; `POINTWISE` has one group.
+        blocks: blocks of the launch.
+        keep: where values stay between phases. With `REGISTERS`, `unroll` covers the whole row.
+        shared_bytes: dynamic shared memory of a block.
+        aligned: whether vectors may be used on input buffers.
+        wide: whether indices need 64 bits.
+        once: buffers larger than the cache that nobody reads again soon.
+        backwards: whether blocks run from the last to the first, to meet what the previous kernel left in the cache.
+        apart: `POINTWISE`: vectors from one of a thread's vectors to the next, where that is not a block's width.
+        columns: `CROSSING`: the kernel's axes that are the tile's columns, slowest first.
+        exchanges: whether what is contiguous along the other axis goes through shared memory: loads and stores where
+            `CROSSING`, stores where `INNER` or `OUTER`.
+        members: blocks that share each row; with more than one, blocks are resident all at once and go from row to row.
+        part: vectors of a row that each member has.
+        kept: of these, how many it keeps; the rest is read again.
+        resident: blocks that a multiprocessor must have room for; 0 for what comes.
+    """
+
+    walk: Walk
+    width: int
+    unroll: int
+    lanes: int
+    groups: int
+    blocks: int
+    keep: Keep = Keep.NOTHING
+    shared_bytes: int = 0
+    aligned: bool = True
+    wide: bool = False
+    once: frozenset[str] = frozenset()
+    backwards: bool = False
+    apart: int = 0
+    columns: tuple[Axis, ...] = ()
+    exchanges: bool = False
+    members: int = 1
+    part: int = 0
+    kept: int = 0
+    resident: int = 0
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of a block, where `CROSSING`."""
+        return self.lanes * self.width, self.groups * self.unroll
+
+    @property
+    def threads(self) -> int:
+        return self.lanes * self.groups
+
+    def __str__(self) -> str:
+        vector = f"vectors of {self.width}" if self.width > 1 else "single elements"
+        exchanged = ", stores exchanged" if self.exchanges else ""
+        match self.walk:
+            case Walk.POINTWISE:
+                shape = f"{self.unroll} per thread, {self.threads} threads"
+                shape += f", {self.apart} vectors apart" if self.apart else ""
+            case Walk.INNER:
+                shared = f"teams of {self.members}, " if self.members > 1 else ""
+                partly = f" for {self.kept} of {self.part} vectors" if self.kept < self.part else ""
+                shape = f"{shared}{self.lanes} lanes x {self.groups} rows, {self.unroll} per thread at a time"
+                shape += f", {self.keep.value}{partly}{exchanged}"
+            case Walk.OUTER:
+                shape = f"{self.lanes} lanes of rows x {self.groups} groups of columns, {self.unroll} columns at a time"
+                shape += f", {self.keep.value}{exchanged}"
+            case Walk.CROSSING:
+                rows, cols = self.tile
+                shape = f"{self.unroll} per thread, {self.threads} threads, tiles of {rows} x {cols} exchanged"
+        return f"{self.blocks} blocks, {vector}, {shape}"

@@ -1,0 +1,162 @@
+"""Schedules of kernels with reductions: vectors along the columns, or along the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fusepass.codegen.ir.crossing import Crossing, crossings, near_step, power_above
+from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.program import Kernel
+from fusepass.codegen.ir.team import state_bytes
+from fusepass.codegen.schedule.flat import exchanged
+from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
+from fusepass.codegen.schedule.shape import LINE, Shape, ceil, most_elements, power_below
+
+_SECTOR = 32  # bytes that memory moves at once
+FEW_ELEMENTS = 16  # per thread: enough loads in flight to fill the memory system
+_COLUMN_THREADS = 128  # per block, where each has columns of its own
+_STATIC_SHARED = 48 << 10  # bytes
+
+
+def prefers_rows(shape: Shape) -> bool:
+    """Whether more of the main loads step through memory in smaller strides along the rows than along the columns."""
+    row, col = shape.row_axis, shape.col_axis
+    if row is None or col is None or row.size == 1:
+        return False
+    reads = [access for access in shape.main if access.buffer in shape.kernel.reads]
+    votes = 0
+    for access in reads:
+        along_rows, along_cols = near_step(access.index, row), near_step(access.index, col)
+        votes += access.nbytes * ((along_rows < along_cols) - (along_cols < along_rows))
+    return votes > 0
+
+
+def inner(shape: Shape) -> Schedule:
+    assert shape.col_axis is not None
+    crossing = crossing_stores(shape, shape.col_axis, shape.row_axis)
+    width = shape.width(shape.col_axis, but=frozenset(each.index for each in crossing))
+    vectors = ceil(shape.cols, width)
+    element = min((access.nbytes for access in shape.main), default=4)
+    most = most_elements(shape)
+    lanes = 1
+    while lanes < min(32, vectors) and lanes * width * element < LINE:
+        lanes *= 2
+    while lanes < 32 and ceil(vectors, lanes) * width > FEW_ELEMENTS:
+        lanes *= 2
+    if not shape.single:
+        while lanes < 1024 and ceil(vectors, lanes) * width > most:
+            lanes *= 2
+    elif ceil(vectors, lanes) * width > 4 * most:
+        lanes = 256
+    while lanes < 1024 and lanes < vectors and not shape.fills(shape.rows * lanes):
+        lanes *= 2
+    each = max(ceil(vectors, lanes), 1)
+    groups = _rows_per_block(shape, lanes)
+    base = Schedule(Walk.INNER, width, each, lanes, groups, ceil(shape.rows, groups))
+    if each * width <= most:
+        return replace(base, keep=Keep.REGISTERS, exchanges=_exchanges(crossing, shape, groups))
+    if shape.single:
+        return replace(base, unroll=unroll_of(FEW_ELEMENTS // width, vectors, lanes))
+    return _long_rows(shape, base, vectors)
+
+
+def crossing_stores(shape: Shape, along: Axis | None, across: Axis | None) -> tuple[Crossing, ...]:
+    """The element stores of a kernel that computes along `along` which are contiguous along `across`."""
+    if along is None or across is None:
+        return ()
+    return crossings(shape.kernel, shape.program, along, across, loads=False)
+
+
+def _exchanges(crossing: Sequence[Crossing], shape: Shape, rows: int) -> bool:
+    """Whether a block of `rows` rows has enough of them to fill what memory moves at once, and room for its tiles."""
+    if not crossing:
+        return False
+    smallest = min(shape.program.buffer(each.buffer).dtype.nbytes for each in crossing)
+    return rows * smallest >= _SECTOR and exchanged(crossing, shape.program, shape.cols, rows) <= _STATIC_SHARED
+
+
+def _long_rows(shape: Shape, base: Schedule, vectors: int) -> Schedule:
+    """A row too long for registers that is needed more than once: kept in shared memory where it fits."""
+    limit = shape.facts.shared_bytes_per_block - 32 * _state_bytes(shape.kernel)
+    lanes = 512
+    shared = ceil(vectors, lanes) * lanes * base.width * shape.kept_bytes
+    if shared > limit // 2:  # one block has the multiprocessor to itself
+        lanes = 1024
+        shared = ceil(vectors, lanes) * lanes * base.width * shape.kept_bytes
+    unroll = unroll_of(FEW_ELEMENTS // base.width, vectors, lanes)
+    step = replace(base, unroll=unroll, lanes=lanes, groups=1, blocks=shape.rows)
+    return replace(step, keep=Keep.SHARED, shared_bytes=shared) if 0 < shared <= limit else step
+
+
+def unroll_of(most: int, count: int, step: int) -> int:
+    """Steps to take at once; fewer than `most` where then no step runs past the end."""
+    most = max(most, 1)
+    return next((unroll for unroll in range(most, most // 2, -1) if count % (unroll * step) == 0), most)
+
+
+def _rows_per_block(shape: Shape, lanes: int) -> int:
+    if lanes > 32:
+        return 1
+    groups = 256 // lanes
+    while groups * lanes > 64 and ceil(shape.rows, groups) < 4 * shape.facts.multiprocessors:
+        groups //= 2
+    return groups
+
+
+def outer(shape: Shape) -> Schedule:
+    assert shape.row_axis is not None
+    cols = max(shape.cols, 1)
+    most = most_elements(shape)
+    crossing = crossing_stores(shape, shape.row_axis, shape.col_axis)
+    width = shape.width(shape.row_axis, 4, frozenset(each.index for each in crossing))
+    whole = min(cols, FEW_ELEMENTS) if shape.single else cols
+    while width > 1 and (whole * width > most or not shape.fills(shape.rows // width)):
+        width //= 2
+    # A thread keeps a longer column alone where that saves all exchange between threads.
+    if cols * width <= (2 * most if shape.fills(shape.rows // width) else most):
+        blocks = ceil(shape.rows, _COLUMN_THREADS * width)
+        alone = Schedule(Walk.OUTER, width, cols, _COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
+        return _exchanging(alone, crossing, shape)
+    if shape.single and shape.fills(shape.rows // width):
+        blocks = ceil(shape.rows, _COLUMN_THREADS * width)
+        return Schedule(Walk.OUTER, width, unroll_of(FEW_ELEMENTS // width, cols, 1), _COLUMN_THREADS, 1, blocks)
+    return _exchanging(_shared_columns(shape, width, most), crossing, shape)
+
+
+def _exchanging(plan: Schedule, crossing: Sequence[Crossing], shape: Shape) -> Schedule:
+    """`plan` with its `crossing` stores exchanged, on fewer rows a block if the tiles of whole rows need that."""
+    if plan.keep is not Keep.REGISTERS or not crossing:
+        return plan
+    smallest = min(access.nbytes for access in shape.main)
+    for lanes in (plan.lanes >> halved for halved in range(plan.lanes.bit_length())):
+        rows = lanes * plan.width
+        if lanes * plan.groups < 32 or rows * smallest < _SECTOR:
+            break
+        states = rows * plan.groups * _state_bytes(shape.kernel) if plan.groups > 1 else 0
+        if exchanged(crossing, shape.program, rows, power_above(shape.cols)) + states <= _STATIC_SHARED:
+            return replace(plan, lanes=lanes, blocks=ceil(shape.rows, rows), exchanges=True)
+    return plan
+
+
+def _shared_columns(shape: Shape, width: int, most: int) -> Schedule:
+    """Several threads for each column of data: `lanes` rows side by side, `groups` threads deep."""
+    lanes = 32
+    while lanes > 8 and ceil(shape.rows, lanes * width) < shape.facts.multiprocessors:
+        lanes //= 2
+    groups = 64 // lanes
+    slots = width * _state_bytes(shape.kernel)  # bytes for each thread whose state goes through shared memory
+    largest = min(1024 // lanes, power_below(_STATIC_SHARED // (slots * lanes)))
+    while groups < largest and not shape.single and ceil(shape.cols, groups) * width > most:
+        groups *= 2
+    while groups < largest and ceil(shape.cols, groups) > 8 and not shape.fills(shape.rows // width * groups):
+        groups *= 2
+    each = ceil(shape.cols, groups)
+    blocks = ceil(shape.rows, lanes * width)
+    if each * width <= most:
+        return Schedule(Walk.OUTER, width, each, lanes, groups, blocks, Keep.REGISTERS)
+    return Schedule(Walk.OUTER, width, unroll_of(FEW_ELEMENTS // width, shape.cols, groups), lanes, groups, blocks)
+
+
+def _state_bytes(kernel: Kernel) -> int:
+    return sum(state_bytes(reduction) for reduction in kernel.reductions) * 2  # split statistics have two states

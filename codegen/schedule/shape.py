@@ -1,0 +1,114 @@
+"""A kernel as the rules of schedules look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.crossing import fitting_width
+from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory, kept_values
+from fusepass.codegen.ir.expr import Builder, Window, walk
+from fusepass.codegen.ir.index import Axis, Index
+from fusepass.codegen.ir.program import Kernel, Program, Role
+from fusepass.codegen.ir.twopass import split_statistics
+from fusepass.codegen.ir.vectors import flatten, is_vector, split_index
+
+LINE = 128  # bytes of a cache line: what neighbouring threads should at least read together
+ACCESS = 16  # bytes of the widest access of one thread
+_MOST_ELEMENTS = 32  # per thread, unrolled: more costs registers and compile time
+_LEAST_REPEATED = 4 << 20  # bytes that neighbouring blocks do not find in a near cache
+_FULL_THREADS = 768  # per multiprocessor: below it, spread a row over more threads
+_KEPT_WORDS = 48  # registers of a thread that hold a row's values
+
+
+@dataclass(frozen=True)
+class Access:
+    """One load or store of the flat kernel."""
+
+    buffer: str
+    index: Index
+    nbytes: int
+    aligned: bool
+    window: bool
+
+
+class Shape:
+    """A kernel as the rules below look at it."""
+
+    def __init__(self, kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> None:
+        builder = Builder()
+        self.axes = kernel.rows
+        self.repeated = _repeated_bytes(kernel, program)
+        self.kernel = flatten(kernel, builder)
+        self.program = program
+        self.facts = facts
+        self.rows, self.cols = kernel.row_count, kernel.col_count
+        self.row_axis = self.kernel.rows[0] if kernel.rows else None
+        self.col_axis = self.kernel.cols[0] if kernel.cols else None
+        self.accesses = tuple(self._accesses(aligned))
+        quarter = self.rows * max(self.cols, 1) // 4
+        self.main = tuple(a for a in self.accesses if program.buffer(a.buffer).numel >= quarter) or self.accesses
+        self.single = len(kernel.sweeps) + bool(kernel.stores) == 1
+        # Values that use statistics take the registers of those they are made from.
+        split = split_statistics(self.kernel, builder)
+        kept = kept_values(split, Dataflow(), stats=False)
+        self.kept_words = sum(max(4, value.node.dtype.nbytes) // 4 for value in kept)
+        self.kept_bytes = sum(value.node.dtype.nbytes for value in kept_in_memory(split, Dataflow()))
+
+    def _accesses(self, aligned: bool) -> Iterator[Access]:
+        in_window = {id(below) for node in walk(*self.kernel.roots) if isinstance(node, Window) for below in walk(node)}
+        for load in self.kernel.loads():
+            yield self._access(load.buffer, load.index, aligned, id(load) in in_window)
+        for store in (*self.kernel.row_stores, *self.kernel.stores):
+            yield self._access(store.buffer, store.index, aligned, False)
+
+    def _access(self, name: str, index: Index, aligned: bool, window: bool) -> Access:
+        buffer = self.program.buffer(name)
+        return Access(name, index, buffer.dtype.nbytes, aligned or buffer.role is not Role.INPUT, window)
+
+    def width(self, axis: Axis, most: int = ACCESS, but: frozenset[Index] = frozenset()) -> int:
+        """The widest vector along `axis` that most of the main traffic can use, the accesses at `but` left out."""
+        main = [access for access in self.main if access.index not in but]
+        total = sum(map(self._traffic, main))
+
+        def fits(width: int) -> bool:
+            lane = Axis("lane", width)
+            vectors = [a for a in main if a.aligned and is_vector(split_index(a.index, axis, lane), axis, lane)]
+            return axis.size % width == 0 and 2 * sum(map(self._traffic, vectors)) >= total
+
+        return fitting_width(min(most, ACCESS // max((access.nbytes for access in main), default=ACCESS)), fits)
+
+    def _traffic(self, access: Access) -> int:
+        return self.program.buffer(access.buffer).nbytes
+
+    def fills(self, threads: int) -> bool:
+        """Whether so many threads keep the device's memory system busy."""
+        return threads >= self.facts.multiprocessors * _FULL_THREADS
+
+
+def _repeated_bytes(kernel: Kernel, program: Program) -> int:
+    """Bytes that a pointwise kernel reads again for each point of its slowest axis, if they are much of what it moves.
+
+    A weight for each element of a sample, say. A thread that takes the same place of several samples reads it once.
+    """
+    if not kernel.is_pointwise or len(kernel.rows) < 2 or kernel.rows[0].size < 2:
+        return 0
+    outer = kernel.rows[0]
+    again = {load.buffer for load in kernel.loads() if load.index.stride(outer) == 0}
+    repeated = sum(program.buffer(name).nbytes for name in again)
+    moved = sum(program.buffer(name).nbytes for name in kernel.reads | kernel.writes)
+    return repeated if repeated >= _LEAST_REPEATED and 4 * repeated * outer.size >= moved else 0
+
+
+def most_elements(shape: Shape) -> int:
+    """Elements of a row that one thread may keep in registers."""
+    return min(power_below(_KEPT_WORDS // max(shape.kept_words, 1)), _MOST_ELEMENTS)
+
+
+def ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def power_below(limit: int) -> int:
+    return 1 << max(limit.bit_length() - 1, 0)

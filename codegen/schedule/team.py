@@ -1,0 +1,91 @@
+"""Schedules of kernels whose rows are shared by teams of blocks, and when such teams are worth it.
+
+A block keeps its slice of a row in shared memory, so that memory is read once. Two blocks are resident on each
+multiprocessor: while one waits for its team, the other moves data. Where a slice is larger than a block's memory, its
+rest is read again, the last part first, as that is still in the L2 cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory
+from fusepass.codegen.ir.program import Kernel, Program, Team
+from fusepass.codegen.ir.team import state_bytes
+from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
+from fusepass.codegen.schedule.rows import FEW_ELEMENTS, crossing_stores, inner, prefers_rows, unroll_of
+from fusepass.codegen.schedule.shape import Shape, ceil
+
+_LANES = 512
+_RESIDENT = 2  # blocks on a multiprocessor
+_RESERVED = 1 << 10  # bytes of shared memory that the device takes of each block
+_LEAST_KEPT = 0.25  # of a row, or the exchange is not worth what it saves
+_MOSTLY_KEPT = 0.75  # of a row, where two teams hide each other's waits
+_FILLED = 0.9  # of the blocks keep the memory as busy as all of them
+_UNEVEN = 1.05  # what it costs that threads have unequally many vectors: conditions, and reductions by fewer at once
+_WAIT = 1e-6  # seconds of each exchange that other teams do not hide
+
+
+def team_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int, int] | None:
+    """(blocks of a team, teams) where teams read clearly less memory than any other schedule of `kernel`.
+
+    That is so where rows are too large for one block and the whole does not fit the L2 cache: whatever reads a row
+    a second time would read it from memory.
+    """
+    shape = Shape(kernel, program, facts, aligned=True)
+    crossing = crossing_stores(shape, shape.col_axis, shape.row_axis)
+    if shape.single or shape.col_axis is None or not shape.rows or prefers_rows(shape) or crossing:
+        return None
+    read = sum(program.buffer(name).nbytes for name in {access.buffer for access in shape.main} & kernel.reads)
+    room, row_bytes = _room(kernel, facts), shape.cols * _kept_bytes(shape)
+    if not row_bytes or read < facts.l2_bytes or inner(shape).keep is not Keep.NOTHING:
+        return None
+    blocks = _RESIDENT * facts.multiprocessors
+    needed = ceil(row_bytes, room)
+    if 2 * needed <= blocks:
+        return _fitting(shape, row_bytes, blocks, max(needed, 2))
+    half = blocks // 2
+    if shape.rows > 1 and half > 1 and half * room >= _MOSTLY_KEPT * row_bytes:
+        return half, 2
+    return (blocks, 1) if blocks * room >= _LEAST_KEPT * row_bytes else None
+
+
+def _fitting(shape: Shape, row_bytes: int, blocks: int, needed: int) -> tuple[int, int]:
+    """The team of at least `needed` blocks with which all rows take least time."""
+    vectors = ceil(shape.cols, shape.width(shape.col_axis)) if shape.col_axis else shape.cols
+
+    def time(members: int) -> tuple[float, int]:
+        teams = min(blocks // members, shape.rows)
+        idle = ceil(shape.rows, teams) * teams / shape.rows  # in the last turn
+        few = max(_FILLED * blocks / (members * teams), 1.0)
+        waiting = 1.0 + _WAIT * shape.facts.bandwidth / (2 * row_bytes * teams)
+        return idle * few * waiting * (1.0 if vectors % (members * _LANES) == 0 else _UNEVEN), members
+
+    members = min(range(needed, min(2 * needed, blocks) + 1), key=time)
+    return members, min(blocks // members, shape.rows)
+
+
+def team(shape: Shape, team: Team) -> Schedule:
+    """The schedule of a kernel whose rows are shared."""
+    assert shape.col_axis is not None
+    width = shape.width(shape.col_axis)
+    part = ceil(ceil(shape.cols, width), team.members)
+    each = width * _kept_bytes(shape)
+    unroll = unroll_of(FEW_ELEMENTS // width, part, _LANES)
+    kept = min(ceil(part, _LANES), _room(shape.kernel, shape.facts) // (each * _LANES)) * _LANES
+    blocks = team.members * team.teams
+    plan = Schedule(Walk.INNER, width, unroll, _LANES, 1, blocks, Keep.SHARED, shared_bytes=kept * each)
+    return replace(plan, members=team.members, part=part, kept=min(kept, part), resident=_RESIDENT)
+
+
+def _kept_bytes(shape: Shape) -> int:
+    """Bytes for each column that a later phase uses again."""
+    return sum(value.node.dtype.nbytes for value in kept_in_memory(shape.kernel, Dataflow()))
+
+
+def _room(kernel: Kernel, facts: DeviceFacts) -> int:
+    """Bytes of shared memory in which a block may keep its slice."""
+    slots = _LANES // 32 + 1  # a state for each warp, and the team's
+    states = sum(-(-slots * state_bytes(reduction) // 16) * 16 for reduction in kernel.reductions)
+    return (facts.shared_bytes_per_block + _RESERVED) // _RESIDENT - _RESERVED - states

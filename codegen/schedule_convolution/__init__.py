@@ -1,0 +1,38 @@
+"""How a convolution kernel is laid on a GPU with tensor cores, and whether it should be one."""
+
+from __future__ import annotations
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.convolution import Convolution
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.schedule_convolution.resident import ResidentSchedule, resident_schedule
+from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule, streamed_schedule
+from fusepass.codegen.schedule_convolution.tiles import anchor_of
+
+ConvolutionSchedule = ResidentSchedule | StreamedSchedule
+
+_LEAST_CAPABILITY = 80  # asynchronous copies, and TF32 on tensor cores
+
+
+def schedule_convolution(kernel: Kernel, program: Program, facts: DeviceFacts) -> ConvolutionSchedule | None:
+    """The schedule with the least work that fits a multiprocessor; None where none fits."""
+    if anchor_of(kernel).packed is None:
+        return resident_schedule(kernel, program, facts)
+    return streamed_schedule(kernel, program, facts)
+
+
+def serves(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
+    """Whether generated code can do the convolution of `kernel` on a device; without an anchor, it is plain arithmetic."""
+    if kernel.anchor is None:
+        return True
+    return facts.capability >= _LEAST_CAPABILITY and schedule_convolution(kernel, program, facts) is not None
+
+
+def preferred(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
+    """Whether generated code is chosen for the convolution of `kernel` without being measured: where input channels are few.
+
+    Libraries lay convolutions out for many channels. With few they convert the layout before and after, or fall back to
+    plain float32 arithmetic. What reduces in the same kernel has not been measured.
+    """
+    few = isinstance(kernel.anchor, Convolution) and kernel.anchor.packed is None
+    return few and kernel.is_pointwise and serves(program, kernel, facts)

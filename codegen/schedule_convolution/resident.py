@@ -1,0 +1,128 @@
+"""Convolutions of few input channels: a block keeps all weights of its output channels and whole tiles of the input.
+
+A block holds, in shared memory, the weights of up to 64 output channels and a tile of the input with its border, for all
+input channels. Its warps multiply 16 channels x 8 taps by 8 taps x 8 positions at a time; positions that belong
+together lie along the last axis. Blocks stay on the device and take one tile after another, so weights are fetched once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.convolution import ROWS, Phase
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.schedule_convolution.tiles import (
+    COLUMNS,
+    WARPS,
+    Tiles,
+    anchor_of,
+    border_of,
+    dimensions,
+    phases_of,
+    tile_shapes,
+    tiles_of,
+)
+
+SLICE = 8  # taps of one step
+_MOST_ROWS = 4  # tiles of 16 channels that a warp works on at once
+
+
+@dataclass(frozen=True)
+class ResidentSchedule:
+    """The shape of one launch.
+
+    Attributes:
+        on: the positions in tiles.
+        steps: for each phase, the number of slices of 8 taps.
+        rows: tiles of 16 output channels that a block works on.
+        buffers: tiles of the input in shared memory; with two, one is fetched while the other is worked on.
+        channel_blocks: blocks that share the output channels of one tile.
+        blocks: blocks of the launch, a multiple of `channel_blocks`.
+        resident: blocks that a multiprocessor should hold, which bounds a thread's registers.
+        shared_bytes: dynamic shared memory of a block.
+    """
+
+    on: Tiles
+    steps: tuple[int, ...]
+    rows: int
+    buffers: int
+    channel_blocks: int
+    blocks: int
+    resident: int
+    shared_bytes: int
+
+    @property
+    def threads(self) -> int:
+        return self.on.threads
+
+    def __str__(self) -> str:
+        tile = " x ".join(map(str, self.on.tile))
+        channels = f"{ROWS * self.rows} channels x {tile} positions"
+        phases = f", {len(self.on.phases)} phases" if len(self.on.phases) > 1 else ""
+        return f"{self.blocks} blocks, {channels}{phases}, {sum(self.steps)} steps of {SLICE} taps, TF32 x 3"
+
+
+def resident_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> ResidentSchedule | None:
+    """The schedule with the least work that fits a multiprocessor; None where none fits."""
+    phases = phases_of(kernel, program)
+    border = border_of(phases, len(dimensions(kernel)) - 2)
+    channels = program.buffer(anchor_of(kernel).source).shape[1]
+    shapes = itertools.product(tile_shapes(len(dimensions(kernel)) - 2, WARPS * COLUMNS), (2, 1))
+    candidates = (
+        _candidate(kernel, facts, channels, tiles_of(kernel, program, phases, border, tile, channels), buffers)
+        for tile, buffers in shapes
+    )
+    fitting = [(_cost(plan), number, plan) for number, plan in enumerate(candidates) if plan is not None]
+    return min(fitting)[2] if fitting else None
+
+
+def _candidate(kernel: Kernel, facts: DeviceFacts, channels: int, on: Tiles, buffers: int) -> ResidentSchedule | None:
+    sizes = [axis.size for axis in dimensions(kernel)]
+    steps = tuple(ceil(len(phase.taps) * channels / SLICE) for phase in on.phases)
+    rows = min(ceil(sizes[1] / ROWS), _MOST_ROWS // on.pair)
+    weights = sum(steps) * SLICE * (rows * ROWS + 1)  # with their taps
+    shared = 4 * (weights + on.staged_floats + buffers * channels * on.pitch)
+    if shared > facts.shared_bytes_per_block:
+        return None
+    channel_blocks = ceil(sizes[1] / (ROWS * rows))
+    if kernel.sweeps and channel_blocks > 1:
+        return None  # a thread reduces what its block has
+    resident = max(min(facts.shared_bytes_per_block // shared, 3 if rows * on.pair == 1 else 2), 1)
+    each = max(min(sizes[0] * prod(on.tiles), resident * facts.multiprocessors // channel_blocks), 1)
+    return ResidentSchedule(
+        on=on,
+        steps=steps,
+        rows=rows,
+        buffers=buffers,
+        channel_blocks=channel_blocks,
+        blocks=each * channel_blocks,
+        resident=resident,
+        shared_bytes=shared,
+    )
+
+
+def _cost(plan: ResidentSchedule) -> float:
+    """Relative time: multiplications of all tiles, and what is loaded for them; a multiprocessor wants two blocks."""
+    on = plan.on
+    loaded = on.pitch / prod(on.tile)
+    waiting = {(2, 1): 1.15, (2, 2): 1.0, (1, 1): 1.6, (1, 2): 1.3}[min(plan.resident, 2), plan.buffers]
+    narrow = 1.0 if on.tile[-1] >= 32 else 1.1  # a warp's stores of one row are not all neighbours
+    return plan.channel_blocks * prod(on.tiles) * (sum(plan.steps) * SLICE + 4 * loaded) * waiting * narrow
+
+
+def padded_taps(plan: ResidentSchedule, channels: int) -> list[tuple[int, Phase | None, int]]:
+    """For each place of the weights in order: (input channel, phase or None where nothing is, tap number)."""
+    places: list[tuple[int, Phase | None, int]] = []
+    for phase, steps in zip(plan.on.phases, plan.steps, strict=True):
+        real = [(channel, phase, tap) for tap in range(len(phase.taps)) for channel in range(channels)]
+        places += [*real, *[(0, None, 0)] * (steps * SLICE - len(real))]
+    return places
+
+
+def first_steps(steps: Sequence[int]) -> list[int]:
+    """Where each phase's slices begin, and where the last ends."""
+    return [0, *itertools.accumulate(steps)]

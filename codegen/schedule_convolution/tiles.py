@@ -1,0 +1,126 @@
+"""Tiles of a convolution's positions: how they are laid along the axes, and the input below them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+
+from fusepass.codegen.ir.convolution import ROWS, Convolution, Phase
+from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.program import Kernel, Program
+
+WARPS = 8
+COLUMNS = 4  # groups of positions that a warp stores at once
+GROUP = 8  # neighbouring positions of one instruction
+_BANKS = 32
+_MAX_INT = 2**31 - 2**21
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A kernel's positions in tiles.
+
+    Attributes:
+        tile: positions of a block's tile per spatial axis; the last is a multiple of 8.
+        tiles: tiles per spatial axis.
+        extent: input elements of a tile per spatial axis, its border included.
+        origin: where a tile's first input element lies, from the tile's first position times the step.
+        pitch: floats from one input channel of the tile to the next.
+        phases: what `Convolution.phases` gives.
+        pair: phases that are worked on together because their results are neighbours: two where the last axis is
+            transposed with stride 2.
+        wide: whether indices need 64 bits.
+    """
+
+    tile: tuple[int, ...]
+    tiles: tuple[int, ...]
+    extent: tuple[int, ...]
+    origin: tuple[int, ...]
+    pitch: int
+    phases: tuple[Phase, ...]
+    pair: int
+    wide: bool
+
+    @property
+    def threads(self) -> int:
+        return 32 * WARPS
+
+    @property
+    def elements(self) -> int:
+        """Input elements of a tile, of one channel."""
+        return prod(self.extent)
+
+    @property
+    def staged_pitch(self) -> int:
+        """Floats from one row of a warp's results to the next, where they are laid out for the stores."""
+        return GROUP * COLUMNS * self.pair + 8
+
+    @property
+    def staged_floats(self) -> int:
+        """Floats of all warps' results that are laid out at once."""
+        return WARPS * ROWS * self.staged_pitch
+
+
+def phases_of(kernel: Kernel, program: Program) -> tuple[Phase, ...]:
+    """The phases of a kernel's convolution."""
+    anchor = anchor_of(kernel)
+    return anchor.phases(program.buffer(anchor.weight).shape[2:], [axis.size for axis in dimensions(kernel)[2:]])
+
+
+def dimensions(kernel: Kernel) -> tuple[Axis, ...]:
+    """The axes of a kernel's convolution: sample, channel, then spatial ones."""
+    return (*kernel.rows[:1], *kernel.cols, *kernel.rows[1:])
+
+
+def anchor_of(kernel: Kernel) -> Convolution:
+    """The convolution of a kernel that has one."""
+    assert isinstance(kernel.anchor, Convolution)
+    return kernel.anchor
+
+
+def tile_shapes(axes: int, groups: int) -> Iterator[tuple[int, ...]]:
+    """Ways to lay `groups` groups of 8 positions, a power of two, along the axes, the last axis in whole groups."""
+    powers = [1 << n for n in range(groups.bit_length())]
+    for shape in itertools.product(powers, repeat=axes):
+        if prod(shape) == groups:
+            yield (*shape[:-1], shape[-1] * GROUP)
+
+
+def tiles_of(
+    kernel: Kernel,
+    program: Program,
+    phases: tuple[Phase, ...],
+    border: Sequence[tuple[int, int]],
+    tile: tuple[int, ...],
+    channels: int,
+) -> Tiles:
+    """The positions of `kernel` in tiles of shape `tile`; `channels` of the input lie side by side."""
+    anchor, sizes = anchor_of(kernel), [axis.size for axis in dimensions(kernel)]
+    extent = tuple(
+        (size - 1) * step + high - low + 1 for size, step, (low, high) in zip(tile, anchor.step, border, strict=True)
+    )
+    positions = [ceil(size / spread) for size, spread in zip(sizes[2:], anchor.spread, strict=True)]
+    extents = [buffer.extent for buffer in map(program.buffer, kernel.reads | kernel.writes)]
+    return Tiles(
+        tile=tile,
+        tiles=tuple(ceil(count / size) for count, size in zip(positions, tile, strict=True)),
+        extent=extent,
+        origin=tuple(low for low, _ in border),
+        pitch=_pitch(prod(extent), channels),
+        phases=phases,
+        pair=2 if anchor.spread[-1] == 2 <= sizes[-1] else 1,
+        wide=max(*extents, prod(sizes)) >= _MAX_INT,
+    )
+
+
+def border_of(phases: Sequence[Phase], axes: int) -> list[tuple[int, int]]:
+    """Per axis, the first and the last input element that any tap reads, from a position times the step."""
+    offsets = [tap.offset for phase in phases for tap in phase.taps] or [(0,) * axes]
+    return [(min(along), max(along)) for along in zip(*offsets, strict=True)]
+
+
+def _pitch(elements: int, channels: int) -> int:
+    """Floats per channel, so that the same position of four neighbouring channels lies in different banks."""
+    return elements if channels == 1 else elements + (GROUP - elements) % _BANKS

@@ -1,0 +1,304 @@
+"""How a matrix product is laid on a GPU's tensor cores, and whether it should be.
+
+A block multiplies a tile of rows by a tile of columns, panel after panel of 128 bytes along the inner dimension, several
+panels on their way through shared memory at a time. Where tiles do not fill the device, sums are computed in pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil, prod
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.product import Arithmetic, Operand, Product
+from fusepass.codegen.ir.program import Kernel, Program, Role
+
+GROUP = 8  # tiles of rows that blocks go through before the next tile of columns
+_PANEL_BYTES = 128
+_ACCESS = 16  # bytes of the widest copy
+_M, _N = 16, 8  # rows and columns of one instruction
+_SPARE = 8  # numbers between rows of a panel whose rows are neighbours, floats between rows of results
+_BLOCK_SHARED = 1 << 10  # bytes of shared memory that the system keeps for each block
+_MAX_INT = 2**31 - 2**21
+_MAX_BLOCKS = 2**31 - 1
+_MOST_PIECES = 64
+_LEAST_PANELS = 8  # of a piece
+_LAUNCH = 3e-6  # seconds that one more kernel costs
+
+# FLOP per second and multiprocessor: mma.sync reaches some 60 % of Hopper's peak, three products cost three times as
+# much. Estimates; none is measured.
+_RATES = {Arithmetic.TF32_THREE: 100e12 / 132, Arithmetic.TF32: 300e12 / 132, Arithmetic.HALVES: 600e12 / 132}
+_LIBRARY_FLOAT32 = 51e12 / 132  # the library's float32 kernel: 1024 x 8192 x 8192 in 2.69 ms on an H200
+_ALONE = 0.8  # of the blocks that a multiprocessor can hold, it needs for its rate
+_STREAMS = 0.6  # of the multiprocessors must copy to reach the memory's rate
+_LEAST_SIZE = 256  # rows, columns and terms from which the estimates above hold
+_CLEAR = 1.5  # times faster, by estimate, to be chosen unmeasured
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How the warps of a block share its tile.
+
+    Attributes:
+        warp_rows, warp_columns: warps along the rows and along the columns.
+        m, n: tiles of 16 rows and of 8 columns of each warp.
+        stages: panels in shared memory at a time.
+        resident: blocks that a multiprocessor should hold.
+        share: of the arithmetic's rate that it reaches, by estimate: large tiles load less per product.
+    """
+
+    warp_rows: int
+    warp_columns: int
+    m: int
+    n: int
+    stages: int
+    resident: int
+    share: float
+
+    @property
+    def rows(self) -> int:
+        return self.warp_rows * self.m * _M
+
+    @property
+    def columns(self) -> int:
+        return self.warp_columns * self.n * _N
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warp_rows * self.warp_columns
+
+    @property
+    def room_pitch(self) -> int:
+        """Floats from one row of a warp's results to the next, where they are laid out for the stores."""
+        return self.n * _N + _SPARE
+
+    @property
+    def room(self) -> int:
+        """Floats of a warp's results."""
+        return self.m * _M * self.room_pitch
+
+
+TILINGS = (
+    Tiling(2, 2, 4, 8, 3, 2, 1.0),  # 128 x 128
+    Tiling(1, 4, 4, 4, 4, 2, 0.9),  # 64 x 128
+    Tiling(2, 2, 2, 4, 4, 3, 0.8),  # 64 x 64
+    Tiling(1, 4, 2, 4, 4, 2, 0.75),  # 32 x 128
+    Tiling(4, 1, 2, 4, 4, 2, 0.75),  # 128 x 32
+    Tiling(1, 4, 1, 4, 4, 3, 0.6),  # 16 x 128
+)
+
+
+@dataclass(frozen=True)
+class Access:
+    """How an operand is copied: whether inner numbers are neighbours (else rows are), and how many go at once."""
+
+    inner_first: bool
+    vector: int
+
+
+@dataclass(frozen=True)
+class ProductSchedule:
+    """The shape of one launch.
+
+    Attributes:
+        tiling: with `stages` and `resident` as they fit the device.
+        left, right: how the operands are copied.
+        tiles: tiles along the rows and along the columns.
+        batches: matrices, times pieces.
+        shared_bytes: dynamic shared memory of a block.
+        wide: whether indices need 64 bits.
+        arithmetic: the product's.
+        seconds: how long it takes, by estimate.
+    """
+
+    tiling: Tiling
+    left: Access
+    right: Access
+    tiles: tuple[int, int]
+    batches: int
+    shared_bytes: int
+    wide: bool
+    arithmetic: Arithmetic
+    seconds: float
+
+    @property
+    def threads(self) -> int:
+        return self.tiling.threads
+
+    @property
+    def resident(self) -> int:
+        return self.tiling.resident
+
+    @property
+    def blocks(self) -> int:
+        return self.batches * prod(self.tiles)
+
+    def __str__(self) -> str:
+        tile = f"tiles of {self.tiling.rows} x {self.tiling.columns}, {self.tiling.stages} stages"
+        return f"{self.blocks} blocks, {tile}, {self.arithmetic.value}"
+
+
+def serves(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
+    """Whether there is a schedule for the product of `kernel` on the device."""
+    return facts.capability >= 80 and schedule_product(kernel, program, facts) is not None
+
+
+def preferred(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
+    """Whether the product of `kernel` is generated without a measurement.
+
+    Only where arithmetic speaks clearly for it: float32 without TF32, which the library multiplies outside of the tensor
+    cores, at 51 TFLOP/s on an H200. Three TF32 products should reach some 100 there. Nothing is known of other devices.
+    """
+    product = _product(kernel)
+    rows, columns = (axis.size for axis in kernel.rows[2:])
+    if product.arithmetic is not Arithmetic.TF32_THREE or facts.arch != "sm_90":
+        return False
+    if min(rows, columns, product.inner) < _LEAST_SIZE or not serves(program, kernel, facts):
+        return False
+    library = _flops(kernel) / (_LIBRARY_FLOAT32 * facts.multiprocessors)
+    return _CLEAR * _pieces_and_seconds(program, kernel, facts)[1] <= library
+
+
+def product_length(program: Program, kernel: Kernel, facts: DeviceFacts) -> int:
+    """The terms that a piece of the product's sums should have; all of them where whole sums are the better way."""
+    return _pieces_and_seconds(program, kernel, facts)[0]
+
+
+def _pieces_and_seconds(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int, float]:
+    """The best length of a piece, and the estimated time with it."""
+    product = _product(kernel)
+    found = [(_seconds(program, kernel, facts, length), -length) for length in _lengths(product)]
+    seconds, length = min(found)
+    return -length, seconds
+
+
+def _lengths(product: Product) -> Iterator[int]:
+    yield product.inner
+    depth = _PANEL_BYTES // product.dtype.nbytes
+    panels = ceil(product.inner / depth)
+    pieces = 2
+    while pieces <= _MOST_PIECES and panels >= pieces * _LEAST_PANELS:
+        yield ceil(panels / pieces) * depth
+        pieces *= 2
+
+
+def _seconds(program: Program, kernel: Kernel, facts: DeviceFacts, length: int) -> float:
+    product = replace(_product(kernel), length=length)
+    rows = (Axis("piece", product.pieces), *kernel.rows[1:])
+    plan = schedule_product(replace(kernel, anchor=product, rows=rows), program, facts)
+    if plan is None:
+        return float("inf")
+    partial = 4 * prod(axis.size for axis in rows)
+    merging = _LAUNCH + 2 * partial / facts.bandwidth if product.pieces > 1 else 0.0
+    return plan.seconds + merging
+
+
+def _flops(kernel: Kernel) -> int:
+    return 2 * prod(axis.size for axis in kernel.rows[1:]) * _product(kernel).inner
+
+
+def _product(kernel: Kernel) -> Product:
+    assert isinstance(kernel.anchor, Product)
+    return kernel.anchor
+
+
+def schedule_product(
+    kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True
+) -> ProductSchedule | None:
+    """The schedule that takes least time by estimate; None where no tile fits the device.
+
+    `aligned` says that inputs start at a multiple of 16 bytes; it changes nothing but how they are copied.
+    """
+    candidates = [_candidate(kernel, program, facts, tiling, aligned) for tiling in TILINGS]
+    return min(filter(None, candidates), key=lambda plan: plan.seconds, default=None)
+
+
+def _candidate(
+    kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tiling, aligned: bool
+) -> ProductSchedule | None:
+    product = _product(kernel)
+    pieces, batch, rows, columns = (axis.size for axis in kernel.rows)
+    left = _access(program, product, product.left, batch, rows, aligned)
+    right = _access(program, product, product.right, batch, columns, aligned)
+    stage = _panel(product, left, tiling.rows) + _panel(product, right, tiling.columns)
+    fitted = _fitted(tiling, stage, facts)
+    if fitted is None:
+        return None
+    tiles = (ceil(rows / tiling.rows), ceil(columns / tiling.columns))
+    blocks = pieces * batch * prod(tiles)
+    if blocks > _MAX_BLOCKS:
+        return None
+    return ProductSchedule(
+        tiling=fitted,
+        left=left,
+        right=right,
+        tiles=tiles,
+        batches=pieces * batch,
+        shared_bytes=_shared(fitted, stage),
+        wide=_is_wide(kernel, program, fitted),
+        arithmetic=product.arithmetic,
+        seconds=_estimate(kernel, program, facts, fitted, blocks),
+    )
+
+
+def _access(program: Program, product: Product, operand: Operand, batch: int, rows: int, aligned: bool) -> Access:
+    """The widest copies for which strides prove the alignment."""
+    inner_first = operand.inner == 1 if operand.row != 1 else operand.inner == 1 and product.inner >= rows
+    if operand.inner != 1 and operand.row != 1:
+        return Access(inner_first=True, vector=1)
+    vector = _ACCESS // product.dtype.nbytes
+    if not aligned and program.buffer(operand.buffer).role is Role.INPUT:
+        vector = 1
+    other = (operand.row, rows) if inner_first else (operand.inner, product.inner)
+    for stride, count in (other, (operand.batch, batch)):
+        while count > 1 and stride % vector:
+            vector //= 2
+    return Access(inner_first, vector)
+
+
+def _panel(product: Product, access: Access, rows: int) -> int:
+    """Bytes of a panel in shared memory."""
+    depth = _PANEL_BYTES // product.dtype.nbytes
+    return rows * _PANEL_BYTES if access.inner_first else depth * (rows + _SPARE) * product.dtype.nbytes
+
+
+def _shared(tiling: Tiling, stage: int) -> int:
+    """Bytes of shared memory: panels, and results once these are done with."""
+    warps = tiling.warp_rows * tiling.warp_columns
+    return max(tiling.stages * stage, 4 * warps * tiling.room)
+
+
+def _fitted(tiling: Tiling, stage: int, facts: DeviceFacts) -> Tiling | None:
+    """`tiling` with as many resident blocks, then stages, as the shared memory has room for."""
+    room = facts.shared_bytes_per_block + _BLOCK_SHARED
+    for resident in range(tiling.resident, 0, -1):
+        for stages in range(tiling.stages, 1, -1):
+            fitted = replace(tiling, stages=stages, resident=resident)
+            if resident * (_shared(fitted, stage) + _BLOCK_SHARED) <= room:
+                return fitted
+    return None
+
+
+def _is_wide(kernel: Kernel, program: Program, tiling: Tiling) -> bool:
+    """Whether a place of an operand, up to a tile and a panel past its end, or of another buffer needs 64 bits."""
+    product = _product(kernel)
+    extents = [program.buffer(name).extent for name in kernel.reads | kernel.writes]
+    for operand, axis, tile in (
+        (product.left, kernel.rows[2], tiling.rows),
+        (product.right, kernel.rows[3], tiling.columns),
+    ):
+        extents.append((axis.size + tile) * operand.row + (product.inner + _PANEL_BYTES) * operand.inner)
+    return max(*extents, kernel.row_count) >= _MAX_INT
+
+
+def _estimate(kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tiling, blocks: int) -> float:
+    """Seconds: the multiprocessor with most blocks, or memory if that takes longer."""
+    product = _product(kernel)
+    one = 2 * tiling.rows * tiling.columns * min(product.length, product.inner)
+    each = max(ceil(blocks / facts.multiprocessors), _ALONE * tiling.resident)
+    computing = each * one / (_RATES[product.arithmetic] * tiling.share)
+    moved = sum(program.buffer(name).nbytes for name in kernel.reads | kernel.writes)
+    idle = max(_STREAMS * facts.multiprocessors / blocks, 1.0) if blocks else 1.0
+    return max(computing, idle * moved / facts.bandwidth)

@@ -1,0 +1,69 @@
+"""Which nodes of a graph are worth another trial: those around what has changed since the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from torch import fx
+
+REACH = 12
+"""Steps from a change to what may notice it: as far as the analysis of intervals looks."""
+
+MOST = 64
+"""Behind a change no further steps are taken once so many nodes are found."""
+
+
+class Agenda:
+    """The nodes to try in passes over a graph; in the first these are all.
+
+    A node that comes after a change in a pass is tried with the change in place. So a later pass has to try again only
+    what comes before the change and may notice it.
+
+    Attributes:
+        trials: how many nodes were tried so far.
+    """
+
+    def __init__(self) -> None:
+        self.trials = 0
+        self._now: set[fx.Node] | None = None
+        self._next: set[fx.Node] = set()
+        self._order: dict[fx.Node, int] = {}
+        self._place = _BEFORE
+
+    def nodes(self, graph: fx.Graph) -> Iterator[fx.Node]:
+        """The calls to try in this pass, in the order of the graph, without those that are removed meanwhile."""
+        self._order = {node: place for place, node in enumerate(graph.nodes)}
+        for node, place in self._order.items():
+            self._place = place
+            if node.op == "call_function" and (self._now is None or node in self._now) and not node._erased:
+                self.trials += 1
+                yield node
+
+    def end_pass(self) -> bool:
+        """Go on to the next pass; False if there is nothing to try in it."""
+        self._now, self._next, self._order, self._place = self._next, set(), {}, _BEFORE
+        return bool(self._now)
+
+    def changed(self, nodes: Iterable[fx.Node]) -> None:
+        """These nodes are new, or have other users than before."""
+        changed = set(nodes)
+        for near in changed.union(_descendants(changed), *(node.all_input_nodes for node in changed)):
+            if self._order.get(near, _NEW) <= self._place:
+                self._next.add(near)
+            elif self._now is not None:
+                self._now.add(near)
+
+
+_NEW, _BEFORE = -1, -2
+"""The place of a node that is not in the order of a pass, and the place of a pass that has not begun."""
+
+
+def _descendants(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """What reads `nodes`, directly or not."""
+    found, ring = set[fx.Node](), set(nodes)
+    for _ in range(REACH):
+        ring = {user for node in ring for user in node.users} - found
+        found |= ring
+        if not ring or len(found) > MOST:
+            break
+    return found

@@ -1,0 +1,258 @@
+// A block's tile of a matrix product on tensor cores. Both operands go through shared memory in panels of 128 bytes along the inner
+// dimension, several under way at a time. Goes behind fp_instructions.cuh and fp_product.cuh.
+#pragma once
+
+#include <cstring>
+
+#include "fp_half.h"
+
+namespace fp {
+
+// How a tensor core computes a product.
+enum class Arithmetic {
+    tf32_three,  // float32 as three products of TF32 parts
+    tf32,        // float32 rounded to TF32
+    halves,      // 16-bit numbers as they are
+};
+
+// Numbers for a tensor core, which drops all but 10 bits of their mantissa, so that this rounds them to nearest; as `cvt.rna` does, in
+// one instruction instead of five. Some NaN become numbers: `watch` becomes NaN where a number is not finite.
+template <int N>
+__device__ __forceinline__ void round_to_tf32(float (&values)[N], float (&watch)[2]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        watch[i % 2] = fmaf(values[i], 0.0f, watch[i % 2]);
+        uint32_t bits;
+        memcpy(&bits, &values[i], sizeof(bits));
+        bits += 0x1000u;
+        memcpy(&values[i], &bits, sizeof(bits));
+    }
+}
+
+// An operand as it lies in memory: Count rows (of the right operand: columns) of Inner numbers, strides in elements. Vector
+// neighbours along the contiguous dimension, which is the inner one where InnerFirst, stand at a multiple of their size.
+template <typename T, typename Index, int64_t Count, int64_t Inner, int64_t RowStride, int64_t InnerStride, bool InnerFirst, int Vector>
+struct Operand {
+    using Type = T;
+    static constexpr bool inner_first = InnerFirst;
+    static constexpr int vector = Vector;
+    static constexpr int64_t count = Count, inner = Inner, row_stride = RowStride, inner_stride = InnerStride;
+
+    static __device__ __forceinline__ int64_t place(int64_t row, int64_t k) {
+        return Index(row) * Index(RowStride) + Index(k) * Index(InnerStride);
+    }
+};
+
+// Rows rows of an operand, `depth` numbers of each, in shared memory. Inner numbers are neighbours where they are so in global memory,
+// in chunks of 16 bytes whose order depends on the row; else rows are neighbours. Either way no two threads of a warp meet in a bank.
+template <typename Operand, int Rows>
+struct Panel {
+    using T = typename Operand::Type;
+    static constexpr int depth = 128 / sizeof(T);
+    static constexpr int chunk = 16 / sizeof(T);
+    static constexpr int slices = 4;  // of 8 floats or 16 halves: what one instruction takes
+    static constexpr int pitch = Rows + 8;
+    static constexpr int size = Operand::inner_first ? Rows * depth : depth * pitch;
+    static constexpr int bytes = size * sizeof(T);
+
+    static __device__ __forceinline__ int place(int row, int k) {
+        if constexpr (!Operand::inner_first) return k * pitch + row;
+        return row * depth + (k / chunk ^ row % 8) * chunk + k % chunk;
+    }
+
+    // Begins to copy rows from `row` on, inner numbers from `k` to below `end`; zeros beyond. `end` is a multiple of `depth` or the
+    // operand's end.
+    template <int Threads>
+    static __device__ __forceinline__ void fetch(T* to, const T* from, int64_t row, int64_t k, int64_t end) {
+        constexpr int vector = Operand::vector;
+        constexpr int across = (Operand::inner_first ? depth : Rows) / vector;  // threads along the contiguous dimension
+        constexpr int step = Threads / across;                                  // along the other one
+        constexpr int steps = Rows * depth / vector / Threads;
+        static_assert(Threads % across == 0 && steps * step == (Operand::inner_first ? Rows : depth));
+        const int along = threadIdx.x % across * vector, other = threadIdx.x / across;
+        const int r = Operand::inner_first ? other : along, i = Operand::inner_first ? along : other;
+        const T* const mine = from + Operand::place(row + r, k + i);
+#pragma unroll
+        for (int s = 0; s < steps; ++s) {
+            const int more_rows = Operand::inner_first ? s * step : 0, deeper = Operand::inner_first ? 0 : s * step;
+            int64_t rows = vector, inner = vector;  // that are there
+            if constexpr (Operand::count % Rows != 0) rows = Operand::count - (row + r + more_rows);
+            if constexpr (Operand::inner % depth != 0) inner = end - (k + i + deeper);
+            const int64_t there = Operand::inner_first ? inner : rows;
+            const int real = rows <= 0 || inner <= 0 ? 0 : there < vector ? int(there) : vector;
+            const T* const source = real ? mine + (more_rows * Operand::row_stride + deeper * Operand::inner_stride) : from;
+            T* const target = to + place(r + more_rows, i + deeper);
+            if constexpr (vector * sizeof(T) >= 4) {
+                begin_copy_bytes<vector * sizeof(T)>(target, source, real * int(sizeof(T)));
+            } else {
+                *target = real ? *source : cast<T>(0.0f);
+            }
+        }
+    }
+
+    // 16 rows of a slice, as `multiply_tile` takes them on the left; with `Right`, two groups of 8 columns as it takes them on the right.
+    template <bool Right>
+    static __device__ __forceinline__ void load(uint32_t (&words)[4], const T* panel, int row, int slice) {
+        const int lane = threadIdx.x % 32;
+        if constexpr (Operand::inner_first || sizeof(T) == 2) {
+            const int later = Right ? lane / 16 : lane / 8 % 2;  // the second 8 rows
+            const int deeper = Right ? lane / 8 % 2 : lane / 16;  // the second half of the slice
+            if constexpr (Operand::inner_first) {
+                load_tiles<false>(words, panel + place(row + lane % 8 + 8 * later, (slice * 2 + deeper) * chunk));
+            } else {
+                load_tiles<true>(words, panel + place(row + 8 * later, (slice * 2 + deeper) * chunk + lane % 8));
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int later = Right ? i / 2 : i % 2, deeper = Right ? i % 2 : i / 2;
+                const T number = panel[place(row + lane / 4 + 8 * later, slice * 8 + lane % 4 + 4 * deeper)];
+                memcpy(&words[i], &number, sizeof(number));
+            }
+        }
+    }
+};
+
+// The tile of a block: 16 Mult x WarpRows rows times 8 Nult x WarpColumns columns, each warp M x N tiles of 16 x 8.
+template <Arithmetic arithmetic, typename L, typename R, int WarpRows, int WarpColumns, int M, int N, int Stages>
+struct Multiplier {
+    using T = typename L::Type;
+    static constexpr int rows = WarpRows * M * 16, columns = WarpColumns * N * 8, threads = WarpRows * WarpColumns * 32;
+    using Left = Panel<L, rows>;
+    using Right = Panel<R, columns>;
+    static constexpr int stage_bytes = Left::bytes + Right::bytes;
+    static constexpr int room_pitch = N * 8 + 8;  // floats
+
+    // Where this thread's warp stands in the tile.
+    static __device__ __forceinline__ int warp_row() { return threadIdx.x / 32 / WarpColumns * (M * 16); }
+    static __device__ __forceinline__ int warp_column() { return threadIdx.x / 32 % WarpColumns * (N * 8); }
+
+    // sums = left right for the tile that begins at `row` and `column`, over inner numbers from `first` to below `last`, which begin at a
+    // multiple of a panel's depth and end at one, or at the operands' end. `pool` has Stages x stage_bytes. Sums lie as
+    // `multiply_tile` has them. Ends with all threads behind their last read of `pool`, and says whether the thread's sums are right:
+    // what is not finite has no TF32 parts.
+    static __device__ __forceinline__ bool run(
+        float (&sums)[M][N][4], unsigned char* pool, const T* left, const T* right, int64_t row, int64_t column, int64_t first, int64_t last)
+    {
+        const int panels = int((last - first + Left::depth - 1) / Left::depth);
+        const auto fetch = [&](int number) {
+            unsigned char* const to = pool + number % Stages * stage_bytes;
+            const int64_t k = first + int64_t(number) * Left::depth;
+            Left::template fetch<threads>(reinterpret_cast<T*>(to), left, row, k, last);
+            Right::template fetch<threads>(reinterpret_cast<T*>(to + Left::bytes), right, column, k, last);
+        };
+        float watch[2] = {};
+        // Each stage is one group of copies, an empty one where nothing is left to fetch, so that counting groups counts stages.
+#pragma unroll
+        for (int number = 0; number < Stages - 1; ++number) {
+            if (number < panels) fetch(number);
+            end_copies();
+        }
+#pragma unroll 1
+        for (int number = 0; number < panels; ++number) {
+            await_copies<Stages - 2>();
+            __syncthreads();  // this panel is there for all, and nobody reads any more what the next fetch writes over
+            if (number + Stages - 1 < panels) fetch(number + Stages - 1);
+            end_copies();
+            const unsigned char* const here = pool + number % Stages * stage_bytes;
+            multiply(sums, watch, reinterpret_cast<const T*>(here), reinterpret_cast<const T*>(here + Left::bytes));
+        }
+        await_copies<0>();
+        __syncthreads();
+        if constexpr (arithmetic == Arithmetic::halves) return true;
+        bool sound = all_finite(sums);
+        if constexpr (arithmetic == Arithmetic::tf32) {
+            // What one thread of the warp rounded, others have in their sums.
+            unsigned odd = watch[0] + watch[1] != 0.0f;
+#pragma unroll
+            for (int mask = 16; mask > 0; mask /= 2) odd |= __shfl_xor_sync(0xffffffffu, odd, mask);
+            sound = sound && odd == 0;
+        }
+        return sound;
+    }
+
+    // Lays the sums of a warp out in `room`, rows `room_pitch` floats apart. Those of a thread where `sound` is false are computed
+    // again by plain arithmetic. The other arguments are those of `run`.
+    static __device__ __forceinline__ void lay_out(
+        float* room, bool sound, const float (&sums)[M][N][4], const T* left, const T* right, int64_t row, int64_t column, int64_t first, int64_t last)
+    {
+#pragma unroll
+        for (int m = 0; m < M; ++m) stage<1, room_pitch>(room + m * 16 * room_pitch, sums[m], 0);
+        if (sound) return;
+        const int lane = threadIdx.x % 32;
+#pragma unroll 1
+        for (int i = 0; i < M * N * 4; ++i) {
+            const int r = i / (N * 4) * 16 + i / 2 % 2 * 8 + lane / 4, c = i / 4 % N * 8 + lane % 4 * 2 + i % 2;
+            const int64_t at = row + warp_row() + r, across = column + warp_column() + c;
+            if (at >= L::count || across >= R::count) continue;
+            float sum = 0.0f;
+#pragma unroll 1
+            for (int64_t k = first; k < last; ++k) sum += cast<float>(left[L::place(at, k)]) * cast<float>(right[R::place(across, k)]);
+            room[r * room_pitch + c] = sum;
+        }
+    }
+
+private:
+    static __device__ __forceinline__ void load(uint32_t (&a)[M][4], uint32_t (&b)[N / 2][4], const T* left, const T* right, int slice) {
+#pragma unroll
+        for (int m = 0; m < M; ++m) Left::template load<false>(a[m], left, warp_row() + m * 16, slice);
+#pragma unroll
+        for (int n = 0; n < N / 2; ++n) Right::template load<true>(b[n], right, warp_column() + n * 16, slice);
+    }
+
+    static __device__ __forceinline__ void multiply(float (&sums)[M][N][4], float (&watch)[2], const T* left, const T* right) {
+        uint32_t a[2][M][4], b[2][N / 2][4];  // a slice, and the next one on its way
+        load(a[0], b[0], left, right, 0);
+#pragma unroll
+        for (int slice = 0; slice < Left::slices; ++slice) {
+            if (slice + 1 < Left::slices) load(a[(slice + 1) % 2], b[(slice + 1) % 2], left, right, slice + 1);
+            multiply_words(sums, watch, a[slice % 2], b[slice % 2]);
+        }
+    }
+
+    static __device__ __forceinline__ void multiply_words(
+        float (&sums)[M][N][4], float (&watch)[2], const uint32_t (&a)[M][4], const uint32_t (&b)[N / 2][4])
+    {
+        if constexpr (arithmetic == Arithmetic::halves) {
+#pragma unroll
+            for (int n = 0; n < N; ++n) {
+                const uint32_t words[2] = {b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]};
+#pragma unroll
+                for (int m = 0; m < M; ++m) multiply_tile<T>(sums[m][n], a[m], words);
+            }
+        } else {
+            float x[M][4], y[N][2];
+            memcpy(x, a, sizeof(x));
+            memcpy(y, b, sizeof(y));
+            if constexpr (arithmetic == Arithmetic::tf32_three) {
+                multiply_slice(sums, x, y);
+            } else {
+#pragma unroll
+                for (int m = 0; m < M; ++m) round_to_tf32(x[m], watch);
+#pragma unroll
+                for (int n = 0; n < N; ++n) {
+                    round_to_tf32(y[n], watch);
+#pragma unroll
+                    for (int m = 0; m < M; ++m) multiply_tile(sums[m][n], x[m], y[n]);
+                }
+            }
+        }
+    }
+};
+
+// The place of a tile among `Rows` x `Columns`, numbered so that those at work at one time share their operands: down groups of `High`
+// rows, then along.
+template <int64_t Rows, int64_t Columns, int High>
+struct TilePlace {
+    int64_t row, column;
+
+    explicit __device__ __forceinline__ TilePlace(int64_t number) {
+        const int64_t first = number / (High * Columns) * High;
+        const int64_t high = Rows - first < High ? Rows - first : High;
+        const int64_t inside = number % (High * Columns);
+        row = first + inside % high;
+        column = inside / high;
+    }
+};
+
+}  // namespace fp

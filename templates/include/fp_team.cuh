@@ -1,0 +1,89 @@
+// Teams: blocks that share each row, in a launch whose blocks are all resident at the same time.
+#pragma once
+
+#include "fp_merge.cuh"
+
+namespace fp {
+
+// Brings what `from` points at to the L2 cache, where it is valid. It takes no register, unlike a load that is under way.
+template <typename T>
+__device__ __forceinline__ void prefetch(const T* from) {
+#if defined(__CUDA_ARCH__)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+#else
+    [[maybe_unused]] volatile T touched = *from;
+#endif
+}
+
+// A block's place in its team, and how the team meets. `Members` neighbouring blocks are a team; there are at most `Teams`.
+//
+// Members meet once for each sweep over each row, all of them equally often. In turn n each member's first warp leaves its
+// states, arrives, waits until all members have arrived n times, and reads what they left. A member that writes in turn
+// n + 2 has seen all arrive in turn n + 1, which they do after they have read in turn n: so two places per member suffice.
+// All blocks are resident, so nobody waits for a block that cannot start.
+template <int Members, int Teams>
+class Team {
+public:
+    const int number, count, member;  // which team of how many, and which of its blocks
+
+    // `exchange` begins with a counter for each team, in a line of its own, all of them zero when the kernel starts.
+    __device__ __forceinline__ explicit Team(void* exchange)
+        : number(int(blockIdx.x) / Members),
+          count(int(gridDim.x) / Members),
+          member(int(blockIdx.x) % Members),
+          exchange_(static_cast<unsigned char*>(exchange)) {}
+
+    // To be called by the first warp. States begin `Offset` bytes into the exchange.
+    template <int Offset, typename State>
+    __device__ __forceinline__ void leave(const State& state) {
+        if (threadIdx.x != 0) return;
+        const Words<State> words(state);
+        volatile unsigned* to = place<Offset, State>(member);
+#pragma unroll
+        for (int i = 0; i < Words<State>::count; ++i) to[i] = words.words[i];
+    }
+
+    // To be called by the first warp: what any member left before it came is visible after it.
+    __device__ __forceinline__ void meet() {
+        if (threadIdx.x == 0) {
+            unsigned* const arrived = reinterpret_cast<unsigned*>(exchange_ + number * 128);
+            const unsigned wanted = (turn_ + 1) * Members;
+            __threadfence();  // release: what this block has left and read comes before its arrival
+            atomicAdd(arrived, 1u);
+            while (*static_cast<volatile unsigned*>(arrived) < wanted) __nanosleep(20);
+            __threadfence();  // acquire: what is read next comes after all arrivals
+        }
+        __syncwarp();
+    }
+
+    // To be called by the first warp, after the meeting: the states of all members merged, in the same order in each of them.
+    template <int Offset, typename State>
+    __device__ __forceinline__ State gather() const {
+        State merged;
+#pragma unroll 4
+        for (int i = threadIdx.x % 32; i < Members; i += 32) {
+            const volatile unsigned* from = place<Offset, State>(i);  // volatile: never from the first-level cache, nor earlier
+            Words<State> words(merged);
+#pragma unroll
+            for (int k = 0; k < Words<State>::count; ++k) words.words[k] = from[k];
+            merged.merge(words.state());
+        }
+        merge_lanes<32>(merged);
+        return merged;
+    }
+
+    // After the last state of a sweep is gathered.
+    __device__ __forceinline__ void next() { ++turn_; }
+
+private:
+    template <int Offset, typename State>
+    __device__ __forceinline__ unsigned* place(int of) const {
+        const int first = (int(turn_ % 2) * Teams + number) * Members + of;
+        return reinterpret_cast<unsigned*>(exchange_ + Offset) + first * Words<State>::count;
+    }
+
+    unsigned char* const exchange_;
+    unsigned turn_ = 0;
+};
+
+}  // namespace fp

@@ -1,0 +1,163 @@
+"""A chunk of random models: drawn from one seed, generated, compiled together, and held against PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+import fusepass
+from fusepass.config import Algebra, override
+from fusepass.numerics import check, observe
+from tests.fuzz.noise import is_noise
+from tests.property.random_models import marked_models
+from tests.property.script import Model, copies
+from tests.support.batched import batched
+
+KNOWN = ("an output whose memory has gaps", "as_strided of a tensor whose memory has gaps")
+"""Regions that lowering gives back as a whole, visibly."""
+
+LEVELS = (Algebra.SAFE, Algebra.SAFE, Algebra.SAFE, Algebra.OFF, Algebra.FINITE)
+
+
+@dataclass(frozen=True)
+class Example:
+    """A model, and the level of algebra it is optimised at."""
+
+    model: Model
+    level: Algebra
+
+    @property
+    def fair(self) -> bool:
+        """Whether the level may meet the model's numbers: one of them assumes that all are finite."""
+        return self.level is not Algebra.FINITE or not any(word in self.model.text for word in ("inf", "nan"))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An example, and what is wrong with it; `noise` where it is nothing but rounding errors."""
+
+    example: Example
+    problem: str
+    noise: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What a smaller example must have in common with this one."""
+        return self.problem.partition(":")[0]
+
+
+@dataclass
+class Prepared:
+    """An example that is generated, and compiled soon."""
+
+    example: Example
+    module: torch.nn.Module
+    inputs: tuple[torch.Tensor, ...]
+    fused: Any
+
+
+def draw(number: int, count: int) -> list[Example]:
+    """`count` different examples; the same ones for the same number."""
+    found: dict[str, Example] = {}
+
+    @seed(number)
+    @settings(
+        max_examples=2 * count,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(model=marked_models(large=True), level=st.sampled_from(LEVELS))
+    def collect(model: Model, level: Algebra) -> None:
+        example = Example(model, level)
+        if example.fair and len(found) < count:
+            found.setdefault(model.text, example)
+
+    collect()
+    return list(found.values())
+
+
+def run(examples: list[Example], device: str) -> list[Failure]:
+    """Those of `examples` that are wrong, in order."""
+    failures: list[Failure] = []
+    prepared: list[Prepared] = []
+    with quietly(), batched() as batch, override(debug=True, tune="off"):
+        for example in examples:
+            with _noted(example, failures):
+                prepared.append(_prepare(example, device))
+                with contextlib.suppress(Exception), batch.dry(), override(algebra=example.level):
+                    observe(prepared[-1].fused, prepared[-1].inputs)  # numbers that nobody computed may be rejected
+        batch.compile()
+        for each in prepared:
+            with _noted(each.example, failures), override(algebra=each.example.level):
+                failure = _judge(each)
+                if failure is not None:
+                    failures.append(failure)
+    return failures
+
+
+def _prepare(example: Example, device: str) -> Prepared:
+    module, inputs = example.model.make(device)
+    given_ = copies(dict(enumerate(inputs)), device).values()
+    with override(algebra=example.level), torch.no_grad():
+        return Prepared(example, module, inputs, fusepass.optimize(module, example_inputs=tuple(given_)))
+
+
+def _judge(prepared: Prepared) -> Failure | None:
+    """What is wrong, if anything is. The second call takes the short way; where it gives the same bits, it is judged."""
+    module, inputs, example = prepared.module, prepared.inputs, prepared.example
+    results: list[Any] = []
+
+    def kept(*arguments: Any) -> Any:
+        results.append(prepared.fused(*arguments))
+        return results[-1]
+
+    for call in ("first", "second"):
+        if call == "second" and _same(results[0], observe(prepared.fused, inputs, state=module)["output"]):
+            break
+        outcome = check(module, kept, inputs)
+        if not outcome.ok:
+            noise = is_noise(module, inputs, outcome, example.model.dtype)
+            return Failure(example, f"{call} call: {outcome.explain()}", noise)
+    reasons = [region.reason for region in prepared.fused.report().regions]
+    failed = [reason for reason in reasons if reason is not None and reason not in KNOWN]
+    return Failure(example, f"a region fell back: {failed[0]}") if failed else None
+
+
+def _same(first: tuple[torch.Tensor, ...], second: tuple[torch.Tensor, ...]) -> bool:
+    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(first, second, strict=True))
+
+
+@contextlib.contextmanager
+def _noted(example: Example, failures: list[Failure]) -> Iterator[None]:
+    """An exception is a failure."""
+    try:
+        yield
+    except Exception as error:  # whatever it is, it came from an optimised model, or eager does not run it
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__}: {str(error)[:500]} ({where.name}, line {where.lineno})"
+        failures.append(Failure(example, text))
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """No warnings, and no log of what Dynamo cannot trace: the report says it."""
+    logger = logging.getLogger("torch._dynamo")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,80 @@
+"""Models that were wrong when random ones were tried, made smaller; with compiled kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fusepass
+from fusepass.config import override
+from fusepass.numerics import check
+
+pytestmark = pytest.mark.models
+
+
+class WindowOverRows(nn.Module):
+    """A pool over what rows were reduced to reads other rows than its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.adaptive_max_pool3d(x.prod(4, keepdim=True), 1)
+
+
+class ConditionalSum(nn.Module):
+    """Unrolled and vectorised, `condition ? a * b + c : d * 2` is miscompiled by GCC 12 where it knows the condition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(8, track_running_stats=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        return torch.cat([y, y * 2], 3)
+
+
+class PositionsOfTruths(nn.Module):
+    """The position of a maximum is a number, although the maximum is a truth value."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        largest = (x > 0.8).max(1)
+        return largest.values.logical_not(), -largest.indices
+
+
+class WriteInMemoryFormat(nn.Module):
+    """Tracing would have it that what is written becomes contiguous, and so would a copy of it."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x.masked_fill_(x > 0.5, 0.1)
+        y = x * 2
+        return x.clone(), y.tril_().clone()
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "dtype"),
+    [
+        (WindowOverRows(), (1, 1, 2, 3, 8), torch.bfloat16),
+        (WindowOverRows(), (2, 3, 2, 3, 8), torch.float32),
+        (ConditionalSum(), (1, 8, 1, 7), torch.bfloat16),
+        (ConditionalSum(), (1, 8, 1, 4), torch.float32),
+        (ConditionalSum(), (1, 8, 1, 7), torch.float16),
+        (PositionsOfTruths(), (25, 5), torch.float32),
+    ],
+)
+def test_once_wrong(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    model, x = model.to(dtype), torch.rand(shape).to(dtype)
+    with override(debug=True, algebra="off"):
+        fused = fusepass.optimize(model)
+        outcome = check(model, fused, (x,))
+    assert outcome.ok, outcome.explain()
+    assert fused.report().fused_share == 1
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 2, 8, 2), (3, 5)])
+def test_a_write_keeps_strides(shape: tuple[int, ...]) -> None:
+    model, x = WriteInMemoryFormat(), torch.rand(shape).transpose(0, -1).contiguous().transpose(0, -1)
+    with override(debug=True):
+        fused = fusepass.optimize(model)
+        outcome = check(model, fused, (x,))
+    assert outcome.ok, outcome.explain()
+    assert fused.report().regions

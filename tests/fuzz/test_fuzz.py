@@ -1,0 +1,90 @@
+"""The search for wrong answers finds one that is planted, makes it small, and goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import torch
+from torch import nn
+
+from fusepass.config import Algebra
+from fusepass.numerics import compare
+from tests.fuzz import chunk
+from tests.fuzz.chunk import Example, Failure, draw
+from tests.fuzz.noise import is_noise
+from tests.fuzz.record import Record
+from tests.fuzz.shrink import smallest
+from tests.property.script import Model
+
+LONG = Model(
+    torch.float32, 1, False, False,
+    inputs=["torch.randn((4, 3)).to(torch.float32).transpose(0, 1)", "torch.randn((3, 4)).to(torch.float32)"],
+    layers={"l0": "nn.Linear(4, 4)"},
+    lines=["v2 = self.l0(x1)", "v3 = torch.tanh(x0)", "v4 = v3 + v2", "v5 = torch.sin(v4)", "v6 = v5 * 2"],
+    results=["v6", "v2"],
+)  # fmt: skip
+
+
+def test_the_same_seed_draws_the_same_models() -> None:
+    first, second = draw(3, 5), draw(3, 5)
+    assert [example.model.text for example in first] == [example.model.text for example in second]
+    assert len({example.model.text for example in first}) == 5
+
+
+def _wrong_about_sines(examples: list[Example], device: str) -> list[Failure]:
+    return [Failure(each, "first call: wrong") for each in examples if "torch.sin" in each.model.text]
+
+
+def test_a_failure_is_made_smaller() -> None:
+    failure = Failure(Example(LONG, Algebra.SAFE), "first call: wrong")
+    with mock.patch("tests.fuzz.shrink.run", _wrong_about_sines):
+        found = smallest(failure, "cpu").example
+    assert found.level is Algebra.OFF
+    assert found.model.layers == {}
+    assert len(found.model.lines) <= 2
+    assert "torch.sin" in found.model.text
+    found.model.make()
+
+
+def test_exceptions_are_failures() -> None:
+    with mock.patch.object(chunk.fusepass, "optimize", side_effect=RuntimeError("planted")):
+        (failure,) = chunk.run([Example(LONG, Algebra.SAFE)], "cpu")
+    assert failure.kind == "RuntimeError"
+    assert "planted" in failure.problem
+
+
+class _Cancels(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return (y - y).sum()
+
+
+def test_rounding_errors_are_told_from_wrong_results() -> None:
+    model, x = _Cancels(), torch.rand(1000)
+    for off, noise in ((2e-7, True), (1e-4, False)):
+        wrong = torch.tensor(off)
+        outcome = compare(
+            {"output": wrong}, {"output": torch.zeros(())}, {"output": torch.zeros((), dtype=torch.float64)}
+        )
+        assert not outcome.ok
+        assert is_noise(model, (x,), outcome, x.dtype) is noise
+
+
+def test_a_record_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    command = [sys.executable, "-m", "tests.fuzz", "--size", "2", "--workers", "1", "--record", str(path)]
+    for examples in (2, 4):
+        subprocess.run([*command, "--examples", str(examples)], check=True, capture_output=True)
+        told = json.loads(path.read_text())
+        assert told["total"] == examples
+        assert told["wrong"] == 0
+    assert set(told["examples"]) == {"0", "1"}
+    record = Record.of(path, "cpu")
+    record.failures.append({"seed": 1})
+    record.begin(again=True)
+    assert set(record.examples) == {"0"}
+    assert not record.failures

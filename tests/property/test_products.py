@@ -1,0 +1,50 @@
+"""Matrix products of any shape, strides and type, every thread run on the host, against the interpreter."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.render import render
+from fusepass.codegen.schedule_product import TILINGS, Tiling
+from tests.support.emulate import emulate
+from tests.support.interpret import interpret
+from tests.support.products import BF16, F16, F32, ONE, Case, generated
+from tests.unit.test_render_cuda import assert_close, inputs_of
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    size = st.integers(1, 40) | st.sampled_from([64, 72, 128, 130])
+    dtype = draw(st.sampled_from([F32, F32, F16, BF16]))
+    inner = draw(st.integers(1, 150))
+    return Case(
+        rows=draw(size),
+        columns=draw(size),
+        inner=inner,
+        batch=draw(st.none() | st.integers(1, 3)),
+        left_down=draw(st.booleans()),
+        right_across=draw(st.booleans()),
+        spare=draw(st.sampled_from([0, 0, 1, 4, 8])),
+        dtype=dtype,
+        tf32=dtype is F32 and draw(st.booleans()),
+        shared_right=draw(st.booleans()),
+        length=64 if inner > 64 and draw(st.booleans()) else None,
+    )
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@settings(max_examples=12)
+@given(case=cases(), tiling=st.sampled_from(TILINGS), aligned=st.booleans())
+def test_values(case: Case, tiling: Tiling, aligned: bool) -> None:
+    program = generated(case)
+    verify(program)
+    inputs = inputs_of(program)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fusepass.codegen.schedule_product.TILINGS", (tiling,))
+        source = render(program, ONE, aligned=aligned)
+    assert_close(program, emulate(program, source, inputs, shift=0 if aligned else 1), interpret(program, inputs))

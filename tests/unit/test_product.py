@@ -1,0 +1,351 @@
+"""Matrix products as kernels: what the kernels compute (every thread run on the host), how they are laid out, and when they are chosen."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fusepass.codegen.build import check_compiles
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.product import Arithmetic, Product
+from fusepass.codegen.ir.program import Program
+from fusepass.codegen.ir.text import program_text
+from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.render import describe, render
+from fusepass.codegen.schedule_product import TILINGS, Tiling, preferred, product_length, schedule_product, serves
+from fusepass.errors import IRError
+from fusepass.numerics import compare
+from tests.support.emulate import emulate
+from tests.support.interpret import decode, interpret
+from tests.support.native import run_native
+from tests.support.numpy_ops import Array
+from tests.support.products import BF16, CASES, F16, H200, ONE, Case, generated
+from tests.support.regions import NO_SPLIT, memory_of, region, tensor_of
+from tests.unit.test_render_cuda import inputs_of
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+TOLERANCE = {DType.F32: 2e-6, F16: 2e-3, BF16: 1.6e-2}
+
+
+def tolerance_of(case: Case) -> float:
+    return 2e-3 if case.tf32 else TOLERANCE[case.dtype]
+
+
+def run(program: Program, facts: DeviceFacts, inputs: dict[str, Array], *, aligned: bool = True) -> dict[str, Array]:
+    return emulate(program, render(program, facts, aligned=aligned), inputs, shift=0 if aligned else 1)
+
+
+def assert_close(case: Case, program: Program, got: dict[str, Array], wanted: dict[str, Array]) -> None:
+    (name,) = program.outputs
+    found, right = (decode(memory[name], case.dtype).astype(np.float64) for memory in (got, wanted))
+    tolerance = tolerance_of(case)
+    np.testing.assert_allclose(found, right, rtol=tolerance, atol=tolerance * np.abs(right).max())
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", CASES)
+def test_values(name: str) -> None:
+    case = CASES[name]
+    program = generated(case)
+    verify(program)
+    assert not program.calls
+    inputs = inputs_of(program)
+    assert_close(case, program, run(program, ONE, inputs), interpret(program, inputs))
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["linear", "plain", "both turned", "half", "half, turned", "bfloat16"])
+def test_values_where_nothing_is_aligned(name: str) -> None:
+    case = CASES[name]
+    program = generated(case)
+    inputs = inputs_of(program)
+    assert_close(case, program, run(program, ONE, inputs, aligned=False), interpret(program, inputs))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "name", ["linear, odd", "both turned", "a batch, in pieces", "half, odd", "bfloat16, in pieces"]
+)
+def test_values_on_a_cpu(name: str) -> None:
+    case = CASES[name]
+    program = generated(case)
+    inputs = inputs_of(program)
+    assert_close(case, program, run_native(program, inputs), interpret(program, inputs))
+
+
+TILED = {
+    "neighbours along the terms": Case(150, 140, 71),
+    "neighbours across": Case(132, 136, 40, left_down=True, right_across=True),
+    "halves, neighbours across": Case(136, 144, 72, dtype=BF16, left_down=True, right_across=True),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"{tiling.rows} x {tiling.columns}")
+@pytest.mark.parametrize("name", TILED)
+def test_values_of_each_tile(name: str, tiling: Tiling, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = TILED[name]
+    monkeypatch.setattr("fusepass.codegen.schedule_product.TILINGS", (tiling,))
+    program = generated(case)
+    inputs = inputs_of(program)
+    assert_close(case, program, run(program, ONE, inputs), interpret(program, inputs))
+
+
+@needs_compiler
+def test_a_device_with_little_shared_memory_gets_fewer_stages() -> None:
+    little = replace(ONE, shared_bytes_per_block=48 << 10)
+    case = CASES["linear"]
+    program = generated(case)
+    plan = schedule_product(program.kernels[0], program, little)
+    assert plan is not None
+    assert plan.shared_bytes <= 48 << 10
+    inputs = inputs_of(program)
+    assert_close(case, program, run(program, little, inputs), interpret(program, inputs))
+
+
+ACCURATE = {
+    "float32, few terms": Case(48, 40, 8),
+    "float32": Case(48, 40, 300),
+    "float32, many terms": Case(32, 32, 3000),
+    "float32, in pieces": Case(32, 32, 3000, length=512),
+    "half": Case(48, 40, 300, dtype=F16),
+    "bfloat16, in pieces": Case(48, 40, 512, dtype=BF16, length=128),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("centre", [0.0, 1.5])
+@pytest.mark.parametrize("name", ACCURATE)
+def test_as_exact_as_float32(name: str, centre: float) -> None:
+    """The error against float64 is at most twice that of float32 sums, term by term as cuBLAS adds them."""
+    case = ACCURATE[name]
+    program = generated(case, chain=False)
+    torch.manual_seed(1)
+    dtype = {F16: torch.float16, BF16: torch.bfloat16}.get(case.dtype, torch.float32)
+    a = (torch.randn(case.rows, case.inner) + centre).to(dtype)
+    w = (torch.randn(case.columns, case.inner) + centre).to(dtype)
+    found = run(program, ONE, {"a": memory_of(a), "w": memory_of(w)})["mm_out"]
+    actual = tensor_of(found, program.buffer("mm_out"))
+    plain = torch.zeros(case.rows, case.columns)
+    for k in range(case.inner):
+        plain += a[:, k, None].float() * w[None, :, k].float()
+    judged = compare(actual, plain.to(dtype), a.double() @ w.double().t())
+    assert judged.ok, judged.explain()
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["linear", "turned, odd", "TF32", "in uneven pieces", "bfloat16, turned and odd"])
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, "two infinities", "largest", "all ones"])
+def test_what_is_not_finite_spreads_as_in_plain_arithmetic(name: str, bad: float | str) -> None:
+    case = CASES[name]
+    program = generated(case, chain=False)
+    torch.manual_seed(2)
+    dtype = {F16: torch.float16, BF16: torch.bfloat16}.get(case.dtype, torch.float32)
+    a, w = torch.randn(case.rows, case.inner), torch.randn(case.columns, case.inner)
+    w[1] = 0  # a product with an infinity is no number
+    if bad == "two infinities":
+        a[3, 7], a[3, 9], a[4, 2] = torch.inf, -torch.inf, -torch.inf
+    elif bad == "all ones":  # a NaN that becomes a number when it is rounded up
+        a.view(torch.int32)[3, 7] = 0x7FFFFFFF
+    elif bad == "largest":
+        a[3], w[2] = 0, 0
+        a[3, 7], w[2, 7] = torch.finfo(dtype).max, 1.0
+    else:
+        a[3, 7] = bad
+    a, w = a.to(dtype), w.to(dtype)
+    stored = [
+        tensor if not down else tensor.t().contiguous().t()
+        for tensor, down in ((a, case.left_down), (w, case.right_across))
+    ]
+    inputs = {name: memory_of(tensor) for name, tensor in zip("aw", stored, strict=True)}
+    actual = tensor_of(run(program, ONE, inputs)["mm_out"], program.buffer("mm_out")).float()
+    wanted = (a.double() @ w.double().t()).to(dtype).float()
+    assert torch.equal(actual.isnan(), wanted.isnan())
+    assert torch.equal(actual.isposinf(), wanted.isposinf())
+    assert torch.equal(actual.isneginf(), wanted.isneginf())
+    assert wanted.isfinite().any()
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.gelu(self.linear(x)) + y
+
+
+def _scaled(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.baddbmm(bias, a, b, beta=0.5, alpha=2.0).relu()
+
+
+ABSORBED: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = {
+    "linear": (nn.Sequential(nn.Linear(6, 5), nn.GELU()), (torch.randn(4, 6),)),
+    "linear of a sequence": (nn.Sequential(nn.Linear(6, 5), nn.GELU()), (torch.randn(2, 3, 6),)),
+    "with a residual": (Residual(), (torch.randn(2, 3, 6), torch.randn(2, 3, 5))),
+    "with a residual of other strides": (Residual(), (torch.randn(4, 6), torch.randn(5, 4).t())),
+    "one sample": (nn.Sequential(nn.Linear(6, 5), nn.ReLU()), (torch.randn(1, 6),)),
+    "half": (nn.Sequential(nn.Linear(6, 5), nn.ReLU()).half(), (torch.randn(4, 6).half(),)),
+    "bfloat16 of a sequence": (nn.Sequential(nn.Linear(6, 5), nn.GELU()).bfloat16(), (torch.randn(2, 3, 6).bfloat16(),)),
+    "a batch": (lambda a, b: torch.bmm(a, b).tanh(), (torch.randn(2, 3, 6), torch.randn(2, 6, 4))),
+    "a turned batch": (lambda a, b: torch.bmm(a, b.transpose(1, 2)).tanh(), (torch.randn(2, 3, 6), torch.randn(2, 4, 6))),
+    "scaled sum": (_scaled, (torch.randn(2, 1, 4), torch.randn(2, 3, 6), torch.randn(2, 6, 4))),
+    "scaled sum of halves": (_scaled, (torch.randn(2, 3, 1).half(), torch.randn(2, 3, 6).half(), torch.randn(2, 6, 4).half())),
+}  # fmt: skip
+
+ALWAYS = replace(NO_SPLIT, anchors=lambda program, kernel: True)
+IN_PIECES = replace(ALWAYS, product_length=lambda program, kernel: 2)
+
+
+@pytest.mark.parametrize("name", ABSORBED)
+def test_what_follows_is_the_epilogue(name: str) -> None:
+    model, inputs = ABSORBED[name]
+    made = region(model, *inputs)
+    program = made.passed(ALWAYS)
+    assert not program.calls
+    (kernel,) = program.kernels
+    assert isinstance(kernel.anchor, Product)
+    made.check(program, tolerance=4e-3 if inputs[0].dtype is torch.float16 else None)
+    pieces = made.passed(IN_PIECES)
+    assert [kernel.anchor is None for kernel in pieces.kernels] == [False, True]
+    made.check(pieces, tolerance=4e-3 if inputs[0].dtype is torch.float16 else None)
+
+
+def test_what_cannot_be_the_epilogue_reads_the_result() -> None:
+    made = region(nn.Sequential(nn.Linear(6, 5), nn.Softmax(1)), torch.randn(4, 6))
+    program = made.passed(ALWAYS)
+    assert [kernel.anchor is None for kernel in program.kernels] == [False, True]
+    made.check(program)
+
+
+def test_what_no_kernel_does_stays_with_the_library() -> None:
+    doubles = region(nn.Sequential(nn.Linear(6, 5), nn.ReLU()).double(), torch.randn(4, 6, dtype=torch.float64))
+    assert [call.target for call in doubles.passed(ALWAYS).calls][-1] == "aten.mm.default"
+    empty = region(nn.Sequential(nn.Linear(6, 5), nn.ReLU()), torch.randn(0, 6))
+    assert [call.target for call in empty.passed(ALWAYS).calls][-1] == "aten.mm.default"
+    refused = region(nn.Sequential(nn.Linear(6, 5), nn.ReLU()), torch.randn(4, 6))
+    assert refused.passed(NO_SPLIT).calls == refused.program.calls
+
+
+def test_the_setting_says_whether_float32_is_rounded() -> None:
+    model, x = nn.Sequential(nn.Linear(6, 5), nn.ReLU()), torch.randn(4, 6)
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    found = []
+    try:
+        for allowed in (False, True):
+            matmul.allow_tf32 = allowed
+            made = region(model, x)
+            assert ("TF32 allowed" in program_text(made.program)) is allowed
+            anchor = made.passed(ALWAYS).kernels[0].anchor
+            assert isinstance(anchor, Product)
+            found.append(anchor.arithmetic)
+    finally:
+        matmul.allow_tf32 = before
+    assert found == [Arithmetic.TF32_THREE, Arithmetic.TF32]
+
+
+def test_text_and_rules() -> None:
+    program = generated(Case(20, 40, 520, length=128))
+    assert (
+        "mm_out_sum: product of a strides (0,520,1) by w strides (0,520,1), 520 terms, 5 pieces of 128, TF32 x 3"
+        in (program_text(program))
+    )
+    (kernel, merge) = program.kernels
+    assert isinstance(kernel.anchor, Product)
+    beyond = replace(kernel.anchor, left=replace(kernel.anchor.left, row=521))
+    for broken, fault in (
+        (replace(kernel, anchor=beyond), "reads a out of range"),
+        (replace(kernel, rows=kernel.rows[1:]), "5 pieces, batch, row and column"),
+        (replace(kernel, anchor=replace(kernel.anchor, dtype=F16)), "no buffer of f16"),
+    ):
+        with pytest.raises(IRError, match=fault):
+            verify(replace(program, kernels=(broken, merge)))
+
+
+def test_a_tile_fits_its_device() -> None:
+    for case in CASES.values():
+        program = generated(case)
+        plan = schedule_product(program.kernels[0], program, H200)
+        assert plan is not None
+        assert plan.shared_bytes <= H200.shared_bytes_per_block
+        assert plan.threads * plan.resident <= H200.max_threads
+        arithmetic = "TF32" if case.tf32 else "TF32 x 3" if case.dtype is DType.F32 else "halves"
+        assert describe(program, program.kernels[0], H200).endswith(arithmetic)
+
+
+def test_chosen_where_the_estimate_is_clear() -> None:
+    def chosen(case: Case, facts: DeviceFacts = H200) -> bool:
+        program = generated(case)
+        assert serves(program, program.kernels[0], facts) is (facts.capability >= 80)
+        return preferred(program, program.kernels[0], facts)
+
+    large = Case(1024, 8192, 8192)
+    assert chosen(large)
+    assert not chosen(replace(large, tf32=True))
+    assert not chosen(replace(large, dtype=F16))
+    assert not chosen(replace(large, rows=16))
+    assert not chosen(replace(large, inner=128))
+    assert not chosen(large, replace(H200, arch="sm_80"))
+    assert not chosen(large, replace(H200, arch="sm_75"))
+
+
+def test_sums_in_pieces_fill_the_device() -> None:
+    def blocks(rows: int, columns: int, inner: int) -> tuple[int, int]:
+        whole = generated(Case(rows, columns, inner))
+        length = product_length(whole, whole.kernels[0], H200)
+        program = generated(Case(rows, columns, inner, length=length))
+        plan = schedule_product(program.kernels[0], program, H200)
+        assert plan is not None
+        return length, plan.blocks
+
+    assert blocks(4096, 4096, 4096)[0] == 4096
+    assert blocks(4096, 4096, 64)[0] == 64
+    for rows, columns, inner in ((1, 4096, 4096), (16, 4096, 4096), (256, 256, 8192), (64, 1000, 2048)):
+        length, count = blocks(rows, columns, inner)
+        assert length < inner
+        assert count >= H200.multiprocessors
+
+
+def test_places_beyond_32_bits() -> None:
+    program = generated(Case(70_000, 64, 40_000))
+    plan = schedule_product(program.kernels[0], program, H200)
+    assert plan is not None
+    assert plan.wide
+    assert "fp::Operand<float, int64_t, 70000, 40000, 40000, 1, true, 4>" in render(program, H200).text
+
+
+@needs_compiler
+def test_values_with_wide_indices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusepass.codegen.schedule_product._MAX_INT", 1)
+    case = CASES["a batch, in pieces"]
+    program = generated(case)
+    inputs = inputs_of(program)
+    assert_close(case, program, run(program, ONE, inputs), interpret(program, inputs))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "linear",
+        "linear, odd",
+        "both turned",
+        "in uneven pieces",
+        "TF32",
+        "half",
+        "half, odd",
+        "bfloat16, turned and odd",
+    ],
+)
+def test_nvcc_takes_the_source(name: str) -> None:
+    if shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc")
+    check_compiles(render(generated(CASES[name]), H200))

@@ -1,0 +1,261 @@
+"""Rows that blocks share: when they do, what their kernels compute, and that nothing depends on who comes first."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fusepass
+from fusepass.codegen.build import check_compiles
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import pass_options
+from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.program import Buffer, Program, Role, Team
+from fusepass.codegen.ir.team import exchange_offsets
+from fusepass.codegen.ir.text import program_text
+from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.render import describe, render
+from fusepass.codegen.schedule import schedule
+from fusepass.codegen.schedule.plan import Keep
+from fusepass.codegen.schedule.team import team_size
+from fusepass.codegen.source import Target
+from fusepass.errors import FusepassWarning, IRError
+from fusepass.fallbacks import FallbackCounter
+from fusepass.runtime import _failed
+from tests.support import kernels as k
+from tests.support.emulate import emulate
+from tests.support.regions import NO_SPLIT, region, tensor_of
+
+H200 = DeviceFacts.h200()
+A100 = replace(H200, arch="sm_80", multiprocessors=108, l2_bytes=40 << 20, shared_bytes_per_block=163 << 10)
+LITTLE = replace(H200, l2_bytes=4096, shared_bytes_per_block=24 << 10)
+"""A block keeps some 2500 floats."""
+MUCH = replace(LITTLE, shared_bytes_per_block=96 << 10)
+emulated = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+
+def size(program: Program, facts: DeviceFacts = H200) -> tuple[int, int] | None:
+    return team_size(program, program.kernels[0], facts)
+
+
+MODELS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] = {
+    "layer norm": (lambda x, *weights: F.layer_norm(x, x.shape[1:], *weights), (3, 4, 30, 40), (4, 30, 40)),
+    "layer norm, odd": (lambda x, *_: F.gelu(F.layer_norm(x, x.shape[1:])), (2, 3, 7, 401), ()),
+    "group norm": (lambda x, *weights: F.group_norm(x, 2, *weights), (2, 6, 41, 24), (6,)),
+    "batch norm": (lambda x, *weights: F.batch_norm(x, None, None, *weights, True), (3, 2, 33, 44), (2,)),
+    "batch norm, odd": (lambda x, *_: F.batch_norm(x, None, None, None, None, True).relu(), (5, 1, 29, 31), ()),
+    "layer norm inside": (lambda x, *w: F.layer_norm(x * 2 - 1, x.shape[1:], *w).tanh() + x, (3, 5, 999), (5, 999)),
+    "windows": (lambda x, *_: F.group_norm(F.avg_pool2d(x, 3, 2, 1), 2), (2, 4, 41, 58), ()),
+    "padding": (lambda x, *_: F.group_norm(F.pad(x, (1, 2)), 1).relu(), (2, 3, 31, 40), ()),
+    "softmax": (lambda x, *_: x.softmax(1), (2, 9001), ()),
+    "log softmax of a sum": (lambda x, *_: (x + 1.5).log_softmax(1) * 2, (5, 4000), ()),
+    "two sweeps": (lambda x, *_: F.normalize(x.softmax(1), dim=1), (3, 6000), ()),
+    "several results": (
+        lambda x, *_: (x - x.mean(1, keepdim=True), x * x.amax(1, keepdim=True), x.sum(1)), (3, 5003), ()
+    ),
+    "one row": (lambda x, *_: x.softmax(1), (1, 7777), ()),
+    "fewer columns than blocks have threads": (lambda x, *_: x.softmax(1), (2, 1030), ()),
+    "no column for some blocks": (lambda x, *_: x.softmax(1), (4, 5), ()),
+}  # fmt: skip
+"""A function of a tensor and two weights, the tensor's shape, and the weights'."""
+
+
+@emulated
+@pytest.mark.parametrize(("members", "teams", "facts"), [(2, 2, LITTLE), (5, 1, LITTLE), (3, 4, MUCH)])
+@pytest.mark.parametrize("name", MODELS)
+def test_values(name: str, members: int, teams: int, facts: DeviceFacts) -> None:
+    """No further from float64 than the numeric policy lets them be."""
+    function, shape, weights = MODELS[name]
+    random = torch.Generator().manual_seed(1)
+    x, *others = (torch.randn(size, generator=random) for size in (shape, weights, weights))
+    made = region(function, x * 2 + 5, *others)
+    program = made.passed(replace(NO_SPLIT, teams=lambda program, kernel: (members, teams), longest_cached_row=1))
+    assert any(kernel.team for kernel in program.kernels)
+    results = emulate(program, render(program, facts), made.memory(program))
+    for number, (eager, exact) in enumerate(zip(made.eager(), made.exact(), strict=True)):
+        got = tensor_of(results[program.outputs[number]], program.buffer(program.outputs[number])).double()
+        allowed = 2 * (eager.double() - exact.double()).abs().max() + 8 * 2**-24 * exact.double().abs().max()
+        assert (got - exact.double()).abs().max() <= allowed
+
+
+@emulated
+def test_nan_and_infinities_stand_where_pytorch_has_them() -> None:
+    x = torch.randn(4, 6000)
+    x[0, 5999], x[1, 17], x[2, 3000] = torch.nan, torch.inf, -torch.inf
+    x[3] = -torch.inf
+    made = region(lambda x: (x.softmax(1), x - x.amax(1, keepdim=True)), x)
+    program = made.passed(replace(NO_SPLIT, teams=lambda program, kernel: (3, 2), longest_cached_row=1))
+    results = emulate(program, render(program, LITTLE), made.memory(program))
+    for name, eager in zip(program.outputs, made.eager(), strict=True):
+        got = tensor_of(results[name], program.buffer(name))
+        torch.testing.assert_close(got, eager, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@emulated
+def test_results_depend_neither_on_timing_nor_on_how_many_teams_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = k.in_teams(k.layer_norm(7, 20_000), 3, 3)
+    source = render(program, LITTLE)
+    random = np.random.default_rng(0)
+    inputs = {name: random.standard_normal(program.buffer(name).numel).astype(np.float32) for name in program.inputs}
+    first = emulate(program, source, inputs)
+    for room in ("3", "2", "1"):
+        monkeypatch.setenv("EMULATED_TEAMS", room)
+        again = emulate(program, source, inputs)
+        assert all(np.array_equal(first[name].view(np.uint32), again[name].view(np.uint32)) for name in first)
+
+
+@emulated
+def test_a_device_without_room_for_a_team_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = k.in_teams(k.softmax_rows(2, 6000), 2, 1)
+    monkeypatch.setenv("EMULATED_TEAMS", "0")
+    with pytest.raises(AssertionError, match="720"):
+        emulate(program, render(program, LITTLE), {"x": np.zeros(12_000, np.float32)})
+
+
+def test_a_region_that_does_not_fit_runs_as_its_operators_and_says_so() -> None:
+    """720 is what CUDA calls a cooperative launch that is too large."""
+    generated = SimpleNamespace(source=SimpleNamespace(target=Target.CUDA))
+    counter = FallbackCounter()
+    region: Any = SimpleNamespace(name="norm", generated=generated, fallbacks=counter, original=torch.neg)
+    with pytest.warns(FusepassWarning, match="norm runs as the original operators: blocks that share a row do not fit"):
+        assert _failed(region, 720, (torch.ones(()),)) == -1
+    assert counter.total == 1
+    with pytest.raises(RuntimeError, match="CUDA error 719"):
+        _failed(region, 719, (torch.ones(()),))
+
+
+@emulated
+def test_wide_indices_and_unaligned_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = k.in_teams(k.layer_norm(3, 8192, k.F16), 2, 2)
+    random = np.random.default_rng(0)
+    inputs = {name: random.standard_normal(program.buffer(name).numel).astype(np.float16) for name in program.inputs}
+    narrow = emulate(program, render(program, LITTLE), inputs)
+    monkeypatch.setattr("fusepass.codegen.schedule._MAX_INT", 0)
+    wide = emulate(program, render(program, LITTLE, aligned=False), inputs, shift=1)
+    for name in narrow:
+        np.testing.assert_allclose(narrow[name].astype(np.float64), wide[name].astype(np.float64), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (k.softmax_rows(4096, 393_216), (16, 16)),  # 14 blocks keep it; with 16 all threads have equally many vectors
+        (k.layer_norm(16, 64 * 256 * 256), (132, 2)),  # 16.8 MB, of which two teams keep nine tenths
+        (k.layer_norm(4, 16 << 20), (264, 1)),  # 67 MB, of which the device keeps less than half
+        (k.layer_norm(2, 1 << 28), None),  # and here next to nothing
+        (k.layer_norm(2048, 49_152), None),  # a block keeps a row
+        (k.layer_norm(64, 100_000), None),  # the second time all is in the cache
+        (k.row_reduction(4096, 393_216, k.ReduceOp.SUM), None),  # read once anyway
+        (k.softmax_channels(4096, 393_216, 4), None),  # rows are neighbours in memory
+    ],
+    ids=lambda value: value.name if isinstance(value, Program) else str(value),
+)
+def test_who_forms_teams(program: Program, expected: tuple[int, int] | None) -> None:
+    assert size(program) == expected
+
+
+@pytest.mark.parametrize("facts", [H200, A100], ids=["H200", "A100"])
+@pytest.mark.parametrize(
+    ("rows", "cols"), [(1, 4 << 20), (7, 3 << 20), (97, 1_234_567), (4096, 60_001), (300, 1 << 20)]
+)
+def test_teams_fit_the_device(rows: int, cols: int, facts: DeviceFacts) -> None:
+    found = size(k.layer_norm(rows, cols), facts)
+    if found is None:
+        return
+    members, teams = found
+    program = k.in_teams(k.layer_norm(rows, cols), *found)
+    plan = schedule(program.kernels[0], program, facts)
+    assert members >= 2
+    assert 1 <= teams <= rows
+    assert plan.blocks == members * teams <= 2 * facts.multiprocessors
+    assert 2 * plan.threads <= facts.max_threads
+    slots = 17 * 12 + 16
+    assert 2 * (plan.shared_bytes + slots + 1024) <= facts.shared_bytes_per_block + 1024
+    assert members * plan.part * plan.width >= cols
+    assert 0 < plan.kept <= plan.part
+    assert plan.keep is Keep.SHARED
+
+
+def test_weights_that_every_row_meets_stay_in_the_cache() -> None:
+    program = k.in_teams(k.layer_norm(4, 16 << 20), 264, 1)
+    assert schedule(program.kernels[0], program, H200).once == {"x", "y"}
+
+
+def test_the_pass_leaves_other_kernels_alone() -> None:
+    made = region(lambda x: torch.relu(x).sum(1) + 1, torch.randn(3, 50))
+    program = made.passed(replace(NO_SPLIT, teams=lambda program, kernel: (2, 1)))
+    assert not any(kernel.team for kernel in program.kernels)
+
+
+def test_mixed_layouts_form_no_team() -> None:
+    x = torch.randn(2, 32, 8, 8).to(memory_format=torch.channels_last)
+    made = region(lambda x: F.group_norm(x, 1).clone(memory_format=torch.contiguous_format), x)
+    program = made.passed(replace(NO_SPLIT, teams=lambda program, kernel: (2, 1)))
+    assert not any(kernel.team for kernel in program.kernels)
+
+
+def test_large_layer_norm_is_one_kernel() -> None:
+    made = region(lambda x: F.layer_norm(x, x.shape[1:]), torch.empty(16, 64, 256, 256, device="meta"))
+    program = made.passed(pass_options(H200))
+    assert [kernel.team is not None for kernel in program.kernels] == [True]
+    assert "teams of 132, 512 lanes x 1 rows" in describe(program, program.kernels[0], H200)
+    assert "rows shared by 2 x 132 blocks through exchange_" in program_text(program)
+
+
+def test_a_value_that_is_simple_to_compute_again_is_not_kept_beside_what_it_is_made_of() -> None:
+    def kept(function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype = torch.float32) -> list[str]:
+        (kernel,) = region(function, torch.randn(2, 50, dtype=dtype)).passed().kernels
+        return [str(each.node.dtype) for each in kept_in_memory(kernel, Dataflow())]
+
+    assert kept(lambda x: F.layer_norm(x * 2 + 1, (50,)) + x) == ["f32"]
+    assert kept(lambda x: F.layer_norm(x, (50,)), torch.float16) == ["f16"]
+    assert kept(lambda x: F.layer_norm(x.sin(), (50,)) + x) == ["f32", "f32"]  # a sine costs more than room
+
+
+def test_teams_can_be_switched_off() -> None:
+    made = region(lambda x: F.layer_norm(x, x.shape[1:]), torch.empty(16, 64, 256, 256, device="meta"))
+    with fusepass.override(disable="teams"):
+        program = made.passed(pass_options(H200))
+    assert len(program.kernels) == 3
+    assert not any(kernel.team for kernel in program.kernels)
+
+
+@pytest.mark.parametrize(
+    ("team", "fault"),
+    [
+        (Team(1, 2, "room"), "2 teams of 1 blocks, which have nothing to share"),
+        (Team(2, 64, "room"), "room is no temporary of"),
+        (Team(2, 1, "x"), "x is no temporary of"),
+        (Team(2, 1, "x"), "x is a team's and has a reader or writer"),
+        (Team(2, 1, "nowhere"), "nowhere is no temporary of"),
+    ],
+)
+def test_verify_knows_teams(team: Team, fault: str) -> None:
+    program = k.softmax_rows(3, 100)
+    words = exchange_offsets(program.kernels[0], 2, 2)[""] // 4
+    room = Buffer("room", DType.I32, (words,), (1,), Role.TEMP)
+    kernels = (replace(program.kernels[0], team=team),)
+    with pytest.raises(IRError, match=fault):
+        verify(replace(program, buffers=(*program.buffers, room), kernels=kernels))
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+@pytest.mark.parametrize("facts", [H200, A100], ids=["H200", "A100"])
+@pytest.mark.parametrize(
+    "program",
+    [k.layer_norm(16, 1 << 22), k.layer_norm(100, 1_000_001, k.F16), k.softmax_rows(4096, 393_216)],
+    ids=["layer norm", "halves", "softmax"],
+)
+def test_nvcc_takes_it(program: Program, facts: DeviceFacts) -> None:
+    found = size(program, facts)
+    assert found is not None
+    check_compiles(render(k.in_teams(program, *found), facts))
