@@ -23,7 +23,7 @@ from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
 from fusepass.patterns.aliasing import is_view
 from fusepass.runtime import FusedRegion, Meta
-from fusepass.tune import adopt, recall
+from fusepass.tune import adopt, named, recall
 from fusepass.variants import Variant, is_precise, variants
 from fusepass.work import Candidate, Work
 
@@ -59,7 +59,7 @@ def _generate_variants(work: Work) -> None:
     record = recall(work)
     if record is not None:  # maybe of one who tried more
         every = variants(work.graph, facts, "max")[1:]
-        _generate_others(work, [variant for variant in every if variant.name == record.choice.get("chosen")], facts)
+        _generate_others(work, [variant for variant in every if variant.name in named(record)], facts)
     if record is None or not adopt(work, record):
         _generate_others(work, others, facts)
     if work.choice is None and _is_anchor_alone(work):
