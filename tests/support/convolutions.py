@@ -180,10 +180,12 @@ CASES: dict[str, Case] = {
 }
 
 REDUCED = (
+    "2d",
     "2d, 8 to 40 channels",
     "transposed 2d",
     "many channels",
     "many channels, transposed",
+    "many channels, 1d",
     "many channels, to 128",
 )
 """Those that are also reduced over channels in the same kernel."""
