@@ -24,7 +24,7 @@ from fusepass.fallbacks import FallbackCounter
 from fusepass.patterns.aliasing import is_view
 from fusepass.runtime import FusedRegion, Meta
 from fusepass.tune import adopt, named, recall
-from fusepass.variants import Variant, is_precise, variants
+from fusepass.variants import Variant, is_precise, library_rounds, variants
 from fusepass.work import Candidate, Work
 
 
@@ -92,7 +92,8 @@ def _generate_others(work: Work, others: Sequence[Variant], facts: DeviceFacts) 
 def _candidate(work: Work, variant: Variant, facts: DeviceFacts) -> Candidate:
     labels = [node.name for node in work.region.inputs]
     values = {node.name: value.item() for node, value in work.constants.items()}
-    program, builder = lower(work.graph, work.region.name, labels, values, variant.anchor_format)
+    tf32 = library_rounds(work.graph, facts)
+    program, builder = lower(work.graph, work.region.name, labels, values, variant.anchor_format, tf32=tf32)
     converted = {call.result: generate(conversion, own, facts) for call, conversion, own in conversions(program)}
     return Candidate(variant, generate(program, builder, facts, variant.anchor), converted)
 
