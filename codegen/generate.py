@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.expr import Builder
@@ -17,6 +18,9 @@ from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_convolution import serves
 from fusepass.codegen.source import Source, Target
 from fusepass.config import current
+
+if TYPE_CHECKING:
+    from fusepass.codegen.forms import Forms
 
 _PRODUCTS = ("convolution", "_convolution", "mm", "bmm", "addmm", "baddbmm")
 ANCHOR_TARGETS = frozenset(f"aten.{name}.default" for name in _PRODUCTS)
@@ -32,15 +36,25 @@ class Generated:
         source: for operands aligned to 16 bytes, as PyTorch allocates them.
         schedules: per kernel, how it is laid on the device, in words.
         facts: the device.
+        sizes: whether the source serves several sizes, in words; empty for the first ones.
+        forms: what knows the libraries for several sizes, where the source is one of them.
     """
 
     program: Program
     source: Source
     schedules: tuple[str, ...]
     facts: DeviceFacts
+    sizes: str = ""
+    forms: Forms | None = field(default=None, compare=False, repr=False)
 
     def unaligned(self) -> Source:
-        """The source that assumes nothing about the alignment of inputs."""
+        """The source that assumes nothing about the alignment of inputs.
+
+        Raises:
+            BuildError: it serves several sizes, and too many such libraries were built already.
+        """
+        if self.forms is not None:
+            return self.forms.unaligned(self)
         return render(self.program, self.facts, aligned=False)
 
 

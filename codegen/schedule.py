@@ -41,7 +41,7 @@ _SECTOR = 32  # bytes that memory moves at once
 _ACCESS = 16  # bytes of the widest access of one thread
 _MAX_BLOCKS = 2**31 - 1
 _MAX_INT = 2**31 - 2**21  # room for the points past the end that a last block counts
-_FEW_ELEMENTS = 16  # per thread: enough loads in flight to fill the memory system
+FEW_ELEMENTS = 16  # per thread: enough loads in flight to fill the memory system
 _MOST_ELEMENTS = 32  # per thread, unrolled: more costs registers and compile time
 _LEAST_REPEATED = 4 << 20  # bytes that neighbouring blocks do not find in a near cache
 _POINTWISE_BYTES = 96  # moved per thread of a pointwise kernel
@@ -89,6 +89,7 @@ class Schedule:
         columns: `CROSSING`: the kernel's axes that are the tile's columns, slowest first.
         exchanges: whether what is contiguous along the other axis goes through shared memory: loads and stores where
             `CROSSING`, stores where `INNER`.
+        general: whether sizes come at run time as far as may be (`fusepass.codegen.schedule_general`).
     """
 
     walk: Walk
@@ -106,6 +107,7 @@ class Schedule:
     apart: int = 0
     columns: tuple[Axis, ...] = ()
     exchanges: bool = False
+    general: bool = False
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -349,7 +351,7 @@ def _inner(shape: _Shape) -> Schedule:
     lanes = 1
     while lanes < min(32, vectors) and lanes * width * element < _LINE:
         lanes *= 2
-    while lanes < 32 and _ceil(vectors, lanes) * width > _FEW_ELEMENTS:
+    while lanes < 32 and _ceil(vectors, lanes) * width > FEW_ELEMENTS:
         lanes *= 2
     if not shape.single:
         while lanes < 1024 and _ceil(vectors, lanes) * width > most:
@@ -364,7 +366,7 @@ def _inner(shape: _Shape) -> Schedule:
     if each * width <= most:
         return replace(base, keep=Keep.REGISTERS, exchanges=_exchanges(crossing, shape, groups))
     if shape.single:
-        return replace(base, unroll=_unroll(_FEW_ELEMENTS // width, vectors, lanes))
+        return replace(base, unroll=_unroll(FEW_ELEMENTS // width, vectors, lanes))
     return _long_rows(shape, base, vectors)
 
 
@@ -391,7 +393,7 @@ def _long_rows(shape: _Shape, base: Schedule, vectors: int) -> Schedule:
     if shared > limit // 2:  # one block has the multiprocessor to itself
         lanes = 1024
         shared = _ceil(vectors, lanes) * lanes * base.width * shape.kept_bytes
-    unroll = _unroll(_FEW_ELEMENTS // base.width, vectors, lanes)
+    unroll = _unroll(FEW_ELEMENTS // base.width, vectors, lanes)
     step = replace(base, unroll=unroll, lanes=lanes, groups=1, blocks=shape.rows)
     return replace(step, keep=Keep.SHARED, shared_bytes=shared) if 0 < shared <= limit else step
 
@@ -421,7 +423,7 @@ def _outer(shape: _Shape) -> Schedule:
     cols = max(shape.cols, 1)
     most = _most_elements(shape)
     width = shape.width(shape.row_axis, 4)
-    whole = min(cols, _FEW_ELEMENTS) if shape.single else cols
+    whole = min(cols, FEW_ELEMENTS) if shape.single else cols
     while width > 1 and (whole * width > most or not shape.fills(shape.rows // width)):
         width //= 2
     # A thread keeps a longer column alone where that saves all exchange between threads.
@@ -430,7 +432,7 @@ def _outer(shape: _Shape) -> Schedule:
         return Schedule(Walk.OUTER, width, cols, _COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
     if shape.single and shape.fills(shape.rows // width):
         blocks = _ceil(shape.rows, _COLUMN_THREADS * width)
-        return Schedule(Walk.OUTER, width, _unroll(_FEW_ELEMENTS // width, cols, 1), _COLUMN_THREADS, 1, blocks)
+        return Schedule(Walk.OUTER, width, _unroll(FEW_ELEMENTS // width, cols, 1), _COLUMN_THREADS, 1, blocks)
     return _shared_columns(shape, width, most)
 
 
@@ -450,7 +452,7 @@ def _shared_columns(shape: _Shape, width: int, most: int) -> Schedule:
     blocks = _ceil(shape.rows, lanes * width)
     if each * width <= most:
         return Schedule(Walk.OUTER, width, each, lanes, groups, blocks, Keep.REGISTERS)
-    return Schedule(Walk.OUTER, width, _unroll(_FEW_ELEMENTS // width, shape.cols, groups), lanes, groups, blocks)
+    return Schedule(Walk.OUTER, width, _unroll(FEW_ELEMENTS // width, shape.cols, groups), lanes, groups, blocks)
 
 
 def _state_bytes(kernel: Kernel) -> int:

@@ -15,6 +15,7 @@ from torch import fx
 
 from fusepass.codegen import build
 from fusepass.codegen.detect import device_facts
+from fusepass.codegen.forms import Forms, TooManyBuilds
 from fusepass.codegen.generate import conversions, generate
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.lowering.formats import AnchorFormat
@@ -44,19 +45,25 @@ class CompiledGraph:
     Attributes:
         before: the captured graph, simplified, every operator in it; `works` are regions of it.
         works: its regions, with what became of them.
-        graph_module: takes the captured graph's placeholders, returns its flat tuple; calls registered operators, so it can be
-            traced, compiled and exported.
-        call: the same function without the dispatcher, for plain tensors outside of every dispatch mode.
+        spliced: makes `graph_module` when it is first called.
+        call: the same function as `graph_module` without the dispatcher, for plain tensors outside of every dispatch mode.
         report: what was fused and what was not; fallbacks counted so far are read through `fallbacks`.
         fallbacks: counts calls that ran as the original operators.
     """
 
     before: fx.GraphModule
     works: tuple[Work, ...]
-    graph_module: fx.GraphModule
+    spliced: Callable[[], fx.GraphModule]
     call: Callable[..., tuple[Any, ...]]
     report: Report
     fallbacks: FallbackCounter
+
+    @property
+    def graph_module(self) -> fx.GraphModule:
+        """Takes the captured graph's placeholders, returns its flat tuple; calls registered operators, so it can be
+        traced, compiled and exported.
+        """
+        return self.spliced()
 
 
 @dataclass
@@ -74,7 +81,9 @@ class _Clock:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
-def compile_graph(graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounter | None = None) -> CompiledGraph:
+def compile_graph(
+    graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounter | None = None, forms: Forms | None = None
+) -> CompiledGraph:
     """Fuse a flat functional ATen graph whose nodes carry fake tensors.
 
     A region that cannot be generated or built keeps its operators, is reported and counted; nothing is raised for a valid graph.
@@ -83,15 +92,18 @@ def compile_graph(graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounte
         graph: as `fusepass.capture.capture` or AOTAutograd makes it; it is not changed.
         name: the model's name, for the report.
         fallbacks: the counter to use; a new one by default.
+        forms: the libraries of the model for other sizes; none by default.
     """
     clock = _Clock()
+    forms = forms or Forms()
+    forms.next_round()
     counter = fallbacks if fallbacks is not None else FallbackCounter()
     graph = fx.GraphModule(graph, _copied(graph.graph))
     with clock.stage("simplify"):
         applications = simplify(graph)
     with clock.stage("partition"):
         parts = partition(graph)
-    works, fused = _fused(graph, parts.regions, counter, clock)
+    works, fused = _fused(graph, parts.regions, forms, counter, clock)
     for work in works:
         if work.reason is not None:
             counter.count(work.region.name, work.reason, toolchain=work.generated is not None)
@@ -104,14 +116,24 @@ def compile_graph(graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounte
         arguments = {work.region.name: work.arguments for work in kept}
         direct = splice(graph, regions, arguments, {key: value.run for key, value in fused.items()})
         gather_writes(direct)
-        operators = {key: register(value, program_text(value.generated.program)) for key, value in fused.items()}
-        public = splice(graph, regions, arguments, operators)
     report = summary(name, graph, parts, works, applications, clock.seconds)
-    return CompiledGraph(graph, tuple(works), public, direct.forward, report, counter)
+
+    @functools.cache
+    def spliced() -> fx.GraphModule:
+        operators = {key: register(value, program_text(value.generated.program)) for key, value in fused.items()}
+        return splice(graph, regions, arguments, operators)
+
+    return CompiledGraph(graph, tuple(works), spliced, direct.forward, report, counter)
 
 
 def _fused(
-    graph: fx.GraphModule, regions: Sequence[Region], counter: FallbackCounter, clock: _Clock, *, handing: bool = True
+    graph: fx.GraphModule,
+    regions: Sequence[Region],
+    forms: Forms,
+    counter: FallbackCounter,
+    clock: _Clock,
+    *,
+    handing: bool = True,
 ) -> tuple[list[Work], dict[str, FusedRegion]]:
     """What became of each region, and those that can be called; `handing` lets one write as the next one reads."""
     works = _works(graph, regions)
@@ -120,7 +142,7 @@ def _fused(
         works = _works(graph, regions)
     with clock.stage("generate"):
         for work in works:
-            _generate(work)
+            _generate(work, forms)
     with clock.stage("build"):
         _build(works)
     fused: dict[str, FusedRegion] = {}
@@ -132,13 +154,24 @@ def _fused(
     with clock.stage("tune"):
         for work in works:
             if work.region.name in fused:
-                choose(work, fused[work.region.name])
+                _choose(work, fused[work.region.name], forms)
     if layouts and any(work.state is not RegionState.FUSED for work in works):
         # Operators that run as they were would pass on a layout that is not theirs.
         for node, value in layouts.items():
             node.meta["val"] = value
-        return _fused(graph, regions, counter, clock, handing=False)
+        return _fused(graph, regions, forms, counter, clock, handing=False)
     return works, fused
+
+
+def _choose(work: Work, region: FusedRegion, forms: Forms) -> None:
+    """What `choose` does; a library for several sizes is measured once for all that move about as many bytes."""
+    assert work.generated is not None
+    key = work.generated.source.text, work.region.bytes_before.bit_length()
+    work.choice = forms.choices.get(key)
+    if work.choice is None:
+        choose(work, region)
+        if work.generated.source.numbers is not None and work.choice is not None and work.choice.reason is None:
+            forms.choices[key] = work.choice
 
 
 def _works(graph: fx.GraphModule, regions: Sequence[Region]) -> list[Work]:
@@ -172,8 +205,8 @@ def _constants(owner: fx.GraphModule, region: Region) -> dict[fx.Node, torch.Ten
     return found
 
 
-def _generate(work: Work) -> None:
-    """Lower, run the passes and render; a region beyond the IR gets its reason instead."""
+def _generate(work: Work, forms: Forms) -> None:
+    """Lower, run the passes and render; a region beyond the IR, or one library too many, gets its reason instead."""
     region = work.region
     foreign = [node.name for node in work.arguments if node.meta["val"].device != work.device]
     if foreign:
@@ -186,11 +219,12 @@ def _generate(work: Work) -> None:
         chosen = next(variants(work.graph, region.name, labels, values, facts))
         work.variant = chosen.name
         work.conversions = {
-            call.result: generate(conversion, own, facts) for call, conversion, own in conversions(chosen.program)
+            call.result: forms.shared(generate(conversion, own, facts))
+            for call, conversion, own in conversions(chosen.program)
         }
-        work.generated = generate(chosen.program, chosen.builder, facts)
-    except Unsupported as unsupported:
-        work.reason = str(unsupported)
+        work.generated = forms.shared(generate(chosen.program, chosen.builder, facts))
+    except (Unsupported, TooManyBuilds) as refused:
+        work.reason = str(refused)
     except Exception as bug:  # ours; the other regions and the model still run
         if current().debug:
             raise

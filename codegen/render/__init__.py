@@ -21,6 +21,16 @@ def render(program: Program, facts: DeviceFacts, *, aligned: bool = True) -> Sou
     return render_cpu(program, facts)
 
 
+def render_general(program: Program, facts: DeviceFacts, *, aligned: bool = True) -> Source:
+    """The same with marks around numbers that may come at run time, laid out to depend on sizes as little as may be.
+
+    `program` has no kernel with an anchor.
+    """
+    if facts.target is Target.CUDA:
+        return render_cuda(program, facts, aligned=aligned, general=True)
+    return render_cpu(program, facts, general=True)
+
+
 def describe(program: Program, kernel: Kernel, facts: DeviceFacts) -> str:
     """One line on how `kernel` is laid on the device of `facts`."""
     if facts.target is Target.CUDA:

@@ -17,6 +17,7 @@ from fusepass.codegen.render.cuda_frame import Frame, arrange, without_unused
 from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead
 from fusepass.codegen.render.cuda_states import Around, State, declare_state, merge, name_results, push
 from fusepass.codegen.render.cuda_windows import vector_windows
+from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
 from fusepass.codegen.schedule import Keep, Schedule
@@ -111,7 +112,9 @@ class _Writer:
         self._steps(steps, phase, start, ahead)
         if tile.loop:
             advance = self.schedule.unroll * tile.step
-            head = f"for ({frame.index_type} {start} = {tile.start}; {start} < {tile.count}; {start} += {advance})"
+            head = (
+                f"for ({frame.index_type} {start} = {tile.start}; {start} < {free(tile.count)}; {start} += {advance})"
+            )
             self.top.lines += block(head, steps.lines)
         else:
             self.top.lines += steps.lines
@@ -122,7 +125,7 @@ class _Writer:
         number = frame.number(tile, start)
         guards = [frame.live] if phase.stores and frame.live else []
         if tile.tail:
-            guards.append(f"{number} < {tile.count}")
+            guards.append(f"{number} < {free(tile.count)}")
         step = steps.child()
         if not tile.once:
             frame.define_position(step, tile, number)
@@ -216,7 +219,7 @@ class _Writer:
             if not self.pool_bytes:
                 self.top.lines.append(f"extern __shared__ __align__(16) unsigned char {self.pool}[];")
             vector = f"fp::Vec<{element}, {width}>"
-            start = f"{self.pool} + {self.pool_bytes}" if self.pool_bytes else self.pool
+            start = f"{self.pool} + {free(self.pool_bytes)}" if self.pool_bytes else self.pool
             self.top.lines.append(f"{vector}* const {name} = reinterpret_cast<{vector}*>({start});")
             self.pool_bytes += -(-tile.count // tile.step) * tile.step * width * kept.node.dtype.nbytes
             return

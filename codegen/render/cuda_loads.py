@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fusepass.codegen.ir.expr import Expr, Load, Masked, Window, children
 from fusepass.codegen.ir.index import Bound
 from fusepass.codegen.render.cuda_frame import Frame, Tile, without_unused
+from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
 from fusepass.codegen.schedule import Walk
@@ -100,7 +101,7 @@ def load_steps(frame: Frame, scope: Scope, tile: Tile, start: str, ahead: Sequen
     inner = scope.child()
     number = frame.number(tile, start)
     if not tile.once:
-        number = f"fp::least({number}, {tile.count - 1})" if tile.tail else number
+        number = f"fp::least({number}, {free(tile.count - 1)})" if tile.tail else number
         frame.define_position(inner, tile, number)
     for each in ahead:
         load_one(frame, inner, each, f"{each.name}[{frame.u}]")

@@ -26,6 +26,7 @@ LOWERING = "fusepass.codegen.lowering"
 PASSES = "fusepass.codegen.passes"
 SCHEDULE, SCHEDULE_CPU = "fusepass.codegen.schedule", "fusepass.codegen.schedule_cpu"
 SCHEDULE_CONVOLUTION = "fusepass.codegen.schedule_convolution"
+SCHEDULE_GENERAL = "fusepass.codegen.schedule_general"
 RENDER = "fusepass.codegen.render"
 TEMPLATES = "fusepass.templates"
 
@@ -42,14 +43,15 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     SCHEDULE: frozenset({IR, DEVICE, SOURCE}),
     SCHEDULE_CPU: frozenset({IR, DEVICE, SCHEDULE}),
     SCHEDULE_CONVOLUTION: frozenset({IR, DEVICE}),
-    RENDER: frozenset({IR, DEVICE, SOURCE, SCHEDULE, SCHEDULE_CONVOLUTION, SCHEDULE_CPU, TEMPLATES}),
+    SCHEDULE_GENERAL: frozenset({IR, SCHEDULE}),
+    RENDER: frozenset({IR, DEVICE, SOURCE, SCHEDULE, SCHEDULE_CONVOLUTION, SCHEDULE_CPU, SCHEDULE_GENERAL, TEMPLATES}),
     CODEGEN: frozenset({IR, DEVICE, SOURCE, PASSES, SCHEDULE, SCHEDULE_CONVOLUTION, RENDER, TEMPLATES}),
     PATTERNS: frozenset({LOWERING, IR}),
     DOOR: frozenset(
         {PATTERNS, CODEGEN, LOWERING, IR, DEVICE, SOURCE, PASSES, SCHEDULE, SCHEDULE_CONVOLUTION, RENDER, TEMPLATES}
     ),
 }
-TORCH_FREE = (IR, PASSES, SCHEDULE, SCHEDULE_CONVOLUTION, SCHEDULE_CPU, RENDER)
+TORCH_FREE = (IR, PASSES, SCHEDULE, SCHEDULE_CONVOLUTION, SCHEDULE_CPU, SCHEDULE_GENERAL, RENDER)
 
 
 def package_sources() -> dict[str, str]:
