@@ -31,7 +31,7 @@ _WIDTH = 64  # rows side by side: eight vectors of eight floats, four cache line
 _LEAST_WIDTH = 16
 _WIDE = 256  # where rows are read once: longer pieces of memory
 _CHUNK = 8192  # elements of a long axis that one thread takes at a time
-_LEAST_PARALLEL = 32768  # operations worth waking threads for; PyTorch's grain size, too
+LEAST_PARALLEL = 32768  # operations worth waking threads for; PyTorch's grain size, too
 _KEPT_BYTES = 1 << 18  # of a row's values on the stack: half a second-level cache
 _LEAST_ROOM = 16
 _MAX_INT = 2**31 - 2**20
@@ -50,6 +50,7 @@ class CpuSchedule:
         width: rows side by side; 1 unless `OUTER`.
         keep: whether values that several phases need stay on the stack in between.
         wide: whether indices are 64 bits wide; where they are computed with, narrow ones vectorise better.
+        work: operations, at most a C++ int; from `LEAST_PARALLEL` on the rows are shared among threads.
         general: whether sizes come at run time as far as may be: what is chosen then depends on them little, and holds
             for all that make the same choices.
     """
@@ -61,6 +62,7 @@ class CpuSchedule:
     width: int = 1
     keep: bool = False
     wide: bool = True
+    work: int = 0
     general: bool = False
 
     def __str__(self) -> str:
@@ -77,9 +79,9 @@ class CpuSchedule:
 
 def cpu_schedule(kernel: Kernel, program: Program, facts: DeviceFacts, *, general: bool = False) -> CpuSchedule:
     """A schedule for `kernel` of `program` on a CPU with `facts.cores` cores; `general` as in `CpuSchedule`."""
-    parallel = _work(kernel) > _LEAST_PARALLEL
+    work = min(_work(kernel), 2**31 - 1)
     wide = not _computes_with_indices(kernel) or _too_large(kernel, program)
-    base = CpuSchedule(Walk.POINTWISE, parallel, wide=wide, general=general)
+    base = CpuSchedule(Walk.POINTWISE, work > LEAST_PARALLEL, wide=wide, work=work, general=general)
     if kernel.is_pointwise:
         return replace(base, chunk=_chunk(kernel, facts))
     kept = kept_on_cpu(kernel)

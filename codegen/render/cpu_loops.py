@@ -11,7 +11,7 @@ from fusepass.codegen.ir.program import Kernel, Program, Store
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
-from fusepass.codegen.schedule_cpu import CpuSchedule
+from fusepass.codegen.schedule_cpu import LEAST_PARALLEL, CpuSchedule
 
 SIMD = "#pragma omp simd"
 
@@ -105,7 +105,7 @@ class KernelWriter:
     @property
     def if_worthwhile(self) -> str:
         """The condition under which threads share a loop, where that depends on sizes."""
-        return f" if ({free(1 + self.schedule.parallel)} > 1)" if self.schedule.general else ""
+        return f" if ({free(self.schedule.work)} > {LEAST_PARALLEL})" if self.schedule.general else ""
 
     def tile_count(self, scope: Scope, axis: Axis, step: int, hint: str) -> int | str:
         """How many points the tile of `axis` has that starts at its variable."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.form import Form
+from fusepass.codegen.ir.expr import ReduceOp
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import render, render_general
 from fusepass.codegen.render.numbers import Marked, free, plain, slot
@@ -16,6 +18,7 @@ from tests import compile_cuda
 from tests.support import kernels as k
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
+from tests.support.native import run_native_source
 from tests.unit.test_render_cuda import PROGRAMS, SMALL, assert_close, inputs_of
 
 CPU = DeviceFacts.cpu(cores=2)
@@ -100,9 +103,19 @@ def test_a_name_of_the_text_is_not_taken() -> None:
 
 # ---- every number that may come at run time does
 
+# The rest is run with `-m slow`; each takes a compiler's second or two.
+SAMPLE = (
+    "vectors with a tail", "half", "one bias per channel, odd", "mixed layouts, odd", "concatenation, odd",
+    "pooling with padding", "rows of 63", "rows of 4096", "odd rows in shared memory", "rows read again",
+    "softmax of 10", "softmax of 100 channels", "softmax of channels last, odd", "statistics over the batch",
+    "argmin of columns", "merged moments, many",
+)  # fmt: skip
+
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.slow) for name in PROGRAMS]
+)
 def test_cuda_with_all_numbers_at_run_time(name: str) -> None:
     program = PROGRAMS[name]()
     text = marked(program)
@@ -110,3 +123,62 @@ def test_cuda_with_all_numbers_at_run_time(name: str) -> None:
     compile_cuda.keep(source.text, source.entry)
     inputs = inputs_of(program)
     assert_close(program, emulate(program, source, inputs), interpret(program, inputs))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.slow) for name in PROGRAMS]
+)
+def test_cpp_with_all_numbers_at_run_time(name: str) -> None:
+    program = PROGRAMS[name]()
+    source = source_for(Form.first(marked(program, CPU), frozenset()), program, CPU)
+    assert_close(
+        program, run_native_source(program, source, inputs_of(program)), interpret(program, inputs_of(program))
+    )
+
+
+# ---- one library, several sizes
+
+FAMILIES: dict[str, Sequence[Callable[[], Program]]] = {
+    "pointwise": [lambda n=n: k.affine(n) for n in (8 * 1001, 8 * 1200, 8 * 1500)],  # type: ignore[misc]
+    "bias per channel": [lambda n=n: k.channel_bias_gelu(4, n, 92) for n in (6, 9, 13)],  # type: ignore[misc]
+    "batch and length": [lambda n=n: k.layer_norm(*n) for n in ((130, 60), (120, 52), (140, 56))],  # type: ignore[misc]
+    "rows": [lambda n=n: k.layer_norm(n, 768) for n in (30, 33, 47)],  # type: ignore[misc]
+    "long rows": [lambda n=n: k.softmax_rows(3, n) for n in (4100, 4504, 5000)],  # type: ignore[misc]
+    "channels": [lambda n=n: k.softmax_channels(3, n, 36 * 36) for n in (5, 7, 8)],  # type: ignore[misc]
+    "images": [lambda n=n: k.softmax_channels(2, 16, n * n) for n in (23, 25, 27)],  # type: ignore[misc]
+    "concatenation": [lambda n=n: k.concatenate(3, n, 2, 7) for n in (3, 5, 7)],  # type: ignore[misc]
+    "sums of columns": [
+        lambda n=n: k.row_reduction(103, n, ReduceOp.SUM, outer=True)  # type: ignore[misc]
+        for n in (3000, 2001, 2500)
+    ],
+}
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_one_cuda_source_serves_several_sizes(name: str) -> None:
+    programs = [make() for make in FAMILIES[name]]
+    form = form_of(*programs)
+    texts = set()
+    for program in programs:
+        source = source_for(form, program)
+        texts.add(source.text)
+        inputs = inputs_of(program)
+        assert_close(program, emulate(program, source, inputs), interpret(program, inputs))
+    assert len(texts) == 1
+    compile_cuda.keep(source.text, source.entry)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_one_cpp_source_serves_several_sizes(name: str) -> None:
+    programs = [make() for make in FAMILIES[name]]
+    form = form_of(*programs, facts=CPU)
+    texts = set()
+    for program in programs:
+        source = source_for(form, program, CPU)
+        texts.add(source.text)
+        inputs = inputs_of(program)
+        assert_close(program, run_native_source(program, source, inputs), interpret(program, inputs))
+    assert len(texts) == 1
