@@ -33,10 +33,6 @@ class _Special:
     program: Program
     round: int
 
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        return _shapes(self.program)
-
 
 @dataclass
 class _Family:
@@ -86,18 +82,19 @@ class Forms:
         Raises:
             TooManyBuilds: neither is there yet, and no more are built.
         """
-        program, text = generated.program, generated.source.text
+        program, shapes = generated.program, _shapes(generated.program)
         with self._lock:
-            family = self._family(program, generated.source, aligned=True)
-            if text in family.special:
-                return generated
+            family = self._family(generated, aligned=True)
             earlier = [each for each in family.special.values() if each.round < self._round]
-            others = [each for each in earlier if each.shapes != _shapes(program)]
-            reason = obstacle(program) if others or family.forms else None
-            if reason is None and (others or family.forms):
+            varies = bool(family.forms) or any(_shapes(each.program) != shapes for each in earlier)
+            reason = obstacle(program) if varies else None
+            alike = any(_shapes(each.program) == shapes for each in family.special.values())
+            if alike and generated.source.text in family.special:
+                return generated
+            if varies and reason is None:
                 return self._general(family, generated)
             family.count_build(program.name)
-            family.special[text] = _Special(program, self._round)
+            family.special[generated.source.text] = _Special(program, self._round)
             return replace(generated, sizes=f"for these sizes alone: {reason}" if reason else "")
 
     def unaligned(self, generated: Generated) -> Source:
@@ -106,24 +103,25 @@ class Forms:
         Raises:
             BuildError: it would be one library too many.
         """
-        if generated.source.target is Target.CPU:
+        if generated.facts.target is Target.CPU:
             return generated.source  # C++ assumes no alignment
         with self._lock:
-            family = self._family(generated.program, generated.source, aligned=False)
+            family = self._family(generated, aligned=False)
             try:
                 return self._source(family, generated, aligned=False)
             except TooManyBuilds as error:
                 raise BuildError(str(error)) from error
 
-    def _family(self, program: Program, source: Source, *, aligned: bool) -> _Family:
+    def _family(self, generated: Generated, *, aligned: bool) -> _Family:
+        program, facts = generated.program, generated.facts
         kinds = ((b.role, b.dtype, len(b.shape)) for b in program.arguments)
         calls = tuple(call.target for call in program.calls)
-        key = (source.target, source.arch, program.name, program.inputs, *kinds, calls, aligned)
+        key = (facts, program.name, program.inputs, *kinds, calls, aligned)
         return self._families.setdefault(key, _Family())
 
     def _general(self, family: _Family, generated: Generated) -> Generated:
         source = self._source(family, generated, aligned=True)
-        return replace(generated, source=source, forms=self, sizes=f"for several sizes: {_described(source)}")
+        return replace(generated, general=source, forms=self, sizes=f"for several sizes: {_described(source)}")
 
     def _source(self, family: _Family, generated: Generated, *, aligned: bool) -> Source:
         """A library for several sizes, called with those of `generated`."""
@@ -137,7 +135,8 @@ class Forms:
             family.forms[marked.pieces] = form
             values = form.values(marked)
             assert values is not None  # it was made to become this text
-        family.same = (family.same or frozenset(marked.literals)) & frozenset(marked.literals)
+        literals = frozenset(marked.literals)
+        family.same = literals if family.same is None else family.same & literals
         return form.source(rendered, values)
 
     def _first(self, family: _Family, generated: Generated, marked: Marked, *, aligned: bool) -> Form:
@@ -153,7 +152,7 @@ class Forms:
         """The general texts of programs with libraries of their own and other shapes."""
         shapes = _shapes(generated.program)
         for each in family.special.values():
-            if each.shapes != shapes and obstacle(each.program) is None:
+            if _shapes(each.program) != shapes and obstacle(each.program) is None:
                 yield Marked.of(render_general(each.program, generated.facts, aligned=aligned).text)
 
 
@@ -161,8 +160,6 @@ def obstacle(program: Program) -> str | None:
     """Why a library of `program` serves its own sizes alone; None where it could serve others."""
     if any(kernel.anchor is not None for kernel in program.kernels):
         return "a generated convolution is laid out for its sizes"
-    if not any(kernel.row_count for kernel in program.kernels):
-        return "nothing is computed"
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,19 +34,32 @@ class Generated:
 
     Attributes:
         program: the program after all passes.
-        source: for operands aligned to 16 bytes, as PyTorch allocates them.
-        schedules: per kernel, how it is laid on the device, in words.
         facts: the device.
+        general: the source that serves several sizes, where one does.
         sizes: whether the source serves several sizes, in words; empty for the first ones.
-        forms: what knows the libraries for several sizes, where the source is one of them.
+        forms: what knows the libraries for several sizes, where there is a `general` source.
     """
 
     program: Program
-    source: Source
-    schedules: tuple[str, ...]
     facts: DeviceFacts
+    general: Source | None = None
     sizes: str = ""
     forms: Forms | None = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def source(self) -> Source:
+        """For operands aligned to 16 bytes, as PyTorch allocates them.
+
+        Raises:
+            ScheduleError, RenderError: a bug in the scheduler or the renderer.
+        """
+        return self.general or render(self.program, self.facts)
+
+    @cached_property
+    def schedules(self) -> tuple[str, ...]:
+        """Per kernel, how it is laid on the device, in words."""
+        general = self.general is not None
+        return tuple(describe(self.program, kernel, self.facts, general=general) for kernel in self.program.kernels)
 
     def unaligned(self) -> Source:
         """The source that assumes nothing about the alignment of inputs.
@@ -59,10 +73,10 @@ class Generated:
 
 
 def generate(program: Program, builder: Builder, facts: DeviceFacts) -> Generated:
-    """Run the passes for a device and render the result.
+    """Run the passes for a device; what is rendered, is when it is asked for.
 
     Raises:
-        IRError, ScheduleError, RenderError: a bug in a pass, the scheduler or the renderer.
+        IRError: a bug in a pass.
     """
     config = current()
     stages: list[tuple[str, str]] = [("lowered", program_text(program))] if config.dump else []
@@ -72,10 +86,10 @@ def generate(program: Program, builder: Builder, facts: DeviceFacts) -> Generate
             stages.append((stage, program_text(result)))
 
     final = run_passes(program, builder, pass_options(facts), check=config.debug, observe=observe)
-    source = render(final, facts)
+    generated = Generated(final, facts)
     if config.dump:
-        _dump(config.dump / program.name, stages, source)
-    return Generated(final, source, tuple(describe(final, kernel, facts) for kernel in final.kernels), facts)
+        _dump(config.dump / program.name, stages, generated.source)
+    return generated
 
 
 def pass_options(facts: DeviceFacts) -> PassOptions:

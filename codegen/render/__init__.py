@@ -31,8 +31,8 @@ def render_general(program: Program, facts: DeviceFacts, *, aligned: bool = True
     return render_cpu(program, facts, general=True)
 
 
-def describe(program: Program, kernel: Kernel, facts: DeviceFacts) -> str:
+def describe(program: Program, kernel: Kernel, facts: DeviceFacts, *, general: bool = False) -> str:
     """One line on how `kernel` is laid on the device of `facts`."""
     if facts.target is Target.CUDA:
-        return describe_cuda(program, kernel, facts)
-    return describe_cpu(kernel, cpu_schedule(kernel, program, facts))
+        return describe_cuda(program, kernel, facts, general=general)
+    return describe_cpu(kernel, cpu_schedule(kernel, program, facts, general=general))

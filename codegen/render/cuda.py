@@ -93,9 +93,9 @@ def is_empty(kernel: Kernel) -> bool:
     return kernel.row_count == 0 or (kernel.col_count == 0 and not kernel.row_stores)
 
 
-def describe_cuda(program: Program, kernel: Kernel, facts: DeviceFacts) -> str:
+def describe_cuda(program: Program, kernel: Kernel, facts: DeviceFacts, *, general: bool = False) -> str:
     """One line about a launch for reports."""
-    return "nothing to run" if is_empty(kernel) else _summary(kernel, _plan(kernel, program, facts, True))
+    return "nothing to run" if is_empty(kernel) else _summary(kernel, _plan(kernel, program, facts, True, general))
 
 
 def _summary(kernel: Kernel, plan: Schedule | ConvolutionSchedule) -> str:
