@@ -13,7 +13,7 @@ from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.render.template import fill
 from fusepass.codegen.schedule import Schedule, schedule
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule, schedule_convolution
-from fusepass.codegen.schedule_general import generalised
+from fusepass.codegen.schedule_general import Generality, generalised
 from fusepass.codegen.source import Source, Target
 from fusepass.errors import ScheduleError
 
@@ -44,7 +44,9 @@ class _LibraryText:
     launches: tuple[str, ...]
 
 
-def render_cuda(program: Program, facts: DeviceFacts, *, aligned: bool = True, general: bool = False) -> Source:
+def render_cuda(
+    program: Program, facts: DeviceFacts, *, aligned: bool = True, general: Generality = Generality.NONE
+) -> Source:
     """`program` as CUDA source; with its marks, and as general as it can be, if `general`.
 
     `aligned` says that input buffers start at a multiple of 16 bytes at run time; the others always do.
@@ -77,11 +79,11 @@ def render_cuda(program: Program, facts: DeviceFacts, *, aligned: bool = True, g
 
 
 def _plan(
-    kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool, general: bool = False
+    kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool, general: Generality
 ) -> Schedule | ConvolutionSchedule:
     if kernel.anchor is None:
         plan = schedule(kernel, program, facts, aligned=aligned)
-        return generalised(plan, kernel) if general else plan
+        return generalised(plan, kernel, coarse=general is Generality.COARSE) if general else plan
     fixed = schedule_convolution(kernel, program, facts)
     if fixed is None:
         raise ScheduleError(f"{kernel.name} does not fit the shared memory of {facts.name}")
@@ -93,7 +95,7 @@ def is_empty(kernel: Kernel) -> bool:
     return kernel.row_count == 0 or (kernel.col_count == 0 and not kernel.row_stores)
 
 
-def describe_cuda(program: Program, kernel: Kernel, facts: DeviceFacts, *, general: bool = False) -> str:
+def describe_cuda(program: Program, kernel: Kernel, facts: DeviceFacts, general: Generality = Generality.NONE) -> str:
     """One line about a launch for reports."""
     return "nothing to run" if is_empty(kernel) else _summary(kernel, _plan(kernel, program, facts, True, general))
 
