@@ -18,9 +18,13 @@ from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import render_general
 from fusepass.codegen.render.numbers import Marked
+from fusepass.codegen.schedule_general import Generality
 from fusepass.codegen.source import Source, Target
 from fusepass.config import current
 from fusepass.errors import BuildError
+
+_COARSE_FROM = 6
+"""Libraries of a region from which on further ones are laid out for more sizes than would be best for each of them."""
 
 
 class TooManyBuilds(Exception):
@@ -111,7 +115,7 @@ class Forms:
         with self._lock:
             family = self._family(generated, aligned=False)
             try:
-                return self._source(family, generated, aligned=False)
+                return self._source(family, generated, aligned=False)[0]
             except TooManyBuilds as error:
                 raise BuildError(str(error)) from error
 
@@ -123,16 +127,21 @@ class Forms:
         return self._families.setdefault(key, _Family())
 
     def _general(self, family: _Family, generated: Generated) -> Generated:
-        source = self._source(family, generated, aligned=True)
-        return replace(generated, general=source, forms=self, sizes=f"for several sizes: {_described(source)}")
+        source, generality = self._source(family, generated, aligned=True)
+        sizes = f"for several sizes: {_described(source)}"
+        return replace(generated, general=source, generality=generality, forms=self, sizes=sizes)
 
-    def _source(self, family: _Family, generated: Generated, *, aligned: bool) -> Source:
+    def _source(self, family: _Family, generated: Generated, *, aligned: bool) -> tuple[Source, Generality]:
         """A library for several sizes, called with those of `generated`."""
-        rendered = render_general(generated.program, generated.facts, aligned=aligned)
-        marked = Marked.of(rendered.text)
-        form = family.forms.get(marked.pieces)
-        values = None if form is None else form.values(marked)
-        if form is None or values is None:
+        levels = (Generality.FINE, Generality.COARSE) if family.built >= _COARSE_FROM else (Generality.FINE,)
+        for level in levels:
+            rendered = render_general(generated.program, generated.facts, level, aligned=aligned)
+            marked = Marked.of(rendered.text)
+            form = family.forms.get(marked.pieces)
+            values = None if form is None else form.values(marked)
+            if form is not None and values is not None:
+                break
+        else:
             family.count_build(generated.program.name)
             form = form.widened(marked) if form else self._first(family, generated, marked, aligned=aligned)
             family.forms[marked.pieces] = form
@@ -140,7 +149,7 @@ class Forms:
             assert values is not None  # it was made to become this text
         literals = frozenset(marked.literals)
         family.same = literals if family.same is None else family.same & literals
-        return form.source(rendered, values)
+        return form.source(rendered, values), level
 
     def _first(self, family: _Family, generated: Generated, marked: Marked, *, aligned: bool) -> Form:
         """The form of a text unlike those of other sizes: what they have in common is taken for fixed."""

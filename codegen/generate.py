@@ -29,6 +29,7 @@ from fusepass.codegen.passes.pipeline import PassOptions, run_passes
 from fusepass.codegen.passes.split import SplitPolicy
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule.team import team_size
+from fusepass.codegen.schedule_general import Generality
 from fusepass.codegen.source import Source, Target
 from fusepass.config import current
 
@@ -47,6 +48,7 @@ class Generated:
         program: the program after all passes.
         facts: the device.
         general: the source that serves several sizes, where one does.
+        generality: how far that is laid out for them.
         sizes: whether the source serves several sizes, in words; empty for the first ones.
         forms: what knows the libraries for several sizes, where there is a `general` source.
     """
@@ -54,6 +56,7 @@ class Generated:
     program: Program
     facts: DeviceFacts
     general: Source | None = None
+    generality: Generality = Generality.NONE
     sizes: str = ""
     forms: Forms | None = field(default=None, compare=False, repr=False)
 
@@ -69,8 +72,7 @@ class Generated:
     @cached_property
     def schedules(self) -> tuple[str, ...]:
         """Per kernel, how it is laid on the device, in words."""
-        general = self.general is not None
-        return tuple(describe(self.program, kernel, self.facts, general=general) for kernel in self.program.kernels)
+        return tuple(describe(self.program, kernel, self.facts, self.generality) for kernel in self.program.kernels)
 
     @property
     def generates_anchor(self) -> bool:

@@ -77,7 +77,7 @@ class Config:
     algebra: Algebra = Algebra.SAFE
     cache_dir: Path = field(default_factory=_user_cache)
     jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
-    max_signatures: int = 1024
+    max_signatures: int = 512
     max_builds: int = 16
     tune: str = "fast"
     cuda_graphs: bool = False

@@ -19,7 +19,7 @@ from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Schedule
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule, schedule_convolution
 from fusepass.codegen.schedule_convolution.resident import ResidentSchedule
-from fusepass.codegen.schedule_general import generalised
+from fusepass.codegen.schedule_general import Generality, generalised
 from fusepass.codegen.schedule_product import ProductSchedule, schedule_product
 from fusepass.codegen.source import Source, Target
 from fusepass.errors import ScheduleError
@@ -55,7 +55,9 @@ class _LibraryText:
     launches: tuple[str, ...]
 
 
-def render_cuda(program: Program, facts: DeviceFacts, *, aligned: bool = True, general: bool = False) -> Source:
+def render_cuda(
+    program: Program, facts: DeviceFacts, *, aligned: bool = True, general: Generality = Generality.NONE
+) -> Source:
     """`program` as CUDA source; with its marks, and as general as it can be, if `general`.
 
     `aligned` says that input buffers start at a multiple of 16 bytes at run time; the others always do.
@@ -90,10 +92,10 @@ def render_cuda(program: Program, facts: DeviceFacts, *, aligned: bool = True, g
     return Source(program.name, entry, Target.CUDA, text, tuple(sorted({*_HEADERS, *headers})), facts.arch)
 
 
-def _plan(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool, general: bool = False) -> Plan:
+def _plan(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool, general: Generality) -> Plan:
     if kernel.anchor is None:
         plan = schedule(kernel, program, facts, aligned=aligned)
-        return generalised(plan, kernel) if general else plan
+        return generalised(plan, kernel, coarse=general is Generality.COARSE) if general else plan
     fixed: Plan | None
     if isinstance(kernel.anchor, Product):
         fixed = schedule_product(kernel, program, facts, aligned=aligned)
@@ -109,7 +111,7 @@ def is_empty(kernel: Kernel) -> bool:
     return kernel.row_count == 0 or (kernel.col_count == 0 and not kernel.row_stores)
 
 
-def describe_cuda(program: Program, kernel: Kernel, facts: DeviceFacts, *, general: bool = False) -> str:
+def describe_cuda(program: Program, kernel: Kernel, facts: DeviceFacts, general: Generality = Generality.NONE) -> str:
     """One line about a launch for reports."""
     return "nothing to run" if is_empty(kernel) else _summary(kernel, _plan(kernel, program, facts, True, general))
 

@@ -29,7 +29,7 @@ from fusepass.codegen.ir.expr import (
     children,
     walk,
 )
-from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index
+from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index, by_structure
 from fusepass.codegen.render.numbers import free, length
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, apply_text, bare, block, is_call, literal
 from fusepass.errors import RenderError
@@ -44,10 +44,7 @@ class Printer:
     def __init__(
         self, names: Identifiers, pointers: dict[str, str], index_type: str = "int", *, general: bool = False
     ) -> None:
-        """`pointers` gives the C name of each buffer; `index_type` is ``int`` or ``int64_t``.
-
-        Where `general`, what is printed does not depend on how large numbers are that may come at run time.
-        """
+        """`pointers` names the buffers, `index_type` is ``int`` or ``int64_t``; `general`: no marked number decides on the text."""
         self.general = general
         self.names = names
         self.pointers = pointers
@@ -119,7 +116,7 @@ class Scope:
     def index(self, index: Index) -> str:
         """The text of an index; divisions and remainders become named values."""
         parts = []
-        terms = sorted(index.terms, key=_by_structure) if self.printer.general else index.terms
+        terms = sorted(index.terms, key=by_structure) if self.printer.general else index.terms
         for atom, factor in terms:
             name = self._atom(atom)
             parts.append((factor < 0, name if abs(factor) == 1 else f"{free(abs(factor))} * {name}"))
@@ -141,9 +138,9 @@ class Scope:
         low, high = bound.index.bounds
         text = self.index(bound.index)
         if low < bound.low:
-            yield f"{text} >= {_signed(bound.low)}"
+            yield f"{text} >= {free(bound.low)}"
         if high >= bound.high:
-            yield f"{text} < {_signed(bound.high)}"
+            yield f"{text} < {free(bound.high)}"
 
     def _find(self, node: Expr) -> str | None:
         scope: Scope | None = self
@@ -257,8 +254,8 @@ class Scope:
         home = self._home(place.value)
         fault = f", {self.printer.fault}" if self.printer.fault else ""
         name = self.printer.names.numbered("place")
-        size = free(place.size)
-        home.lines.append(f"const int64_t {name} = fp::place({bare(home.value(place.value))}, {size}{fault});")
+        value, size = bare(home.value(place.value)), free(place.size)
+        home.lines.append(f"const int64_t {name} = fp::place({value}, {size}{fault});")
         home._places[key] = name
         return name
 
@@ -307,18 +304,3 @@ class Scope:
             start = outside.operand(load.index.substitute({axis: Index()}))
             outside.lines.append(f"const auto {name} = {call}({self.printer.pointers[load.buffer]} + {start});")
             inside.bind(load, f"{name}[{variable}]")
-
-
-def _signed(number: int) -> str:
-    return free(number) if number >= 0 else str(number)
-
-
-def _by_structure(term: tuple[Atom, int]) -> tuple[object, ...]:
-    """A key that orders the terms of an index alike whatever the numbers in it."""
-
-    def structure(atom: Atom) -> str:
-        if isinstance(atom, Axis):
-            return atom.name
-        return f"{type(atom).__name__}({', '.join(sorted(structure(inner) for inner, _ in atom.index.terms))})"
-
-    return (structure(term[0]),)

@@ -251,9 +251,11 @@ def test_too_many_libraries_run_the_operators() -> None:
 def test_what_was_measured_serves_sizes_of_about_as_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
 
-    def choose(work: pipeline.Work, region: pipeline.FusedRegion) -> None:
-        measured.append(region.inputs[0].shape)
-        work.choice = Choice()
+    def choose(work: pipeline.Work, regions: dict[str, pipeline.FusedRegion]) -> None:
+        (region,) = regions.values()
+        if work.choice is None:
+            measured.append(region.inputs[0].shape)
+            work.choice = Choice()
 
     monkeypatch.setattr(pipeline, "choose", choose)
     optimised = made(Chain(), tune="fast")

@@ -31,7 +31,7 @@ def test_defaults() -> None:
     assert (config.debug, config.dump, config.disable, config.progress) == (False, None, frozenset(), None)
     assert config.cache_dir == Path.home() / ".cache" / "fusepass"
     assert config.jobs == len(os.sched_getaffinity(0))
-    assert (config.max_signatures, config.max_builds) == (1024, 16)
+    assert (config.max_signatures, config.max_builds) == (512, 16)
     assert config.tune == "fast"
 
 
@@ -102,7 +102,7 @@ def test_overrides_nest_and_end_after_an_exception() -> None:
         with contextlib.suppress(KeyError), override(debug=False, max_signatures=2):
             assert (current().debug, current().max_signatures) == (False, 2)
             raise KeyError
-        assert (current().debug, current().max_signatures) == (True, 1024)
+        assert (current().debug, current().max_signatures) == (True, 512)
     assert not current().debug
 
 

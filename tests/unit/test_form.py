@@ -13,6 +13,7 @@ from fusepass.codegen.ir.expr import ReduceOp
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import render, render_general
 from fusepass.codegen.render.numbers import Marked, free, plain, slot
+from fusepass.codegen.schedule_general import Generality
 from fusepass.codegen.source import Source
 from tests import compile_cuda
 from tests.support import kernels as k
@@ -135,6 +136,31 @@ def test_cpp_with_all_numbers_at_run_time(name: str) -> None:
     assert_close(
         program, run_native_source(program, source, inputs_of(program)), interpret(program, inputs_of(program))
     )
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(
+    "name",
+    ["rows of 64", "rows of 63", "rows of 1000", "rows of halves", "softmax of 10", "softmax of 2", "argmax", "double"],
+)
+def test_coarse_cuda_with_all_numbers_at_run_time(name: str) -> None:
+    program = PROGRAMS[name]()
+    rendered = render_general(program, SMALL, Generality.COARSE)
+    text = Marked.of(rendered.text)
+    form = Form.first(text, frozenset())
+    source = form.source(rendered, form.values(text) or ())
+    compile_cuda.keep(source.text, source.entry)
+    inputs = inputs_of(program)
+    assert_close(program, emulate(program, source, inputs), interpret(program, inputs))
+
+
+def test_coarse_rows_of_many_lengths_are_one_text() -> None:
+    texts = {
+        level: {Marked.of(render_general(k.softmax_rows(64, n), SMALL, level).text).pieces for n in range(132, 512, 4)}
+        for level in (Generality.FINE, Generality.COARSE)
+    }
+    assert len(texts[Generality.COARSE]) == 1
+    assert len(texts[Generality.FINE]) > 1
 
 
 # ---- one library, several sizes

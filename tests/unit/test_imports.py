@@ -60,7 +60,18 @@ ALLOWED: Mapping[str, frozenset[str]] = {
         }
     ),
     CODEGEN: frozenset(
-        {IR, DEVICE, SOURCE, PASSES, SCHEDULE, SCHEDULE_CONVOLUTION, SCHEDULE_PRODUCT, RENDER, TEMPLATES}
+        {
+            IR,
+            DEVICE,
+            SOURCE,
+            PASSES,
+            SCHEDULE,
+            SCHEDULE_CONVOLUTION,
+            SCHEDULE_PRODUCT,
+            SCHEDULE_GENERAL,
+            RENDER,
+            TEMPLATES,
+        }
     ),
     PATTERNS: frozenset({LOWERING, IR}),
     DOOR: frozenset(
