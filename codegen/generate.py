@@ -76,8 +76,8 @@ class Generated:
 
     @property
     def generates_anchor(self) -> bool:
-        """Whether a kernel computes the region's anchor."""
-        return any(kernel.anchor is not None for kernel in self.program.kernels)
+        """Whether kernels compute the region's anchor, not the library."""
+        return not any(call.target in ANCHOR_TARGETS for call in self.program.calls)
 
     def unaligned(self) -> Source:
         """The source that assumes nothing about the alignment of inputs.

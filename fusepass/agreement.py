@@ -11,7 +11,7 @@ the region's coarsest type, ``v`` that of its sums, float32 at least. Infinities
 A wrong index is told from that by orders of magnitude, as the values are random.
 
 What is further apart need not be wrong: eager may round to TF32, or a function may amplify errors. So then both are held
-against the same operators in float64, by the policy of `fusepass.numerics`, with the operators on inputs that are one
+against the same operators in float64, by the policy of `fusepass.comparison`, with the operators on inputs that are one
 rounding off as a second measure. Where even the operators are far off, nothing can be said.
 """
 
@@ -26,7 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fusepass import numerics
+from fusepass.comparison import compare
+from fusepass.numerics import nudged
 
 _SAFETY = 4.0
 _PEAK = 16.0  # how much further than the norm's share a single value may be off
@@ -129,9 +130,9 @@ class Reference:
         for seed in range(_NUDGES):
             if verdict.verdict is not Verdict.DIFFERENT:
                 break
-            generator = torch.Generator(self._inputs[0].device).manual_seed(seed)
-            nudged = as_tuple(self._operators(*(_nudged(tensor, generator) for tensor in self._inputs)))
-            again = _held(actual, nudged, truth)
+            generator = torch.Generator(self.expected[0].device).manual_seed(seed)
+            others = as_tuple(self._operators(*(nudged(tensor, generator) for tensor in self._inputs)))
+            again = _held(actual, others, truth)
             verdict = again if again.verdict is not Verdict.DIFFERENT else verdict
         return verdict
 
@@ -227,7 +228,7 @@ def _held(actual: Sequence[Tensor], expected: Sequence[Tensor], truth: Sequence[
         if not result.is_floating_point():
             verdicts.append(_few_differ((result != eager) & (result != exact), ", from float64, too"))
             continue
-        (leaf,) = numerics.compare(result, eager, exact).leaves
+        (leaf,) = compare(result, eager, exact).leaves
         if leaf.eager.l2 > _FAR:
             verdicts.append(
                 Agreement(Verdict.UNCLEAR, f"the operators are {leaf.eager.l2:.1e} from float64 themselves")
@@ -242,15 +243,6 @@ def _best(found: Sequence[Agreement]) -> Agreement:
     """One verdict for several results: wrong if one is, right if one is known to be."""
     order = (Verdict.DIFFERENT, Verdict.SAME, Verdict.UNCLEAR)
     return min(found, key=lambda each: order.index(each.verdict))
-
-
-def _nudged(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """`tensor` with every floating-point number about one rounding off, up or down at random."""
-    if not tensor.is_floating_point():
-        return tensor
-    step = torch.finfo(tensor.dtype).eps
-    up = torch.rand(tensor.shape, generator=generator, device=tensor.device) < 0.5
-    return tensor * torch.where(up, 1 + step, 1 - step).to(tensor.dtype)
 
 
 def _distance(actual: Tensor, expected: Tensor) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from fusepass.choice import EAGER, Choice
 from fusepass.codegen import build
 from fusepass.codegen.detect import device_facts
 from fusepass.codegen.device import DeviceFacts
@@ -20,8 +22,9 @@ from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.config import current
 from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
+from fusepass.patterns.aliasing import is_view
 from fusepass.runtime import FusedRegion, Meta
-from fusepass.tune import adopt, chosen_earlier, recall, reuse
+from fusepass.tune import adopt, chosen_earlier, named, recall, reuse
 from fusepass.variants import Variant, is_precise, variants
 from fusepass.work import Candidate, Work
 
@@ -70,11 +73,19 @@ def _generate_variants(work: Work, forms: Forms) -> None:
         return
     record = recall(work)
     if record is not None:  # maybe of one who tried more
-        chosen = record.choice.get("chosen")
         every = [variant for variant in variants(work.graph, facts, "max")[1:] if variant.name != work.candidate.name]
-        _generate_others(work, [variant for variant in every if variant.name == chosen], facts)
+        _generate_others(work, [variant for variant in every if variant.name in named(record)], facts)
     if record is None or not adopt(work, record):
         _generate_others(work, others, facts)
+    if work.choice is None and _is_anchor_alone(work):
+        work.choice = Choice(EAGER, reason="the library's call alone, for which there is no generated code")
+
+
+def _is_anchor_alone(work: Work) -> bool:
+    """Whether the region is one convolution or product, and all candidates would call the library as it does."""
+    operators = [node for node in work.region.nodes if not is_view(node.target) and node.target is not operator.getitem]
+    calls = [each for each in work.candidates if not each.generated.generates_anchor and not each.conversions]
+    return operators == [work.region.anchor] and calls == work.candidates
 
 
 def _earlier(work: Work, facts: DeviceFacts, forms: Forms) -> Variant | None:

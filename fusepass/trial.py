@@ -33,6 +33,10 @@ BUDGETS = {"fast": Budget(0.03, 0.5), "max": Budget(1.0, 10.0)}
 """By `Config.tune`."""
 
 
+class OperatorsFail(Exception):
+    """The region's own operators do not take numbers such as these."""
+
+
 def checked(work: Work, calls: Mapping[str, Call], memory_share: float) -> dict[str, Agreement]:
     """Whether candidates give what the operators of `work` give.
 
@@ -45,7 +49,7 @@ def checked(work: Work, calls: Mapping[str, Call], memory_share: float) -> dict[
         memory_share: of the free memory that the operators in float64 may take.
 
     Raises:
-        Exception: what the operators raise for positive numbers.
+        OperatorsFail: the operators raise, for positive numbers, too.
     """
     like = [node.meta["val"] for node in work.arguments]
     eager, tolerance, wide = work.original(), Tolerance.of(work.graph), _in_float64(work, memory_share)
@@ -57,9 +61,9 @@ def checked(work: Work, calls: Mapping[str, Call], memory_share: float) -> dict[
         inputs = measure.made_up(like, work.device, signed=signed)
         try:
             reference = Reference(eager, wide, inputs, tolerance)
-        except Exception:
+        except Exception as error:
             if not signed:
-                raise
+                raise OperatorsFail(f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}") from error
             continue  # some operators take positive numbers only
         found |= _against(reference, {name: calls[name] for name in rest}, inputs)
     return found
@@ -73,6 +77,8 @@ def _against(reference: Reference, calls: Mapping[str, Call], inputs: Sequence[t
         _spoil([torch.empty_like(expected) for expected in reference.expected])
         try:
             results = as_tuple(call(*inputs))
+        except (MemoryError, torch.OutOfMemoryError):
+            raise  # which says nothing about the candidate
         except Exception as error:
             if current().debug:
                 raise

@@ -21,7 +21,7 @@ from fusepass.config import current
 from fusepass.errors import BuildError
 from fusepass.patterns.aliasing import is_view
 from fusepass.runtime import FusedRegion
-from fusepass.trial import BUDGETS, checked, fastest
+from fusepass.trial import BUDGETS, OperatorsFail, checked, fastest
 from fusepass.work import Candidate, Work
 
 _CLEAR_OPERATORS = 4
@@ -51,17 +51,22 @@ def recall(work: Work) -> choices.Record | None:
     return record if covers else None
 
 
+def named(record: choices.Record) -> list[str]:
+    """The candidates that the choice in `record` is about: what it chose, unless that is eager, and what it dropped."""
+    names = [record.choice.get("chosen"), *(entry[0] for entry in record.choice.get("dropped", ()))]
+    return [name for name in names if name != EAGER]
+
+
 def adopt(work: Work, record: choices.Record) -> bool:
-    """Let the choice in `record` be the one for `work`, if the chosen candidate is there and the same as it was."""
+    """Let the choice in `record` be the one for `work`, if what it chose and what it dropped are the same as they were."""
     try:
         choice = replace(Choice.from_json(dict(record.choice)), recorded=True)
     except (KeyError, TypeError, ValueError):  # written by another version
         return False
-    chosen = next((each for each in work.candidates if each.name == choice.chosen), None)
-    if chosen is None and not choice.leaves_eager:
-        return False
-    if chosen is not None and _source_key(chosen) != record.sources.get(chosen.name):
-        return False
+    there = {each.name: each for each in work.candidates}
+    for name in named(record):
+        if name not in there or _source_key(there[name]) != record.sources.get(name):
+            return False
     _settle(work, choice)
     return True
 
@@ -86,7 +91,9 @@ def choose(work: Work, regions: Mapping[str, FusedRegion]) -> None:
         return
     try:
         choice = _remembered(work, regions, config.tune)
-    except Exception as error:  # out of memory, or an operator that fails for numbers such as these
+    except OperatorsFail as error:
+        choice = Choice(chosen, reason=f"trying it failed with {error}")
+    except Exception as error:  # out of memory, say
         if config.debug:
             raise
         what = next(iter(str(error).splitlines()), "")

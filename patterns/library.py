@@ -13,7 +13,7 @@ ANCHOR = Pattern(
     seed=frozenset({OpClass.ANCHOR}),
     upstream=_LOCAL,  # of the operators behind the anchor; what the anchor itself waits for is illegal
     downstream=_CHAIN,
-    min_ops=2,
+    min_ops=1,
     why="the result of a convolution or matrix product, bias included, is finished before it is written",
 )
 NORMALISATION = Pattern(

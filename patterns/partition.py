@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 
+import torch
 from torch import fx
 
 from fusepass.codegen.lowering import registry
@@ -136,6 +137,10 @@ def _gains(candidate: Candidate, region: Region) -> bool:
             return True
         case OpClass.REDUCTION:
             return nbytes(unit.node.all_input_nodes[0].meta["val"]) >= LARGE
+        case OpClass.ANCHOR:
+            # On CUDA, where the library does not use tensor cores, or converts layouts.
+            result = unit.node.meta["val"]
+            return result.device.type == "cuda" and result.dtype is torch.float32
     return False
 
 

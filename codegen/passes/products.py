@@ -26,6 +26,7 @@ Length = Callable[[Program, Kernel], int]
 
 _PLAIN = ("aten.mm.default", "aten.bmm.default")
 _ADDING = ("aten.addmm.default", "aten.baddbmm.default")
+_LEAST_ROUNDED, _ROUNDED_STEP = 64, 4
 _HALVES = (DType.F16, DType.BF16)
 
 
@@ -67,8 +68,14 @@ def product_of(program: Program, call: LibraryCall) -> Product | None:
         inner=left.shape[-1],
         length=left.shape[-1],
         dtype=result.dtype,
-        precision=Precision.TF32 if call.tf32 else Precision.FLOAT32,
+        precision=Precision.TF32 if call.tf32 and _surely_rounds(left, right) else Precision.FLOAT32,
     )
+
+
+def _surely_rounds(left: _Stored, right: _Stored) -> bool:
+    """Whether the library rounds to TF32 if it may: for few rows, columns or terms, or odd ones, it may take other kernels."""
+    sizes = (*left.shape[-2:], right.shape[-1])
+    return all(size >= _LEAST_ROUNDED and size % _ROUNDED_STEP == 0 for size in sizes)
 
 
 def _stored(program: Program, value: object) -> _Stored | None:

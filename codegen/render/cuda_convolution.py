@@ -109,8 +109,8 @@ class ConvolutionWriter:
 
     def from_origin(self, offset: Sequence[int]) -> int:
         """Where a tap lies in a channel of the tile, from the place of a position."""
-        inside = [at - first for at, first in zip(offset, self.on.origin, strict=True)]
-        return dot(inside, contiguous_strides(self.on.extent))
+        inside = contiguous_strides(self.on.extent)
+        return dot(offset, inside) - dot(self.on.origin, inside)
 
     def group_coordinates(self, group: str) -> list[str]:
         """Where a group of 8 positions lies in the tile, per axis and in positions."""
@@ -154,13 +154,9 @@ class ConvolutionWriter:
             row[1:] = block(f"if ($channel < {self.sizes[1]})", row[1:])
         taken = [line.replace("$place", place) for line in sums.repair]
         staging = [f"fp::stage<{on.pair}, {on.staged_pitch}>($room, {sums.text}, $p);"]
-        rows = [
-            "__syncwarp();",
-            *unrolled("$p", on.pair, staging),
-            "__syncwarp();",
-            *self.over_positions(sums, [*taken, *ahead, *unrolled("$row", ROWS, row, unroll)]),
-        ]
-        yield from unrolled("$m", sums.rows, rows)
+        staged = ["__syncwarp();", *unrolled("$p", on.pair, staging), "__syncwarp();"]
+        positions = self.over_positions(sums, [*taken, *ahead, *unrolled("$row", ROWS, row, unroll)])
+        yield from unrolled("$m", sums.rows, [*staged, *positions])
 
     def over_positions(self, sums: Sums, lines: Sequence[str]) -> list[str]:
         """`lines` for each position of a thread, where it is one of the result."""
@@ -178,14 +174,14 @@ class ConvolutionWriter:
                 kind = f"fp::{reduction.op.value}<{C_TYPES[reduction.dtype]}>"
                 self._states[reduction.name] = self.names.numbered(f"{reduction.name}_state")
                 yield f"{kind} {self._states[reduction.name]}[{self.on.pair}];"
-            yield from self._phase(sums, [value for reduction in sweep for value in reduction.values], sweep, ())
+            yield from _apart(self._phase(sums, [value for each in sweep for value in each.values], sweep, ()))
         if kernel.row_stores:
             scope = self._row_scope([store.value for store in kernel.row_stores])
             for store in kernel.row_stores:
                 scope.lines.append(self._store(scope, store))
-            yield from self.over_positions(sums, scope.lines)
+            yield from _apart(self.over_positions(sums, scope.lines))
         if kernel.stores:
-            yield from self._phase(sums, [store.value for store in kernel.stores], (), kernel.stores)
+            yield from _apart(self._phase(sums, [store.value for store in kernel.stores], (), kernel.stores))
 
     def _phase(
         self, sums: Sums, roots: Sequence[Expr], sweep: Sequence[Reduction], stores: Sequence[Store]
@@ -264,6 +260,11 @@ class ConvolutionWriter:
         if store.value.dtype is not buffer.dtype:
             value = f"fp::cast<{C_TYPES[buffer.dtype]}>({value})"
         return f"{self.pointers[store.buffer]}[{scope.index(store.index)}] = {value};"
+
+
+def _apart(lines: Iterable[str]) -> list[str]:
+    """`lines` with names of their own."""
+    return ["{", *block("", lines)[1:]]
 
 
 def dot(a: Sequence[int], b: Sequence[int]) -> int:

@@ -9,96 +9,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from fusepass.codegen.ir.crossing import with_columns
 from fusepass.codegen.ir.dataflow import Dataflow
-from fusepass.codegen.ir.expr import Builder, Expr, Load, Stat
-from fusepass.codegen.ir.index import Atom, Axis, Index
-from fusepass.codegen.ir.program import Kernel, Program, Role
-from fusepass.codegen.ir.twopass import split_statistics
-from fusepass.codegen.ir.vectors import coordinate_names, flatten, is_vector, split
+from fusepass.codegen.ir.expr import Expr, Load, Stat
+from fusepass.codegen.ir.index import Axis, Index
+from fusepass.codegen.ir.program import Program, Role
+from fusepass.codegen.ir.vectors import is_vector
+from fusepass.codegen.render.cuda_tile import Arranged, Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import Identifiers, block
-from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
+from fusepass.codegen.schedule.plan import Schedule, Walk
 
 _CONSTANT = re.compile(r"\s*const (?:int|int64_t|bool) (\w+) = ")
-
-
-@dataclass(frozen=True)
-class Arranged:
-    """A kernel on flat axes, its vector axis split into vectors and their lanes.
-
-    Attributes:
-        axis: what vectors run along; `row` or `col`; None where there is no such axis.
-        lane: the position in a vector.
-        coordinates: names of the original axes' positions.
-    """
-
-    kernel: Kernel
-    row: Axis | None
-    col: Axis | None
-    axis: Axis | None
-    lane: Axis
-    coordinates: dict[Atom, str]
-
-
-def arrange(kernel: Kernel, program: Program, schedule: Schedule) -> Arranged:
-    """`kernel` of `program` as `schedule` walks it."""
-    builder = Builder()
-    if schedule.walk is Walk.CROSSING:
-        kernel = with_columns(kernel, program, schedule.columns)
-    coordinates = coordinate_names(kernel)
-    kernel = flatten(kernel, builder)
-    if schedule.keep is not Keep.NOTHING and kernel.team is None:  # a team meets once for each sweep
-        kernel = split_statistics(kernel, builder)
-    row = kernel.rows[0] if kernel.rows else None
-    col = kernel.cols[0] if kernel.cols else None
-    axis = col if schedule.walk is Walk.INNER else row
-    lane = Axis("lane of the vector", schedule.width)
-    if axis is not None:
-        kernel = split(kernel, axis, lane, builder)
-    return Arranged(kernel, row, col, axis, lane, coordinates)
-
-
-@dataclass(frozen=True)
-class Tile:
-    """How a thread goes over the vectors (`OUTER`: columns) of a phase: number ``start + u * step`` of `count`.
-
-    Attributes:
-        axis: the axis they lie on; the position on it is the number times `scale`.
-        variable: the C name of that position.
-        loop: whether one pass over `u` is not enough.
-        tail: whether some threads stand past the end.
-        once: each thread has one vector, whose position is defined before all phases.
-        first: number of the first vector of those meant.
-        base: with a team, the number of the block's first vector in the row; other numbers count from it.
-        limit: the C text of the count, where a member of a team may have less; else empty.
-    """
-
-    axis: Axis | None
-    variable: str
-    start: str
-    step: int
-    count: int
-    scale: int
-    loop: bool
-    tail: bool
-    once: bool
-    first: int = 0
-    base: str = ""
-    limit: str = ""
-
-    @property
-    def end(self) -> str:
-        """The C text of one past the last number."""
-        return self.limit or free(self.count)
-
-    @property
-    def last(self) -> str:
-        """The C text of the last number."""
-        return f"{self.limit} - 1" if self.limit else free(self.count - 1)
 
 
 class Frame:

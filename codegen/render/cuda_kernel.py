@@ -6,16 +6,18 @@ past the end loads what the last one loads, so that loads need no condition, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.dataflow import Kept, kept_in_memory, kept_values
-from fusepass.codegen.ir.expr import Const, Expr, Masked, Stat, Window, children, walk
+from fusepass.codegen.ir.expr import Expr, Stat, walk
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
 from fusepass.codegen.render.cuda_exchange import Exchange, exchanges, read_in, write_out
-from fusepass.codegen.render.cuda_frame import Frame, Tile, arrange, without_unused
+from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead, prefetch_row
+from fusepass.codegen.render.cuda_rows import RowValues
 from fusepass.codegen.render.cuda_states import Around, State, declare_state, merge, name_results, push
+from fusepass.codegen.render.cuda_tile import Tile, arrange
 from fusepass.codegen.render.cuda_windows import vector_windows
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
@@ -54,9 +56,8 @@ class _Writer:
             self.kept = kept_in_memory(frame.kernel, frame.dataflow)
         self.places: dict[int, str] = {}
         self.pool, self.pool_bytes = frame.names.exact("pool"), 0
-        self.row_arrays: list[tuple[Expr, str]] = []
-        self.states: dict[str, State] = {}
         self.stats = [node for node in walk(*frame.kernel.roots) if isinstance(node, Stat)]
+        self.rows = RowValues(frame, self.stats)
         self.before_rows = len(self.top.lines)
         self.exchanged: tuple[Exchange, ...] = exchanges(frame)
 
@@ -87,7 +88,7 @@ class _Writer:
     def _sweep(self, number: int, sweep: Sequence[Reduction]) -> None:
         self._say(", ".join(f"{reduction.name}: {reduction.op.value}" for reduction in sweep))
         states = tuple(declare_state(self.frame, reduction) for reduction in sweep)
-        self.states |= {state.reduction.name: state for state in states}
+        self.rows.states |= {state.reduction.name: state for state in states}
         self._phase(number, [value for reduction in sweep for value in reduction.values], states, ())
         last = number + 1 == len(self.frame.kernel.sweeps)
         sweep_0 = [value for reduction in self.frame.kernel.sweeps[0] for value in reduction.values]
@@ -108,7 +109,7 @@ class _Writer:
         phase = _Phase(tuple(roots), states, stores, known, made)
         frame.printer.expect(roots)
         if frame.vector_rows:
-            self._row_values(roots)
+            self.rows.compute(roots)
         for kept in made:
             self._declare_kept(kept)
         if frame.rest is None:
@@ -215,7 +216,7 @@ class _Writer:
             if exchange.crossing.load is not None:
                 lanes.bind(exchange.crossing.load, exchange.place(self.frame, lanes))
         if self.frame.vector_rows:
-            self._bind_rows(lanes)
+            self.rows.bind(lanes)
 
     def _store(self, lanes: Scope, step: Scope, store: Store, around: Around) -> None:
         frame = self.frame
@@ -274,51 +275,6 @@ class _Writer:
 
     # ---- rows
 
-    def _row_values(self, roots: Iterable[Expr]) -> None:
-        """Compute what depends on the row alone once per row, where a thread has several."""
-        have = {id(node) for node, _ in self.row_arrays}
-        nodes = [node for node in self._row_frontier(roots) if id(node) not in have]
-        if not nodes:
-            return
-        lanes = self.top.child()
-        lanes.define_axis(self.frame.lane, self.v)
-        self._bind_rows(lanes)
-        made = []
-        for node in nodes:
-            name = self.frame.names.numbered("row_value")
-            text = bare(lanes.value(node))
-            self.top.lines.append(f"{C_TYPES[node.dtype]} {name}[{self.width}];")
-            lanes.lines.append(f"{name}[{self.v}] = {text};")
-            made.append((node, f"{name}[{self.v}]"))
-        self.top.lines += self.frame.unrolled(self.v, self.width, lanes.lines)
-        self.row_arrays += made
-
-    def _row_frontier(self, roots: Iterable[Expr]) -> list[Expr]:
-        """The largest values below `roots` that differ from row to row only, outside masks and windows."""
-        found: dict[int, Expr] = {}
-        seen: set[int] = set()
-        stack = list(roots)
-        while stack:
-            node = stack.pop()
-            if id(node) in seen:
-                continue
-            seen.add(id(node))
-            if self.frame.arranged.col not in self.frame.dataflow.needs(node):
-                if self.frame.has_lanes(node) and not isinstance(node, Stat | Const):
-                    found[id(node)] = node
-            elif isinstance(node, Masked):
-                stack.append(node.other)
-            elif not isinstance(node, Window):
-                stack.extend(children(node))
-        return list(found.values())
-
-    def _bind_rows(self, lanes: Scope) -> None:
-        for stat in self.stats:
-            if stat.reduction in self.states:
-                lanes.bind(stat, f"{self.states[stat.reduction].element}.part<{stat.part}>()")
-        for node, place in self.row_arrays:
-            lanes.bind(node, place)
-
     def _row_stores(self, stores: Sequence[Store]) -> None:
         self._say("per row")
         frame = self.frame
@@ -329,7 +285,7 @@ class _Writer:
         lanes = step.child() if frame.vector_rows else step
         if frame.vector_rows:
             lanes.define_axis(frame.lane, self.v)
-            self._bind_rows(lanes)
+            self.rows.bind(lanes)
         for store in stores:
             self._store(lanes, step, store, around)
         if frame.vector_rows:

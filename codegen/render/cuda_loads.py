@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from fusepass.codegen.ir.expr import Expr, Load, Masked, Window, children
 from fusepass.codegen.ir.index import Bound
-from fusepass.codegen.render.cuda_frame import Frame, Tile, without_unused
+from fusepass.codegen.render.cuda_frame import Frame, without_unused
+from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
 from fusepass.codegen.schedule.plan import Walk

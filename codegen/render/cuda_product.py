@@ -14,8 +14,9 @@ from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
 from fusepass.codegen.schedule_product import GROUP, Access, ProductSchedule
 
 _ARITHMETIC = {Arithmetic.TF32_THREE: "tf32_three", Arithmetic.TF32: "tf32", Arithmetic.HALVES: "halves"}
+_ROWS_AT_ONCE = 8  # of results: what the epilogue loads for them is on its way together
 _LOCALS = (
-    "pool", "Left", "Right", "Tile", "matrix", "place", "piece", "batch", "first_row", "first_column", "first", "last",
+    "pool", "Left", "Right", "Tile", "place", "piece", "batch", "first_row", "first_column", "first", "last",
     "left", "right", "sums", "sound", "room", "lane", "across", "column", "down", "row", "sum",
 )  # fmt: skip
 
@@ -83,23 +84,25 @@ class _Writer:
         count = high * long
         yield f"const fp::TilePlace<{high}, {long}, {GROUP}> $place(blockIdx.x % {count});"
         yield "const int64_t $first_row = $place.row * $Tile::rows, $first_column = $place.column * $Tile::columns;"
-        yield f"const int $matrix = blockIdx.x / {count};"
-        yield f"const int $batch = $matrix % {self.batches.size}, $piece = $matrix / {self.batches.size};"
+        batches = self.batches.size
+        if batches > 1:
+            yield f"const int $batch = blockIdx.x / {count} % {batches};"
         if product.pieces > 1:
+            yield f"const int $piece = blockIdx.x / {count * batches};"
             yield f"const int64_t $first = int64_t($piece) * {product.length};"
             yield f"const int64_t $last = $first + {product.length} < {product.inner} ? $first + {product.length} : {product.inner};"
         else:
             yield f"const int64_t $first = 0, $last = {product.inner};"
         for name, operand in (("$left", product.left), ("$right", product.right)):
-            moved = f" + int64_t($batch) * {operand.batch}" if operand.batch and self.batches.size > 1 else ""
+            moved = f" + int64_t($batch) * {operand.batch}" if operand.batch and batches > 1 else ""
             yield f"const {C_TYPES[product.dtype]}* const {name} = {self.pointers[operand.buffer]}{moved};"
 
     def _epilogue(self) -> Iterable[str]:
         """What the kernel's stores make of the sums: a warp takes 32 neighbours of a row, row by row."""
         tiling = self.plan.tiling
         outside = Scope(self.printer)
-        outside.define_axis(self.pieces, "$piece")
-        outside.define_axis(self.batches, "$batch")
+        outside.define_axis(self.pieces, "$piece" if self.pieces.size > 1 else "0")
+        outside.define_axis(self.batches, "$batch" if self.batches.size > 1 else "0")
         # Loads that do not depend on the column or the row may leave the conditions on them.
         along = outside.child()
         along.define_axis(self.columns, "$column")
@@ -119,7 +122,10 @@ class _Writer:
         if self.rows.size % tiling.rows:
             body = block(f"if ($row < {self.rows.size})", body)
         rows = [f"const {self.index_type} $row = {self._index('$first_row + $Tile::warp_row() + $down')};", *body]
-        loop = ["#pragma unroll 4", *block(f"for (int $down = 0; $down < {16 * tiling.m}; ++$down)", rows)]
+        loop = [
+            f"#pragma unroll {_ROWS_AT_ONCE}",
+            *block(f"for (int $down = 0; $down < {16 * tiling.m}; ++$down)", rows),
+        ]
         inside = [*along.lines, *loop]
         if self.columns.size % tiling.columns:
             inside = block(f"if ($column < {self.columns.size})", inside)

@@ -9,7 +9,8 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, ReduceOp, Stat
 from fusepass.codegen.ir.program import Reduction
 from fusepass.codegen.ir.team import exchange_offsets
-from fusepass.codegen.render.cuda_frame import Frame, Tile
+from fusepass.codegen.render.cuda_frame import Frame
+from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
 from fusepass.codegen.schedule.plan import Walk

@@ -128,8 +128,8 @@ class _Sum:
                 free.append(term)
                 continue
             assert term.value is not None
-            if _is_compared(term.value.node, self.root) and _rounds_operands(term.value.node):
-                raise Declined("others read the product, which rounds its operands: the sum would not be theirs")
+            if _is_kept(term.value.node, self.root):
+                raise Declined("others read the product, and sum it on the way")
             inside, outside = self._split(term.factors)
             scale = self.build.view(self._times(None, inside), (-1,)) if inside else None
             pieces.append((self._times(anchor.sum(self.build, self.dims, scale), outside), term.number))
@@ -185,21 +185,17 @@ class _Sum:
         return times(self.build, node, factors)
 
 
-def _is_compared(node: fx.Node, root: fx.Node) -> bool:
-    """Whether more than `root` depends on `node`, perhaps by subtracting one from the other."""
+def _is_kept(node: fx.Node, root: fx.Node) -> bool:
+    """Whether more than `root` depends on `node`, perhaps by subtracting one from the other.
+
+    Then the product runs anyway, and what rounds in it (a library may round operands to TF32) must round in its sum, too.
+    """
     node = base(node)
     while node is not root:
         if len(node.users) != 1:
             return True
         (node,) = node.users
     return False
-
-
-def _rounds_operands(node: fx.Node) -> bool:
-    """Whether the library makes `node`, a product, from operands rounded to TF32; sums over it do not."""
-    value, kind = node.meta["val"], "conv" if node.target is aten.convolution.default else "matmul"
-    narrow = value.device.type == "cuda" and value.dtype is torch.float32
-    return narrow and torch._C._get_fp32_precision_getter("cuda", kind) == "tf32"
 
 
 def times(build: Builder, node: fx.Node | None, factors: Sequence[Factor]) -> fx.Node:

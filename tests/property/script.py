@@ -77,7 +77,7 @@ def copies(values: Mapping[Name, Tensor], device: str = "cpu") -> dict[Name, Ten
     storages: dict[int, Tensor] = {}
     made = {}
     for name, value in values.items():
-        base = torch.empty(0, dtype=value.dtype).set_(value.untyped_storage())  # type: ignore[call-overload]
+        base = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())  # type: ignore[call-overload]
         copy = storages.setdefault(value.untyped_storage()._cdata, base.clone().to(device))
         made[name] = copy.as_strided(value.shape, value.stride(), value.storage_offset())
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -162,3 +163,38 @@ def test_products_of_products(sizes: list[int], data: st.DataObject) -> None:
     shapes = ((*lead, first), (second, first), (second,), (third, second), (third,))
     result = same_value(function, *map(rand, shapes))
     assert any("product-of-product" in rule for rule in result.rules)
+
+
+@given(filters(), st.data())
+def test_normalisations_of_convolutions(how: Filter, data: st.DataObject) -> None:
+    """Every result is checked, running statistics among them."""
+    assert how.result is not None
+    ones = (1,) * (len(how.result) - 2)
+    affine, biased, twice = (data.draw(st.booleans()) for _ in range(3))
+    number = data.draw(st.sampled_from([1.0, 2.0, -0.75, 1e-2]))
+    kind = data.draw(st.sampled_from(["batch", "group", "layer", "centred"]))
+
+    def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        y = how(x, w, b if biased else None) * number
+        y = (y - p.view(1, -1, *ones)) * 2 if twice else y
+        scale, shift = (p, b) if affine else (None, None)
+        if kind == "centred":
+            dims = list(range(2, y.dim()))
+            return y - y.mean(dims, keepdim=True)
+        if kind == "batch":
+            results = aten._native_batch_norm_legit_functional(y, scale, shift, b, b.exp(), True, 0.2, 1e-3)
+            statistics = torch.cat([results[number] for number in (1, 2, 3, 4)]).view(1, -1, 1)
+            return results[0].flatten(1).sum() + results[0].square().sum() + statistics.sin()  # type: ignore[no-any-return]
+        if kind == "group":
+            return torch.nn.functional.group_norm(y, how.channels, scale, shift, 1e-3)
+        return torch.nn.functional.layer_norm(y, y.shape[2:], None, None, 1e-3)
+
+    assume(prod(how.result[2:]) > 1)
+    inputs = (rand(how.x), rand(how.weight), rand((how.channels,)), rand((how.channels,)) + 1)
+    rules = same_value(function, *inputs).rules
+    cancels = (biased or twice, number != 1 or twice)
+    assert (
+        not any(cancels)
+        or any(rule.startswith(("shift-before", "scale-before")) for rule in rules)
+        or kind == "centred"
+    )

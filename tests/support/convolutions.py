@@ -108,6 +108,7 @@ def reduced(case: Case, over: Over) -> Program:
         linear([axis_index(axis) for axis in axes], contiguous_strides(shape)),
     )
     x = b.apply(Op.ADD, b.load("conv_out", per_element, F32), b.load("bias", axis_index(axes[1]), F32))
+    x = b.apply(Op.MUL, x, b.const(1 / 64, F32))  # exponentials of large numbers would magnify rounding
     top, total, mean = b.stat("top", 0, F32), b.stat("total", 0, F32), b.stat("moments", 0, F32)
     shifted = b.apply(Op.EXP, b.apply(Op.SUB, x, top))
     softmax = ((Reduction("top", ReduceOp.MAX, (x,), F32),), (Reduction("total", ReduceOp.SUM, (shifted,), F32),))
@@ -178,18 +179,39 @@ CASES: dict[str, Case] = {
 }
 
 REDUCED = (
+    "2d",
     "2d, 8 to 40 channels",
     "transposed 2d",
     "many channels",
     "many channels, transposed",
+    "many channels, 1d",
     "many channels, to 128",
 )
 """Those that are also reduced over channels in the same kernel."""
 
 SAMPLES: dict[str, Callable[[], Program]] = {
-    f"convolution {name}": functools.partial(generated, case) for name, case in (CASES | DEPTHWISE).items()
-} | {
-    f"convolution {name}, {over.value}": functools.partial(generated_reduction, CASES[name], over)
-    for name in REDUCED
-    for over in Over
+    **{f"convolution {name}": functools.partial(generated, case) for name, case in (CASES | DEPTHWISE).items()},
+    **{
+        f"convolution {name}, {over.value}": functools.partial(generated_reduction, CASES[name], over)
+        for name in REDUCED
+        for over in Over
+    },
+    **{
+        f"convolution {name}, TF32": functools.partial(generated, replace(case, precision=Precision.TF32))
+        for name, case in CASES.items()
+        if "many channels" in name
+    },
 }
+
+LARGE: dict[str, Case] = {
+    "2d, 64 to 128": Case((128, 64, 128, 128), 128, (3, 3), (1, 1), (0, 0), (1, 1)),
+    "2d, 256 to 256": Case((32, 256, 56, 56), 256, (3, 3), (1, 1), (1, 1), (1, 1)),
+    "2d, strided": Case((32, 128, 56, 56), 256, (3, 3), (2, 2), (1, 1), (1, 1)),
+    "2d, one by one": Case((32, 256, 56, 56), 64, (1, 1), (1, 1), (0, 0), (1, 1)),
+    "3d, 32 to 64": Case((16, 32, 16, 64, 64), 64, (3, 3, 3), (1, 1, 1), (0, 0, 0), (1, 1, 1)),
+    "transposed 2d": Case((16, 128, 32, 32), 64, (3, 3), (2, 2), (1, 1), (1, 1), True, (1, 1)),
+    "transposed 3d": Case((32, 32, 16, 32, 32), 64, (4, 4, 4), (2, 2, 2), (1, 1, 1), (1, 1, 1), True),
+    "transposed 3d, stride 1": Case((16, 64, 16, 32, 32), 128, (5, 5, 5), (1, 1, 1), (0, 0, 0), (1, 1, 1), True),
+    "depthwise": Case((64, 256, 56, 56), 256, (3, 3), (1, 1), (1, 1), (1, 1), groups=256),
+}
+"""Sizes worth a measurement."""

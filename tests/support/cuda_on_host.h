@@ -64,6 +64,7 @@ namespace emulation {
 struct Dim {
     unsigned x = 0;
 };
+constexpr std::size_t guard_bytes = 1 << 12;  // behind dynamic shared memory
 enum class State { running, at_warp, at_block, finished };
 
 struct Thread {
@@ -135,11 +136,16 @@ inline void run_block(unsigned count) {
     }
 }
 
+inline unsigned char* dynamic_shared() {
+    const auto address = reinterpret_cast<std::uintptr_t>(pool.data());
+    return pool.data() + (16 - address % 16) % 16;
+}
+
 inline void prepare(unsigned blocks, unsigned count, std::size_t shared, const std::function<void()>& kernel) {
     if (blocks == 0 || count == 0 || count > 1024 || count % 32) fail("a launch of an impossible shape");
     body = &kernel;
     threads.clear();
-    pool.assign(shared + 16, 0xff);
+    pool.assign(shared + 16 + guard_bytes, 0xff);
     block_size.x = count;
     grid_size.x = blocks;
 }
@@ -159,11 +165,10 @@ inline void launch_together(unsigned blocks, unsigned count, std::size_t shared,
 inline void launch(unsigned blocks, unsigned count, std::size_t shared, const std::function<void()>& kernel) {
     prepare(blocks, count, shared, kernel);
     for (block_index.x = 0; block_index.x < blocks; ++block_index.x) run_block(count);
-}
-
-inline unsigned char* dynamic_shared() {
-    const auto address = reinterpret_cast<std::uintptr_t>(pool.data());
-    return pool.data() + (16 - address % 16) % 16;
+    const unsigned char* const end = dynamic_shared() + shared;
+    for (std::size_t i = 0; i < guard_bytes; ++i) {
+        if (end[i] != 0xff) fail("a write behind dynamic shared memory");
+    }
 }
 
 }  // namespace emulation

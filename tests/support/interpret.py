@@ -1,7 +1,7 @@
 """Reference interpreter of kernel programs on numpy arrays: the oracle for generated code and for IR passes.
 
 Floating-point values are float64 from load to store, whatever their type in the program, so that the result is what
-exact arithmetic would give; only casts to a narrower type round. Integers and booleans keep their types and wrap.
+exact arithmetic would give; only casts to a narrower type round, and what an anchor rounds its operands to. Integers and booleans keep their types and wrap.
 
 A buffer is its memory: a flat array of `Buffer.extent` elements. numpy has no bfloat16, so such buffers are uint16
 arrays of bit patterns; `decode` and `encode` convert.
@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fusepass.codegen.ir.convolution import Convolution
+from fusepass.codegen.ir.convolution import Convolution, Precision
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, Op, Position, ReduceOp, Stat, Window
 from fusepass.codegen.ir.index import Axis, FloorDiv, Index
 from fusepass.codegen.ir.product import Operand, Product
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Role, Store
-from tests.support.numpy_ops import APPLY, REDUCE, Array
+from tests.support.numpy_ops import APPLY, REDUCE, Array, tf32
 
 STORAGE: dict[DType, type[np.generic]] = {
     DType.BOOL: np.bool_,
@@ -128,6 +128,8 @@ class _Run:
 
     def _convolution(self, anchor: Convolution) -> Array:
         source, weight = self._tensor(anchor.source), self._tensor(anchor.weight)
+        if anchor.precision is Precision.TF32:
+            source, weight = (torch.from_numpy(tf32(each.numpy())) for each in (source, weight))
         geometry = [list(anchor.stride), list(anchor.padding), list(anchor.dilation)]
         missing = [0] * len(anchor.stride)
         if anchor.transposed:

@@ -236,7 +236,7 @@ def test_what_no_kernel_does_stays_with_the_library() -> None:
 
 
 def test_the_setting_says_whether_float32_is_rounded() -> None:
-    model, x = nn.Sequential(nn.Linear(6, 5), nn.ReLU()), torch.randn(4, 6)
+    model, x = nn.Sequential(nn.Linear(64, 68), nn.ReLU()), torch.randn(72, 64)
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_tf32
     found = []
@@ -248,6 +248,9 @@ def test_the_setting_says_whether_float32_is_rounded() -> None:
             anchor = made.passed(ALWAYS).kernels[0].anchor
             assert isinstance(anchor, Product)
             found.append(anchor.arithmetic)
+            few = region(model, x[:4]).passed(ALWAYS).kernels[0].anchor
+            assert isinstance(few, Product)
+            assert few.arithmetic is Arithmetic.TF32_THREE, "the library may take another kernel for few rows"
     finally:
         matmul.allow_tf32 = before
     assert found == [Arithmetic.TF32_THREE, Arithmetic.TF32]

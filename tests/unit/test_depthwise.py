@@ -1,0 +1,73 @@
+"""Depthwise convolutions as windows: what the kernels compute on a GPU (every thread run on the host) and on a CPU."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Builder
+from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.passes.anchors import generate_anchors
+from fusepass.codegen.render import render
+from fusepass.codegen.schedule_convolution import preferred, serves
+from fusepass.codegen.source import Target
+from tests.support.convolutions import DEPTHWISE, generated, program_of
+from tests.support.emulate import emulate
+from tests.support.interpret import decode, interpret
+from tests.support.native import run_native
+from tests.unit.test_render_cuda import inputs_of
+
+H200 = DeviceFacts.h200()
+SMALL = replace(H200, multiprocessors=1)
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", DEPTHWISE)
+@pytest.mark.parametrize("facts", [SMALL, DeviceFacts.cpu(1)], ids=["cuda", "cpu"])
+def test_depthwise(name: str, facts: DeviceFacts) -> None:
+    case = DEPTHWISE[name]
+    program = generated(case)
+    verify(program)
+    assert not program.calls
+    assert not preferred(program, program.kernels[0], H200)
+    assert serves(program, program.kernels[0], H200)
+    inputs = inputs_of(program)
+    if facts.target is Target.CPU:
+        got = run_native(program, inputs, facts)["y"]
+    else:
+        got = emulate(program, render(program, facts), inputs)["y"]
+    x, w, bias = (torch.from_numpy(inputs[name]) for name in ("x", "w", "bias"))
+    source = program.buffer("x")
+    exact = torch.convolution(
+        x.as_strided(source.shape, source.strides).double(), w.view(case.weight).double(), bias.double(), *case.geometry
+    )
+    wanted = (exact.relu() * 2).numpy().reshape(-1)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.F64])
+def test_depthwise_of_other_types_rounds_once(dtype: DType) -> None:
+    program = generated(replace(DEPTHWISE["depthwise"], dtype=dtype), chain=False)
+    verify(program)
+    inputs = inputs_of(program)
+    got = emulate(program, render(program, SMALL), inputs)["conv_out"]
+    wanted = decode(interpret(program, inputs)["conv_out"], dtype)
+    bits = {DType.F16: 10, DType.BF16: 7, DType.F64: 40}[
+        dtype
+    ]  # a unit of the last place, where sums round differently
+    np.testing.assert_allclose(decode(got, dtype), wanted, rtol=2.0**-bits, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_groups_of_several_channels_stay_with_the_library() -> None:
+    case = replace(DEPTHWISE["depthwise"], groups=3)
+    program = program_of(case)
+    assert generate_anchors(program, Builder(), lambda program, kernel: True) == program

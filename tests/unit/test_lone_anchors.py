@@ -1,0 +1,79 @@
+"""Convolutions and matrix products with nothing beside them: regions on CUDA, where generated code may do them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fusepass import candidates
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.forms import Forms
+from fusepass.config import override
+from fusepass.patterns.partition import partition
+from fusepass.splice import subgraph
+from fusepass.work import Work
+
+FEW = (lambda x, w: F.conv2d(x, w), (64, 3, 40, 40), (32, 3, 3, 3))
+PRODUCT = (lambda x, w: x @ w, (96, 64), (64, 80))
+Example = tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...], tuple[int, ...]]
+
+
+def graph_of(example: Example, device: str, dtype: torch.dtype = torch.float32) -> fx.GraphModule:
+    """A captured function of tensors that exist on no device."""
+    function, *shapes = example
+    with FakeTensorMode():
+        inputs = [torch.empty(shape, device=device, dtype=dtype) for shape in shapes]
+        return make_fx(function)(*inputs)
+
+
+def work_of(example: Example, monkeypatch: pytest.MonkeyPatch, tune: str) -> Work:
+    monkeypatch.setattr(candidates, "device_facts", lambda device: DeviceFacts.h200())
+    monkeypatch.setattr(candidates, "recall", lambda work: None)
+    graph = graph_of(example, "cuda")
+    (region,) = partition(graph).regions
+    work = Work(region, subgraph(graph, region), {})
+    with override(tune=tune, debug=True):
+        candidates.generate_candidates(work, Forms())
+    return work
+
+
+@pytest.mark.parametrize("example", [FEW, PRODUCT], ids=["convolution", "product"])
+def test_regions_where_code_may_be_generated(example: Example) -> None:
+    assert len(partition(graph_of(example, "cuda")).regions) == 1
+    for device, dtype in (("cpu", torch.float32), ("cuda", torch.float16), ("cuda", torch.float64)):
+        parts = partition(graph_of(example, device, dtype))
+        assert not parts.regions
+        assert [refusal.reason for refusal in parts.refusals] == ["nothing beside it to fuse with"]
+
+
+@pytest.mark.parametrize("tune", ["off", "fast"])
+def test_few_channels_are_generated(tune: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = work_of(FEW, monkeypatch, tune)
+    assert work.choice is None
+    assert work.candidates[0].generated.generates_anchor
+
+
+def test_the_library_alone_is_left_to_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = work_of(PRODUCT, monkeypatch, "off")
+    assert work.choice is not None
+    assert work.choice.leaves_eager
+    assert work.reason is None
+    assert "there is no generated code" in str(work.choice)
+
+
+def test_what_could_be_generated_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = work_of(PRODUCT, monkeypatch, "fast")
+    assert work.choice is None
+    assert [each.generated.generates_anchor for each in work.candidates] == [False, True]
+
+
+def test_with_something_beside_it_the_library_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = work_of((lambda x, w: (x @ w).relu(), *PRODUCT[1:]), monkeypatch, "off")
+    assert work.choice is None
+    assert not work.candidates[0].generated.generates_anchor
