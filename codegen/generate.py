@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fusepass.codegen import schedule_convolution, schedule_product
 from fusepass.codegen.device import DeviceFacts
@@ -27,8 +29,12 @@ from fusepass.codegen.passes.pipeline import PassOptions, run_passes
 from fusepass.codegen.passes.split import SplitPolicy
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule.team import team_size
+from fusepass.codegen.schedule_general import Generality
 from fusepass.codegen.source import Source, Target
 from fusepass.config import current
+
+if TYPE_CHECKING:
+    from fusepass.codegen.forms import Forms
 
 TEAMS = "teams"
 """In `Config.disable`: no blocks share rows."""
@@ -40,15 +46,33 @@ class Generated:
 
     Attributes:
         program: the program after all passes.
-        source: for operands aligned to 16 bytes, as PyTorch allocates them.
-        schedules: per kernel, how it is laid on the device, in words.
         facts: the device.
+        general: the source that serves several sizes, where one does.
+        generality: how far that is laid out for them.
+        sizes: whether the source serves several sizes, in words; empty for the first ones.
+        forms: what knows the libraries for several sizes, where there is a `general` source.
     """
 
     program: Program
-    source: Source
-    schedules: tuple[str, ...]
     facts: DeviceFacts
+    general: Source | None = None
+    generality: Generality = Generality.NONE
+    sizes: str = ""
+    forms: Forms | None = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def source(self) -> Source:
+        """For operands aligned to 16 bytes, as PyTorch allocates them.
+
+        Raises:
+            ScheduleError, RenderError: a bug in the scheduler or the renderer.
+        """
+        return self.general or render(self.program, self.facts)
+
+    @cached_property
+    def schedules(self) -> tuple[str, ...]:
+        """Per kernel, how it is laid on the device, in words."""
+        return tuple(describe(self.program, kernel, self.facts, self.generality) for kernel in self.program.kernels)
 
     @property
     def generates_anchor(self) -> bool:
@@ -56,17 +80,23 @@ class Generated:
         return not any(call.target in ANCHOR_TARGETS for call in self.program.calls)
 
     def unaligned(self) -> Source:
-        """The source that assumes nothing about the alignment of inputs."""
+        """The source that assumes nothing about the alignment of inputs.
+
+        Raises:
+            BuildError: it serves several sizes, and too many such libraries were built already.
+        """
+        if self.forms is not None:
+            return self.forms.unaligned(self)
         return render(self.program, self.facts, aligned=False)
 
 
 def generate(
     program: Program, builder: Builder, facts: DeviceFacts, anchor: AnchorSource = AnchorSource.PREFERRED
 ) -> Generated:
-    """Run the passes for a device and render the result; `anchor` says who is to compute the region's anchor.
+    """Run the passes for a device; what is rendered, is when it is asked for. `anchor` says who is to compute the region's anchor.
 
     Raises:
-        IRError, ScheduleError, RenderError: a bug in a pass, the scheduler or the renderer.
+        IRError: a bug in a pass.
     """
     config = current()
     stages: list[tuple[str, str]] = [("lowered", program_text(program))] if config.dump else []
@@ -76,10 +106,10 @@ def generate(
             stages.append((stage, program_text(result)))
 
     final = run_passes(program, builder, pass_options(facts, anchor), check=config.debug, observe=observe)
-    source = render(final, facts)
+    generated = Generated(final, facts)
     if config.dump:
-        _dump(config.dump / program.name, stages, source)
-    return Generated(final, source, tuple(describe(final, kernel, facts) for kernel in final.kernels), facts)
+        _dump(config.dump / program.name, stages, generated.source)
+    return generated
 
 
 def pass_options(facts: DeviceFacts, anchor: AnchorSource = AnchorSource.PREFERRED) -> PassOptions:

@@ -11,7 +11,7 @@ The loops over rows (or over groups of `width` of them) are shared among threads
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from fusepass.codegen.device import DeviceFacts
@@ -31,8 +31,9 @@ _WIDTH = 64  # rows side by side: eight vectors of eight floats, four cache line
 _LEAST_WIDTH = 16
 _WIDE = 256  # where rows are read once: longer pieces of memory
 _CHUNK = 8192  # elements of a long axis that one thread takes at a time
-_LEAST_PARALLEL = 32768  # operations worth waking threads for; PyTorch's grain size, too
+LEAST_PARALLEL = 32768  # operations worth waking threads for; PyTorch's grain size, too
 _KEPT_BYTES = 1 << 18  # of a row's values on the stack: half a second-level cache
+_LEAST_ROOM = 16
 _MAX_INT = 2**31 - 2**20
 
 _CHEAP = frozenset({Op.ADD, Op.SUB, Op.MUL, Op.WHERE, Op.CAST, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM})
@@ -49,6 +50,9 @@ class CpuSchedule:
         width: rows side by side; 1 unless `OUTER`.
         keep: whether values that several phases need stay on the stack in between.
         wide: whether indices are 64 bits wide; where they are computed with, narrow ones vectorise better.
+        work: operations, at most a C++ int; from `LEAST_PARALLEL` on the rows are shared among threads.
+        general: whether sizes come at run time as far as may be: what is chosen then depends on them little, and holds
+            for all that make the same choices.
     """
 
     walk: Walk
@@ -58,6 +62,8 @@ class CpuSchedule:
     width: int = 1
     keep: bool = False
     wide: bool = True
+    work: int = 0
+    general: bool = False
 
     def __str__(self) -> str:
         threads = "threads share the rows" if self.parallel else "one thread"
@@ -71,27 +77,36 @@ class CpuSchedule:
         return f"{self.walk.value}, {shape}, {threads}" + (", values kept on the stack" if self.keep else "")
 
 
-def cpu_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> CpuSchedule:
-    """A schedule for `kernel` of `program` on a CPU with `facts.cores` cores."""
-    parallel = _work(kernel) > _LEAST_PARALLEL
+def cpu_schedule(kernel: Kernel, program: Program, facts: DeviceFacts, *, general: bool = False) -> CpuSchedule:
+    """A schedule for `kernel` of `program` on a CPU with `facts.cores` cores; `general` as in `CpuSchedule`."""
+    work = min(_work(kernel), 2**31 - 1)
     wide = not _computes_with_indices(kernel) or _too_large(kernel, program)
+    base = CpuSchedule(Walk.POINTWISE, work > LEAST_PARALLEL, wide=wide, work=work, general=general)
     if kernel.is_pointwise:
-        return CpuSchedule(Walk.POINTWISE, parallel, chunk=_chunk(kernel, facts), wide=wide)
+        return replace(base, chunk=_chunk(kernel, facts))
     kept = kept_on_cpu(kernel)
-    row_bytes = kernel.col_count * sum(value.node.dtype.nbytes for value in kept)
     cols = max(kernel.col_count, 1)
+    row_bytes = (general_room(cols) if general else kernel.col_count) * sum(value.node.dtype.nbytes for value in kept)
     if not _prefers_rows(kernel, program):
         keep = 0 < row_bytes <= _KEPT_BYTES
         block = _LOADED_BLOCK if _reduces_memory(kernel) else _BLOCK
-        return CpuSchedule(Walk.INNER, parallel, block=min(block, cols), keep=keep, wide=wide)
-    width = _width(kernel, facts, _WIDTH)
+        return replace(base, walk=Walk.INNER, block=block if general else min(block, cols), keep=keep)
+    width = _width(kernel, facts, _WIDTH, even=not general)
     while width > _LEAST_WIDTH and width * row_bytes > _KEPT_BYTES:
         width //= 2
     keep = 0 < width * row_bytes <= _KEPT_BYTES
     if not keep:
-        width = _width(kernel, facts, _WIDE)
-    panel = min(cols, _PANEL if width <= _WIDTH else _PANEL // 2)
-    return CpuSchedule(Walk.OUTER, parallel, block=panel, width=width, keep=keep, wide=wide)
+        width = _width(kernel, facts, _WIDE, even=not general)
+    panel = _PANEL if width <= _WIDTH else _PANEL // 2
+    return replace(base, walk=Walk.OUTER, block=panel if general else min(cols, panel), width=width, keep=keep)
+
+
+def general_room(size: int) -> int:
+    """Elements of an array for `size` of them that serves other sizes, too: the next of 16, 64, 256 and so on."""
+    room = _LEAST_ROOM
+    while room < size:
+        room *= 4
+    return room
 
 
 def kept_on_cpu(kernel: Kernel) -> tuple[Kept, ...]:
@@ -138,14 +153,16 @@ def _reduces_memory(kernel: Kernel) -> bool:
     )
 
 
-def _width(kernel: Kernel, facts: DeviceFacts, most: int) -> int:
-    """Rows side by side, at most `most`: as evenly as they go into whole vectors, and enough groups for all cores."""
+def _width(kernel: Kernel, facts: DeviceFacts, most: int, *, even: bool) -> int:
+    """Rows side by side, at most `most`: enough groups for all cores, as evenly as they go into whole vectors if `even`."""
     axis = last_axis(kernel.rows)
     assert axis is not None
     others = kernel.row_count // axis.size
     width = most
     while width > _LEAST_WIDTH and others * _ceil(axis.size, width) < 2 * facts.cores:
         width //= 2
+    if not even:
+        return width
     tiles = _ceil(axis.size, width)
     return min(width, 8 * _ceil(_ceil(axis.size, tiles), 8))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import struct
 from dataclasses import dataclass
 
 
@@ -20,11 +21,14 @@ class Source:
     Attributes:
         name: the region's name, an identifier; used for file names.
         entry: the C symbol to call: ``int entry(void* buffer..., void* stream)``. It takes one pointer per
-            program argument, then the stream (ignored on the CPU), and returns 0 or an error code.
+            program argument, then one to `numbers` unless these are None, then the stream (ignored on the CPU), and
+            returns 0 or an error code.
         target: language of `text`.
         text: the translation unit; includes headers from `fusepass/templates/include` by file name.
         headers: file names of the headers it includes (their contents are part of the cache key).
         arch: CUDA architecture such as ``"sm_90"``, or the CPU's ``"native"``.
+        numbers: what `entry` is called with for the sizes at hand, 8 bytes each, where one library serves many sizes:
+            ``int64_t``, ``double`` for a float.
     """
 
     name: str
@@ -33,3 +37,8 @@ class Source:
     text: str
     headers: tuple[str, ...]
     arch: str
+    numbers: tuple[int | float, ...] | None = None
+
+    def packed_numbers(self) -> bytes:
+        """The numbers as `entry` reads them."""
+        return b"".join(struct.pack("d" if isinstance(each, float) else "q", each) for each in self.numbers or ())

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fusepass.codegen.forms import Forms
 from fusepass.compile import CompiledGraph, compile_graph
 from fusepass.config import current, override
 from fusepass.fallbacks import FallbackCounter
@@ -71,11 +72,11 @@ class Backend:
             return make_boxed_func(_PerShape(graph, self.specialise))
         return make_boxed_func(self.specialise(graph).call)
 
-    def specialise(self, graph: fx.GraphModule) -> CompiledGraph:
-        """Compile a graph of constant shapes."""
+    def specialise(self, graph: fx.GraphModule, forms: Forms | None = None) -> CompiledGraph:
+        """Compile a graph of constant shapes; `forms` has the libraries for other shapes of it."""
         # AOTAutograd calls under its fake tensor mode, in which no number can be read, a constant's neither.
         with override(**self._options), _disable_current_modes():
-            compiled = compile_graph(graph, name=self._name, fallbacks=self._fallbacks)
+            compiled = compile_graph(graph, name=self._name, fallbacks=self._fallbacks, forms=forms)
         self._observe(compiled)
         return compiled
 
@@ -90,12 +91,13 @@ def _is_symbolic(graph: fx.GraphModule) -> bool:
 
 
 class _PerShape:
-    """A graph with symbolic shapes, compiled anew for each set of concrete ones, up to `Config.max_signatures`."""
+    """A graph with symbolic shapes, made anew for each set of concrete ones, up to `Config.max_signatures`."""
 
-    def __init__(self, graph: fx.GraphModule, specialise: Callable[[fx.GraphModule], CompiledGraph]) -> None:
+    def __init__(self, graph: fx.GraphModule, specialise: Callable[[fx.GraphModule, Forms], CompiledGraph]) -> None:
         self._graph = graph
         self._specialise = specialise
         self._limit = current().max_signatures
+        self._forms = Forms()
         self._made: dict[object, Callable[..., Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
@@ -122,7 +124,7 @@ class _PerShape:
             fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
         with torch.no_grad(), mode:
             graph = make_fx(flat)(*fakes)
-        call, holes, outputs = self._specialise(graph).call, inputs.holes, form[-1]
+        call, holes, outputs = self._specialise(graph, self._forms).call, inputs.holes, form[-1]
         return lambda *values: outputs.fill(call(*(values[hole] for hole in holes)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from fusepass.choice import EAGER, Choice
 from fusepass.codegen import build
 from fusepass.codegen.detect import device_facts
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.generate import conversions, generate
+from fusepass.codegen.forms import Forms, TooManyBuilds
+from fusepass.codegen.generate import Generated, conversions, generate
 from fusepass.codegen.lowering.lower import Unsupported, lower
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.config import current
@@ -23,21 +24,26 @@ from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
 from fusepass.patterns.aliasing import is_view
 from fusepass.runtime import FusedRegion, Meta
-from fusepass.tune import adopt, named, recall
+from fusepass.tune import adopt, chosen_earlier, named, recall, reuse
 from fusepass.variants import Variant, is_precise, library_rounds, variants
 from fusepass.work import Candidate, Work
 
+Share = Callable[[Generated], Generated]
 
-def generate_candidates(work: Work) -> None:
-    """Lower, run the passes and render each variant that is worth a try; a region beyond the IR gets its reason instead."""
+
+def generate_candidates(work: Work, forms: Forms) -> None:
+    """Lower, run the passes and render each variant that is worth a try; `forms` has the libraries for other sizes.
+
+    A region beyond the IR, or one library too many, gets its reason instead.
+    """
     foreign = [node.name for node in work.arguments if node.meta["val"].device != work.device]
     if foreign:
         work.reason = f"{foreign[0]} is not on {work.device}"
         return
     try:
-        _generate_variants(work)
-    except Unsupported as unsupported:
-        work.reason = str(unsupported)
+        _generate_variants(work, forms)
+    except (Unsupported, TooManyBuilds) as refused:
+        work.reason = str(refused)
     except Exception as bug:  # ours; the other regions and the model still run
         work.reason = _told(bug)
 
@@ -49,16 +55,25 @@ def _told(bug: Exception) -> str:
     return f"internal error: {type(bug).__name__}: {next(iter(str(bug).splitlines()), '')}"
 
 
-def _generate_variants(work: Work) -> None:
-    """The candidates: the first one, and those that are to be compared with it or that were found to be better."""
+def _generate_variants(work: Work, forms: Forms) -> None:
+    """The candidates: the first one, and those that are to be compared with it or that were found to be better.
+
+    Sizes that come later have the variant that was chosen for the first ones as their only candidate.
+    """
     facts = device_facts(work.device)
-    first, *others = variants(work.graph, facts, current().tune)
-    work.offered = tuple(variant.name for variant in (first, *others))
-    work.candidate = _candidate(work, first, facts)
+    earlier = _earlier(work, facts, forms)
+    first, *others = [earlier] if earlier else variants(work.graph, facts, current().tune)
+    work.candidate = _first_candidate(work, first, facts, forms)
     work.candidates.append(work.candidate)
+    if work.candidate.generated.general is not None:
+        others = []
+    work.offered = (work.candidate.name, *(variant.name for variant in others))
+    reuse(work, forms)
+    if work.choice is not None:
+        return
     record = recall(work)
     if record is not None:  # maybe of one who tried more
-        every = variants(work.graph, facts, "max")[1:]
+        every = [variant for variant in variants(work.graph, facts, "max")[1:] if variant.name != work.candidate.name]
         _generate_others(work, [variant for variant in every if variant.name in named(record)], facts)
     if record is None or not adopt(work, record):
         _generate_others(work, others, facts)
@@ -73,6 +88,30 @@ def _is_anchor_alone(work: Work) -> bool:
     return operators == [work.region.anchor] and calls == work.candidates
 
 
+def _earlier(work: Work, facts: DeviceFacts, forms: Forms) -> Variant | None:
+    """The variant that was chosen for other sizes, if it is as precise for these."""
+    name = chosen_earlier(work, forms)
+    if name is None:
+        return None
+    first, *others = variants(work.graph, facts, "max")
+    found = next((variant for variant in others if variant.name == name), first)
+    return found if found == first or is_precise(found, work.graph, facts) else first
+
+
+def _first_candidate(work: Work, variant: Variant, facts: DeviceFacts, forms: Forms) -> Candidate:
+    """The candidate to choose without a measurement; where it would be one library too many, the library computes the anchor.
+
+    Raises:
+        TooManyBuilds: that would be one too many, too.
+    """
+    try:
+        return _candidate(work, variant, facts, forms.shared)
+    except TooManyBuilds:
+        if work.region.anchor is None:
+            raise
+        return _candidate(work, replace(variant, anchor=AnchorSource.LIBRARY), facts, forms.shared)
+
+
 def _generate_others(work: Work, others: Sequence[Variant], facts: DeviceFacts) -> None:
     """Add the candidates of `others` that are new programs as precise as the region's operators; failures are noted."""
     first = work.candidates[0]
@@ -82,20 +121,22 @@ def _generate_others(work: Work, others: Sequence[Variant], facts: DeviceFacts) 
             continue
         try:
             made = _candidate(work, variant, facts)
+            fresh = not any(made.sources == known.sources for known in work.candidates)
         except Exception as bug:
             work.lost[variant.name] = _told(bug)
             continue
-        if not any(made.sources == known.sources for known in work.candidates):
+        if fresh:
             work.candidates.append(made)
 
 
-def _candidate(work: Work, variant: Variant, facts: DeviceFacts) -> Candidate:
+def _candidate(work: Work, variant: Variant, facts: DeviceFacts, share: Share = lambda made: made) -> Candidate:
+    """The program of `variant`; `share` may give what is generated a library that serves other sizes, too."""
     labels = [node.name for node in work.region.inputs]
     values = {node.name: value.item() for node, value in work.constants.items()}
     tf32 = library_rounds(work.graph, facts)
     program, builder = lower(work.graph, work.region.name, labels, values, variant.anchor_format, tf32=tf32)
-    converted = {call.result: generate(conversion, own, facts) for call, conversion, own in conversions(program)}
-    return Candidate(variant, generate(program, builder, facts, variant.anchor), converted)
+    converted = {call.result: share(generate(conversion, own, facts)) for call, conversion, own in conversions(program)}
+    return Candidate(variant, share(generate(program, builder, facts, variant.anchor)), converted)
 
 
 def build_candidates(works: Sequence[Work]) -> None:

@@ -7,10 +7,7 @@ tensors is put back and reported.
 
 from __future__ import annotations
 
-import contextlib
-import operator
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,19 +22,17 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from fusepass.branches import MOST_BRANCHES, Condition
 from fusepass.errors import CaptureError
-from fusepass.isolation import EagerWrites, quiet_fake_tensors, unchanged_globals
+from fusepass.isolation import EagerWrites, quiet_fake_tensors
 from fusepass.mutation import Exported, finish
 from fusepass.naming import identifiers, input_text, positional_names
-from fusepass.pystate import Snapshot, hooked_module
+from fusepass.pystate import hooked_module
 from fusepass.record import Declined, NoEscape, Recorder, cloned
+from fusepass.shim import MODEL, Shim, clean_metadata
 from fusepass.structure import KeyPath, Template, key_paths
 from fusepass.tensors import LiveTensors, Slot
 
 DEVICES = ("cpu", "cuda")
 """Device types on which models are optimised."""
-
-_MODEL = "model"
-"""Name of the model inside the shim; the prefix of its submodules' names there."""
 
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 _LONGEST_REASON = 200
@@ -109,7 +104,7 @@ def capture(
     if refused is not None:
         return refused
     try:
-        return _trace(_Shim(model, forward or model.forward, inputs), live, tensors, branches)
+        return _trace(Shim(model, forward or model.forward, inputs), live, tensors, branches)
     except CaptureError as error:
         return CaptureFailure(str(error))
     except _DATA_DEPENDENT as error:  # tracing's own: the call is not at fault
@@ -135,7 +130,7 @@ def _refusal(model: nn.Module, inputs: Template, tensors: Sequence[torch.Tensor]
     return None if hooked is None else CaptureFailure(f"forward hooks on {hooked}")
 
 
-def _trace(shim: _Shim, live: LiveTensors, tensors: Sequence[torch.Tensor], branches: int) -> Captured:
+def _trace(shim: Shim, live: LiveTensors, tensors: Sequence[torch.Tensor], branches: int) -> Captured:
     """The graph of `shim`.
 
     Raises:
@@ -146,7 +141,7 @@ def _trace(shim: _Shim, live: LiveTensors, tensors: Sequence[torch.Tensor], bran
     # aot_export_module takes parameters before buffers.
     order = sorted(range(len(owned)), key=lambda index: not isinstance(owned[index], nn.Parameter))
     slots = [live.slots[index] for index in order]
-    states = {f"{_MODEL}.{live.slots[i].dotted}": owned[i] for i in order}
+    states = {f"{MODEL}.{live.slots[i].dotted}": owned[i] for i in order}
     shim.ties = {slot.dotted: order.index(index) for slot, index in live.ties}
     paths = key_paths(shim.inputs.fill(tensors))
     positional = positional_names(shim.call, len(shim.inputs.fill(tensors)[0]))
@@ -157,7 +152,7 @@ def _trace(shim: _Shim, live: LiveTensors, tensors: Sequence[torch.Tensor], bran
         finished = finish(_record(shim, states, tensors, names, branches))
     except Exception:  # the export knows more, and says what forward itself raises
         finished = finish(_export(shim, states, tensors, names))
-    _clean_metadata(finished.graph.graph)
+    clean_metadata(finished.graph.graph)
     assert shim.outputs is not None, "the model has run"
     return Captured(
         graph=finished.graph,
@@ -173,7 +168,7 @@ def _trace(shim: _Shim, live: LiveTensors, tensors: Sequence[torch.Tensor], bran
 
 
 def _record(
-    shim: _Shim,
+    shim: Shim,
     states: Mapping[str, torch.Tensor],
     tensors: Sequence[torch.Tensor],
     names: Sequence[str],
@@ -207,7 +202,7 @@ def _record(
 
 
 def _export(
-    shim: _Shim, states: Mapping[str, torch.Tensor], tensors: Sequence[torch.Tensor], names: Sequence[str]
+    shim: Shim, states: Mapping[str, torch.Tensor], tensors: Sequence[torch.Tensor], names: Sequence[str]
 ) -> Exported:
     """The graph by AOTAutograd, under fake tensors. Imports SymPy and Dynamo, which takes seconds."""
     from torch._functorch.aot_autograd import aot_export_module
@@ -238,102 +233,6 @@ def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
             requires_grad=tensor.requires_grad,
         )
     return nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
-
-
-class _Shim(nn.Module):
-    """What is exported: flat tensors in, flat tensors out, the model inside.
-
-    Attributes:
-        states: the model's tensors as fakes, by their names here; each once, parameters first.
-        ties: names in the model of further places of these tensors, and which of them they are.
-        guard: makes the context in which the model's own code runs.
-        outputs, aliases: of the last run, the form of the result, and for each tensor in it the indices of states
-            and inputs whose memory it shares.
-    """
-
-    def __init__(self, model: nn.Module, call: Callable[..., Any], inputs: Template) -> None:
-        super().__init__()
-        self.model = model
-        self.call = call
-        self.inputs = inputs
-        self.grad_mode = torch.is_grad_enabled()
-        self.guard: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-        self.states: dict[str, torch.Tensor] = {}
-        self.ties: dict[str, int] = {}
-        self.outputs: Template | None = None
-        self.aliases: list[frozenset[int]] = []
-
-    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        return ((name, fake) for name, fake in self.states.items() if isinstance(fake, nn.Parameter))
-
-    def named_buffers(self, *_: Any, **__: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        return ((name, fake) for name, fake in self.states.items() if not isinstance(fake, nn.Parameter))
-
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        states = [operator.attrgetter(name)(self) for name in self.states]
-        for name, state in zip(self.states, states, strict=True):
-            if isinstance(self.states[name], nn.Parameter) and not isinstance(state, nn.Parameter):
-                state._is_param = True  # what isinstance(state, nn.Parameter) asks
-        ties = {name: states[index] for name, index in self.ties.items()}
-        with _reparametrize_module(self.model, ties), torch.set_grad_enabled(self.grad_mode):
-            result = self._run(tensors)
-        outputs, self.outputs = Template.of(result)
-        _check_outputs(outputs, self.outputs)
-        memory = [_memory(tensor) for tensor in (*states, *tensors)]
-        self.aliases = [
-            frozenset(index for index, place in enumerate(memory) if place == _memory(output)) for output in outputs
-        ]
-        return tuple(outputs)
-
-    def _run(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """The model's result; what it changed in Python is put back.
-
-        Raises:
-            CaptureError: it changed something.
-        """
-        inputs = self.inputs.fill(tensors)
-        args, kwargs = inputs
-        snapshot = Snapshot(self.model)
-        try:
-            with unchanged_globals(), self.guard():
-                result = self.call(*args, **kwargs)
-        finally:
-            changed = snapshot.undo_changes()
-        if changed is not None:
-            raise CaptureError(f"forward changes Python state: {changed}")
-        left, form = Template.of(inputs)
-        if not form.same_form(self.inputs) or not all(map(operator.is_, left, tensors)):
-            raise CaptureError("forward changes a container among its inputs")
-        return result
-
-
-def _check_outputs(tensors: Sequence[torch.Tensor], form: Template) -> None:
-    if form.opaque is not None:
-        raise CaptureError(f"forward returns a {type(form.opaque).__name__}")
-    if not tensors:
-        raise CaptureError("forward returns no tensor")
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    """An identity for the memory of `tensor`, which under functionalisation follows views of views."""
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _clean_metadata(graph: fx.Graph) -> None:
-    """Take the shim out of what nodes say about where they come from."""
-    for node in graph.nodes:
-        stack = node.meta.get("nn_module_stack")
-        if stack:
-            node.meta["nn_module_stack"] = {
-                key.removeprefix(f"{_MODEL}."): (path.removeprefix(f"{_MODEL}."), kind)
-                for key, (path, kind) in stack.items()
-                if key
-            }
-        frames = node.meta.get("stack_trace")
-        if frames:
-            own = f'File "{__file__}"'
-            kept = [frame for frame in re.split(r"^(?=\s*File )", frames, flags=re.M) if own not in frame]
-            node.meta["stack_trace"] = "".join(kept)
 
 
 def _one_line(error: Exception) -> str:

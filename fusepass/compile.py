@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from torch import fx
 from fusepass.candidates import build_candidates, generate_candidates, load_candidates
 from fusepass.choice import EAGER
 from fusepass.codegen.detect import device_facts
+from fusepass.codegen.forms import Forms
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.fallbacks import FallbackCounter
@@ -25,7 +27,7 @@ from fusepass.report import RegionState, Report
 from fusepass.runtime import FusedRegion
 from fusepass.splice import splice, subgraph
 from fusepass.summary import summary
-from fusepass.tune import choose
+from fusepass.tune import choose, remember
 from fusepass.variants import chosen_format
 from fusepass.work import Work
 from fusepass.writes import gather_writes
@@ -38,19 +40,25 @@ class CompiledGraph:
     Attributes:
         before: the captured graph, simplified, every operator in it; `works` are regions of it.
         works: its regions, with what became of them.
-        graph_module: takes the captured graph's placeholders, returns its flat tuple; calls registered operators, so it can be
-            traced, compiled and exported.
-        call: the same function without the dispatcher, for plain tensors outside of every dispatch mode.
+        spliced: makes `graph_module` when it is first called.
+        call: the same function as `graph_module` without the dispatcher, for plain tensors outside of every dispatch mode.
         report: what was fused and what was not; fallbacks counted so far are read through `fallbacks`.
         fallbacks: counts calls that ran as the original operators.
     """
 
     before: fx.GraphModule
     works: tuple[Work, ...]
-    graph_module: fx.GraphModule
+    spliced: Callable[[], fx.GraphModule]
     call: Callable[..., tuple[Any, ...]]
     report: Report
     fallbacks: FallbackCounter
+
+    @property
+    def graph_module(self) -> fx.GraphModule:
+        """Takes the captured graph's placeholders, returns its flat tuple; calls registered operators, so it can be
+        traced, compiled and exported.
+        """
+        return self.spliced()
 
 
 @dataclass
@@ -68,7 +76,9 @@ class _Clock:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
-def compile_graph(graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounter | None = None) -> CompiledGraph:
+def compile_graph(
+    graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounter | None = None, forms: Forms | None = None
+) -> CompiledGraph:
     """Fuse a flat functional ATen graph whose nodes carry fake tensors.
 
     A region that cannot be generated or built keeps its operators, is reported and counted; nothing is raised for a valid graph.
@@ -77,17 +87,21 @@ def compile_graph(graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounte
         graph: as `fusepass.capture.capture` or AOTAutograd makes it; it is not changed.
         name: the model's name, for the report.
         fallbacks: the counter to use; a new one by default.
+        forms: the libraries of the model for other sizes; none by default.
     """
     clock = _Clock()
+    forms = forms or Forms()
+    forms.next_round()
     counter = fallbacks if fallbacks is not None else FallbackCounter()
     graph = fx.GraphModule(graph, _copied(graph.graph))
     with clock.stage("simplify"):
         applications = simplify(graph)
     with clock.stage("partition"):
         parts = partition(graph)
-    works, fused = _fused(graph, parts.regions, counter, clock)
+    works, fused = _fused(graph, parts.regions, forms, counter, clock)
     for work in works:
         _tell(work, counter)
+        remember(work, forms)
     with clock.stage("splice"):
         kept = [work for work in works if work.state is RegionState.FUSED]
         for work in kept:
@@ -96,14 +110,24 @@ def compile_graph(graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounte
         arguments = {work.region.name: work.arguments for work in kept}
         direct = splice(graph, regions, arguments, {key: value.run for key, value in fused.items()})
         gather_writes(direct)
-        operators = {key: register(value, program_text(value.generated.program)) for key, value in fused.items()}
-        public = splice(graph, regions, arguments, operators)
     report = summary(name, graph, parts, works, applications, clock.seconds)
-    return CompiledGraph(graph, tuple(works), public, direct.forward, report, counter)
+
+    @functools.cache
+    def spliced() -> fx.GraphModule:
+        operators = {key: register(value, program_text(value.generated.program)) for key, value in fused.items()}
+        return splice(graph, regions, arguments, operators)
+
+    return CompiledGraph(graph, tuple(works), spliced, direct.forward, report, counter)
 
 
 def _fused(
-    graph: fx.GraphModule, regions: Sequence[Region], counter: FallbackCounter, clock: _Clock, *, handing: bool = True
+    graph: fx.GraphModule,
+    regions: Sequence[Region],
+    forms: Forms,
+    counter: FallbackCounter,
+    clock: _Clock,
+    *,
+    handing: bool = True,
 ) -> tuple[list[Work], dict[str, FusedRegion]]:
     """What became of each region, and those that can be called; `handing` lets one write as the next one reads."""
     works = _works(graph, regions)
@@ -112,7 +136,7 @@ def _fused(
         works = _works(graph, regions)
     with clock.stage("generate"):
         for work in works:
-            generate_candidates(work)
+            generate_candidates(work, forms)
     with clock.stage("build"):
         build_candidates(works)
     loaded: dict[str, dict[str, FusedRegion]] = {}
@@ -127,7 +151,7 @@ def _fused(
         # Operators that run as they were would pass on a layout that is not theirs.
         for node, value in layouts.items():
             node.meta["val"] = value
-        return _fused(graph, regions, counter, clock, handing=False)
+        return _fused(graph, regions, forms, counter, clock, handing=False)
     kept = [work for work in works if work.candidate is not None and work.state is RegionState.FUSED]
     return works, {work.region.name: loaded[work.region.name][work.candidate.name] for work in kept if work.candidate}
 

@@ -56,8 +56,10 @@ class Config:
         cache_dir: where built libraries are kept, by default ``fusepass`` in the user's cache directory
             (``FUSEPASS_CACHE_DIR``).
         jobs: compilers that run at once, at least 1, by default the CPUs of this process (``FUSEPASS_JOBS``).
-        max_signatures: signatures one module is specialised to before further ones run as the original, at
-            least 1.
+        max_signatures: signatures of one module that are remembered, at least 1; the one that was not called for
+            longest is forgotten.
+        max_builds: libraries built for one region for different sizes, at least 1; sizes that none of them fits run
+            the region's own operators.
         tune: how much is tried to find out, for each region, whether generated code is right and faster than its own
             operators, and in which form: ``"off"`` nothing, ``"fast"`` some 30 ms a region, ``"max"`` a second
             (``FUSEPASS_TUNE``).
@@ -75,7 +77,8 @@ class Config:
     algebra: Algebra = Algebra.SAFE
     cache_dir: Path = field(default_factory=_user_cache)
     jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
-    max_signatures: int = 16
+    max_signatures: int = 512
+    max_builds: int = 16
     tune: str = "fast"
     cuda_graphs: bool = False
     progress: bool | None = None
@@ -86,7 +89,7 @@ class Config:
         object.__setattr__(self, "cache_dir", Path(self.cache_dir).expanduser().absolute())
         if self.dump is not None:
             object.__setattr__(self, "dump", Path(self.dump).expanduser().absolute())
-        for option in ("jobs", "max_signatures"):
+        for option in ("jobs", "max_signatures", "max_builds"):
             if getattr(self, option) < 1:
                 raise ValueError(f"{option} is {getattr(self, option)}; allowed is a whole number from 1 on")
         if self.tune not in EFFORTS:

@@ -63,6 +63,8 @@ class RegionReport:
         choice: how it was decided that generated code, or its own operators, run it; None where nothing was decided.
         sources: the generated sources.
         build_seconds: seconds spent in compiler or cache.
+        sizes: whether its library serves other sizes, too, and the numbers that it is called with for these, or why it
+            does not; None for the first sizes, which have one of their own.
     """
 
     name: str
@@ -79,6 +81,7 @@ class RegionReport:
     sources: tuple[SourceFile, ...] = ()
     build_seconds: float = 0.0
     choice: Choice | None = None
+    sizes: str | None = None
 
     @property
     def bytes_saved(self) -> int:

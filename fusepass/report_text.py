@@ -96,6 +96,8 @@ def _details(region: RegionReport, width: int, *, indent: int) -> list[str]:
         lines += wrap(f"{location}: {names}" if location else names, width, indent=indent)
     if region.anchor:
         lines += wrap(f"anchor ({region.anchor})", width, indent=indent)
+    if region.sizes:
+        lines += wrap(f"library {region.sizes}", width, indent=indent, lines=_REASON_LINES)
     if region.choice:
         lines += wrap(str(region.choice), width, indent=indent, lines=_REASON_LINES)
     if region.reason:

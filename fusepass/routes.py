@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fusepass.specialise import Specialiser
 
 Forward = Callable[..., Any]
+_MOST_RECOMPILATIONS = 16  # by Dynamo, which makes sizes that change symbolic on its own
 
 
 class Route(Protocol):
@@ -59,7 +60,7 @@ class Dynamo:
         self, forward: Forward, name: str, options: Mapping[str, Any], fallbacks: FallbackCounter, limit: int
     ) -> None:
         self._reports: list[Report] = []
-        self._limit = limit
+        self._limit = min(limit, _MOST_RECOMPILATIONS)
         from fusepass.backend import Backend  # Dynamo takes seconds to import
 
         backend = Backend(name, options, fallbacks=fallbacks, observe=lambda made: self._reports.append(made.report))

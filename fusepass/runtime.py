@@ -5,6 +5,7 @@ The call itself is a small Python function, generated per region like the kernel
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from fusepass.codegen import build
 from fusepass.codegen.generate import Generated
 from fusepass.codegen.ir.program import Buffer, LibraryCall, Ref, Role
 from fusepass.codegen.lowering.tensor import DTYPES
-from fusepass.codegen.source import Target
+from fusepass.codegen.source import Source, Target
 from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
 from fusepass.pages import LEAST_BYTES, prefer_large
@@ -45,6 +46,28 @@ class Meta:
     @classmethod
     def of_buffer(cls, buffer: Buffer) -> Meta:
         return cls(buffer.shape, buffer.strides, _TORCH[buffer.dtype])
+
+
+class Entry:
+    """The entry of a built library.
+
+    Attributes:
+        call: takes pointers, `numbers` unless that is None, and the stream.
+        numbers: the address of those that the source says, which lie there as long as this object lives.
+    """
+
+    __slots__ = ("_memory", "call", "numbers")
+
+    def __init__(self, library: Any, source: Source, buffers: int) -> None:
+        """The entry of `source`, which takes so many buffers.
+
+        Raises:
+            BuildError: the library cannot be loaded or has no such function.
+        """
+        general = source.numbers is not None
+        self.call = build.load(library, source.entry, buffers + general)
+        self._memory = ctypes.create_string_buffer(source.packed_numbers())
+        self.numbers = ctypes.addressof(self._memory) if general else None
 
 
 class FusedRegion:
@@ -85,11 +108,11 @@ class FusedRegion:
         self.outputs = tuple(Meta.of_buffer(program.buffer(name)) for name in program.outputs)
         self.original = original
         self.fallbacks = fallbacks
-        self._unaligned: Callable[..., int] | None = None
+        self._unaligned: Entry | None = None
         self._lock = threading.Lock()
-        entry = build.load(library, generated.source.entry, len(program.arguments))
+        self._entry = Entry(library, generated.source, len(program.arguments))
         self.conversions = conversions or {}
-        self._source, scope = _launcher(self, entry, used)
+        self._source, scope = _launcher(self, self._entry, used)
         exec(compile(self._source, f"<fusepass {name}>", "exec"), scope)
         self.run: Callable[..., Result] = scope["run"]
         self.run.__name__ = self.run.__qualname__ = name
@@ -111,14 +134,13 @@ class FusedRegion:
                 )
         return self.run(*map(with_strides, inputs, self.inputs))
 
-    def unaligned_entry(self) -> Callable[..., int] | None:
+    def unaligned_entry(self) -> Entry | None:
         """The entry for inputs that are not aligned to 16 bytes, built when first needed; None where that fails."""
         with self._lock:
             if self._unaligned is None:
-                source = self.generated.unaligned()
                 try:
-                    library = build.build(source)
-                    self._unaligned = build.load(library, source.entry, len(self.generated.program.arguments))
+                    source = self.generated.unaligned()
+                    self._unaligned = Entry(build.build(source), source, len(self.generated.program.arguments))
                 except BuildError as error:
                     self.fallbacks.count(self.name, f"no kernel for unaligned inputs: {error.args[0]}", toolchain=True)
             return self._unaligned
@@ -132,11 +154,11 @@ def with_strides(tensor: torch.Tensor, expected: Meta) -> torch.Tensor:
     return copy.copy_(tensor)
 
 
-def _launcher(region: FusedRegion, entry: Callable[..., int], used: Sequence[int]) -> tuple[str, dict[str, Any]]:
+def _launcher(region: FusedRegion, entry: Entry, used: Sequence[int]) -> tuple[str, dict[str, Any]]:
     """Source of ``run(*inputs)`` and the names it refers to."""
     program, device = region.generated.program, region.device
     scope: dict[str, Any] = {
-        "__name__": "fusepass.generated", "entry": entry, "region": region, "device": device, "torch": torch, "empty": torch.empty_strided,
+        "__name__": "fusepass.generated", "entry": entry.call, "region": region, "device": device, "torch": torch, "empty": torch.empty_strided,
         "failed": _failed, "with_strides": with_strides,
     }  # fmt: skip
     arguments = [f"a{number}" for number in range(len(region.inputs))]
@@ -186,11 +208,18 @@ def _launcher(region: FusedRegion, entry: Callable[..., int], used: Sequence[int
         else:
             passed.append(f"{names[buffer.name]}.data_ptr()")
     body.append("call = entry")
-    inputs = [text for text, buffer in zip(passed, pointers, strict=True) if buffer.role is Role.INPUT]
+    if entry.numbers is not None:
+        scope["size_numbers"] = entry.numbers
+        body.append("numbers = size_numbers")
+        passed.append("numbers")
+    inputs = [text for text, buffer in zip(passed, pointers, strict=False) if buffer.role is Role.INPUT]
     if inputs:
         body.append(f"if ({' | '.join(inputs)}) & {_VECTOR - 1}:")
-        body.append("    call = region.unaligned_entry()")
-        body.append(f"    if call is None: return region.original({', '.join(arguments)})")
+        body.append("    other = region.unaligned_entry()")
+        body.append(f"    if other is None: return region.original({', '.join(arguments)})")
+        body.append("    call = other.call")
+        if entry.numbers is not None:
+            body.append("    numbers = other.numbers")
     stream = "None"
     if region.generated.source.target is Target.CUDA:
         stream = "stream(index)"

@@ -58,6 +58,7 @@ class Specialisation:
         tensors: Sequence[torch.Tensor],
         *,
         cuda_graphs: bool = False,
+        traceable: bool = True,
     ) -> None:
         self.captured = captured
         self.compiled = compiled
@@ -78,7 +79,7 @@ class Specialisation:
         fused = any(region.state is RegionState.FUSED for region in compiled.report.regions)
         self.pays = fused or isinstance(self.replay, Replay)
         self.direct = self.pays and not self.writes
-        self.inline = Inline.of(model, captured, compiled, tuple(tensors))
+        self.inline = Inline.of(model, captured, compiled, tuple(tensors)) if traceable else None
 
     @property
     def report(self) -> Report:

@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from fusepass.branches import MOST_BRANCHES
 from fusepass.capture import CaptureFailure, capture
+from fusepass.codegen.forms import Forms
 from fusepass.compile import compile_graph
 from fusepass.config import Config, override
 from fusepass.errors import FusepassWarning
@@ -22,6 +23,7 @@ from fusepass.fallbacks import FallbackCounter
 from fusepass.report import CaptureRoute, RefusalReport, Report
 from fusepass.routes import Children, Dynamo, Route, Untouched
 from fusepass.signature import distinct, obstacle
+from fusepass.signatures import Table
 from fusepass.specialisation import Specialisation
 from fusepass.structure import Template
 
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from fusepass.profile import Profile
 _MOST_CONDITIONAL = 4
 """Specialisations that are right for some branches of forward. One that takes ever new ones is better left to Dynamo."""
+
+_MOST_TRACEABLE = 16
+"""Specialisations that torch.compile and torch.export may trace: each has operators of its own, registered for good."""
 
 _ROUTE_WORDS = {CaptureRoute.DYNAMO: "captured by Dynamo", CaptureRoute.UNTOUCHED: "not captured"}
 _Found = tuple[Specialisation, tuple[torch.Tensor, ...]]
@@ -51,14 +56,16 @@ class Specialiser:
         "_dynamo",
         "_dynamo_allowed",
         "_fallbacks",
+        "_forms",
         "_forward",
         "_lock",
-        "_made",
         "_model",
         "_name",
         "_options",
         "_refusals",
         "_routes",
+        "_table",
+        "_traceable",
     )
 
     def __init__(
@@ -76,18 +83,20 @@ class Specialiser:
         self._forward = forward
         self._dynamo_allowed = dynamo
         self._lock = threading.RLock()
-        self._made: tuple[Specialisation, ...] = ()
+        self._table = Table()
+        self._traceable: tuple[Specialisation, ...] = ()
         self._routes: dict[object, Route] = {}
         self._dynamo: Dynamo | None = None
         self._children: Children | None = None
         self._refusals: dict[str, RefusalReport] = {}
         self._fallbacks = FallbackCounter()
+        self._forms = Forms()
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The model's result for ``forward(*args, **kwargs)``."""
         if not kwargs:
             count = len(args)
-            for made in self._made:
+            for made in self._table.recent:
                 if made.arity == count:
                     bound = made.bind(args)
                     if bound is not None:
@@ -96,7 +105,7 @@ class Specialiser:
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The same inside of torch.compile or torch.export; specialises nothing."""
-        for made in self._made:
+        for made in self._traceable:
             if made.inline is not None and made.inline.matches(args, kwargs):
                 return made.inline(args, kwargs)
         return self.original(*args, **kwargs)
@@ -132,9 +141,9 @@ class Specialiser:
     def report(self) -> Report:
         """What was fused so far, and what was not."""
         routes = list(dict.fromkeys(self._routes.values()))
-        reports = [made.report for made in self._made]
+        reports = [made.report for made in self._table]
+        kinds = [route.kind for route in routes] + [CaptureRoute.TRACED] * bool(reports)
         reports += [report for route in routes for report in route.reports()]
-        kinds = [route.kind for route in routes] + [CaptureRoute.TRACED] * bool(self._made)
         own = Report(
             model=self._name,
             device=reports[0].device if reports else _device(self._model),
@@ -188,10 +197,11 @@ class Specialiser:
 
     def _find(self, tensors: Sequence[torch.Tensor], inputs: Template) -> _Found | None:
         stand_ins = distinct(tensors)
-        for made in self._made:
+        for made in self._table.candidates(tensors):
             if made.captured.inputs.same_form(inputs):
                 bound = made.bind(tensors, stand_ins)
                 if bound is not None:
+                    self._table.used(made, tensors)
                     return made, bound
         return None
 
@@ -206,9 +216,9 @@ class Specialiser:
         with self._lock:
             route = self._routes.get(key)
             found = None if route else self._find(tensors, inputs)
-            reason = f"called with more than {config.max_signatures} signatures"
+            reason = None if route or found else self._table.obstacle(tensors, config.max_signatures)
             failure = None
-            if route is None and found is None and len(self._made) < config.max_signatures:
+            if route is None and found is None and reason is None:
                 made = self._specialise(args, kwargs, tensors)
                 if isinstance(made, CaptureFailure):
                     failure, reason = made, made.reason
@@ -218,7 +228,7 @@ class Specialiser:
                     found = None if bound is None else (made, bound)
         if failure is not None and failure.error is not None:
             # The call itself may be at fault: then the original says so, and nothing follows for other calls.
-            result = self._run_original(args, kwargs, reason)
+            result = self._run_original(args, kwargs, failure.reason)
             with self._lock:
                 self._conclude(key, failure, config)
             return result
@@ -226,7 +236,7 @@ class Specialiser:
             return self._run_route(key, route, args, kwargs)
         if found is not None:
             return self._run_checked(*found, args, kwargs)
-        return self._run_original(args, kwargs, reason)
+        return self._run_original(args, kwargs, reason or "what was made for the call does not fit it")
 
     def _conclude(self, key: object, failure: CaptureFailure, config: Config) -> Route | None:
         """What serves calls like this one from now on; None where tracing is to be tried again."""
@@ -241,7 +251,7 @@ class Specialiser:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
     ) -> Specialisation | CaptureFailure:
         start = time.perf_counter()
-        conditional = sum(bool(made.captured.conditions) for made in self._made)
+        conditional = sum(bool(made.captured.conditions) for made in self._table)
         branches = MOST_BRANCHES if conditional < _MOST_CONDITIONAL else 0
         captured = capture(self._model, args, kwargs, forward=self._forward, branches=branches)
         seconds = time.perf_counter() - start
@@ -249,15 +259,20 @@ class Specialiser:
             return captured
         with override(**self._options) as config:
             try:
-                compiled = compile_graph(captured.graph, name=self._name, fallbacks=self._fallbacks)
+                compiled = compile_graph(captured.graph, name=self._name, fallbacks=self._fallbacks, forms=self._forms)
             except Exception as bug:  # ours, but not a reason for the user's model not to run
                 if config.debug:
                     raise
                 return CaptureFailure(f"internal error: {type(bug).__name__}: {bug}", final=True, lasting=True)
         report = replace(compiled.report, seconds=(("capture", seconds), *compiled.report.seconds))
         compiled = replace(compiled, report=report)
-        made = Specialisation(self._model, captured, compiled, tensors, cuda_graphs=config.cuda_graphs)
-        self._made = (*self._made, made)
+        traceable = len(self._traceable) < _MOST_TRACEABLE
+        made = Specialisation(
+            self._model, captured, compiled, tensors, cuda_graphs=config.cuda_graphs, traceable=traceable
+        )
+        if made.inline is not None:
+            self._traceable = (*self._traceable, made)
+        self._table.add(made, tensors, config.max_signatures)
         return made
 
     def _route(self, reason: str, config: Config) -> Route:

@@ -104,6 +104,7 @@ def _region_report(work: Work) -> RegionReport:
     return replace(
         report,
         bytes_after=read_and_written + anchor_traffic(program),
+        sizes=generated.sizes or None,
         kernels=tuple(
             KernelRecord(kernel.name, schedule, *traffic(each.program, kernel))
             for each in (*candidate.conversions.values(), generated)

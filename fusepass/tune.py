@@ -14,6 +14,7 @@ from fusepass import measure
 from fusepass.agreement import Verdict
 from fusepass.choice import EAGER, Choice
 from fusepass.codegen import choices
+from fusepass.codegen.forms import Forms
 from fusepass.codegen.generate import anchor_traffic, traffic
 from fusepass.codegen.key import cache_key
 from fusepass.config import current
@@ -98,6 +99,40 @@ def choose(work: Work, regions: Mapping[str, FusedRegion]) -> None:
         what = next(iter(str(error).splitlines()), "")
         choice = Choice(chosen, reason=f"trying it failed with {type(error).__name__}: {what}")
     _settle(work, choice)
+
+
+def reuse(work: Work, forms: Forms) -> None:
+    """Let what was chosen for other sizes be in force, if the first candidate's library serves them, too."""
+    work.choice = forms.choices.get(_kind_of_library(work))
+
+
+def chosen_earlier(work: Work, forms: Forms) -> str | None:
+    """The name of the variant that was chosen for the same region at other sizes."""
+    return forms.variants.get(_kind_of_region(work))
+
+
+def remember(work: Work, forms: Forms) -> None:
+    """Keep what was chosen for sizes that come later.
+
+    What was measured for a library that serves several sizes is kept for those whose operators move about as many bytes.
+    """
+    if work.candidate is None or work.reason is not None:
+        return
+    forms.variants[_kind_of_region(work)] = work.candidate.name
+    tried = work.choice is not None and (work.choice.reason is None or work.choice.check is not None)
+    if tried and work.candidate.generated.general is not None:
+        forms.choices[_kind_of_library(work)] = work.choice
+
+
+def _kind_of_library(work: Work) -> tuple[str, int]:
+    return work.candidates[0].generated.source.text, work.region.bytes_before.bit_length()
+
+
+def _kind_of_region(work: Work) -> tuple[object, ...]:
+    """What sizes do not change about a region."""
+    values = [node.meta["val"] for node in work.region.inputs]
+    kinds = [(value.dtype, value.dim()) for value in values]
+    return (work.region.name, work.device, *kinds, *(str(node.target) for node in work.region.nodes))
 
 
 def _settle(work: Work, choice: Choice) -> None:

@@ -239,3 +239,11 @@ def _normal(constant: int, terms: Iterable[tuple[Atom, int]]) -> Index:
             return _normal(constant - lost, total.items()) + atom.index * c
     kept = [(atom, c) for atom, c in total.items() if c]
     return Index(constant, tuple(sorted(kept, key=_order)))
+
+
+def by_structure(term: tuple[Atom, int]) -> str:
+    """A key that orders the terms of an index alike whatever the numbers in it."""
+    atom, _ = term
+    if isinstance(atom, Axis):
+        return atom.name
+    return f"{type(atom).__name__}({', '.join(sorted(map(by_structure, atom.index.terms)))})"

@@ -7,6 +7,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cpu import describe_cpu, render_cpu
 from fusepass.codegen.render.cuda import describe_cuda, render_cuda
 from fusepass.codegen.schedule_cpu import cpu_schedule
+from fusepass.codegen.schedule_general import Generality
 from fusepass.codegen.source import Source, Target
 
 
@@ -21,8 +22,20 @@ def render(program: Program, facts: DeviceFacts, *, aligned: bool = True) -> Sou
     return render_cpu(program, facts)
 
 
-def describe(program: Program, kernel: Kernel, facts: DeviceFacts) -> str:
+def render_general(
+    program: Program, facts: DeviceFacts, general: Generality = Generality.FINE, *, aligned: bool = True
+) -> Source:
+    """The same with marks around numbers that may come at run time, laid out to depend on sizes as little as may be.
+
+    `program` has no kernel with an anchor, and none with a team.
+    """
+    if facts.target is Target.CUDA:
+        return render_cuda(program, facts, aligned=aligned, general=general)
+    return render_cpu(program, facts, general=True)
+
+
+def describe(program: Program, kernel: Kernel, facts: DeviceFacts, general: Generality = Generality.NONE) -> str:
     """One line on how `kernel` is laid on the device of `facts`."""
     if facts.target is Target.CUDA:
-        return describe_cuda(program, kernel, facts)
-    return describe_cpu(kernel, cpu_schedule(kernel, program, facts))
+        return describe_cuda(program, kernel, facts, general)
+    return describe_cpu(kernel, cpu_schedule(kernel, program, facts, general=general > 0))

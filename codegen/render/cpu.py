@@ -9,6 +9,7 @@ from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.render.cpu_kernel import kernel_body
 from fusepass.codegen.render.cpu_loops import FAULT, memory_type
+from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, with_slot
 from fusepass.codegen.render.spelling import Identifiers
 from fusepass.codegen.render.template import fill
 from fusepass.codegen.schedule_cpu import CpuSchedule, cpu_schedule
@@ -38,8 +39,8 @@ class _LibraryText:
     status: str
 
 
-def render_cpu(program: Program, facts: DeviceFacts) -> Source:
-    """`program` as C++ source for a CPU with `facts.cores` cores."""
+def render_cpu(program: Program, facts: DeviceFacts, *, general: bool = False) -> Source:
+    """`program` as C++ source for a CPU with `facts.cores` cores; with its marks, and as general as it can be, if `general`."""
     names = Identifiers()
     entry = names.exact(f"run_{program.name}")
     names.exact(FAULT)
@@ -51,30 +52,33 @@ def render_cpu(program: Program, facts: DeviceFacts) -> Source:
             continue
         touched = [buffer for buffer in program.arguments if buffer.name in kernel.reads | kernel.writes]
         used |= {buffer.name for buffer in touched}
-        plan = cpu_schedule(kernel, program, facts)
+        plan = cpu_schedule(kernel, program, facts, general=general)
         name = names.exact(kernel.name)
         report = ((f"int* {FAULT}",), [f"    &{FAULT}"]) if kernel.checks else ((), [])
-        kernels.append(
-            _KernelText(
-                name,
-                _kernel_comment(kernel, name, plan),
-                (*(_parameter(buffer, kernel, pointers[buffer.name]) for buffer in touched), *report[0]),
-                tuple(kernel_body(kernel, program, plan, pointers, names.copy())),
-            )
-        )
+        parameters = [*(_parameter(buffer, kernel, pointers[buffer.name]) for buffer in touched), *report[0]]
+        parameters[-1] += slot(Slot.PARAMETERS, name, "int64_t" if plan.wide else "int")
+        body = kernel_body(kernel, program, plan, pointers, names.copy())
+        kernels.append(_KernelText(name, _kernel_comment(kernel, name, plan), tuple(parameters), tuple(body)))
         arguments = [f"    static_cast<{memory_type(b.dtype)}*>({pointers[b.name]})" for b in touched] + report[1]
-        calls += [f"{name}(", *(f"{argument}," for argument in arguments[:-1]), f"{arguments[-1]});"]
+        calls += [
+            f"{name}(",
+            *(f"{argument}," for argument in arguments[:-1]),
+            f"{arguments[-1]}{slot(Slot.ARGUMENTS, name)});",
+        ]
     library = _LibraryText(
         title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
         comment=tuple(_description(buffer) for buffer in program.arguments),
         headers=_INCLUDED,
         kernels=tuple(kernels),
         entry=entry,
-        parameters=tuple(f"void* {pointers[b.name]}" if b.name in used else "void*" for b in program.arguments),
-        calls=(f"int {FAULT} = 0;", *calls) if checks else tuple(calls),
+        parameters=with_slot(
+            [f"void* {pointers[b.name]}" if b.name in used else "void*" for b in program.arguments], Slot.ENTRY
+        ),
+        calls=unpacked([f"int {FAULT} = 0;", *calls] if checks else calls),
         status=FAULT if checks else "0",
     )
-    text = fill("cpu/library.cpp.j2", library=library)
+    marked = fill("cpu/library.cpp.j2", library=library)
+    text = marked if general else plain(marked)
     return Source(program.name, entry, Target.CPU, text, tuple(sorted(_HEADERS)), facts.arch)
 
 
@@ -86,7 +90,8 @@ def describe_cpu(kernel: Kernel, plan: CpuSchedule) -> str:
 
 
 def _kernel_comment(kernel: Kernel, name: str, plan: CpuSchedule) -> tuple[str, ...]:
-    return (f"{name}: {', '.join(kernel.origin) or 'no operator'}", describe_cpu(kernel, plan))
+    what = f"{name}: {', '.join(kernel.origin) or 'no operator'}"
+    return (what,) if plan.general else (what, describe_cpu(kernel, plan))
 
 
 def _parameter(buffer: Buffer, kernel: Kernel, pointer: str) -> str:
@@ -95,8 +100,8 @@ def _parameter(buffer: Buffer, kernel: Kernel, pointer: str) -> str:
 
 
 def _description(buffer: Buffer) -> str:
-    shape = "x".join(map(str, buffer.shape)) or "scalar"
-    strides = ", ".join(map(str, buffer.strides))
+    shape = "x".join(map(free, buffer.shape)) or "scalar"
+    strides = ", ".join(map(free, buffer.strides))
     return f"  {buffer.role.value} {buffer.name}: {buffer.dtype} {shape}, strides ({strides})"
 
 

@@ -40,9 +40,9 @@ class PointwiseWriter(KernelWriter):
             self.shared(scope, outer, lambda inner: self.nest(inner, last, self._element, simd=True))
         else:
             self.nest(scope, last, self._element, simd=True)
-            if self.schedule.parallel:
+            if self.schedule.parallel or self.schedule.general:
                 at = scope.lines.index(SIMD)
-                scope.lines[at] = "#pragma omp parallel for simd schedule(static)"
+                scope.lines[at] = f"#pragma omp parallel for simd{self.if_worthwhile} schedule(static)"
 
     def _piece(self, scope: Scope) -> None:
         last = self.rows[-1]

@@ -8,9 +8,10 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, Stat, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program, Store
+from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
-from fusepass.codegen.schedule_cpu import CpuSchedule
+from fusepass.codegen.schedule_cpu import LEAST_PARALLEL, CpuSchedule
 
 SIMD = "#pragma omp simd"
 
@@ -46,7 +47,7 @@ class KernelWriter:
         self.schedule = schedule
         self.names = names
         self.index_type = "int64_t" if schedule.wide else "int"
-        self.printer = Printer(names, pointers, self.index_type)
+        self.printer = Printer(names, pointers, self.index_type, general=schedule.general)
         self.printer.unknown_zero = " + fp::zero"
         self.printer.fault = FAULT
         self.rows = tuple(axis for axis in kernel.rows if axis.size != 1)
@@ -67,7 +68,8 @@ class KernelWriter:
     def head(self, variable: str, limit: int | str, step: int = 1) -> str:
         """The head of a loop from 0."""
         advance = f"++{variable}" if step == 1 else f"{variable} += {step}"
-        return f"for ({self.index_type} {variable} = 0; {variable} < {limit}; {advance})"
+        end = free(limit) if isinstance(limit, int) else limit
+        return f"for ({self.index_type} {variable} = 0; {variable} < {end}; {advance})"
 
     def nest(self, scope: Scope, axes: Sequence[Axis], body: Body, *, simd: bool) -> None:
         """Loops over all of `axes`, one inside the other, the innermost with `simd`, around `body`."""
@@ -96,17 +98,22 @@ class KernelWriter:
         lines = inner.lines
         for head in reversed(heads):
             lines = block(head, lines)
-        if heads and self.schedule.parallel:
+        if heads and (self.schedule.parallel or self.schedule.general):
             collapse = f" collapse({len(heads)})" if len(heads) > 1 else ""
-            scope.lines.append(f"#pragma omp parallel for{collapse} schedule(static)")
+            scope.lines.append(f"#pragma omp parallel for{collapse}{self.if_worthwhile} schedule(static)")
         scope.lines += lines
+
+    @property
+    def if_worthwhile(self) -> str:
+        """The condition under which threads share a loop, where that depends on sizes."""
+        return f" if ({free(self.schedule.work)} > {LEAST_PARALLEL})" if self.schedule.general else ""
 
     def tile_count(self, scope: Scope, axis: Axis, step: int, hint: str) -> int | str:
         """How many points the tile of `axis` has that starts at its variable."""
-        if axis.size <= step or axis.size % step == 0:
+        if axis.size <= step or (axis.size % step == 0 and not self.schedule.general):
             return min(axis.size, step)
         name = self.names.numbered(hint)
-        left = f"{axis.size} - {self.variables[axis]}"
+        left = f"{free(axis.size)} - {self.variables[axis]}"
         scope.lines.append(f"const {self.index_type} {name} = std::min<{self.index_type}>({step}, {left});")
         return name
 

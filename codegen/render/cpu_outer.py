@@ -32,7 +32,7 @@ class OuterWriter(RowsWriter):
         self.state_type = f"fp::Lanes<{{}}, {schedule.width}>"
         self.lanes = f"[{schedule.width}]"
         # States take all lanes, those past the last row too.
-        self.initial = " = {}" if self.across.size % schedule.width else ""
+        self.initial = " = {}" if self.across.size % schedule.width or schedule.general else ""
         self.count: int | str = schedule.width
         self.row_values: dict[int, tuple[Expr, str]] = {}
         self.part_argument = names.exact("lane")

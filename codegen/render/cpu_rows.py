@@ -15,9 +15,10 @@ from fusepass.codegen.ir.expr import Apply, Expr, Load, Masked, ReduceOp, Stat, 
 from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Kernel, Program, Reduction
 from fusepass.codegen.render.cpu_loops import SIMD, Body, KernelWriter, from_memory, memory_type
+from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Identifiers, block
-from fusepass.codegen.schedule_cpu import CpuSchedule, kept_on_cpu
+from fusepass.codegen.schedule_cpu import CpuSchedule, general_room, kept_on_cpu
 
 ElementBody = Callable[[Scope, str], None]
 
@@ -64,6 +65,7 @@ class RowsWriter(KernelWriter):
 
     def array(self, dtype: DType, name: str, size: int) -> str:
         """The declaration of an array of one element per column, for each of the rows side by side."""
+        size = general_room(size) if self.schedule.general else size
         return f"{memory_type(dtype)} {name}[{size}]{self.lanes}{self.initial};"
 
     def per_row(self, scope: Scope) -> None:
@@ -201,7 +203,9 @@ class _Arrays:
             return self._address(writer.printer.pointers[node.buffer], node.index)
         if (id(node), dtype) not in self.filled:
             name = writer.names.numbered("block")
-            size = min(writer.steps * points(writer.trailing), max(writer.kernel.col_count, 1))
+            size = writer.steps * points(writer.trailing)
+            if not writer.schedule.general:
+                size = min(size, max(writer.kernel.col_count, 1))
             self.outside.lines.append(writer.array(dtype, name, size))
             self.filled[id(node), dtype] = (name, node)
         return self.filled[id(node), dtype][0]
@@ -240,8 +244,8 @@ def points(axes: Sequence[Axis]) -> int:
 def scaled(count: int | str, factor: int) -> str:
     """The text of ``count * factor``."""
     if isinstance(count, int):
-        return str(count * factor)
-    return count if factor == 1 else f"{factor} * {count}"
+        return free(count * factor)
+    return count if factor == 1 else f"{free(factor)} * {count}"
 
 
 def _tile(cols: tuple[Axis, ...], size: int) -> tuple[tuple[Axis, ...], Axis | None, tuple[Axis, ...]]:

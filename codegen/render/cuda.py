@@ -12,12 +12,14 @@ from fusepass.codegen.render.cuda_kernel import kernel_body
 from fusepass.codegen.render.cuda_product import product_body
 from fusepass.codegen.render.cuda_resident import resident_text
 from fusepass.codegen.render.cuda_streamed import streamed_text
+from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, with_slot
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.render.template import fill
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Schedule
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule, schedule_convolution
 from fusepass.codegen.schedule_convolution.resident import ResidentSchedule
+from fusepass.codegen.schedule_general import Generality, generalised
 from fusepass.codegen.schedule_product import ProductSchedule, schedule_product
 from fusepass.codegen.source import Source, Target
 from fusepass.errors import ScheduleError
@@ -53,8 +55,10 @@ class _LibraryText:
     launches: tuple[str, ...]
 
 
-def render_cuda(program: Program, facts: DeviceFacts, *, aligned: bool = True) -> Source:
-    """`program` as CUDA source.
+def render_cuda(
+    program: Program, facts: DeviceFacts, *, aligned: bool = True, general: Generality = Generality.NONE
+) -> Source:
+    """`program` as CUDA source; with its marks, and as general as it can be, if `general`.
 
     `aligned` says that input buffers start at a multiple of 16 bytes at run time; the others always do.
     Raises `ScheduleError` where a kernel has more points than one launch can count.
@@ -66,7 +70,7 @@ def render_cuda(program: Program, facts: DeviceFacts, *, aligned: bool = True) -
     for kernel in program.kernels:
         if is_empty(kernel):
             continue
-        plan = _plan(kernel, program, facts, aligned)
+        plan = _plan(kernel, program, facts, aligned, general)
         name = names.exact(kernel.name)
         kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
         launches += _launch(kernel, name, program, plan, pointers)
@@ -80,24 +84,26 @@ def render_cuda(program: Program, facts: DeviceFacts, *, aligned: bool = True) -
         headers=tuple(headers),
         kernels=tuple(kernels),
         entry=entry,
-        parameters=tuple(f"void* {pointers[buffer.name]}" for buffer in program.arguments),
-        launches=tuple(launches),
+        parameters=with_slot([f"void* {pointers[buffer.name]}" for buffer in program.arguments], Slot.ENTRY),
+        launches=unpacked(launches),
     )
-    text = fill("cuda/library.cu.j2", library=library)
+    marked = fill("cuda/library.cu.j2", library=library)
+    text = marked if general else plain(marked)
     return Source(program.name, entry, Target.CUDA, text, tuple(sorted({*_HEADERS, *headers})), facts.arch)
 
 
-def _plan(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> Plan:
+def _plan(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool, general: Generality) -> Plan:
     if kernel.anchor is None:
-        return schedule(kernel, program, facts, aligned=aligned)
-    plan: Plan | None
+        plan = schedule(kernel, program, facts, aligned=aligned)
+        return generalised(plan, kernel, coarse=general is Generality.COARSE) if general else plan
+    fixed: Plan | None
     if isinstance(kernel.anchor, Product):
-        plan = schedule_product(kernel, program, facts, aligned=aligned)
+        fixed = schedule_product(kernel, program, facts, aligned=aligned)
     else:
-        plan = schedule_convolution(kernel, program, facts)
-    if plan is None:
+        fixed = schedule_convolution(kernel, program, facts)
+    if fixed is None:
         raise ScheduleError(f"{kernel.name} does not fit the shared memory of {facts.name}")
-    return plan
+    return fixed
 
 
 def is_empty(kernel: Kernel) -> bool:
@@ -105,9 +111,9 @@ def is_empty(kernel: Kernel) -> bool:
     return kernel.row_count == 0 or (kernel.col_count == 0 and not kernel.row_stores)
 
 
-def describe_cuda(program: Program, kernel: Kernel, facts: DeviceFacts) -> str:
+def describe_cuda(program: Program, kernel: Kernel, facts: DeviceFacts, general: Generality = Generality.NONE) -> str:
     """One line about a launch for reports."""
-    return "nothing to run" if is_empty(kernel) else _summary(kernel, _plan(kernel, program, facts, True))
+    return "nothing to run" if is_empty(kernel) else _summary(kernel, _plan(kernel, program, facts, True, general))
 
 
 def _summary(kernel: Kernel, plan: Plan) -> str:
@@ -130,9 +136,12 @@ def _kernel_text(
 ) -> _KernelText:
     axes = [", ".join(f"{axis.name}:{axis.size}" for axis in group) for group in (kernel.rows, kernel.cols)]
     comment = [f"{name}: {', '.join(kernel.origin) or 'no operator'}"]
-    comment.append(f"rows [{axes[0]}], columns [{axes[1]}]" if kernel.cols else f"elements [{axes[0]}]")
-    comment.append(_summary(kernel, plan))
+    if not isinstance(plan, Schedule) or not plan.general:
+        comment.append(f"rows [{axes[0]}], columns [{axes[1]}]" if kernel.cols else f"elements [{axes[0]}]")
+        comment.append(_summary(kernel, plan))
+    wide = isinstance(plan, Schedule) and plan.wide
     parameters = _parameters(kernel, program, pointers)
+    parameters = (*parameters[:-1], parameters[-1] + slot(Slot.PARAMETERS, name, "int64_t" if wide else "int"))
     if isinstance(plan, ProductSchedule):
         lines = product_body(kernel, program, plan, pointers, names)
         return _KernelText(name, (), tuple(comment), f"{plan.threads}, {plan.resident}", parameters, lines)
@@ -166,7 +175,7 @@ def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: d
         f"    static_cast<{_pointer_type(buffer, kernel)}>({pointers[buffer.name]})"
         for buffer in _touched(kernel, program)
     ]
-    passed = [*(f"{argument}," for argument in arguments[:-1]), f"{arguments[-1]});"]
+    passed = [*(f"{argument}," for argument in arguments[:-1]), f"{arguments[-1]}{slot(Slot.ARGUMENTS, name)});"]
     if kernel.team is not None:
         team = kernel.team
         shape = f"{team.members}, {team.teams}, {plan.threads}, {plan.shared_bytes}"
@@ -176,17 +185,18 @@ def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: d
     lines = []
     if plan.shared_bytes > _DEFAULT_SHARED:
         attribute = "cudaFuncAttributeMaxDynamicSharedMemorySize"
-        call = f"const cudaError_t error = cudaFuncSetAttribute({name}, {attribute}, {plan.shared_bytes});"
+        call = f"const cudaError_t error = cudaFuncSetAttribute({name}, {attribute}, {free(plan.shared_bytes)});"
         lines = block("", [call, "if (error != cudaSuccess) return static_cast<int>(error);"])
         lines[0] = "{"
-    head = f"{name}<<<{plan.blocks}, {plan.threads}, {plan.shared_bytes}, static_cast<cudaStream_t>(stream)>>>("
+    shape = f"{free(plan.blocks)}, {plan.threads}, {free(plan.shared_bytes)}"
+    head = f"{name}<<<{shape}, static_cast<cudaStream_t>(stream)>>>("
     return [*lines, head, *passed]
 
 
 def _buffer_comments(program: Program) -> tuple[str, ...]:
     lines = []
     for buffer in program.arguments:
-        shape = "x".join(map(str, buffer.shape)) or "scalar"
-        strides = ", ".join(map(str, buffer.strides))
+        shape = "x".join(map(free, buffer.shape)) or "scalar"
+        strides = ", ".join(map(free, buffer.strides))
         lines.append(f"  {buffer.role.value} {buffer.name}: {buffer.dtype} {shape}, strides ({strides})")
     return tuple(lines)

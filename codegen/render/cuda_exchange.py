@@ -13,6 +13,7 @@ from fusepass.codegen.ir.crossing import Crossing, Tile, crossings
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
 from fusepass.codegen.ir.vectors import split_index
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
+from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
 from fusepass.codegen.schedule.flat import exchange_tile
@@ -135,12 +136,13 @@ def read_in(frame: Frame, exchanges: Sequence[Exchange]) -> None:
         frame.top.lines.append(f"{vector} {loaded}{array}{' = {}' if each.guard else ''};")
         scope = frame.top.child()
         # A thread past the end loads what the last one loads.
-        _define(frame, scope, each.along, _clamped(f"{frame.first_along}{stand.along}", each.along, each.tile.along), 1)
+        along = _clamped(frame, f"{frame.first_along}{stand.along}", each.along, each.tile.along)
+        _define(frame, scope, each.along, along, 1)
         _define(
             frame,
             scope,
             each.across,
-            _clamped(f"{stand.first}{stand.vector}", each.across, each.tile.across, width),
+            _clamped(frame, f"{stand.first}{stand.vector}", each.across, each.tile.across, width),
             width,
         )
         inside = scope.child(conditional=True) if each.guard else scope
@@ -176,14 +178,17 @@ def write_out(frame: Frame, exchanges: Sequence[Exchange]) -> None:
         start = inside.operand(each.index.substitute({each.lane: Index()}))
         reuse = "<fp::Reuse::none>" if buffer in frame.schedule.once else ""
         inside.lines.append(f"fp::store_vector{reuse}({frame.pointers[buffer]} + {start}, {vector});")
-        guards = [f"{along} < {each.along.size}"] if each.along.size % (each.tile.lines * each.tile.steps[1]) else []
-        guards += [f"{across} < {each.across.size}"] if each.across.size % each.tile.across else []
+        guards = []
+        if frame.may_leave(each.along.size, each.tile.lines * each.tile.steps[1]):
+            guards.append(f"{along} < {free(each.along.size)}")
+        if frame.may_leave(each.across.size, each.tile.across):
+            guards.append(f"{across} < {free(each.across.size)}")
         scope.lines += block(f"if ({' && '.join(guards)})", inside.lines) if guards else inside.lines
         frame.top.lines += frame.unrolled(frame.u, stand.steps, without_unused(scope.lines))
 
 
-def _clamped(number: str, axis: Axis, tile: int, width: int = 1) -> str:
-    return number if axis.size % tile == 0 else f"fp::least({number}, {axis.size // width - 1})"
+def _clamped(frame: Frame, number: str, axis: Axis, tile: int, width: int = 1) -> str:
+    return f"fp::least({number}, {free(axis.size // width - 1)})" if frame.may_leave(axis.size, tile) else number
 
 
 def _define(frame: Frame, scope: Scope, axis: Axis, number: str, width: int) -> str:

@@ -17,6 +17,7 @@ from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.ir.vectors import is_vector
 from fusepass.codegen.render.cuda_tile import Arranged, Tile
+from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule.plan import Schedule, Walk
@@ -34,7 +35,7 @@ class Frame:
         self.program, self.schedule, self.pointers, self.names = program, schedule, pointers, names
         self.index_type = "int64_t" if schedule.wide else "int"
         self.dataflow = Dataflow()
-        self.printer = Printer(names, pointers, self.index_type)
+        self.printer = Printer(names, pointers, self.index_type, general=schedule.general)
         self.printer.coordinates = arranged.coordinates
         self.printer.window_vector = self._window_vector
         self.top = Scope(self.printer)
@@ -108,6 +109,10 @@ class Frame:
             case Walk.CROSSING:
                 return self._crossing(number)
 
+    def may_leave(self, count: int, step: int) -> bool:
+        """Whether steps of so many may go past the end of `count` points; for some sizes, where these come at run time."""
+        return count % step != 0 or (self.schedule.general and step > 1)
+
     def _constant(self, name: str, value: str) -> str:
         found = self.names.exact(name)
         self.top.lines.append(f"const {self.index_type} {found} = {value};")
@@ -120,11 +125,11 @@ class Frame:
             thread = self._constant("thread", f"{number} * {plan.threads} + {self.index_type}(threadIdx.x)")
             group = f"fp::div({thread}, {plan.apart}) * {self.index_type}({plan.unroll * plan.apart})"
             start = self._constant("first", f"{group} + fp::mod({thread}, {plan.apart})")
-            tail = count // plan.unroll % plan.threads != 0
+            tail = self.may_leave(count // plan.unroll, plan.threads)
             return Tile(row, self.names.exact("i"), start, plan.apart, count, plan.width, False, tail, False)
         per_block = plan.unroll * plan.threads
         start = self._constant("first", f"{number} * {per_block} + {self.index_type}(threadIdx.x)")
-        tail = count % per_block != 0
+        tail = self.may_leave(count, per_block)
         return Tile(row, self.names.exact("i"), start, plan.threads, count, plan.width, False, tail, False)
 
     def _inner(self, number: str) -> Tile:
@@ -195,7 +200,8 @@ class Frame:
         if self.kernel.col_count > cols:
             tiles = -(-self.kernel.row_count // rows)
             tile = self._constant("tile", number)
-            number, column = (f"fp::mod({tile}, {tiles})", f"fp::div({tile}, {tiles})") if tiles > 1 else ("0", tile)
+            count = free(tiles)
+            number, column = (f"fp::mod({tile}, {count})", f"fp::div({tile}, {count})") if tiles > 1 else ("0", tile)
             self.first_across = self._constant("first_col", f"{column} * {cols}")
         first = self._constant("first_row", f"{number} * {rows}")
         lane = self._constant("lane", f"threadIdx.x % {plan.lanes}")
@@ -208,11 +214,11 @@ class Frame:
     def _define_row(self, here: str, per_block: int, width: int) -> None:
         """Define the row axis; threads past the last row stand on it, but are not `live`."""
         axis, count = self.arranged.row, self.kernel.row_count
-        if count % per_block:
+        if self.may_leave(count, per_block):
             here = self._constant("place", here)
             self.live = self.names.exact("live")
-            self.top.lines.append(f"const bool {self.live} = {here} < {count};")
-            here = f"{self.live} ? {here} : {count - width}"
+            self.top.lines.append(f"const bool {self.live} = {here} < {free(count)};")
+            here = f"{self.live} ? {here} : {free(count - width)}"
         if axis is not None:
             self.top.define_axis(axis, self._constant("row", here))
 
@@ -221,7 +227,7 @@ class Frame:
         covered = unroll * step
         # A block whose tile has a place of its own among the columns does not go on to the next.
         loop = covered < count and self.schedule.walk is not Walk.CROSSING
-        tail = count % covered != 0 and (unroll > 1 or not loop)
+        tail = self.may_leave(count, covered) and (unroll > 1 or not loop)
         once = not loop and not tail and unroll == 1
         tile = Tile(axis, self.names.exact("col"), start, step, count, scale, loop, tail, once)
         if once:

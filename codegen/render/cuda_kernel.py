@@ -19,6 +19,7 @@ from fusepass.codegen.render.cuda_rows import RowValues
 from fusepass.codegen.render.cuda_states import Around, State, declare_state, merge, name_results, push
 from fusepass.codegen.render.cuda_tile import Tile, arrange
 from fusepass.codegen.render.cuda_windows import vector_windows
+from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
 from fusepass.codegen.schedule.plan import Keep, Schedule
@@ -140,7 +141,7 @@ class _Writer:
         self._steps(steps, phase, tile, start, ahead)
         if tile.loop:
             advance = self.schedule.unroll * tile.step
-            span = f"{start} = {tile.start}; {start} < {tile.count}; {start} += {advance}"
+            span = f"{start} = {tile.start}; {start} < {free(tile.count)}; {start} += {advance}"
             if down:
                 beyond = (tile.count - tile.first - 1) // advance * advance
                 span = f"{start} = {tile.start} + {beyond}; {start} >= {tile.first}; {start} -= {advance}"
@@ -248,7 +249,7 @@ class _Writer:
             if not self.pool_bytes:
                 self.top.lines.append(f"extern __shared__ __align__(16) unsigned char {self.pool}[];")
             vector = f"fp::Vec<{element}, {width}>"
-            start = f"{self.pool} + {self.pool_bytes}" if self.pool_bytes else self.pool
+            start = f"{self.pool} + {free(self.pool_bytes)}" if self.pool_bytes else self.pool
             self.top.lines.append(f"{vector}* const {name} = reinterpret_cast<{vector}*>({start});")
             self.pool_bytes += -(-tile.count // tile.step) * tile.step * width * kept.node.dtype.nbytes
             return

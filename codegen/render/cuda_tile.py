@@ -10,6 +10,7 @@ from fusepass.codegen.ir.index import Atom, Axis
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import coordinate_names, flatten, split
+from fusepass.codegen.render.numbers import free
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 
 
@@ -80,9 +81,9 @@ class Tile:
     @property
     def end(self) -> str:
         """The C text of one past the last number."""
-        return self.limit or str(self.count)
+        return self.limit or free(self.count)
 
     @property
     def last(self) -> str:
         """The C text of the last number."""
-        return f"{self.limit} - 1" if self.limit else str(self.count - 1)
+        return f"{self.limit} - 1" if self.limit else free(self.count - 1)

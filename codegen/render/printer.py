@@ -29,7 +29,8 @@ from fusepass.codegen.ir.expr import (
     children,
     walk,
 )
-from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index
+from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index, by_structure
+from fusepass.codegen.render.numbers import free, length
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, apply_text, bare, block, is_call, literal
 from fusepass.errors import RenderError
 
@@ -40,8 +41,11 @@ _INLINE_LENGTH = 60
 class Printer:
     """What the scopes of one kernel share: names, what each expression needs, and how often it is used."""
 
-    def __init__(self, names: Identifiers, pointers: dict[str, str], index_type: str = "int") -> None:
-        """`pointers` gives the C name of each buffer; `index_type` is ``int`` or ``int64_t``."""
+    def __init__(
+        self, names: Identifiers, pointers: dict[str, str], index_type: str = "int", *, general: bool = False
+    ) -> None:
+        """`pointers` names the buffers, `index_type` is ``int`` or ``int64_t``; `general`: no marked number decides on the text."""
+        self.general = general
         self.names = names
         self.pointers = pointers
         self.index_type = index_type
@@ -104,7 +108,7 @@ class Scope:
         home = self._home(node)
         if home is self and self._inlines(node):
             text = self._expression(node)
-            if len(text) <= _INLINE_LENGTH:
+            if length(text, general=self.printer.general) <= _INLINE_LENGTH:
                 return text if isinstance(node, Apply) and is_call(node.op) else f"({text})"
             return self._name(node, text)
         return home._define(node)
@@ -112,11 +116,12 @@ class Scope:
     def index(self, index: Index) -> str:
         """The text of an index; divisions and remainders become named values."""
         parts = []
-        for atom, factor in index.terms:
+        terms = sorted(index.terms, key=by_structure) if self.printer.general else index.terms
+        for atom, factor in terms:
             name = self._atom(atom)
-            parts.append((factor < 0, name if abs(factor) == 1 else f"{abs(factor)} * {name}"))
+            parts.append((factor < 0, name if abs(factor) == 1 else f"{free(abs(factor))} * {name}"))
         if index.constant or not parts:
-            parts.append((index.constant < 0, str(abs(index.constant))))
+            parts.append((index.constant < 0, free(abs(index.constant))))
         first = ("-" if parts[0][0] else "") + parts[0][1]
         return first + "".join(f" {'-' if negative else '+'} {text}" for negative, text in parts[1:])
 
@@ -133,9 +138,9 @@ class Scope:
         low, high = bound.index.bounds
         text = self.index(bound.index)
         if low < bound.low:
-            yield f"{text} >= {bound.low}"
+            yield f"{text} >= {free(bound.low)}"
         if high >= bound.high:
-            yield f"{text} < {bound.high}"
+            yield f"{text} < {free(bound.high)}"
 
     def _find(self, node: Expr) -> str | None:
         scope: Scope | None = self
@@ -180,9 +185,9 @@ class Scope:
         name = names.exact(known) if known else names.numbered("quotient" if divide else "remainder")
         inner = home.index(atom.index)
         if atom.index.bounds[0] >= 0:
-            call = f"fp::{'div' if divide else 'mod'}({inner}, {atom.divisor})"
+            call = f"fp::{'div' if divide else 'mod'}({inner}, {free(atom.divisor)})"
         else:
-            call = f"fp::{'floor_div' if divide else 'remainder'}({inner}, {self.printer.index_type}({atom.divisor}))"
+            call = f"fp::{'floor_div' if divide else 'remainder'}({inner}, {self.printer.index_type}({free(atom.divisor)}))"
         home.lines.append(f"const {self.printer.index_type} {name} = {call};")
         home._atoms[atom] = name
         return name
@@ -237,7 +242,7 @@ class Scope:
         text = self._checked(place) if place.checked else self.value(place.value)
         if not place.checked and place.value.dtype is not DType.I64 and self.printer.index_type != "int":
             text = f"{self.printer.index_type}({bare(text)})"
-        return text if place.stride == 1 else f"{place.stride} * {text}"
+        return text if place.stride == 1 else f"{free(place.stride)} * {text}"
 
     def _checked(self, place: Place) -> str:
         key = (id(place.value), place.size)
@@ -249,7 +254,8 @@ class Scope:
         home = self._home(place.value)
         fault = f", {self.printer.fault}" if self.printer.fault else ""
         name = self.printer.names.numbered("place")
-        home.lines.append(f"const int64_t {name} = fp::place({bare(home.value(place.value))}, {place.size}{fault});")
+        value, size = bare(home.value(place.value)), free(place.size)
+        home.lines.append(f"const int64_t {name} = fp::place({value}, {size}{fault});")
         home._places[key] = name
         return name
 

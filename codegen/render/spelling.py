@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Const, Op
+from fusepass.codegen.render.numbers import free
 
 C_TYPES = {
     DType.BOOL: "bool",
@@ -88,7 +89,7 @@ class Identifiers:
 
 
 def literal(const: Const) -> str:
-    """`const` in C; reading it back gives the same bits (a NaN's payload aside)."""
+    """`const` in C, marked; reading it back gives the same bits (a NaN's payload aside)."""
     value, dtype = const.value, const.dtype
     if dtype is DType.BOOL:
         return "true" if value else "false"
@@ -101,9 +102,10 @@ def literal(const: Const) -> str:
 
 def _int_literal(value: int, dtype: DType) -> str:
     if dtype is DType.I64:
-        return "INT64_MIN" if value == -(2**63) else f"int64_t({value}LL)"
+        number = free(f"{value}LL") if 0 < value < 2**31 else f"{value}LL"
+        return "INT64_MIN" if value == -(2**63) else f"int64_t({number})"
     if dtype is DType.I32:
-        return "INT32_MIN" if value == -(2**31) else f"({value})" if value < 0 else str(value)
+        return "INT32_MIN" if value == -(2**31) else f"({value})" if value < 0 else free(value)
     return f"{C_TYPES[dtype]}({value})"
 
 
@@ -120,7 +122,7 @@ def _float_literal(value: float, dtype: DType) -> str:
     if "." not in text and "e" not in text:
         text += ".0"
     text += "f" if single else ""
-    return f"({text})" if text.startswith("-") else text
+    return f"(-{free(text[1:])})" if text.startswith("-") else free(text)
 
 
 def to_float32(value: float) -> float:

@@ -60,6 +60,7 @@ class Schedule:
         part: vectors of a row that each member has.
         kept: of these, how many it keeps; the rest is read again.
         resident: blocks that a multiprocessor must have room for; 0 for what comes.
+        general: whether sizes come at run time as far as may be (`fusepass.codegen.schedule_general`).
     """
 
     walk: Walk
@@ -81,6 +82,7 @@ class Schedule:
     part: int = 0
     kept: int = 0
     resident: int = 0
+    general: bool = False
 
     @property
     def tile(self) -> tuple[int, int]:

@@ -47,7 +47,8 @@ def emulate(
     memory = {b.name: _Memory(b, inputs.get(b.name), shift if b.role is Role.INPUT else 0) for b in program.arguments}
     entry = getattr(ctypes.CDLL(str(_compiled(source))), source.entry)
     entry.restype = ctypes.c_int
-    status = entry(*(ctypes.c_void_p(memory[b.name].pointer) for b in program.arguments), None)
+    numbers = [] if source.numbers is None else [ctypes.create_string_buffer(source.packed_numbers())]
+    status = entry(*(ctypes.c_void_p(memory[b.name].pointer) for b in program.arguments), *numbers, None)
     assert status == 0, f"status {status}"
     for each in memory.values():
         each.check()
@@ -112,6 +113,6 @@ def host_text(text: str) -> str:
         r"unsigned char* const \1 = emulation::dynamic_shared();",
         text,
     )
-    launch = re.compile(r"(\w+)<<<(\d+), (\d+), (\d+), static_cast<cudaStream_t>\(stream\)>>>\((.*?)\);", re.DOTALL)
+    launch = re.compile(r"(\w+)<<<(\w+), (\d+), (\w+), static_cast<cudaStream_t>\(stream\)>>>\((.*?)\);", re.DOTALL)
     text = launch.sub(r"emulation::launch(\2, \3, \4, [&] { \1(\5); });", text)
     return f'#include "cuda_on_host.h"\n{text}'

@@ -19,6 +19,7 @@ import numpy as np
 from fusepass import candidates
 from fusepass.codegen import build
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.forms import Forms
 from fusepass.codegen.generate import Generated
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Buffer, Program, Role
@@ -64,6 +65,7 @@ def interpreted() -> Iterator[None]:
 
     with (
         mock.patch.object(candidates, "generate", remembered),
+        mock.patch.object(Forms, "shared", lambda forms, generated: generated),
         mock.patch.object(build, "build_all", build_all),
         mock.patch.object(build, "build", _library),
         mock.patch.object(build, "load", load),

@@ -31,7 +31,7 @@ def test_defaults() -> None:
     assert (config.debug, config.dump, config.disable, config.progress) == (False, None, frozenset(), None)
     assert config.cache_dir == Path.home() / ".cache" / "fusepass"
     assert config.jobs == len(os.sched_getaffinity(0))
-    assert config.max_signatures == 16
+    assert (config.max_signatures, config.max_builds) == (512, 16)
     assert config.tune == "fast"
 
 
@@ -102,7 +102,7 @@ def test_overrides_nest_and_end_after_an_exception() -> None:
         with contextlib.suppress(KeyError), override(debug=False, max_signatures=2):
             assert (current().debug, current().max_signatures) == (False, 2)
             raise KeyError
-        assert (current().debug, current().max_signatures) == (True, 16)
+        assert (current().debug, current().max_signatures) == (True, 512)
     assert not current().debug
 
 
@@ -111,7 +111,7 @@ def test_an_override_is_not_seen_by_other_threads() -> None:
         assert not pool.submit(current).result().debug
 
 
-@pytest.mark.parametrize("options", [{"jobs": 0}, {"max_signatures": 0}])
+@pytest.mark.parametrize("options", [{"jobs": 0}, {"max_signatures": 0}, {"max_builds": 0}])
 def test_an_override_out_of_range_is_refused_and_not_kept(options: dict[str, int]) -> None:
     (name,) = options
     with pytest.raises(ValueError, match=f"{name} is 0"), override(**options):

@@ -27,6 +27,7 @@ PASSES = "fusepass.codegen.passes"
 SCHEDULE, SCHEDULE_CPU = "fusepass.codegen.schedule", "fusepass.codegen.schedule_cpu"
 SCHEDULE_CONVOLUTION = "fusepass.codegen.schedule_convolution"
 SCHEDULE_PRODUCT = "fusepass.codegen.schedule_product"
+SCHEDULE_GENERAL = "fusepass.codegen.schedule_general"
 RENDER = "fusepass.codegen.render"
 TEMPLATES = "fusepass.templates"
 
@@ -44,16 +45,40 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     SCHEDULE_CPU: frozenset({IR, DEVICE, SCHEDULE}),
     SCHEDULE_CONVOLUTION: frozenset({IR, DEVICE}),
     SCHEDULE_PRODUCT: frozenset({IR, DEVICE}),
-    RENDER: frozenset({IR, DEVICE, SOURCE, SCHEDULE, SCHEDULE_CONVOLUTION, SCHEDULE_PRODUCT, SCHEDULE_CPU, TEMPLATES}),
+    SCHEDULE_GENERAL: frozenset({IR, SCHEDULE}),
+    RENDER: frozenset(
+        {
+            IR,
+            DEVICE,
+            SOURCE,
+            SCHEDULE,
+            SCHEDULE_CONVOLUTION,
+            SCHEDULE_PRODUCT,
+            SCHEDULE_CPU,
+            SCHEDULE_GENERAL,
+            TEMPLATES,
+        }
+    ),
     CODEGEN: frozenset(
-        {IR, DEVICE, SOURCE, PASSES, SCHEDULE, SCHEDULE_CONVOLUTION, SCHEDULE_PRODUCT, RENDER, TEMPLATES}
+        {
+            IR,
+            DEVICE,
+            SOURCE,
+            PASSES,
+            SCHEDULE,
+            SCHEDULE_CONVOLUTION,
+            SCHEDULE_PRODUCT,
+            SCHEDULE_GENERAL,
+            RENDER,
+            TEMPLATES,
+        }
     ),
     PATTERNS: frozenset({LOWERING, IR}),
     DOOR: frozenset(
         {PATTERNS, CODEGEN, LOWERING, IR, DEVICE, SOURCE, PASSES, SCHEDULE, SCHEDULE_CONVOLUTION, RENDER, TEMPLATES}
     ),
 }
-TORCH_FREE = (IR, PASSES, SCHEDULE, SCHEDULE_CONVOLUTION, SCHEDULE_PRODUCT, SCHEDULE_CPU, RENDER)
+TORCH_FREE = (IR, PASSES, SCHEDULE, SCHEDULE_CONVOLUTION, SCHEDULE_PRODUCT, SCHEDULE_CPU, SCHEDULE_GENERAL, RENDER)
 
 
 def package_sources() -> dict[str, str]:

@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusepass import candidates
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.forms import Forms
 from fusepass.config import override
 from fusepass.patterns.partition import partition
 from fusepass.splice import subgraph
@@ -38,7 +39,7 @@ def work_of(example: Example, monkeypatch: pytest.MonkeyPatch, tune: str) -> Wor
     (region,) = partition(graph).regions
     work = Work(region, subgraph(graph, region), {})
     with override(tune=tune, debug=True):
-        candidates.generate_candidates(work)
+        candidates.generate_candidates(work, Forms())
     return work
 
 

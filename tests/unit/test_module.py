@@ -58,7 +58,7 @@ def close(actual: Any, expected: Any) -> None:
 
 
 def specialisations(opt: OptimizedModule) -> int:
-    return len(opt._specialiser._made)
+    return len(list(opt._specialiser._table))
 
 
 def reasons(opt: OptimizedModule) -> dict[str, int]:
@@ -191,16 +191,18 @@ def test_shared_memory_with_what_is_written_runs_the_original() -> None:
         close(opt(both, both), torch.full((4,), 2.0))
 
 
-def test_too_many_signatures_run_the_original(net: Net) -> None:
+def test_a_full_table_takes_what_comes_again(net: Net) -> None:
     opt = fusepass.optimize(net, max_signatures=2)
     for size in (5, 6):
         opt(torch.randn(1, 3, size, size))
     x = torch.randn(1, 3, 7, 7)
     with pytest.warns(FusepassWarning, match="more than 2 signatures"):
         close(opt(x), net(x))
-    opt(x)
     assert specialisations(opt) == 2
-    assert reasons(opt) == {"called with more than 2 signatures": 2}
+    assert reasons(opt) == {"called with more than 2 signatures, and with this one for the first time": 1}
+    close(opt(x), net(x))  # what comes again is worth forgetting another for
+    assert specialisations(opt) == 2
+    assert sum(reasons(opt).values()) == 1
 
 
 def test_disabled_runs_the_original(net: Net) -> None:

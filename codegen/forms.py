@@ -1,0 +1,187 @@
+"""The libraries of one model's regions, and which of them serve sizes that come later.
+
+The first sizes of a region get a library of their own, whose numbers the compiler knows. From the second sizes on the
+general text is rendered, too (`fusepass.codegen.form`): a library that can become that text serves, else a more general
+one is built. How many are built for a region is limited.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fusepass.codegen.form import Form
+from fusepass.codegen.generate import Generated
+from fusepass.codegen.ir.product import Product
+from fusepass.codegen.ir.program import Program
+from fusepass.codegen.render import render_general
+from fusepass.codegen.render.numbers import Marked
+from fusepass.codegen.schedule_general import Generality
+from fusepass.codegen.source import Source, Target
+from fusepass.config import current
+from fusepass.errors import BuildError
+
+_COARSE_FROM = 6
+"""Libraries of a region from which on further ones are laid out for more sizes than would be best for each of them."""
+
+
+class TooManyBuilds(Exception):
+    """A region would need more libraries for its sizes than are built; the text says so."""
+
+
+@dataclass(frozen=True)
+class _Special:
+    """A program that has a library of its own."""
+
+    program: Program
+    round: int
+
+
+@dataclass
+class _Family:
+    """What was made for one region.
+
+    Attributes:
+        special: the programs that have a library of their own, by its text.
+        forms: the libraries that serve several sizes, by what their texts share; the most general one of each.
+        same: numbers that every text so far has: model dimensions, most likely.
+        built: libraries so far.
+    """
+
+    special: dict[str, _Special] = field(default_factory=dict)
+    forms: dict[tuple[str, ...], Form] = field(default_factory=dict)
+    same: frozenset[str] | None = None
+    built: int = 0
+
+    def count_build(self, name: str) -> None:
+        """One library more, if another may be built."""
+        most = current().max_builds
+        if self.built >= most:
+            raise TooManyBuilds(f"{name} would need more than {most} libraries for its sizes (option max_builds)")
+        self.built += 1
+
+
+class Forms:
+    """Shares builds among the signatures of one model. Threads may use it.
+
+    Attributes:
+        choices: what was measured for libraries that serve several sizes, kept for those who measure.
+        variants: names of what was chosen for regions at the sizes so far, kept for those who choose.
+    """
+
+    def __init__(self) -> None:
+        self._families: dict[tuple[object, ...], _Family] = {}
+        self._round = 0
+        self.choices: dict[tuple[str, int], Any] = {}
+        self.variants: dict[tuple[object, ...], str] = {}
+        self._lock = threading.RLock()
+
+    def next_round(self) -> None:
+        """Another signature comes; what is generated in between belongs together."""
+        with self._lock:
+            self._round += 1
+
+    def shared(self, generated: Generated) -> Generated:
+        """`generated`, or the same with a library for several sizes.
+
+        Raises:
+            TooManyBuilds: neither is there yet, and no more are built.
+        """
+        program, shapes = generated.program, _shapes(generated.program)
+        with self._lock:
+            family = self._family(generated, aligned=True)
+            earlier = [each for each in family.special.values() if each.round < self._round]
+            varies = bool(family.forms) or any(_shapes(each.program) != shapes for each in earlier)
+            reason = obstacle(program) if varies else None
+            alike = any(_shapes(each.program) == shapes for each in family.special.values())
+            if alike and generated.source.text in family.special:
+                return generated
+            if varies and reason is None:
+                return self._general(family, generated)
+            family.count_build(program.name)
+            family.special[generated.source.text] = _Special(program, self._round)
+            return replace(generated, sizes=f"for these sizes alone: {reason}" if reason else "")
+
+    def unaligned(self, generated: Generated) -> Source:
+        """The source of a `generated` that serves several sizes, for inputs that are aligned to nothing.
+
+        Raises:
+            BuildError: it would be one library too many.
+        """
+        if generated.facts.target is Target.CPU:
+            return generated.source  # C++ assumes no alignment
+        with self._lock:
+            family = self._family(generated, aligned=False)
+            try:
+                return self._source(family, generated, aligned=False)[0]
+            except TooManyBuilds as error:
+                raise BuildError(str(error)) from error
+
+    def _family(self, generated: Generated, *, aligned: bool) -> _Family:
+        program, facts = generated.program, generated.facts
+        kinds = ((b.role, b.dtype, len(b.shape)) for b in program.arguments)
+        calls = tuple(call.target for call in program.calls)
+        key = (facts, program.name, program.inputs, *kinds, calls, aligned)
+        return self._families.setdefault(key, _Family())
+
+    def _general(self, family: _Family, generated: Generated) -> Generated:
+        source, generality = self._source(family, generated, aligned=True)
+        sizes = f"for several sizes: {_described(source)}"
+        return replace(generated, general=source, generality=generality, forms=self, sizes=sizes)
+
+    def _source(self, family: _Family, generated: Generated, *, aligned: bool) -> tuple[Source, Generality]:
+        """A library for several sizes, called with those of `generated`."""
+        levels = (Generality.FINE, Generality.COARSE) if family.built >= _COARSE_FROM else (Generality.FINE,)
+        for level in levels:
+            rendered = render_general(generated.program, generated.facts, level, aligned=aligned)
+            marked = Marked.of(rendered.text)
+            form = family.forms.get(marked.pieces)
+            values = None if form is None else form.values(marked)
+            if form is not None and values is not None:
+                break
+        else:
+            family.count_build(generated.program.name)
+            form = form.widened(marked) if form else self._first(family, generated, marked, aligned=aligned)
+            family.forms[marked.pieces] = form
+            values = form.values(marked)
+            assert values is not None  # it was made to become this text
+        literals = frozenset(marked.literals)
+        family.same = literals if family.same is None else family.same & literals
+        return form.source(rendered, values), level
+
+    def _first(self, family: _Family, generated: Generated, marked: Marked, *, aligned: bool) -> Form:
+        """The form of a text unlike those of other sizes: what they have in common is taken for fixed."""
+        same = family.same
+        for special in self._special_texts(family, generated, aligned=aligned):
+            if special.pieces == marked.pieces:
+                return Form.first(special, frozenset(special.literals)).widened(marked)
+            same = frozenset(special.literals) & (same if same is not None else frozenset(special.literals))
+        return Form.first(marked, same if same is not None else frozenset())
+
+    def _special_texts(self, family: _Family, generated: Generated, *, aligned: bool) -> Iterator[Marked]:
+        """The general texts of programs with libraries of their own and other shapes."""
+        shapes = _shapes(generated.program)
+        for each in family.special.values():
+            if _shapes(each.program) != shapes and obstacle(each.program) is None:
+                yield Marked.of(render_general(each.program, generated.facts, aligned=aligned).text)
+
+
+def obstacle(program: Program) -> str | None:
+    """Why a library of `program` serves its own sizes alone; None where it could serve others."""
+    for kernel in program.kernels:
+        if kernel.anchor is not None:
+            what = "matrix product" if isinstance(kernel.anchor, Product) else "convolution"
+            return f"a generated {what} is laid out for its sizes"
+        if kernel.team is not None:
+            return "blocks that share rows are laid out for their sizes"
+    return None
+
+
+def _shapes(program: Program) -> tuple[tuple[int, ...], ...]:
+    return tuple(program.buffer(name).shape for name in (*program.inputs, *program.outputs))
+
+
+def _described(source: Source) -> str:
+    return ", ".join(f"size_{place} = {number:g}" for place, number in enumerate(source.numbers or ()))

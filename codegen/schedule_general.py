@@ -1,0 +1,80 @@
+"""Schedules of kernels whose sizes come at run time: chosen such that few of them serve all sizes.
+
+What the compiler must know (threads, vectors, unrolling, where values stay) is rounded, so that neighbouring sizes get
+the same; how many blocks there are, and where the last vector of a thread is, comes at run time. A vector's width stays:
+it says what divides the sizes. Where that still gives many schedules, *coarse* ones have fewer widths, and rows that stay
+in registers get room for four times their length.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import replace
+
+from fusepass.codegen.ir.program import Kernel
+from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
+from fusepass.codegen.schedule.rows import FEW_ELEMENTS
+from fusepass.codegen.schedule.shape import ceil
+
+_THREADS = 256  # of a pointwise block
+_ROWS_THREADS = 128  # of a block of short rows
+_LEAST_ROOM = 32  # elements of a row
+_FEW = 8  # elements per thread while a row has less than a warp
+_ELEMENTS = 16  # per thread of a row in registers
+
+
+class Generality(enum.IntEnum):
+    """How far a source is laid out to serve other sizes."""
+
+    NONE = 0
+    FINE = 1
+    COARSE = 2
+
+
+def generalised(plan: Schedule, kernel: Kernel, *, coarse: bool) -> Schedule:
+    """`plan`, which is for `kernel` alone, as one for other sizes, too."""
+    plan = replace(plan, general=True)
+    match plan.walk:
+        case Walk.POINTWISE:
+            plan = replace(plan, width=_width(plan)) if coarse else plan
+            vectors = kernel.row_count // plan.width
+            blocks = ceil(vectors, _THREADS * plan.unroll)
+            return replace(plan, lanes=_THREADS, groups=1, apart=0, blocks=blocks)
+        case Walk.INNER:
+            if coarse and plan.keep is Keep.REGISTERS and not plan.exchanges:
+                return _roomy(plan, kernel)
+            return _with_rows(replace(plan, unroll=_unroll(plan)), kernel)
+        case Walk.OUTER:
+            return replace(plan, unroll=_unroll(plan))
+        case Walk.CROSSING:
+            return plan
+
+
+def _width(plan: Schedule) -> int:
+    return 1 if plan.width == 2 else plan.width
+
+
+def _roomy(plan: Schedule, kernel: Kernel) -> Schedule:
+    """Room in registers for rows of up to 32, 128, 512 and so on, whatever lanes would be best for this length."""
+    width, room = _width(plan), _LEAST_ROOM
+    while room < kernel.col_count:
+        room *= 4
+    lanes = 8
+    while lanes < 1024 and lanes * (_ELEMENTS if lanes >= 32 else _FEW) < room:
+        lanes *= 2
+    return _with_rows(replace(plan, width=width, unroll=max(room // (lanes * width), 1), lanes=lanes, groups=1), kernel)
+
+
+def _with_rows(plan: Schedule, kernel: Kernel) -> Schedule:
+    """Blocks of as many rows as have enough threads."""
+    if plan.exchanges:
+        return plan
+    groups = _ROWS_THREADS // plan.lanes if plan.lanes <= 32 else 1
+    return replace(plan, groups=groups, blocks=ceil(kernel.row_count, groups))
+
+
+def _unroll(plan: Schedule) -> int:
+    """All of a row that stays in registers, and of the next longer ones; else as many as keep memory busy."""
+    if plan.keep is Keep.REGISTERS:
+        return 1 << max(plan.unroll - 1, 0).bit_length()
+    return max(FEW_ELEMENTS // plan.width, 1)

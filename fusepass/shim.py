@@ -1,0 +1,120 @@
+"""What capture runs in place of a model: flat tensors in, flat tensors out; and the model's Python kept honest."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn.utils.stateless import _reparametrize_module
+
+from fusepass.errors import CaptureError
+from fusepass.isolation import unchanged_globals
+from fusepass.pystate import Snapshot
+from fusepass.structure import Template
+
+MODEL = "model"
+"""Name of the model inside the shim; the prefix of its submodules' names there."""
+
+_OWN = tuple(f'File "{Path(__file__).with_name(name)}"' for name in ("shim.py", "capture.py"))
+
+
+class Shim(nn.Module):
+    """What is exported: flat tensors in, flat tensors out, the model inside.
+
+    Attributes:
+        states: the model's tensors as fakes, by their names here; each once, parameters first.
+        ties: names in the model of further places of these tensors, and which of them they are.
+        guard: makes the context in which the model's own code runs.
+        outputs, aliases: of the last run, the form of the result, and for each tensor in it the indices of states
+            and inputs whose memory it shares.
+    """
+
+    def __init__(self, model: nn.Module, call: Callable[..., Any], inputs: Template) -> None:
+        super().__init__()
+        self.model = model
+        self.call = call
+        self.inputs = inputs
+        self.grad_mode = torch.is_grad_enabled()
+        self.guard: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+        self.states: dict[str, torch.Tensor] = {}
+        self.ties: dict[str, int] = {}
+        self.outputs: Template | None = None
+        self.aliases: list[frozenset[int]] = []
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((name, fake) for name, fake in self.states.items() if isinstance(fake, nn.Parameter))
+
+    def named_buffers(self, *_: Any, **__: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, fake) for name, fake in self.states.items() if not isinstance(fake, nn.Parameter))
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        states = [operator.attrgetter(name)(self) for name in self.states]
+        for name, state in zip(self.states, states, strict=True):
+            if isinstance(self.states[name], nn.Parameter) and not isinstance(state, nn.Parameter):
+                state._is_param = True  # what isinstance(state, nn.Parameter) asks
+        ties = {name: states[index] for name, index in self.ties.items()}
+        with _reparametrize_module(self.model, ties), torch.set_grad_enabled(self.grad_mode):
+            result = self._run(tensors)
+        outputs, self.outputs = Template.of(result)
+        _check_outputs(outputs, self.outputs)
+        memory = [_memory(tensor) for tensor in (*states, *tensors)]
+        self.aliases = [
+            frozenset(index for index, place in enumerate(memory) if place == _memory(output)) for output in outputs
+        ]
+        return tuple(outputs)
+
+    def _run(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """The model's result; what it changed in Python is put back.
+
+        Raises:
+            CaptureError: it changed something.
+        """
+        inputs = self.inputs.fill(tensors)
+        args, kwargs = inputs
+        snapshot = Snapshot(self.model)
+        try:
+            with unchanged_globals(), self.guard():
+                result = self.call(*args, **kwargs)
+        finally:
+            changed = snapshot.undo_changes()
+        if changed is not None:
+            raise CaptureError(f"forward changes Python state: {changed}")
+        left, form = Template.of(inputs)
+        if not form.same_form(self.inputs) or not all(map(operator.is_, left, tensors)):
+            raise CaptureError("forward changes a container among its inputs")
+        return result
+
+
+def _check_outputs(tensors: Sequence[torch.Tensor], form: Template) -> None:
+    if form.opaque is not None:
+        raise CaptureError(f"forward returns a {type(form.opaque).__name__}")
+    if not tensors:
+        raise CaptureError("forward returns no tensor")
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """An identity for the memory of `tensor`, which under functionalisation follows views of views."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def clean_metadata(graph: fx.Graph) -> None:
+    """Take the shim out of what nodes say about where they come from."""
+    for node in graph.nodes:
+        stack = node.meta.get("nn_module_stack")
+        if stack:
+            node.meta["nn_module_stack"] = {
+                key.removeprefix(f"{MODEL}."): (path.removeprefix(f"{MODEL}."), kind)
+                for key, (path, kind) in stack.items()
+                if key
+            }
+        frames = node.meta.get("stack_trace")
+        if frames:
+            parts = re.split(r"^(?=\s*File )", frames, flags=re.M)
+            kept = [frame for frame in parts if not any(own in frame for own in _OWN)]
+            node.meta["stack_trace"] = "".join(kept)
