@@ -25,7 +25,7 @@ from fusepass.fallbacks import FallbackCounter
 from fusepass.patterns.aliasing import is_view
 from fusepass.runtime import FusedRegion, Meta
 from fusepass.tune import adopt, chosen_earlier, named, recall, reuse
-from fusepass.variants import Variant, is_precise, variants
+from fusepass.variants import Variant, is_precise, library_rounds, variants
 from fusepass.work import Candidate, Work
 
 Share = Callable[[Generated], Generated]
@@ -133,7 +133,8 @@ def _candidate(work: Work, variant: Variant, facts: DeviceFacts, share: Share = 
     """The program of `variant`; `share` may give what is generated a library that serves other sizes, too."""
     labels = [node.name for node in work.region.inputs]
     values = {node.name: value.item() for node, value in work.constants.items()}
-    program, builder = lower(work.graph, work.region.name, labels, values, variant.anchor_format)
+    tf32 = library_rounds(work.graph, facts)
+    program, builder = lower(work.graph, work.region.name, labels, values, variant.anchor_format, tf32=tf32)
     converted = {call.result: share(generate(conversion, own, facts)) for call, conversion, own in conversions(program)}
     return Candidate(variant, share(generate(program, builder, facts, variant.anchor)), converted)
 

@@ -154,6 +154,14 @@ def _suits_tensor_cores(node: fx.Node) -> bool:
     return x.dtype is not torch.float32 or (_tf32_allowed() and x.shape[1] >= _LEAST_FLOAT32 and not few)
 
 
+def library_rounds(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
+    """Whether the library rounds the operands of a region's float32 convolution to TF32; False where there is none."""
+    nodes = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
+    if facts.target is not Target.CUDA or len(nodes) != 1 or nodes[0].args[0].meta["val"].dtype is not torch.float32:
+        return False
+    return _suits_tensor_cores(nodes[0]) and _rounds_to_tf32(nodes[0])
+
+
 def _tf32_allowed() -> bool:
     # Unlike `torch.backends.cudnn.allow_tf32` this does not raise where convolutions and RNNs are set differently.
     return bool(torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32")

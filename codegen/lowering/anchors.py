@@ -15,16 +15,19 @@ from fusepass.codegen.lowering.tensor import Tensor, Unsupported, dtype_of
 
 aten = torch.ops.aten
 
-_PRODUCTS = ("aten.mm.default", "aten.bmm.default")
 
+def _library(
+    call: Call, target: str, *args: Any, strides: Sequence[int] | None = None, tf32: bool = False, **kwargs: Any
+) -> Tensor:
+    """The result of an ATen call on tensors that exist in memory; its strides are by default the fake result's.
 
-def _library(call: Call, target: str, *args: Any, strides: Sequence[int] | None = None, **kwargs: Any) -> Tensor:
-    """The result of an ATen call on tensors that exist in memory; its strides are by default the fake result's."""
+    `tf32` says that the library rounds float32 operands.
+    """
     context, value = call.context, call.value
     strides = value.stride() if strides is None else strides
     buffer = context.add_buffer(f"{call.origin}_out", dtype_of(value.dtype), value.shape, strides, Role.ANCHOR)
     given = tuple((name, value) for name, value in kwargs.items() if value != 1)
-    tf32 = target in _PRODUCTS and value.dtype is torch.float32 and _allows_tf32()
+    tf32 = tf32 and value.dtype is torch.float32
     arguments = tuple(_argument(call, arg) for arg in args)
     context.calls.append(LibraryCall(buffer.name, target, arguments, given, tf32))
     return context.read(buffer)
@@ -68,7 +71,8 @@ def _convolution(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, *ge
     if call.context.anchor_format is AnchorFormat.CHANNELS_LAST:
         # The library lays the weight alike, if it is not yet: it is small, and the parameter may change between calls.
         x, strides = _channels_last(call, x), channels_last_strides(call.value.shape)
-    result = _library(call, "aten.convolution.default", x, weight, None, *geometry, strides=strides)
+    tf32 = call.context.tf32
+    result = _library(call, "aten.convolution.default", x, weight, None, *geometry, strides=strides, tf32=tf32)
     if bias is None:
         return result
     spatial = len(result.shape) - 2
@@ -101,7 +105,7 @@ def _channels_last(call: Call, x: Tensor) -> Tensor:
 
 @lowers(aten.mm.default, aten.bmm.default)
 def _product(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    return _library(call, f"aten.{call.origin}.default", a, b)
+    return _library(call, f"aten.{call.origin}.default", a, b, tf32=_allows_tf32())
 
 
 @lowers(aten.addmm.default, aten.baddbmm.default)
@@ -110,7 +114,8 @@ def _add_product(call: Call, bias: Tensor, a: Tensor, b: Tensor, *, beta: float 
     if a.dtype.compute is not a.dtype:
         # The library adds the bias before it rounds to half; a separate addition would round twice.
         return _library(call, f"aten.{call.origin}.default", bias, a, b, beta=beta, alpha=alpha)
-    product = _library(call, "aten.mm.default" if call.origin == "addmm" else "aten.bmm.default", a, b)
+    target = "aten.mm.default" if call.origin == "addmm" else "aten.bmm.default"
+    product = _library(call, target, a, b, tf32=_allows_tf32())
     scaled = _times(call, product, alpha)
     return _plus(call, scaled, _times(call, bias, beta)) if beta else scaled
 

@@ -103,6 +103,8 @@ def lower(
     names: Sequence[str],
     constants: Mapping[str, float | int | bool] | None = None,
     anchor_format: AnchorFormat = AnchorFormat.CALLER,
+    *,
+    tf32: bool = False,
 ) -> tuple[Program, Builder]:
     """The program of a region.
 
@@ -112,6 +114,7 @@ def lower(
         names: a readable name per placeholder, used for buffers.
         constants: values of placeholders that are known numbers (by index into `names`' name); they get no buffer.
         anchor_format: the format that the region's convolution runs in, one of `formats.anchor_formats`.
+        tf32: whether the library rounds the operands of that convolution to TF32.
 
     Returns:
         The program and the builder that interned its expressions (passes must use the same one).
@@ -122,7 +125,7 @@ def lower(
     constants = constants or {}
     lowered = graph if _in_vocabulary(graph) else decompose(graph)
     lowered.graph.eliminate_dead_code()
-    context = Context(anchor_format=anchor_format)
+    context = Context(anchor_format=anchor_format, tf32=tf32)
     values: dict[torch.fx.Node, Any] = {}
     inputs: list[str] = []
     for node, label in zip(lowered.graph.find_nodes(op="placeholder"), names, strict=True):

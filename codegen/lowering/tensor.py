@@ -71,6 +71,7 @@ class Context:
     calls: list[LibraryCall] = field(default_factory=list)
     stored: dict[Tensor, str] = field(default_factory=dict)  # tensors that lie in memory, and where
     anchor_format: AnchorFormat = AnchorFormat.CALLER
+    tf32: bool = False  # whether the library rounds the operands of a float32 convolution
 
     def tensor(
         self, shape: Sequence[int], dtype: DType, at: Callable[[Coordinates], Expr], *, windowed: bool = False

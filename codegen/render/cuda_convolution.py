@@ -35,6 +35,7 @@ class Sums:
     Attributes:
         text: the array of a thread's sums of 16 channels by 4 groups of 8 positions, of phase ``$p`` and channels ``$m``.
         rows: how many times 16 channels there are.
+        covered: channels that all blocks together work on; those past the result's are not stored.
         group: the first of these groups in the tile.
         repair: lines before the results of a position are taken, of which ``$row`` says the channel.
         unroll: the pragma of the loop over channels.
@@ -42,6 +43,7 @@ class Sums:
 
     text: str
     rows: int
+    covered: int
     group: str
     repair: tuple[str, ...] = ()
     unroll: str = UNROLL
@@ -150,7 +152,7 @@ class ConvolutionWriter:
             f"const float $sum = $room[$row * {on.staged_pitch} + {place}];",
             *lines,
         ]
-        if self.sizes[1] % ROWS:
+        if self.sizes[1] != sums.covered:
             row[1:] = block(f"if ($channel < {self.sizes[1]})", row[1:])
         taken = [line.replace("$place", place) for line in sums.repair]
         staging = [f"fp::stage<{on.pair}, {on.staged_pitch}>($room, {sums.text}, $p);"]

@@ -160,7 +160,7 @@ class _Writer(ConvolutionWriter):
             f"float $sums[{on.pair}][{plan.rows}][{COLUMNS}][4] = {{}};",
             f"const float* const $mine = $tile + $lane / 4 * {self.anchor.step[-1]};",
             *unrolled("$p", on.pair, self._sum_up()),
-            *self.epilogue(Sums("$sums[$p][$m]", plan.rows, f"$warp * {COLUMNS}")),
+            *self.epilogue(Sums("$sums[$p][$m]", plan.rows, plan.covered, f"$warp * {COLUMNS}")),
         ]
         if len(on.phases) > 1:
             yield "#pragma unroll 1"

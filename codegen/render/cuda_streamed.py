@@ -291,7 +291,14 @@ class _Writer(ConvolutionWriter):
         done = "1 - $p" if on.pair > 1 else "$p"  # the second phase of a pair comes last
         part = list(
             self.epilogue(
-                Sums(f"$sums[{done}][$h][$m]", plan.rows, self._first_group("$h"), repaired, "#pragma unroll 4")
+                Sums(
+                    f"$sums[{done}][$h][$m]",
+                    plan.rows,
+                    plan.covered,
+                    self._first_group("$h"),
+                    repaired,
+                    "#pragma unroll 4",
+                )
             )
         )
         yield from unrolled("$h", plan.parts, part)

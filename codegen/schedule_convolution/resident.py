@@ -59,6 +59,11 @@ class ResidentSchedule:
     def threads(self) -> int:
         return self.on.threads
 
+    @property
+    def covered(self) -> int:
+        """Output channels that all blocks together work on."""
+        return ROWS * self.rows * self.channel_blocks
+
     def __str__(self) -> str:
         tile = " x ".join(map(str, self.on.tile))
         channels = f"{ROWS * self.rows} channels x {tile} positions"

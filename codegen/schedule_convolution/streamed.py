@@ -101,6 +101,11 @@ class StreamedSchedule:
         return self.on.threads
 
     @property
+    def covered(self) -> int:
+        """Output channels that all blocks together work on."""
+        return ROWS * self.block_rows * self.channel_blocks
+
+    @property
     def block_rows(self) -> int:
         """Tiles of 16 output channels that a block works on."""
         return self.rows * self.high

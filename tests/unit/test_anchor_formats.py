@@ -18,16 +18,20 @@ import fusepass.variants
 from fusepass.choice import GENERATED
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import conversions, generate, pass_options
+from fusepass.codegen.ir.convolution import Convolution
+from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import CONVERSION_TARGET
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.lowering.formats import AnchorFormat, channels_last_strides, is_channels_last
+from fusepass.codegen.lowering.lower import lower
 from fusepass.codegen.passes.anchors import AnchorSource
+from fusepass.codegen.passes.pipeline import run_passes
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import schedule
 from fusepass.errors import FusepassWarning
 from fusepass.fallbacks import FallbackCounter
 from fusepass.runtime import FusedRegion
-from fusepass.variants import Variant, anchor_formats, differs_from_float32, is_precise, variants
+from fusepass.variants import Variant, anchor_formats, differs_from_float32, is_precise, library_rounds, variants
 from fusepass.work import Work
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
@@ -368,3 +372,19 @@ def test_the_precision_of_a_kernel_is_tried(transposed: bool, monkeypatch: pytes
 
     monkeypatch.setattr(torch.ops.aten.convolution, "default", rounded)
     assert differs_from_float32(operands, geometry, torch.device("cpu"))
+
+
+def test_generated_code_rounds_where_the_library_does() -> None:
+    few = trace(lambda a, b: F.conv2d(a, b).relu(), torch.randn(2, 3, 9, 9), torch.randn(16, 3, 3, 3))[0]
+    many = trace(lambda a, b: F.conv2d(a, b).relu(), torch.randn(2, 32, 9, 9), torch.randn(16, 32, 3, 3))[0]
+    assert library_rounds(many, H200)
+    assert not library_rounds(few, H200)
+    assert not library_rounds(many, DeviceFacts.cpu())
+    with cudnn(allow_tf32=False):
+        assert not library_rounds(many, H200)
+    for tf32 in (False, True):
+        program, builder = lower(many, "region", ["a", "b"], tf32=tf32)
+        assert [call.tf32 for call in program.calls] == [tf32]
+        kernel = run_passes(program, builder, pass_options(H200, AnchorSource.GENERATED)).kernels[-1]
+        assert isinstance(kernel.anchor, Convolution)
+        assert kernel.anchor.precision is (Precision.TF32 if tf32 else Precision.FLOAT32)
