@@ -119,8 +119,8 @@ def remember(work: Work, forms: Forms) -> None:
     if work.candidate is None or work.reason is not None:
         return
     forms.variants[_kind_of_region(work)] = work.candidate.name
-    tried = work.choice is not None and (work.choice.reason is None or work.choice.check is not None)
-    if tried and work.candidate.generated.general is not None:
+    decided = work.choice is not None and work.choice.reason in (None, _untimed(work, current().tune))
+    if decided and work.candidate.generated.general is not None:
         forms.choices[_kind_of_library(work)] = work.choice
 
 

@@ -475,10 +475,10 @@ def test_a_candidate_that_cannot_be_built_is_told_and_another_one_serves(monkeyp
 def test_a_candidate_that_cannot_be_generated_is_told_and_another_one_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     real = candidates._candidate
 
-    def failing(work: Work, variant: Any, facts: Any) -> Any:
+    def failing(work: Work, variant: Any, *rest: Any) -> Any:
         if variant.name == "channels last":
             raise ZeroDivisionError("a bug of ours")
-        return real(work, variant, facts)
+        return real(work, variant, *rest)
 
     monkeypatch.setattr(candidates, "_candidate", failing)
     model, x = Convolved().eval(), torch.rand(2, 4, 9, 9)
