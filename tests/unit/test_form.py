@@ -180,11 +180,27 @@ FAMILIES: dict[str, Sequence[Callable[[], Program]]] = {
     ],
 }
 
+# Rows that are read across and written along, in tiles of a block.
+EXCHANGED: dict[str, Sequence[Callable[[], Program]]] = {
+    "stores exchanged": [
+        lambda n=n: k.width_norm_channels_last(*n)  # type: ignore[misc]
+        for n in ((3, 64, 64), (4, 67, 52), (3, 69, 60))
+    ],
+    "odd stores exchanged": [
+        lambda n=n: k.width_norm_channels_last(*n)  # type: ignore[misc]
+        for n in ((3, 64, 33), (3, 69, 37), (4, 67, 35))
+    ],
+    "long stores exchanged": [
+        lambda n=n: k.width_norm_channels_last(*n)  # type: ignore[misc]
+        for n in ((3, 40, 200), (2, 67, 216), (3, 41, 208))
+    ],
+}
+
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", {**FAMILIES, **EXCHANGED})
 def test_one_cuda_source_serves_several_sizes(name: str) -> None:
-    programs = [make() for make in FAMILIES[name]]
+    programs = [make() for make in {**FAMILIES, **EXCHANGED}[name]]
     form = form_of(*programs)
     texts = set()
     for program in programs:
