@@ -137,6 +137,8 @@ def _unscaled(found: Match) -> Results:
     scale = terms[0].number
     if not 1 / _LARGEST_SCALE <= abs(scale) <= _LARGEST_SCALE:
         raise Declined("eps would become too large or too small")
+    if any(running.meta["val"].dtype.itemsize < 4 for running in norm.running.values()):
+        raise Declined("running statistics would be rounded to their narrow type twice more")
     build = Builder(found)
     x = _reshaped(build, norm, times(build, build.operand(terms[0].value), terms[0].factors))
     changes: dict[str, object] = {"input": x, "eps": norm.eps / scale**2}
