@@ -43,6 +43,11 @@ def pytest_configure() -> None:
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
 
 
+def pytest_collectstart() -> None:
+    """What a module draws as it is imported is the same in every run."""
+    torch.manual_seed(0)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
         return
