@@ -517,10 +517,10 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
 def test_threads_with_signatures_of_their_own() -> None:
     model = Net().eval()
     optimised = fusepass.optimize(model)
+    batches = [inputs(1 + number) for number in range(6)]
 
     def work(number: int) -> None:
-        for round_number in range(3):
-            x = inputs(1 + number + 2 * round_number)
+        for x in batches[number::2]:
             with torch.no_grad():
                 for _ in range(5):
                     outcome = compare(optimised(x), model(x), reference(model, (x,)))
