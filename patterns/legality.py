@@ -147,6 +147,7 @@ _BEYOND = {
     "a scan: each element needs those before it": "cumsum cumprod cummax cummin logcumsumexp",
     "a sort: elements change places by their values": ("sort topk kthvalue median nanmedian mode msort argsort"),
     "a search in sorted values": "searchsorted bucketize",
+    "a sum of products, in an order of its own": "_trilinear",
     "attention, which the library does in one kernel": (
         "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
         "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"

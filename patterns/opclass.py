@@ -17,7 +17,7 @@ from fusepass.codegen.lowering import lower as lower  # registers the vocabulary
 from fusepass.codegen.lowering import registry
 from fusepass.codegen.lowering.registry import decomposed
 from fusepass.patterns.aliasing import is_view
-from fusepass.patterns.legality import Refusal, node_refusal
+from fusepass.patterns.legality import Refusal, is_random, node_refusal
 
 
 class OpClass(enum.Enum):
@@ -85,6 +85,14 @@ def classify(node: fx.Node, vocabulary: Vocabulary) -> OpClass | Refusal:
 
 
 @cache
+def is_elementwise(target: OpOverload) -> bool:
+    """Whether each result is a function of the elements at its own place, and the function is the same everywhere.
+
+    Not all that is POINTWISE to code generation is: a triangle's elements depend on where they stand.
+    """
+    return torch.Tag.pointwise in target.tags and not is_random(target)
+
+
 def direct_class(target: OpOverload) -> OpClass:
     """The class of an operator that code generation expresses as it is."""
     if is_view(target):

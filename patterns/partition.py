@@ -27,6 +27,9 @@ __all__ = ["Partition", "Region", "partition"]
 LARGE = 2**20
 """Bytes of the input from which on a reduction is worth a kernel of its own."""
 
+LARGE_PRODUCT = 2**28
+"""Multiplications from which on a matrix product is: some 10 microseconds of a large GPU without its tensor cores."""
+
 
 @dataclass(frozen=True)
 class Partition:
@@ -140,8 +143,18 @@ def _gains(candidate: Candidate, region: Region) -> bool:
         case OpClass.ANCHOR:
             # On CUDA, where the library does not use tensor cores, or converts layouts.
             result = unit.node.meta["val"]
-            return result.device.type == "cuda" and result.dtype is torch.float32
+            return result.device.type == "cuda" and result.dtype is torch.float32 and _is_large(unit.node)
     return False
+
+
+def _is_large(anchor: fx.Node) -> bool:
+    """Whether a matrix product takes so long that another kernel for it is worth a build; convolutions do."""
+    if anchor.target in (torch.ops.aten.convolution.default, torch.ops.aten._convolution.default):
+        return True
+    left = anchor.args[-2]
+    assert isinstance(left, fx.Node)
+    products: int = anchor.meta["val"].numel() * left.meta["val"].shape[-1]
+    return products >= LARGE_PRODUCT
 
 
 def _own_views(graph: fx.Graph, flow: Dataflow, regions: list[Region]) -> list[Region]:

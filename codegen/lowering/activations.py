@@ -23,6 +23,10 @@ from fusepass.codegen.lowering.tensor import TORCH, Context, Tensor, dtype_of
 aten = torch.ops.aten
 
 
+_ARITHMETIC = frozenset({Op.ADD, Op.SUB, Op.MUL, Op.DIV})
+"""What is computed with numbers as they are; what is compared, or put in place of an element, is rounded to its type."""
+
+
 class Value:
     """A tensor in a formula: Python's operators, and numbers, mean what they look like."""
 
@@ -32,14 +36,16 @@ class Value:
 
     def apply(self, op: Op, *others: Value | float, dtype: DType | None = None) -> Value:
         """``op(self, *others)``."""
-        operands = [self.tensor, *(self._tensor(other) for other in others)]
+        operands = [self.tensor, *(self._tensor(other, exact=op in _ARITHMETIC) for other in others)]
         return Value(self.context, self.context.pointwise(op, operands, dtype or self.tensor.dtype))
 
-    def _tensor(self, other: Value | float) -> Tensor:
-        return other.tensor if isinstance(other, Value) else as_tensor(self.context, other, self.tensor.dtype)
+    def _tensor(self, other: Value | float, *, exact: bool = False) -> Tensor:
+        if isinstance(other, Value):
+            return other.tensor
+        return as_tensor(self.context, other, self.tensor.dtype, exact=exact)
 
     def _reversed(self, op: Op, other: float) -> Value:
-        return Value(self.context, self._tensor(other)).apply(op, self)
+        return Value(self.context, self._tensor(other, exact=op in _ARITHMETIC)).apply(op, self)
 
     def __add__(self, other: Value | float) -> Value:
         return self.apply(Op.ADD, other)

@@ -68,6 +68,10 @@ _DIRECT: tuple[tuple[Op, KIND, tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 
+_WITH_NUMBERS = frozenset({Op.MUL, Op.DIV})
+"""Operators of a half and a Python number that PyTorch computes with the number as it is, not as a half."""
+
+
 def overload(name: str) -> Any | None:
     """The operator called ``namespace.op.overload``, None where this PyTorch has none."""
     found: Any = torch.ops
@@ -78,14 +82,16 @@ def overload(name: str) -> Any | None:
     return found
 
 
-def promote(call: Call, operands: tuple[Any, ...], kind: KIND) -> tuple[tuple[Tensor, ...], DType]:
-    """The operands as tensors of the type PyTorch computes in, and the result's type."""
+def promote(
+    call: Call, operands: tuple[Any, ...], kind: KIND, *, exact: bool = False
+) -> tuple[tuple[Tensor, ...], DType]:
+    """The operands as tensors of the type PyTorch computes in, numbers not rounded to it if `exact`; the result's type."""
     compute = common_type(operands)
     if kind is KIND.INT_TO_FLOAT and not compute.is_float:
         compute = dtype_of(torch.get_default_dtype())
     if kind is KIND.BOOL_TO_LONG and compute is DType.BOOL:
         compute = DType.I64
-    converted = tuple(as_tensor(call.context, operand, compute) for operand in operands)
+    converted = tuple(as_tensor(call.context, operand, compute, exact=exact) for operand in operands)
     return converted, DType.BOOL if kind is KIND.ALWAYS_BOOL else compute
 
 
@@ -122,16 +128,16 @@ def _rank(dtype: torch.dtype) -> int:
     return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 1
 
 
-def as_tensor(context: Context, value: Any, dtype: DType) -> Tensor:
-    """`value` (a tensor or a Python number) as a tensor of `dtype`."""
+def as_tensor(context: Context, value: Any, dtype: DType, *, exact: bool = False) -> Tensor:
+    """`value` (a tensor or a Python number) as a tensor of `dtype`; with `exact` a number keeps all of its digits."""
     if isinstance(value, Tensor):
         return context.cast(value, dtype)
-    return context.constant(value, (), dtype)
+    return context.constant(value, (), dtype, exact=exact)
 
 
 def elementwise(call: Call, op: Op, kind: KIND, *operands: Any) -> Tensor:
     """`op` with promotion; the result has the type that PyTorch gave it."""
-    converted, result = promote(call, operands, kind)
+    converted, result = promote(call, operands, kind, exact=op in _WITH_NUMBERS)
     return call.context.pointwise(op, converted, result)
 
 

@@ -106,8 +106,9 @@ class Context:
 
         return self.tensor(buffer.shape, buffer.dtype, at)
 
-    def constant(self, value: float | int | bool, shape: Sequence[int], dtype: DType) -> Tensor:
-        if dtype.compute is not dtype:
+    def constant(self, value: float | int | bool, shape: Sequence[int], dtype: DType, *, exact: bool = False) -> Tensor:
+        """A tensor with one value; `exact` keeps digits that a half has not, as products with a number do."""
+        if dtype.compute is not dtype and not exact:
             value = torch.tensor(value, dtype=TORCH[dtype]).item()  # as PyTorch rounds it, before a comparison say
         node = self.builder.const(value, dtype.compute)
         return self.tensor(shape, dtype, lambda _: node)

@@ -140,12 +140,12 @@ def _absorbed(
     result = program.buffer(call.result)
     if reader.is_pointwise is reducing or reader.anchor is not None or reader.team is not None:
         return None
+    if any(isinstance(node, Window | Gather) for node in walk(*reader.roots)):
+        return None
     reader = _with_whole_dimensions(reader, builder, result)
     loads = [load for load in reader.loads() if load.buffer == result.name]
     axes = _axes(reader, loads[0], result)
     if axes is None or any(load.index != loads[0].index for load in loads):
-        return None
-    if any(isinstance(node, Window | Gather) for node in walk(*reader.roots)):
         return None
     rows, cols = _rows(anchor, axes), tuple[Axis, ...]()
     if reducing:

@@ -12,9 +12,9 @@ from fusepass.patterns.aliasing import written
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.infer import is_plain
 from fusepass.patterns.language import Call, of_class, op, var
-from fusepass.patterns.legality import is_constant_number, is_random
+from fusepass.patterns.legality import is_constant_number
 from fusepass.patterns.matcher import Declined, Match
-from fusepass.patterns.opclass import OpClass
+from fusepass.patterns.opclass import OpClass, is_elementwise
 from fusepass.patterns.rule import Rule
 
 aten = torch.ops.aten
@@ -67,12 +67,9 @@ def known(found: Match) -> str | None:
     assert isinstance(target, OpOverload)
     if any(number(node) is None for node in found.root.all_input_nodes):
         return "an operand is not one number"
-    elementwise = torch.Tag.pointwise in target.tags and not is_random(target)
-    return (
-        None
-        if elementwise and is_plain(found.root.meta["val"])
-        else "no elementwise function, or laid out in another way"
-    )
+    if is_elementwise(target) and is_plain(found.root.meta["val"]):
+        return None
+    return "no elementwise function, or laid out in another way"
 
 
 def _folded(found: Match) -> fx.Node:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from fusepass.patterns.analysis.linearity import Factor, Term, summands
+from fusepass.patterns.analysis.linearity import Factor, Operand, Term, summands
 from fusepass.patterns.matcher import Declined
 from fusepass.patterns.rules.builder import Builder, shape_of
 from fusepass.patterns.rules.convolution import Filtered
@@ -15,8 +15,11 @@ from fusepass.patterns.rules.linear import Product
 from fusepass.patterns.rules.reduction import Anchor, Piece, combined, times
 
 
-def _anchor(node: fx.Node) -> Anchor | None:
-    return Filtered.of(node) or Product.of(node)
+def _anchor(value: Operand | None) -> Anchor | None:
+    """The anchor that a term's value is; one of several results of an operator is none."""
+    if value is None or value.item is not None:
+        return None
+    return Filtered.of(value.node) or Product.of(value.node)
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Parted:
                 constant.append(term)
                 continue
             varying.append(term)
-            anchor = _anchor(term.value.node) if term.value is not None else None
+            anchor = _anchor(term.value)
             if anchor is not None and anchor.bias is not None:
                 bias = Term(anchor.bias, term.number, term.factors)
                 if _same_along(bias, dims, rank):

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from fusepass.patterns.analysis.monotone import Direction, direction
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.infer import is_plain
 from fusepass.patterns.language import of_class, op, result, var
 from fusepass.patterns.matcher import Declined, Match
-from fusepass.patterns.opclass import OpClass
+from fusepass.patterns.opclass import OpClass, is_elementwise
 from fusepass.patterns.rule import Rule
 from fusepass.patterns.rules.reductions import behind, dims, floats, keeps
 
@@ -139,7 +140,10 @@ def _pool_first(found: Match) -> fx.Node:
 
 
 def one_operand(found: Match) -> str | None:
-    x, result = found.x.meta["val"], found.root.meta["val"]
+    x, result, target = found.x.meta["val"], found.root.meta["val"], found.root.target
+    assert isinstance(target, OpOverload)
+    if not is_elementwise(target):
+        return "its function differs from place to place"
     alone = len(found.root.all_input_nodes) == 1 and found.spread is found.root.args[0]
     return None if alone and x.dtype is result.dtype else "it reads more than what is repeated"
 

@@ -41,6 +41,13 @@ class PositionsOfTruths(nn.Module):
         return largest.values.logical_not(), -largest.indices
 
 
+class GatheredProduct(nn.Module):
+    """What is gathered of a product is not the product's epilogue."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.interpolate(x @ x.mT * 0.1, scale_factor=2, mode="nearest")
+
+
 class WriteInMemoryFormat(nn.Module):
     """Tracing would have it that what is written becomes contiguous, and so would a copy of it."""
 
@@ -68,6 +75,39 @@ def test_once_wrong(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype
         outcome = check(model, fused, (x,))
     assert outcome.ok, outcome.explain()
     assert fused.report().fused_share == 1
+
+
+class TriangleOfCopies(nn.Module):
+    """A triangle of copies of a row is not copies of the row's triangle."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.expand(4, -1).triu() + 1
+
+
+class SumOfSelu(nn.Module):
+    """The constants of an activation are no halves: rounded, they would pull a whole sum to one side."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.selu(x).sum() * 0.1
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "dtype"),
+    [
+        (GatheredProduct(), (1, 1, 31, 16), torch.float32),
+        (TriangleOfCopies(), (1, 4), torch.float32),
+        (nn.Sequential(nn.BatchNorm2d(6), nn.GroupNorm(2, 6)), (4, 6, 3, 3), torch.float32),
+        (SumOfSelu(), (15, 5, 8), torch.float16),
+    ],
+)
+def test_once_wrong_or_not_generated(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(34)
+    x = torch.randn(shape).to(dtype)
+    with override(debug=True):
+        fused = fusepass.optimize(model)
+        outcome = check(model, fused, (x,))
+    assert outcome.ok, outcome.explain()
+    assert fused.report().regions
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 2, 8, 2), (3, 5)])

@@ -400,6 +400,7 @@ CASES = {
             lambda x: x.expand(9, 6, 20) > 0,
             lambda x: x.expand(9, 6, 20).double().neg(),
             lambda x: (1 - x.expand(1, 6, 20)).sin(),
+            lambda x: x.expand(9, 6, 20).tril(),
         ),
     ),
 }

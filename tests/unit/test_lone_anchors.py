@@ -20,7 +20,7 @@ from fusepass.splice import subgraph
 from fusepass.work import Work
 
 FEW = (lambda x, w: F.conv2d(x, w), (64, 3, 40, 40), (32, 3, 3, 3))
-PRODUCT = (lambda x, w: x @ w, (96, 64), (64, 80))
+PRODUCT = (lambda x, w: x @ w, (1024, 512), (512, 768))
 Example = tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...], tuple[int, ...]]
 
 
@@ -50,6 +50,10 @@ def test_regions_where_code_may_be_generated(example: Example) -> None:
         parts = partition(graph_of(example, device, dtype))
         assert not parts.regions
         assert [refusal.reason for refusal in parts.refusals] == ["nothing beside it to fuse with"]
+
+
+def test_small_products_are_left_alone() -> None:
+    assert not partition(graph_of((lambda x, w: x @ w, (96, 64), (64, 80)), "cuda")).regions
 
 
 @pytest.mark.parametrize("tune", ["off", "fast"])

@@ -101,7 +101,6 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "aten.empty_strided.default": ([0, 2], [2, 1]),
     "aten.empty_like.default": (X[:0],),
     "aten.binary_cross_entropy.default": (X, Y, _tensor(4), 2),
-    "aten._trilinear.default": (_tensor(2, 3), _tensor(4, 3, 5), _tensor(2, 5), [1, 3], [0], [1, 2], [2, 3], 1),
     "aten._cdist_forward.default": (_tensor(2, 3, 4), _tensor(2, 5, 4).flip(0).contiguous(), 2.0, None),
     "aten.diagonal_scatter.default": (X, _tensor(3, 2), -1, 2, 0),
     "aten.embedding.default": (_tensor(5, 3), N % 5),
