@@ -84,7 +84,6 @@ def classify(node: fx.Node, vocabulary: Vocabulary) -> OpClass | Refusal:
     return Refusal(reason, node.name, str(target.overloadpacket))
 
 
-@cache
 def is_elementwise(target: OpOverload) -> bool:
     """Whether each result is a function of the elements at its own place, and the function is the same everywhere.
 
@@ -93,6 +92,7 @@ def is_elementwise(target: OpOverload) -> bool:
     return torch.Tag.pointwise in target.tags and not is_random(target)
 
 
+@cache
 def direct_class(target: OpOverload) -> OpClass:
     """The class of an operator that code generation expresses as it is."""
     if is_view(target):

@@ -60,6 +60,8 @@ class Parted:
                     bare[term.value.node] = anchor  # type: ignore[union-attr]
         if not constant or not varying:
             raise Declined("nothing that is added cancels")
+        if any(operand.item is not None for term in constant for operand in _operands(term)):
+            raise Declined("what is left would not be centred, and lose digits by that")
         return Parted(tuple(varying), tuple(constant), bare)
 
     def value(self, build: Builder) -> fx.Node:
@@ -86,6 +88,9 @@ class Parted:
         return combined(build, pieces), 1.0
 
 
+def _operands(term: Term) -> list[Operand]:
+    return [*([] if term.value is None else [term.value]), *(factor.operand for factor in term.factors)]
+
+
 def _same_along(term: Term, dims: Collection[int], rank: int) -> bool:
-    operands = [*([] if term.value is None else [term.value]), *(factor.operand for factor in term.factors)]
-    return not any(operand.varies(dim - rank) for operand in operands for dim in dims)
+    return not any(operand.varies(dim - rank) for operand in _operands(term) for dim in dims)

@@ -91,8 +91,6 @@ FIRES = {
     "scale of groups": Case(SCALE, lambda x, w, b: F.group_norm(F.conv2d(x, w) * 0.1, 3, b, b), (X, W, B)),
     "scale of layers": Case(SCALE, lambda x, p: F.layer_norm(x.exp() * 7, (7, 8), p, p), (X, (7, 8))),
     "centring": Case(CENTRE, lambda x, w, b: centred(F.conv2d(x, w, b)), (X, W, B)),
-    "centring of a norm": Case(CENTRE, lambda x, w, b: centred(batch_norm(F.conv2d(x, w), b, b, b)[0]), (X, W, B)),
-    "centring of a plain norm": Case(CENTRE, lambda x, b: centred(batch_norm(x.exp(), None, None, b)[0]), (X, (4,))),
     "centring in evaluation": Case(CENTRE, lambda x, w, b: centred(evaluated(F.conv2d(x, w, b), b, b)), (X, W, B)),
     "centring of samples": Case(CENTRE, lambda x, w, b: centred(F.conv2d(x, w, b) * 2, 0, 2, 3), (X, W, B)),
     "centring of rows": Case(CENTRE, lambda x, w, s: centred(F.linear(x, w) * s + s, 1), (R, L, (5, 1))),
@@ -101,6 +99,9 @@ FIRES = {
 }
 
 NEAR: dict[str, tuple[Function, tuple[Shape, ...]]] = {
+    "a norm's mean keeps numbers small": (lambda x, w, b: centred(batch_norm(F.conv2d(x, w), b, b, b)[0]), (X, W, B)),
+    "a plain norm's mean": (lambda x, b: centred(batch_norm(x.exp(), None, None, b)[0]), (X, (4,))),
+    "a norm of a norm": (lambda x, b: batch_norm(batch_norm(x, None, None, b)[0], None, None, b), (X, (4,))),
     "a function between": (lambda x, w, b: batch_norm(F.conv2d(x, w, b).relu(), b, b, b), (X, W, B)),
     "by running statistics": (lambda x, w, b: evaluated(F.conv2d(x, w, b), b, b).sin(), (X, W, B)),
     "training switched off": (
