@@ -31,7 +31,7 @@ _INCREASING: Mapping[Any, Callable[[_Given], bool]] = {
     **dict.fromkeys(
         (
             aten.relu, aten.sigmoid, aten.tanh, aten.exp, aten.expm1, aten.erf, aten.atan, aten.asinh, aten.sinh,
-            aten.hardsigmoid, aten.hardtanh, aten.softplus, aten.floor, aten.ceil, aten.trunc, aten.round,
+            aten.hardsigmoid, aten.hardtanh, aten.floor, aten.ceil, aten.trunc, aten.round,
             aten.clamp_min, aten.clamp_max, aten.clamp,
         ),
         lambda given: True,
@@ -44,6 +44,12 @@ _INCREASING: Mapping[Any, Callable[[_Given], bool]] = {
 
 _FROM = {aten.sqrt: 0.0, aten.log: 0.0, aten.log1p: -1.0, aten.log2: 0.0, aten.log10: 0.0}
 """Increasing functions that give NaN below a number."""
+
+
+def _has_no_step(given: _Given, dtype: torch.dtype) -> bool:
+    """Whether softplus becomes the identity at its threshold without a step down that the type shows."""
+    threshold = float(given["threshold"])
+    return threshold > 0 and math.log1p(math.exp(-threshold)) <= threshold * torch.finfo(dtype).eps / 2
 
 
 def direction(node: fx.Node) -> Direction | None:
@@ -62,6 +68,8 @@ def direction(node: fx.Node) -> Direction | None:
         return None
     if packet in _FROM:
         return Direction.INCREASING if interval(source).low >= _FROM[packet] else None
+    if packet is aten.softplus:
+        return Direction.INCREASING if _has_no_step(given, source.meta["val"].dtype) else None
     if packet in _INCREASING:
         return Direction.INCREASING if _INCREASING[packet](given) else None
     line = step(node)

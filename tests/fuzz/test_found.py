@@ -91,9 +91,17 @@ class SumOfSelu(nn.Module):
         return F.selu(x).sum() * 0.1
 
 
+class LargestSoftplus(nn.Module):
+    """Softplus steps down where it becomes the identity, so its largest value is not that of the largest number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.softplus(x, beta=2, threshold=3).max(1).values
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "dtype"),
     [
+        (LargestSoftplus(), (2049, 13), torch.float64),
         (GatheredProduct(), (1, 1, 31, 16), torch.float32),
         (TriangleOfCopies(), (1, 4), torch.float32),
         (nn.Sequential(nn.BatchNorm2d(6), nn.GroupNorm(2, 6)), (4, 6, 3, 3), torch.float32),

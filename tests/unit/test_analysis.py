@@ -128,7 +128,7 @@ def directions(function: Function) -> Direction | None:
     "function",
     [
         torch.relu, torch.sigmoid, torch.tanh, torch.exp, torch.expm1, torch.erf, torch.atan, torch.asinh, torch.sinh, F.hardsigmoid,
-        F.hardtanh, F.softplus, torch.floor, torch.ceil, torch.trunc, torch.round, F.elu, F.celu, F.selu, F.leaky_relu,
+        F.hardtanh, lambda x: F.softplus(x, threshold=40), torch.floor, torch.ceil, torch.trunc, torch.round, F.elu, F.celu, F.selu, F.leaky_relu,
         lambda x: x.clamp(-1, 2), lambda x: x.clamp(2, -1), lambda x: x.clamp_min(3), lambda x: x * 3, lambda x: x / 3, lambda x: x - 2,
         lambda x: x + 1,
     ],
@@ -150,7 +150,7 @@ def test_decreasing_functions_decrease(function: Function) -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        torch.abs, F.gelu, F.silu, F.mish, F.hardswish, torch.sin, torch.square, torch.sqrt, torch.log, torch.reciprocal, torch.sign,
+        F.softplus, torch.abs, F.gelu, F.silu, F.mish, F.hardswish, torch.sin, torch.square, torch.sqrt, torch.log, torch.reciprocal, torch.sign,
         lambda x: x * 0, lambda x: x * inf, lambda x: x + inf, lambda x: x * nan, lambda x: x * x,
         lambda x: F.leaky_relu(x, -0.1), lambda x: F.elu(x, -1), lambda x: x % 3, lambda x: x.clamp(max=x),
     ],
