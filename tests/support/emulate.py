@@ -80,7 +80,8 @@ class _Memory:
 def _compiled(source: Source) -> Path:
     text = host_text(source.text)
     headers = b"".join(path.read_bytes() for path in sorted(include_directory().iterdir()) if path.is_file())
-    shim = (_HERE / "cuda_on_host.h").read_bytes() + (_HERE / "host" / "fp_instructions.cuh").read_bytes()
+    shim = (_HERE / "cuda_on_host.h").read_bytes()
+    shim += b"".join(path.read_bytes() for path in sorted((_HERE / "host").iterdir()))
     name = hashlib.sha256(text.encode() + headers + shim).hexdigest()[:20]
     library = _BUILD / f"{name}.so"
     if library.exists():
