@@ -1,16 +1,15 @@
 // Slices of a convolution's products by groups of four warps: inputs from registers, weights from shared memory. Goes behind
-// fp_product.cuh and fp_wgmma.cuh. T tiles of 64 positions, of which a warp has 16 each, by N channels; sums lie as `multiply_group` has them.
+// fp_product.cuh and fp_wgmma.cuh. What comes next is loaded before products begin, so that nothing is written while they run. T tiles of 64 positions, of which a warp has 16 each, by N channels; sums lie as `multiply_group` has them.
 #pragma once
 
 #include "fp_common.h"
 
 namespace fp {
 
-// Columns from `Begin` on of sums += a b, 64 at a time: three products of TF32 parts for each, as in `multiply_slice`. next() runs
-// while the tensor core works.
-template <int T, int N, int U, int Begin, typename Next>
+// Columns from `Begin` on of sums += a b, 64 at a time: three products of TF32 parts for each, as in `multiply_slice`.
+template <int T, int N, int U, int Begin = 0>
 __device__ __forceinline__ void multiply_parts(
-    float (&sums)[T][N / 2], const float (&high)[U][T][4], const float (&low)[U][T][4], uint64_t b_high, uint64_t b_low, uint32_t slice, Next next)
+    float (&sums)[T][N / 2], const float (&high)[U][T][4], const float (&low)[U][T][4], uint64_t b_high, uint64_t b_low, uint32_t slice)
 {
     constexpr int width = N - Begin < 64 ? N - Begin : 64;
     constexpr uint32_t place = Begin * 2;  // 32 bytes for each column, in units of 16
@@ -26,14 +25,21 @@ __device__ __forceinline__ void multiply_parts(
         }
     }
     end_products();
-    next();
     await_products<0>();
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+#pragma unroll
+        for (int t = 0; t < T; ++t) {
+            release(high[u][t]);
+            release(low[u][t]);
+        }
+    }
 #pragma unroll
     for (int t = 0; t < T; ++t) {
 #pragma unroll
         for (int i = 0; i < width / 2; ++i) sums[t][Begin / 2 + i] += part[t][i];
     }
-    if constexpr (Begin + 64 < N) multiply_parts<T, N, U, Begin + 64>(sums, high, low, b_high, b_low, slice, [] {});
+    if constexpr (Begin + 64 < N) multiply_parts<T, N, U, Begin + 64>(sums, high, low, b_high, b_low, slice);
 }
 
 // sums += a b over `count` slices of 8 places, with float32 accuracy: U slices are added inside of the tensor core, which rounds towards
@@ -59,7 +65,8 @@ __device__ __forceinline__ void multiply_slices_exactly(
 #pragma unroll
             for (int t = 0; t < T; ++t) split(a[u][t], high[u][t], low[u][t]);
         }
-        multiply_parts<T, Half * 2, U, 0>(sums, high, low, b_high + s * slice, b_low + s * slice, slice, [&] { load_from(s + U); });
+        load_from(s + U);
+        multiply_parts<T, Half * 2, U>(sums, high, low, b_high + s * slice, b_low + s * slice, slice);
     }
     if constexpr (U > 1) {
         multiply_slices_exactly<1>(
@@ -83,6 +90,7 @@ __device__ __forceinline__ void multiply_slices_rounded(float (&sums)[T][Half], 
         float now[U][T][4];
 #pragma unroll
         for (int i = 0; i < U * T * 4; ++i) now[i / (T * 4)][i / 4 % T][i % 4] = a[i / (T * 4)][i / 4 % T][i % 4];
+        load_from(s + U);
         begin_products();
 #pragma unroll
         for (int u = 0; u < U; ++u) {
@@ -90,8 +98,12 @@ __device__ __forceinline__ void multiply_slices_rounded(float (&sums)[T][Half], 
             for (int t = 0; t < T; ++t) multiply_group<Half * 2>(sums[t], now[u][t], b + (s + u) * slice, true);
         }
         end_products();
-        load_from(s + U);
         await_products<0>();
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+#pragma unroll
+            for (int t = 0; t < T; ++t) release(now[u][t]);
+        }
     }
     if constexpr (U > 1) {
         multiply_slices_rounded<1>(
