@@ -60,17 +60,30 @@ struct Panel {
         return row * depth + (k / chunk ^ row % 8) * chunk + k % chunk;
     }
 
+    // How Threads threads go over the panel together, each with `count` vectors, `size` apart along the dimension that is not contiguous.
+    template <int Threads>
+    struct Step {
+        static constexpr int vector = Operand::vector;
+        static constexpr int across = (Operand::inner_first ? depth : Rows) / vector;  // threads along the contiguous dimension
+        static constexpr int size = Threads / across;
+        static constexpr int count = Rows * depth / vector / Threads;
+        static_assert(Threads % across == 0 && count * size == (Operand::inner_first ? Rows : depth));
+
+        static __device__ __forceinline__ int row() { return Operand::inner_first ? threadIdx.x / across : threadIdx.x % across * vector; }
+        static __device__ __forceinline__ int inner() { return Operand::inner_first ? threadIdx.x % across * vector : threadIdx.x / across; }
+
+        // Where the vector `number` of this thread lies in a panel.
+        static __device__ __forceinline__ int place(int number) {
+            return Panel::place(row() + (Operand::inner_first ? number * size : 0), inner() + (Operand::inner_first ? 0 : number * size));
+        }
+    };
+
     // Begins to copy rows from `row` on, inner numbers from `k` to below `end`; zeros beyond. `end` is a multiple of `depth` or the
     // operand's end.
     template <int Threads>
     static __device__ __forceinline__ void fetch(T* to, const T* from, int64_t row, int64_t k, int64_t end) {
-        constexpr int vector = Operand::vector;
-        constexpr int across = (Operand::inner_first ? depth : Rows) / vector;  // threads along the contiguous dimension
-        constexpr int step = Threads / across;                                  // along the other one
-        constexpr int steps = Rows * depth / vector / Threads;
-        static_assert(Threads % across == 0 && steps * step == (Operand::inner_first ? Rows : depth));
-        const int along = threadIdx.x % across * vector, other = threadIdx.x / across;
-        const int r = Operand::inner_first ? other : along, i = Operand::inner_first ? along : other;
+        constexpr int vector = Operand::vector, step = Step<Threads>::size, steps = Step<Threads>::count;
+        const int r = Step<Threads>::row(), i = Step<Threads>::inner();
         const T* const mine = from + Operand::place(row + r, k + i);
 #pragma unroll
         for (int s = 0; s < steps; ++s) {
