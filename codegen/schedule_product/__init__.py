@@ -25,11 +25,11 @@ _MOST_PIECES = 64
 _LEAST_PANELS = 8  # of a piece
 _LAUNCH = 3e-6  # seconds that one more kernel costs
 
-# FLOP per second and multiprocessor, by warps on their own (mma.sync) and by groups of them (wgmma). The first row was measured on
-# an H200, 1024 x 8192 x 8192 for float32, 4096 x 4096 x 4096 for the others; the second row is estimated.
+# FLOP per second and multiprocessor of the best tile, by warps on their own (mma.sync) and by groups of them (wgmma), measured on
+# an H200: 1024 x 8192 x 8192 for float32, 4096 x 4096 x 4096 for the others.
 _RATES = {
     False: {Arithmetic.TF32_THREE: 58.7e12 / 132, Arithmetic.TF32: 155e12 / 132, Arithmetic.HALVES: 349e12 / 132},
-    True: {Arithmetic.TF32_THREE: 100e12 / 132, Arithmetic.TF32: 250e12 / 132, Arithmetic.HALVES: 550e12 / 132},
+    True: {Arithmetic.TF32_THREE: 113e12 / 132, Arithmetic.TF32: 245e12 / 132, Arithmetic.HALVES: 663e12 / 132},
 }
 _GROUPS_ON = 90  # the compute capability with wgmma
 _LIBRARY_FLOAT32 = 51e12 / 132  # the library's float32 kernel: 1024 x 8192 x 8192 in 2.69 ms on an H200

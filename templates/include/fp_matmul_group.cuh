@@ -14,8 +14,8 @@ struct alignas(sizeof(T) * Count) Vector {
 };
 
 // The tile of a block: each group multiplies 64 M rows by 8 N columns, each of its warps 16 M rows of them. Where the product is `Turned`,
-// these are rows and columns of its transpose. WarpRows is a multiple of 4. Of the columns' operand inner numbers are neighbours; of
-// both, unless float32 is multiplied in three products.
+// these are rows and columns of its transpose. WarpRows is a multiple of 4. Inner numbers are neighbours in float32 operands; with three
+// products those of the rows may lie anyhow.
 template <Arithmetic arithmetic, typename L, typename R, bool Turned, int WarpRows, int WarpColumns, int M, int N, int Stages>
 struct GroupMultiplier {
     using T = typename L::Type;
@@ -24,15 +24,16 @@ struct GroupMultiplier {
     static constexpr int rows = Turned ? long_ : high, columns = Turned ? high : long_;
     using Down = std::conditional_t<Turned, R, L>;
     using Across = std::conditional_t<Turned, L, R>;
-    using DownPanel = Panel<Down, high>;
-    using AcrossPanel = Panel<Across, long_>;
+    using DownPanel = Panel<Down, high, sizeof(T) == 2>;
+    using AcrossPanel = Panel<Across, long_, sizeof(T) == 2>;
     static constexpr int depth = DownPanel::depth, slices = DownPanel::slices;
     // Of a stage: the columns' panel, the low parts of its numbers, the rows' panel.
     static constexpr int low_at = AcrossPanel::bytes, down_at = AcrossPanel::bytes * (three ? 2 : 1);
     static constexpr int stage_bytes = down_at + DownPanel::bytes;
     static constexpr int room_pitch = (Turned ? M * 16 : N * 8) + 8;  // floats
-    static_assert(WarpRows % 4 == 0 && stage_bytes % 1024 == 0 && down_at % 1024 == 0 && Across::inner_first);
-    static_assert(three || (M == 1 && !Turned && Down::inner_first));
+    static_assert(WarpRows % 4 == 0 && stage_bytes % 1024 == 0 && down_at % 1024 == 0);
+    static_assert(Across::inner_first || sizeof(T) == 2);
+    static_assert(three || (M == 1 && !Turned && (Down::inner_first || sizeof(T) == 2)));
 
     // Where this thread's warp stands in the tile.
     static __device__ __forceinline__ int warp_row() { return Turned ? column_of_warp() : row_of_warp(); }
@@ -56,8 +57,10 @@ struct GroupMultiplier {
         float watch[2] = {};
         if constexpr (three) {
             multiply_exactly(total, pool, panels, fetch);
+        } else if constexpr (arithmetic == Arithmetic::tf32) {
+            multiply_rounded(total[0], watch, pool, panels, left, right, row, column, first, last);
         } else {
-            multiply_chained(total[0], watch, pool, panels, fetch);
+            multiply_chained(total[0], pool, panels, fetch);
         }
         await_copies<0>();
         __syncthreads();
@@ -121,12 +124,27 @@ private:
         return any;
     }
 
-    // Sums of one product for each pair, in the tensor core. A panel's products run on while the block meets for the next panel, so that
-    // a stage is free two panels later.
+    // Adds the products of the panel in stage `slot` in the tensor core, as one group.
+    static __device__ __forceinline__ void multiply_panel(float (&total)[N * 4], uint64_t base, int slot) {
+        const uint64_t stage = base + slot * (stage_bytes / 16);
+        const uint64_t down = stage + (down_at + threadIdx.x / 128 / WarpColumns * 64 * 128) / 16, across = stage + column_of_warp() * 128 / 16;
+        begin_products();
+#pragma unroll
+        for (int slice = 0; slice < slices; ++slice) {
+            RowProduct<T, N * 8>::template begin<!Down::inner_first, !Across::inner_first>(
+                total, down + slice * step<Down>, across + slice * step<Across>);
+        }
+        end_products();
+    }
+
+    // From one slice of an operand to the next, for descriptors.
+    template <typename Which>
+    static constexpr int step = Which::inner_first ? 32 / 16 : 16 * 128 / 16;
+
+    // Sums of one product for each pair. A panel's products run on while the block meets for the next panel, so that a stage is free two
+    // panels later.
     template <typename Fetch>
-    static __device__ __forceinline__ void multiply_chained(
-        float (&total)[N * 4], float (&watch)[2], unsigned char* pool, int panels, const Fetch& fetch)
-    {
+    static __device__ __forceinline__ void multiply_chained(float (&total)[N * 4], unsigned char* pool, int panels, const Fetch& fetch) {
 #pragma unroll
         for (int number = 0; number < Stages - 2; ++number) fetch(number, number);
         const uint64_t base = row_descriptor(pool);
@@ -134,19 +152,9 @@ private:
 #pragma unroll 1
         for (int number = 0; number < panels; ++number) {
             await_copies<Stages - 3>();
-            unsigned char* const here = pool + slot * stage_bytes;
-            if constexpr (arithmetic == Arithmetic::tf32) {
-                round_copies<AcrossPanel>(here, watch);
-                round_copies<DownPanel>(here + down_at, watch);
-            }
             publish_to_products();
             __syncthreads();  // this panel is there for all, and all are done with the last but one
-            const uint64_t stage = base + slot * (stage_bytes / 16);
-            const uint64_t down = stage + (down_at + row_of_group() * 128) / 16, across = stage + column_of_warp() * 128 / 16;
-            begin_products();
-#pragma unroll
-            for (int slice = 0; slice < slices; ++slice) multiply_rows<T, N * 8>(total, down + slice * 2, across + slice * 2);
-            end_products();
+            multiply_panel(total, base, slot);
             fetch(number + Stages - 2, free_slot);
             await_products<1>();
             slot = next(slot);
@@ -155,21 +163,62 @@ private:
         await_products<0>();
     }
 
-    static __device__ __forceinline__ int row_of_group() { return threadIdx.x / 128 / WarpColumns * 64; }
-
-    // Rounds the numbers of a panel that this thread has copied.
-    template <typename Which>
-    static __device__ __forceinline__ void round_copies(unsigned char* panel, float (&watch)[2]) {
-        using Step = typename Which::template Step<threads>;
-        using Numbers = Vector<float, Step::vector>;
-#pragma unroll
-        for (int s = 0; s < Step::count; ++s) {
-            auto* const at = reinterpret_cast<Numbers*>(reinterpret_cast<float*>(panel) + Step::place(s));
-            Numbers mine = *at;
-            round_to_tf32(mine.numbers, watch);
-            *at = mine;
+    // The same of numbers that are rounded to TF32 on their way, which leads through registers: less of it goes through shared memory,
+    // which is what limits such products.
+    static __device__ __forceinline__ void multiply_rounded(
+        float (&total)[N * 4], float (&watch)[2], unsigned char* pool, int panels, const T* left, const T* right, int64_t row, int64_t column,
+        int64_t first, int64_t last)
+    {
+        Carried<DownPanel> down;
+        Carried<AcrossPanel> across;
+        down.read(left, row, first, last);
+        across.read(right, column, first, last);
+        const uint64_t base = row_descriptor(pool);
+        int slot = 0;
+#pragma unroll 1
+        for (int number = 0; number < panels; ++number) {
+            unsigned char* const here = pool + slot * stage_bytes;
+            down.write(here + down_at, watch);
+            across.write(here, watch);
+            publish_to_products();
+            __syncthreads();  // this panel is there for all, and all are done with the last but one
+            multiply_panel(total, base, slot);
+            if (number + 1 < panels) {
+                const int64_t k = first + int64_t(number + 1) * depth;
+                down.read(left, row, k, last);
+                across.read(right, column, k, last);
+            }
+            await_products<1>();
+            slot = next(slot);
         }
+        await_products<0>();
     }
+
+    // A thread's numbers of a panel between global and shared memory.
+    template <typename Which>
+    struct Carried {
+        using Step = typename Which::template Step<threads>;
+        Vector<T, Step::vector> numbers[Step::count];
+
+        __device__ __forceinline__ void read(const T* from, int64_t row, int64_t k, int64_t end) {
+            Which::template for_each<threads>(from, row, k, end, [&](int number, int, const T* source, int real) {
+                if (real == Step::vector) {
+                    numbers[number] = *reinterpret_cast<const Vector<T, Step::vector>*>(source);
+                } else {
+#pragma unroll
+                    for (int i = 0; i < Step::vector; ++i) numbers[number].numbers[i] = i < real ? source[i] : 0.0f;
+                }
+            });
+        }
+
+        __device__ __forceinline__ void write(unsigned char* panel, float (&watch)[2]) {
+#pragma unroll
+            for (int number = 0; number < Step::count; ++number) {
+                round_to_tf32(numbers[number].numbers, watch);
+                *reinterpret_cast<Vector<T, Step::vector>*>(reinterpret_cast<T*>(panel) + Step::place(number)) = numbers[number];
+            }
+        }
+    };
 
     // Splits vectors `begin` to below `end` of those that this thread has copied to the columns' panel: the high parts take their place.
     static __device__ __forceinline__ void split_copies(unsigned char* stage, int begin, int end) {

@@ -1,5 +1,6 @@
-// Products by groups of four warps whose operands lie in shared memory in rows of 128 bytes along the inner dimension, the chunks of 16
-// bytes of row r in the order c ^ r % 8, as `fp::Panel` has them. Goes behind fp_wgmma.cuh; needs sm_90a.
+// Products by groups of four warps whose operands lie in shared memory in rows of 128 bytes, the chunks of 16 bytes of row r in the order
+// c ^ r % 8. A row goes along the inner dimension, as in `fp::Panel`; or it has 64 numbers of 16 bits along the other one, row k is at
+// place k of the inner dimension, and 64 rows on the next 64 numbers begin. Goes behind fp_wgmma.cuh; needs sm_90a.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +9,12 @@
 
 namespace fp {
 
-// Says where such rows begin: a multiple of 1024 bytes, plus 32 bytes for each slice of the inner dimension. A descriptor may be moved on
-// by adding bytes / 16.
+// Says where such rows begin: a multiple of 1024 bytes, plus 32 bytes for each slice of the inner dimension, or 16 rows of 128 bytes. A
+// descriptor may be moved on by adding bytes / 16.
 __device__ __forceinline__ uint64_t row_descriptor(const void* rows) {
     const auto place = static_cast<uint32_t>(__cvta_generic_to_shared(rows));
-    return uint64_t(place >> 4 & 0x3fff) | uint64_t(1) << 16 | uint64_t(64) << 32 | uint64_t(1) << 62;
+    constexpr uint64_t next_columns = 64 * 128 / 16, next_rows = 8 * 128 / 16, swizzled = 1;
+    return uint64_t(place >> 4 & 0x3fff) | next_columns << 16 | next_rows << 32 | swizzled << 62;
 }
 
 // As `multiply_group`, for columns in such rows.
@@ -21,24 +23,27 @@ __device__ __forceinline__ void multiply_columns(float (&sums)[N / 2], const flo
     multiply_group<N>(sums, a, b, add);
 }
 
-// Begins sums += a b for 64 rows and N columns of type T, 32 bytes of each along the inner dimension, both in such rows; sums lie as
-// those of `multiply_group`.
+// Begins sums += a b for 64 rows and N columns of type T, 32 bytes of each along the inner dimension, both in such rows, which go along
+// the inner dimension unless `ATurned` or `BTurned`; sums lie as those of `multiply_group`.
 template <typename T, int N>
-__device__ __forceinline__ void multiply_rows(float (&sums)[N / 2], uint64_t a, uint64_t b);
+struct RowProduct;
 
-#define FP_MULTIPLY_ROWS(T, N, SHAPE, ENDING, REGISTERS, A, B, ...)                                                          \
+#define FP_ROW_PRODUCT(T, N, SHAPE, TURNED, REGISTERS, A, B, ...)                                                            \
     template <>                                                                                                              \
-    __device__ __forceinline__ void multiply_rows<T, N>(float (&sums)[N / 2], uint64_t a, uint64_t b) {                      \
-        asm volatile(                                                                                                        \
-            "{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n" #N SHAPE " {" REGISTERS "}, " A ", " B   \
-            ", p, 1, 1" ENDING "; }"                                                                                         \
-            : __VA_ARGS__                                                                                                    \
-            : "l"(a), "l"(b));                                                                                               \
-    }
-#define FP_MULTIPLY_ROWS_OF(T, SHAPE, ENDING)                                                                                \
-    FP_MULTIPLY_ROWS(T, 64, SHAPE, ENDING, FP_REGISTERS_TO_32, "%32", "%33", FP_SUMS_TO_32)                                  \
-    FP_MULTIPLY_ROWS(T, 128, SHAPE, ENDING, FP_REGISTERS_TO_32 ", " FP_REGISTERS_TO_64, "%64", "%65", FP_SUMS_TO_64)         \
-    FP_MULTIPLY_ROWS(T, 256, SHAPE, ENDING, FP_REGISTERS_TO_32 ", " FP_REGISTERS_TO_64 ", " FP_REGISTERS_TO_128, "%128", "%129", FP_SUMS_TO_128)
+    struct RowProduct<T, N> {                                                                                                \
+        template <bool ATurned, bool BTurned>                                                                                \
+        static __device__ __forceinline__ void begin(float (&sums)[N / 2], uint64_t a, uint64_t b) {                         \
+            asm volatile(                                                                                                    \
+                "{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n" #N SHAPE " {" REGISTERS "}, " A     \
+                ", " B ", p, 1, 1" TURNED "; }"                                                                              \
+                : __VA_ARGS__                                                                                                \
+                : "l"(a), "l"(b), "n"(int(ATurned)), "n"(int(BTurned)));                                                     \
+        }                                                                                                                    \
+    };
+#define FP_ROW_PRODUCTS(T, SHAPE, TURNED_64, TURNED_128, TURNED_256)                                                         \
+    FP_ROW_PRODUCT(T, 64, SHAPE, TURNED_64, FP_REGISTERS_TO_32, "%32", "%33", FP_SUMS_TO_32)                                 \
+    FP_ROW_PRODUCT(T, 128, SHAPE, TURNED_128, FP_REGISTERS_TO_32 ", " FP_REGISTERS_TO_64, "%64", "%65", FP_SUMS_TO_64)       \
+    FP_ROW_PRODUCT(T, 256, SHAPE, TURNED_256, FP_REGISTERS_TO_32 ", " FP_REGISTERS_TO_64 ", " FP_REGISTERS_TO_128, "%128", "%129", FP_SUMS_TO_128)
 
 #define FP_REGISTERS_TO_32 FP_REGISTERS_0 ", " FP_REGISTERS_1 ", " FP_REGISTERS_2 ", " FP_REGISTERS_3
 #define FP_REGISTERS_TO_64 FP_REGISTERS_4 ", " FP_REGISTERS_5 ", " FP_REGISTERS_6 ", " FP_REGISTERS_7
@@ -50,8 +55,8 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[N / 2], uint64_t a, 
 #define FP_SUMS_TO_128                                                                                                       \
     FP_SUMS_TO_64, FP_EIGHT(64), FP_EIGHT(72), FP_EIGHT(80), FP_EIGHT(88), FP_EIGHT(96), FP_EIGHT(104), FP_EIGHT(112), FP_EIGHT(120)
 
-FP_MULTIPLY_ROWS_OF(float, "k8.f32.tf32.tf32", "")
-FP_MULTIPLY_ROWS_OF(half, "k16.f32.f16.f16", ", 0, 0")
-FP_MULTIPLY_ROWS_OF(bfloat16, "k16.f32.bf16.bf16", ", 0, 0")
+FP_ROW_PRODUCTS(float, "k8.f32.tf32.tf32", "", "", "")
+FP_ROW_PRODUCTS(half, "k16.f32.f16.f16", ", %34, %35", ", %66, %67", ", %130, %131")
+FP_ROW_PRODUCTS(bfloat16, "k16.f32.bf16.bf16", ", %34, %35", ", %66, %67", ", %130, %131")
 
 }  // namespace fp
