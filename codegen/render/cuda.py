@@ -29,8 +29,9 @@ _INCLUDED = ("fp_index.h", "fp_merge.cuh", "fp_vector.cuh")
 _HEADERS = (*_INCLUDED, "fp_cast.h", "fp_common.h", "fp_half.h", "fp_libm.h", "fp_scalar.h", "fp_states.h")
 _TEAMS = ("fp_launch.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
 _PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anchor
-_GROUPS = ("fp_wgmma.cuh", "fp_group.cuh")  # which is a convolution that four warps multiply together
+_CONVOLUTION_GROUPS = ("fp_wgmma.cuh", "fp_group.cuh")  # which is a convolution that four warps multiply together
 _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
+_MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # by groups of warps
 
 Plan = Schedule | ConvolutionSchedule | ProductSchedule
 _DEFAULT_SHARED = 48 << 10  # a launch that asks for more dynamic shared memory needs an attribute
@@ -69,6 +70,7 @@ def render_cuda(
     entry = names.exact(f"run_{program.name}")
     pointers = {buffer.name: names.exact(buffer.name) for buffer in program.arguments}
     kernels, launches = [], []
+    groups = False
     for kernel in program.kernels:
         if is_empty(kernel):
             continue
@@ -76,14 +78,13 @@ def render_cuda(
         name = names.exact(kernel.name)
         kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
         launches += _launch(kernel, name, program, plan, pointers)
+        groups |= isinstance(plan, ProductSchedule) and plan.tiling.groups
+    anchors = [kernel.anchor for kernel in program.kernels if kernel.anchor is not None]
     headers = [*_INCLUDED]
-    headers += _PRODUCTS if any(kernel.anchor is not None for kernel in program.kernels) else ()
-    headers += (
-        _GROUPS
-        if any(isinstance(kernel.anchor, Convolution) and kernel.anchor.warps > 1 for kernel in program.kernels)
-        else ()
-    )
-    headers += _MATRICES if any(isinstance(kernel.anchor, Product) for kernel in program.kernels) else ()
+    headers += _PRODUCTS if anchors else ()
+    headers += _CONVOLUTION_GROUPS if any(isinstance(a, Convolution) and a.warps > 1 for a in anchors) else ()
+    headers += _MATRICES if any(isinstance(a, Product) for a in anchors) else ()
+    headers += (header for header in _MATRIX_GROUPS if groups and header not in headers)
     headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
     library = _LibraryText(
         title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",

@@ -110,7 +110,7 @@ def _compiled(source: Source) -> Path:
 def host_text(text: str) -> str:
     """CUDA source as C++ for the emulation: launches become calls, dynamic shared memory a pointer."""
     text = re.sub(
-        r"extern __shared__ __align__\(16\) unsigned char (\w+)\[\];",
+        r"extern __shared__ __align__\(\d+\) unsigned char (\w+)\[\];",
         r"unsigned char* const \1 = emulation::dynamic_shared();",
         text,
     )
