@@ -20,6 +20,7 @@ from fusepass.compile import compile_graph
 from fusepass.config import Config, override
 from fusepass.errors import FusepassWarning
 from fusepass.fallbacks import FallbackCounter
+from fusepass.garbage import collector_paused
 from fusepass.report import CaptureRoute, RefusalReport, Report
 from fusepass.routes import Children, Dynamo, Route, Untouched
 from fusepass.signature import distinct, obstacle
@@ -254,7 +255,8 @@ class Specialiser:
         start = time.perf_counter()
         conditional = sum(bool(made.captured.conditions) for made in self.table)
         branches = MOST_BRANCHES if conditional < _MOST_CONDITIONAL else 0
-        captured = capture(self._model, args, kwargs, forward=self._forward, branches=branches)
+        with collector_paused():
+            captured = capture(self._model, args, kwargs, forward=self._forward, branches=branches)
         seconds = time.perf_counter() - start
         if isinstance(captured, CaptureFailure):
             return captured
