@@ -50,10 +50,10 @@ def _forms(program: Program, builder: Builder, call: LibraryCall, anchor: _Ancho
     """
     forms = [_generated(program, builder, call, anchor, reducing) for reducing in (True, False)]
     made = [form for form in forms if form is not None]
-    convolution = isinstance(anchor, Convolution)
-    if not convolution or few_channels(program.buffer(anchor.source).shape[1], anchor.spread):
+    many = isinstance(anchor, Convolution) and not few_channels(program.buffer(anchor.source).shape[1], anchor.spread)
+    if not many:
         yield from ((form, form.kernels[0]) for form in made)
-    if convolution:
+    if isinstance(anchor, Convolution):
         packed = (pack_weights(form, builder, 0) for form in made)
         yield from ((form, form.kernels[1]) for form in packed)
 
