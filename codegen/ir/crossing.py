@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, prod
 
 from fusepass.codegen.ir.expr import Expr, Load, Masked, Window, children, walk
 from fusepass.codegen.ir.index import Axis, Bound, Index
@@ -65,6 +65,13 @@ def with_columns(kernel: Kernel, program: Program, columns: tuple[Axis, ...]) ->
     if index is not None:
         rows = tuple(sorted(rows, key=lambda axis: -abs(index.stride(axis) or 0)))
     return replace(kernel, rows=rows, cols=columns)
+
+
+def rows_together(kernel: Kernel, program: Program) -> int:
+    """How many rows of a pointwise kernel with columns follow each other in memory before columns come between."""
+    accesses = _Accesses(kernel, program)
+    main = accesses.main()
+    return 1 if main is None else prod(axis.size for axis in accesses.run(main, stop=frozenset(kernel.cols)))
 
 
 @dataclass(frozen=True)
