@@ -49,6 +49,8 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "mixed layouts of bytes": lambda: k.mixed_layouts(2, 96, 144, DType.U8),
     "into channels last": lambda: k.into_channels_last(3, 64, 16 * 64),
     "into channels last, tiles of two samples": lambda: k.into_channels_last(3, 40, 17 * 59),
+    "few channels into last": lambda: k.into_channels_last(3, 3, 35 * 9),
+    "few channels into last, vectors": lambda: k.into_channels_last(2, 8, 16 * 33),
     "into channels last, halves": lambda: k.into_channels_last(2, 136, 64, k.F16),
     "many channels last": lambda: k.mixed_layouts(1, 1100, 66),
     "concatenation of channels last": lambda: k.concatenate_channels_last(2, 6, 10, 35),
