@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.crossing import columns_of, with_columns
+from fusepass.codegen.ir.crossing import columns_of, rows_together, with_columns
 from fusepass.codegen.ir.expr import Load, walk
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule.flat import crossing, pointwise
@@ -29,8 +29,9 @@ def schedule(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: b
     shape = Shape(kernel, program, facts, aligned)
     columns = columns_of(kernel, program) if kernel.is_pointwise and kernel.row_count else ()
     if columns:
-        shape = Shape(with_columns(kernel, program, columns), program, facts, aligned)
-        result = crossing(shape, columns)
+        tall = with_columns(kernel, program, columns)
+        shape = Shape(tall, program, facts, aligned)
+        result = crossing(shape, columns, rows_together(tall, program))
     elif kernel.is_pointwise:
         result = pointwise(shape)
     elif kernel.team is not None:

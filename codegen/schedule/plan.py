@@ -54,6 +54,9 @@ class Schedule:
         backwards: whether blocks run from the last to the first, to meet what the previous kernel left in the cache.
         apart: `POINTWISE`: vectors from one of a thread's vectors to the next, where that is not a block's width.
         columns: `CROSSING`: the kernel's axes that are the tile's columns, slowest first.
+        panel: `CROSSING`: tiles along the rows that blocks take one after another before they go on along the columns;
+            a divisor of all tiles along the rows.
+        beside: `CROSSING`: lanes of one warp; the others of `lanes` are other warps. A divisor of `lanes`, at most 32.
         exchanges: whether what is contiguous along the other axis goes through shared memory: loads and stores where
             `CROSSING`, stores where `INNER` or `OUTER`.
         members: blocks that share each row; with more than one, blocks are resident all at once and go from row to row.
@@ -77,6 +80,8 @@ class Schedule:
     backwards: bool = False
     apart: int = 0
     columns: tuple[Axis, ...] = ()
+    panel: int = 1
+    beside: int = 1
     exchanges: bool = False
     members: int = 1
     part: int = 0

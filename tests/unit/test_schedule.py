@@ -114,6 +114,20 @@ def test_tiles(
 
 
 @pytest.mark.parametrize(
+    ("make", "panel"),
+    [
+        (lambda: k.into_channels_last(128, 64, 1 << 14), 2),  # all channels of a place, then the next places
+        (lambda: k.into_channels_last(4, 67, 1 << 14), 3),  # of 9 tiles, some with channels of two samples
+        (lambda: k.into_channels_last(4, 2048, 1 << 12), 16),  # both sides are long
+        (lambda: k.into_channels_last(4, 2048, 1 << 9), 1),
+        (lambda: k.mixed_layouts(64, 128, 1 << 14), 1),  # all channels of 32 places, then the next places
+    ],
+)
+def test_neighbouring_tiles_are_neighbours_in_memory(make: Callable[[], Program], panel: int) -> None:
+    assert first(make()).panel == panel
+
+
+@pytest.mark.parametrize(
     "make", [lambda: k.channel_bias_gelu(8, 48, 4096), lambda: k.concatenate(4, 6, 10, 64), lambda: k.affine(4096)]
 )
 def test_nothing_crosses_where_all_is_laid_out_alike(make: Callable[[], Program]) -> None:
