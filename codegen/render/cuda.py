@@ -27,7 +27,7 @@ from fusepass.errors import ScheduleError
 
 _INCLUDED = ("fp_index.h", "fp_merge.cuh", "fp_vector.cuh")
 _HEADERS = (*_INCLUDED, "fp_cast.h", "fp_common.h", "fp_half.h", "fp_libm.h", "fp_scalar.h", "fp_states.h")
-_TEAMS = ("fp_launch.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
+_TEAMS = ("fp_instructions.cuh", "fp_launch.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
 _PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anchor
 _CONVOLUTION_GROUPS = ("fp_wgmma.cuh", "fp_group.cuh")  # which is a convolution that four warps multiply together
 _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
@@ -89,7 +89,7 @@ def render_cuda(
     library = _LibraryText(
         title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
         comment=_buffer_comments(program),
-        headers=tuple(headers),
+        headers=tuple(dict.fromkeys(headers)),
         kernels=tuple(kernels),
         entry=entry,
         parameters=with_slot([f"void* {pointers[buffer.name]}" for buffer in program.arguments], Slot.ENTRY),

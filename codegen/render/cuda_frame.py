@@ -37,6 +37,9 @@ class Frame:
         self.dataflow = Dataflow()
         self.printer = Printer(names, pointers, self.index_type, general=schedule.general)
         self.printer.coordinates = arranged.coordinates
+        if arranged.kernel.sweeps and arranged.col is not None:
+            inside = {arranged.lane} if schedule.walk is Walk.INNER else set()
+            self.printer.along = frozenset({arranged.col} | inside)
         self.printer.window_vector = self._window_vector
         self.top = Scope(self.printer)
         self.u, self.v = names.exact("u"), names.exact("v")
