@@ -112,7 +112,12 @@ class _Accesses:
             return self.nearest(windows)
         found = self.nearest([access for access in self.plain if access.store])
         other = None if found is None else self.other(found)
-        if found is not None and other is not None and self._is_short(found, other) and not self._is_short(other, found):
+        if (
+            found is not None
+            and other is not None
+            and self._is_short(found, other)
+            and not self._is_short(other, found)
+        ):
             return other
         return found
 
