@@ -33,10 +33,13 @@ class AnchorSource(enum.Enum):
     GENERATED = "generated"  # generated code wherever it can, else the library
 
 
-def generate_anchors(program: Program, builder: Builder, choose: Choice) -> Program:
-    """Replace each library convolution and product for which `choose` accepts a kernel that would do it."""
+def generate_anchors(program: Program, builder: Builder, choose: Choice, warps: int = 1) -> Program:
+    """Replace each library convolution and product for which `choose` accepts a kernel that would do it.
+
+    `warps` is `Convolution.warps`.
+    """
     for call in program.calls:
-        anchor = _convolution(program, call) or depthwise_of(program, call) or product_of(program, call)
+        anchor = _convolution(program, call, warps) or depthwise_of(program, call) or product_of(program, call)
         if anchor is not None:
             forms = _forms(program, builder, call, anchor)
             program = next((made for made, kernel in forms if choose(made, kernel)), program)
@@ -46,15 +49,22 @@ def generate_anchors(program: Program, builder: Builder, choose: Choice) -> Prog
 def _forms(program: Program, builder: Builder, call: LibraryCall, anchor: _Anchor) -> Iterator[tuple[Program, Kernel]]:
     """`program` with a kernel that replaces `call`, and that kernel; first with what is reduced over channels in it."""
     for reducing in (True, False):
-        generated, place = _generated(program, builder, call, anchor, reducing), 0
+        generated = _generated(program, builder, call, anchor, reducing)
         if generated is None:
             continue
-        if isinstance(anchor, Convolution) and not few_channels(program.buffer(anchor.source).shape[1], anchor.spread):
-            generated, place = pack_weights(generated, builder, 0), 1
-        yield generated, generated.kernels[place]
+        few = not isinstance(anchor, Convolution) or _has_few_channels(program, anchor)
+        if few:
+            yield generated, generated.kernels[0]
+        if isinstance(anchor, Convolution) and (anchor.warps > 1 or not few):
+            packed = pack_weights(generated, builder, 0)
+            yield packed, packed.kernels[1]
 
 
-def _convolution(program: Program, call: LibraryCall) -> Convolution | None:
+def _has_few_channels(program: Program, anchor: Convolution) -> bool:
+    return few_channels(program.buffer(anchor.source).shape[1], anchor.spread)
+
+
+def _convolution(program: Program, call: LibraryCall, warps: int) -> Convolution | None:
     """The call as a convolution that a kernel could do: float32, one group, of inputs of the region."""
     if call.target != "aten.convolution.default":
         return None
@@ -76,7 +86,8 @@ def _convolution(program: Program, call: LibraryCall) -> Convolution | None:
         padding=per_axis(padding, spatial),
         dilation=per_axis(dilation, spatial),
         transposed=bool(transposed),
-        precision=Precision.TF32 if call.tf32 and not few else Precision.FLOAT32,
+        precision=Precision.TF32 if call.tf32 and (warps > 1 or not few) else Precision.FLOAT32,
+        warps=warps,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.ir.team import COUNTER_BYTES
@@ -28,8 +29,9 @@ _INCLUDED = ("fp_index.h", "fp_merge.cuh", "fp_vector.cuh")
 _HEADERS = (*_INCLUDED, "fp_cast.h", "fp_common.h", "fp_half.h", "fp_libm.h", "fp_scalar.h", "fp_states.h")
 _TEAMS = ("fp_launch.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
 _PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anchor
+_GROUPS = ("fp_wgmma.cuh", "fp_group.cuh")  # which is a convolution that four warps multiply together
 _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
-_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # by groups of warps
+_MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
 
 Plan = Schedule | ConvolutionSchedule | ProductSchedule
 _DEFAULT_SHARED = 48 << 10  # a launch that asks for more dynamic shared memory needs an attribute
@@ -79,8 +81,13 @@ def render_cuda(
         groups |= isinstance(plan, ProductSchedule) and plan.tiling.groups
     headers = [*_INCLUDED]
     headers += _PRODUCTS if any(kernel.anchor is not None for kernel in program.kernels) else ()
+    headers += (
+        _GROUPS
+        if any(isinstance(kernel.anchor, Convolution) and kernel.anchor.warps > 1 for kernel in program.kernels)
+        else ()
+    )
     headers += _MATRICES if any(isinstance(kernel.anchor, Product) for kernel in program.kernels) else ()
-    headers += _GROUPS if groups else ()
+    headers += _MATRIX_GROUPS if groups else ()
     headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
     library = _LibraryText(
         title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",

@@ -299,6 +299,11 @@ private:
                 }
                 await_products<0>();
 #pragma unroll
+                for (int u = 0; u < together; ++u) {
+                    release(highs[u]);
+                    release(lows[u]);
+                }
+#pragma unroll
                 for (int i = 0; i < N * 4; ++i) total[m][i] += part[i];
             }
             slot = next(slot);

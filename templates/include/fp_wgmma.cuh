@@ -27,6 +27,14 @@ __device__ __forceinline__ void await_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Groups) : "memory");
 }
 
+// Goes behind the wait for products of `a`: products read registers while they run, and the compiler, which does not know, would use
+// those of `a` for something else as soon as products have begun.
+template <int N>
+__device__ __forceinline__ void release(const float (&a)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" ::"f"(a[i]) : "memory");
+}
+
 #define FP_REGISTERS_0 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define FP_REGISTERS_1 "%8, %9, %10, %11, %12, %13, %14, %15"
 #define FP_REGISTERS_2 "%16, %17, %18, %19, %20, %21, %22, %23"
@@ -47,7 +55,7 @@ __device__ __forceinline__ void await_products() {
 
 // Begins sums = a b, or sums += a b where `add`, for 64 rows and N columns of float32, of which the tensor core takes 10 bits of
 // mantissa, 8 along the inner dimension. Warp w of the group has rows 16 w and on: its thread t holds a[i] at row t/4 + 8 (i%2) and inner
-// place t%4 + 4 (i/2), and sums[4 j + i] at row t/4 + 8 (i/2) and column 8 j + 2 (t%4) + i%2.
+// place t%4 + 4 (i/2), and sums[4 j + i] at row t/4 + 8 (i/2) and column 8 j + 2 (t%4) + i%2. `a` must be released; see above.
 template <int N>
 __device__ __forceinline__ void multiply_group(float (&sums)[N / 2], const float (&a)[4], uint64_t b, bool add);
 

@@ -24,6 +24,9 @@ template <int Groups>
 void await_products() {}
 
 template <int N>
+void release(const float (&)[N]) {}
+
+template <int N>
 void multiply_group(float (&sums)[N / 2], const float (&a)[4], uint64_t b, bool add) {
     static_assert(N % 16 == 0 && N <= 128);
     static std::vector<float> shown(1024 * 4);
