@@ -31,7 +31,7 @@ _TEAMS = ("fp_instructions.cuh", "fp_launch.cuh", "fp_team.cuh")  # for kernels 
 _PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anchor
 _CONVOLUTION_GROUPS = ("fp_wgmma.cuh", "fp_group.cuh")  # which is a convolution that four warps multiply together
 _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
-_MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # by groups of warps
+_MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
 
 Plan = Schedule | ConvolutionSchedule | ProductSchedule
 _DEFAULT_SHARED = 48 << 10  # a launch that asks for more dynamic shared memory needs an attribute
@@ -84,7 +84,7 @@ def render_cuda(
     headers += _PRODUCTS if anchors else ()
     headers += _CONVOLUTION_GROUPS if any(isinstance(a, Convolution) and a.warps > 1 for a in anchors) else ()
     headers += _MATRICES if any(isinstance(a, Product) for a in anchors) else ()
-    headers += (header for header in _MATRIX_GROUPS if groups and header not in headers)
+    headers += _MATRIX_GROUPS if groups else ()
     headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
     library = _LibraryText(
         title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
