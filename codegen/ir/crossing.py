@@ -17,6 +17,7 @@ from fusepass.codegen.ir.program import Kernel, Program, Store
 
 _BANKS_BYTES = 128  # of shared memory, read or written at once
 _WORD = 4  # bytes of a bank
+_TURNS = 8  # vectors of 16 bytes in all banks
 _MOST = 4  # accesses of a kernel that cross; more do not fit in a block's shared memory
 
 Guard = tuple[Bound, ...]
@@ -229,6 +230,7 @@ class Tile:
         threads: of the block.
         width: points of one access.
         nbytes: of an element.
+        vector: points along that a thread computes on and that are one access to shared memory; 1 where each is one.
     """
 
     along: int
@@ -236,13 +238,22 @@ class Tile:
     threads: int
     width: int
     nbytes: int
+    vector: int = 1
 
     @property
     def pitch(self) -> int:
         """Elements from one point across to the next in shared memory: an odd number of words, so that what threads
-        write across and read along lies in different banks."""
+        write across and read along lies in different banks. Vectors change places instead (see `turn`)."""
+        if self.vector > 1:
+            return self.along
         unit = max(_WORD // self.nbytes, 1)
         return (-(-self.along // unit) | 1) * unit
+
+    @property
+    def turns(self) -> int:
+        """Where vectors change places: the place of one along has its lowest bits turned round by those of the number
+        of the access across. So accesses across, side by side, are in different banks, and a vector stays whole."""
+        return min(_TURNS, self.along // self.vector)
 
     @property
     def shared_bytes(self) -> int:

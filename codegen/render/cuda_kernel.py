@@ -57,6 +57,7 @@ class _Writer:
         if self.fetches is not None:
             self.top.lines += self.fetches.row()
         self.exchanged: tuple[Exchange, ...] = exchanges(frame)
+        self.arrived: list[str] = []  # what the loads of a phase are followed by
 
     def write(self) -> list[str]:
         kernel = self.frame.kernel
@@ -64,7 +65,7 @@ class _Writer:
             self._sweep(number, sweep)
         if kernel.row_stores:
             self._row_stores(kernel.row_stores)
-        read_in(self.frame, self.exchanged)
+        self.arrived = read_in(self.frame, self.exchanged)
         if kernel.stores:
             self._element_stores(kernel.stores)
         write_out(self.frame, self.exchanged)
@@ -136,6 +137,8 @@ class _Writer:
         ahead = loads_ahead(frame, phase.roots, [*(kept.node for kept in phase.known), *exchanged])
         if self.schedule.unroll > 1 and ahead:
             load_steps(frame, steps, tile, start, ahead)
+        steps.lines += self.arrived
+        self.arrived = []
         self._steps(steps, phase, tile, start, ahead)
         if tile.loop:
             advance = self.schedule.unroll * tile.step
@@ -211,7 +214,7 @@ class _Writer:
             (lanes if self.frame.has_lanes(kept.node) else step).bind(kept.node, self.places.element(kept))
         for exchange in self.exchanged:
             if exchange.crossing.load is not None:
-                lanes.bind(exchange.crossing.load, exchange.place(self.frame, lanes))
+                lanes.bind(exchange.crossing.load, exchange.read(self.frame, step, lanes))
         if self.frame.vector_rows:
             self.rows.bind(lanes)
 
@@ -224,7 +227,7 @@ class _Writer:
             value = f"fp::cast<{element}>({value})"
         exchange = next((each for each in self.exchanged if each.crossing.store is store), None)
         if exchange is not None:
-            lanes.lines.append(f"{exchange.place(frame, lanes)} = {value};")
+            exchange.write(frame, lanes, value, around)
             return
         if not frame.is_wide(store.buffer, store.index):
             lanes.lines.append(f"{pointer}[{lanes.index(store.index)}] = {value};")

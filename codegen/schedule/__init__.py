@@ -63,6 +63,8 @@ def _large(names: Iterable[str], program: Program, facts: DeviceFacts) -> frozen
 def _used_once(shape: Shape, chosen: Schedule) -> frozenset[str]:
     """Large buffers that this kernel touches once and that no later kernel reads."""
     program, kernel = shape.program, shape.kernel
+    if chosen.exchanges:  # lines that blocks share should meet in the cache
+        return frozenset()
     order = [other.name for other in program.kernels]
     later = program.kernels[order.index(kernel.name) + 1 :]
     read_later = frozenset[str]().union(*(other.reads for other in later))
