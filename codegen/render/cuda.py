@@ -28,6 +28,7 @@ _INCLUDED = ("fp_index.h", "fp_merge.cuh", "fp_vector.cuh")
 _HEADERS = (*_INCLUDED, "fp_cast.h", "fp_common.h", "fp_half.h", "fp_libm.h", "fp_scalar.h", "fp_states.h")
 _TEAMS = ("fp_launch.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
 _PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anchor
+_PARTIALS = ("fp_partials.cuh",)  # for those that reduce over positions
 _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
 
 Plan = Schedule | ConvolutionSchedule | ProductSchedule
@@ -76,6 +77,7 @@ def render_cuda(
         launches += _launch(kernel, name, program, plan, pointers)
     headers = [*_INCLUDED]
     headers += _PRODUCTS if any(kernel.anchor is not None for kernel in program.kernels) else ()
+    headers += _PARTIALS if any(kernel.partials is not None for kernel in program.kernels) else ()
     headers += _MATRICES if any(isinstance(kernel.anchor, Product) for kernel in program.kernels) else ()
     headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
     library = _LibraryText(
@@ -120,7 +122,8 @@ def _summary(kernel: Kernel, plan: Plan) -> str:
     if isinstance(plan, ProductSchedule):
         return f"matrix product, {kernel.row_count} elements: {plan}"
     if isinstance(plan, ConvolutionSchedule):
-        return f"convolution, {kernel.row_count} elements: {plan}"
+        pieces = f", reduced over positions in {kernel.partials.pieces.size} pieces" if kernel.partials else ""
+        return f"convolution, {kernel.row_count} elements: {plan}{pieces}"
     shape = f"{kernel.row_count} rows" if kernel.sweeps else f"{kernel.row_count} elements"
     cols = f" x {kernel.col_count} columns" if kernel.sweeps else ""
     return f"{plan.walk.value}, {shape}{cols}: {plan}"

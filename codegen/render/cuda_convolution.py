@@ -12,9 +12,11 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, ReduceOp, Stat, walk
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Reduction, Store
+from fusepass.codegen.render.cuda_partials import PositionStates
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
-from fusepass.codegen.schedule_convolution.tiles import GROUP, Tiles, anchor_of, dimensions
+from fusepass.codegen.schedule_convolution import ConvolutionSchedule
+from fusepass.codegen.schedule_convolution.tiles import GROUP, anchor_of, dimensions
 
 AXES = ("$z", "$y", "$x")
 UNROLL = "#pragma unroll"
@@ -53,22 +55,25 @@ class ConvolutionWriter:
     """Lines of a kernel; ``$word`` in them stands for a C name that no buffer has."""
 
     def __init__(
-        self, kernel: Kernel, program: Program, on: Tiles, pointers: dict[str, str], names: Identifiers
+        self,
+        kernel: Kernel,
+        program: Program,
+        plan: ConvolutionSchedule,
+        pointers: dict[str, str],
+        names: Identifiers,
     ) -> None:
-        self.kernel, self.anchor, self.program, self.on, self.pointers = (
-            kernel,
-            anchor_of(kernel),
-            program,
-            on,
-            pointers,
-        )
+        self.kernel, self.anchor, self.program, self.pointers = kernel, anchor_of(kernel), program, pointers
+        self.plan, self.on = plan, plan.on
         self.source, self.weight = program.buffer(self.anchor.source), program.buffer(self.anchor.weight)
         self.sizes = [axis.size for axis in dimensions(kernel)]
-        self.axes = AXES[-len(on.tile) :]
-        self.index_type = "int64_t" if on.wide else "int"
+        self.axes = AXES[-len(self.on.tile) :]
+        self.index_type = "int64_t" if self.on.wide else "int"
         self.printer = Printer(names, pointers, self.index_type)
         self.names = names
         self._locals: dict[str, str] = {}
+        self.states: PositionStates | None = None
+        if kernel.partials is not None:
+            self.states = PositionStates(kernel, plan, self.tile_count, pointers, self.printer)
 
     def named(self, line: str) -> str:
         """`line` with a C name for each ``$word``."""
@@ -154,16 +159,20 @@ class ConvolutionWriter:
         ]
         if self.sizes[1] != sums.covered:
             row[1:] = block(f"if ($channel < {self.sizes[1]})", row[1:])
-        taken = [line.replace("$place", place) for line in sums.repair]
+        taken, row = ([line.replace("$place", place) for line in text] for text in (sums.repair, row))
         staging = [f"fp::stage<{on.pair}, {on.staged_pitch}>($room, {sums.text}, $p);"]
         staged = ["__syncwarp();", *unrolled("$p", on.pair, staging), "__syncwarp();"]
         positions = self.over_positions(sums, [*taken, *ahead, *unrolled("$row", ROWS, row, unroll)])
-        yield from unrolled("$m", sums.rows, [*staged, *positions])
+        yield from unrolled("$m", sums.rows, [*staged, *positions, *(self.states.add() if self.states else ())])
 
     def over_positions(self, sums: Sums, lines: Sequence[str]) -> list[str]:
         """`lines` for each position of a thread, where it is one of the result."""
         places, inside = self._position(sums.group)
-        return unrolled("$half", self.on.pair, [*places, *block(f"if ({inside})", lines)])
+        if self.states is None:
+            return unrolled("$half", self.on.pair, [*places, *block(f"if ({inside})", lines)])
+        places += [f"const bool $is_inside = {inside};", "$inside[$half] = __ballot_sync(0xffffffffu, $is_inside);"]
+        taken = unrolled("$half", self.on.pair, [*places, *block("if ($is_inside)", lines)])
+        return [f"unsigned $inside[{self.on.pair}];", *taken]
 
     # ---- reductions over channels
 
@@ -254,6 +263,9 @@ class ConvolutionWriter:
         self.printer.expect(self.kernel.roots)
         for store in self.kernel.stores:
             scope.lines.append(self._store(scope, store))
+        if self.kernel.partials is not None:
+            value = bare(scope.value(self.kernel.partials.value))
+            scope.lines.append(f"$room[$row * {self.on.staged_pitch} + $place] = {value};")
         return scope.lines
 
     def _store(self, scope: Scope, store: Store) -> str:

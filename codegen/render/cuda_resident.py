@@ -31,8 +31,8 @@ class _Writer(ConvolutionWriter):
     def __init__(
         self, kernel: Kernel, program: Program, plan: ResidentSchedule, pointers: dict[str, str], names: Identifiers
     ) -> None:
-        super().__init__(kernel, program, plan.on, pointers, names)
-        self.plan = plan
+        super().__init__(kernel, program, plan, pointers, names)
+        self.plan: ResidentSchedule = plan
         self.taps_name, self.weights_name, self.steps_name, self.counts_name = (
             names.exact(f"{kernel.name}_{what}") for what in ("taps", "weights_from", "first_step", "tap_count")
         )
@@ -54,10 +54,12 @@ class _Writer(ConvolutionWriter):
             *self.tile_place(),
             *self._multiply(),
             "__syncthreads();",
+            *(self.states.end("$first_channel") if self.states else ()),
             *(exchange if double else []),
         ]
         body = [
             *self._shared(),
+            *(self.states.begin() if self.states else ()),
             "",
             *self._fetch_weights(),
             "",

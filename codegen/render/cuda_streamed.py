@@ -44,9 +44,10 @@ class _Writer(ConvolutionWriter):
     def __init__(
         self, kernel: Kernel, program: Program, plan: StreamedSchedule, pointers: dict[str, str], names: Identifiers
     ) -> None:
-        super().__init__(kernel, program, plan.on, pointers, names)
+        super().__init__(kernel, program, plan, pointers, names)
         assert self.anchor.packed is not None
-        self.plan, self.packed = plan, program.buffer(self.anchor.packed)
+        self.plan: StreamedSchedule = plan
+        self.packed = program.buffer(self.anchor.packed)
         self.rounds = plan.precision is Precision.TF32
         self.pieces = plan.pieces()
         self.slices = plan.slices()
@@ -71,8 +72,11 @@ class _Writer(ConvolutionWriter):
         else:
             group = block("", group)
             group[0] = "{"
+        if self.states:
+            group += ["__syncthreads();", *self.states.end(f"$first_row * {ROWS}")]
         body = [
             *self._places(),
+            *(self.states.begin() if self.states else ()),
             "",
             *self._fetch_weights(),
             "",

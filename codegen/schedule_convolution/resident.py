@@ -17,6 +17,7 @@ from fusepass.codegen.ir.convolution import ROWS, Phase
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule_convolution.tiles import (
     COLUMNS,
+    MOST_ROWS,
     WARPS,
     Tiles,
     anchor_of,
@@ -28,7 +29,6 @@ from fusepass.codegen.schedule_convolution.tiles import (
 )
 
 SLICE = 8  # taps of one step
-_MOST_ROWS = 4  # tiles of 16 channels that a warp works on at once
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def resident_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> R
 def _candidate(kernel: Kernel, facts: DeviceFacts, channels: int, on: Tiles, buffers: int) -> ResidentSchedule | None:
     sizes = [axis.size for axis in dimensions(kernel)]
     steps = tuple(ceil(len(phase.taps) * channels / SLICE) for phase in on.phases)
-    rows = min(ceil(sizes[1] / ROWS), _MOST_ROWS // on.pair)
+    rows = min(ceil(sizes[1] / ROWS), MOST_ROWS // on.pair)
     weights = sum(steps) * SLICE * (rows * ROWS + 1)  # with their taps
     shared = 4 * (weights + on.staged_floats + buffers * channels * on.pitch)
     if shared > facts.shared_bytes_per_block:

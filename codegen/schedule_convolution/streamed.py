@@ -19,6 +19,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule_convolution.tiles import (
     COLUMNS,
     GROUP,
+    MOST_ROWS,
     WARPS,
     Tiles,
     anchor_of,
@@ -30,7 +31,6 @@ from fusepass.codegen.schedule_convolution.tiles import (
 )
 
 SLICE_FLOATS = ROWS * DEPTH
-_MOST_ROWS = 4  # tiles of 16 channels that a warp works on at once, where not all channels must be with one
 _MOST_SUMS = 128  # registers of a thread that hold results
 _SHARED_SUMS = 64  # at most so many, and two blocks fit a multiprocessor's registers
 _MOST_PIECES = 2048  # of a tile: they are listed in constant memory
@@ -154,7 +154,7 @@ def _candidates(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterato
     border = border_of(phases, axes)
     row_tiles = ceil(dimensions(kernel)[1].size / ROWS)
     groups = ceil(program.buffer(anchor_of(kernel).source).shape[1] / DEPTH)
-    most = _MOST_ROWS
+    most = MOST_ROWS
     if kernel.sweeps:  # a thread reduces over what its warp has, which must be all channels
         most = row_tiles
     for high, parts in itertools.product((1,) if kernel.sweeps else (1, 2, 4), (2, 1)):

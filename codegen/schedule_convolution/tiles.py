@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from fusepass.codegen.ir.convolution import ROWS, Convolution, Phase
+from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.team import state_bytes
 
 WARPS = 8
+MOST_ROWS = 4  # tiles of 16 channels that a warp works on at once, where not all channels must be with one
 COLUMNS = 4  # groups of positions that a warp stores at once
 GROUP = 8  # neighbouring positions of one instruction
 _BANKS = 32
@@ -32,6 +35,7 @@ class Tiles:
         pair: phases that are worked on together because their results are neighbours: two where the last axis is
             transposed with stride 2.
         wide: whether indices need 64 bits.
+        state_floats: room for the states of reductions over positions, of all warps.
     """
 
     tile: tuple[int, ...]
@@ -42,6 +46,7 @@ class Tiles:
     phases: tuple[Phase, ...]
     pair: int
     wide: bool
+    state_floats: int = 0
 
     @property
     def threads(self) -> int:
@@ -59,8 +64,8 @@ class Tiles:
 
     @property
     def staged_floats(self) -> int:
-        """Floats of all warps' results that are laid out at once."""
-        return WARPS * ROWS * self.staged_pitch
+        """Floats of all warps' results that are laid out at once, and of states behind them."""
+        return WARPS * ROWS * self.staged_pitch + self.state_floats
 
 
 def phases_of(kernel: Kernel, program: Program) -> tuple[Phase, ...]:
@@ -112,7 +117,15 @@ def tiles_of(
         phases=phases,
         pair=2 if anchor.spread[-1] == 2 <= sizes[-1] else 1,
         wide=max(*extents, prod(sizes)) >= _MAX_INT,
+        state_floats=_state_floats(kernel),
     )
+
+
+def _state_floats(kernel: Kernel) -> int:
+    """Room for the states of each warp and each of its channels; a multiple of 4 floats."""
+    reductions = kernel.partials.reductions if kernel.partials else ()
+    rows = min(ceil(dimensions(kernel)[1].size / ROWS), MOST_ROWS)
+    return WARPS * rows * ROWS * sum(map(state_bytes, reductions)) // DType.F32.nbytes
 
 
 def border_of(phases: Sequence[Phase], axes: int) -> list[tuple[int, int]]:
