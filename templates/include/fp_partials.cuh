@@ -59,24 +59,46 @@ __device__ __forceinline__ T sum_of_row(T mine) {
 }
 
 // Moments by the corrected two-pass algorithm of Chan, Golub and LeVeque 1983: the values are at hand twice.
-template <typename T, int Pair>
-__device__ __forceinline__ void reduce_row(Moments<T>& state, const Share<Pair>& share) {
-    const T one_of = share.total > 0 ? T(1) / T(share.total) : T(0);
+template <bool Whole, typename T, int Pair>
+__device__ __forceinline__ Moments<T> moments_of_row(const Share<Pair>& share) {
+    const T total = Whole ? T(32 * Pair) : T(share.total);
+    const T one_of = Whole ? T(1) / T(32 * Pair) : share.total > 0 ? T(1) / total : T(0);
     T sum = T(0), off = T(0), squares = T(0);
 #pragma unroll
-    for (int i = 0; i < share.count; ++i) sum += share.is_real(i) ? share.values[i] : T(0);
+    for (int i = 0; i < share.count; ++i) sum += Whole || share.is_real(i) ? share.values[i] : T(0);
     const T mean = sum_of_row(sum) * one_of;
 #pragma unroll
     for (int i = 0; i < share.count; ++i) {
-        const T difference = share.is_real(i) ? share.values[i] - mean : T(0);
+        const T difference = Whole || share.is_real(i) ? share.values[i] - mean : T(0);
         off += difference;
         squares += difference * difference;
     }
     off = sum_of_row(off);
     const T shift = off * one_of;
-    state.count = T(share.total);
+    Moments<T> state;
+    state.count = total;
     state.mean = mean + shift;
     state.m2 = maximum(sum_of_row(squares) - off * shift, T(0));
+    return state;
+}
+
+template <typename T, int Pair>
+__device__ __forceinline__ void reduce_row(Moments<T>& state, const Share<Pair>& share) {
+    state = share.whole() ? moments_of_row<true, T>(share) : moments_of_row<false, T>(share);
+}
+
+template <typename State>
+__device__ __forceinline__ void merge_into(State& state, const State& other) {
+    state.merge(other);
+}
+
+// As `merge`, but the quotient, which scales differences between means, may be two roundings off.
+__device__ __forceinline__ void merge_into(Moments<float>& state, const Moments<float>& other) {
+    const float all = state.count + other.count, difference = other.mean - state.mean;
+    const float step = difference * (all > 0.0f ? __fdividef(other.count, all) : 0.0f);
+    state.m2 += other.m2 + (difference * state.count) * step;
+    state.mean = state.count > 0.0f ? state.mean + step : other.mean;
+    state.count = all;
 }
 
 // Adds the results of a row to those that this warp had before.
@@ -84,7 +106,7 @@ template <typename State, int Pair>
 __device__ __forceinline__ void leave_row(State* states, const Share<Pair>& share) {
     State state;
     reduce_row(state, share);
-    if (share.half() == 0) states[share.row()].merge(state);
+    if (share.half() == 0) merge_into(states[share.row()], state);
 }
 
 // The states of channel number `channel` of a block, which every High-th of its Warps has, in the warps' order; they begin anew.
@@ -94,7 +116,7 @@ __device__ __forceinline__ State gather_channel(State* states, int channel) {
 #pragma unroll
     for (int warp = 0; warp < Warps / High; ++warp) {
         State& next = states[(warp * High + channel / Channels) * Channels + channel % Channels];
-        merged.merge(next);
+        merge_into(merged, next);
         next = State();
     }
     return merged;

@@ -211,6 +211,8 @@ inline unsigned __ballot_sync(unsigned members, bool value) {
     return votes;
 }
 
+inline float __fdividef(float a, float b) { return a / b; }
+
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
 inline unsigned __shfl_xor_sync(unsigned members, unsigned value, int mask) {
