@@ -34,9 +34,9 @@ class _Writer(ConvolutionWriter):
     def __init__(
         self, kernel: Kernel, program: Program, plan: ResidentSchedule, pointers: dict[str, str], names: Identifiers
     ) -> None:
-        super().__init__(kernel, program, plan.on, pointers, names)
-        self.plan, self.together = plan, plan.on.warps > 1
-        self.rounds = plan.precision is Precision.TF32
+        super().__init__(kernel, program, plan, pointers, names)
+        self.plan: ResidentSchedule = plan
+        self.together, self.rounds = plan.on.warps > 1, plan.precision is Precision.TF32
         self.taps_name, self.weights_name, self.steps_name = (
             names.exact(f"{kernel.name}_{what}") for what in ("taps", "weights_from", "first_step")
         )
@@ -59,10 +59,12 @@ class _Writer(ConvolutionWriter):
             *self.tile_place(),
             *self._multiply(),
             "__syncthreads();",
+            *(self.states.end("$first_channel") if self.states else ()),
             *(exchange if double else []),
         ]
         body = [
             *self._shared(),
+            *(self.states.begin() if self.states else ()),
             "",
             *self._fetch_weights(),
             "",
@@ -194,7 +196,14 @@ class _Writer(ConvolutionWriter):
             *unrolled("$p", on.pair, self._sum_up()),
             *([] if self.rounds else self.finite("$sums[$p]", [("$p", on.pair)])),
             *self.epilogue(
-                Sums(staging, plan.rows, plan.covered, f"$warp * {COLUMNS}", () if self.rounds else tuple(repair(self)))
+                Sums(
+                    "$sums[$p][$t]",
+                    staging,
+                    plan.rows,
+                    plan.covered,
+                    f"$warp * {COLUMNS}",
+                    () if self.rounds else tuple(repair(self)),
+                )
             ),
         ]
         if len(on.phases) > 1:

@@ -45,9 +45,10 @@ class _Writer(ConvolutionWriter):
     def __init__(
         self, kernel: Kernel, program: Program, plan: StreamedSchedule, pointers: dict[str, str], names: Identifiers
     ) -> None:
-        super().__init__(kernel, program, plan.on, pointers, names)
+        super().__init__(kernel, program, plan, pointers, names)
         assert self.anchor.packed is not None
-        self.plan, self.packed = plan, program.buffer(self.anchor.packed)
+        self.plan: StreamedSchedule = plan
+        self.packed = program.buffer(self.anchor.packed)
         self.rounds, self.together = plan.precision is Precision.TF32, plan.on.warps > 1
         self.pieces = plan.pieces()
         self.slices = plan.slices()
@@ -72,8 +73,11 @@ class _Writer(ConvolutionWriter):
         else:
             group = block("", group)
             group[0] = "{"
+        if self.states:
+            group += ["__syncthreads();", *self.states.end(f"$first_row * {ROWS}")]
         body = [
             *self._places(),
+            *(self.states.begin() if self.states else ()),
             "",
             *self._fetch_weights(),
             "",
@@ -334,5 +338,6 @@ class _Writer(ConvolutionWriter):
         staging = f"fp::stage<{on.pair}, {on.staged_pitch}>($room, {done}[$h][$m], $p);"
         if self.together:
             staging = f"fp::stage_group<{on.pair}, {on.staged_pitch}>($room, {done}, $h * 2, $m, $p);"
-        sums = Sums(staging, plan.rows, plan.covered, self._first_group("$h"), repaired, "#pragma unroll 4")
+        held = f"{done}[$h * 2 + $t]"
+        sums = Sums(held, staging, plan.rows, plan.covered, self._first_group("$h"), repaired, "#pragma unroll 4")
         yield from unrolled("$h", plan.parts, list(self.epilogue(sums)))

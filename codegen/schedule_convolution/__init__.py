@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import GROUP_ARCH, Convolution
 from fusepass.codegen.ir.program import Kernel, Program
@@ -24,6 +26,22 @@ def schedule_convolution(kernel: Kernel, program: Program, facts: DeviceFacts) -
 def warps_together(facts: DeviceFacts) -> int:
     """How many warps of a device multiply together; see `Convolution.warps`."""
     return 4 if facts.arch == GROUP_ARCH else 1
+
+
+def piece_count(kernel: Kernel, plan: ConvolutionSchedule) -> int:
+    """In how many pieces `kernel` reduces over positions: what a block has of a sample, or of all.
+
+    Blocks take every so-manieth tile. Where there are more of them than tiles of a sample, each tile is a piece.
+    """
+    assert kernel.partials is not None
+    groups = plan.blocks // plan.channel_blocks
+    return min(groups, prod(plan.on.tiles)) if kernel.partials.per_sample else groups
+
+
+def pieces_on(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | None:
+    """The same on a device; None where the kernel cannot be laid out for it."""
+    plan = schedule_convolution(kernel, program, facts) if facts.capability >= _LEAST_CAPABILITY else None
+    return None if plan is None else piece_count(kernel, plan)
 
 
 def serves(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:

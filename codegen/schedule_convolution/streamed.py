@@ -19,6 +19,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule_convolution.tiles import (
     COLUMNS,
     GROUP,
+    MOST_ROWS,
     WARPS,
     Tiles,
     anchor_of,
@@ -33,7 +34,6 @@ from fusepass.codegen.schedule_convolution.tiles import (
 )
 
 SLICE_FLOATS = ROWS * DEPTH
-_MOST_ROWS = 4  # tiles of 16 channels that a warp works on at once, where not all channels must be with one
 _MOST_SUMS = 128  # registers of a thread that hold results
 _WIDEST = 8  # tiles of 16 channels that four warps multiply at once
 _REGISTERS = 256  # of a thread, with a few to spare
@@ -166,7 +166,7 @@ def _candidates(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterato
     border = border_of(phases, axes)
     row_tiles = ceil(dimensions(kernel)[1].size / ROWS)
     groups = ceil(program.buffer(anchor_of(kernel).source).shape[1] / DEPTH)
-    most = _MOST_ROWS if anchor_of(kernel).warps == 1 else _WIDEST
+    most = MOST_ROWS if anchor_of(kernel).warps == 1 or kernel.partials else _WIDEST
     if kernel.sweeps:  # a thread reduces over what its warp has, which must be all channels
         most = row_tiles
     side = (1, 2, 4) if anchor_of(kernel).warps == 1 else (1, 2)  # a group of warps shares its channels

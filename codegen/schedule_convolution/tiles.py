@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from fusepass.codegen.ir.convolution import ROWS, Convolution, Phase
-from fusepass.codegen.ir.dtype import Precision
+from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.team import state_bytes
 
 WARPS = 8
+MOST_ROWS = 4  # tiles of 16 channels that a warp works on at once, where not all channels must be with one
 COLUMNS = 4  # groups of positions that a warp stores at once
 GROUP = 8  # neighbouring positions of one instruction
 _BANKS = 32
@@ -34,6 +36,7 @@ class Tiles:
             transposed with stride 2.
         warps: that multiply together; see `Convolution.warps`.
         wide: whether indices need 64 bits.
+        state_floats: room for the states of reductions over positions, of all warps.
     """
 
     tile: tuple[int, ...]
@@ -45,6 +48,7 @@ class Tiles:
     pair: int
     warps: int
     wide: bool
+    state_floats: int = 0
 
     @property
     def threads(self) -> int:
@@ -65,8 +69,8 @@ class Tiles:
 
     @property
     def staged_floats(self) -> int:
-        """Floats of all warps' results that are laid out at once."""
-        return WARPS * ROWS * self.staged_pitch
+        """Floats of all warps' results that are laid out at once, and of states behind them."""
+        return WARPS * ROWS * self.staged_pitch + self.state_floats
 
 
 def phases_of(kernel: Kernel, program: Program) -> tuple[Phase, ...]:
@@ -119,7 +123,15 @@ def tiles_of(
         pair=2 if anchor.spread[-1] == 2 <= sizes[-1] else 1,
         warps=anchor.warps,
         wide=max(*extents, prod(sizes)) >= _MAX_INT,
+        state_floats=_state_floats(kernel),
     )
+
+
+def _state_floats(kernel: Kernel) -> int:
+    """Room for the states of each warp and each of its channels; a multiple of 4 floats."""
+    reductions = kernel.partials.reductions if kernel.partials else ()
+    rows = min(ceil(dimensions(kernel)[1].size / ROWS), MOST_ROWS)
+    return WARPS * rows * ROWS * sum(map(state_bytes, reductions)) // DType.F32.nbytes
 
 
 def products_in_words(precision: Precision, on: Tiles) -> str:
