@@ -110,7 +110,7 @@ def _plan(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool, g
     if isinstance(kernel.anchor, Product):
         fixed = schedule_product(kernel, program, facts, aligned=aligned)
     else:
-        fixed = schedule_convolution(kernel, program, facts)
+        fixed = schedule_convolution(kernel, program, facts, aligned=aligned)
     if fixed is None:
         raise ScheduleError(f"{kernel.name} does not fit the shared memory of {facts.name}")
     return fixed

@@ -105,18 +105,43 @@ class ConvolutionWriter:
         yield f"const {self.index_type} $sample = {rest};"
 
     def input_place(self, element: str) -> tuple[list[str], str, str]:
-        """Where an element of a tile's input lies: the lines that say so, the condition that it exists, its index in a channel."""
+        """Where an element of a tile's input lies, or the first of as many as a copy brings: the lines that say so, the condition
+        that it exists, its index in a channel.
+        """
         shape, strides = self.source.shape, self.source.strides
         lines, conditions, index, rest = [], [], [f"$sample * {strides[0]}"], element
         for number in reversed(range(len(self.axes))):
             axis, extent, size = self.axes[number], self.on.extent[number], shape[2 + number]
             step, first = self.on.tile[number] * self.anchor.step[number], self.on.origin[number]
+            each = self.on.vector if number == len(self.axes) - 1 else 1
+            extent //= each
             here = remainder(rest, extent) if number else rest
+            here = here if each == 1 or here == "0" else f"{here} * {each}"
             lines.append(f"const {self.index_type} {axis} = $tile_{axis[1:]} * {step} + {here}{plus(first)};")
             conditions.append(f"{axis} >= 0 && {axis} < {size}")
             index.append(f"{axis} * {strides[2 + number]}")
             rest = quotient(rest, extent)
         return lines, " && ".join(conditions), " + ".join(index)
+
+    def copy_input(self, to: str, source: str, real: str) -> str:
+        """Begins a copy of input elements to a place of the tile."""
+        if self.on.vector == 1:
+            return f"fp::begin_copy({to}, {source}, {real});"
+        nbytes = 4 * self.on.vector
+        return f"fp::begin_copy_bytes<{nbytes}>({to}, {source}, {real} ? {nbytes} : 0);"
+
+    @property
+    def copies(self) -> str:
+        """The head of a loop over a thread's copies of one channel of a tile."""
+        return f"for (int $i = threadIdx.x; $i < {self.on.elements // self.on.vector}; $i += {self.plan.threads})"
+
+    def in_tile(self, channel: str) -> str:
+        """Where the elements of copy ``$i`` lie in a tile, from its beginning."""
+        return f"({channel} * {self.on.pitch} + $i{'' if self.on.vector == 1 else f' * {self.on.vector}'})"
+
+    def round_in_tile(self, tile: str) -> str:
+        """Rounds the elements of copy ``$i`` and ``$channel`` in place."""
+        return f"fp::round_numbers<{self.on.vector}>({tile} + {self.in_tile('$channel')});"
 
     def from_origin(self, offset: Sequence[int]) -> int:
         """Where a tap lies in a channel of the tile, from the place of a position."""

@@ -234,6 +234,9 @@ CASES: dict[str, Case] = {
     "many channels, kernel below stride": Case((1, 17, 4, 5), 4, (2, 1), (3, 2), (0, 0), (1, 1), True),
     "many channels, transposed by 1": Case((1, 9, 6, 7), 8, (5, 5), (1, 1), (1, 1), (1, 1), True),
     "many channels, transposed 3d": Case((1, 32, 2, 3, 4), 64, (4, 4, 4), (2, 2, 2), (1, 1, 1), (1, 1, 1), True),
+    "2d, rows of whole vectors": Case((2, 3, 6, 16), 5, (3, 5), (1, 1), (1, 2), (1, 1)),
+    "many channels, rows of whole vectors": Case((2, 20, 7, 36), 24, (3, 4), (2, 1), (1, 3), (1, 1)),
+    "transposed 2d, rows of whole vectors": Case((1, 20, 5, 8), 9, (3, 3), (2, 2), (1, 1), (1, 1), True, (1, 1)),
     "transposed 1d": Case((2, 16, 9), 33, (4,), (2,), (1,), (1,), True),
 }
 
