@@ -283,20 +283,19 @@ def _cost(kernel: Kernel, plan: StreamedSchedule, facts: DeviceFacts) -> float:
     if on.warps == 1:
         tensor = slices * plan.rows * plan.parts * COLUMNS * products * WARPS / 4 * _MMA_CYCLES
         shared = slices * WARPS * (4 * plan.rows + 2 * COLUMNS * plan.parts * apart)
-        apiece = 0.3 if plan.resident == 1 else 0.15
+        busiest = max(tensor, shared, fetched)
+        rest = (0.3 if plan.resident == 1 else 0.15) * (tensor + shared + fetched - busiest)
     else:
-        tiles_of_64 = WARPS * COLUMNS * GROUP * plan.parts / 64
-        tensor = slices * tiles_of_64 * group_cycles(ROWS * plan.rows, plan.precision)
-        shared = slices * WARPS * 2 * COLUMNS * plan.parts * (apart - 1)
+        tensor = slices * WARPS * COLUMNS * GROUP * plan.parts / 64 * group_cycles(ROWS * plan.rows, plan.precision)
+        conflicts = slices * WARPS * 2.0 * COLUMNS * plan.parts * (apart - 1)
         stored = len(on.phases) * ROWS * plan.rows * plan.parts * WARPS  # by warps
         copied = elements / on.vector / 32 + slices * plan.units
-        shared += (_STORE_INSTRUCTIONS * stored + _COPY_INSTRUCTIONS * copied) / 4
         # What a block does besides multiplying goes on while another block multiplies.
-        apiece = 0.9 if plan.resident == 1 else 0.35
-    busiest = max(tensor, shared, fetched)
-    rest = tensor + shared + fetched - busiest
+        alone = 0.9 if plan.resident == 1 else 0.35
+        busiest = max(tensor, fetched)
+        rest = conflicts + alone * (_STORE_INSTRUCTIONS * stored + _COPY_INSTRUCTIONS * copied) / 4
     waiting = _count(plan) * _BARRIER_CYCLES / plan.stages * 2
-    tile = busiest + apiece * rest + (waiting if plan.resident == 1 else waiting / 2)
+    tile = busiest + rest + (waiting if plan.resident == 1 else waiting / 2)
     narrow = 1.0 if on.tile[-1] >= GROUP * COLUMNS else 1.05  # a warp's stores of one row are not all neighbours
     tiles = kernel.rows[0].size * prod(on.tiles) * plan.channel_blocks
     return ceil(tiles / plan.blocks) * max(plan.blocks / facts.multiprocessors, 1) * tile * narrow
