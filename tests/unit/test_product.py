@@ -163,10 +163,18 @@ def test_as_exact_as_float32(name: str, centre: float) -> None:
     assert judged.ok, judged.explain()
 
 
+BY_WARPS = ["linear", "turned, odd", "TF32", "in uneven pieces", "bfloat16, turned and odd"]
+BY_GROUPS = ["linear, odd", "plain", "TF32", "bfloat16, turned and odd"]
+
+
 @needs_compiler
-@pytest.mark.parametrize("name", ["linear", "turned, odd", "TF32", "in uneven pieces", "bfloat16, turned and odd"])
+@pytest.mark.parametrize(("name", "groups"), [*((n, False) for n in BY_WARPS), *((n, True) for n in BY_GROUPS)])
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, "two infinities", "largest", "all ones"])
-def test_what_is_not_finite_spreads_as_in_plain_arithmetic(name: str, bad: float | str) -> None:
+def test_what_is_not_finite_spreads_as_in_plain_arithmetic(
+    name: str, groups: bool, bad: float | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = tuple(tiling for tiling in TILINGS if tiling.groups is groups)
+    monkeypatch.setattr("fusepass.codegen.schedule_product.TILINGS", chosen)
     case = CASES[name]
     program = generated(case, chain=False)
     torch.manual_seed(2)
