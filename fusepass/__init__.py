@@ -14,6 +14,7 @@ from fusepass.errors import (
     RenderError,
     ScheduleError,
 )
+from fusepass.garbage import collector_paused
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,7 +58,8 @@ def optimize(model: nn.Module, example_inputs: Any = None, **options: Any) -> Op
         TypeError: `model` is not an ``nn.Module``, `example_inputs` is none of the above, or an option is unknown.
         ValueError: an option is out of range, or the model itself rejects `example_inputs`.
     """
-    from fusepass.door import optimize
+    with collector_paused():
+        from fusepass.door import optimize
 
     return optimize(model, example_inputs, options)
 
@@ -72,6 +74,7 @@ def explain(model: nn.Module, *inputs: Any, **kwargs: Any) -> Report:
         TypeError: `model` is not an ``nn.Module``.
         ValueError: the model itself rejects the inputs.
     """
-    from fusepass.door import explain
+    with collector_paused():
+        from fusepass.door import explain
 
     return explain(model, inputs, kwargs)

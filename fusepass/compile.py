@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,12 +19,13 @@ from fusepass.codegen.forms import Forms
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.fallbacks import FallbackCounter
+from fusepass.garbage import collector_paused
 from fusepass.handover import hand_over
 from fusepass.ops import register
 from fusepass.patterns.partition import Region, partition
 from fusepass.patterns.simplify import simplify
 from fusepass.report import RegionState, Report
-from fusepass.runtime import FusedRegion
+from fusepass.runtime import SHORTER, FusedRegion
 from fusepass.splice import splice, subgraph
 from fusepass.summary import summary
 from fusepass.tune import choose, remember
@@ -68,10 +69,12 @@ class _Clock:
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def stage(self, name: str, *, waits: bool = False) -> Iterator[None]:
+        """Clock a stage; one that does not wait for compilers or devices keeps the garbage collector off."""
         start = time.perf_counter()
         try:
-            yield
+            with nullcontext() if waits else collector_paused():
+                yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
@@ -108,7 +111,7 @@ def compile_graph(
             work.call = fused[work.region.name].run
         regions = [work.region for work in kept]
         arguments = {work.region.name: work.arguments for work in kept}
-        direct = splice(graph, regions, arguments, {key: value.run for key, value in fused.items()})
+        direct = splice(graph, regions, arguments, {key: value.run for key, value in fused.items()}, SHORTER)
         gather_writes(direct)
     report = summary(name, graph, parts, works, applications, clock.seconds)
 
@@ -137,13 +140,13 @@ def _fused(
     with clock.stage("generate"):
         for work in works:
             generate_candidates(work, forms)
-    with clock.stage("build"):
+    with clock.stage("build", waits=True):
         build_candidates(works)
     loaded: dict[str, dict[str, FusedRegion]] = {}
     with clock.stage("load"):
         for work in works:
             loaded[work.region.name] = load_candidates(work, counter)
-    with clock.stage("tune"):
+    with clock.stage("tune", waits=True):
         for work in works:
             if loaded[work.region.name]:
                 choose(work, loaded[work.region.name])

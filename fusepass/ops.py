@@ -43,12 +43,13 @@ def _define(name: str, region: FusedRegion) -> None:
     def run(*inputs: torch.Tensor) -> Any:
         return _regions[name].checked(*inputs)
 
-    def fake(*inputs: torch.Tensor) -> Any:
+    def meta(*inputs: torch.Tensor) -> Any:
         made = tuple(
-            torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype, device=inputs[0].device)
-            for meta in _regions[name].outputs
+            torch.empty_strided(each.shape, each.strides, dtype=each.dtype, device="meta")
+            for each in _regions[name].outputs
         )
         return made if many else made[0]
 
     _library.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{_NAMESPACE}::{name}", fake, lib=_library)
+    # Fake tensors are served by it as well. `register_fake` would look for this line in every module there is.
+    _library.impl(name, meta, "Meta")

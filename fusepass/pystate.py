@@ -14,7 +14,7 @@ import functools
 import logging
 import operator
 import types
-from collections.abc import Callable, Iterator, MutableMapping, MutableSequence, MutableSet
+from collections.abc import Callable, Iterator, MutableMapping, MutableSequence, MutableSet, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -172,18 +172,40 @@ class PythonState:
 
     A value that was replaced by an equal plain value counts as unchanged; every other replacement as a change.
     Of tensors, here only their number counts; `fusepass.tensors` follows them.
+
+    Attributes:
+        dicts: those dicts whose entries count.
+        others: what is in no dict, as a state of its own; false where there is nothing.
     """
 
     def __init__(self, model: nn.Module) -> None:
         containers = [place.container for place in _places(model) if place.kind is not _Kind.INFRASTRUCTURE]
         containers += [entries for m in model.modules() for entries in (m._modules, m._parameters, m._buffers)]
         hooks = [vars(m)[name] for m in model.modules() if m is not model for name in _FORWARD_HOOKS]
-        self._empty = [entries for entries in containers if not entries] + hooks + list(_GLOBAL_FORWARD_HOOKS)
+        hooks += _GLOBAL_FORWARD_HOOKS
+        self._all = _Recorded(containers, hooks)
+        self.dicts = tuple(entries for entries in (*containers, *hooks) if isinstance(entries, dict))
+        self.others = _Recorded([entries for entries in containers if not isinstance(entries, dict)])
+
+    def unchanged(self) -> bool:
+        """Whether everything is as recorded."""
+        return self._all.unchanged()
+
+
+class _Recorded:
+    """The entries of some containers at one moment, and that others, `empty` ones, have none."""
+
+    def __init__(self, containers: Sequence[Container], empty: Sequence[Container] = ()) -> None:
+        self._empty = [entries for entries in containers if not entries] + list(empty)
         self._filled = [entries for entries in containers if entries]
         self._lengths = list(map(len, self._filled))
         readers = (_reader(entries) for entries in self._filled if len(entries) <= _LARGE)
         self._readers = [reader for reader in readers if reader is not None]
         self._values = tuple(self._read())
+
+    def __bool__(self) -> bool:
+        """Whether there are any containers."""
+        return bool(self._empty or self._filled)
 
     def _read(self) -> Iterator[Any]:
         return chain.from_iterable(map(operator.call, self._readers))

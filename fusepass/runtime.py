@@ -27,6 +27,15 @@ _TORCH = {ours: theirs for theirs, ours in DTYPES.items()}
 _ALIGNMENT = 256  # of temporaries within the workspace, in bytes
 _TOO_LARGE = 720  # cudaErrorCooperativeLaunchTooLarge
 _VECTOR = 16  # widest access of a kernel, in bytes
+_allocators: Any = torch._C._dynamo.guards
+_EMPTY = {"cpu": _allocators._empty_strided_cpu, "cuda": _allocators._empty_strided_cuda}
+"""As `torch.empty_strided`, on the current device and without the dispatcher."""
+
+SHORTER: dict[Any, Callable[..., torch.Tensor]] = {
+    getattr(torch.ops.aten, name).default: getattr(torch, name)
+    for name in ("mm", "bmm", "addmm", "baddbmm", "convolution", "_convolution")
+}
+"""Shorter ways to the same operators: an overload of `torch.ops` goes by its schema at each call."""
 
 Result = torch.Tensor | tuple[torch.Tensor, ...]
 
@@ -158,7 +167,7 @@ def _launcher(region: FusedRegion, entry: Entry, used: Sequence[int]) -> tuple[s
     """Source of ``run(*inputs)`` and the names it refers to."""
     program, device = region.generated.program, region.device
     scope: dict[str, Any] = {
-        "__name__": "fusepass.generated", "entry": entry.call, "region": region, "device": device, "torch": torch, "empty": torch.empty_strided,
+        "__name__": "fusepass.generated", "entry": entry.call, "region": region, "torch": torch, "empty": _EMPTY[device.type],
         "failed": _failed, "with_strides": with_strides,
     }  # fmt: skip
     arguments = [f"a{number}" for number in range(len(region.inputs))]
@@ -189,14 +198,15 @@ def _launcher(region: FusedRegion, entry: Entry, used: Sequence[int]) -> tuple[s
     for number, (name, meta) in enumerate(zip(program.outputs, region.outputs, strict=True)):
         names[name] = f"o{number}"
         scope[f"dtype{number}"] = meta.dtype
-        body.append(f"o{number} = empty({meta.shape}, {meta.strides}, dtype=dtype{number}, device=device)")
+        body.append(f"o{number} = empty({meta.shape}, {meta.strides}, dtype{number})")
         nbytes = program.buffer(name).nbytes
         if device.type == "cpu" and nbytes >= LEAST_BYTES:
             scope["prefer_large"] = prefer_large
             body.append(f"prefer_large(o{number}.data_ptr(), {nbytes})")
     offsets, total = _workspace([buffer for buffer in pointers if buffer.role is Role.TEMP])
     if total:
-        body.append(f"workspace = empty(({total},), (1,), dtype=torch.uint8, device=device)")
+        scope["bytes"] = torch.uint8
+        body.append(f"workspace = empty(({total},), (1,), bytes)")
         body.append("base = workspace.data_ptr()")
     passed = []
     for buffer in pointers:
@@ -227,29 +237,19 @@ def _launcher(region: FusedRegion, entry: Entry, used: Sequence[int]) -> tuple[s
     body.append(f"status = call({', '.join([*passed, stream])})")
     body.append(f"if status: return failed(region, status, ({', '.join(arguments)},))")
     body.append(f"return {', '.join(names[name] for name in program.outputs)}")
-    lines = [f"def run({', '.join(arguments)}):", *(f"    {line}" for line in body)]
     if region.generated.source.target is Target.CUDA:
-        lines = _on_device(lines, arguments, scope)
+        scope |= {"current_device": torch._C._cuda_getDevice, "on_device": torch.cuda.device}
+        again = f"    with on_device(index): return run({', '.join(arguments)})"
+        body = ["if current_device() != index:", again, *body]
+    lines = [f"def run({', '.join(arguments)}):", *(f"    {line}" for line in body)]
     return "\n".join(lines) + "\n", scope
-
-
-def _on_device(lines: list[str], arguments: list[str], scope: dict[str, Any]) -> list[str]:
-    """Run on the region's device: the usual case, that it is current already, costs one comparison."""
-    scope["current_device"] = torch._C._cuda_getDevice
-    return [
-        lines[0].replace("def run(", "def run_here("),
-        *lines[1:],
-        f"def run({', '.join(arguments)}):",
-        f"    if current_device() == index: return run_here({', '.join(arguments)})",
-        f"    with torch.cuda.device(index): return run_here({', '.join(arguments)})",
-    ]
 
 
 def _library_call(call: LibraryCall, number: int, names: dict[str, str], scope: dict[str, Any]) -> list[str]:
     target: Any = torch.ops
     for part in call.target.split("."):
         target = getattr(target, part)
-    scope[f"library{number}"] = target
+    scope[f"library{number}"] = SHORTER.get(target, target)
     arguments = [_python(value, names) for value in call.args]
     arguments += [f"{key}={_python(value, names)}" for key, value in call.kwargs]
     return [f"c{number} = library{number}({', '.join(arguments)})"]

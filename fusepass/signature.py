@@ -1,8 +1,11 @@
-"""All that a specialisation was made for, compared with a call in a few microseconds.
+"""All that a specialisation was made for, compared with a call in a microsecond or two.
 
 PyTorch's own guards do most of it, in C++: `TensorGuards` compares type, dtype, device, shape, strides and dispatch
 keys of tensors, and with them autocast, inference mode, functorch's transforms and tracing; `GlobalStateGuard`
-grad mode, determinism, matrix product precision, default dtype and threads.
+grad mode, determinism, matrix product precision, default dtype and threads. `dict_version` gives a number that every
+change of a dict moves on: the model's entries are looked at only where one of its dicts changed. That matters most where
+other code has run since the last call and nothing is in the processor's caches: then each object looked at costs more
+than the comparison.
 """
 
 from __future__ import annotations
@@ -21,21 +24,41 @@ from fusepass.capture import Captured
 from fusepass.pystate import PythonState
 from fusepass.tensors import LiveTensors
 
+Tensors = tuple[torch.Tensor, ...]
+
 _guards: Any = torch._C._dynamo.guards
+_dict_version: Callable[[dict[Any, Any]], int] = _guards.dict_version
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _function_mode_stack: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack
 
 
-_FLAGS: tuple[Callable[[], Any], ...] = (
-    functools.partial(torch._C._get_fp32_precision_getter, "cuda", "conv"),
-    torch._C._get_cudnn_enabled,
+_CUDNN: Callable[[], Any] = torch._C._get_cudnn_enabled
+_CONVOLUTIONS: Callable[[], Any] = functools.partial(torch._C._get_fp32_precision_getter, "cuda", "conv")
+_ATTENTION: tuple[Callable[[], Any], ...] = (
     torch._C._get_flash_sdp_enabled,
     torch._C._get_mem_efficient_sdp_enabled,
     torch._C._get_math_sdp_enabled,
     torch._C._get_cudnn_sdp_enabled,
 )
-"""Settings that change what is traced or generated and that `GlobalStateGuard` does not know."""
+
+
+def settings(captured: Captured) -> tuple[Callable[[], Any], ...]:
+    """What reads the settings that `GlobalStateGuard` does not know and that change what is traced or generated.
+
+    cuDNN serves CUDA only. Which attention was chosen shows in the graph: as an operator of that name, or as a softmax.
+    """
+    nodes = captured.graph.graph.nodes
+    names = {str(node.target) for node in nodes if node.op == "call_function"}
+    values = (node.meta.get("val") for node in nodes)
+    found: list[Callable[[], Any]] = []
+    if any(isinstance(value, torch.Tensor) and value.is_cuda for value in values):
+        found.append(_CUDNN)
+        if any("conv" in name for name in names):
+            found.append(_CONVOLUTIONS)
+    if any("attention" in name or "softmax" in name for name in names):
+        found += _ATTENTION
+    return tuple(found)
 
 
 def obstacle(tensors: Sequence[torch.Tensor]) -> str | None:
@@ -71,50 +94,71 @@ class Signature:
     __slots__ = (
         "_all_states",
         "_devices",
-        "_flags",
-        "_globals",
+        "_dicts",
+        "_globals_unchanged",
         "_inputs_guard",
         "_live",
         "_pick_states",
         "_python",
+        "_same_tensors",
+        "_seen",
+        "_set",
+        "_settings",
         "_states_guard",
     )
 
     def __init__(self, model: nn.Module, captured: Captured, tensors: Sequence[torch.Tensor]) -> None:
         self._live = LiveTensors(model)
         self._python = PythonState(model)
-        self._inputs_guard = _tensor_guards(distinct(tensors))
+        self._dicts = tuple({id(entries): entries for entries in (*self._live.dicts, *self._python.dicts)}.values())
+        inputs = distinct(tensors)
+        self._inputs_guard = _tensor_guards(inputs)
         self._states_guard = _tensor_guards(self._live.tensors)
-        self._globals = _guards.GlobalStateGuard()
-        self._flags = _read_flags()
+        self._same_tensors = _tensor_guards(distinct([*self._live.tensors, *inputs])).check
+        self._globals_unchanged = _guards.GlobalStateGuard().check
+        self._settings = settings(captured)
+        self._set = [read() for read in self._settings]
         self._devices = _default_devices()
         indices = captured.state_indices
         self._all_states = indices == tuple(range(len(self._live.slots)))
         self._pick_states = _getter(indices)
+        self._seen: tuple[int, Tensors] = (-1, ())  # the sum of the dicts' versions, and the model's tensors then
 
-    def bind(
-        self, tensors: Sequence[torch.Tensor], stand_ins: Sequence[torch.Tensor] | None = None
-    ) -> tuple[torch.Tensor, ...] | None:
+    def bind(self, tensors: Sequence[torch.Tensor], stand_ins: Sequence[torch.Tensor] | None = None) -> Tensors | None:
         """The arguments of the graph for a call with these input tensors; None where they do not match.
 
         There are as many tensors as there were when the signature was made. `distinct` makes stand-ins, without
         which a call that has a tensor twice does not match.
         """
+        version, states = self._seen
+        # Versions only ever grow, so an equal sum stands for equal versions.
+        if sum(map(_dict_version, self._dicts)) != version or self._python.others:
+            found = self._look()
+            if found is None:
+                return None
+            states = found
+        arguments = (*states, *tensors)
         if (
-            not self._inputs_guard.check(*(stand_ins or tensors))
-            or not self._globals.check()
+            (stand_ins is not None or not self._same_tensors(*arguments))
+            and not (self._inputs_guard.check(*(stand_ins or tensors)) and self._states_guard.check(*states))
+        ) or (
+            not self._globals_unchanged()
             or _dispatch_modes()
             or forward_ad._current_level >= 0
-            or _read_flags() != self._flags
-            or not self._python.unchanged()
+            or (self._settings and list(map(operator.call, self._settings)) != self._set)
         ):
             return None
         if (_function_modes() or self._devices) and _default_devices() != self._devices:
             return None
-        states = self._live.now()
-        if states is None or not self._states_guard.check(*states):
-            return None
-        return (*(states if self._all_states else self._pick_states(states)), *tensors)
+        return arguments if self._all_states else (*self._pick_states(states), *tensors)
+
+    def _look(self) -> Tensors | None:
+        """The model's tensors, after all of its Python state was compared; None where that is another."""
+        version = sum(map(_dict_version, self._dicts))  # first: what changes meanwhile is noticed at the next call
+        states = self._live.now() if self._python.unchanged() else None
+        if states is not None:
+            self._seen = version, states
+        return states
 
 
 def _tensor_guards(tensors: Sequence[torch.Tensor]) -> Any:
@@ -123,10 +167,6 @@ def _tensor_guards(tensors: Sequence[torch.Tensor]) -> Any:
         dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
         dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
     )
-
-
-def _read_flags() -> list[Any]:
-    return list(map(operator.call, _FLAGS))
 
 
 def _default_devices() -> tuple[object, ...]:

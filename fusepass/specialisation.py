@@ -18,6 +18,9 @@ from fusepass.report import RegionState, Report
 from fusepass.signature import Signature, distinct
 from fusepass.structure import KeyPath, Template
 
+MISSED: Any = object()
+"""What `Specialisation.serve` gives for a call that needs more than a look at the signature."""
+
 
 class Specialisation:
     """A compiled graph of `model` for the signature of the call with `tensors`, as things are now.
@@ -29,7 +32,6 @@ class Specialisation:
         written: positions of the arguments that the graph writes: inputs or tensors of the model.
         writes: whether there are any.
         pays: whether anything was fused, or is replayed as a CUDA graph; else the original is as good.
-        direct: whether nothing is left to check or to choose once the signature matches.
         replay: the CUDA graph that serves calls; text that says why there is none, None where it was not asked for.
         inline: the form that `torch.compile` and `torch.export` trace; None where they trace the original instead.
     """
@@ -41,7 +43,6 @@ class Specialisation:
         "bind",
         "captured",
         "compiled",
-        "direct",
         "inline",
         "pays",
         "replay",
@@ -78,7 +79,6 @@ class Specialisation:
             self._call = self.replay
         fused = any(region.state is RegionState.FUSED for region in compiled.report.regions)
         self.pays = fused or isinstance(self.replay, Replay)
-        self.direct = self.pays and not self.writes
         self.inline = Inline.of(model, captured, compiled, tuple(tensors)) if traceable else None
 
     @property
@@ -95,6 +95,16 @@ class Specialisation:
             return f"not used: {reason}"
         graphs = CudaGraphs(arguments[0].device)
         return Replay(self._call, len(self.captured.states), self.written, graphs, self.compiled.report.model)
+
+    def serve(self, tensors: tuple[Any, ...]) -> Any:
+        """The model's result for a call with these positional arguments, or `MISSED`."""
+        if len(tensors) != self.arity or not self.pays:
+            return MISSED
+        arguments = self.bind(tensors)
+        if arguments is None or (self.writes and self.written_memory_is_shared(arguments)):
+            return MISSED
+        values = self._call(*arguments)
+        return values[0] if self._finish is _first else self._finish(values)
 
     def run(self, arguments: Sequence[torch.Tensor]) -> Any:
         """The model's result, from what `Signature.bind` gave."""

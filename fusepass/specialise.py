@@ -20,11 +20,12 @@ from fusepass.compile import compile_graph
 from fusepass.config import Config, override
 from fusepass.errors import FusepassWarning
 from fusepass.fallbacks import FallbackCounter
+from fusepass.garbage import collector_paused
 from fusepass.report import CaptureRoute, RefusalReport, Report
 from fusepass.routes import Children, Dynamo, Route, Untouched
 from fusepass.signature import distinct, obstacle
 from fusepass.signatures import Table
-from fusepass.specialisation import Specialisation
+from fusepass.specialisation import MISSED, Specialisation
 from fusepass.structure import Template
 
 if TYPE_CHECKING:
@@ -64,8 +65,8 @@ class Specialiser:
         "_options",
         "_refusals",
         "_routes",
-        "_table",
         "_traceable",
+        "table",
     )
 
     def __init__(
@@ -83,7 +84,7 @@ class Specialiser:
         self._forward = forward
         self._dynamo_allowed = dynamo
         self._lock = threading.RLock()
-        self._table = Table()
+        self.table = Table()
         self._traceable: tuple[Specialisation, ...] = ()
         self._routes: dict[object, Route] = {}
         self._dynamo: Dynamo | None = None
@@ -95,12 +96,13 @@ class Specialiser:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The model's result for ``forward(*args, **kwargs)``."""
         if not kwargs:
-            count = len(args)
-            for made in self._table.recent:
-                if made.arity == count:
-                    bound = made.bind(args)
-                    if bound is not None:
-                        return made.run(bound) if made.direct else self._run_checked(made, bound, args, kwargs)
+            for made in self.table.recent:
+                if made.pays:
+                    result = made.serve(args)
+                    if result is not MISSED:
+                        return result
+                elif made.arity == len(args) and made.bind(args) is not None:
+                    return self.original(*args)
         return self._look_up(args, kwargs)
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -141,7 +143,7 @@ class Specialiser:
     def report(self) -> Report:
         """What was fused so far, and what was not."""
         routes = list(dict.fromkeys(self._routes.values()))
-        reports = [made.report for made in self._table]
+        reports = [made.report for made in self.table]
         kinds = [route.kind for route in routes] + [CaptureRoute.TRACED] * bool(reports)
         reports += [report for route in routes for report in route.reports()]
         own = Report(
@@ -197,11 +199,11 @@ class Specialiser:
 
     def _find(self, tensors: Sequence[torch.Tensor], inputs: Template) -> _Found | None:
         stand_ins = distinct(tensors)
-        for made in self._table.candidates(tensors):
+        for made in self.table.candidates(tensors):
             if made.captured.inputs.same_form(inputs):
                 bound = made.bind(tensors, stand_ins)
                 if bound is not None:
-                    self._table.used(made, tensors)
+                    self.table.used(made, tensors)
                     return made, bound
         return None
 
@@ -216,7 +218,7 @@ class Specialiser:
         with self._lock:
             route = self._routes.get(key)
             found = None if route else self._find(tensors, inputs)
-            reason = None if route or found else self._table.obstacle(tensors, config.max_signatures)
+            reason = None if route or found else self.table.obstacle(tensors, config.max_signatures)
             failure = None
             if route is None and found is None and reason is None:
                 made = self._specialise(args, kwargs, tensors)
@@ -251,9 +253,10 @@ class Specialiser:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
     ) -> Specialisation | CaptureFailure:
         start = time.perf_counter()
-        conditional = sum(bool(made.captured.conditions) for made in self._table)
+        conditional = sum(bool(made.captured.conditions) for made in self.table)
         branches = MOST_BRANCHES if conditional < _MOST_CONDITIONAL else 0
-        captured = capture(self._model, args, kwargs, forward=self._forward, branches=branches)
+        with collector_paused():
+            captured = capture(self._model, args, kwargs, forward=self._forward, branches=branches)
         seconds = time.perf_counter() - start
         if isinstance(captured, CaptureFailure):
             return captured
@@ -272,7 +275,7 @@ class Specialiser:
         )
         if made.inline is not None:
             self._traceable = (*self._traceable, made)
-        self._table.add(made, tensors, config.max_signatures)
+        self.table.add(made, tensors, config.max_signatures)
         return made
 
     def _route(self, reason: str, config: Config) -> Route:

@@ -48,6 +48,7 @@ class LiveTensors:
     Attributes:
         slots: where each of them lives; of tied ones the first place.
         ties: for each further place of a tensor, the place and the index of the tensor.
+        dicts: what holds them.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -56,6 +57,7 @@ class LiveTensors:
         self._readers = [
             functools.partial(operator.itemgetter(*keys, keys[0]), entries) for _, entries, keys in _holders(model)
         ]
+        self.dicts = tuple(entries for _, entries, _ in _holders(model))
         values = tuple(self._read())
         self._pattern = _tie_pattern(values)
         self._unique = [i for i, first in enumerate(self._pattern) if first == i]

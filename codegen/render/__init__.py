@@ -1,12 +1,12 @@
-"""From a program to source, and to the words that reports use for its schedules."""
+"""From a program to source, and to the words that reports use for its schedules.
+
+What renders for a device is imported where it is first asked for: few processes ask for two kinds.
+"""
 
 from __future__ import annotations
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cpu import describe_cpu, render_cpu
-from fusepass.codegen.render.cuda import describe_cuda, render_cuda
-from fusepass.codegen.schedule_cpu import cpu_schedule
 from fusepass.codegen.schedule_general import Generality
 from fusepass.codegen.source import Source, Target
 
@@ -18,7 +18,11 @@ def render(program: Program, facts: DeviceFacts, *, aligned: bool = True) -> Sou
     Raises `ScheduleError` or `RenderError`, which are bugs.
     """
     if facts.target is Target.CUDA:
+        from fusepass.codegen.render.cuda import render_cuda
+
         return render_cuda(program, facts, aligned=aligned)
+    from fusepass.codegen.render.cpu import render_cpu
+
     return render_cpu(program, facts)
 
 
@@ -30,12 +34,21 @@ def render_general(
     `program` has no kernel with an anchor, and none with a team.
     """
     if facts.target is Target.CUDA:
+        from fusepass.codegen.render.cuda import render_cuda
+
         return render_cuda(program, facts, aligned=aligned, general=general)
+    from fusepass.codegen.render.cpu import render_cpu
+
     return render_cpu(program, facts, general=True)
 
 
 def describe(program: Program, kernel: Kernel, facts: DeviceFacts, general: Generality = Generality.NONE) -> str:
     """One line on how `kernel` is laid on the device of `facts`."""
     if facts.target is Target.CUDA:
+        from fusepass.codegen.render.cuda import describe_cuda
+
         return describe_cuda(program, kernel, facts, general)
+    from fusepass.codegen.render.cpu import describe_cpu
+    from fusepass.codegen.schedule_cpu import cpu_schedule
+
     return describe_cpu(kernel, cpu_schedule(kernel, program, facts, general=general > 0))

@@ -27,9 +27,9 @@ from fusepass.errors import ScheduleError
 
 _INCLUDED = ("fp_index.h", "fp_merge.cuh", "fp_vector.cuh")
 _HEADERS = (*_INCLUDED, "fp_cast.h", "fp_common.h", "fp_half.h", "fp_libm.h", "fp_scalar.h", "fp_states.h")
-_TEAMS = ("fp_launch.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
+_TEAMS = ("fp_instructions.cuh", "fp_launch.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
 _PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anchor
-_GROUPS = ("fp_wgmma.cuh", "fp_group.cuh")  # which is a convolution that four warps multiply together
+_CONVOLUTION_GROUPS = ("fp_wgmma.cuh", "fp_group.cuh")  # which is a convolution that four warps multiply together
 _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
 _MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
 
@@ -79,20 +79,17 @@ def render_cuda(
         kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
         launches += _launch(kernel, name, program, plan, pointers)
         groups |= isinstance(plan, ProductSchedule) and plan.tiling.groups
+    anchors = [kernel.anchor for kernel in program.kernels if kernel.anchor is not None]
     headers = [*_INCLUDED]
-    headers += _PRODUCTS if any(kernel.anchor is not None for kernel in program.kernels) else ()
-    headers += (
-        _GROUPS
-        if any(isinstance(kernel.anchor, Convolution) and kernel.anchor.warps > 1 for kernel in program.kernels)
-        else ()
-    )
-    headers += _MATRICES if any(isinstance(kernel.anchor, Product) for kernel in program.kernels) else ()
+    headers += _PRODUCTS if anchors else ()
+    headers += _CONVOLUTION_GROUPS if any(isinstance(a, Convolution) and a.warps > 1 for a in anchors) else ()
+    headers += _MATRICES if any(isinstance(a, Product) for a in anchors) else ()
     headers += _MATRIX_GROUPS if groups else ()
     headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
     library = _LibraryText(
         title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
         comment=_buffer_comments(program),
-        headers=tuple(headers),
+        headers=tuple(dict.fromkeys(headers)),
         kernels=tuple(kernels),
         entry=entry,
         parameters=with_slot([f"void* {pointers[buffer.name]}" for buffer in program.arguments], Slot.ENTRY),

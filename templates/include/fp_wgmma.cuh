@@ -27,12 +27,17 @@ __device__ __forceinline__ void await_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Groups) : "memory");
 }
 
-// Goes behind the wait for products of `a`: products read registers while they run, and the compiler, which does not know, would use
-// those of `a` for something else as soon as products have begun.
+// Goes behind the wait for products of `a`: products read registers while they run, but to the compiler `a` has been used when they
+// begin, and its registers are free. So this uses `a` once more, by a store under a condition that is never true.
 template <int N>
 __device__ __forceinline__ void release(const float (&a)[N]) {
+    static_assert(N % 4 == 0);
 #pragma unroll
-    for (int i = 0; i < N; ++i) asm volatile("" ::"f"(a[i]) : "memory");
+    for (int i = 0; i < N; i += 4) {
+        asm volatile(
+            "{ .reg .pred never; .reg .u32 count; mov.u32 count, %%nsmid; setp.eq.u32 never, count, 0; @never st.shared.v4.f32 [count], {%0, %1, %2, %3}; }"
+            ::"f"(a[i]), "f"(a[i + 1]), "f"(a[i + 2]), "f"(a[i + 3]) : "memory");
+    }
 }
 
 #define FP_REGISTERS_0 "%0, %1, %2, %3, %4, %5, %6, %7"

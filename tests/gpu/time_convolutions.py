@@ -21,6 +21,7 @@ from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_convolution import warps_together
 from fusepass.errors import BuildError
 from tests.support.convolutions import LARGE, Case, generated
+from tests.support.precision import cudnn
 
 _REPEATS = 20
 
@@ -66,7 +67,7 @@ def _tell_eager(case: Case) -> None:
     operands = _operands(case)
     exact = _exact(case, operands)
     for allowed in (False, True):
-        with torch.backends.cudnn.flags(allow_tf32=allowed):
+        with cudnn(allow_tf32=allowed):
             error = _error(_eager(case, *operands), exact)
             seconds = _median_seconds(lambda: _eager(case, *operands))
         print(f"  eager, TF32 {'allowed' if allowed else 'not allowed'}: {seconds * 1e3:8.3f} ms, error {error:.1e}")

@@ -45,7 +45,7 @@ def optimised(call: Forward) -> OptimizedModule:
 
 
 def made(optimised: OptimizedModule) -> int:
-    return len(list(optimised._specialiser._table))
+    return len(list(optimised._specialiser.table))
 
 
 def padded(self: Any, x: Tensor, mask: Tensor) -> Tensor:
@@ -178,6 +178,6 @@ def test_tracers_see_the_branch() -> None:
     model, x = optimised(padded), torch.randn(4, 6)
     with interpreted(), torch.no_grad():
         model(x, FULL)
-        assert next(iter(model._specialiser._table)).inline is None
+        assert next(iter(model._specialiser.table)).inline is None
         compiled = torch.compile(model, backend="eager")
         torch.testing.assert_close(compiled(x, HALF), model.original(x, HALF))

@@ -21,7 +21,7 @@ from fusepass.codegen.generate import generate
 from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.expr import Builder
-from fusepass.codegen.ir.program import Role
+from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
 from fusepass.codegen.render import describe, render
@@ -105,6 +105,26 @@ def test_what_a_block_cannot_reduce_is_reduced_apart() -> None:
     assert kernels(case) == [False, True]
     assert kernels(replace(case, out_channels=128)) == [False, True]
     assert kernels(replace(case, out_channels=129)) == [False, False, False]
+
+
+@needs_compiler
+def test_few_channels_stream_where_a_block_has_no_room_for_the_weights() -> None:
+    """A window of pools makes kernels and strides large: 8 x 6 x 6 weights a channel, and 4 x 4 inputs a position."""
+    case = Case((1, 8, 22, 134), 64, (6, 6), (4, 4), (0, 0), (1, 1))
+    choose = functools.partial(serves, facts=H200)
+    assert not serves(*_kernel(generated(case)), H200)
+    program = generate_anchors(program_of(case), Builder(), choose)
+    verify(program)
+    assert isinstance(schedule_convolution(program.kernels[1], program, H200), StreamedSchedule)
+    assert not preferred(program, program.kernels[1], H200)
+    inputs = inputs_of(program)
+    got, wanted = emulate(program, render(program, SMALL), inputs), interpret(program, inputs)
+    np.testing.assert_allclose(got["y"], wanted["y"], rtol=2e-6, atol=2e-6 * np.abs(wanted["y"]).max())
+
+
+def _kernel(program: Program) -> tuple[Program, Kernel]:
+    (kernel,) = program.kernels
+    return program, kernel
 
 
 _AXIS = st.tuples(

@@ -58,7 +58,7 @@ def close(actual: Any, expected: Any) -> None:
 
 
 def specialisations(opt: OptimizedModule) -> int:
-    return len(list(opt._specialiser._table))
+    return len(list(opt._specialiser.table))
 
 
 def reasons(opt: OptimizedModule) -> dict[str, int]:
@@ -494,6 +494,10 @@ def test_hooks_on_either_fire(net: Net) -> None:
     handle.remove()
     net(X)
     assert seen == ["pre", "post", "pre"]
+    every = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module).__name__))
+    opt(X)
+    every.remove()
+    assert {"OptimizedModule", "Conv2d"} <= set(seen)
     assert specialisations(opt) == 1
 
 
