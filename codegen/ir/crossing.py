@@ -253,7 +253,7 @@ class Tile:
     @property
     def pitch(self) -> int:
         """Elements from one point across to the next in shared memory: an odd number of words, so that what threads
-        write across and read along lies in different banks. Vectors change places instead (see `turn`)."""
+        write across and read along lies in different banks. Vectors change places instead (see `turns`)."""
         if self.vector > 1:
             return self.along
         unit = max(_WORD // self.nbytes, 1)

@@ -196,13 +196,8 @@ def read_in(frame: Frame, exchanges: Sequence[Exchange]) -> list[str]:
         # A thread past the end loads what the last one loads.
         along = _clamped(frame, f"{frame.first_along}{stand.along}", each.along, each.tile.along)
         _define(frame, scope, each.along, along, 1)
-        _define(
-            frame,
-            scope,
-            each.across,
-            _clamped(frame, f"{stand.first}{stand.vector}", each.across, each.tile.across, width),
-            width,
-        )
+        across = _clamped(frame, f"{stand.first}{stand.vector}", each.across, each.tile.across, width)
+        _define(frame, scope, each.across, across, width)
         inside = scope.child(conditional=True) if each.guard else scope
         start = inside.operand(each.index.substitute({each.lane: Index()}))
         reuse = ", fp::Reuse::none" if each.crossing.buffer in frame.schedule.once else ""
@@ -250,8 +245,7 @@ def write_out(frame: Frame, exchanges: Sequence[Exchange]) -> None:
 def _write_rows(frame: Frame, each: Exchange) -> None:
     """Store a tile row by row: in whole accesses where the tile's part of a row is one piece, else by element."""
     tile, pointer, count = each.tile, frame.pointers[each.crossing.buffer], each.tile.along
-    width = ACCESS // tile.nbytes
-    lanes = count // width
+    lanes = count * tile.nbytes // ACCESS
     lines = tile.threads // lanes
     steps = max(tile.across // lines, 1)
     lane, line = frame.names.exact(f"{pointer}_lane"), frame.names.exact(f"{pointer}_line")
