@@ -57,6 +57,7 @@ class Schedule:
         panel: `CROSSING`: tiles along the rows that blocks take one after another before they go on along the columns;
             a divisor of all tiles along the rows.
         beside: `CROSSING`: lanes of one warp; the others of `lanes` are other warps. A divisor of `lanes`, at most 32.
+        realigned: `CROSSING`: buffers whose rows begin anywhere, so they are stored from a tile, too, in whole accesses.
         exchanges: whether what is contiguous along the other axis goes through shared memory: loads and stores where
             `CROSSING`, stores where `INNER` or `OUTER`.
         members: blocks that share each row; with more than one, blocks are resident all at once and go from row to row.
@@ -83,6 +84,7 @@ class Schedule:
     columns: tuple[Axis, ...] = ()
     panel: int = 1
     beside: int = 1
+    realigned: frozenset[str] = frozenset()
     exchanges: bool = False
     members: int = 1
     part: int = 0

@@ -138,6 +138,17 @@ def test_nothing_crosses_where_all_is_laid_out_alike(make: Callable[[], Program]
     assert first(make()).walk is Walk.POINTWISE
 
 
+def test_rows_that_begin_anywhere_are_stored_in_whole_accesses() -> None:
+    assert first(k.out_of_channels_last(32, 64, 513 * 513)).realigned == {"y"}
+    assert first(k.out_of_channels_last(32, 64, 512 * 513)).realigned == frozenset()  # whole accesses anyway
+    assert first(k.out_of_channels_last(128, 512, 7 * 7)).realigned == frozenset()  # more than one end in a tile
+    assert first(k.mixed_layouts(32, 64, 513 * 513)).realigned == frozenset()  # no room for a third tile
+
+
+def test_tiles_do_without_eviction_hints() -> None:
+    assert first(k.out_of_channels_last(32, 64, 512 * 512)).once == frozenset()
+
+
 def conflicts(addresses: Iterable[int], nbytes: int) -> int:
     """How many different words the busiest bank has, of threads that access one element each at the same time."""
     half = list(addresses)[: 16 if nbytes == 8 else 32]  # wider elements go half a warp at a time
