@@ -126,7 +126,7 @@ MODELS: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Any], list[list[Reduc
     ),
     "group norm, then mean": (
         lambda x, w, b: F.group_norm(F.hardswish(x), 4, w, b).mean((2, 3)),
-        [[], [ReduceOp.MERGE_MOMENTS], [ReduceOp.SUM]],
+        [[], [ReduceOp.MERGE_MOMENTS], [ReduceOp.MERGE_MOMENTS]],
     ),
     "instance norm": (lambda x, w, b: F.instance_norm(x, weight=w), [[], [ReduceOp.MERGE_MOMENTS], []]),
     "layer norm": (lambda x, w, b: F.layer_norm(x, x.shape[1:]), [[], [ReduceOp.MERGE_MOMENTS], []]),
@@ -135,6 +135,26 @@ MODELS: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Any], list[list[Reduc
     "chain and its mean": (lambda x, w, b: (x.tanh(), x.tanh().mean((2, 3))), [[], [ReduceOp.SUM]]),
     "batch norm less its mean": (
         lambda x, w, b: (lambda y: y - y.mean((2, 3), True))(F.batch_norm(x, None, None, w, b, True)),
+        [[], [ReduceOp.MERGE_MOMENTS], [ReduceOp.MERGE_MOMENTS], []],
+    ),
+    "activation of a norm, its mean": (
+        lambda x, w, b: F.relu(F.instance_norm(x)).mean((2, 3)),
+        [[], [ReduceOp.MERGE_MOMENTS], [ReduceOp.SUM]],
+    ),
+    "norm, then mean of a sample": (
+        lambda x, w, b: F.group_norm(x, 4, w, b).mean((1, 2, 3)),
+        [[], [ReduceOp.MERGE_MOMENTS], [ReduceOp.SUM]],
+    ),
+    "norm, then mean of squares": (
+        lambda x, w, b: (F.group_norm(x, 4, w, b) * x).mean((2, 3)),
+        [[], [ReduceOp.MERGE_MOMENTS], [ReduceOp.SUM]],
+    ),
+    "less the mean of another plane": (
+        lambda x, w, b: (x - torch.var_mean(x, (2, 3), keepdim=True)[1].flip(0)).mean((2, 3)),
+        [[], [ReduceOp.MERGE_MOMENTS], [ReduceOp.SUM]],
+    ),
+    "by a bound of the variance": (
+        lambda x, w, b: (x * (x.var((2, 3), keepdim=True) > 1)).sum((2, 3)),
         [[], [ReduceOp.MERGE_MOMENTS], [ReduceOp.SUM]],
     ),
 }
