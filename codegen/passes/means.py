@@ -2,7 +2,7 @@
 
 What a normalisation gives is affine in its input wherever its statistics and parameters are the same, so its mean needs no
 second reading. The formula is computed as it stands, with the mean in the value's place: what the normalisation
-subtracts is subtracted from the mean, and no digits are lost that eager keeps.
+subtracts is subtracted from the mean. Both are rounded, as the statistics are in eager.
 """
 
 from __future__ import annotations

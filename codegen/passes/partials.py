@@ -102,8 +102,16 @@ class _Mover:
         return True
 
     def _reduce_by_mean(self, number: int, reader: Kernel) -> None:
-        """The same for sums of what a normalisation by the value's own moments gives."""
-        aligned = self._planes(reader) if self.value is not None else None
+        """The same for sums of what a normalisation by the value's own moments gives.
+
+        Not where the elements meet these sums again: eager's rounding of the statistics cancels in ``y - mean(y)``.
+        """
+        meet = any(
+            other.reads & self.anchored.writes and (other is reader or other.reads & reader.writes)
+            for other in self.program.kernels
+            if other is not reader or reader.stores or len(reader.sweeps) > 1
+        )
+        aligned = self._planes(reader) if self.value is not None and not meet else None
         if aligned is None:
             return
         sample, channel = self.anchored.rows[:2]
