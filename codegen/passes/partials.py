@@ -6,17 +6,19 @@ channel or several, for each sample or all. A result that would only have been r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Stat, Window, walk
+from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, ReduceOp, Stat, Window, walk
 from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, delinearize, linear
 from fusepass.codegen.ir.program import Kernel, Partials, Program, Reduction, Store
 from fusepass.codegen.passes.axes import split_axis
 from fusepass.codegen.passes.fuse import drop_unused
+from fusepass.codegen.passes.means import keeps_nan, sums_from_means
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 from fusepass.codegen.passes.split import Splitter, forward
 
@@ -72,8 +74,8 @@ class _Mover:
                 continue
             if reader.is_pointwise:
                 self._join(number, reader)
-            else:
-                self._reduce(number, reader)
+            elif not self._reduce(number, reader):
+                self._reduce_by_mean(number, reader)
 
     # ---- what can move
 
@@ -82,28 +84,68 @@ class _Mover:
         if aligned is not None and all(self._here(aligned, store.value) is not None for store in reader.stores):
             self.joining[number] = aligned
 
-    def _reduce(self, number: int, reader: Kernel) -> None:
+    def _reduce(self, number: int, reader: Kernel) -> bool:
+        """Whether the first sweep of `reader` moves."""
         first = reader.sweeps[0]
         if any(each.op.arity != 1 or each.dtype is not DType.F32 for each in first):
-            return
-        aligned = self._aligned(reader, [each.values[0] for each in first])
+            return False
+        aligned = self._planes(reader)
+        if aligned is None:
+            return False
+        here = [self._here(aligned, each.values[0]) for each in aligned.kernel.sweeps[0]]
+        value = here[0]
+        if value is None or value.dtype is not DType.F32 or any(each is not value for each in here):
+            return False
+        if self.value is not None and self.value is not value:
+            return False
+        self.value, self.reducing[number] = value, aligned
+        return True
+
+    def _reduce_by_mean(self, number: int, reader: Kernel) -> None:
+        """The same for sums of what a normalisation by the value's own moments gives.
+
+        Not where the elements meet these sums again: eager's rounding of the statistics cancels in ``y - mean(y)``.
+        """
+        meet = any(
+            other.reads & self.anchored.writes and (other is reader or other.reads & reader.writes)
+            for other in self.program.kernels
+            if other is not reader or reader.stores or len(reader.sweeps) > 1
+        )
+        aligned = self._planes(reader) if self.value is not None and not meet else None
         if aligned is None:
             return
-        _, _, *spatial = self.anchored.rows
-        if any(set(aligned.along[axis]) & set(aligned.kernel.rows) for axis in spatial):
+        sample, channel = self.anchored.rows[:2]
+        if not {*aligned.along[sample], *aligned.along[channel]} <= set(aligned.kernel.rows):
             return
-        values = {
-            id(value): value for each in aligned.kernel.sweeps[0] for value in [self._here(aligned, each.values[0])]
-        }
-        (value, *others) = values.values()
-        if (
-            value is None
-            or others
-            or value.dtype is not DType.F32
-            or (self.value is not None and self.value is not value)
-        ):
-            return
-        self.value, self.reducing[number] = value, aligned
+        statistics = self._statistics()
+
+        def is_statistic(node: Expr) -> bool:
+            return isinstance(node, Load) and node.index.substitute(aligned.places) == statistics.get(node.buffer)
+
+        made = sums_from_means(
+            aligned.kernel, self.builder, lambda node: self._here(aligned, node) is self.value, is_statistic
+        )
+        if made is not None:
+            self._reduce(number, made)
+
+    def _statistics(self) -> dict[str, Index]:
+        """Buffers that are NaN at a sample and channel where a value is not finite; their indices, by these axes."""
+        found = {}
+        for aligned in self.reducing.values():
+            moments = {each.name for each in aligned.kernel.sweeps[0] if each.op is ReduceOp.MOMENTS}
+            is_moment = functools.partial(_is_result, moments)
+            for store in aligned.kernel.row_stores:
+                if keeps_nan(store.value, is_moment):
+                    found[store.buffer] = store.index.substitute(aligned.places)
+        return found
+
+    def _planes(self, reader: Kernel) -> _Aligned | None:
+        """`reader` beside the convolution's kernel, if its first sweep is over all positions."""
+        aligned = self._aligned(reader, [value for each in reader.sweeps[0] for value in each.values])
+        spatial = self.anchored.rows[2:]
+        if aligned is None or any(set(aligned.along[axis]) & set(aligned.kernel.rows) for axis in spatial):
+            return None
+        return aligned
 
     def _here(self, aligned: _Aligned, value: Expr) -> Expr | None:
         """`value` as the convolution's kernel computes it at its own point; None where it cannot."""
@@ -200,6 +242,10 @@ class _Mover:
         loads = work.merge_early(kernel, first, cols, {})
         later = replace(kernel, sweeps=tuple(rest))
         work.kernels.append(rewrite_kernel(later, self.builder, leaf=forward(loads)))
+
+
+def _is_result(names: Collection[str], node: Expr) -> bool:
+    return isinstance(node, Stat) and node.reduction in names
 
 
 def _flat(axes: tuple[Axis, ...]) -> Index:

@@ -126,7 +126,7 @@ MODELS: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Any], list[list[Reduc
     ),
     "group norm, then mean": (
         lambda x, w, b: F.group_norm(F.hardswish(x), 4, w, b).mean((2, 3)),
-        [[], [ReduceOp.MERGE_MOMENTS], [ReduceOp.SUM]],
+        [[], [ReduceOp.MERGE_MOMENTS], [ReduceOp.MERGE_MOMENTS]],
     ),
     "instance norm": (lambda x, w, b: F.instance_norm(x, weight=w), [[], [ReduceOp.MERGE_MOMENTS], []]),
     "layer norm": (lambda x, w, b: F.layer_norm(x, x.shape[1:]), [[], [ReduceOp.MERGE_MOMENTS], []]),
@@ -135,6 +135,26 @@ MODELS: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Any], list[list[Reduc
     "chain and its mean": (lambda x, w, b: (x.tanh(), x.tanh().mean((2, 3))), [[], [ReduceOp.SUM]]),
     "batch norm less its mean": (
         lambda x, w, b: (lambda y: y - y.mean((2, 3), True))(F.batch_norm(x, None, None, w, b, True)),
+        [[], [ReduceOp.MERGE_MOMENTS], [ReduceOp.SUM]],
+    ),
+    "activation of a norm, its mean": (
+        lambda x, w, b: F.relu(F.instance_norm(x)).mean((2, 3)),
+        [[], [ReduceOp.MERGE_MOMENTS], [ReduceOp.SUM]],
+    ),
+    "norm, then mean of a sample": (
+        lambda x, w, b: F.group_norm(x, 4, w, b).mean((1, 2, 3)),
+        [[], [ReduceOp.MERGE_MOMENTS], [ReduceOp.SUM]],
+    ),
+    "norm, then mean of squares": (
+        lambda x, w, b: (F.group_norm(x, 4, w, b) * x).mean((2, 3)),
+        [[], [ReduceOp.MERGE_MOMENTS], [ReduceOp.SUM]],
+    ),
+    "less the mean of another plane": (
+        lambda x, w, b: (x - torch.var_mean(x, (2, 3), keepdim=True)[1].flip(0)).mean((2, 3)),
+        [[], [ReduceOp.MERGE_MOMENTS], [ReduceOp.SUM]],
+    ),
+    "by a bound of the variance": (
+        lambda x, w, b: (x * (x.var((2, 3), keepdim=True) > 1)).sum((2, 3)),
         [[], [ReduceOp.MERGE_MOMENTS], [ReduceOp.SUM]],
     ),
 }
@@ -153,6 +173,19 @@ def test_models(name: str) -> None:
     got = emulate(program, render(program, H200), made.memory(program))
     for output, want in zip(program.outputs, made.exact(), strict=True):
         np.testing.assert_allclose(got[output], want.numpy().ravel(), rtol=2e-5, atol=2e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("far", [0.0, 100.0, 1e4])
+@pytest.mark.parametrize("name", ["group norm, then mean", "batch norm", "instance norm", "batch norm less its mean"])
+def test_large_means_cost_no_more_digits_than_in_eager(name: str, far: float) -> None:
+    made = of(lambda x, w, b: MODELS[name][0](x + far, w, b))
+    program = passed(made)
+    (eager,), (output,) = made.eager(), program.outputs
+    exact = made.graph(*(argument.double() for argument in made.arguments))[0].reshape(-1)
+    got = torch.from_numpy(emulate(program, render(program, H200), made.memory(program))[output]).double()
+    error, allowed = (got - exact).norm(), (eager.reshape(-1).double() - exact).norm()
+    assert error <= 2 * allowed + 1e-6 * exact.norm()
 
 
 def test_a_result_that_is_only_reduced_is_not_written() -> None:
