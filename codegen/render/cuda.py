@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.ir.team import COUNTER_BYTES
@@ -25,7 +26,8 @@ from fusepass.codegen.source import Source, Target
 from fusepass.errors import ScheduleError
 
 _INCLUDED = ("fp_index.h", "fp_merge.cuh", "fp_vector.cuh")
-_HEADERS = (*_INCLUDED, "fp_cast.h", "fp_common.h", "fp_half.h", "fp_libm.h", "fp_scalar.h", "fp_states.h")
+_HEADERS = (*_INCLUDED, "fp_cast.h", "fp_common.h", "fp_libm.h", "fp_scalar.h", "fp_states.h")
+_HALVES = ("fp_half.h",)  # for 16-bit floating point: CUDA's headers for it take a third of a small unit's compilation
 _TEAMS = ("fp_launch.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
 _PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anchor
 _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
@@ -74,7 +76,9 @@ def render_cuda(
         name = names.exact(kernel.name)
         kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
         launches += _launch(kernel, name, program, plan, pointers)
-    headers = [*_INCLUDED]
+    halves = (C_TYPES[DType.F16], C_TYPES[DType.BF16])
+    texts = [line for kernel in kernels for line in (*kernel.tables, *kernel.parameters, *kernel.body)]
+    headers = [*(_HALVES if any(name in line for line in texts for name in halves) else ()), *_INCLUDED]
     headers += _PRODUCTS if any(kernel.anchor is not None for kernel in program.kernels) else ()
     headers += _MATRICES if any(isinstance(kernel.anchor, Product) for kernel in program.kernels) else ()
     headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
