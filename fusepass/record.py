@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fusepass.codegen.lowering.tracer import Spec, Tracer
+from fusepass.patterns.analysis.layout import looks_channels_last
 from fusepass.patterns.legality import waits_for_host
 
 aten = torch.ops.aten
@@ -50,7 +51,7 @@ class Declined(Exception):
 
 
 class NoEscape(TorchFunctionMode):
-    """Declines what reads a tensor's values or address without running an operator."""
+    """Declines what reads a tensor's values or address without running an operator, and keeps eager's strides."""
 
     _ESCAPES = frozenset(
         {
@@ -65,7 +66,22 @@ class NoEscape(TorchFunctionMode):
     ) -> Any:
         if func in self._ESCAPES or getattr(func, "__name__", "") in ("__format__", "__repr__"):
             raise Declined(f"forward reads the values or the address of a tensor ({func.__name__})")
+        if func in _POOLS_1D and args:
+            args = (_unambiguous(args[0]), *args[1:])
         return func(*args, **(kwargs or {}))
+
+
+_POOLS_1D = (nn.functional.max_pool1d, torch.max_pool1d)
+
+
+def _unambiguous(x: torch.Tensor) -> torch.Tensor:
+    """`x`, laid out such that max pooling it gives eager's strides.
+
+    On a CPU eager has a kernel of its own, whose result is always contiguous. While operators are recorded PyTorch takes the
+    two-dimensional one, which may see channels last in dimensions of size 1.
+    """
+    ambiguous = x.device.type == "cpu" and x.dim() == 3 and looks_channels_last(x.unsqueeze(-2))
+    return x.reshape(-1).view(x.shape) if ambiguous else x
 
 
 class Recorder(Tracer):
@@ -114,6 +130,8 @@ class Recorder(Tracer):
             return self._constant(args[0])
         if func in _BATCH_NORMS:
             return self._batch_norm(func, args)
+        if func is aten.as_strided_.default:
+            return self._channels_last(args)
         if func._schema.is_mutable:
             return self._write(func, args, kwargs)
         if torch.Tag.nondeterministic_seeded in tags:
@@ -158,6 +176,25 @@ class Recorder(Tracer):
         self._check_writable(func, var)
         functional = aten._native_batch_norm_legit_functional.default
         self.record(functional, (x, weight, bias, mean, var, True, momentum, eps), {}, (*result[:3], mean, var))
+        return result
+
+    def _channels_last(self, args: tuple[Any, ...]) -> Any:
+        """A pool with one result a channel calls it channels last, as its input is: dimensions of size 1 get other strides."""
+        target, shape, strides, *_ = args
+        self._check_writable(aten.as_strided_.default, target)
+        last = (0, *range(2, target.dim()), 1)
+        behind = [target.shape[dim] for dim in last]
+        back = [last.index(dim) for dim in range(len(last))]
+        if target.dim() < 3 or not target.is_contiguous() or target.shape != torch.Size(shape):
+            raise Declined("forward changes the strides of a tensor")
+        viewed = target.view(behind)
+        moved = viewed.permute(back)
+        if moved.stride() != tuple(strides):
+            raise Declined("forward changes the strides of a tensor")
+        self.record(aten.view.default, (target, behind), {}, viewed)
+        node = self.record(aten.permute.default, (viewed, back), {}, moved)
+        result = aten.as_strided_.default(*args)
+        self.bind(target, node)
         return result
 
     def _write(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -207,8 +244,12 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _composite(func: OpOverload) -> Any | None:
-    """What `func` is made of, if it has no kernels of its own: under inference mode nothing else takes it apart."""
-    return func.decompose if func._can_decompose() else None
+    """What `func` is made of, if it has no kernels of its own: under inference mode nothing else takes it apart.
+
+    PyTorch's Python takes some operators apart that have kernels, such as nearest upsampling, and then gets other strides.
+    """
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    return func.decompose if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite) else None
 
 
 def _functional(func: OpOverload) -> OpOverload | None:

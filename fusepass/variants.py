@@ -159,7 +159,7 @@ def library_rounds(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
     nodes = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
     if facts.target is not Target.CUDA or len(nodes) != 1 or nodes[0].args[0].meta["val"].dtype is not torch.float32:
         return False
-    return _suits_tensor_cores(nodes[0]) and _rounds_to_tf32(nodes[0])
+    return _tf32_allowed() and _rounds_to_tf32(nodes[0])
 
 
 def _tf32_allowed() -> bool:
@@ -172,11 +172,11 @@ def _rounds_to_tf32(node: fx.Node) -> bool:
 
     Which kernel cuDNN takes depends on all sizes, so it is tried, on made-up numbers. Where that cannot be done the
     answer is no, and the convolution stays: a result that is right within TF32's rounding would be wrong beside eager's.
-    A graph that does not lie on a CUDA device is only generated, and the answer is yes.
+    Where there is no CUDA device code is only generated, and the answer is yes.
     """
     operands = [node.args[0].meta["val"], node.args[1].meta["val"]]  # type: ignore[union-attr]
     device = operands[0].device
-    if device.type != "cuda":
+    if device.type != "cuda" or not torch.cuda.is_available():
         return True
     needed = sum(map(measure.nbytes, operands)) + 3 * measure.nbytes(node.meta["val"])
     if torch.cuda.is_current_stream_capturing() or needed > _MEMORY_SHARE * measure.free_bytes(device):

@@ -22,6 +22,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from fusepass.codegen.lowering.resampling import NEAREST, nearest_slopes
 from fusepass.codegen.lowering.tensor import DTYPES
 
 if TYPE_CHECKING:
@@ -204,6 +205,12 @@ def unused_pooling_indices(node: fx.Node) -> str | None:
     return "the positions of the maxima are used" if used else None
 
 
+def known_neighbours(node: fx.Node) -> str | None:
+    if node.target not in NEAREST or any(map(static_shape, tensors(node))):
+        return None
+    return None if nearest_slopes(node) else "rounding decides which neighbour is the nearest"
+
+
 def single_results(node: fx.Node) -> str | None:
     together = isinstance(node.meta.get("val"), tuple | list) and any(
         user.target is not operator.getitem for user in node.users
@@ -274,6 +281,7 @@ NODE_CHECKS: tuple[Callable[[fx.Node], str | None], ...] = (
     one_device,
     no_constant,
     unused_pooling_indices,
+    known_neighbours,
     understood_view,
 )
 TENSOR_CHECKS: tuple[Callable[[torch.Tensor], str | None], ...] = (

@@ -17,6 +17,8 @@ from fusepass.codegen.ir.dtype import Precision
 ROWS, DEPTH = 16, 8
 """Output and input channels of a slice of weights: what a tensor core takes of one kernel position at once."""
 
+GROUP_ARCH = "sm_90"
+"""Where four warps multiply together (wgmma); no other architecture has these instructions."""
 
 _MOST_CHANNELS = 8
 _MOST_SCATTERED = 16  # of transposed convolutions with a stride, whose phases have few taps each
@@ -51,6 +53,7 @@ class Convolution:
         weight: buffer of shape (out_channels, in_channels, *kernel); the first two exchanged where `transposed`.
         stride, padding, dilation: one number per spatial axis.
         precision: of the products.
+        warps: how many multiply together: 1, or 4 where the device has instructions for such groups (`GROUP_ARCH`).
         packed: buffer of `packed_shape` with the weights in slices, rounded as `precision` says; None where a kernel takes
             them as they are.
     """
@@ -63,6 +66,7 @@ class Convolution:
     dilation: tuple[int, ...]
     transposed: bool
     precision: Precision = Precision.FLOAT32
+    warps: int = 1
     packed: str | None = None
 
     @property
@@ -77,6 +81,11 @@ class Convolution:
         geometry = f"stride {self.stride}, padding {self.padding}, dilation {self.dilation}"
         packed = f" packed as {self.packed}" if self.packed else ""
         return f"{kind} of {self.source} by {self.weight}{packed}, {geometry}, products in {self.precision.value}"
+
+    @property
+    def parts(self) -> int:
+        """The TF32 numbers that shared memory has of each weight: high and low part, or one; 0 where warps split it themselves."""
+        return 0 if self.warps == 1 else 2 if self.precision is Precision.FLOAT32 else 1
 
     @property
     def step(self) -> tuple[int, ...]:
@@ -112,10 +121,13 @@ def few_channels(channels: int, spread: Sequence[int]) -> bool:
     return channels <= (_MOST_SCATTERED if max(spread) > 1 else _MOST_CHANNELS)
 
 
-def packed_shape(out_channels: int, in_channels: int, kernel: Sequence[int]) -> tuple[int, ...]:
-    """The shape of weights in slices: (groups of `ROWS` output channels, of `DEPTH` input channels, *kernel, 8, 4, 2, 2).
+def packed_shape(out_channels: int, in_channels: int, kernel: Sequence[int], parts: int = 0) -> tuple[int, ...]:
+    """The shape of weights in slices: (groups of `ROWS` output channels, of `DEPTH` input channels, *kernel, and a slice).
 
-    The last four say which weight of a slice: output channel ``a + 8 d`` and input channel ``b + 4 c`` of (a, b, c, d), so
-    that a thread of a warp has its four side by side; see `multiply_tile` in ``fp_instructions.cuh``.
+    A slice is (8, 4, 2, 2): output channel ``a + 8 d`` and input channel ``b + 4 c`` of (a, b, c, d), so that a thread of a
+    warp has its four side by side; see `multiply_tile` in ``fp_instructions.cuh``. With `parts` (`Convolution.parts`) it is
+    (parts, 2, 2, 8, 4): that part of output channel ``8 b + d`` and input channel ``4 c + e`` of (a, b, c, d, e), in blocks
+    that groups of warps take from shared memory; see `tile_descriptor` in ``fp_wgmma.cuh``.
     """
-    return (ceil(out_channels / ROWS), ceil(in_channels / DEPTH), *kernel, 8, 4, 2, 2)
+    inside = (parts, 2, 2, ROWS // 2, DEPTH // 2) if parts else (ROWS // 2, DEPTH // 2, 2, 2)
+    return (ceil(out_channels / ROWS), ceil(in_channels / DEPTH), *kernel, *inside)

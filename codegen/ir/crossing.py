@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, prod
 
 from fusepass.codegen.ir.expr import Expr, Load, Masked, Window, children, walk
 from fusepass.codegen.ir.index import Axis, Bound, Index
@@ -17,6 +17,7 @@ from fusepass.codegen.ir.program import Kernel, Program, Store
 
 _BANKS_BYTES = 128  # of shared memory, read or written at once
 _WORD = 4  # bytes of a bank
+_TURNS = 8  # vectors of 16 bytes in all banks
 _MOST = 4  # accesses of a kernel that cross; more do not fit in a block's shared memory
 
 Guard = tuple[Bound, ...]
@@ -49,7 +50,7 @@ def columns_of(kernel: Kernel, program: Program) -> tuple[Axis, ...]:
     main = accesses.main()
     if main is None:
         return ()
-    other = accesses.nearest([a for a in accesses.plain if accesses.unit(a.index) not in (None, main)])
+    other = accesses.other(main)
     if other is None:
         return ()
     run = accesses.run(main, stop=frozenset({other}))
@@ -67,10 +68,18 @@ def with_columns(kernel: Kernel, program: Program, columns: tuple[Axis, ...]) ->
     return replace(kernel, rows=rows, cols=columns)
 
 
+def rows_together(kernel: Kernel, program: Program) -> int:
+    """How many rows of a pointwise kernel with columns follow each other in memory before columns come between."""
+    accesses = _Accesses(kernel, program)
+    main = accesses.main() or accesses.nearest(accesses.plain)
+    return 1 if main is None else prod(axis.size for axis in accesses.run(main, stop=frozenset(kernel.cols)))
+
+
 @dataclass(frozen=True)
 class _Access:
     index: Index
-    nbytes: int
+    nbytes: int  # of the whole buffer
+    element: int  # bytes
     store: bool
     window: bool
 
@@ -88,16 +97,40 @@ class _Accesses:
             *((store.buffer, store.index, True, False) for store in kernel.stores),
         ]
         self.all = [
-            _Access(index, program.buffer(name).nbytes, store, window)
+            _Access(index, program.buffer(name).nbytes, program.buffer(name).dtype.nbytes, store, window)
             for name, index, store, window in found
             if program.buffer(name).numel >= least
         ]
         self.plain = [access for access in self.all if not access.window]
 
     def main(self) -> Axis | None:
-        """The axis to compute along: that of the windows, whose loads cannot cross, else that of the stores."""
+        """The axis to compute along: that of the windows, whose loads cannot cross, else that of the stores.
+
+        Another one where the stores have less than a cache line along theirs: rows of a tile are long.
+        """
         windows = [access for access in self.all if access.window]
-        return self.nearest(windows) if windows else self.nearest([a for a in self.plain if a.store])
+        if windows:
+            return self.nearest(windows)
+        found = self.nearest([access for access in self.plain if access.store])
+        other = None if found is None else self.other(found)
+        if (
+            found is not None
+            and other is not None
+            and self._is_short(found, other)
+            and not self._is_short(other, found)
+        ):
+            return other
+        return found
+
+    def other(self, main: Axis) -> Axis | None:
+        """The axis that most of what is not contiguous along `main` is contiguous along."""
+        return self.nearest([access for access in self.plain if self.unit(access.index) not in (None, main)])
+
+    def _is_short(self, axis: Axis, stop: Axis) -> bool:
+        """Whether the largest access along `axis` has less than a cache line there, before it comes to `stop`."""
+        along = [access for access in self.plain if self.unit(access.index) == axis]
+        element = max(along, key=lambda access: access.nbytes).element
+        return prod(each.size for each in self.run(axis, stop=frozenset({stop}))) * element < _BANKS_BYTES
 
     def nearest(self, accesses: Iterable[_Access]) -> Axis | None:
         """The axis along which most of the bytes of `accesses` are nearest in memory."""
@@ -197,6 +230,7 @@ class Tile:
         threads: of the block.
         width: points of one access.
         nbytes: of an element.
+        vector: points along that a thread computes on and that are one access to shared memory; 1 where each is one.
     """
 
     along: int
@@ -204,13 +238,22 @@ class Tile:
     threads: int
     width: int
     nbytes: int
+    vector: int = 1
 
     @property
     def pitch(self) -> int:
         """Elements from one point across to the next in shared memory: an odd number of words, so that what threads
-        write across and read along lies in different banks."""
+        write across and read along lies in different banks. Vectors change places instead (see `turn`)."""
+        if self.vector > 1:
+            return self.along
         unit = max(_WORD // self.nbytes, 1)
         return (-(-self.along // unit) | 1) * unit
+
+    @property
+    def turns(self) -> int:
+        """Where vectors change places: the place of one along has its lowest bits turned round by those of the number
+        of the access across. So accesses across, side by side, are in different banks, and a vector stays whole."""
+        return min(_TURNS, self.along // self.vector)
 
     @property
     def shared_bytes(self) -> int:

@@ -112,7 +112,7 @@ def _anchor_faults(program: Program, kernel: Kernel, anchor: Anchor) -> Iterator
         return
     out_axis = int(anchor.transposed)
     if packed is None or packed.shape != packed_shape(
-        weight.shape[out_axis], weight.shape[1 - out_axis], weight.shape[2:]
+        weight.shape[out_axis], weight.shape[1 - out_axis], weight.shape[2:], anchor.parts
     ):
         yield f"{anchor.name} takes its weights from {anchor.packed}, which does not have them in slices"
 

@@ -1,4 +1,4 @@
-"""Padding that repeats or mirrors, and linear upsampling: elements at places computed from the position of the result.
+"""Padding that repeats or mirrors, and upsampling: elements at places computed from the position of the result.
 
 PyTorch has decompositions of them, but running one imports SymPy, and theirs look indices up in tensors made for it.
 """
@@ -6,9 +6,12 @@ PyTorch has decompositions of them, but running one imports SymPy, and theirs lo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from math import floor
 from typing import Any
 
 import torch
+from torch import fx
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Expr, Load, Op, walk
@@ -21,6 +24,16 @@ aten = torch.ops.aten
 
 _PLACE = DType.I32
 """The type of places: half as wide as PyTorch's, so that twice as many fit a vector."""
+
+
+NEAREST = (
+    aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
+    aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec,
+    aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default,
+    aten._upsample_nearest_exact3d.default, aten._upsample_nearest_exact1d.vec,
+    aten._upsample_nearest_exact2d.vec, aten._upsample_nearest_exact3d.vec,
+)  # fmt: skip
+"""Upsampling that repeats elements."""
 
 
 def _number(context: Context, value: int) -> Expr:
@@ -65,6 +78,53 @@ def _replication_pad(call: Call, a: Tensor, padding: Sequence[int]) -> Tensor:
     return _padded(call, a, padding, nearest)
 
 
+@lowers(*NEAREST)
+def _nearest(call: Call, a: Tensor, *size_and_scales: Any) -> Tensor:
+    """Elements at places that are quotients of whole numbers: the result is read like a view."""
+    slopes, exact = nearest_slopes(call.node), "exact" in call.origin
+    if slopes is None:
+        raise Unsupported("upsampling to places that depend on rounding")
+    source = call.context.materialize(a, f"{call.origin}_input", call.origin) if a.windowed else a
+
+    def place(i: Index, slope: Fraction) -> Index:
+        step, parts = slope.numerator, slope.denominator
+        return (i * (2 * step) + step) // (2 * parts) if exact else (i * step) // parts
+
+    def at(c: Coordinates) -> Expr:
+        return source.at((*c[:2], *(place(i, slope) for i, slope in zip(c[2:], slopes, strict=True))))
+
+    return call.context.tensor(call.value.shape, a.dtype, at)
+
+
+def nearest_slopes(node: fx.Node) -> list[Fraction] | None:
+    """How far apart in its input neighbours of a nearest upsampling's result lie, for each dimension.
+
+    Element i is that at ``floor(i * slope)``, of the exact kind ``floor((i + 1/2) * slope)``. None where no fraction gives
+    eager's places: its kernels multiply in float32 or float64, and differ where rounding decides.
+    """
+    before, after = node.args[0].meta["val"].shape[2:], node.meta["val"].shape[2:]  # type: ignore[union-attr]
+    scales, exact = _scales(node, len(after), node.args[2:]), "exact" in str(node.target)
+    slopes = [_slope(*each, exact) for each in zip(before, after, scales, strict=True)]
+    known = [slope for slope in slopes if slope is not None]
+    return known if len(known) == len(slopes) else None
+
+
+def _slope(before: int, after: int, scale: float | None, exact: bool) -> Fraction | None:
+    step = 1 / scale if scale else before / max(after, 1)
+    slope = Fraction(step).limit_denominator(4 * max(after, 1)) if scale else Fraction(before, max(after, 1))
+    half = Fraction(exact, 2)
+    places = [floor((i + half) * slope) for i in range(after)]
+    if any(after == factor * before and places != [i // factor for i in range(after)] for factor in (1, 2)):
+        return None  # some kernels go by the sizes here, others by the factor
+    for dtype in (torch.float32, torch.float64):
+        numbers, factor = torch.arange(after, dtype=dtype), torch.tensor(step, dtype=dtype)
+        at = (numbers + float(half)) * factor
+        forms = (at, at - float(half) + float(half))  # the two that eager's kernels have
+        if any(form.floor().clamp(max=before - 1).tolist() != places for form in forms):
+            return None
+    return slope
+
+
 @lowers(
     aten.upsample_linear1d.default, aten.upsample_bilinear2d.default, aten.upsample_trilinear3d.default,
     aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec,
@@ -74,10 +134,8 @@ def _linear(call: Call, a: Tensor, size: Any, align_corners: bool, *scales: Any)
     if not a.dtype.is_float:
         raise Unsupported("upsampling of integers")
     context, builder, compute = call.context, call.context.builder, a.dtype.compute
-    if call.node.target._overloadname == "vec":  # type: ignore[union-attr]
-        scales = tuple(scales[0] or ())
     rank, shape = len(a.shape) - 2, call.value.shape
-    given = scales or (None,) * rank
+    given = _scales(call.node, rank, scales)
     sizes = list(zip(a.shape[2:], shape[2:], given, strict=True))
     steps = [_step(before, after, scale, align_corners) for before, after, scale in sizes]
     source = a if _loaded(a) else context.materialize(a, f"{call.origin}_input", call.origin)
@@ -120,6 +178,13 @@ def _linear(call: Call, a: Tensor, size: Any, align_corners: bool, *scales: Any)
         return between(())
 
     return context.tensor(shape, a.dtype, at, windowed=True)
+
+
+def _scales(node: fx.Node, rank: int, scales: Sequence[Any]) -> Sequence[float | None]:
+    """The factors that the caller of an upsampling gave, one per dimension, of its last arguments."""
+    if node.target._overloadname == "vec":  # type: ignore[union-attr]
+        scales = scales[0] or () if scales else ()
+    return (*scales, *(None,) * (rank - len(scales)))
 
 
 def _step(before: int, after: int, scale: float | None, align_corners: bool) -> float:

@@ -16,7 +16,7 @@ from fusepass.codegen.ir.index import Axis, axis_index, linear
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Anchor, Buffer, Kernel, LibraryCall, Program, Ref, Role, Store
 from fusepass.codegen.passes.axes import merged_axes
-from fusepass.codegen.passes.depthwise import Depthwise, depthwise_of, depthwise_value, per_axis
+from fusepass.codegen.passes.depthwise import CONVOLUTIONS, Depthwise, depthwise_of, depthwise_value, per_axis
 from fusepass.codegen.passes.packing import pack_weights
 from fusepass.codegen.passes.products import product_of, product_rows, product_value, without_idle_views
 from fusepass.codegen.passes.rewrite import rewrite_kernel
@@ -33,10 +33,13 @@ class AnchorSource(enum.Enum):
     GENERATED = "generated"  # generated code wherever it can, else the library
 
 
-def generate_anchors(program: Program, builder: Builder, choose: Choice) -> Program:
-    """Replace each library convolution and product for which `choose` accepts a kernel that would do it."""
+def generate_anchors(program: Program, builder: Builder, choose: Choice, warps: int = 1) -> Program:
+    """Replace each library convolution and product for which `choose` accepts a kernel that would do it.
+
+    `warps` is `Convolution.warps`.
+    """
     for call in program.calls:
-        anchor = _convolution(program, call) or depthwise_of(program, call) or product_of(program, call)
+        anchor = _convolution(program, call, warps) or depthwise_of(program, call) or product_of(program, call)
         if anchor is not None:
             forms = _forms(program, builder, call, anchor)
             program = next((made for made, kernel in forms if choose(made, kernel)), program)
@@ -44,21 +47,25 @@ def generate_anchors(program: Program, builder: Builder, choose: Choice) -> Prog
 
 
 def _forms(program: Program, builder: Builder, call: LibraryCall, anchor: _Anchor) -> Iterator[tuple[Program, Kernel]]:
-    """`program` with a kernel that replaces `call`, and that kernel; first with what is reduced over channels in it."""
-    for reducing in (True, False):
-        generated, place = _generated(program, builder, call, anchor, reducing), 0
-        if generated is None:
-            continue
-        if isinstance(anchor, Convolution) and not few_channels(program.buffer(anchor.source).shape[1], anchor.spread):
-            generated, place = pack_weights(generated, builder, 0), 1
-        yield generated, generated.kernels[place]
+    """`program` with a kernel that replaces `call`, and that kernel; first with what is reduced over channels in it.
+
+    With few input channels weights stay on the chip as they are, unless the device has no room for that.
+    """
+    forms = [_generated(program, builder, call, anchor, reducing) for reducing in (True, False)]
+    made = [form for form in forms if form is not None]
+    many = isinstance(anchor, Convolution) and not few_channels(program.buffer(anchor.source).shape[1], anchor.spread)
+    if not many:
+        yield from ((form, form.kernels[0]) for form in made)
+    if isinstance(anchor, Convolution):
+        packed = (pack_weights(form, builder, 0) for form in made)
+        yield from ((form, form.kernels[1]) for form in packed)
 
 
-def _convolution(program: Program, call: LibraryCall) -> Convolution | None:
+def _convolution(program: Program, call: LibraryCall, warps: int) -> Convolution | None:
     """The call as a convolution that a kernel could do: float32, one group, of inputs of the region."""
-    if call.target != "aten.convolution.default":
+    if call.target not in CONVOLUTIONS:
         return None
-    source, weight, bias, stride, padding, dilation, transposed, _, groups = call.args
+    source, weight, bias, stride, padding, dilation, transposed, _, groups = call.args[:9]
     operands = [program.buffer(ref.buffer) for ref in (source, weight) if isinstance(ref, Ref)]
     plain = all(buffer.role is Role.INPUT and buffer.dtype is DType.F32 for buffer in operands)
     if groups != 1 or bias is not None or len(operands) != 2 or not plain or not program.buffer(call.result).numel:
@@ -76,7 +83,8 @@ def _convolution(program: Program, call: LibraryCall) -> Convolution | None:
         padding=per_axis(padding, spatial),
         dilation=per_axis(dilation, spatial),
         transposed=bool(transposed),
-        precision=Precision.TF32 if call.tf32 and not few else Precision.FLOAT32,
+        precision=Precision.TF32 if call.tf32 and (warps > 1 or not few) else Precision.FLOAT32,
+        warps=warps,
     )
 
 

@@ -16,6 +16,9 @@ from fusepass.codegen.ir.program import Buffer, LibraryCall, Program, Ref, Role
 
 _MOST_POINTS = 64  # of a window: its taps are written out
 
+CONVOLUTIONS = ("aten.convolution.default", "aten._convolution.default")
+"""Targets of library convolutions, whose first nine arguments mean the same. The second one is told how to compute."""
+
 
 @dataclass(frozen=True)
 class Depthwise:
@@ -30,9 +33,9 @@ class Depthwise:
 
 def depthwise_of(program: Program, call: LibraryCall) -> Depthwise | None:
     """The call as a convolution of each channel by itself, of inputs of the region; None where it is something else."""
-    if call.target != "aten.convolution.default":
+    if call.target not in CONVOLUTIONS:
         return None
-    source, weight, bias, stride, padding, dilation, transposed, _, groups = call.args
+    source, weight, bias, stride, padding, dilation, transposed, _, groups = call.args[:9]
     operands = [program.buffer(ref.buffer) for ref in (source, weight) if isinstance(ref, Ref)]
     if transposed or bias is not None or len(operands) != 2 or groups == 1 or not program.buffer(call.result).numel:
         return None

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from fusepass.codegen.ir.convolution import DEPTH, ROWS, Convolution, packed_shape
 from fusepass.codegen.ir.dtype import Precision
-from fusepass.codegen.ir.expr import Builder, Op
-from fusepass.codegen.ir.index import Axis, Bound, axis_index, contiguous_strides, linear
+from fusepass.codegen.ir.expr import Builder, Expr, Op
+from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Role, Store
 
 
@@ -25,7 +25,7 @@ def pack_weights(program: Program, builder: Builder, position: int) -> Program:
     name = next(name for name in names if name not in taken)
     weight = program.buffer(anchor.weight)
     out_axis, in_axis = (1, 0) if anchor.transposed else (0, 1)
-    shape = packed_shape(weight.shape[out_axis], weight.shape[in_axis], weight.shape[2:])
+    shape = packed_shape(weight.shape[out_axis], weight.shape[in_axis], weight.shape[2:], anchor.parts)
     packed = Buffer(name, weight.dtype, shape, contiguous_strides(shape), Role.TEMP)
     packing = _kernel(anchor, weight, packed, builder, weight.shape[out_axis], weight.shape[in_axis])
     kernels = list(program.kernels)
@@ -38,14 +38,26 @@ def _kernel(
 ) -> Kernel:
     axes = tuple(Axis(f"p{number}", size) for number, size in enumerate(packed.shape))
     at = [axis_index(axis) for axis in axes]
-    high_out, high_in, *places, low_out, low_in, half_in, half_out = at
+    if anchor.parts:
+        high_out, high_in, *places, part, half_out, half_in, low_out, low_in = at
+    else:
+        high_out, high_in, *places, low_out, low_in, half_in, half_out = at
+        part = None
     out = high_out * ROWS + low_out + half_out * (ROWS // 2)
     within = high_in * DEPTH + low_in + half_in * (DEPTH // 2)
     channels = [within, out] if anchor.transposed else [out, within]
     value = builder.load(weight.name, linear([*channels, *places], weight.strides), weight.dtype)
     if anchor.precision is Precision.TF32:
         value = builder.apply(Op.TF32, value)
+    elif part is not None:
+        value = _part(builder, value, part)
     real = (Bound(out, 0, out_channels), Bound(within, 0, in_channels))
     value = builder.masked(real, value, builder.const(0.0, weight.dtype))
     store = Store(packed.name, linear(at, packed.strides), value)
     return Kernel(f"{packed.name}_kernel", axes, (), (), (), (store,), ("packed weights",))
+
+
+def _part(builder: Builder, value: Expr, part: Index) -> Expr:
+    """Part 0 of a number, its leading digits, or part 1, the rest."""
+    high = builder.apply(Op.TF32, value)
+    return builder.masked((Bound(part, 0, 1),), high, builder.apply(Op.SUB, value, high))

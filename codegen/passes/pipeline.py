@@ -28,6 +28,7 @@ class PassOptions:
         split: when long rows are split.
         longest_cached_row: rows of at most this many elements stay on chip between sweeps.
         anchors: whether a kernel with an anchor is better than the library's call.
+        warps: that multiply together in a convolution; see `Convolution.warps`.
         product_length: terms that a piece of the sums of a kernel's matrix product should have.
         separate_from: elements of a kernel from which one that reads and writes along different axes is worth two launches;
             None where pointwise kernels exchange no tiles.
@@ -37,6 +38,7 @@ class PassOptions:
     split: SplitPolicy
     longest_cached_row: int
     anchors: Choice = lambda program, kernel: False
+    warps: int = 1
     separate_from: int | None = None
     teams: TeamChoice = lambda program, kernel: None
     product_length: Length = whole_sums
@@ -50,7 +52,7 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("online_softmax", lambda p, b: online_softmax(p, b, options.longest_cached_row)),
         ("form_teams", lambda p, b: form_teams(p, b, options.teams)),
         ("split_long_rows", lambda p, b: split_long_rows(p, b, options.split)),
-        ("generate_anchors", lambda p, b: generate_anchors(p, b, options.anchors)),
+        ("generate_anchors", lambda p, b: generate_anchors(p, b, options.anchors, options.warps)),
         ("split_products", lambda p, b: split_products(p, b, options.product_length)),
         ("separate_layouts", lambda p, b: separate_layouts(p, b, options.separate_from)),
         ("order_and_merge", order_and_merge),

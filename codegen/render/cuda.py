@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
@@ -28,9 +29,11 @@ from fusepass.errors import ScheduleError
 _INCLUDED = ("fp_index.h", "fp_merge.cuh", "fp_vector.cuh")
 _HEADERS = (*_INCLUDED, "fp_cast.h", "fp_common.h", "fp_libm.h", "fp_scalar.h", "fp_states.h")
 _HALVES = ("fp_half.h",)  # for 16-bit floating point: CUDA's headers for it take a third of a small unit's compilation
-_TEAMS = ("fp_launch.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
+_TEAMS = ("fp_instructions.cuh", "fp_launch.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
 _PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anchor
+_CONVOLUTION_GROUPS = ("fp_wgmma.cuh", "fp_group.cuh")  # which is a convolution that four warps multiply together
 _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
+_MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
 
 Plan = Schedule | ConvolutionSchedule | ProductSchedule
 _DEFAULT_SHARED = 48 << 10  # a launch that asks for more dynamic shared memory needs an attribute
@@ -69,6 +72,7 @@ def render_cuda(
     entry = names.exact(f"run_{program.name}")
     pointers = {buffer.name: names.exact(buffer.name) for buffer in program.arguments}
     kernels, launches = [], []
+    groups = False
     for kernel in program.kernels:
         if is_empty(kernel):
             continue
@@ -76,16 +80,20 @@ def render_cuda(
         name = names.exact(kernel.name)
         kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
         launches += _launch(kernel, name, program, plan, pointers)
+        groups |= isinstance(plan, ProductSchedule) and plan.tiling.groups
+    anchors = [kernel.anchor for kernel in program.kernels if kernel.anchor is not None]
     halves = (C_TYPES[DType.F16], C_TYPES[DType.BF16])
     texts = [line for kernel in kernels for line in (*kernel.tables, *kernel.parameters, *kernel.body)]
     headers = [*(_HALVES if any(name in line for line in texts for name in halves) else ()), *_INCLUDED]
-    headers += _PRODUCTS if any(kernel.anchor is not None for kernel in program.kernels) else ()
-    headers += _MATRICES if any(isinstance(kernel.anchor, Product) for kernel in program.kernels) else ()
+    headers += _PRODUCTS if anchors else ()
+    headers += _CONVOLUTION_GROUPS if any(isinstance(a, Convolution) and a.warps > 1 for a in anchors) else ()
+    headers += _MATRICES if any(isinstance(a, Product) for a in anchors) else ()
+    headers += _MATRIX_GROUPS if groups else ()
     headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
     library = _LibraryText(
         title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
         comment=_buffer_comments(program),
-        headers=tuple(headers),
+        headers=tuple(dict.fromkeys(headers)),
         kernels=tuple(kernels),
         entry=entry,
         parameters=with_slot([f"void* {pointers[buffer.name]}" for buffer in program.arguments], Slot.ENTRY),

@@ -16,6 +16,7 @@ from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
 from fusepass.codegen.schedule_convolution.tiles import GROUP, Tiles, anchor_of, dimensions
 
+GROUP_SLICES = 2  # that a thread has on their way into the tensor core where four warps multiply together
 AXES = ("$z", "$y", "$x")
 UNROLL = "#pragma unroll"
 
@@ -33,7 +34,7 @@ class Sums:
     """Where the writer of results finds them.
 
     Attributes:
-        text: the array of a thread's sums of 16 channels by 4 groups of 8 positions, of phase ``$p`` and channels ``$m``.
+        staging: the statement that lays the sums of phase ``$p`` and 16 channels, the ``$m``-th ones, out in ``$room``.
         rows: how many times 16 channels there are.
         covered: channels that all blocks together work on; those past the result's are not stored.
         group: the first of these groups in the tile.
@@ -41,7 +42,7 @@ class Sums:
         unroll: the pragma of the loop over channels.
     """
 
-    text: str
+    staging: str
     rows: int
     covered: int
     group: str
@@ -134,6 +135,17 @@ class ConvolutionWriter:
         ]
         return " + ".join(parts) or "0"
 
+    # ---- sums
+
+    def finite(self, sums: str, loops: Sequence[tuple[str, int]]) -> Iterable[str]:
+        """``$broken``, for a warp: whether some of its sums in `sums`, which stands in `loops` of (variable, count), are not finite."""
+        lines = [f"$broken = $broken || !fp::all_finite({sums});"]
+        for variable, count in reversed(loops):
+            lines = unrolled(variable, count, lines)
+        yield "bool $broken = false;"
+        yield from lines
+        yield "$broken = __any_sync(0xffffffffu, $broken);"
+
     # ---- results
 
     def epilogue(self, sums: Sums) -> Iterable[str]:
@@ -155,8 +167,7 @@ class ConvolutionWriter:
         if self.sizes[1] != sums.covered:
             row[1:] = block(f"if ($channel < {self.sizes[1]})", row[1:])
         taken = [line.replace("$place", place) for line in sums.repair]
-        staging = [f"fp::stage<{on.pair}, {on.staged_pitch}>($room, {sums.text}, $p);"]
-        staged = ["__syncwarp();", *unrolled("$p", on.pair, staging), "__syncwarp();"]
+        staged = ["__syncwarp();", *unrolled("$p", on.pair, [sums.staging]), "__syncwarp();"]
         positions = self.over_positions(sums, [*taken, *ahead, *unrolled("$row", ROWS, row, unroll)])
         yield from unrolled("$m", sums.rows, [*staged, *positions])
 

@@ -13,6 +13,7 @@ from fusepass.codegen.ir.crossing import Crossing, Tile, crossings
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
 from fusepass.codegen.ir.vectors import split_index
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
+from fusepass.codegen.render.cuda_states import Around
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
@@ -41,8 +42,39 @@ class Exchange:
     index: Index
     guard: tuple[Bound, ...]
 
+    def at(self, across: str, along: str, number: str = "") -> str:
+        """The element of the tile there; `number` is that of the access across, where `across` is not simply in it."""
+        if self.tile.vector > 1:
+            access = number or (f"{across} / {self.tile.width}" if self.tile.width > 1 else across)
+            along = f"({along} ^ {access} % {self.tile.turns} * {self.tile.vector})"
+        return f"{self.name}[{across} * {self.tile.pitch} + {along}]"
+
+    def read(self, frame: Frame, step: Scope, lanes: Scope) -> str:
+        """The element of the tile at the position that `lanes` computes; whole vectors are read in `step`."""
+        if self.tile.vector == 1:
+            return self.place(frame, lanes)
+        row = frame.names.exact(f"{self.name}_row")
+        step.lines.append(f"const {self._row_type(frame)} {row} = {self._vector(frame, lanes)};")
+        return f"{row}[{frame.v}]"
+
+    def write(self, frame: Frame, lanes: Scope, value: str, around: Around) -> None:
+        """Put `value` where `lanes` computes; whole vectors after all lanes."""
+        if self.tile.vector == 1:
+            lanes.lines.append(f"{self.place(frame, lanes)} = {value};")
+            return
+        row = frame.names.exact(f"{self.name}_row")
+        around.before_lanes.append(f"{self._row_type(frame)} {row};")
+        lanes.lines.append(f"{row}[{frame.v}] = {value};")
+        around.after_lanes.append(f"{self._vector(frame, lanes)} = {row};")
+
+    def _row_type(self, frame: Frame) -> str:
+        return f"fp::Vec<{C_TYPES[frame.program.buffer(self.crossing.buffer).dtype]}, {self.tile.vector}>"
+
+    def _vector(self, frame: Frame, lanes: Scope) -> str:
+        return f"fp::as_vector<{self.tile.vector}>({self.place(frame, lanes)})"
+
     def place(self, frame: Frame, lanes: Scope) -> str:
-        """The element of the tile at the position that `lanes` computes."""
+        """The element of the tile at the position that `lanes` computes, or of its vector the first."""
         plan, (lane, group) = frame.schedule, frame.place
         if plan.walk in (Walk.CROSSING, Walk.OUTER):
             parts = [group] if plan.groups > 1 or plan.unroll == 1 else []
@@ -53,8 +85,8 @@ class Exchange:
         else:
             assert frame.arranged.col is not None
             across, along = group, lanes.index(axis_index(frame.arranged.col))
-        along = along if plan.width == 1 else f"{along} + {frame.v}"
-        return f"{self.name}[{across} * {self.tile.pitch} + {along}]"
+        along = along if plan.width == 1 or self.tile.vector > 1 else f"{along} + {frame.v}"
+        return self.at(across, along)
 
 
 def exchanges(frame: Frame) -> tuple[Exchange, ...]:
@@ -82,7 +114,8 @@ def exchanges(frame: Frame) -> tuple[Exchange, ...]:
         made.append(Exchange(crossing, tile, name, along, across, lane, index, guard))
     for each in made:
         element, count = C_TYPES[frame.program.buffer(each.crossing.buffer).dtype], each.tile.across * each.tile.pitch
-        frame.top.lines.append(f"__shared__ fp::Slots<{element}, {count}> {each.name};")
+        whole = "__align__(16) " if each.tile.vector > 1 else ""
+        frame.top.lines.append(f"{whole}__shared__ fp::Slots<{element}, {count}> {each.name};")
     return tuple(made)
 
 
@@ -120,11 +153,12 @@ class _Stand:
         """The element of the tile for one lane of the thread's vector."""
         width = each.tile.width
         across = self.vector if width == 1 else f"({self.vector}) * {width} + {frame.v}"
-        return f"{each.name}[({across}) * {each.tile.pitch} + {self.along}]"
+        along = f"({self.along})" if each.tile.vector > 1 and " " in self.along else self.along
+        return each.at(f"({across})", along, f"({self.vector})")
 
 
-def read_in(frame: Frame, exchanges: Sequence[Exchange]) -> None:
-    """Load what crosses, all of it before the first is written to shared memory; then wait for the block."""
+def read_in(frame: Frame, exchanges: Sequence[Exchange]) -> list[str]:
+    """Load what crosses; the lines that write it to shared memory, when all else is loaded, and wait for the block."""
     written: list[str] = []
     for each in exchanges:
         if each.crossing.load is None:
@@ -156,8 +190,7 @@ def read_in(frame: Frame, exchanges: Sequence[Exchange]) -> None:
         lane = frame.v if width > 1 else "0"
         moved = frame.unrolled(frame.v, width, [f"{stand.slot(frame, each)} = {loaded}{step}[{lane}];"])
         written += frame.unrolled(frame.u, stand.steps, moved)
-    if written:
-        frame.top.lines += [*written, "__syncthreads();"]
+    return [*written, "__syncthreads();"] if written else []
 
 
 def write_out(frame: Frame, exchanges: Sequence[Exchange]) -> None:

@@ -37,6 +37,9 @@ class Frame:
         self.dataflow = Dataflow()
         self.printer = Printer(names, pointers, self.index_type, general=schedule.general)
         self.printer.coordinates = arranged.coordinates
+        if arranged.kernel.sweeps and arranged.col is not None:
+            inside = {arranged.lane} if schedule.walk is Walk.INNER else set()
+            self.printer.along = frozenset({arranged.col} | inside)
         self.printer.window_vector = self._window_vector
         self.top = Scope(self.printer)
         self.u, self.v = names.exact("u"), names.exact("v")
@@ -198,18 +201,32 @@ class Frame:
         plan = self.schedule
         rows, cols = plan.tile
         if self.kernel.col_count > cols:
-            tiles = -(-self.kernel.row_count // rows)
-            tile = self._constant("tile", number)
-            count = free(tiles)
-            number, column = (f"fp::mod({tile}, {count})", f"fp::div({tile}, {count})") if tiles > 1 else ("0", tile)
+            number, column = self._tile_of(number, rows, -(-self.kernel.col_count // cols))
             self.first_across = self._constant("first_col", f"{column} * {cols}")
         first = self._constant("first_row", f"{number} * {rows}")
-        lane = self._constant("lane", f"threadIdx.x % {plan.lanes}")
-        group = self._constant("group", f"threadIdx.x / {plan.lanes}")
+        lane, group = f"threadIdx.x % {plan.beside}", f"threadIdx.x / {plan.beside}"
+        if plan.lanes > plan.beside:
+            warps, deep = plan.lanes // plan.beside, 32 // plan.beside
+            lane = f"threadIdx.x / 32 % {warps}" + (f" * {plan.beside} + {lane}" if plan.beside > 1 else "")
+            group = f"threadIdx.x / {32 * warps}" + (f" * {deep} + {group} % {deep}" if deep > 1 else "")
+        lane, group = self._constant("lane", lane), self._constant("group", group)
         self.first_along, self.place = f"{first} + ", (lane, group)
         self._define_row(f"{first} + {lane if plan.width == 1 else f'{lane} * {plan.width}'}", rows, plan.width)
         start = self._constant("start", f"{self.first_across} + {group}") if self.first_across else group
         return self._tile(start, plan.groups, self.kernel.col_count, 1)
+
+    def _tile_of(self, number: str, rows: int, columns: int) -> tuple[str, str]:
+        """Which of the tiles along the rows, and along the `columns`, has block `number`: panel by panel of rows."""
+        panel, tiles = self.schedule.panel, -(-self.kernel.row_count // rows)
+        if panel == 1:
+            tile = self._constant("tile", number)
+            return f"fp::div({tile}, {free(columns)})", f"fp::mod({tile}, {free(columns)})"
+        tile, within = self._constant("tile", number), free(panel)
+        if panel < tiles:
+            first = self._constant("first_tile", f"fp::div({tile}, {free(panel * columns)}) * {within}")
+            tile = self._constant("place_in_panel", f"fp::mod({tile}, {free(panel * columns)})")
+            return f"({first} + fp::mod({tile}, {within}))", f"fp::div({tile}, {within})"
+        return f"fp::mod({tile}, {within})", f"fp::div({tile}, {within})"
 
     def _define_row(self, here: str, per_block: int, width: int) -> None:
         """Define the row axis; threads past the last row stand on it, but are not `live`."""

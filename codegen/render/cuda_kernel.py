@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fusepass.codegen.ir.dataflow import Kept, kept_in_memory, kept_values
-from fusepass.codegen.ir.expr import Expr, Stat, walk
+from fusepass.codegen.ir.dataflow import Kept
+from fusepass.codegen.ir.expr import Expr, Load, Stat, walk
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
+from fusepass.codegen.render.cuda_ahead import Fetches, prefetch_row
 from fusepass.codegen.render.cuda_exchange import Exchange, exchanges, read_in, write_out
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
-from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead, prefetch_row
+from fusepass.codegen.render.cuda_kept import KeptPlaces, values_to_keep
+from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead
 from fusepass.codegen.render.cuda_rows import RowValues
 from fusepass.codegen.render.cuda_states import Around, State, declare_state, merge, name_results, push
 from fusepass.codegen.render.cuda_tile import Tile, arrange
@@ -22,8 +24,7 @@ from fusepass.codegen.render.cuda_windows import vector_windows
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
-from fusepass.codegen.schedule.plan import Keep, Schedule
-from fusepass.errors import RenderError
+from fusepass.codegen.schedule.plan import Schedule
 
 
 def kernel_body(
@@ -48,18 +49,15 @@ class _Writer:
     def __init__(self, frame: Frame) -> None:
         self.frame, self.schedule, self.top = frame, frame.schedule, frame.top
         self.width, self.u, self.v = frame.schedule.width, frame.u, frame.v
-        keep = frame.schedule.keep
-        self.kept: tuple[Kept, ...] = ()
-        if keep is Keep.REGISTERS:
-            self.kept = kept_values(frame.kernel, frame.dataflow)
-        elif keep is Keep.SHARED:
-            self.kept = kept_in_memory(frame.kernel, frame.dataflow)
-        self.places: dict[int, str] = {}
-        self.pool, self.pool_bytes = frame.names.exact("pool"), 0
+        self.kept, self.places = values_to_keep(frame), KeptPlaces(frame)
         self.stats = [node for node in walk(*frame.kernel.roots) if isinstance(node, Stat)]
         self.rows = RowValues(frame, self.stats)
+        self.fetches = self._fetches() if frame.schedule.fetches else None
         self.before_rows = len(self.top.lines)
+        if self.fetches is not None:
+            self.top.lines += self.fetches.row()
         self.exchanged: tuple[Exchange, ...] = exchanges(frame)
+        self.arrived: list[str] = []  # what the loads of a phase are followed by
 
     def write(self) -> list[str]:
         kernel = self.frame.kernel
@@ -67,12 +65,11 @@ class _Writer:
             self._sweep(number, sweep)
         if kernel.row_stores:
             self._row_stores(kernel.row_stores)
-        read_in(self.frame, self.exchanged)
+        self.arrived = read_in(self.frame, self.exchanged)
         if kernel.stores:
             self._element_stores(kernel.stores)
         write_out(self.frame, self.exchanged)
-        if self.pool_bytes > self.schedule.shared_bytes:
-            raise RenderError(f"{kernel.name} keeps {self.pool_bytes} bytes, not {self.schedule.shared_bytes}")
+        self.places.check()
         lines = self.top.lines
         if self.frame.row_loop:
             lines = [*lines[: self.before_rows], *block(self.frame.row_loop, lines[self.before_rows :])]
@@ -111,15 +108,17 @@ class _Writer:
         if frame.vector_rows:
             self.rows.compute(roots)
         for kept in made:
-            self._declare_kept(kept)
-        if frame.rest is None:
-            self._stretch(phase, tile)
-        elif number == 0:
-            self._stretch(phase, tile)
+            self.places.declare(kept)
+        rest_first = number > 0 or self.fetches is not None
+        if frame.rest is not None and rest_first:
             self._rest(phase, number, frame.rest)
-        else:
+        if self.fetches is not None and number == 0:
+            self.top.lines.append("fp::await_copies<0>();")
+        self._stretch(phase, tile)
+        if frame.rest is not None and not rest_first:
             self._rest(phase, number, frame.rest)
-            self._stretch(phase, tile)
+        if self.fetches is not None and stores:
+            self.top.lines.append("fp::end_copies();")
 
     def _rest(self, phase: _Phase, number: int, tile: Tile) -> None:
         """What is not kept: read again in every phase, each time from where the last one ended."""
@@ -138,6 +137,8 @@ class _Writer:
         ahead = loads_ahead(frame, phase.roots, [*(kept.node for kept in phase.known), *exchanged])
         if self.schedule.unroll > 1 and ahead:
             load_steps(frame, steps, tile, start, ahead)
+        steps.lines += self.arrived
+        self.arrived = []
         self._steps(steps, phase, tile, start, ahead)
         if tile.loop:
             advance = self.schedule.unroll * tile.step
@@ -167,12 +168,11 @@ class _Writer:
                 step.lines.append(declare(frame, each))
                 load_one(frame, step, each, each.name)
         around = Around([], [], [], [])
-        if self.schedule.keep is Keep.SHARED:
-            for kept in phase.known:
-                step.lines.append(f"const auto {self._staged(kept)} = {self.places[id(kept.node)]}[{number}];")
-            for kept in phase.made:
-                around.after_lanes.append(f"{self.places[id(kept.node)]}[{number}] = {self._staged(kept)};")
+        step.lines += self.places.taken(phase.known, number)
+        around.after_lanes.extend(self.places.left(phase.made, number))
         self._vector(step, phase, tile, ahead, around)
+        if self.fetches is not None and phase.stores and tile is frame.tile:
+            step.lines += self.fetches.following(number)
         lines = without_unused(step.lines)
         lines = block(f"if ({' && '.join(guards)})", lines) if guards else lines
         looped = frame.unrolled(self.u, self.schedule.unroll, lines)
@@ -188,13 +188,13 @@ class _Writer:
             has_lanes = self.frame.has_lanes(kept.node)
             scope = lanes if has_lanes else step
             text = scope.value(kept.node)
-            scope.lines.append(f"{self._kept_place(kept)} = {bare(text)};")
-            scope.bind(kept.node, self._kept_place(kept))
+            scope.lines.append(f"{self.places.element(kept)} = {bare(text)};")
+            scope.bind(kept.node, self.places.element(kept))
         for state in phase.states:
             push(self.frame, tile, lanes, state, around)
         for store in phase.stores:
             self._store(lanes, step, store, around)
-        before = [*self._staging(phase), *around.before_lanes]
+        before = [*self.places.staging(phase.made), *around.before_lanes]
         if self.width > 1:
             step.lines[mark:mark] = before
             step.lines += self.frame.unrolled(self.v, self.width, lanes.lines)
@@ -211,10 +211,10 @@ class _Writer:
             if each.lanes:
                 lanes.bind(each.load, f"{each.name}{at_step}[{self.v}]")
         for kept in phase.known:
-            (lanes if self.frame.has_lanes(kept.node) else step).bind(kept.node, self._kept_place(kept))
+            (lanes if self.frame.has_lanes(kept.node) else step).bind(kept.node, self.places.element(kept))
         for exchange in self.exchanged:
             if exchange.crossing.load is not None:
-                lanes.bind(exchange.crossing.load, exchange.place(self.frame, lanes))
+                lanes.bind(exchange.crossing.load, exchange.read(self.frame, step, lanes))
         if self.frame.vector_rows:
             self.rows.bind(lanes)
 
@@ -227,7 +227,7 @@ class _Writer:
             value = f"fp::cast<{element}>({value})"
         exchange = next((each for each in self.exchanged if each.crossing.store is store), None)
         if exchange is not None:
-            lanes.lines.append(f"{exchange.place(frame, lanes)} = {value};")
+            exchange.write(frame, lanes, value, around)
             return
         if not frame.is_wide(store.buffer, store.index):
             lanes.lines.append(f"{pointer}[{lanes.index(store.index)}] = {value};")
@@ -241,37 +241,15 @@ class _Writer:
 
     # ---- kept values
 
-    def _declare_kept(self, kept: Kept) -> None:
-        element, tile = C_TYPES[kept.node.dtype], self.frame.tile
-        width = self.width if self.frame.has_lanes(kept.node) else 1
-        name = self.places[id(kept.node)] = self.frame.names.numbered("kept")
-        if self.schedule.keep is Keep.SHARED:
-            if not self.pool_bytes:
-                self.top.lines.append(f"extern __shared__ __align__(16) unsigned char {self.pool}[];")
-            vector = f"fp::Vec<{element}, {width}>"
-            start = f"{self.pool} + {free(self.pool_bytes)}" if self.pool_bytes else self.pool
-            self.top.lines.append(f"{vector}* const {name} = reinterpret_cast<{vector}*>({start});")
-            self.pool_bytes += -(-tile.count // tile.step) * tile.step * width * kept.node.dtype.nbytes
-            return
-        steps = f"[{self.schedule.unroll}]" if self.schedule.unroll > 1 else ""
-        self.top.lines.append(f"{element} {name}{steps}{f'[{width}]' if width > 1 else ''};")
-
-    def _kept_place(self, kept: Kept) -> str:
-        """The C expression for a kept value, in the loops over steps and lanes."""
-        lane = f"[{self.v}]" if self.frame.has_lanes(kept.node) else ""
-        if self.schedule.keep is Keep.SHARED:
-            return f"{self._staged(kept)}{lane or '[0]'}"
-        return f"{self.places[id(kept.node)]}{f'[{self.u}]' if self.schedule.unroll > 1 else ''}{lane}"
-
-    def _staged(self, kept: Kept) -> str:
-        """A vector on its way to or from shared memory."""
-        return f"{self.places[id(kept.node)]}_vector"
-
-    def _staging(self, phase: _Phase) -> list[str]:
-        if self.schedule.keep is not Keep.SHARED:
-            return []
-        widths = ((kept, self.width if self.frame.has_lanes(kept.node) else 1) for kept in phase.made)
-        return [f"fp::Vec<{C_TYPES[kept.node.dtype]}, {width}> {self._staged(kept)};" for kept, width in widths]
+    def _fetches(self) -> Fetches:
+        """What is kept is in its places before the first sweep."""
+        self.kept = tuple(replace(kept, first=-1) for kept in self.kept)
+        for kept in self.kept:
+            self.places.declare(kept)
+        loads = [(kept.node, self.places.name(kept)) for kept in self.kept if isinstance(kept.node, Load)]
+        fetches = Fetches(self.frame, loads)
+        self.top.lines += fetches.first_row()
+        return fetches
 
     # ---- rows
 

@@ -15,8 +15,6 @@ from fusepass.codegen.schedule.plan import Walk
 
 Guard = tuple[Bound, ...]
 
-_PREFETCHED = 2  # times as many vectors of a team's next row as a thread loads at once
-
 
 @dataclass(frozen=True)
 class Ahead:
@@ -130,28 +128,3 @@ def load_one(frame: Frame, scope: Scope, each: Ahead, target: str) -> None:
         inside.lines.append(f"{target} = {pointer}[{inside.index(index)}];")
     if each.guard:
         scope.lines += block(f"if ({scope.condition(each.guard)})", inside.lines)
-
-
-def prefetch_row(frame: Frame, roots: Sequence[Expr]) -> list[str]:
-    """Bring the beginning of a block's part of its team's next row closer: what `roots` load there, in a few steps.
-
-    The first warp has other things to do: the team waits for it.
-    """
-    tile, rows = frame.tile, frozenset(frame.kernel.rows)
-    found = [each.load for each in loads_ahead(frame, roots, ()) if not each.guard and each.load.index.axes & rows]
-    # Where most of a row is read again, the cache is better left to that.
-    if not found or frame.arranged.row is None or 2 * frame.schedule.kept < frame.schedule.part:
-        return []
-    following = frame.names.exact("next")
-    scope = Scope(frame.printer)  # of its own: quotients of the row at hand are not those of the next
-    scope.define_axis(frame.arranged.row, following)
-    steps = min(_PREFETCHED * frame.schedule.unroll, -(-tile.count // tile.step))
-    number = f"{tile.start} + {frame.u} * {tile.step}" if steps > 1 else tile.start
-    inner = scope.child()
-    frame.define_position(inner, tile, f"fp::least({number}, {tile.last})")
-    for load in found:
-        start = inner.operand(frame.first_lane(load.index))
-        inner.lines.append(f"fp::prefetch({frame.pointers[load.buffer]} + {start});")
-    lines = [*scope.lines, *frame.unrolled(frame.u, steps, inner.lines)]
-    head = f"const {frame.index_type} {following} = {frame.row} + {frame.team}.count;"
-    return [head, *block(f"if (threadIdx.x >= 32 && {following} < {frame.kernel.row_count})", lines)]

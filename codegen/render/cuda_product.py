@@ -11,9 +11,11 @@ from fusepass.codegen.ir.product import Arithmetic, Operand, Product
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
-from fusepass.codegen.schedule_product import GROUP, Access, ProductSchedule
+from fusepass.codegen.schedule_product import GROUP, ProductSchedule
+from fusepass.codegen.schedule_product.tiles import Access
 
 _ARITHMETIC = {Arithmetic.TF32_THREE: "tf32_three", Arithmetic.TF32: "tf32", Arithmetic.HALVES: "halves"}
+_ALIGNMENT = {False: 16, True: 1024}  # bytes, of shared memory: what a group multiplies lies in patterns of 1024 bytes
 _ROWS_AT_ONCE = 8  # of results: what the epilogue loads for them is on its way together
 _LOCALS = (
     "pool", "Left", "Right", "Tile", "place", "piece", "batch", "first_row", "first_column", "first", "last",
@@ -49,7 +51,7 @@ class _Writer:
         self.pieces, self.batches, self.rows, self.columns = kernel.rows
 
     def lines(self) -> Iterable[str]:
-        yield "extern __shared__ __align__(16) unsigned char $pool[];"
+        yield f"extern __shared__ __align__({_ALIGNMENT[self.plan.tiling.groups]}) unsigned char $pool[];"
         yield f"using $Left = {self._operand(self.product.left, self.plan.left, self.rows)};"
         yield f"using $Right = {self._operand(self.product.right, self.plan.right, self.columns)};"
         yield f"using $Tile = {self._multiplier()};"
@@ -73,9 +75,10 @@ class _Writer:
 
     def _multiplier(self) -> str:
         tiling = self.plan.tiling
-        numbers = (tiling.warp_rows, tiling.warp_columns, tiling.m, tiling.n, tiling.stages)
+        kind, turned = ("GroupMultiplier", (str(tiling.turned).lower(),)) if tiling.groups else ("Multiplier", ())
+        numbers = (*turned, tiling.warp_rows, tiling.warp_columns, tiling.m, tiling.n, tiling.stages)
         arithmetic = f"fp::Arithmetic::{_ARITHMETIC[self.product.arithmetic]}"
-        return f"fp::Multiplier<{arithmetic}, $Left, $Right, {', '.join(map(str, numbers))}>"
+        return f"fp::{kind}<{arithmetic}, $Left, $Right, {', '.join(map(str, numbers))}>"
 
     def _places(self) -> Iterable[str]:
         """Which tile of which matrix is the block's, and which terms of the sums."""
@@ -122,9 +125,10 @@ class _Writer:
         if self.rows.size % tiling.rows:
             body = block(f"if ($row < {self.rows.size})", body)
         rows = [f"const {self.index_type} $row = {self._index('$first_row + $Tile::warp_row() + $down')};", *body]
+        high, long = tiling.warp_tile
         loop = [
             f"#pragma unroll {_ROWS_AT_ONCE}",
-            *block(f"for (int $down = 0; $down < {16 * tiling.m}; ++$down)", rows),
+            *block(f"for (int $down = 0; $down < {high}; ++$down)", rows),
         ]
         inside = [*along.lines, *loop]
         if self.columns.size % tiling.columns:
@@ -133,7 +137,7 @@ class _Writer:
         yield "const int $lane = threadIdx.x % 32;"
         yield from outside.lines
         yield "#pragma unroll 1"
-        head = f"for (int $across = 0; $across < {8 * tiling.n}; $across += 32)"
+        head = f"for (int $across = 0; $across < {long}; $across += 32)"
         yield from block(head, [f"const {self.index_type} $column = {at};", *inside])
 
     def _index(self, text: str) -> str:

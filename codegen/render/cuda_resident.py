@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_convolution import (
+    GROUP_SLICES,
     UNROLL,
     ConvolutionText,
     ConvolutionWriter,
@@ -15,6 +17,7 @@ from fusepass.codegen.render.cuda_convolution import (
     table,
     unrolled,
 )
+from fusepass.codegen.render.cuda_definition import repair
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule_convolution.resident import SLICE, ResidentSchedule, first_steps, padded_taps
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS
@@ -32,9 +35,10 @@ class _Writer(ConvolutionWriter):
         self, kernel: Kernel, program: Program, plan: ResidentSchedule, pointers: dict[str, str], names: Identifiers
     ) -> None:
         super().__init__(kernel, program, plan.on, pointers, names)
-        self.plan = plan
-        self.taps_name, self.weights_name, self.steps_name, self.counts_name = (
-            names.exact(f"{kernel.name}_{what}") for what in ("taps", "weights_from", "first_step", "tap_count")
+        self.plan, self.together = plan, plan.on.warps > 1
+        self.rounds = plan.precision is Precision.TF32
+        self.taps_name, self.weights_name, self.steps_name = (
+            names.exact(f"{kernel.name}_{what}") for what in ("taps", "weights_from", "first_step")
         )
 
     def write(self) -> ConvolutionText:
@@ -50,6 +54,7 @@ class _Writer(ConvolutionWriter):
         exchange = ["float* const $done = $tile;", "$tile = $next;", "$next = $done;"]
         loop = [
             *(ahead if double else [*now, "fp::await_copies<0>();"]),
+            *(["$round();"] if self.rounds else []),
             "__syncthreads();",
             *self.tile_place(),
             *self._multiply(),
@@ -88,18 +93,14 @@ class _Writer(ConvolutionWriter):
         yield "// Its place among the weights of an output channel; -1 where a slice is filled up."
         yield from table(self.weights_name, weights)
         if len(self.on.phases) > 1:
-            yield "// The first slice of each phase, and the end of the last; the taps of each phase."
+            yield "// The first slice of each phase, and the end of the last."
             yield from table(self.steps_name, first_steps(self.plan.steps))
-            yield from table(self.counts_name, self._counts())
-
-    def _counts(self) -> list[int]:
-        return [len(phase.taps) * self.source.shape[1] for phase in self.on.phases]
 
     # ---- what a block fetches
 
     def _shared(self) -> Iterable[str]:
         steps, plan = sum(self.plan.steps), self.plan
-        after_weights = 4 * steps * plan.rows * 128
+        after_weights = 4 * self._weights() * max(self.anchor.parts, 1)
         yield "extern __shared__ __align__(16) unsigned char $pool[];"
         yield "float* const $weights = reinterpret_cast<float*>($pool);"
         yield f"int* const $taps = reinterpret_cast<int*>($pool + {after_weights});"
@@ -117,21 +118,41 @@ class _Writer(ConvolutionWriter):
         first = f"int(blockIdx.x) % {plan.channel_blocks} * {16 * plan.rows}" if plan.channel_blocks > 1 else "0"
         yield f"const int $first_channel = {first};"
 
+    def _weights(self) -> int:
+        """Weights of a block, those that fill slices up among them."""
+        return sum(self.plan.steps) * self.plan.rows * 128
+
     def _fetch_weights(self) -> Iterable[str]:
-        """Weights in the order in which the threads of a warp take them."""
+        """Weights in the order in which tensor cores take them; see `packed_shape`."""
         plan, steps = self.plan, sum(self.plan.steps)
         channels, along = self.sizes[1], self.weight.strides[1 if self.anchor.transposed else 0]
-        yield "// weights and taps, as the threads of a warp take them"
+        place = [
+            "const int $thread = $i / 4 % 32;",
+            f"const int $channel = $first_channel + $i / 128 % {plan.rows} * 16 + $thread / 4 + $i % 2 * 8;",
+            f"const int $from = {self.weights_name}[$i / {128 * plan.rows} * 8 + $thread % 4 + $i / 2 % 2 * 4];",
+        ]
+        if self.together:
+            place = [
+                f"const int $channel = $first_channel + $i / 64 % {2 * plan.rows} * 8 + $i / 4 % 8;",
+                f"const int $from = {self.weights_name}[$i / {128 * plan.rows} * 8 + $i / 32 % 2 * 4 + $i % 4];",
+            ]
+        keep = {
+            0: ["$weights[$i] = $value;"],
+            1: ["$weights[$i] = fp::tf32($value);"],
+            2: ["$weights[$i] = fp::tf32($value);", f"$weights[{self._weights()} + $i] = $value - $weights[$i];"],
+        }
+        yield "// weights and taps, as they are multiplied"
         yield from block(
-            f"for (int $i = threadIdx.x; $i < {steps * plan.rows * 128}; $i += {plan.threads})",
+            f"for (int $i = threadIdx.x; $i < {self._weights()}; $i += {plan.threads})",
             [
-                "const int $thread = $i / 4 % 32;",
-                f"const int $channel = $first_channel + $i / 128 % {plan.rows} * 16 + $thread / 4 + $i % 2 * 8;",
-                f"const int $from = {self.weights_name}[$i / {128 * plan.rows} * 8 + $thread % 4 + $i / 2 % 2 * 4];",
+                *place,
                 f"const bool $real = $from >= 0 && $channel < {channels};",
-                f"$weights[$i] = $real ? {self.pointers[self.weight.name]}[$from + $channel * {along}] : 0.0f;",
+                f"const float $value = $real ? {self.pointers[self.weight.name]}[$from + $channel * {along}] : 0.0f;",
+                *keep[self.anchor.parts],
             ],
         )
+        if self.together:
+            yield "fp::publish_to_products();"
         yield f"for (int $i = threadIdx.x; $i < {steps * SLICE}; $i += {plan.threads}) $taps[$i] = {self.taps_name}[$i];"
 
     def _fetch_tile(self) -> Iterable[str]:
@@ -151,16 +172,30 @@ class _Writer(ConvolutionWriter):
         yield "// begins to fetch the input below a tile, zeros where there is none"
         yield from block("const auto $fetch = [&](int $number, float* $to)", [*self.tile_place(), *loop])[:-1]
         yield "};"
+        if self.rounds:
+            at = f"$tile[$channel * {self.on.pitch} + $i]"
+            each = block(f"for (int $channel = 0; $channel < {shape[1]}; ++$channel)", [f"{at} = fp::tf32({at});"])
+            every = f"for (int $i = threadIdx.x; $i < {elements}; $i += {self.plan.threads})"
+            yield "// rounds what this thread has fetched"
+            yield from block("const auto $round = [&]", block(every, [UNROLL, *each]))[:-1]
+            yield "};"
 
     # ---- products
 
     def _multiply(self) -> Iterable[str]:
         plan, on = self.plan, self.on
+        sums = f"[2][{8 * plan.rows}]" if self.together else f"[{plan.rows}][{COLUMNS}][4]"
+        staging = f"fp::stage<{on.pair}, {on.staged_pitch}>($room, $sums[$p][$m], $p);"
+        if self.together:
+            staging = f"fp::stage_group<{on.pair}, {on.staged_pitch}>($room, $sums[$p], 0, $m, $p);"
         lines = [
-            f"float $sums[{on.pair}][{plan.rows}][{COLUMNS}][4] = {{}};",
+            f"float $sums[{on.pair}]{sums} = {{}};",
             f"const float* const $mine = $tile + $lane / 4 * {self.anchor.step[-1]};",
             *unrolled("$p", on.pair, self._sum_up()),
-            *self.epilogue(Sums("$sums[$p][$m]", plan.rows, plan.covered, f"$warp * {COLUMNS}")),
+            *([] if self.rounds else self.finite("$sums[$p]", [("$p", on.pair)])),
+            *self.epilogue(
+                Sums(staging, plan.rows, plan.covered, f"$warp * {COLUMNS}", () if self.rounds else tuple(repair(self)))
+            ),
         ]
         if len(on.phases) > 1:
             yield "#pragma unroll 1"
@@ -171,21 +206,44 @@ class _Writer(ConvolutionWriter):
     def _sum_up(self) -> list[str]:
         """The products of one phase."""
         plan = self.plan
-        first, last, count = "0", str(plan.steps[0]), str(self._counts()[0])
+        first, last = "0", str(plan.steps[0])
         lines = []
         if len(self.on.phases) > 1:
-            first, last, count = "$first", f"{self.steps_name}[$phase + $p + 1]", f"{self.counts_name}[$phase + $p]"
+            first, last = "$first", f"{self.steps_name}[$phase + $p + 1]"
             lines.append(f"const int $first = {self.steps_name}[$phase + $p];")
+        if self.together:
+            return [*lines, *self._multiply_together(first, last)]
         from_memory = ["$b[$n][0] = $near[$groups[$n]];", "$b[$n][1] = $far[$groups[$n]];"]
         one = [
             f"float $a[{plan.rows}][4], $b[{COLUMNS}][2];",
             f"fp::load_weights($a, $weights + $step * {plan.rows * 128} + $lane * 4);",
-            f"const float* const $near = $mine + $taps[$step * {SLICE} + $lane % 4];",
-            f"const float* const $far = $mine + $taps[$step * {SLICE} + $lane % 4 + 4];",
+            *self._near("$step"),
             *unrolled("$n", COLUMNS, from_memory),
             "fp::multiply_slice($sums[$p], $a, $b);",
         ]
-        begin = f"$weights + {first} * {plan.rows * 128}, $taps + {first} * {SLICE}"
-        plain = f"fp::plain_sums($sums[$p], {begin}, {count}, $tile, $groups, {self.anchor.step[-1]});"
-        lines += block(f"for (int $step = {first}; $step < {last}; ++$step)", one)
-        return [*lines, f"if (!fp::all_finite($sums[$p])) {plain}"]
+        return [*lines, *block(f"for (int $step = {first}; $step < {last}; ++$step)", one)]
+
+    def _near(self, step: str) -> Iterable[str]:
+        """Where a thread's two places of a slice lie in the tile of the input, for the tile's first position."""
+        yield f"const float* const $near = $mine + $taps[{step} * {SLICE} + $lane % 4];"
+        yield f"const float* const $far = $mine + $taps[{step} * {SLICE} + $lane % 4 + 4];"
+
+    def _multiply_together(self, first: str, last: str) -> Iterable[str]:
+        """The products of slices from `first` to below `last`, by four warps together."""
+        from_memory = [
+            "$a[$n / 2][$n % 2] = $near[$groups[$n]];",
+            "$a[$n / 2][$n % 2 + 2] = $far[$groups[$n]];",
+        ]
+        begin = "" if first == "0" else f"{first} + "
+        load = [*self._near(f"({begin}$s)"), *unrolled("$n", COLUMNS, from_memory)]
+        yield from block("const auto $load = [&](float (&$a)[2][4], int $s)", load)[:-1]
+        yield "};"
+        slice_units = self.plan.rows * 32
+        count = last if first == "0" else f"{last} - {first}"
+        at = "fp::tile_descriptor($weights, 128, 256)" + ("" if first == "0" else f" + {first} * {slice_units}")
+        if self.rounds:
+            yield f"fp::multiply_slices_rounded<{GROUP_SLICES}>($sums[$p], {count}, {at}, {slice_units}, $load);"
+            return
+        yield f"const uint64_t $high = {at};"
+        low = f"$high + {self._weights() // 4}"
+        yield f"fp::multiply_slices_exactly<{GROUP_SLICES}>($sums[$p], {count}, $high, {low}, {slice_units}, $load);"

@@ -14,6 +14,7 @@ from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_convolution import (
+    GROUP_SLICES,
     ConvolutionText,
     ConvolutionWriter,
     Sums,
@@ -47,7 +48,7 @@ class _Writer(ConvolutionWriter):
         super().__init__(kernel, program, plan.on, pointers, names)
         assert self.anchor.packed is not None
         self.plan, self.packed = plan, program.buffer(self.anchor.packed)
-        self.rounds = plan.precision is Precision.TF32
+        self.rounds, self.together = plan.precision is Precision.TF32, plan.on.warps > 1
         self.pieces = plan.pieces()
         self.slices = plan.slices()
         self.pieces_name, self.at_name, self.from_name = (
@@ -58,7 +59,7 @@ class _Writer(ConvolutionWriter):
         plan, on = self.plan, self.on
         stride = plan.blocks // plan.channel_blocks
         group = [
-            f"float $sums[{on.pair}][{plan.parts}][{plan.rows}][{COLUMNS}][4] = {{}};",
+            f"float $sums[{on.pair}]{self._sums()} = {{}};",
             "bool $last;",
             _ONCE,
             *block("do", self._piece())[:-1],
@@ -139,7 +140,7 @@ class _Writer(ConvolutionWriter):
         yield "const int $warp = threadIdx.x / 32;"
         yield f"float* const $room = $inputs + {inputs} + $warp * {ROWS * on.staged_pitch};"
         yield f"const int $first_row = {remainder('int(blockIdx.x)', plan.channel_blocks)}{self._times(plan.block_rows)};"
-        high = remainder("$warp", plan.high)
+        high = self._high()
         yield f"const int $first_channel = ($first_row + {high} * {plan.rows}) * {ROWS};"
         yield "// where the columns of this warp begin in the tile, 8 positions each"
         yield f"int $groups[{plan.parts}][{COLUMNS}];"
@@ -150,8 +151,21 @@ class _Writer(ConvolutionWriter):
     def _times(self, factor: int) -> str:
         return f" * {factor}" if self.plan.channel_blocks > 1 else ""
 
+    def _sums(self) -> str:
+        """The dimensions of a thread's sums of one phase."""
+        plan = self.plan
+        return f"[{2 * plan.parts}][{8 * plan.rows}]" if self.together else f"[{plan.parts}][{plan.rows}][{COLUMNS}][4]"
+
+    def _high(self) -> str:
+        """The place of a warp along the output channels; warps that multiply together share theirs."""
+        if not self.together:
+            return remainder("$warp", self.plan.high)
+        return quotient("$warp", WARPS // self.plan.high) if self.plan.high > 1 else "0"
+
     def _first_group(self, part: str) -> str:
         warp = quotient("$warp", self.plan.high)
+        if self.together:
+            warp = "$warp" if self.plan.high == 1 else remainder("$warp", WARPS // self.plan.high)
         if self.plan.parts == 1:
             return f"{warp} * {COLUMNS}"
         return f"({warp} * {self.plan.parts} + {part}) * {COLUMNS}"
@@ -159,15 +173,22 @@ class _Writer(ConvolutionWriter):
     # ---- copies
 
     def _fetch_weights(self) -> Iterable[str]:
-        """How a piece's slices are fetched: each warp copies 16 output channels of a slice, which are 512 neighbouring bytes."""
+        """How a piece's slices are fetched: each warp copies 16 output channels of a slice, which are 512 neighbouring bytes.
+
+        Where warps multiply together, all high parts of a slice come before its low ones.
+        """
         plan, last = self.plan, self.packed.shape[0] - 1
-        each, chunk = self.packed.strides[0] // SLICE_FLOATS, plan.depth * self._positions()
+        slices = max(self.anchor.parts, 1)  # of 512 bytes, for 16 output channels and one kernel position
+        each, chunk = self.packed.strides[0] // SLICE_FLOATS, slices * plan.depth * self._positions()
         row = f"$first_row + {remainder('$i', plan.block_rows)}"
         if (last + 1) % plan.block_rows:
             row = (
                 f"{row} < {last} ? {row} : {last}"  # what lies past the end is computed of other numbers and not stored
             )
-        place = f"{self.index_type}($row) * {each} + $chunk * {chunk} + {self.from_name}[$first + {quotient('$i', plan.block_rows)}]"
+        place = f"{self.index_type}($row) * {each} + $chunk * {chunk}"
+        place += f" + {self.from_name}[$first + {quotient('$i', plan.units)}]{f' * {slices}' if slices > 1 else ''}"
+        if slices > 1:
+            place += f" + $i / {plan.block_rows} % {slices}"
         copy = [
             f"const int $row = {row};",
             f"const {self.index_type} $from = ({place}) * {SLICE_FLOATS} + $lane * 4;",
@@ -175,9 +196,7 @@ class _Writer(ConvolutionWriter):
         ]
         yield "// begins to fetch slices of weights"
         head = "const auto $fetch_weights = [&](int $first, int $count, int $chunk, float* $to)"
-        yield from block(head, block(f"for (int $i = $warp; $i < $count * {plan.block_rows}; $i += {WARPS})", copy))[
-            :-1
-        ]
+        yield from block(head, block(f"for (int $i = $warp; $i < $count * {plan.units}; $i += {WARPS})", copy))[:-1]
         yield "};"
 
     def _fetch_input(self) -> Iterable[str]:
@@ -245,6 +264,7 @@ class _Writer(ConvolutionWriter):
             f"const int* const $what = {self.pieces_name} + $piece++ * {_FIELDS};",
             f"fp::await_copies<{plan.stages - 2}>();",
             *block(f"if ($what[3] & {_LOADS})", advance),
+            *(["fp::publish_to_products();"] if self.together else []),
             "__syncthreads();",
             "$fetch_piece();",
             *self._multiply(),
@@ -255,7 +275,12 @@ class _Writer(ConvolutionWriter):
     def _multiply(self) -> Iterable[str]:
         plan, on = self.plan, self.on
         yield f"const float* const $mine = $inputs + $slot * {plan.chunk_floats} + $lane % 4 * {on.pitch} + $lane / 4 * {self.anchor.step[-1]};"
-        first = f"{remainder('$warp', plan.high)} * {plan.rows * SLICE_FLOATS} + " if plan.high > 1 else ""
+        if self.on.pair > 1:
+            yield f"if ($what[3] & {_SWAPS}) fp::exchange($sums[0], $sums[1]);  // the sums that grow are always the first"
+        first = f"{self._high()} * {plan.rows * SLICE_FLOATS} + " if plan.high > 1 else ""
+        if self.together:
+            yield from self._multiply_together(f"$weights + ({first}$stage * {plan.piece_floats})")
+            return
         yield f"const float* const $slices = $weights + $stage * {plan.piece_floats} + {first}$lane * 4;"
         from_memory = [
             "$b[$n][0] = $near[$groups[$h][$n]];",
@@ -272,10 +297,29 @@ class _Writer(ConvolutionWriter):
             f"const float* const $near = $mine + {self.at_name}[$what[0] + $s];",
             *unrolled("$h", plan.parts, part),
         ]
-        if self.on.pair > 1:
-            yield f"if ($what[3] & {_SWAPS}) fp::exchange($sums[0], $sums[1]);  // the sums that grow are always the first"
         yield _ONCE
         yield from block("for (int $s = 0; $s < $what[1]; ++$s)", one)
+
+    def _multiply_together(self, weights: str) -> Iterable[str]:
+        """The products of a piece whose weights begin at `weights`, by four warps together."""
+        plan, far = self.plan, 4 * self.on.pitch
+        from_memory = [
+            "$a[$h * 2 + $n / 2][$n % 2] = $near[$groups[$h][$n]];",
+            f"$a[$h * 2 + $n / 2][$n % 2 + 2] = $near[$groups[$h][$n] + {far}];",
+        ]
+        load = [
+            f"const float* const $near = $mine + {self.at_name}[$what[0] + $s];",
+            *unrolled("$h", plan.parts, unrolled("$n", COLUMNS, from_memory)),
+        ]
+        yield from block(f"const auto $load = [&](float (&$a)[{2 * plan.parts}][4], int $s)", load)[:-1]
+        yield "};"
+        yield f"const uint64_t $high = fp::tile_descriptor({weights}, 128, 256);"
+        units = plan.units * SLICE_FLOATS // 4  # of 16 bytes, from slice to slice
+        if self.rounds:
+            yield f"fp::multiply_slices_rounded<{GROUP_SLICES}>($sums[0], $what[1], $high, {units}, $load);"
+            return
+        low = f"$high + {plan.block_rows * SLICE_FLOATS // 4}"
+        yield f"fp::multiply_slices_exactly<{GROUP_SLICES}>($sums[0], $what[1], $high, {low}, {units}, $load);"
 
     # ---- results
 
@@ -283,22 +327,12 @@ class _Writer(ConvolutionWriter):
         plan, on = self.plan, self.on
         repaired: tuple[str, ...] = ()
         if not self.rounds:
-            finite = ["$broken = $broken || !fp::all_finite($sums[$p][$h]);"]
-            yield "bool $broken = false;"
-            yield from unrolled("$p", on.pair, unrolled("$h", plan.parts, finite))
-            yield "$broken = __any_sync(0xffffffffu, $broken);"
+            each = [("$p", on.pair)] if self.together else [("$p", on.pair), ("$h", plan.parts)]
+            yield from self.finite("$sums[$p]" if self.together else "$sums[$p][$h]", each)
             repaired = tuple(repair(self))
-        done = "1 - $p" if on.pair > 1 else "$p"  # the second phase of a pair comes last
-        part = list(
-            self.epilogue(
-                Sums(
-                    f"$sums[{done}][$h][$m]",
-                    plan.rows,
-                    plan.covered,
-                    self._first_group("$h"),
-                    repaired,
-                    "#pragma unroll 4",
-                )
-            )
-        )
-        yield from unrolled("$h", plan.parts, part)
+        done = "$sums[1 - $p]" if on.pair > 1 else "$sums[$p]"  # the second phase of a pair comes last
+        staging = f"fp::stage<{on.pair}, {on.staged_pitch}>($room, {done}[$h][$m], $p);"
+        if self.together:
+            staging = f"fp::stage_group<{on.pair}, {on.staged_pitch}>($room, {done}, $h * 2, $m, $p);"
+        sums = Sums(staging, plan.rows, plan.covered, self._first_group("$h"), repaired, "#pragma unroll 4")
+        yield from unrolled("$h", plan.parts, list(self.epilogue(sums)))

@@ -56,6 +56,7 @@ class Printer:
         self.fault = ""  # the C name of what receives the report of a place outside its buffer; none: the device traps
         self.unknown_zero = ""  # adds a zero that the compiler must not know where its knowledge does harm (fp_index.h)
         self.window_vector: Callable[[Load, Axis], str | None] = lambda load, axis: None
+        self.along: frozenset[Axis] = frozenset()  # a row's elements; `fp::quotient` divides many of them by one number
 
     def expect(self, roots: Iterable[Expr]) -> None:
         """Declare what is printed next, so that values used more than once get a name."""
@@ -233,9 +234,19 @@ class Scope:
             case Position(index, dtype):
                 return f"{C_TYPES[dtype]}({self.index(index)}{self.printer.unknown_zero})"
             case Apply(op, args, dtype):
-                return apply_text(op, [self.value(arg) for arg in args], args[0].dtype, dtype)
+                texts = [self.value(arg) for arg in args]
+                if self._shares_divisor(node):
+                    return f"fp::quotient({', '.join(map(bare, texts))})"
+                return apply_text(op, texts, args[0].dtype, dtype)
             case _:
                 raise RenderError(f"{type(node).__name__} is not a plain expression")
+
+    def _shares_divisor(self, node: Apply) -> bool:
+        """Whether all elements of a row are divided by the same number, which is not known before."""
+        if node.op is not Op.DIV or node.dtype is not DType.F32 or isinstance(node.args[1], Const):
+            return False
+        dividend, divisor = (self.printer.dataflow.needs(arg) & self.printer.along for arg in node.args)
+        return bool(dividend) and not divisor
 
     def _place(self, place: Place) -> str:
         """How many elements further along a gather reads. One that comes from data is checked once where it is known."""

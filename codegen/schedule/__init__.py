@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.crossing import columns_of, with_columns
+from fusepass.codegen.ir.crossing import columns_of, rows_together, with_columns
 from fusepass.codegen.ir.expr import Load, walk
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule.flat import crossing, pointwise
@@ -29,8 +29,9 @@ def schedule(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: b
     shape = Shape(kernel, program, facts, aligned)
     columns = columns_of(kernel, program) if kernel.is_pointwise and kernel.row_count else ()
     if columns:
-        shape = Shape(with_columns(kernel, program, columns), program, facts, aligned)
-        result = crossing(shape, columns)
+        tall = with_columns(kernel, program, columns)
+        shape = Shape(tall, program, facts, aligned)
+        result = crossing(shape, columns, rows_together(tall, program))
     elif kernel.is_pointwise:
         result = pointwise(shape)
     elif kernel.team is not None:
@@ -62,6 +63,8 @@ def _large(names: Iterable[str], program: Program, facts: DeviceFacts) -> frozen
 def _used_once(shape: Shape, chosen: Schedule) -> frozenset[str]:
     """Large buffers that this kernel touches once and that no later kernel reads."""
     program, kernel = shape.program, shape.kernel
+    if chosen.exchanges:  # lines that blocks share should meet in the cache
+        return frozenset()
     order = [other.name for other in program.kernels]
     later = program.kernels[order.index(kernel.name) + 1 :]
     read_later = frozenset[str]().union(*(other.reads for other in later))

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from fusepass.codegen.ir.crossing import Crossing, Tile, crossings, fitting_width, power_above
+from fusepass.codegen.ir.crossing import Crossing, Tile, crossings, fitting_width, near_step, power_above
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.program import Kernel, Program, Role
-from fusepass.codegen.ir.vectors import is_vector, split_index
+from fusepass.codegen.ir.vectors import alignment, is_vector, split_index
 from fusepass.codegen.schedule.plan import Schedule, Walk
-from fusepass.codegen.schedule.shape import ACCESS, LINE, Shape, ceil, power_below
+from fusepass.codegen.schedule.shape import ACCESS, LINE, Access, Shape, ceil, power_below
 
 _POINTWISE_BYTES = 96  # moved per thread of a pointwise kernel
 _STATIC_SHARED = 48 << 10  # bytes
 _CROSSING_BYTES = 8 << 10  # of a tile, for each buffer
-_CROSSING_COLUMNS = 64  # of a tile, where the rows are not few
+_CROSSING_TILE = 1, 64  # cache lines along the rows, and columns, where the rows are not few
+_RAGGED_TILE = 4, 32  # the same, where tiles share the first and the last of these lines with others
+_CROSSING_VECTORS = 2  # of a thread
+_CROSSING_PANEL = 16  # tiles along the rows that blocks take before the next columns, where both are many
 
 
 def pointwise(shape: Shape) -> Schedule:
@@ -40,15 +44,46 @@ def pointwise(shape: Shape) -> Schedule:
     return Schedule(Walk.POINTWISE, width, unroll, threads, 1, ceil(vectors, threads * unroll))
 
 
-def crossing(shape: Shape, columns: tuple[Axis, ...]) -> Schedule:
-    """Tiles whose rows fill a cache line; as many bytes for each buffer as keep enough loads in flight."""
+def crossing(shape: Shape, columns: tuple[Axis, ...], together: int) -> Schedule:
+    """Tiles whose rows fill cache lines; as many bytes for each buffer as keep enough loads in flight.
+
+    `together`: see `rows_together`.
+    """
     assert shape.row_axis is not None
     assert shape.col_axis is not None
     found = crossings(shape.kernel, shape.program, shape.row_axis, shape.col_axis)
     width = shape.width(shape.row_axis, but=frozenset(each.index for each in found))
     element = max(access.nbytes for access in shape.main)
+    stores = [access for access in shape.main if access.buffer in shape.kernel.writes]
+    # Rows that only follow each other in short pieces do not share lines with more of them.
+    ragged = together * element >= _RAGGED_TILE[0] * LINE and any(_is_ragged(each, shape.row_axis) for each in stores)
+    rows, cols = _tile(shape, found, width, element, _RAGGED_TILE if ragged else _CROSSING_TILE)
+    # 8-byte elements have few rows in a line: more threads would stand too close along the columns for the banks.
+    threads = min(max(rows * cols // (_CROSSING_VECTORS * width), 32), 256 if element < 8 else 128)
+    lanes = rows // width
+    groups = max(threads // lanes, 1)
+    unroll = max(cols // groups, 1)
+    cols = groups * unroll
+    beside = 32 if ragged else max(LINE // element // width, 32 // groups, 1)
+    beside = min(beside, lanes, 32)
+    tall, wide = ceil(shape.rows, rows), ceil(shape.cols, cols)
+    panel = _panel(tall, wide, ceil(together, rows))
+    plan = Schedule(Walk.CROSSING, width, unroll, lanes, groups, tall * wide)
+    return replace(plan, columns=columns, panel=panel, beside=beside, exchanges=True)
+
+
+def _is_ragged(access: Access, axis: Axis) -> bool:
+    """Whether what is contiguous along `axis` does not begin at a cache line wherever `axis` is at a multiple of one."""
+    line = LINE // access.nbytes
+    return near_step(access.index, axis) == 1 and alignment(access.index, axis, line) % line != 0
+
+
+def _tile(
+    shape: Shape, found: Sequence[Crossing], width: int, element: int, wanted: tuple[int, int]
+) -> tuple[int, int]:
+    """Rows and columns of a tile, powers of two: `wanted` lines of rows and columns, if there are as many."""
     all_rows, all_cols = power_above(shape.rows), power_above(shape.cols)
-    rows, cols = max(min(all_rows, LINE // element), width), min(all_cols, _CROSSING_COLUMNS)
+    rows, cols = max(min(all_rows, wanted[0] * LINE // element), width), min(all_cols, wanted[1])
     while rows * cols * element < _CROSSING_BYTES and rows < min(all_rows, LINE * width):
         rows *= 2
     while rows * cols * element < _CROSSING_BYTES and cols < all_cols:
@@ -61,12 +96,17 @@ def crossing(shape: Shape, columns: tuple[Axis, ...]) -> Schedule:
         blocks() < 2 * shape.facts.multiprocessors or exchanged(found, shape.program, rows, cols) > _STATIC_SHARED
     ):
         cols //= 2
-    # 8-byte elements have few rows in a line: more threads would stand too close along the columns for the banks.
-    threads = min(max(rows * cols // (2 * width), 32), 256 if element < 8 else 128)
-    groups = threads // (rows // width)
-    unroll = max(cols // groups, 1)
-    cols = groups * unroll
-    return Schedule(Walk.CROSSING, width, unroll, rows // width, groups, blocks(), columns=columns, exchanges=True)
+    return rows, cols
+
+
+def _panel(tall: int, wide: int, together: int) -> int:
+    """How many of `tall` tiles along the rows come one after another, of `wide` along the columns.
+
+    `together` tiles along the rows are neighbours in memory. Blocks that run at the same time should have long pieces of
+    memory on both sides, so few columns come first, else a few rows; and all rows that are neighbours if they are few.
+    """
+    most = 1 if wide < _CROSSING_PANEL else min(together, _CROSSING_PANEL)
+    return max(panel for panel in range(1, most + 1) if tall % panel == 0)
 
 
 def exchanged(found: Iterable[Crossing], program: Program, along: int, across: int) -> int:
@@ -96,4 +136,7 @@ def exchange_tile(
     # Less at once where there would be fewer accesses than threads.
     each = max(power_above(tile[0]) * tile[1] // plan.threads, 1)
     most = 1 if crossing.guard else min(ACCESS // buffer.dtype.nbytes, each, tile[1])
-    return Tile(*tile, plan.threads, fitting_width(most, fits), buffer.dtype.nbytes)
+    # A warp that has more than all banks take at once reads whole vectors.
+    whole = plan.walk is Walk.CROSSING and plan.beside * plan.width * buffer.dtype.nbytes > LINE
+    vector = plan.width if whole else 1
+    return Tile(*tile, plan.threads, fitting_width(most, fits), buffer.dtype.nbytes, vector)

@@ -54,11 +54,15 @@ class Schedule:
         backwards: whether blocks run from the last to the first, to meet what the previous kernel left in the cache.
         apart: `POINTWISE`: vectors from one of a thread's vectors to the next, where that is not a block's width.
         columns: `CROSSING`: the kernel's axes that are the tile's columns, slowest first.
+        panel: `CROSSING`: tiles along the rows that blocks take one after another before they go on along the columns;
+            a divisor of all tiles along the rows.
+        beside: `CROSSING`: lanes of one warp; the others of `lanes` are other warps. A divisor of `lanes`, at most 32.
         exchanges: whether what is contiguous along the other axis goes through shared memory: loads and stores where
             `CROSSING`, stores where `INNER` or `OUTER`.
         members: blocks that share each row; with more than one, blocks are resident all at once and go from row to row.
         part: vectors of a row that each member has.
         kept: of these, how many it keeps; the rest is read again.
+        fetches: whether what is kept of the next row is copied into places that the row at hand has left.
         resident: blocks that a multiprocessor must have room for; 0 for what comes.
         general: whether sizes come at run time as far as may be (`fusepass.codegen.schedule_general`).
     """
@@ -77,10 +81,13 @@ class Schedule:
     backwards: bool = False
     apart: int = 0
     columns: tuple[Axis, ...] = ()
+    panel: int = 1
+    beside: int = 1
     exchanges: bool = False
     members: int = 1
     part: int = 0
     kept: int = 0
+    fetches: bool = False
     resident: int = 0
     general: bool = False
 
@@ -104,7 +111,8 @@ class Schedule:
                 shared = f"teams of {self.members}, " if self.members > 1 else ""
                 partly = f" for {self.kept} of {self.part} vectors" if self.kept < self.part else ""
                 shape = f"{shared}{self.lanes} lanes x {self.groups} rows, {self.unroll} per thread at a time"
-                shape += f", {self.keep.value}{partly}{exchanged}"
+                fetched = ", fetched ahead" if self.fetches else ""
+                shape += f", {self.keep.value}{partly}{fetched}{exchanged}"
             case Walk.OUTER:
                 shape = f"{self.lanes} lanes of rows x {self.groups} groups of columns, {self.unroll} columns at a time"
                 shape += f", {self.keep.value}{exchanged}"

@@ -10,9 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory
+from fusepass.codegen.ir.dataflow import Dataflow, always_loaded, kept_in_memory
+from fusepass.codegen.ir.expr import Load
+from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program, Team
 from fusepass.codegen.ir.team import state_bytes
+from fusepass.codegen.ir.vectors import is_vector, split_index
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.rows import FEW_ELEMENTS, crossing_stores, inner, prefers_rows, unroll_of
 from fusepass.codegen.schedule.shape import Shape, ceil
@@ -24,6 +27,7 @@ _LEAST_KEPT = 0.25  # of a row, or the exchange is not worth what it saves
 _MOSTLY_KEPT = 0.75  # of a row, where two teams hide each other's waits
 _FILLED = 0.9  # of the blocks keep the memory as busy as all of them
 _UNEVEN = 1.05  # what it costs that threads have unequally many vectors: conditions, and reductions by fewer at once
+_COPIED = (4, 8, 16)  # bytes that one asynchronous copy moves
 _WAIT = 1e-6  # seconds of each exchange that other teams do not hide
 
 
@@ -76,7 +80,25 @@ def team(shape: Shape, team: Team) -> Schedule:
     kept = min(ceil(part, _LANES), _room(shape.kernel, shape.facts) // (each * _LANES)) * _LANES
     blocks = team.members * team.teams
     plan = Schedule(Walk.INNER, width, unroll, _LANES, 1, blocks, Keep.SHARED, shared_bytes=kept * each)
-    return replace(plan, members=team.members, part=part, kept=min(kept, part), resident=_RESIDENT)
+    fetches = _can_fetch(shape, width)
+    return replace(plan, members=team.members, part=part, kept=min(kept, part), resident=_RESIDENT, fetches=fetches)
+
+
+def _can_fetch(shape: Shape, width: int) -> bool:
+    """Whether all that is kept is loaded as it is, whole vectors that a thread can copy to shared memory."""
+    axis, lane = shape.col_axis, Axis("lane", width)
+    assert axis is not None
+    first = [value for reduction in shape.kernel.sweeps[0] for value in reduction.values]
+    always = {id(load) for value in first for load in always_loaded(value)}
+    aligned = {access.buffer for access in shape.accesses if access.aligned}
+    return all(
+        isinstance(node, Load)
+        and id(node) in always
+        and node.buffer in aligned
+        and width * node.dtype.nbytes in _COPIED
+        and (width == 1 or is_vector(split_index(node.index, axis, lane), axis, lane))
+        for node in (kept.node for kept in kept_in_memory(shape.kernel, Dataflow()))
+    )
 
 
 def _kept_bytes(shape: Shape) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.convolution import Convolution
+from fusepass.codegen.ir.convolution import GROUP_ARCH, Convolution
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule_convolution.resident import ResidentSchedule, resident_schedule
 from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule, streamed_schedule
@@ -21,10 +21,17 @@ def schedule_convolution(kernel: Kernel, program: Program, facts: DeviceFacts) -
     return streamed_schedule(kernel, program, facts)
 
 
+def warps_together(facts: DeviceFacts) -> int:
+    """How many warps of a device multiply together; see `Convolution.warps`."""
+    return 4 if facts.arch == GROUP_ARCH else 1
+
+
 def serves(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     """Whether generated code can do the convolution of `kernel` on a device; without an anchor, it is plain arithmetic."""
     if kernel.anchor is None:
         return True
+    if anchor_of(kernel).warps not in (1, warps_together(facts)):
+        return False
     return facts.capability >= _LEAST_CAPABILITY and schedule_convolution(kernel, program, facts) is not None
 
 

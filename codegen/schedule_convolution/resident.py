@@ -14,6 +14,7 @@ from math import ceil, prod
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import ROWS, Phase
+from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule_convolution.tiles import (
     COLUMNS,
@@ -22,7 +23,10 @@ from fusepass.codegen.schedule_convolution.tiles import (
     anchor_of,
     border_of,
     dimensions,
+    group_cycles,
+    group_registers,
     phases_of,
+    products_in_words,
     tile_shapes,
     tiles_of,
 )
@@ -40,6 +44,7 @@ class ResidentSchedule:
         steps: for each phase, the number of slices of 8 taps.
         rows: tiles of 16 output channels that a block works on.
         buffers: tiles of the input in shared memory; with two, one is fetched while the other is worked on.
+        precision: of the products.
         channel_blocks: blocks that share the output channels of one tile.
         blocks: blocks of the launch, a multiple of `channel_blocks`.
         resident: blocks that a multiprocessor should hold, which bounds a thread's registers.
@@ -50,6 +55,7 @@ class ResidentSchedule:
     steps: tuple[int, ...]
     rows: int
     buffers: int
+    precision: Precision
     channel_blocks: int
     blocks: int
     resident: int
@@ -68,7 +74,7 @@ class ResidentSchedule:
         tile = " x ".join(map(str, self.on.tile))
         channels = f"{ROWS * self.rows} channels x {tile} positions"
         phases = f", {len(self.on.phases)} phases" if len(self.on.phases) > 1 else ""
-        return f"{self.blocks} blocks, {channels}{phases}, {sum(self.steps)} steps of {SLICE} taps, TF32 x 3"
+        return f"{self.blocks} blocks, {channels}{phases}, {sum(self.steps)} steps of {SLICE} taps, {products_in_words(self.precision, self.on)}"
 
 
 def resident_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> ResidentSchedule | None:
@@ -78,36 +84,49 @@ def resident_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> R
     channels = program.buffer(anchor_of(kernel).source).shape[1]
     shapes = itertools.product(tile_shapes(len(dimensions(kernel)) - 2, WARPS * COLUMNS), (2, 1))
     candidates = (
-        _candidate(kernel, facts, channels, tiles_of(kernel, program, phases, border, tile, channels), buffers)
+        _candidate(kernel, facts, channels, tiles_of(kernel, program, phases, border, tile, channels), buffers, most)
         for tile, buffers in shapes
+        for most in range(_MOST_ROWS, 0, -1)
     )
     fitting = [(_cost(plan), number, plan) for number, plan in enumerate(candidates) if plan is not None]
     return min(fitting)[2] if fitting else None
 
 
-def _candidate(kernel: Kernel, facts: DeviceFacts, channels: int, on: Tiles, buffers: int) -> ResidentSchedule | None:
-    sizes = [axis.size for axis in dimensions(kernel)]
+def _candidate(
+    kernel: Kernel, facts: DeviceFacts, channels: int, on: Tiles, buffers: int, most: int
+) -> ResidentSchedule | None:
+    """A schedule with at most `most` tiles of 16 output channels in a block."""
+    sizes, anchor = [axis.size for axis in dimensions(kernel)], anchor_of(kernel)
     steps = tuple(ceil(len(phase.taps) * channels / SLICE) for phase in on.phases)
-    rows = min(ceil(sizes[1] / ROWS), _MOST_ROWS // on.pair)
-    weights = sum(steps) * SLICE * (rows * ROWS + 1)  # with their taps
+    rows = min(ceil(sizes[1] / ROWS), most // on.pair)
+    weights = sum(steps) * SLICE * (rows * ROWS * max(anchor.parts, 1) + 1)  # with their taps
     shared = 4 * (weights + on.staged_floats + buffers * channels * on.pitch)
-    if shared > facts.shared_bytes_per_block:
+    if rows == 0 or shared > facts.shared_bytes_per_block:
         return None
     channel_blocks = ceil(sizes[1] / (ROWS * rows))
     if kernel.sweeps and channel_blocks > 1:
         return None  # a thread reduces what its block has
-    resident = max(min(facts.shared_bytes_per_block // shared, 3 if rows * on.pair == 1 else 2), 1)
+    resident = max(min(facts.shared_bytes_per_block // shared, _most_resident(on, rows, anchor.precision)), 1)
     each = max(min(sizes[0] * prod(on.tiles), resident * facts.multiprocessors // channel_blocks), 1)
     return ResidentSchedule(
         on=on,
         steps=steps,
         rows=rows,
         buffers=buffers,
+        precision=anchor.precision,
         channel_blocks=channel_blocks,
         blocks=each * channel_blocks,
         resident=resident,
         shared_bytes=shared,
     )
+
+
+def _most_resident(on: Tiles, rows: int, precision: Precision) -> int:
+    """Blocks for which a multiprocessor has registers."""
+    if on.warps == 1:
+        return 3 if rows * on.pair == 1 else 2
+    registers = group_registers(on, rows, 1, precision)
+    return 3 if registers <= 72 else 2 if registers <= 128 else 1
 
 
 def _cost(plan: ResidentSchedule) -> float:
@@ -116,7 +135,10 @@ def _cost(plan: ResidentSchedule) -> float:
     loaded = on.pitch / prod(on.tile)
     waiting = {(2, 1): 1.15, (2, 2): 1.0, (1, 1): 1.6, (1, 2): 1.3}[min(plan.resident, 2), plan.buffers]
     narrow = 1.0 if on.tile[-1] >= 32 else 1.1  # a warp's stores of one row are not all neighbours
-    return plan.channel_blocks * prod(on.tiles) * (sum(plan.steps) * SLICE + 4 * loaded) * waiting * narrow
+    multiplied = (
+        sum(plan.steps) * SLICE * group_cycles(ROWS * plan.rows, plan.precision) / group_cycles(64, plan.precision)
+    )
+    return plan.channel_blocks * prod(on.tiles) * (multiplied + 4 * loaded) * waiting * narrow
 
 
 def padded_taps(plan: ResidentSchedule, channels: int) -> list[tuple[int, Phase | None, int]]:

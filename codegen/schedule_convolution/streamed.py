@@ -24,7 +24,10 @@ from fusepass.codegen.schedule_convolution.tiles import (
     anchor_of,
     border_of,
     dimensions,
+    group_cycles,
+    group_registers,
     phases_of,
+    products_in_words,
     tile_shapes,
     tiles_of,
 )
@@ -32,6 +35,8 @@ from fusepass.codegen.schedule_convolution.tiles import (
 SLICE_FLOATS = ROWS * DEPTH
 _MOST_ROWS = 4  # tiles of 16 channels that a warp works on at once, where not all channels must be with one
 _MOST_SUMS = 128  # registers of a thread that hold results
+_WIDEST = 8  # tiles of 16 channels that four warps multiply at once
+_REGISTERS = 256  # of a thread, with a few to spare
 _SHARED_SUMS = 64  # at most so many, and two blocks fit a multiprocessor's registers
 _MOST_PIECES = 2048  # of a tile: they are listed in constant memory
 _SHAPES = 4  # tile shapes that are looked at further
@@ -75,6 +80,7 @@ class StreamedSchedule:
         parts: sets of 4 groups of 8 positions that a warp works on.
         high: warps side by side along the output channels; the others lie along the positions.
         precision: of the products.
+        parts_of_weights: see `Convolution.parts`.
         channel_blocks: blocks that share the output channels of one tile.
         blocks: blocks of the launch, a multiple of `channel_blocks`.
         resident: blocks that a multiprocessor should hold, which bounds a thread's registers.
@@ -91,6 +97,7 @@ class StreamedSchedule:
     parts: int
     high: int
     precision: Precision
+    parts_of_weights: int
     channel_blocks: int
     blocks: int
     resident: int
@@ -118,7 +125,12 @@ class StreamedSchedule:
     @property
     def piece_floats(self) -> int:
         """Floats of the longest piece."""
-        return self.longest * self.block_rows * SLICE_FLOATS
+        return self.longest * self.units * SLICE_FLOATS
+
+    @property
+    def units(self) -> int:
+        """Slices of 16 output channels that a block fetches for one kernel position, each part of the weights counted."""
+        return self.block_rows * max(self.parts_of_weights, 1)
 
     def slices(self) -> tuple[tuple[int, int, int], ...]:
         """(phase, group of 8 channels in a chunk, tap) of each slice, in order."""
@@ -138,7 +150,7 @@ class StreamedSchedule:
         channels = f"{ROWS * self.block_rows} channels x {tile} positions"
         phases = f", {len(self.on.phases)} phases" if len(self.on.phases) > 1 else ""
         chunks = f"{self.chunks} chunks of {self.depth * DEPTH} input channels"
-        products = "TF32" if self.precision is Precision.TF32 else "TF32 x 3"
+        products = products_in_words(self.precision, self.on)
         return f"{self.blocks} blocks, {channels}{phases}, {chunks}, {self.stages} stages of {self.longest} slices, {products}"
 
 
@@ -154,18 +166,29 @@ def _candidates(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterato
     border = border_of(phases, axes)
     row_tiles = ceil(dimensions(kernel)[1].size / ROWS)
     groups = ceil(program.buffer(anchor_of(kernel).source).shape[1] / DEPTH)
-    most = _MOST_ROWS
+    most = _MOST_ROWS if anchor_of(kernel).warps == 1 else _WIDEST
     if kernel.sweeps:  # a thread reduces over what its warp has, which must be all channels
         most = row_tiles
-    for high, parts in itertools.product((1,) if kernel.sweeps else (1, 2, 4), (2, 1)):
+    side = (1, 2, 4) if anchor_of(kernel).warps == 1 else (1, 2)  # a group of warps shares its channels
+    for high, parts in itertools.product((1,) if kernel.sweeps else side, (2, 1)):
         shapes = (
             tiles_of(kernel, program, phases, border, tile, DEPTH)
             for tile in tile_shapes(axes, WARPS // high * parts * COLUMNS)
         )
         for on in sorted(shapes, key=_fetched)[:_SHAPES]:
-            rows = min(ceil(row_tiles / high), _MOST_SUMS // (16 * parts * on.pair), most)
-            if rows * (high - 1) < row_tiles and (rows == row_tiles or not kernel.sweeps):
+            rows = min(ceil(row_tiles / high), _most_rows(kernel, on, parts), most)
+            if on.warps > 1 and rows:
+                rows = ceil(row_tiles / (high * ceil(row_tiles / (high * rows))))  # as many for all blocks
+            if rows and rows * (high - 1) < row_tiles and (rows == row_tiles or not kernel.sweeps):
                 yield from _arrangements(kernel, facts, on, groups, (rows, parts, high))
+
+
+def _most_rows(kernel: Kernel, on: Tiles, parts: int) -> int:
+    """Tiles of 16 output channels that a warp's registers have room for."""
+    precision = anchor_of(kernel).precision
+    if on.warps == 1:
+        return _MOST_SUMS // (ROWS * parts * on.pair)
+    return max((n for n in range(1, _WIDEST + 1) if group_registers(on, n, parts, precision) <= _REGISTERS), default=0)
 
 
 def _fetched(on: Tiles) -> int:
@@ -180,13 +203,18 @@ def _arrangements(
     rows, parts, high = warp
     sizes = [axis.size for axis in dimensions(kernel)]
     channel_blocks = ceil(sizes[1] / (ROWS * rows * high))
-    most = 1 if rows * parts * on.pair * 16 > _SHARED_SUMS else 2
+    anchor = anchor_of(kernel)
+    if on.warps == 1:
+        most = 1 if rows * parts * on.pair * 16 > _SHARED_SUMS else 2
+    else:
+        most = 1 if group_registers(on, rows, parts, anchor.precision) > 128 else 2
     per_phase = max(len(phase.taps) for phase in on.phases)
     for depth in (depth for depth in range(1, groups + 1) if groups % depth == 0):
         wanted = [length for length in (4, 8, 16, 32) if length < depth * per_phase]
         for longest, stages in itertools.product([*wanted, min(max(depth * per_phase, 1), 64)], (3, 2)):
             inputs = 1 + ceil((stages - 1) / _least_pieces(on, groups // depth, depth, longest))
-            streams = stages * longest * rows * high * SLICE_FLOATS + inputs * depth * DEPTH * on.pitch
+            units = rows * high * max(anchor.parts, 1)
+            streams = stages * longest * units * SLICE_FLOATS + inputs * depth * DEPTH * on.pitch
             shared = 4 * (streams + on.staged_floats)
             if shared > facts.shared_bytes_per_block:
                 continue
@@ -202,7 +230,8 @@ def _arrangements(
                 rows=rows,
                 parts=parts,
                 high=high,
-                precision=anchor_of(kernel).precision,
+                precision=anchor.precision,
+                parts_of_weights=anchor.parts,
                 channel_blocks=channel_blocks,
                 blocks=each * channel_blocks,
                 resident=resident,
@@ -246,11 +275,16 @@ def _cost(kernel: Kernel, plan: StreamedSchedule, facts: DeviceFacts) -> float:
     on = plan.on
     products = 1 if plan.precision is Precision.TF32 else 3
     slices = plan.chunks * plan.depth * sum(len(phase.taps) for phase in on.phases)
-    tensor = slices * plan.rows * plan.parts * COLUMNS * products * WARPS / 4 * _MMA_CYCLES
     apart = min(anchor_of(kernel).step[-1], 4)  # positions that lie apart share banks
-    shared = slices * WARPS * (4 * plan.rows + 2 * COLUMNS * plan.parts * apart)
+    if on.warps == 1:
+        tensor = slices * plan.rows * plan.parts * COLUMNS * products * WARPS / 4 * _MMA_CYCLES
+        shared = slices * WARPS * (4 * plan.rows + 2 * COLUMNS * plan.parts * apart)
+    else:
+        tiles_of_64 = WARPS * COLUMNS * GROUP * plan.parts / 64
+        tensor = slices * tiles_of_64 * group_cycles(ROWS * plan.rows, plan.precision)
+        shared = slices * WARPS * 2 * COLUMNS * plan.parts * apart
     fetches = plan.chunks * len(on.phases) / on.pair if plan.chunks > 1 else 1
-    fetched = 4 * (fetches * plan.depth * DEPTH * prod(on.extent) + slices * plan.block_rows * SLICE_FLOATS)
+    fetched = 4 * (fetches * plan.depth * DEPTH * prod(on.extent) + slices * plan.units * SLICE_FLOATS)
     busiest = max(tensor, shared, fetched / _BYTES_PER_CYCLE)
     rest = tensor + shared + fetched / _BYTES_PER_CYCLE - busiest
     waiting = _count(plan) * _BARRIER_CYCLES / plan.stages * 2

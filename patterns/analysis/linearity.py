@@ -34,13 +34,11 @@ class Operand:
         node: the tensor.
         shape: what it is viewed as, so that it broadcasts with the value that is taken apart.
         eps: not None where ``1 / sqrt(node + eps)`` is meant.
-        item: not None where `node` gives several results, and this one is meant.
     """
 
     node: fx.Node
     shape: tuple[int, ...]
     eps: float | None = None
-    item: int | None = None
 
     @staticmethod
     def of(node: fx.Node) -> Operand:
@@ -50,8 +48,7 @@ class Operand:
     @property
     def tensor(self) -> Any:
         """The description of the tensor."""
-        value = self.node.meta.get("val")
-        return value if self.item is None or value is None else value[self.item]
+        return self.node.meta.get("val")
 
     def varies(self, dim: int) -> bool:
         """Whether it differs along `dim`, counted from the right: -1 is the last."""
@@ -109,11 +106,7 @@ def _usable(found: tuple[Term, ...] | None, node: fx.Node) -> tuple[Term, ...] |
 
 
 def summands(node: fx.Node) -> tuple[Term, ...]:
-    """Terms that add up to `node`, taken apart as far as it goes; a value has its shape, other tensors broadcast to it.
-
-    Batch normalisation by the batch's own statistics is taken apart, too: a term may contain these statistics, which
-    depend on the value that they normalise.
-    """
+    """Terms that add up to `node`, taken apart as far as it goes; a value has its shape, other tensors broadcast to it."""
     whole = (Term(Operand.of(node)),)
     found = _summands(node, whole[0].value.shape if whole[0].value else (), MOST_DEPTH)
     return found if found is not None and len(found) <= MOST_TERMS else whole
@@ -121,7 +114,7 @@ def summands(node: fx.Node) -> tuple[Term, ...]:
 
 def _summands(node: fx.Node, shape: tuple[int, ...], depth: int) -> tuple[Term, ...] | None:
     """Terms of `node`; None where it has another shape than the whole and none of its terms has it."""
-    step = _by_batch_statistics if node.target is operator.getitem else _STEPS.get(node.target)
+    step = _STEPS.get(node.target)
     found = step(node, lambda inner: _summands(inner, shape, depth - 1)) if step is not None and depth else None
     found = _usable(found, node)
     return (Term(Operand.of(node)),) if found is None and tuple(node.meta["val"].shape) == shape else found
@@ -227,40 +220,17 @@ def _by_running_statistics(node: fx.Node, inner: Inner) -> tuple[Term, ...] | No
     if producer.target is not aten._native_batch_norm_legit_no_training.default or node.args[1] != 0:
         return None
     given = arguments(producer)
-    shape = _channelwise(node)
-    variance = Operand(given["running_var"], shape, eps=float(given["eps"]))
-    return _normalised(node, inner, Operand(given["running_mean"], shape), variance)
-
-
-_BY_BATCH = (aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit.no_stats)
-
-
-def _by_batch_statistics(node: fx.Node, inner: Inner) -> tuple[Term, ...] | None:
-    """Batch normalisation by its second and third result, mean and reciprocal deviation; or by running statistics."""
-    producer = node.all_input_nodes[0]
-    if producer.target not in _BY_BATCH or node.args[1] != 0 or not arguments(producer)["training"]:
-        return _by_running_statistics(node, inner)
-    shape = _channelwise(node)
-    return _normalised(node, inner, Operand(producer, shape, item=1), Operand(producer, shape, item=2))
-
-
-def _channelwise(node: fx.Node) -> tuple[int, ...]:
-    """The shape in which a vector of channels broadcasts with `node`."""
-    return (node.meta["val"].shape[1], *(1,) * (node.meta["val"].dim() - 2))
-
-
-def _normalised(node: fx.Node, inner: Inner, mean: Operand, scale: Operand) -> tuple[Term, ...] | None:
-    """``(x - mean) * scale * weight + bias``, where `node` is the first result of the normalisation of x."""
-    given = arguments(node.all_input_nodes[0])
     found = inner(given["input"])
     if found is None:
         return None
 
-    def channelwise(vector: fx.Node) -> Operand:
-        return Operand(vector, _channelwise(node))
+    def channelwise(vector: fx.Node, eps: float | None = None) -> Operand:
+        """A vector of channels in the shape in which it broadcasts with `node`."""
+        return Operand(vector, (node.meta["val"].shape[1], *(1,) * (node.meta["val"].dim() - 2)), eps)
 
-    factors = [scale, *([] if given["weight"] is None else [channelwise(given["weight"])])]
-    normalised = (*found, Term(mean, -1.0))
+    normalised = (*found, Term(channelwise(given["running_mean"]), -1.0))
+    factors = [channelwise(given["running_var"], float(given["eps"]))]
+    factors += [] if given["weight"] is None else [channelwise(given["weight"])]
     for operand in factors:
         normalised = tuple(term.by(operand) for term in normalised)
     bias = () if given["bias"] is None else (Term(channelwise(given["bias"])),)

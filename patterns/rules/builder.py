@@ -41,7 +41,7 @@ class Builder:
 
     def operand(self, operand: Operand) -> fx.Node:
         """The tensor of a term, in the shape that it has there."""
-        node = operand.node if operand.item is None else self.item(operand.node, operand.item)
+        node = operand.node
         if operand.eps is not None:
             node = self._call(aten.rsqrt.default, self.shift(node, operand.eps))
         return self.view(node, operand.shape)

@@ -169,17 +169,11 @@ def _centred(found: Match) -> fx.Node:
         value = parts.factor(build, term, inside)
     else:
         value = parts.value(build)
-    mean, zero = build.mean(value, over), _zero(build, _outside(parts).shift(build))
+    mean, zero = build.mean(value, over), _zero(build, parts.shift(build))
     result = build.subtract(value, mean if zero is None else build.add(mean, zero))
     if behind:
         result = build.multiply(result, times(build, None, behind))
     return build.scale(result, number)
-
-
-def _outside(parts: Parted) -> Parted:
-    """The constant terms that are no statistic of what varies: that is not finite where what varies is not."""
-    given = (term for term in parts.constant if term.value is None or term.value.item is None)
-    return Parted((), tuple(given), {})
 
 
 def _dims(mean: fx.Node) -> tuple[int, ...]:

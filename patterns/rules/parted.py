@@ -16,10 +16,8 @@ from fusepass.patterns.rules.reduction import Anchor, Piece, combined, times
 
 
 def _anchor(value: Operand | None) -> Anchor | None:
-    """The anchor that a term's value is; one of several results of an operator is none."""
-    if value is None or value.item is not None:
-        return None
-    return Filtered.of(value.node) or Product.of(value.node)
+    """The anchor that a term's value is, if it is one."""
+    return None if value is None else Filtered.of(value.node) or Product.of(value.node)
 
 
 @dataclass(frozen=True)
@@ -60,8 +58,6 @@ class Parted:
                     bare[term.value.node] = anchor  # type: ignore[union-attr]
         if not constant or not varying:
             raise Declined("nothing that is added cancels")
-        if any(operand.item is not None for term in constant for operand in _operands(term)):
-            raise Declined("what is left would not be centred, and lose digits by that")
         return Parted(tuple(varying), tuple(constant), bare)
 
     def value(self, build: Builder) -> fx.Node:

@@ -44,36 +44,64 @@ struct Operand {
 };
 
 // Rows rows of an operand, `depth` numbers of each, in shared memory. Inner numbers are neighbours where they are so in global memory,
-// in chunks of 16 bytes whose order depends on the row; else rows are neighbours. Either way no two threads of a warp meet in a bank.
-template <typename Operand, int Rows>
+// in chunks of 16 bytes whose order depends on the row; else rows are neighbours, `Blocked` by 64 as fp_wgmma_rows.cuh says. Either way no
+// two threads of a warp meet in a bank.
+template <typename Operand, int Rows, bool Blocked = false>
 struct Panel {
     using T = typename Operand::Type;
     static constexpr int depth = 128 / sizeof(T);
     static constexpr int chunk = 16 / sizeof(T);
     static constexpr int slices = 4;  // of 8 floats or 16 halves: what one instruction takes
     static constexpr int pitch = Rows + 8;
-    static constexpr int size = Operand::inner_first ? Rows * depth : depth * pitch;
+    static constexpr int size = Operand::inner_first || Blocked ? Rows * depth : depth * pitch;
+    static_assert(!Blocked || (sizeof(T) == 2 && Rows % 64 == 0));
     static constexpr int bytes = size * sizeof(T);
 
     static __device__ __forceinline__ int place(int row, int k) {
+        if constexpr (!Operand::inner_first && Blocked) return (row / 64 * depth + k) * 64 + (row % 64 / chunk ^ k % 8) * chunk + row % chunk;
         if constexpr (!Operand::inner_first) return k * pitch + row;
         return row * depth + (k / chunk ^ row % 8) * chunk + k % chunk;
     }
+
+    // How Threads threads go over the panel together, each with `count` vectors, `size` apart along the dimension that is not contiguous.
+    template <int Threads>
+    struct Step {
+        static constexpr int vector = Operand::vector;
+        static constexpr int across = (Operand::inner_first ? depth : Rows) / vector;  // threads along the contiguous dimension
+        static constexpr int size = Threads / across;
+        static constexpr int count = Rows * depth / vector / Threads;
+        static_assert(Threads % across == 0 && count * size == (Operand::inner_first ? Rows : depth));
+
+        static __device__ __forceinline__ int row() { return Operand::inner_first ? threadIdx.x / across : threadIdx.x % across * vector; }
+        static __device__ __forceinline__ int inner() { return Operand::inner_first ? threadIdx.x % across * vector : threadIdx.x / across; }
+
+        // Where the vector `number` of this thread lies in a panel.
+        static __device__ __forceinline__ int place(int number) {
+            return Panel::place(row() + (Operand::inner_first ? number * size : 0), inner() + (Operand::inner_first ? 0 : number * size));
+        }
+    };
 
     // Begins to copy rows from `row` on, inner numbers from `k` to below `end`; zeros beyond. `end` is a multiple of `depth` or the
     // operand's end.
     template <int Threads>
     static __device__ __forceinline__ void fetch(T* to, const T* from, int64_t row, int64_t k, int64_t end) {
-        constexpr int vector = Operand::vector;
-        constexpr int across = (Operand::inner_first ? depth : Rows) / vector;  // threads along the contiguous dimension
-        constexpr int step = Threads / across;                                  // along the other one
-        constexpr int steps = Rows * depth / vector / Threads;
-        static_assert(Threads % across == 0 && steps * step == (Operand::inner_first ? Rows : depth));
-        const int along = threadIdx.x % across * vector, other = threadIdx.x / across;
-        const int r = Operand::inner_first ? other : along, i = Operand::inner_first ? along : other;
+        for_each<Threads>(from, row, k, end, [&](int, int place, const T* source, int real) {
+            if constexpr (Operand::vector * sizeof(T) >= 4) {
+                begin_copy_bytes<Operand::vector * sizeof(T)>(to + place, source, real * int(sizeof(T)));
+            } else {
+                to[place] = real ? *source : cast<T>(0.0f);
+            }
+        });
+    }
+
+    // Calls `use` for each vector of this thread, with its number, its place in the panel, its first element in memory and how many are real.
+    template <int Threads, typename Use>
+    static __device__ __forceinline__ void for_each(const T* from, int64_t row, int64_t k, int64_t end, const Use& use) {
+        constexpr int vector = Operand::vector, step = Step<Threads>::size;
+        const int r = Step<Threads>::row(), i = Step<Threads>::inner();
         const T* const mine = from + Operand::place(row + r, k + i);
 #pragma unroll
-        for (int s = 0; s < steps; ++s) {
+        for (int s = 0; s < Step<Threads>::count; ++s) {
             const int more_rows = Operand::inner_first ? s * step : 0, deeper = Operand::inner_first ? 0 : s * step;
             int64_t rows = vector, inner = vector;  // that are there
             if constexpr (Operand::count % Rows != 0) rows = Operand::count - (row + r + more_rows);
@@ -81,12 +109,7 @@ struct Panel {
             const int64_t there = Operand::inner_first ? inner : rows;
             const int real = rows <= 0 || inner <= 0 ? 0 : there < vector ? int(there) : vector;
             const T* const source = real ? mine + (more_rows * Operand::row_stride + deeper * Operand::inner_stride) : from;
-            T* const target = to + place(r + more_rows, i + deeper);
-            if constexpr (vector * sizeof(T) >= 4) {
-                begin_copy_bytes<vector * sizeof(T)>(target, source, real * int(sizeof(T)));
-            } else {
-                *target = real ? *source : cast<T>(0.0f);
-            }
+            use(s, Step<Threads>::place(s), source, real);
         }
     }
 

@@ -8,7 +8,7 @@
 
 namespace fp {
 
-// values = high + low, up to 2^-21 of them. The low part of what is not finite is no number: `plain_sums` takes over.
+// values = high + low, up to 2^-21 of them. The low part of what is not finite is no number.
 template <int N>
 __device__ __forceinline__ void split(const float (&values)[N], float (&high)[N], float (&low)[N]) {
 #pragma unroll
@@ -112,30 +112,6 @@ __device__ __forceinline__ bool all_finite(const float (&sums)[M][N][4]) {
         }
     }
     return zeros[0] + zeros[1] + zeros[2] + zeros[3] == 0.0f;
-}
-
-// The sums of a thread by plain arithmetic, in place: numbers beyond the range have no parts. `weights` and `taps` begin at the
-// first of `count` taps, in slices as `load_weights` takes them; `tile` has the input, `groups` where each column of positions begins
-// in it, `step` floats apart.
-template <int M, int N>
-__device__ __forceinline__ void plain_sums(
-    float (&sums)[M][N][4], const float* weights, const int* taps, int count, const float* tile, const int (&groups)[N], int step)
-{
-    const int lane = threadIdx.x % 32;
-    memset(sums, 0, sizeof(sums));
-#pragma unroll 1
-    for (int k = 0; k < count; ++k) {
-        const float* const inputs = tile + taps[k] + lane % 4 * 2 * step;
-        const float* const mine = weights + k / 8 * M * 128 + (lane / 4 * 4 + k % 4) * 4 + k / 4 % 2 * 2;
-#pragma unroll
-        for (int m = 0; m < M; ++m) {
-#pragma unroll
-            for (int n = 0; n < N; ++n) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) sums[m][n][i] += mine[m * 128 + i / 2] * inputs[groups[n] + i % 2 * step];
-            }
-        }
-    }
 }
 
 // Lays 16 rows of a warp's sums out in `room`, rows `Pitch` floats apart, column c at place c * Pair + `which`.

@@ -108,6 +108,27 @@ FP_FN T minimum(T a, T b) {
     return isnan(a) ? a : less;
 }
 
+// One instruction from compute capability 8.0 on.
+FP_FN float maximum(float a, float b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    float greater;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(greater) : "f"(a), "f"(b));
+    return greater;
+#else
+    return maximum<float>(a, b);
+#endif
+}
+
+FP_FN float minimum(float a, float b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    float less;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(less) : "f"(a), "f"(b));
+    return less;
+#else
+    return minimum<float>(a, b);
+#endif
+}
+
 template <typename T>
 FP_FN T fmax(T a, T b) {
     const T greater = a > b ? a : b;
@@ -234,6 +255,31 @@ FP_FN double sqrt(double x) { return ::sqrt(x); }
 template <typename T>
 FP_FN T reciprocal(T x) {
     return T(1) / x;
+}
+
+// 1 / x, towards zero.
+FP_FN float reciprocal_towards_zero(float x) {
+#if defined(__CUDA_ARCH__)
+    return __frcp_rz(x);
+#else
+    const float nearest = 1.0f / x;
+    if (!(abs(nearest) < Limits<float>::highest)) return nearest;
+    const bool beyond = ::fmaf(abs(nearest), abs(x), -1.0f) > 0.0f;
+    return beyond ? nextafter(nearest, 0.0f) : nearest;
+#endif
+}
+
+// a / by, for many `a` and one `by`: the compiler takes what depends on `by` alone out of loops, which leaves half of a
+// division's instructions. Markstein 1990: a product with the reciprocal, corrected by its remainder, is the rounded quotient.
+// The last bit may differ where the remainder is not exact (|a| < 2^-100) or the mantissa of `by` is all ones. The reciprocal is
+// rounded towards zero, so that the estimate overflows only where the quotient does.
+FP_FN float quotient(float a, float by) {
+    const float scale = abs(by) < 0x1p-64f ? 0x1p64f : 1.0f;  // the reciprocal must not overflow
+    const float divisor = by * scale, inverse = reciprocal_towards_zero(divisor);
+    const float dividend = a * scale, estimate = dividend * inverse;
+    const float result = ::fmaf(::fmaf(-estimate, divisor, dividend), inverse, estimate);
+    const bool ordinary = (abs(estimate) < Limits<float>::highest) & (estimate != 0.0f);
+    return ordinary ? result : estimate;  // zeros with their sign, infinities and NaN come out of the product
 }
 
 #if defined(__CUDA_ARCH__)

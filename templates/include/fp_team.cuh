@@ -2,6 +2,7 @@
 #pragma once
 
 #include "fp_merge.cuh"
+#include "fp_vector.cuh"
 
 namespace fp {
 
@@ -13,6 +14,23 @@ __device__ __forceinline__ void prefetch(const T* from) {
 #else
     [[maybe_unused]] volatile T touched = *from;
 #endif
+}
+
+// Begins to copy a vector from global to shared memory (see `begin_copy_bytes` in fp_instructions.cuh, which comes before).
+template <Reuse reuse = Reuse::normal, typename T, int N>
+__device__ __forceinline__ void fetch(Vec<T, N>* to, const T* from) {
+    constexpr int nbytes = sizeof(Vec<T, N>);
+#if defined(__CUDA_ARCH__)
+    if constexpr (reuse == Reuse::none && nbytes == 16) {
+        const auto place = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+        uint64_t leaves_first;
+        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(leaves_first));
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(place), "l"(from), "l"(leaves_first)
+                     : "memory");
+        return;
+    }
+#endif
+    begin_copy_bytes<nbytes>(to, from, nbytes);
 }
 
 // A block's place in its team, and how the team meets. `Members` neighbouring blocks are a team; there are at most `Teams`.

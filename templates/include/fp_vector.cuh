@@ -39,6 +39,12 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
     __device__ __forceinline__ const T& operator[](int lane) const { return lanes[lane]; }
 };
 
+// Neighbouring elements in shared memory, the first at a multiple of their size (or of 16 bytes), as one access.
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N>& as_vector(T& first) {
+    return reinterpret_cast<Vec<T, N>&>(first);
+}
+
 // How long a line that is read or written should stay in the caches.
 enum class Reuse { normal, none };
 

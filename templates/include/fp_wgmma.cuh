@@ -27,6 +27,19 @@ __device__ __forceinline__ void await_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Groups) : "memory");
 }
 
+// Goes behind the wait for products of `a`: products read registers while they run, but to the compiler `a` has been used when they
+// begin, and its registers are free. So this uses `a` once more, by a store under a condition that is never true.
+template <int N>
+__device__ __forceinline__ void release(const float (&a)[N]) {
+    static_assert(N % 4 == 0);
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+        asm volatile(
+            "{ .reg .pred never; .reg .u32 count; mov.u32 count, %%nsmid; setp.eq.u32 never, count, 0; @never st.shared.v4.f32 [count], {%0, %1, %2, %3}; }"
+            ::"f"(a[i]), "f"(a[i + 1]), "f"(a[i + 2]), "f"(a[i + 3]) : "memory");
+    }
+}
+
 #define FP_REGISTERS_0 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define FP_REGISTERS_1 "%8, %9, %10, %11, %12, %13, %14, %15"
 #define FP_REGISTERS_2 "%16, %17, %18, %19, %20, %21, %22, %23"
@@ -47,7 +60,7 @@ __device__ __forceinline__ void await_products() {
 
 // Begins sums = a b, or sums += a b where `add`, for 64 rows and N columns of float32, of which the tensor core takes 10 bits of
 // mantissa, 8 along the inner dimension. Warp w of the group has rows 16 w and on: its thread t holds a[i] at row t/4 + 8 (i%2) and inner
-// place t%4 + 4 (i/2), and sums[4 j + i] at row t/4 + 8 (i/2) and column 8 j + 2 (t%4) + i%2.
+// place t%4 + 4 (i/2), and sums[4 j + i] at row t/4 + 8 (i/2) and column 8 j + 2 (t%4) + i%2. `a` must be released; see above.
 template <int N>
 __device__ __forceinline__ void multiply_group(float (&sums)[N / 2], const float (&a)[4], uint64_t b, bool add);
 

@@ -71,10 +71,12 @@ def _run(program: Program, run: Callable[..., int], inputs: dict[str, Array], sh
 
 
 @pytest.fixture(scope="module")
-def libraries() -> Libraries:
-    """Every sample, built for aligned and for unaligned inputs, in parallel."""
+def libraries(request: pytest.FixtureRequest) -> Libraries:
+    """Every sample that a selected test wants, built for aligned and for unaligned inputs, in parallel."""
     facts = device_facts(torch.device("cuda"))
-    keys = [(name, aligned) for name in SAMPLES for aligned in (True, False)]
+    items = (item for item in request.session.items if isinstance(item, pytest.Function) and hasattr(item, "callspec"))
+    wanted = {"team_softmax", *(item.callspec.params.get("name") for item in items)}
+    keys = [(name, aligned) for name in SAMPLES if name in wanted for aligned in (True, False)]
     sources = [render(SAMPLES[name](), facts, aligned=aligned) for name, aligned in keys]
     paths = build_all(sources)
     return {key: (source, path) for key, source, path in zip(keys, sources, paths, strict=True)}

@@ -18,8 +18,10 @@ from fusepass.codegen.detect import device_facts
 from fusepass.codegen.ir.convolution import Precision
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import describe, render
+from fusepass.codegen.schedule_convolution import warps_together
 from fusepass.errors import BuildError
 from tests.support.convolutions import LARGE, Case, generated
+from tests.support.precision import cudnn
 
 _REPEATS = 20
 
@@ -28,7 +30,8 @@ def main() -> None:
     facts = device_facts(torch.device("cuda"))
     cases = [LARGE[name] for name in sys.argv[1:] or LARGE]
     forms = [(case, precision) for case in cases for precision in Precision]
-    programs = [generated(replace(case, precision=precision)) for case, precision in forms]
+    warps = warps_together(facts)
+    programs = [generated(replace(case, precision=precision, warps=warps)) for case, precision in forms]
     sources = [render(program, facts) for program in programs]
     for (case, precision), program, source, path in zip(forms, programs, sources, build_all(sources), strict=True):
         if precision is Precision.FLOAT32:
@@ -64,7 +67,7 @@ def _tell_eager(case: Case) -> None:
     operands = _operands(case)
     exact = _exact(case, operands)
     for allowed in (False, True):
-        with torch.backends.cudnn.flags(allow_tf32=allowed):
+        with cudnn(allow_tf32=allowed):
             error = _error(_eager(case, *operands), exact)
             seconds = _median_seconds(lambda: _eager(case, *operands))
         print(f"  eager, TF32 {'allowed' if allowed else 'not allowed'}: {seconds * 1e3:8.3f} ms, error {error:.1e}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 
 import pytest
+import torch
+from torch.utils._pytree import tree_map_only
 
 import fusepass
 from fusepass.config import override
@@ -31,3 +33,10 @@ def test_values_and_buffers(name: str, training: bool) -> None:
     assert not failed
     if not training:
         assert report.fused_share >= entry.floor, str(report)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_model_runs_where_its_inputs_are(name: str) -> None:
+    """On any other device, operators refuse constants that a model leaves on the CPU; the meta device is everywhere."""
+    entry = ZOO[name]
+    entry.make().to("meta")(*tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), entry.inputs()))

@@ -320,7 +320,7 @@ class PointNet(nn.Module):
 
     def forward(self, points: Tensor) -> tuple[Tensor, Tensor]:
         first = self.local(points.transpose(1, 2)).max(2)[0]
-        transform = self.align(first).view(-1, 3, 3) * 0.1 + torch.eye(3, dtype=points.dtype)
+        transform = self.align(first).view(-1, 3, 3) * 0.1 + torch.eye(3, dtype=points.dtype, device=points.device)
         moved = torch.bmm(points, transform)
         return self.head(torch.max(self.local(moved.transpose(1, 2)), 2, keepdim=False).values), transform
 
@@ -432,7 +432,8 @@ class Llama(nn.Module):
 
     def rotate(self, x: Tensor) -> Tensor:
         t, d = x.shape[-2:]
-        angle = torch.arange(t, dtype=x.dtype)[:, None] * 10000.0 ** (-torch.arange(0, d, 2, dtype=x.dtype) / d)
+        like = {"dtype": x.dtype, "device": x.device}
+        angle = torch.arange(t, **like)[:, None] * 10000.0 ** (-torch.arange(0, d, 2, **like) / d)
         angle = torch.cat([angle, angle], -1)
         a, b = x.chunk(2, -1)
         return x * angle.cos() + torch.cat([-b, a], -1) * angle.sin()
@@ -535,7 +536,8 @@ class Yolo(nn.Module):
             n, _, h, w = x.shape
             y = head(x).view(n, 2, 7, h, w).permute(0, 1, 3, 4, 2).contiguous()
             raw.append(y)
-            gy, gx = torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")
+            rows, columns = (torch.arange(extent, device=y.device) for extent in (h, w))
+            gy, gx = torch.meshgrid(rows, columns, indexing="ij")
             grid = torch.stack((gx, gy), 2).to(y.dtype)
             z = y.sigmoid()
             z[..., 0:2] = (z[..., 0:2] * 2 - 0.5 + grid) * 8

@@ -33,6 +33,7 @@ class Case:
     channels_last: bool = False
     precision: Precision = Precision.FLOAT32
     groups: int = 1
+    warps: int = 1
     dtype: DType = F32  # of a call alone
 
     @property
@@ -133,12 +134,12 @@ def reduced(case: Case, over: Over) -> Program:
 
 def generated_reduction(case: Case, over: Over) -> Program:
     """The same with the convolution in the kernel."""
-    return generate_anchors(reduced(case, over), Builder(), lambda program, kernel: True)
+    return generate_anchors(reduced(case, over), Builder(), lambda program, kernel: True, case.warps)
 
 
 def generated(case: Case, *, chain: bool = True) -> Program:
     """The same with the convolution as a kernel."""
-    return generate_anchors(program_of(case, chain=chain), Builder(), lambda program, kernel: True)
+    return generate_anchors(program_of(case, chain=chain), Builder(), lambda program, kernel: True, case.warps)
 
 
 DEPTHWISE: dict[str, Case] = {
@@ -204,6 +205,20 @@ SAMPLES: dict[str, Callable[[], Program]] = {
         for name, case in CASES.items()
         if "many channels" in name
     },
+    **{
+        f"convolution {name}, {precision.value}, 4 warps": functools.partial(
+            generated, replace(case, precision=precision, warps=4)
+        )
+        for name, case in CASES.items()
+        for precision in Precision
+    },
+    **{
+        f"convolution {name}, {over.value}, 4 warps": functools.partial(
+            generated_reduction, replace(CASES[name], warps=4), over
+        )
+        for name in REDUCED
+        for over in Over
+    },
 }
 
 LARGE: dict[str, Case] = {
@@ -215,6 +230,15 @@ LARGE: dict[str, Case] = {
     "transposed 2d": Case((16, 128, 32, 32), 64, (3, 3), (2, 2), (1, 1), (1, 1), True, (1, 1)),
     "transposed 3d": Case((32, 32, 16, 32, 32), 64, (4, 4, 4), (2, 2, 2), (1, 1, 1), (1, 1, 1), True),
     "transposed 3d, stride 1": Case((16, 64, 16, 32, 32), 128, (5, 5, 5), (1, 1, 1), (0, 0, 0), (1, 1, 1), True),
+    "transposed 2d, 64 to 64": Case((32, 64, 256, 256), 64, (4, 4), (2, 2), (1, 1), (1, 1), True, (1, 1)),
+    "2d, 8 to 64": Case((128, 8, 128, 128), 64, (3, 3), (1, 1), (0, 0), (1, 1)),
+    "3d, 8 to 32": Case((64, 8, 32, 64, 64), 32, (3, 3, 3), (1, 1, 1), (0, 0, 0), (1, 1, 1)),
+    "3d, 3 to 16": Case((1024, 3, 16, 32, 32), 16, (4, 4, 4), (1, 1, 1), (0, 0, 0), (1, 1, 1)),
+    "transposed 3d, 16 to 32": Case((16, 16, 16, 32, 32), 32, (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), True),
+    "transposed 3d, 3 to 16": Case(
+        (128, 3, 16, 32, 32), 16, (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), True, (1, 1, 1)
+    ),
+    "2d, 8 to 64, strided": Case((128, 8, 384, 384), 64, (6, 6), (4, 4), (0, 0), (1, 1)),
     "depthwise": Case((64, 256, 56, 56), 256, (3, 3), (1, 1), (1, 1), (1, 1), groups=256),
 }
 """Sizes worth a measurement."""

@@ -65,6 +65,7 @@ struct Dim {
     unsigned x = 0;
 };
 constexpr std::size_t guard_bytes = 1 << 12;  // behind dynamic shared memory
+constexpr std::size_t pool_alignment = 1 << 10;  // of dynamic shared memory
 enum class State { running, at_warp, at_block, finished };
 
 struct Thread {
@@ -138,14 +139,14 @@ inline void run_block(unsigned count) {
 
 inline unsigned char* dynamic_shared() {
     const auto address = reinterpret_cast<std::uintptr_t>(pool.data());
-    return pool.data() + (16 - address % 16) % 16;
+    return pool.data() + (pool_alignment - address % pool_alignment) % pool_alignment;
 }
 
 inline void prepare(unsigned blocks, unsigned count, std::size_t shared, const std::function<void()>& kernel) {
     if (blocks == 0 || count == 0 || count > 1024 || count % 32) fail("a launch of an impossible shape");
     body = &kernel;
     threads.clear();
-    pool.assign(shared + 16 + guard_bytes, 0xff);
+    pool.assign(shared + pool_alignment + guard_bytes, 0xff);
     block_size.x = count;
     grid_size.x = blocks;
 }

@@ -80,7 +80,8 @@ class _Memory:
 def _compiled(source: Source) -> Path:
     text = host_text(source.text)
     headers = b"".join(path.read_bytes() for path in sorted(include_directory().iterdir()) if path.is_file())
-    shim = (_HERE / "cuda_on_host.h").read_bytes() + (_HERE / "host" / "fp_instructions.cuh").read_bytes()
+    shim = (_HERE / "cuda_on_host.h").read_bytes()
+    shim += b"".join(path.read_bytes() for path in sorted((_HERE / "host").iterdir()))
     name = hashlib.sha256(text.encode() + headers + shim).hexdigest()[:20]
     library = _BUILD / f"{name}.so"
     if library.exists():
@@ -109,7 +110,7 @@ def _compiled(source: Source) -> Path:
 def host_text(text: str) -> str:
     """CUDA source as C++ for the emulation: launches become calls, dynamic shared memory a pointer."""
     text = re.sub(
-        r"extern __shared__ __align__\(16\) unsigned char (\w+)\[\];",
+        r"extern __shared__ __align__\(\d+\) unsigned char (\w+)\[\];",
         r"unsigned char* const \1 = emulation::dynamic_shared();",
         text,
     )

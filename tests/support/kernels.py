@@ -110,6 +110,15 @@ def mixed_layouts(n: int, c: int, hw: int, dtype: DType = F32, other: DType | No
     return program("mixed", [*buffers, result("y", [n, c, hw], dtype), result("t", [n, c, hw], dtype)], kernel)
 
 
+def into_channels_last(n: int, c: int, hw: int, dtype: DType = F32) -> Program:
+    """NHWC, from x in NCHW."""
+    image, channel, place = Axis("n", n), Axis("c", c), Axis("hw", hw)
+    x = Builder().load("x", at((image, c * hw), (channel, hw), (place, 1)), dtype)
+    store = Store("y", at((image, c * hw), (place, c), (channel, 1)), x)
+    kernel = Kernel("into_last", (image, place, channel), (), (), (), (store,), ("clone",))
+    return program("into_last", [given("x", [n, c, hw], dtype), result("y", [n, hw, c], dtype)], kernel)
+
+
 def concatenate_channels_last(n: int, a: int, c: int, hw: int) -> Program:
     """Two NHWC tensors along channels, the second times 3, into NCHW: guarded loads that cross."""
     b = Builder()

@@ -312,6 +312,19 @@ def test_indexing_by_numbers_is_recorded_and_by_masks_is_not(monkeypatch: pytest
         assert "not recorded" in refused(model, x, selection)
 
 
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_pools_of_channels_last_are_recorded_with_their_strides(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool to one element changes strides in place, which needs no slow export."""
+    monkeypatch.setattr("fusepass.capture._export", lambda *_: pytest.fail("not recorded"))
+    x = torch.rand(2, *[1] * (rank == 1), *[3] * rank, 4).movedim(-1, 1)
+    pool = getattr(nn.functional, f"adaptive_avg_pool{rank}d")
+    model = module(lambda self, x: pool(x[:, :, 0] if rank == 1 else x, 1) * 2)
+    wanted = model(x)
+    got = replay(captured(model, x), model, x)
+    assert torch.equal(got, wanted)
+    assert got.stride() == wanted.stride()
+
+
 def test_a_set_is_unchanged_whatever_the_order_of_its_copy() -> None:
     names = set(range(100))
     names -= set(range(100)) - {1, 64}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import itertools
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,15 +21,17 @@ from fusepass.codegen.generate import generate
 from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.expr import Builder
-from fusepass.codegen.ir.program import Role
+from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_convolution import preferred, schedule_convolution, serves
 from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule
+from fusepass.codegen.toolchain import include_directory
 from fusepass.errors import IRError
 from tests.support.convolutions import (
     CASES,
+    LARGE,
     REDUCED,
     Case,
     Over,
@@ -41,15 +45,17 @@ from tests.support.interpret import interpret
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
+WARPS = (1, 4)  # that multiply together
 SMALL = replace(H200, multiprocessors=1)  # its blocks take several tiles one after another
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
 
 @needs_compiler
+@pytest.mark.parametrize("warps", WARPS)
 @pytest.mark.parametrize("name", CASES)
-def test_values(name: str) -> None:
-    program = generated(CASES[name])
+def test_values(name: str, warps: int) -> None:
+    program = generated(replace(CASES[name], warps=warps))
     verify(program)
     assert not program.calls
     inputs = inputs_of(program)
@@ -58,9 +64,15 @@ def test_values(name: str) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", [name for name in CASES if "many channels" in name])
-def test_one_product_of_rounded_operands(name: str) -> None:
-    program = generated(replace(CASES[name], precision=Precision.TF32))
+@pytest.mark.parametrize(
+    ("name", "warps"),
+    [
+        *itertools.product([name for name in CASES if "many channels" in name], WARPS),
+        *itertools.product(["2d, channels last", "3d, padded", "transposed 3d"], [4]),
+    ],
+)
+def test_one_product_of_rounded_operands(name: str, warps: int) -> None:
+    program = generated(replace(CASES[name], precision=Precision.TF32, warps=warps))
     verify(program)
     inputs = inputs_of(program)
     got, wanted = emulate(program, render(program, SMALL), inputs), interpret(program, inputs)
@@ -68,10 +80,11 @@ def test_one_product_of_rounded_operands(name: str) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("warps", WARPS)
 @pytest.mark.parametrize("over", Over, ids=lambda over: over.value)
 @pytest.mark.parametrize("name", REDUCED)
-def test_reductions_over_channels(name: str, over: Over) -> None:
-    program = generated_reduction(CASES[name], over)
+def test_reductions_over_channels(name: str, over: Over, warps: int) -> None:
+    program = generated_reduction(replace(CASES[name], warps=warps), over)
     verify(program)
     assert program.kernels[-1].anchor is not None
     assert all(buffer.name != "conv_out" for buffer in program.buffers)
@@ -94,13 +107,33 @@ def test_what_a_block_cannot_reduce_is_reduced_apart() -> None:
     assert kernels(replace(case, out_channels=129)) == [False, False, False]
 
 
+@needs_compiler
+def test_few_channels_stream_where_a_block_has_no_room_for_the_weights() -> None:
+    """A window of pools makes kernels and strides large: 8 x 6 x 6 weights a channel, and 4 x 4 inputs a position."""
+    case = Case((1, 8, 22, 134), 64, (6, 6), (4, 4), (0, 0), (1, 1))
+    choose = functools.partial(serves, facts=H200)
+    assert not serves(*_kernel(generated(case)), H200)
+    program = generate_anchors(program_of(case), Builder(), choose)
+    verify(program)
+    assert isinstance(schedule_convolution(program.kernels[1], program, H200), StreamedSchedule)
+    assert not preferred(program, program.kernels[1], H200)
+    inputs = inputs_of(program)
+    got, wanted = emulate(program, render(program, SMALL), inputs), interpret(program, inputs)
+    np.testing.assert_allclose(got["y"], wanted["y"], rtol=2e-6, atol=2e-6 * np.abs(wanted["y"]).max())
+
+
+def _kernel(program: Program) -> tuple[Program, Kernel]:
+    (kernel,) = program.kernels
+    return program, kernel
+
+
 _AXIS = st.tuples(
     *(st.integers(1, 11), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2), st.integers(1, 3), st.integers(0, 2))
 )
 
 
 @needs_compiler
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.lists(_AXIS, min_size=1, max_size=3),
     st.integers(9, 40),
@@ -108,13 +141,21 @@ _AXIS = st.tuples(
     st.booleans(),
     st.sampled_from(Precision),
     st.sampled_from([1, 3]),
+    st.sampled_from(WARPS),
 )
 def test_any_geometry(
-    axes: list[tuple[int, ...]], channels: int, out: int, transposed: bool, precision: Precision, processors: int
+    axes: list[tuple[int, ...]],
+    channels: int,
+    out: int,
+    transposed: bool,
+    precision: Precision,
+    processors: int,
+    warps: int,
 ) -> None:
     sizes, kernel, stride, padding, dilation, missing = zip(*axes, strict=True)
     missing = tuple(m % max(s, d) for m, s, d in zip(missing, stride, dilation, strict=True)) if transposed else ()
     case = Case((2, channels, *sizes), out, kernel, stride, padding, dilation, transposed, missing, False, precision)
+    case = replace(case, warps=warps)
     try:
         assume(all(case.result))
     except RuntimeError:  # the kernel is larger than what it should cover
@@ -138,6 +179,7 @@ def test_the_result_itself_is_stored_where_it_is_wanted() -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("warps", WARPS)
 @pytest.mark.parametrize("bits", [0x7F800000, 0xFF800000, 0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F7FC99E])
 @pytest.mark.parametrize(
     ("name", "precision", "where"),
@@ -149,10 +191,10 @@ def test_the_result_itself_is_stored_where_it_is_wanted() -> None:
     ],
 )
 def test_what_is_not_finite_spreads_as_in_plain_arithmetic(
-    bits: int, name: str, precision: Precision, where: str
+    bits: int, name: str, precision: Precision, where: str, warps: int
 ) -> None:
     """Infinities, NaN of all payloads, and a number that is finite but beyond what sums of it can be."""
-    program = generated(replace(CASES[name], precision=precision), chain=False)
+    program = generated(replace(CASES[name], precision=precision, warps=warps), chain=False)
     inputs = inputs_of(program)
     inputs[where][37] = np.array(bits, np.uint32).view(np.float32)
     with np.errstate(all="ignore"):
@@ -204,6 +246,8 @@ def test_chosen_unmeasured_for_few_channels_only() -> None:
     assert not served(few, replace(H200, arch="sm_75"))
     huge = replace(few, source=(1, 8, 4096, 64), kernel=(60, 60))  # weights beyond shared memory
     assert not served(huge)
+    assert served(replace(few, warps=4))
+    assert not served(replace(few, warps=4), replace(H200, arch="sm_100"), serves)
 
 
 @pytest.mark.parametrize(
@@ -244,8 +288,9 @@ def streamed_plans() -> Iterator[StreamedSchedule]:
     deep = Case((4, 256, 16, 16), 64, (4, 4), (2, 2), (1, 1), (1, 1), True)
     wide = Case((2, 64, 16, 32, 32), 128, (5, 5, 5), (1, 1, 1), (0, 0, 0), (1, 1, 1))
     few = [CASES[name] for name in CASES if "many channels" in name]
-    for case, precision, facts in itertools.product([large, deep, wide, *few], Precision, [H200, SMALL]):
-        program = generated(replace(case, precision=precision))
+    cases = itertools.product([large, deep, wide, *few], Precision, WARPS)
+    for (case, precision, warps), facts in itertools.product(cases, [H200, SMALL]):
+        program = generated(replace(case, precision=precision, warps=warps))
         plan = schedule_convolution(program.kernels[-1], program, facts)
         assert isinstance(plan, StreamedSchedule)
         yield plan
@@ -288,3 +333,25 @@ def test_nvcc_takes_the_source(name: str) -> None:
     if shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")
     check_compiles(render(generated(CASES[name]), H200))
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        *itertools.product(["2d, 64 to 128", "transposed 3d", "3d, 8 to 32"], Precision),
+        ("transposed 3d, 3 to 16", Precision.FLOAT32),
+    ],
+)
+def test_groups_of_warps_multiply_without_waiting_for_each_product(
+    name: str, precision: Precision, tmp_path: Path
+) -> None:
+    """ptxas says where it makes products wait, for registers that are touched while it works or that it lacks."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("needs nvcc")
+    source = tmp_path / "source.cu"
+    source.write_text(render(generated(replace(LARGE[name], precision=precision, warps=4)), H200).text)
+    arch = "-gencode=arch=compute_90a,code=sm_90a"
+    command = [nvcc, "-O3", "-std=c++17", arch, f"-I{include_directory()}", "-cubin", "-o", str(tmp_path / "x"), source]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert "serialized" not in said

@@ -131,6 +131,7 @@ def probe() -> Probe:
         for kind in C.values():
             parts.append(loop(f"cast_{half}_{kind}", kind, [f"fp::{half}"], f"fp::cast<{kind}>(a)"))
             parts.append(loop(f"cast_{kind}_{half}", f"fp::{half}", [kind], f"fp::cast<fp::{half}>(a)"))
+    parts.append(loop("quotient_float", "float", ["float", "float"], "fp::quotient(a, b)"))
     parts.append(loop("tf32_float", "float", ["float"], "fp::tf32(a)"))
     return Probe("headers", "\n".join(parts))
 
@@ -361,3 +362,20 @@ def test_tf32_is_rounded_to_nearest() -> None:
     assert bool(((got - x)[finite].abs() <= spacing / 2).all())
     assert not bool((got[finite].view(torch.int32) & 0x1FFF).any())
     assert torch.equal(got.isinf(), x.isinf() | (x.abs() > 3.4026e38))
+
+
+def test_a_shared_divisor_gives_the_rounded_quotient() -> None:
+    """Its last bit may differ where the remainder is not exact or the divisor is the last below a power of two."""
+    random = torch.randn(2, 200_000, dtype=torch.float64) * 2.0 ** torch.randint(-120, 120, (2, 200_000))
+    edges = [3.4028235e38, -3.4028235e38, 1.1754944e-38, 2.3509887e-38, 1 - 2.0**-24, 2.0**126, 2.0**-64]
+    for a, b in (random.float(), pairs(torch.tensor([*SPECIAL, *edges]))):
+        got, want = run("quotient_float", a, b, dtype=torch.float32), a / b
+        assert torch.equal(got.isnan(), want.isnan())
+        assert torch.equal(got.isinf(), want.isinf())
+        assert torch.equal(got.signbit()[want == 0], want.signbit()[want == 0])
+        all_ones = (b.view(torch.int32) & 0x7FFFFF) == 0x7FFFFF
+        rounded = (a.abs() > 2.0**-100) & (want.abs() > 2.0**-125) & ~all_ones
+        assert torch.equal(got[rounded], want[rounded])
+        assert rounded.sum() > a.numel() // 3
+        finite = want.isfinite()
+        assert ulps(got[finite], want[finite]).max() <= 1

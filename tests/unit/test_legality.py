@@ -106,6 +106,12 @@ NODES: dict[str, tuple[Callable[[], fx.Node], str]] = {
         ),
         "the positions of the maxima are used",
     ),
+    "known_neighbours": (
+        lambda: call(
+            aten.upsample_nearest1d.default, describe(shape=(1, 2, 14)), [46], gives=describe(shape=(1, 2, 46))
+        ),
+        "which neighbour is the nearest",
+    ),
     "understood_view": (lambda: call(aten.as_strided.default, describe(), [4], [1]), "memory beside its input"),
     "static_shape": (lambda: call(aten.relu.default, symbolic()), "a shape is symbolic"),
     "not_empty": (lambda: call(aten.relu.default, describe(shape=(4, 0))), "a tensor is empty"),

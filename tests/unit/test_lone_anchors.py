@@ -21,6 +21,8 @@ from fusepass.work import Work
 
 FEW = (lambda x, w: F.conv2d(x, w), (64, 3, 40, 40), (32, 3, 3, 3))
 PRODUCT = (lambda x, w: x @ w, (1024, 512), (512, 768))
+_PLAIN = (False, [0, 0], 1, False, False, True, False)
+_GROUPED = (False, [0, 0], 16, False, False, True, False)
 Example = tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...], tuple[int, ...]]
 
 
@@ -61,6 +63,24 @@ def test_few_channels_are_generated(tune: str, monkeypatch: pytest.MonkeyPatch) 
     work = work_of(FEW, monkeypatch, tune)
     assert work.choice is None
     assert work.candidates[0].generated.generates_anchor
+
+
+def test_convolutions_that_rewrites_make_are_generated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are written as `_convolution`, which says that float32 is not to be rounded; generated ones need not be told."""
+
+    def precise(x: Tensor, w: Tensor) -> Tensor:
+        return torch.ops.aten._convolution.default(x, w, None, [2, 2], [1, 1], [1, 1], *_PLAIN)  # type: ignore[no-any-return]
+
+    def depthwise(x: Tensor, w: Tensor) -> Tensor:
+        return torch.ops.aten._convolution.default(x, w, None, [1, 1], [0, 0], [1, 1], *_GROUPED).relu()  # type: ignore[no-any-return]
+
+    work = work_of((precise, *FEW[1:]), monkeypatch, "off")
+    assert work.candidates[0].generated.generates_anchor
+    many = work_of((precise, (64, 48, 40, 40), (32, 48, 3, 3)), monkeypatch, "fast")
+    assert [each.generated.generates_anchor for each in many.candidates] == [False, True]
+    assert "TF32 x 3" in many.candidates[1].generated.source.text
+    grouped = work_of((depthwise, (8, 16, 20, 20), (16, 1, 3, 3)), monkeypatch, "fast")
+    assert [each.generated.generates_anchor for each in grouped.candidates] == [False, True]
 
 
 def test_the_library_alone_is_left_to_eager(monkeypatch: pytest.MonkeyPatch) -> None:

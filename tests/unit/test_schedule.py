@@ -98,7 +98,11 @@ def test_every_schedule_fits_the_device_and_covers_the_kernel(name: str, aligned
         (lambda: k.mixed_layouts(64, 64, 1 << 14), 4, 2, 8, 32, ("c",)),
         (lambda: k.mixed_layouts(64, 64, 1 << 14, k.F16), 8, 2, 8, 32, ("c",)),
         (lambda: k.mixed_layouts(64, 64, 1 << 14, k.F64), 2, 4, 8, 16, ("c",)),
-        (lambda: k.mixed_layouts(64, 64, 127 * 127), 1, 8, 32, 8, ("c",)),
+        (lambda: k.mixed_layouts(64, 64, 127 * 127), 1, 16, 128, 2, ("c",)),
+        (lambda: k.mixed_layouts(64, 64, 126 * 126), 4, 4, 32, 8, ("c",)),
+        (lambda: k.mixed_layouts(64, 512, 7 * 7), 1, 8, 32, 8, ("c",)),
+        (lambda: k.into_channels_last(64, 3, 1 << 14), 4, 2, 128, 2, ("c",)),
+        (lambda: k.into_channels_last(64, 64, 1 << 14), 4, 2, 8, 32, ("hw",)),
         (lambda: k.mixed_layouts(64, 8, 1 << 14), 4, 2, 64, 4, ("c",)),
         (lambda: k.max_pool_channels_last(64, 64, 130, 2, 2), 4, 2, 8, 32, ("h", "w")),
         (lambda: k.transpose(4096, 4096), 4, 2, 8, 32, ("j",)),
@@ -111,6 +115,20 @@ def test_tiles(
     assert plan.walk is Walk.CROSSING
     assert tuple(axis.name for axis in plan.columns) == columns
     assert (plan.width, plan.unroll, plan.lanes, plan.groups) == (width, unroll, lanes, groups)
+
+
+@pytest.mark.parametrize(
+    ("make", "panel"),
+    [
+        (lambda: k.into_channels_last(128, 64, 1 << 14), 2),  # all channels of a place, then the next places
+        (lambda: k.into_channels_last(4, 67, 1 << 14), 3),  # of 9 tiles, some with channels of two samples
+        (lambda: k.into_channels_last(4, 2048, 1 << 12), 16),  # both sides are long
+        (lambda: k.into_channels_last(4, 2048, 1 << 9), 1),
+        (lambda: k.mixed_layouts(64, 128, 1 << 14), 1),  # all channels of 32 places, then the next places
+    ],
+)
+def test_neighbouring_tiles_are_neighbours_in_memory(make: Callable[[], Program], panel: int) -> None:
+    assert first(make()).panel == panel
 
 
 @pytest.mark.parametrize(
@@ -139,6 +157,28 @@ def test_tiles_have_no_bank_conflicts(nbytes: int, share: int) -> None:
     for lane in range(width):
         assert conflicts(((col + lane) * step + row for col, row in across), nbytes) == 1
         assert conflicts((col * step + row + lane for col, row in along), nbytes) == 1
+
+
+@pytest.mark.parametrize("nbytes", [2, 4, 8])
+def test_whole_vectors_have_no_bank_conflicts(nbytes: int) -> None:
+    vector = 16 // nbytes
+    tile = Tile(512 // nbytes, 32, 256 if nbytes < 8 else 128, vector, nbytes, vector)
+
+    def place(across: int, along: int) -> int:
+        return across * tile.pitch + (along ^ across // tile.width % tile.turns * vector)
+
+    assert sorted(place(i, j) for i in range(tile.across) for j in range(tile.along)) == [
+        *range(tile.across * tile.along)
+    ]
+    for lane in range(vector):
+        writes = (place(t % tile.lanes * vector + lane, t // tile.lanes) for t in range(32))
+        assert conflicts(writes, nbytes) == 1
+    for line in range(tile.across):
+        starts = [place(line, lane * vector) for lane in range(32)]
+        assert all(place(line, lane * vector + v) == starts[lane] + v for lane in range(32) for v in range(vector))
+        # Accesses of 16 bytes go eight threads at a time.
+        words = {(start * nbytes // 4 + word) % 32 for start in starts[:8] for word in range(4)}
+        assert len(words) == 32
 
 
 def test_unaligned_inputs_take_single_elements_where_they_are_most_of_the_traffic() -> None:

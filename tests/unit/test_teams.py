@@ -203,6 +203,25 @@ def test_mixed_layouts_form_no_team() -> None:
     assert not any(kernel.team for kernel in program.kernels)
 
 
+@pytest.mark.parametrize(
+    ("function", "shape", "aligned", "expected"),
+    [
+        (lambda x: F.layer_norm(x, x.shape[1:]), (3, 64, 40), True, True),
+        (lambda x: x.softmax(1), (3, 4095), True, True),  # an element is as good as a vector
+        (lambda x: F.layer_norm(x, x.shape[1:]), (3, 64, 40), False, False),  # vectors may stand anywhere
+        (lambda x: F.layer_norm(x.sin(), x.shape[1:]), (3, 64, 40), True, False),  # what is kept is not what is loaded
+        (lambda x: F.group_norm(F.pad(x, (1, 2)), 1).relu(), (2, 3, 31, 40), True, False),  # not all is loaded
+    ],
+)
+def test_what_is_kept_as_it_was_loaded_is_fetched_ahead(
+    function: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...], aligned: bool, expected: bool
+) -> None:
+    made = region(function, torch.empty(shape, device="meta"))
+    program = made.passed(replace(NO_SPLIT, teams=lambda program, kernel: (2, 1), longest_cached_row=1))
+    kernel = next(kernel for kernel in program.kernels if kernel.team)
+    assert schedule(kernel, program, LITTLE, aligned=aligned).fetches == expected
+
+
 def test_large_layer_norm_is_one_kernel() -> None:
     made = region(lambda x: F.layer_norm(x, x.shape[1:]), torch.empty(16, 64, 256, 256, device="meta"))
     program = made.passed(pass_options(H200))

@@ -83,7 +83,7 @@ struct Copy {
     unsigned char bytes[16];
     int count;
 };
-inline std::vector<std::vector<Copy>> copies[1024];  // for each thread, the groups under way; the last is open
+inline thread_local std::vector<std::vector<Copy>> copies[1024];  // for each thread, the groups under way; the last is open
 
 inline std::vector<Copy>& open_group() {
     auto& mine = copies[threadIdx.x];

@@ -14,12 +14,10 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.product import Arithmetic, Operand, Product
 from fusepass.codegen.ir.program import Kernel, Program, Role
+from fusepass.codegen.schedule_product.tiles import PANEL_BYTES, TILINGS, Access, Tiling
 
 GROUP = 8  # tiles of rows that blocks go through before the next tile of columns
-_PANEL_BYTES = 128
 _ACCESS = 16  # bytes of the widest copy
-_M, _N = 16, 8  # rows and columns of one instruction
-_SPARE = 8  # numbers between rows of a panel whose rows are neighbours, floats between rows of results
 _BLOCK_SHARED = 1 << 10  # bytes of shared memory that the system keeps for each block
 _MAX_INT = 2**31 - 2**21
 _MAX_BLOCKS = 2**31 - 1
@@ -27,75 +25,18 @@ _MOST_PIECES = 64
 _LEAST_PANELS = 8  # of a piece
 _LAUNCH = 3e-6  # seconds that one more kernel costs
 
-# FLOP per second and multiprocessor: mma.sync reaches some 60 % of Hopper's peak, three products cost three times as
-# much. Estimates; none is measured.
-_RATES = {Arithmetic.TF32_THREE: 100e12 / 132, Arithmetic.TF32: 300e12 / 132, Arithmetic.HALVES: 600e12 / 132}
+# FLOP per second and multiprocessor of the best tile, by warps on their own (mma.sync) and by groups of them (wgmma), measured on
+# an H200: 1024 x 8192 x 8192 for float32, 4096 x 4096 x 4096 for the others.
+_RATES = {
+    False: {Arithmetic.TF32_THREE: 58.7e12 / 132, Arithmetic.TF32: 155e12 / 132, Arithmetic.HALVES: 349e12 / 132},
+    True: {Arithmetic.TF32_THREE: 113e12 / 132, Arithmetic.TF32: 245e12 / 132, Arithmetic.HALVES: 663e12 / 132},
+}
+_GROUPS_ON = 90  # the compute capability with wgmma
 _LIBRARY_FLOAT32 = 51e12 / 132  # the library's float32 kernel: 1024 x 8192 x 8192 in 2.69 ms on an H200
 _ALONE = 0.8  # of the blocks that a multiprocessor can hold, it needs for its rate
 _STREAMS = 0.6  # of the multiprocessors must copy to reach the memory's rate
 _LEAST_SIZE = 256  # rows, columns and terms from which the estimates above hold
 _CLEAR = 1.5  # times faster, by estimate, to be chosen unmeasured
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """How the warps of a block share its tile.
-
-    Attributes:
-        warp_rows, warp_columns: warps along the rows and along the columns.
-        m, n: tiles of 16 rows and of 8 columns of each warp.
-        stages: panels in shared memory at a time.
-        resident: blocks that a multiprocessor should hold.
-        share: of the arithmetic's rate that it reaches, by estimate: large tiles load less per product.
-    """
-
-    warp_rows: int
-    warp_columns: int
-    m: int
-    n: int
-    stages: int
-    resident: int
-    share: float
-
-    @property
-    def rows(self) -> int:
-        return self.warp_rows * self.m * _M
-
-    @property
-    def columns(self) -> int:
-        return self.warp_columns * self.n * _N
-
-    @property
-    def threads(self) -> int:
-        return 32 * self.warp_rows * self.warp_columns
-
-    @property
-    def room_pitch(self) -> int:
-        """Floats from one row of a warp's results to the next, where they are laid out for the stores."""
-        return self.n * _N + _SPARE
-
-    @property
-    def room(self) -> int:
-        """Floats of a warp's results."""
-        return self.m * _M * self.room_pitch
-
-
-TILINGS = (
-    Tiling(2, 2, 4, 8, 3, 2, 1.0),  # 128 x 128
-    Tiling(1, 4, 4, 4, 4, 2, 0.9),  # 64 x 128
-    Tiling(2, 2, 2, 4, 4, 3, 0.8),  # 64 x 64
-    Tiling(1, 4, 2, 4, 4, 2, 0.75),  # 32 x 128
-    Tiling(4, 1, 2, 4, 4, 2, 0.75),  # 128 x 32
-    Tiling(1, 4, 1, 4, 4, 3, 0.6),  # 16 x 128
-)
-
-
-@dataclass(frozen=True)
-class Access:
-    """How an operand is copied: whether inner numbers are neighbours (else rows are), and how many go at once."""
-
-    inner_first: bool
-    vector: int
 
 
 @dataclass(frozen=True)
@@ -176,7 +117,7 @@ def _pieces_and_seconds(program: Program, kernel: Kernel, facts: DeviceFacts) ->
 
 def _lengths(product: Product) -> Iterator[int]:
     yield product.inner
-    depth = _PANEL_BYTES // product.dtype.nbytes
+    depth = PANEL_BYTES // product.dtype.nbytes
     panels = ceil(product.inner / depth)
     pieces = 2
     while pieces <= _MOST_PIECES and panels >= pieces * _LEAST_PANELS:
@@ -222,7 +163,9 @@ def _candidate(
     pieces, batch, rows, columns = (axis.size for axis in kernel.rows)
     left = _access(program, product, product.left, batch, rows, aligned)
     right = _access(program, product, product.right, batch, columns, aligned)
-    stage = _panel(product, left, tiling.rows) + _panel(product, right, tiling.columns)
+    if not tiling.serves(product.arithmetic, left, right) or (tiling.groups and facts.capability != _GROUPS_ON):
+        return None
+    stage = tiling.stage(product, left, right)
     fitted = _fitted(tiling, stage, facts)
     if fitted is None:
         return None
@@ -236,7 +179,7 @@ def _candidate(
         right=right,
         tiles=tiles,
         batches=pieces * batch,
-        shared_bytes=_shared(fitted, stage),
+        shared_bytes=fitted.shared(stage),
         wide=_is_wide(kernel, program, fitted),
         arithmetic=product.arithmetic,
         seconds=_estimate(kernel, program, facts, fitted, blocks),
@@ -258,25 +201,13 @@ def _access(program: Program, product: Product, operand: Operand, batch: int, ro
     return Access(inner_first, vector)
 
 
-def _panel(product: Product, access: Access, rows: int) -> int:
-    """Bytes of a panel in shared memory."""
-    depth = _PANEL_BYTES // product.dtype.nbytes
-    return rows * _PANEL_BYTES if access.inner_first else depth * (rows + _SPARE) * product.dtype.nbytes
-
-
-def _shared(tiling: Tiling, stage: int) -> int:
-    """Bytes of shared memory: panels, and results once these are done with."""
-    warps = tiling.warp_rows * tiling.warp_columns
-    return max(tiling.stages * stage, 4 * warps * tiling.room)
-
-
 def _fitted(tiling: Tiling, stage: int, facts: DeviceFacts) -> Tiling | None:
     """`tiling` with as many resident blocks, then stages, as the shared memory has room for."""
     room = facts.shared_bytes_per_block + _BLOCK_SHARED
     for resident in range(tiling.resident, 0, -1):
-        for stages in range(tiling.stages, 1, -1):
+        for stages in range(tiling.stages, tiling.least_stages - 1, -1):
             fitted = replace(tiling, stages=stages, resident=resident)
-            if resident * (_shared(fitted, stage) + _BLOCK_SHARED) <= room:
+            if resident * (fitted.shared(stage) + _BLOCK_SHARED) <= room:
                 return fitted
     return None
 
@@ -289,7 +220,7 @@ def _is_wide(kernel: Kernel, program: Program, tiling: Tiling) -> bool:
         (product.left, kernel.rows[2], tiling.rows),
         (product.right, kernel.rows[3], tiling.columns),
     ):
-        extents.append((axis.size + tile) * operand.row + (product.inner + _PANEL_BYTES) * operand.inner)
+        extents.append((axis.size + tile) * operand.row + (product.inner + PANEL_BYTES) * operand.inner)
     return max(*extents, kernel.row_count) >= _MAX_INT
 
 
@@ -298,7 +229,7 @@ def _estimate(kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tili
     product = _product(kernel)
     one = 2 * tiling.rows * tiling.columns * min(product.length, product.inner)
     each = max(ceil(blocks / facts.multiprocessors), _ALONE * tiling.resident)
-    computing = each * one / (_RATES[product.arithmetic] * tiling.share)
+    computing = each * one / (_RATES[tiling.groups][product.arithmetic] * tiling.share)
     moved = sum(program.buffer(name).nbytes for name in kernel.reads | kernel.writes)
     idle = max(_STREAMS * facts.multiprocessors / blocks, 1.0) if blocks else 1.0
     return max(computing, idle * moved / facts.bandwidth)

@@ -1,0 +1,94 @@
+"""What a block of a team brings closer of its team's next row, while the row at hand is finished."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusepass.codegen.ir.expr import Expr, Load
+from fusepass.codegen.render.cuda_frame import Frame
+from fusepass.codegen.render.cuda_loads import loads_ahead
+from fusepass.codegen.render.printer import Scope
+from fusepass.codegen.render.spelling import block
+
+_PREFETCHED = 2  # times as many vectors of a team's next row as a thread loads at once
+
+
+class Fetches:
+    """Copies of what is kept of a row into shared memory, where a schedule `fetches`.
+
+    A thread copies, reads and overwrites the same places, so that it waits for its own copies only.
+    """
+
+    def __init__(self, frame: Frame, kept: Sequence[tuple[Load, str]]) -> None:
+        """`kept`: the loads, each with the C name of its places."""
+        self.frame, self._kept = frame, kept
+        self._next = frame.names.exact("next") if frame.arranged.row is not None else ""
+
+    def first_row(self) -> list[str]:
+        """Before the loop over rows: begin to copy the first one."""
+        frame, tile = self.frame, self.frame.tile
+        team = frame.kernel.team
+        assert team is not None
+        start = frame.names.numbered("start") if tile.loop else tile.start
+        number = frame.number(tile, start)
+        lines = self._vector(f"{frame.team}.number", number)
+        lines = block(f"if ({number} < {tile.end})", lines) if tile.tail else lines
+        lines = frame.unrolled(frame.u, frame.schedule.unroll, lines)
+        if tile.loop:
+            advance = frame.schedule.unroll * tile.step
+            span = f"{start} = {tile.start}; {start} < {tile.count}; {start} += {advance}"
+            lines = block(f"for ({frame.index_type} {span})", lines)
+        if team.teams > frame.kernel.row_count:
+            lines = block(f"if ({frame.team}.number < {frame.kernel.row_count})", lines)
+        return [*lines, "fp::end_copies();"]
+
+    def row(self) -> list[str]:
+        """At the beginning of a row."""
+        return (
+            [f"const {self.frame.index_type} {self._next} = {self.frame.row} + {self.frame.team}.count;"]
+            if self._next
+            else []
+        )
+
+    def following(self, number: str) -> list[str]:
+        """After vector `number` of the row at hand was read for the last time: begin to copy that of the next."""
+        if not self._next:
+            return []
+        return block(f"if ({self._next} < {self.frame.kernel.row_count})", self._vector(self._next, number))
+
+    def _vector(self, row: str, number: str) -> list[str]:
+        frame = self.frame
+        scope = Scope(frame.printer)  # of its own: quotients of the row at hand are not those of another
+        if frame.arranged.row is not None:
+            scope.define_axis(frame.arranged.row, row)
+        frame.define_position(scope, frame.tile, number)
+        for load, place in self._kept:
+            reuse = "<fp::Reuse::none>" if load.buffer in frame.schedule.once else ""
+            start = scope.operand(frame.first_lane(load.index))
+            scope.lines.append(f"fp::fetch{reuse}(&{place}[{number}], {frame.pointers[load.buffer]} + {start});")
+        return scope.lines
+
+
+def prefetch_row(frame: Frame, roots: Sequence[Expr]) -> list[str]:
+    """Bring the beginning of a block's part of its team's next row closer: what `roots` load there, in a few steps.
+
+    The first warp has other things to do: the team waits for it.
+    """
+    tile, rows = frame.tile, frozenset(frame.kernel.rows)
+    found = [each.load for each in loads_ahead(frame, roots, ()) if not each.guard and each.load.index.axes & rows]
+    # Where most of a row is read again, the cache is better left to that.
+    if not found or frame.arranged.row is None or 2 * frame.schedule.kept < frame.schedule.part:
+        return []
+    following = frame.names.exact("next")
+    scope = Scope(frame.printer)  # of its own: quotients of the row at hand are not those of the next
+    scope.define_axis(frame.arranged.row, following)
+    steps = min(_PREFETCHED * frame.schedule.unroll, -(-tile.count // tile.step))
+    number = f"{tile.start} + {frame.u} * {tile.step}" if steps > 1 else tile.start
+    inner = scope.child()
+    frame.define_position(inner, tile, f"fp::least({number}, {tile.last})")
+    for load in found:
+        start = inner.operand(frame.first_lane(load.index))
+        inner.lines.append(f"fp::prefetch({frame.pointers[load.buffer]} + {start});")
+    lines = [*scope.lines, *frame.unrolled(frame.u, steps, inner.lines)]
+    head = f"const {frame.index_type} {following} = {frame.row} + {frame.team}.count;"
+    return [head, *block(f"if (threadIdx.x >= 32 && {following} < {frame.kernel.row_count})", lines)]

@@ -1,0 +1,134 @@
+"""Tiles of a matrix product: how the warps of a block share one, and what its panels take of shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusepass.codegen.ir.product import Arithmetic, Product
+
+PANEL_BYTES = 128
+_M, _N = 16, 8  # rows and columns of one instruction of a warp
+_SPARE = 8  # numbers between rows of a panel whose rows are neighbours, floats between rows of results
+_EVERY = tuple(Arithmetic)
+
+
+@dataclass(frozen=True)
+class Access:
+    """How an operand is copied: whether inner numbers are neighbours (else rows are), and how many go at once."""
+
+    inner_first: bool
+    vector: int
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How the warps of a block share its tile.
+
+    Attributes:
+        warp_rows, warp_columns: warps along the rows and along the columns.
+        m, n: tiles of 16 rows and of 8 columns of each warp.
+        stages: panels in shared memory at a time.
+        resident: blocks that a multiprocessor should hold.
+        share: of the arithmetic's rate that it reaches: large tiles load less per product.
+        groups: whether four warps along the rows multiply together (wgmma), which takes columns from shared memory.
+        turned: whether that is done for the transpose: what is said of rows holds for columns, and the other way round.
+        arithmetics: those it is made for.
+    """
+
+    warp_rows: int
+    warp_columns: int
+    m: int
+    n: int
+    stages: int
+    resident: int
+    share: float
+    groups: bool = False
+    turned: bool = False
+    arithmetics: tuple[Arithmetic, ...] = _EVERY
+
+    @property
+    def rows(self) -> int:
+        return self._longs * self.warp_columns if self.turned else self._highs * self.warp_rows
+
+    @property
+    def columns(self) -> int:
+        return self._highs * self.warp_rows if self.turned else self._longs * self.warp_columns
+
+    @property
+    def warp_tile(self) -> tuple[int, int]:
+        """Rows and columns of one warp."""
+        return (self._longs, self._highs) if self.turned else (self._highs, self._longs)
+
+    @property
+    def _highs(self) -> int:
+        return self.m * _M
+
+    @property
+    def _longs(self) -> int:
+        return self.n * _N
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warp_rows * self.warp_columns
+
+    @property
+    def room_pitch(self) -> int:
+        """Floats from one row of a warp's results to the next, where they are laid out for the stores."""
+        return self.warp_tile[1] + _SPARE
+
+    @property
+    def room(self) -> int:
+        """Floats of a warp's results."""
+        return self.warp_tile[0] * self.room_pitch
+
+    @property
+    def least_stages(self) -> int:
+        """A group's products run on while the next panel begins, which takes a stage more."""
+        return 3 if self.groups else 2
+
+    def serves(self, arithmetic: Arithmetic, left: Access, right: Access) -> bool:
+        """Whether it can multiply such operands: a group takes float32 columns from rows along the inner dimension alone."""
+        if arithmetic not in self.arithmetics:
+            return False
+        if not self.groups or arithmetic is Arithmetic.HALVES:
+            return True
+        if arithmetic is Arithmetic.TF32:
+            return left.inner_first and right.inner_first
+        return left.inner_first and not right.inner_first if self.turned else right.inner_first
+
+    def stage(self, product: Product, left: Access, right: Access) -> int:
+        """Bytes of shared memory of one stage: both panels, and low parts of one where a group multiplies these."""
+        spare = 0 if self.groups and product.arithmetic is Arithmetic.HALVES else _SPARE
+        found = sum(
+            rows * PANEL_BYTES + (0 if access.inner_first else spare * PANEL_BYTES)
+            for access, rows in ((left, self.rows), (right, self.columns))
+        )
+        if self.groups and product.arithmetic is Arithmetic.TF32_THREE:
+            found += PANEL_BYTES * (self.rows if self.turned else self.columns)
+        return found
+
+    def shared(self, stage: int) -> int:
+        """Bytes of shared memory: panels, and results once these are done with."""
+        return max(self.stages * stage, 4 * self.warp_rows * self.warp_columns * self.room)
+
+
+_THREE = (Arithmetic.TF32_THREE,)
+_ONE = (Arithmetic.TF32, Arithmetic.HALVES)
+
+TILINGS = (
+    Tiling(2, 2, 4, 8, 3, 2, 1.0),  # 128 x 128
+    Tiling(1, 4, 4, 4, 4, 2, 0.9),  # 64 x 128
+    Tiling(2, 2, 2, 4, 4, 3, 0.8),  # 64 x 64
+    Tiling(1, 4, 2, 4, 4, 2, 0.75),  # 32 x 128
+    Tiling(4, 1, 2, 4, 4, 2, 0.75),  # 128 x 32
+    Tiling(1, 4, 1, 4, 4, 3, 0.6),  # 16 x 128
+    # Their shares are measured on an H200.
+    Tiling(8, 1, 2, 16, 3, 1, 1.0, groups=True, arithmetics=_THREE),  # 256 x 128
+    Tiling(8, 1, 1, 16, 4, 1, 0.85, groups=True, arithmetics=_THREE),  # 128 x 128
+    Tiling(8, 1, 1, 8, 3, 2, 0.9, groups=True, arithmetics=_THREE),  # 128 x 64
+    Tiling(8, 1, 2, 16, 3, 1, 0.95, groups=True, turned=True, arithmetics=_THREE),  # 128 x 256
+    Tiling(4, 2, 2, 8, 4, 1, 0.75, groups=True, turned=True, arithmetics=_THREE),  # 128 x 128
+    Tiling(8, 1, 1, 32, 4, 1, 1.0, groups=True, arithmetics=_ONE),  # 128 x 256
+    Tiling(16, 1, 1, 16, 4, 1, 0.95, groups=True, arithmetics=_ONE),  # 256 x 128
+    Tiling(8, 1, 1, 16, 3, 2, 0.75, groups=True, arithmetics=_ONE),  # 128 x 128
+)

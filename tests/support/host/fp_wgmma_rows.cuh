@@ -1,0 +1,64 @@
+// What templates/include/fp_wgmma_rows.cuh has, for the emulation: each warp of a group does its own rows, at once. A descriptor is the
+// address in units of 16 bytes.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "fp_wgmma.cuh"
+
+namespace fp {
+
+inline uint64_t row_descriptor(const void* rows) {
+    const auto place = reinterpret_cast<std::uintptr_t>(rows);
+    if (place % 1024) emulation::fail("rows that are not aligned");
+    return place >> 4;
+}
+
+// A number of row `row`, `k` from where the descriptor points to, in float32.
+template <typename T, bool Turned>
+float number_of(uint64_t rows, unsigned row, unsigned k) {
+    const unsigned along = Turned ? row / 64 * 8192 + k * 128 + row % 64 * sizeof(T) : row * 128 + k * sizeof(T);
+    const uint64_t place = (rows << 4) + along;
+    T number;
+    std::memcpy(&number, reinterpret_cast<const char*>(place ^ (place >> 7 & 7) << 4), sizeof(T));
+    if constexpr (sizeof(T) == 4) return to_tf32(number);
+    else return to_float(number);
+}
+
+template <int N>
+void multiply_columns(float (&sums)[N / 2], const float (&a)[4], uint64_t b, bool add) {
+    static std::vector<float> shown(1024 * 4);
+    const unsigned self = threadIdx.x, first = self / 32 * 32;
+    std::memcpy(&shown[self * 4], a, sizeof a);
+    emulation::wait(emulation::State::at_warp);
+    for (unsigned i = 0; i < N / 2; ++i) {
+        const unsigned row = self % 32 / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + self % 4 * 2 + i % 2;
+        float sum = add ? sums[i] : 0.0f;
+        for (unsigned k = 0; k < 8; ++k) {
+            sum += to_tf32(shown[(first + row % 8 * 4 + k % 4) * 4 + row / 8 + k / 4 * 2]) * number_of<float, false>(b, column, k);
+        }
+        sums[i] = sum;
+    }
+    emulation::wait(emulation::State::at_warp);
+}
+
+template <typename T, int N>
+struct RowProduct {
+    template <bool ATurned, bool BTurned>
+    static void begin(float (&sums)[N / 2], uint64_t a, uint64_t b) {
+        static_assert(sizeof(T) == 2 || !(ATurned || BTurned));
+        emulation::wait(emulation::State::at_warp);
+        const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+        for (unsigned i = 0; i < N / 2; ++i) {
+            const unsigned row = warp * 16 + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+            for (unsigned k = 0; k < 32 / sizeof(T); ++k) {
+                sums[i] += number_of<T, ATurned>(a, row, k) * number_of<T, BTurned>(b, column, k);
+            }
+        }
+        emulation::wait(emulation::State::at_warp);
+    }
+};
+
+}  // namespace fp
