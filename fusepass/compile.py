@@ -80,7 +80,12 @@ class _Clock:
 
 
 def compile_graph(
-    graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounter | None = None, forms: Forms | None = None
+    graph: fx.GraphModule,
+    *,
+    name: str,
+    fallbacks: FallbackCounter | None = None,
+    forms: Forms | None = None,
+    exact_inputs: bool = False,
 ) -> CompiledGraph:
     """Fuse a flat functional ATen graph whose nodes carry fake tensors.
 
@@ -91,6 +96,7 @@ def compile_graph(
         name: the model's name, for the report.
         fallbacks: the counter to use; a new one by default.
         forms: the libraries of the model for other sizes; none by default.
+        exact_inputs: whether the caller compares strides, so that regions need not.
     """
     clock = _Clock()
     forms = forms or Forms()
@@ -101,7 +107,7 @@ def compile_graph(
         applications = simplify(graph)
     with clock.stage("partition"):
         parts = partition(graph)
-    works, fused = _fused(graph, parts.regions, forms, counter, clock)
+    works, fused = _fused(graph, parts.regions, forms, counter, clock, exact=exact_inputs)
     for work in works:
         _tell(work, counter)
         remember(work, forms)
@@ -130,13 +136,14 @@ def _fused(
     counter: FallbackCounter,
     clock: _Clock,
     *,
+    exact: bool,
     handing: bool = True,
 ) -> tuple[list[Work], dict[str, FusedRegion]]:
     """What became of each region, and those that can be called; `handing` lets one write as the next one reads."""
-    works = _works(graph, regions)
+    works = _works(graph, regions, exact)
     layouts = hand_over(regions, _formats(works)) if handing else {}
     if layouts:
-        works = _works(graph, regions)
+        works = _works(graph, regions, exact)
     with clock.stage("generate"):
         for work in works:
             generate_candidates(work, forms)
@@ -154,13 +161,13 @@ def _fused(
         # Operators that run as they were would pass on a layout that is not theirs.
         for node, value in layouts.items():
             node.meta["val"] = value
-        return _fused(graph, regions, forms, counter, clock, handing=False)
+        return _fused(graph, regions, forms, counter, clock, exact=exact, handing=False)
     kept = [work for work in works if work.candidate is not None and work.state is RegionState.FUSED]
     return works, {work.region.name: loaded[work.region.name][work.candidate.name] for work in kept if work.candidate}
 
 
-def _works(graph: fx.GraphModule, regions: Sequence[Region]) -> list[Work]:
-    return [Work(region, subgraph(graph, region), _constants(graph, region)) for region in regions]
+def _works(graph: fx.GraphModule, regions: Sequence[Region], exact: bool) -> list[Work]:
+    return [Work(region, subgraph(graph, region), _constants(graph, region), exact) for region in regions]
 
 
 def _formats(works: Sequence[Work]) -> dict[str, AnchorFormat]:

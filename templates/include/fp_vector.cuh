@@ -1,7 +1,9 @@
 // Vectors of neighbouring elements, moved between global memory and registers in accesses of up to 16 bytes.
 #pragma once
 
-#include "fp_half.h"
+#include <cstring>
+
+#include "fp_cast.h"
 
 namespace fp {
 
