@@ -62,7 +62,7 @@ class Schedule:
             `CROSSING`, stores where `INNER` or `OUTER`.
         members: blocks that share each row; with more than one, blocks are resident all at once and go from row to row.
         part: vectors of a row that each member has.
-        kept: of these, how many it keeps; the rest is read again.
+        kept: of these, how many it keeps; the rest is read again, or held in registers.
         fetches: whether what is kept of the next row is copied into places that the row at hand has left.
         resident: blocks that a multiprocessor must have room for; 0 for what comes.
         general: whether sizes come at run time as far as may be (`fusepass.codegen.schedule_general`).
@@ -99,6 +99,11 @@ class Schedule:
         return self.lanes * self.width, self.groups * self.unroll
 
     @property
+    def holds_rest(self) -> bool:
+        """Whether what a block of a team has no room to keep is little enough for registers."""
+        return self.members > 1 and self.unroll > 1 and 0 < self.part - self.kept <= self.unroll * self.lanes
+
+    @property
     def threads(self) -> int:
         return self.lanes * self.groups
 
@@ -112,6 +117,7 @@ class Schedule:
             case Walk.INNER:
                 shared = f"teams of {self.members}, " if self.members > 1 else ""
                 partly = f" for {self.kept} of {self.part} vectors" if self.kept < self.part else ""
+                partly += " and registers" if self.holds_rest else ""
                 shape = f"{shared}{self.lanes} lanes x {self.groups} rows, {self.unroll} per thread at a time"
                 fetched = ", fetched ahead" if self.fetches else ""
                 shape += f", {self.keep.value}{partly}{fetched}{exchanged}"
