@@ -36,8 +36,6 @@ class Sums:
     """Where the writer of results finds them.
 
     Attributes:
-        held: the array of a thread's sums of phase ``$p``, the tile of 16 positions ``$t`` and a place; where four warps
-            multiply together.
         staging: the statement that lays the sums of phase ``$p`` and 16 channels, the ``$m``-th ones, out in ``$room``.
         rows: how many times 16 channels there are.
         covered: channels that all blocks together work on; those past the result's are not stored.
@@ -46,7 +44,6 @@ class Sums:
         unroll: the pragma of the loop over channels.
     """
 
-    held: str
     staging: str
     rows: int
     covered: int
@@ -184,16 +181,7 @@ class ConvolutionWriter:
     def epilogue(self, sums: Sums) -> Iterable[str]:
         """What the kernel's expressions make of the sums: a thread takes neighbouring results, channel by channel."""
         if self.kernel.is_pointwise:
-            staged = list(self.over_channels(sums, self._stores(), sums.unroll))
-            if self.on.warps == 1 or self.states is not None:
-                yield from staged
-                return
-            if sums.repair:
-                yield from block("if ($broken)", staged)[:-1]
-                yield "} else {"
-                yield from block("", self._from_registers(sums))[1:]
-                return
-            yield from self._from_registers(sums)
+            yield from self.over_channels(sums, self._stores(), sums.unroll)
             return
         yield from self.reductions(sums)
 
@@ -213,22 +201,9 @@ class ConvolutionWriter:
         positions = self.over_positions(sums, [*taken, *ahead, *unrolled("$row", ROWS, row, unroll)])
         yield from unrolled("$m", sums.rows, [*staged, *positions, *(self.states.add() if self.states else ())])
 
-    def _from_registers(self, sums: Sums) -> list[str]:
-        """The stores of sums as a thread holds them: 8 neighbouring positions of a channel lie side by side in a warp."""
-        body = [f"const float $sum = {sums.held}[$j * 4 + $u * 2 + $b];", *self._stores()]
-        spread, inner = self.on.pair, "$lane / 4"
-        places, inside = self._position(f"({sums.group} + $t * 2 + $u)", inner, "$p")
-        element = [*places, *block(f"if ({inside})", body)]
-        positions = unrolled("$t", 2, unrolled("$u", 2, unrolled("$p", spread, element)))
-        channel = ["const int $channel = $first_channel + $j * 8 + $lane % 4 * 2 + $b;", *positions]
-        if self.sizes[1] != sums.covered:
-            channel[1:] = block(f"if ($channel < {self.sizes[1]})", positions)
-        return unrolled("$j", 2 * sums.rows, unrolled("$b", 2, channel))
-
     def over_positions(self, sums: Sums, lines: Sequence[str]) -> list[str]:
         """`lines` for each position of a thread, where it is one of the result."""
-        column = "$lane" if self.on.pair == 1 else f"($half * 32 + $lane) / {self.on.pair}"
-        places, inside = self._position(f"({sums.group} + {column} / 8)", f"{column} % 8", f"$lane % {self.on.pair}")
+        places, inside = self._position(sums.group)
         if self.states is None:
             return unrolled("$half", self.on.pair, [*places, *block(f"if ({inside})", lines)])
         places += [f"const bool $is_inside = {inside};", "$inside[$half] = __ballot_sync(0xffffffffu, $is_inside);"]
@@ -288,15 +263,14 @@ class ConvolutionWriter:
 
     # ---- where results go
 
-    def _position(self, group: str, inner: str, half: str) -> tuple[list[str], str]:
-        """The coordinates of a result, and the condition that it exists.
-
-        It is at place `inner` of `group`, and of a pair of phases it belongs to the one whose number is `half`.
-        """
+    def _position(self, group: str) -> tuple[list[str], str]:
+        """The coordinates of the result that a thread takes, and the condition that it exists."""
         on, sizes = self.on, self.sizes
-        coordinates = self.group_coordinates(group)
+        column = "$lane" if on.pair == 1 else f"($half * 32 + $lane) / {on.pair}"
+        coordinates = self.group_coordinates(f"({group} + {column} / 8)")
+        inner = f"{column} % 8"
         coordinates[-1] = inner if coordinates[-1] == "0" else f"{coordinates[-1]} + {inner}"
-        starts, conditions, lines = self._phase_starts(half), [], []
+        starts, conditions, lines = self._phase_starts(), [], []
         for number, axis in enumerate(self.axes):
             position = f"($tile_{axis[1:]} * {on.tile[number]} + {coordinates[number]})"
             spread = self.anchor.spread[number]
@@ -305,14 +279,14 @@ class ConvolutionWriter:
             conditions.append(f"{axis} < {sizes[2 + number]}")
         return lines, " && ".join(conditions)
 
-    def _phase_starts(self, half: str) -> list[str]:
+    def _phase_starts(self) -> list[str]:
         """The first result element of a phase, per axis."""
         starts, rest = [], "$phase"
         for spread, size in reversed(list(zip(self.anchor.spread, self.sizes[2:], strict=True))):
             starts.append(remainder(rest, min(spread, size)) if len(self.on.phases) > 1 else "0")
             rest = quotient(rest, min(spread, size))
         if self.on.pair > 1:
-            starts[0] = half
+            starts[0] = f"$lane % {self.on.pair}"
         return starts[::-1]
 
     def _stores(self) -> list[str]:

@@ -194,7 +194,6 @@ class _Writer(ConvolutionWriter):
             *([] if self.rounds else self.finite("$sums[$p]", [("$p", on.pair)])),
             *self.epilogue(
                 Sums(
-                    "$sums[$p][$t]",
                     staging,
                     plan.rows,
                     plan.covered,

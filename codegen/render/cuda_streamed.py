@@ -336,6 +336,5 @@ class _Writer(ConvolutionWriter):
         staging = f"fp::stage<{on.pair}, {on.staged_pitch}>($room, {done}[$h][$m], $p);"
         if self.together:
             staging = f"fp::stage_group<{on.pair}, {on.staged_pitch}>($room, {done}, $h * 2, $m, $p);"
-        held = f"{done}[$h * 2 + $t]"
-        sums = Sums(held, staging, plan.rows, plan.covered, self._first_group("$h"), repaired, "#pragma unroll 4")
+        sums = Sums(staging, plan.rows, plan.covered, self._first_group("$h"), repaired, "#pragma unroll 4")
         yield from unrolled("$h", plan.parts, list(self.epilogue(sums)))

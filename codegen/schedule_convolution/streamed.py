@@ -42,7 +42,10 @@ _MOST_PIECES = 2048  # of a tile: they are listed in constant memory
 _SHAPES = 4  # tile shapes that are looked at further
 _MMA_CYCLES = 6.5  # of one product of a slice by 8 positions, in one of four tensor cores of a multiprocessor
 _BYTES_PER_CYCLE = 24.0  # that a multiprocessor gets from the second-level cache while all others do
-_STORE_INSTRUCTIONS, _COPY_INSTRUCTIONS = 6.0, 10.0  # of a warp, for 32 results or for one copy of each thread
+_STORE_CYCLES, _COPY_CYCLES = (
+    30.0,
+    25.0,
+)  # of a warp, for 32 results or for one copy of each thread: few warps hide little
 _BARRIER_CYCLES = 100.0  # for each piece: waiting for copies and for the other warps
 
 
@@ -271,7 +274,7 @@ def _pieces(phases: Sequence[Phase], pair: int, chunks: int, depth: int, longest
 def _cost(kernel: Kernel, plan: StreamedSchedule, facts: DeviceFacts) -> float:
     """Estimated cycles: of a multiprocessor's tensor cores, shared memory or share of the cache, whichever needs most.
 
-    An estimate to rank schedules by; its constants are not measured.
+    An estimate to rank schedules by; most of its constants are argued, not measured.
     """
     on = plan.on
     products = 1 if plan.precision is Precision.TF32 else 3
@@ -291,9 +294,9 @@ def _cost(kernel: Kernel, plan: StreamedSchedule, facts: DeviceFacts) -> float:
         stored = len(on.phases) * ROWS * plan.rows * plan.parts * WARPS  # by warps
         copied = elements / on.vector / 32 + slices * plan.units
         # What a block does besides multiplying goes on while another block multiplies.
-        alone = 0.9 if plan.resident == 1 else 0.35
+        alone = 1.0 if plan.resident == 1 else 0.35
         busiest = max(tensor, fetched)
-        rest = conflicts + alone * (_STORE_INSTRUCTIONS * stored + _COPY_INSTRUCTIONS * copied) / 4
+        rest = conflicts + alone * (_STORE_CYCLES * stored + _COPY_CYCLES * copied) / 4
     waiting = _count(plan) * _BARRIER_CYCLES / plan.stages * 2
     tile = busiest + rest + (waiting if plan.resident == 1 else waiting / 2)
     narrow = 1.0 if on.tile[-1] >= GROUP * COLUMNS else 1.05  # a warp's stores of one row are not all neighbours
