@@ -196,6 +196,7 @@ def _region(work: Work, candidate: Candidate, counter: FallbackCounter) -> Fused
         work.original(),
         counter,
         {name: _converter(candidate, name, work.device, counter) for name in candidate.conversions},
+        [number for number, node in enumerate(arguments) if work.exact_inputs and node.op == "placeholder"],
     )
 
 

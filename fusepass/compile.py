@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fusepass.candidates import build_candidates, generate_candidates, load_candidates
 from fusepass.choice import EAGER
@@ -80,7 +81,12 @@ class _Clock:
 
 
 def compile_graph(
-    graph: fx.GraphModule, *, name: str, fallbacks: FallbackCounter | None = None, forms: Forms | None = None
+    graph: fx.GraphModule,
+    *,
+    name: str,
+    fallbacks: FallbackCounter | None = None,
+    forms: Forms | None = None,
+    exact_inputs: bool = False,
 ) -> CompiledGraph:
     """Fuse a flat functional ATen graph whose nodes carry fake tensors.
 
@@ -91,17 +97,18 @@ def compile_graph(
         name: the model's name, for the report.
         fallbacks: the counter to use; a new one by default.
         forms: the libraries of the model for other sizes; none by default.
+        exact_inputs: whether the caller compares strides, so that regions need not.
     """
     clock = _Clock()
     forms = forms or Forms()
     forms.next_round()
     counter = fallbacks if fallbacks is not None else FallbackCounter()
-    graph = fx.GraphModule(graph, _copied(graph.graph))
+    graph = _LazyGraphModule(graph, _copied(graph.graph))  # few ever read its code, which takes long to make
     with clock.stage("simplify"):
         applications = simplify(graph)
     with clock.stage("partition"):
         parts = partition(graph)
-    works, fused = _fused(graph, parts.regions, forms, counter, clock)
+    works, fused = _fused(graph, parts.regions, forms, counter, clock, exact=exact_inputs)
     for work in works:
         _tell(work, counter)
         remember(work, forms)
@@ -130,13 +137,14 @@ def _fused(
     counter: FallbackCounter,
     clock: _Clock,
     *,
+    exact: bool,
     handing: bool = True,
 ) -> tuple[list[Work], dict[str, FusedRegion]]:
     """What became of each region, and those that can be called; `handing` lets one write as the next one reads."""
-    works = _works(graph, regions)
+    works = _works(graph, regions, exact)
     layouts = hand_over(regions, _formats(works)) if handing else {}
     if layouts:
-        works = _works(graph, regions)
+        works = _works(graph, regions, exact)
     with clock.stage("generate"):
         for work in works:
             generate_candidates(work, forms)
@@ -154,13 +162,13 @@ def _fused(
         # Operators that run as they were would pass on a layout that is not theirs.
         for node, value in layouts.items():
             node.meta["val"] = value
-        return _fused(graph, regions, forms, counter, clock, handing=False)
+        return _fused(graph, regions, forms, counter, clock, exact=exact, handing=False)
     kept = [work for work in works if work.candidate is not None and work.state is RegionState.FUSED]
     return works, {work.region.name: loaded[work.region.name][work.candidate.name] for work in kept if work.candidate}
 
 
-def _works(graph: fx.GraphModule, regions: Sequence[Region]) -> list[Work]:
-    return [Work(region, subgraph(graph, region), _constants(graph, region)) for region in regions]
+def _works(graph: fx.GraphModule, regions: Sequence[Region], exact: bool) -> list[Work]:
+    return [Work(region, subgraph(graph, region), _constants(graph, region), exact) for region in regions]
 
 
 def _formats(works: Sequence[Work]) -> dict[str, AnchorFormat]:

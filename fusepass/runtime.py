@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -95,6 +95,7 @@ class FusedRegion:
         original: the region's ATen operators as a function of the same arguments; runs where the kernels cannot.
         fallbacks: counts those calls.
         conversions: what runs instead of a library call that only changes a layout, by the name of its result.
+        exact: positions of arguments whose strides are as told in every call, so that none compares them.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class FusedRegion:
         original: Callable[..., Result],
         fallbacks: FallbackCounter,
         conversions: Mapping[str, FusedRegion] | None = None,
+        exact: Collection[int] = (),
     ) -> None:
         program = generated.program
         self.name = name
@@ -121,7 +123,7 @@ class FusedRegion:
         self._lock = threading.Lock()
         self._entry = Entry(library, generated.source, len(program.arguments))
         self.conversions = conversions or {}
-        self._source, scope = _launcher(self, self._entry, used)
+        self._source, scope = _launcher(self, self._entry, used, exact)
         exec(compile(self._source, f"<fusepass {name}>", "exec"), scope)
         self.run: Callable[..., Result] = scope["run"]
         self.run.__name__ = self.run.__qualname__ = name
@@ -163,7 +165,9 @@ def with_strides(tensor: torch.Tensor, expected: Meta) -> torch.Tensor:
     return copy.copy_(tensor)
 
 
-def _launcher(region: FusedRegion, entry: Entry, used: Sequence[int]) -> tuple[str, dict[str, Any]]:
+def _launcher(
+    region: FusedRegion, entry: Entry, used: Sequence[int], exact: Collection[int]
+) -> tuple[str, dict[str, Any]]:
     """Source of ``run(*inputs)`` and the names it refers to."""
     program, device = region.generated.program, region.device
     scope: dict[str, Any] = {
@@ -174,8 +178,11 @@ def _launcher(region: FusedRegion, entry: Entry, used: Sequence[int]) -> tuple[s
     names = {name: arguments[position] for name, position in zip(program.inputs, used, strict=True)}
     body: list[str] = []
     pointers = program.arguments
+    sure = {arguments[position] for position in exact}
     for name, label in names.items():
         expected = Meta.of_buffer(program.buffer(name))
+        if label in sure and expected.strides == region.inputs[arguments.index(label)].strides:
+            continue
         if program.buffer(name) in pointers or program.calls:
             scope[f"meta_{label}"] = expected
             body.append(f"if {label}.stride() != {expected.strides}: {label} = with_strides({label}, meta_{label})")
@@ -190,7 +197,7 @@ def _launcher(region: FusedRegion, entry: Entry, used: Sequence[int]) -> tuple[s
         read = [value.buffer for value in call.args if isinstance(value, Ref)]
         body += [f"{names[buffer]} = None" for buffer in read if buffer in region.conversions]
         expected = Meta.of_buffer(program.buffer(call.result))
-        if program.buffer(call.result) in pointers:
+        if program.buffer(call.result) in pointers and call.result not in region.conversions:
             scope[f"meta_c{number}"] = expected
             body.append(
                 f"if c{number}.stride() != {expected.strides}: c{number} = with_strides(c{number}, meta_c{number})"

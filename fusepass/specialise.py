@@ -262,7 +262,9 @@ class Specialiser:
             return captured
         with override(**self._options) as config:
             try:
-                compiled = compile_graph(captured.graph, name=self._name, fallbacks=self._fallbacks, forms=self._forms)
+                compiled = compile_graph(
+                    captured.graph, name=self._name, fallbacks=self._fallbacks, forms=self._forms, exact_inputs=True
+                )
             except Exception as bug:  # ours, but not a reason for the user's model not to run
                 if config.debug:
                     raise

@@ -56,6 +56,7 @@ class Work:
         region: its nodes, in the captured graph.
         graph: its operators as a graph of their own; a placeholder for each of ``region.inputs``.
         constants: those inputs that are numbers fixed at capture, with their values.
+        exact_inputs: whether each call gives the graph's inputs with the strides that they are described with.
         offered: names of the variants that it may be tried in, the one to choose unmeasured first.
         candidates: what was generated of these, different programs all, in that order; empty where the region is beyond
             code generation.
@@ -70,6 +71,7 @@ class Work:
     region: Region
     graph: fx.GraphModule
     constants: dict[fx.Node, torch.Tensor]
+    exact_inputs: bool = False
     offered: tuple[str, ...] = ()
     candidates: list[Candidate] = field(default_factory=list)
     candidate: Candidate | None = None

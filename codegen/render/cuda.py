@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import Convolution
+from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.ir.team import COUNTER_BYTES
@@ -26,10 +27,12 @@ from fusepass.codegen.source import Source, Target
 from fusepass.errors import ScheduleError
 
 _INCLUDED = ("fp_index.h", "fp_merge.cuh", "fp_vector.cuh")
-_HEADERS = (*_INCLUDED, "fp_cast.h", "fp_common.h", "fp_half.h", "fp_libm.h", "fp_scalar.h", "fp_states.h")
+_HEADERS = (*_INCLUDED, "fp_cast.h", "fp_common.h", "fp_libm.h", "fp_scalar.h", "fp_states.h")
+_HALVES = ("fp_half.h",)  # for 16-bit floating point: CUDA's headers for it take a third of a small unit's compilation
 _TEAMS = ("fp_instructions.cuh", "fp_launch.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
 _PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anchor
 _CONVOLUTION_GROUPS = ("fp_wgmma.cuh", "fp_group.cuh")  # which is a convolution that four warps multiply together
+_PARTIALS = ("fp_partials.cuh",)  # for those that reduce over positions
 _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
 _MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
 
@@ -80,9 +83,12 @@ def render_cuda(
         launches += _launch(kernel, name, program, plan, pointers)
         groups |= isinstance(plan, ProductSchedule) and plan.tiling.groups
     anchors = [kernel.anchor for kernel in program.kernels if kernel.anchor is not None]
-    headers = [*_INCLUDED]
+    halves = (C_TYPES[DType.F16], C_TYPES[DType.BF16])
+    texts = [line for kernel in kernels for line in (*kernel.tables, *kernel.parameters, *kernel.body)]
+    headers = [*(_HALVES if any(name in line for line in texts for name in halves) else ()), *_INCLUDED]
     headers += _PRODUCTS if anchors else ()
     headers += _CONVOLUTION_GROUPS if any(isinstance(a, Convolution) and a.warps > 1 for a in anchors) else ()
+    headers += _PARTIALS if any(kernel.partials is not None for kernel in program.kernels) else ()
     headers += _MATRICES if any(isinstance(a, Product) for a in anchors) else ()
     headers += _MATRIX_GROUPS if groups else ()
     headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
@@ -108,7 +114,7 @@ def _plan(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool, g
     if isinstance(kernel.anchor, Product):
         fixed = schedule_product(kernel, program, facts, aligned=aligned)
     else:
-        fixed = schedule_convolution(kernel, program, facts)
+        fixed = schedule_convolution(kernel, program, facts, aligned=aligned)
     if fixed is None:
         raise ScheduleError(f"{kernel.name} does not fit the shared memory of {facts.name}")
     return fixed
@@ -128,7 +134,8 @@ def _summary(kernel: Kernel, plan: Plan) -> str:
     if isinstance(plan, ProductSchedule):
         return f"matrix product, {kernel.row_count} elements: {plan}"
     if isinstance(plan, ConvolutionSchedule):
-        return f"convolution, {kernel.row_count} elements: {plan}"
+        pieces = f", reduced over positions in {kernel.partials.pieces.size} pieces" if kernel.partials else ""
+        return f"convolution, {kernel.row_count} elements: {plan}{pieces}"
     shape = f"{kernel.row_count} rows" if kernel.sweeps else f"{kernel.row_count} elements"
     cols = f" x {kernel.col_count} columns" if kernel.sweeps else ""
     return f"{plan.walk.value}, {shape}{cols}: {plan}"

@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "fp_half.h"
+#include "fp_cast.h"
 
 namespace fp {
 

@@ -47,6 +47,16 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "mixed layouts of bfloat16 and float": lambda: k.mixed_layouts(2, 24, 36, k.BF16, k.F32),
     "mixed layouts of doubles": lambda: k.mixed_layouts(2, 20, 36, k.F64),
     "mixed layouts of bytes": lambda: k.mixed_layouts(2, 96, 144, DType.U8),
+    "rows that begin anywhere": lambda: k.mixed_layouts(2, 40, 15 * 17),
+    "rows that begin at 16 bytes": lambda: k.mixed_layouts(3, 36, 14 * 14),
+    "rows that begin anywhere, one of them": lambda: k.out_of_channels_last(3, 40, 15 * 17),
+    "rows that begin anywhere, odd channels": lambda: k.out_of_channels_last(2, 33, 11 * 13),
+    "rows that begin anywhere, halves": lambda: k.out_of_channels_last(2, 22, 17 * 19, k.F16),
+    "rows that begin anywhere, halves of floats": lambda: k.out_of_channels_last(2, 24, 13 * 13, k.F32, k.F16),
+    "rows that begin anywhere, bfloat16 and float": lambda: k.mixed_layouts(2, 24, 13 * 13, k.BF16, k.F32),
+    "rows that begin anywhere, doubles": lambda: k.out_of_channels_last(2, 20, 9 * 9, k.F64),
+    "rows that begin anywhere, bytes": lambda: k.out_of_channels_last(1, 24, 25 * 23, DType.U8),
+    "rows that begin at 16 bytes, halves": lambda: k.mixed_layouts(2, 24, 20 * 20, k.F16),
     "into channels last": lambda: k.into_channels_last(3, 64, 16 * 64),
     "into channels last, tiles of two samples": lambda: k.into_channels_last(3, 40, 17 * 59),
     "few channels into last": lambda: k.into_channels_last(3, 3, 35 * 9),
@@ -209,6 +219,12 @@ def test_the_text_reads_well() -> None:
     assert "const float add_1 = (((kept_0[v] - add_0) * rsqrt_0) * weight_in_0[v]) + bias_in_0[v];" in text
     assert "\t" not in text
     assert max(map(len, text.splitlines())) < 160
+
+
+@pytest.mark.parametrize(("dtype", "wanted"), [(k.F32, False), (k.F64, False), (k.F16, True), (k.BF16, True)])
+def test_the_headers_of_16_bit_types_are_for_units_that_have_them(dtype: DType, wanted: bool) -> None:
+    source = render(k.affine(8, dtype), H200)
+    assert ("fp_half.h" in source.headers) == ('#include "fp_half.h"' in source.text) == wanted
 
 
 def test_nothing_is_launched_for_nothing() -> None:
