@@ -122,13 +122,15 @@ TILINGS = (
     Tiling(1, 4, 2, 4, 4, 2, 0.75),  # 32 x 128
     Tiling(4, 1, 2, 4, 4, 2, 0.75),  # 128 x 32
     Tiling(1, 4, 1, 4, 4, 3, 0.6),  # 16 x 128
-    # Their shares are measured on an H200.
+    # Their shares are measured on an H200, but for those of 64 rows.
     Tiling(8, 1, 2, 16, 3, 1, 1.0, groups=True, arithmetics=_THREE),  # 256 x 128
     Tiling(8, 1, 1, 16, 4, 1, 0.85, groups=True, arithmetics=_THREE),  # 128 x 128
     Tiling(8, 1, 1, 8, 3, 2, 0.9, groups=True, arithmetics=_THREE),  # 128 x 64
+    Tiling(4, 1, 1, 8, 3, 3, 0.8, groups=True, arithmetics=_THREE),  # 64 x 64
     Tiling(8, 1, 2, 16, 3, 1, 0.95, groups=True, turned=True, arithmetics=_THREE),  # 128 x 256
     Tiling(4, 2, 2, 8, 4, 1, 0.75, groups=True, turned=True, arithmetics=_THREE),  # 128 x 128
     Tiling(8, 1, 1, 32, 4, 1, 1.0, groups=True, arithmetics=_ONE),  # 128 x 256
     Tiling(16, 1, 1, 16, 4, 1, 0.95, groups=True, arithmetics=_ONE),  # 256 x 128
     Tiling(8, 1, 1, 16, 3, 2, 0.75, groups=True, arithmetics=_ONE),  # 128 x 128
+    Tiling(4, 1, 1, 16, 4, 2, 0.6, groups=True, arithmetics=_ONE),  # 64 x 128
 )

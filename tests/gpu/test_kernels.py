@@ -14,6 +14,8 @@ from fusepass.codegen.detect import device_facts
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Buffer, Program, Role
 from fusepass.codegen.render import render
+from fusepass.codegen.schedule_product import schedule_product
+from fusepass.codegen.schedule_product.tiles import TILINGS, Tiling
 from fusepass.codegen.source import Source
 from fusepass.errors import BuildError
 from tests.support import convolutions, kernels, products
@@ -96,6 +98,27 @@ def test_values(name: str, aligned: bool, libraries: Libraries) -> None:
     assert_close(program, first, interpret(program, inputs))
     for output, value in first.items():
         np.testing.assert_array_equal(value.view(np.uint8), again[output].view(np.uint8))
+
+
+@pytest.mark.parametrize("aligned", [True, False], ids=["aligned", "unaligned"])
+@pytest.mark.parametrize("tiling", TILINGS, ids=products.tiling_id)
+def test_values_of_each_tile_of_a_product(tiling: Tiling, aligned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusepass.codegen.schedule_product.TILINGS", (tiling,))
+    facts = device_facts(torch.device("cuda"))
+    made = [(case, products.generated(case)) for case in products.TILED.values()]
+    served = [
+        (case, program)
+        for case, program in made
+        if schedule_product(program.kernels[0], program, facts, aligned=aligned) is not None
+    ]
+    sources = [render(program, facts, aligned=aligned) for _, program in served]
+    for (case, program), source, path in zip(served, sources, build_all(sources), strict=True):
+        if isinstance(path, BuildError):
+            raise path
+        run = load(path, source.entry, len(program.arguments))
+        inputs = inputs_of(program)
+        found = _run(program, run, inputs, 0 if aligned else 1)
+        products.assert_close(case, program, found, interpret(program, inputs))
 
 
 @pytest.mark.parametrize("name", ["layer_norm_shared", "team_layer_norm"])

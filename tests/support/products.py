@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Op
@@ -14,6 +16,9 @@ from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Re
 from fusepass.codegen.passes.anchors import generate_anchors
 from fusepass.codegen.passes.axes import order_and_merge
 from fusepass.codegen.passes.products import split_products
+from fusepass.codegen.schedule_product.tiles import Tiling
+from tests.support.interpret import decode
+from tests.support.numpy_ops import Array
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 
@@ -143,6 +148,32 @@ CASES: dict[str, Case] = {
     "bfloat16, turned and odd": Case(33, 35, 37, dtype=BF16, left_down=True, right_across=True),
     "bfloat16, in pieces": Case(16, 40, 512, dtype=BF16, length=128),
 }
+
+# For each tile that serves them: several tiles, and more panels than a tile has stages.
+TILED: dict[str, Case] = {
+    "neighbours along the terms": Case(150, 140, 199),
+    "neighbours across": Case(132, 136, 40, left_down=True, right_across=True),
+    "neighbours across on the right": Case(140, 150, 171, right_across=True),
+    "neighbours across on the left": Case(132, 70, 100, left_down=True, batch=2),
+    "TF32": Case(150, 140, 200, tf32=True),
+    "halves": Case(136, 260, 390, dtype=F16),
+    "halves, neighbours across": Case(136, 144, 72, dtype=BF16, left_down=True, right_across=True),
+}
+
+
+def assert_close(case: Case, program: Program, got: dict[str, Array], wanted: dict[str, Array]) -> None:
+    """The result is right up to a tolerance at its elements' scale."""
+    (name,) = program.outputs
+    found, right = (decode(memory[name], case.dtype).astype(np.float64) for memory in (got, wanted))
+    tolerance = 2e-3 if case.tf32 else {F32: 2e-6, F16: 2e-3, BF16: 1.6e-2}[case.dtype]
+    np.testing.assert_allclose(found, right, rtol=tolerance, atol=tolerance * np.abs(right).max())
+
+
+def tiling_id(tiling: Tiling) -> str:
+    """The name of a tile in tests."""
+    kind = "groups, turned" if tiling.turned else "groups" if tiling.groups else "warps"
+    return f"{tiling.rows} x {tiling.columns} {kind} {len(tiling.arithmetics)}"
+
 
 SAMPLES: dict[str, Callable[[], Program]] = {
     f"product {name}": functools.partial(generated, case) for name, case in CASES.items()

@@ -28,31 +28,18 @@ from fusepass.codegen.toolchain import compile_command
 from fusepass.errors import IRError
 from fusepass.numerics import compare
 from tests.support.emulate import emulate
-from tests.support.interpret import decode, interpret
+from tests.support.interpret import interpret
 from tests.support.native import run_native
 from tests.support.numpy_ops import Array
-from tests.support.products import BF16, CASES, F16, H200, ONE, Case, generated
+from tests.support.products import BF16, CASES, F16, H200, ONE, TILED, Case, assert_close, generated, tiling_id
 from tests.support.regions import NO_SPLIT, memory_of, region, tensor_of
 from tests.unit.test_render_cuda import inputs_of
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
-TOLERANCE = {DType.F32: 2e-6, F16: 2e-3, BF16: 1.6e-2}
-
-
-def tolerance_of(case: Case) -> float:
-    return 2e-3 if case.tf32 else TOLERANCE[case.dtype]
-
 
 def run(program: Program, facts: DeviceFacts, inputs: dict[str, Array], *, aligned: bool = True) -> dict[str, Array]:
     return emulate(program, render(program, facts, aligned=aligned), inputs, shift=0 if aligned else 1)
-
-
-def assert_close(case: Case, program: Program, got: dict[str, Array], wanted: dict[str, Array]) -> None:
-    (name,) = program.outputs
-    found, right = (decode(memory[name], case.dtype).astype(np.float64) for memory in (got, wanted))
-    tolerance = tolerance_of(case)
-    np.testing.assert_allclose(found, right, rtol=tolerance, atol=tolerance * np.abs(right).max())
 
 
 @needs_compiler
@@ -86,30 +73,14 @@ def test_values_on_a_cpu(name: str) -> None:
     assert_close(case, program, run_native(program, inputs), interpret(program, inputs))
 
 
-TILED = {
-    "neighbours along the terms": Case(150, 140, 199),
-    "neighbours across": Case(132, 136, 40, left_down=True, right_across=True),
-    "neighbours across on the right": Case(140, 150, 171, right_across=True),
-    "neighbours across on the left": Case(132, 70, 100, left_down=True, batch=2),
-    "TF32": Case(150, 140, 200, tf32=True),
-    "halves": Case(136, 260, 390, dtype=F16),
-    "halves, neighbours across": Case(136, 144, 72, dtype=BF16, left_down=True, right_across=True),
-}
-
-
 def with_tiling(monkeypatch: pytest.MonkeyPatch, tiling: Tiling, program: Program) -> bool:
     """Leave `tiling` alone to choose from; says whether it serves `program`."""
     monkeypatch.setattr("fusepass.codegen.schedule_product.TILINGS", (tiling,))
     return schedule_product(program.kernels[0], program, ONE) is not None
 
 
-def id_of(tiling: Tiling) -> str:
-    kind = "groups, turned" if tiling.turned else "groups" if tiling.groups else "warps"
-    return f"{tiling.rows} x {tiling.columns} {kind} {len(tiling.arithmetics)}"
-
-
 @needs_compiler
-@pytest.mark.parametrize("tiling", TILINGS, ids=id_of)
+@pytest.mark.parametrize("tiling", TILINGS, ids=tiling_id)
 def test_values_of_each_tile(tiling: Tiling, monkeypatch: pytest.MonkeyPatch) -> None:
     served = 0
     for case in TILED.values():
@@ -384,7 +355,7 @@ def test_nvcc_takes_the_source(name: str) -> None:
     check_compiles(render(generated(CASES[name]), H200))
 
 
-@pytest.mark.parametrize("tiling", [tiling for tiling in TILINGS if tiling.groups], ids=id_of)
+@pytest.mark.parametrize("tiling", [tiling for tiling in TILINGS if tiling.groups], ids=tiling_id)
 def test_groups_keep_their_sums_in_registers(tiling: Tiling, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where ptxas moves sums while products run, it lets the products run one by one, and says so."""
     if shutil.which("nvcc") is None:
