@@ -25,6 +25,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.anchors import AnchorSource
+from fusepass.codegen.passes.split import SplitPolicy
 from fusepass.codegen.render import describe, render
 from fusepass.errors import IRError, ScheduleError
 from tests.support.convolutions import CASES, POOLED, Across, Case, generated_pooling, pooled
@@ -202,6 +203,19 @@ def test_softmax_in_one_sweep() -> None:
     (want,) = made.exact()
     got = emulate(program, render(program, SMALL), made.memory(program))[program.outputs[0]]
     np.testing.assert_allclose(got, want.numpy().ravel(), rtol=1e-4, atol=1e-7)
+
+
+@needs_compiler
+def test_many_pieces_are_merged_in_pieces() -> None:
+    made = of(lambda x, w, b: F.layer_norm(x, x.shape[1:]))
+    options = replace(pass_options(H200, AnchorSource.GENERATED), split=SplitPolicy(workers=12, least_piece=4, lanes=1))
+    program = made.passed(options)
+    merging = [ReduceOp.MERGE_MOMENTS]
+    assert [[each.op for each in kernel.reductions] for kernel in program.kernels] == [[], merging, merging, []]
+    made.check(program, tolerance=2e-5)
+    (want,) = made.exact()
+    got = emulate(program, render(program, H200), made.memory(program))[program.outputs[0]]
+    np.testing.assert_allclose(got, want.numpy().ravel(), rtol=2e-5, atol=2e-5)
 
 
 def test_a_result_that_is_only_reduced_is_not_written() -> None:
