@@ -92,9 +92,9 @@ class _Mover:
         aligned = self._planes(reader)
         if aligned is None:
             return False
-        here = [self._here(aligned, each.values[0]) for each in aligned.kernel.sweeps[0]]
-        value = here[0]
-        if value is None or value.dtype is not DType.F32 or any(each is not value for each in here):
+        wide = [self.builder.cast(each.values[0], each.dtype) for each in aligned.kernel.sweeps[0]]
+        value, *others = [self._here(aligned, each) for each in wide]
+        if value is None or any(each is not value for each in others):
             return False
         if self.value is not None and self.value is not value:
             return False

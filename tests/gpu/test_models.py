@@ -60,6 +60,15 @@ def scale_batch_norm_pool() -> nn.Module:
     return Chain(nn.ConvTranspose3d(8, 12, 3), Scale(), nn.BatchNorm3d(12), nn.AdaptiveAvgPool3d(1))
 
 
+def gelu_pool() -> nn.Module:
+    return Chain(nn.Conv2d(3, 20, 3), nn.GELU(), nn.AdaptiveAvgPool2d(1))
+
+
+def hardswish_group_norm_mean() -> nn.Module:
+    layers = nn.Conv3d(3, 8, 2), nn.Hardswish(), nn.GroupNorm(4, 8)
+    return Chain(*layers, then=lambda x: x.mean((2, 3, 4)))
+
+
 def layer_norm() -> nn.Module:
     return nn.LayerNorm((8, 33, 35))
 
@@ -69,6 +78,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]] =
     "batch_norm_subtract_mean": (batch_norm_subtract_mean, ((4, 8, 4, 6, 8), (1, 8, 2, 3, 5), (7, 8, 1, 9, 11))),
     "gelu_group_norm": (gelu_group_norm, ((4, 8, 16, 16), (1, 8, 1, 1), (3, 8, 37, 41))),
     "scale_batch_norm_pool": (scale_batch_norm_pool, ((4, 8, 6, 8, 8), (2, 8, 1, 1, 1), (5, 8, 7, 3, 13))),
+    "gelu_pool": (gelu_pool, ((4, 3, 20, 36), (1, 3, 3, 5), (2, 3, 65, 131))),
+    "hardswish_group_norm_mean": (hardswish_group_norm_mean, ((2, 3, 5, 9, 10), (1, 3, 3, 4, 5), (3, 3, 6, 11, 37))),
     "layer_norm": (layer_norm, ((2, 8, 33, 35), (1, 8, 33, 35))),
 }
 every_model = pytest.mark.parametrize("name", MODELS)

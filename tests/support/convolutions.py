@@ -279,6 +279,7 @@ SAMPLES: dict[str, Callable[[], Program]] = {
         f"convolution {name}, {across.value}": functools.partial(generated_pooling, CASES[name], across)
         for name in POOLED
         for across in Across
+        if across is Across.EACH or name in ("2d", "transposed 3d", "many channels")
     },
     **{
         f"convolution {name}, TF32": functools.partial(generated, replace(case, precision=Precision.TF32))

@@ -25,6 +25,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.anchors import AnchorSource
+from fusepass.codegen.passes.split import SplitPolicy
 from fusepass.codegen.render import describe, render
 from fusepass.errors import IRError, ScheduleError
 from tests.support.convolutions import CASES, POOLED, Across, Case, generated_pooling, pooled
@@ -132,6 +133,10 @@ MODELS: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Any], list[list[Reduc
     "layer norm": (lambda x, w, b: F.layer_norm(x, x.shape[1:]), [[], [ReduceOp.MERGE_MOMENTS], []]),
     "softmax of planes": (lambda x, w, b: x.flatten(2).softmax(2), [[], [ReduceOp.MAX], [ReduceOp.SUM]]),
     "variance of everything": (lambda x, w, b: torch.var_mean(x), [[], [ReduceOp.MERGE_MOMENTS]]),
+    "sum of halves": (
+        lambda x, w, b: x.half().sum((2, 3), dtype=torch.float32) / 100,
+        [[], [ReduceOp.SUM]],
+    ),
     "chain and its mean": (lambda x, w, b: (x.tanh(), x.tanh().mean((2, 3))), [[], [ReduceOp.SUM]]),
     "batch norm less its mean": (
         lambda x, w, b: (lambda y: y - y.mean((2, 3), True))(F.batch_norm(x, None, None, w, b, True)),
@@ -186,6 +191,31 @@ def test_large_means_cost_no_more_digits_than_in_eager(name: str, far: float) ->
     got = torch.from_numpy(emulate(program, render(program, H200), made.memory(program))[output]).double()
     error, allowed = (got - exact).norm(), (eager.reshape(-1).double() - exact).norm()
     assert error <= 2 * allowed + 1e-6 * exact.norm()
+
+
+@needs_compiler
+def test_softmax_in_one_sweep() -> None:
+    made = of(lambda x, w, b: x.flatten(2).softmax(2))
+    program = made.passed(replace(pass_options(SMALL, AnchorSource.GENERATED), longest_cached_row=1))
+    partials = convolution_of(program).partials
+    assert partials is not None
+    assert [each.op for each in partials.reductions] == [ReduceOp.SOFTMAX]
+    (want,) = made.exact()
+    got = emulate(program, render(program, SMALL), made.memory(program))[program.outputs[0]]
+    np.testing.assert_allclose(got, want.numpy().ravel(), rtol=1e-4, atol=1e-7)
+
+
+@needs_compiler
+def test_many_pieces_are_merged_in_pieces() -> None:
+    made = of(lambda x, w, b: F.layer_norm(x, x.shape[1:]))
+    options = replace(pass_options(H200, AnchorSource.GENERATED), split=SplitPolicy(workers=12, least_piece=4, lanes=1))
+    program = made.passed(options)
+    merging = [ReduceOp.MERGE_MOMENTS]
+    assert [[each.op for each in kernel.reductions] for kernel in program.kernels] == [[], merging, merging, []]
+    made.check(program, tolerance=2e-5)
+    (want,) = made.exact()
+    got = emulate(program, render(program, H200), made.memory(program))[program.outputs[0]]
+    np.testing.assert_allclose(got, want.numpy().ravel(), rtol=2e-5, atol=2e-5)
 
 
 def test_a_result_that_is_only_reduced_is_not_written() -> None:
