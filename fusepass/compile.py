@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fusepass.candidates import build_candidates, generate_candidates, load_candidates
 from fusepass.choice import EAGER
@@ -102,7 +103,7 @@ def compile_graph(
     forms = forms or Forms()
     forms.next_round()
     counter = fallbacks if fallbacks is not None else FallbackCounter()
-    graph = fx.GraphModule(graph, _copied(graph.graph))
+    graph = _LazyGraphModule(graph, _copied(graph.graph))  # few ever read its code, which takes long to make
     with clock.stage("simplify"):
         applications = simplify(graph)
     with clock.stage("partition"):

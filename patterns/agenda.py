@@ -44,14 +44,27 @@ class Agenda:
         self._now, self._next, self._order, self._place = self._next, set(), {}, _BEFORE
         return bool(self._now)
 
-    def changed(self, nodes: Iterable[fx.Node]) -> None:
-        """These nodes are new, or have other users than before."""
-        changed = set(nodes)
-        for near in changed.union(_descendants(changed), *(node.all_input_nodes for node in changed)):
+    def notice(self, nodes: Iterable[fx.Node]) -> None:
+        """These nodes are near a change."""
+        for near in nodes:
             if self._order.get(near, _NEW) <= self._place:
                 self._next.add(near)
             elif self._now is not None:
                 self._now.add(near)
+
+
+class Agendas:
+    """Several agendas of one graph, which all hear of its changes."""
+
+    def __init__(self, *agendas: Agenda) -> None:
+        self._agendas = agendas
+
+    def changed(self, nodes: Iterable[fx.Node]) -> None:
+        """These nodes are new, or have other users than before."""
+        changed = set(nodes)
+        near = changed.union(_descendants(changed), *(node.all_input_nodes for node in changed))
+        for agenda in self._agendas:
+            agenda.notice(near)
 
 
 _NEW, _BEFORE = -1, -2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from functools import cache
 
 import torch
 from torch import fx
@@ -12,6 +13,7 @@ from torch._ops import OpOverload
 aten = torch.ops.aten
 
 
+@cache
 def is_view(target: object) -> bool:
     """Whether `target` gives its first argument's memory under another shape."""
     if not isinstance(target, OpOverload):

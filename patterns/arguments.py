@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -31,3 +31,14 @@ def defaults(target: OpOverload) -> Mapping[str, Any]:
 def optional(target: OpOverload) -> frozenset[str]:
     """The arguments of an operator that have a default."""
     return frozenset(argument.name for argument in target._schema.arguments if argument.has_default_value())
+
+
+def key_of(value: Any) -> Hashable:
+    """Equal for equal arguments of a call; 1, 1.0 and True differ, and -0.0 and 0.0."""
+    if isinstance(value, fx.Node):
+        return value
+    if isinstance(value, tuple | list):
+        return tuple(map(key_of, value))
+    if isinstance(value, dict):
+        return tuple((name, key_of(part)) for name, part in value.items())
+    return (type(value), repr(value))

@@ -6,15 +6,15 @@ import operator
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
 from fusepass.config import Algebra, current
-from fusepass.patterns.agenda import Agenda
+from fusepass.patterns.agenda import Agenda, Agendas
 from fusepass.patterns.aliasing import base, change_seen, written
+from fusepass.patterns.arguments import key_of
 from fusepass.patterns.cost import NOTHING, Cost, cost, dying
 from fusepass.patterns.dataflow import remove_dead
 from fusepass.patterns.legality import is_random
@@ -68,13 +68,17 @@ def simplify(graph_module: fx.GraphModule, rules: Sequence[Rule] = RULES) -> lis
     if config.algebra is not Algebra.OFF:
         allowed = [rule for rule in rules if config.allows(rule.name) and config.algebra.takes_in(rule.level)]
         early, late = (_Index([rule for rule in allowed if rule.early is first]) for first in (True, False))
-        agenda = Agenda()
+        early_agenda, agenda = Agenda(), Agenda()
+        agendas = Agendas(early_agenda, agenda)
         for _ in range(MOST_ROUNDS):
-            applications += _settled(early, graph, agenda)
-            applications += _apply_rules(late, agenda.nodes(graph), agenda)
+            for _ in range(MOST_EARLY):
+                applications += _apply_rules(early, early_agenda.nodes(graph), agendas)
+                if not early_agenda.end_pass():
+                    break
+            applications += _apply_rules(late, agenda.nodes(graph), agendas)
             remove_dead(graph)
             if config.allows(COMMON_SUBEXPRESSION):
-                applications += _share_common(graph, agenda)
+                applications += _share_common(graph, agendas)
             if not agenda.end_pass():
                 break
     if config.debug:
@@ -84,13 +88,13 @@ def simplify(graph_module: fx.GraphModule, rules: Sequence[Rule] = RULES) -> lis
     return applications
 
 
-def replace_match(rule: Rule, found: Match, agenda: Agenda) -> Application | str:
+def replace_match(rule: Rule, found: Match, agendas: Agendas) -> Application | str:
     """Put the result of `rule` in the place of `found`, and remove what nobody needs any more.
 
     Args:
         rule: what is done.
         found: where.
-        agenda: is told of what changes.
+        agendas: are told of what changes.
 
     Returns:
         What was done, or why the graph was left as it is.
@@ -120,7 +124,7 @@ def replace_match(rule: Rule, found: Match, agenda: Agenda) -> Application | str
             sources = {source for node in gone for source in node.all_input_nodes}
             for node in gone:
                 graph.erase_node(node)
-            agenda.changed((sources - set(gone)) | set(made) | set(replaced.values()))
+            agendas.changed((sources - set(gone)) | set(made) | set(replaced.values()))
             return Application(rule.name, root.name, before, after)
         reason = f"it would not pay: {after.seconds * 1e6:.2f} us instead of {before.seconds * 1e6:.2f} us"
     for node in made:
@@ -167,24 +171,13 @@ class _Index:
         return self._found[target, part]
 
 
-def _settled(index: _Index, graph: fx.Graph, agenda: Agenda) -> list[Application]:
-    """Try all nodes until nothing changes any more, or a few times."""
-    applications: list[Application] = []
-    for _ in range(MOST_EARLY):
-        done = _apply_rules(index, list(graph.nodes), agenda)
-        applications += done
-        if not done:
-            break
-    return applications
-
-
-def _apply_rules(index: _Index, nodes: Iterable[fx.Node], agenda: Agenda) -> list[Application]:
+def _apply_rules(index: _Index, nodes: Iterable[fx.Node], agendas: Agendas) -> list[Application]:
     """Try each of `nodes` with each rule, until one applies."""
     applications: list[Application] = []
     for node in nodes:
         rules = () if node._erased else index[node]
         ways = ((rule, found) for rule in rules for found in matches(rule.pattern, node))
-        done = (replace_match(rule, found, agenda) for rule, found in ways)
+        done = (replace_match(rule, found, agendas) for rule, found in ways)
         applications += islice((one for one in done if isinstance(one, Application)), 1)
     return applications
 
@@ -211,7 +204,7 @@ def _metadata(node: fx.Node) -> dict[str, object]:
     }
 
 
-def _share_common(graph: fx.Graph, agenda: Agenda) -> list[Application]:
+def _share_common(graph: fx.Graph, agendas: Agendas) -> list[Application]:
     """Let operators that are called with the same arguments run once.
 
     PyTorch has this pass too (`fx_graph_cse`), but it takes -0.0 for 0.0, knows some random operators only, and imports
@@ -224,24 +217,13 @@ def _share_common(graph: fx.Graph, agenda: Agenda) -> list[Application]:
             first.clear()  # the same call may read something else from now on
         if node.op != "call_function" or not _may_share(node):
             continue
-        twin = first.setdefault((node.target, _key(node.args), _key(node.kwargs)), node)
+        twin = first.setdefault((node.target, key_of(node.args), key_of(node.kwargs)), node)
         if twin is not node and change_seen(node, twin) is None:
             applications.append(Application(COMMON_SUBEXPRESSION, node.name, cost([node])))
             node.replace_all_uses_with(twin)
             graph.erase_node(node)
-            agenda.changed((twin,))
+            agendas.changed((twin,))
     return applications
-
-
-def _key(value: Any) -> Hashable:
-    """Equal for equal arguments of a call; 1, 1.0 and True differ, and -0.0 and 0.0."""
-    if isinstance(value, fx.Node):
-        return value
-    if isinstance(value, tuple | list):
-        return tuple(map(_key, value))
-    if isinstance(value, dict):
-        return tuple((name, _key(part)) for name, part in value.items())
-    return (type(value), repr(value))
 
 
 def _may_share(node: fx.Node) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import inf, prod
 
 from fusepass.codegen.ir.expr import Expr, Load, Masked, Window, children, walk
-from fusepass.codegen.ir.index import Axis, Bound, Index
+from fusepass.codegen.ir.index import Axis, Bound, Index, Mod, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Store
 
 _BANKS_BYTES = 128  # of shared memory, read or written at once
@@ -193,6 +193,16 @@ def near_step(index: Index, axis: Axis) -> float:
     return abs(_at(index, axis, 1) - _at(index, axis, 0)) or inf
 
 
+def neighbours(index: Index, axis: Axis) -> int:
+    """How many points of the flat `axis` follow each other in memory before others come between."""
+    for atom, factor in index.terms:
+        if factor == 1 and atom == axis:
+            return axis.size
+        if factor == 1 and isinstance(atom, Mod) and atom.index == axis_index(axis):
+            return atom.divisor
+    return 1
+
+
 def _at(index: Index, axis: Axis, position: int) -> int:
     fixed = index.substitute({other: Index(position if other == axis else 0) for other in index.axes})
     return fixed.constant
@@ -243,7 +253,7 @@ class Tile:
     @property
     def pitch(self) -> int:
         """Elements from one point across to the next in shared memory: an odd number of words, so that what threads
-        write across and read along lies in different banks. Vectors change places instead (see `turn`)."""
+        write across and read along lies in different banks. Vectors change places instead (see `turns`)."""
         if self.vector > 1:
             return self.along
         unit = max(_WORD // self.nbytes, 1)

@@ -105,6 +105,11 @@ class ReduceOp(enum.Enum):
         """How many numbers the result has."""
         return 1 if self in (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MAX, ReduceOp.MIN) else 2
 
+    @property
+    def kept(self) -> int:
+        """How many numbers a partial result has: those of the result, and of moments a third, how many values there were."""
+        return 3 if self in (ReduceOp.MOMENTS, ReduceOp.MERGE_MOMENTS) else self.parts
+
     def gives_position(self, part: int) -> bool:
         """Whether number `part` of the result is a position, an int64 whatever the type of the values."""
         return part == 1 and self in (ReduceOp.ARGMAX, ReduceOp.ARGMIN)

@@ -4,7 +4,8 @@ A kernel's iteration domain is ``rows x cols``. A *row* is one point of `rows`; 
 sweep, a later sweep may use the results (`Stat`) of earlier ones; `row_stores` happen once per row, `stores` once per
 (row, col). A kernel without `cols` is pointwise: only `stores`. A kernel may have an `anchor`, a convolution or a matrix
 product whose result at a point its expressions use as a `Stat`; `cols` are then the channels of the convolution or
-nothing. The rows of a kernel with sweeps may be shared by `Team`s of blocks.
+nothing. The rows of a kernel with sweeps may be shared by `Team`s of blocks. A pointwise kernel with a convolution may leave
+`Partials` of what is reduced over positions.
 """
 
 from __future__ import annotations
@@ -101,6 +102,31 @@ class Team:
 
 
 @dataclass(frozen=True)
+class Partials:
+    """What a kernel with a convolution leaves of reductions over positions: a result for each piece and channel.
+
+    A piece is a set of positions; the schedule says which. Together the pieces have each position once.
+
+    Attributes:
+        pieces: their number, as an axis; of each sample where `per_sample`, else of all samples together.
+        per_sample: whether the positions of a piece are those of one sample.
+        reductions: over the positions of a piece, all of one and the same value.
+        stores: of the results, which may have `ReduceOp.kept` parts; their indices depend on `pieces`, the channel and,
+            where `per_sample`, the sample.
+    """
+
+    pieces: Axis
+    per_sample: bool
+    reductions: tuple[Reduction, ...]
+    stores: tuple[Store, ...]
+
+    @property
+    def value(self) -> Expr:
+        """What is reduced."""
+        return self.reductions[0].values[0]
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One launch over ``rows x cols``; see the module's text."""
 
@@ -113,6 +139,7 @@ class Kernel:
     origin: tuple[str, ...] = ()
     anchor: Anchor | None = None
     team: Team | None = None
+    partials: Partials | None = None
 
     @property
     def row_count(self) -> int:
@@ -134,6 +161,9 @@ class Kernel:
     def roots(self) -> tuple[Expr, ...]:
         """Every expression that the kernel evaluates."""
         values = [value for reduction in self.reductions for value in reduction.values]
+        values += (
+            [value for reduction in self.partials.reductions for value in reduction.values] if self.partials else []
+        )
         return (*values, *(store.value for store in (*self.row_stores, *self.stores)))
 
     def loads(self) -> Iterator[Load]:
@@ -153,7 +183,8 @@ class Kernel:
 
     @property
     def writes(self) -> frozenset[str]:
-        return frozenset(store.buffer for store in (*self.row_stores, *self.stores))
+        partial = self.partials.stores if self.partials else ()
+        return frozenset(store.buffer for store in (*self.row_stores, *self.stores, *partial))
 
     @property
     def buffers(self) -> frozenset[str]:

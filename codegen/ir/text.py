@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, Op, Position, Stat, Window, walk
 from fusepass.codegen.ir.index import Axis
-from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Ref, Store
+from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Partials, Program, Ref, Store
 
 
 def program_text(program: Program) -> str:
@@ -61,10 +61,21 @@ def _kernel_lines(kernel: Kernel) -> Iterator[str]:
             yield from ("    " + line for line in names.define(reduction.values))
             values = ", ".join(names[value] for value in reduction.values)
             yield f"    {reduction.name}: {reduction.dtype} = {reduction.op.value}({values})"
+    if kernel.partials is not None:
+        yield from _partial_lines(kernel.partials, names)
     for title, stores in (("per row", kernel.row_stores), ("per element", kernel.stores)):
         if stores:
             yield f"  {title}"
             yield from ("    " + line for line in _store_lines(stores, names))
+
+
+def _partial_lines(partials: Partials, names: _Names) -> Iterator[str]:
+    of = "each sample" if partials.per_sample else "all samples"
+    yield f"  per channel, over {_axes([partials.pieces])} pieces of {of}"
+    yield from ("    " + line for line in names.define([partials.value]))
+    for reduction in partials.reductions:
+        yield f"    {reduction.name}: {reduction.dtype} = {reduction.op.value}({names[partials.value]})"
+    yield from ("    " + line for line in _store_lines(partials.stores, names))
 
 
 def _store_lines(stores: Sequence[Store], names: _Names) -> Iterator[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fusepass.codegen.ir.convolution import packed_shape
+from fusepass.codegen.ir.convolution import Convolution, packed_shape
+from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Expr, Gather, Load, Masked, Op, Stat, Window, children, own_indices, walk
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.product import Product
-from fusepass.codegen.ir.program import Anchor, Buffer, Kernel, Program, Ref, Role, Store, Team
+from fusepass.codegen.ir.program import Anchor, Buffer, Kernel, Partials, Program, Ref, Role, Store, Team
 from fusepass.codegen.ir.team import exchange_offsets
 from fusepass.codegen.ir.text import program_text
 from fusepass.errors import IRError
@@ -73,7 +74,8 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
         yield "columns without a reduction, or a reduction without columns"
     if kernel.row_stores and not kernel.sweeps:
         yield "row stores in a pointwise kernel"
-    if len(kernel.writes) != len(kernel.row_stores) + len(kernel.stores):
+    partial = kernel.partials.stores if kernel.partials else ()
+    if len(kernel.writes) != len(kernel.row_stores) + len(kernel.stores) + len(partial):
         yield "two stores to one buffer"
     if len({reduction.name for reduction in kernel.reductions}) != len(kernel.reductions):
         yield "two reductions share a name"
@@ -90,7 +92,9 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
                 yield f"{reduction.name} takes {reduction.op.arity} values, has {len(reduction.values)}"
             for value in reduction.values:
                 yield from _expr_faults(program, value, everything, known)
-        known.update({reduction.name: reduction.op.parts for reduction in sweep})
+        known.update({reduction.name: reduction.op.kept for reduction in sweep})
+    if kernel.partials is not None:
+        yield from _partial_faults(program, kernel, kernel.partials, known)
     for store in kernel.row_stores:
         yield from _store_faults(program, store, rows, known)
     for store in kernel.stores:
@@ -115,6 +119,23 @@ def _anchor_faults(program: Program, kernel: Kernel, anchor: Anchor) -> Iterator
         weight.shape[out_axis], weight.shape[1 - out_axis], weight.shape[2:], anchor.parts
     ):
         yield f"{anchor.name} takes its weights from {anchor.packed}, which does not have them in slices"
+
+
+def _partial_faults(program: Program, kernel: Kernel, partials: Partials, known: dict[str, int]) -> Iterator[str]:
+    if not isinstance(kernel.anchor, Convolution) or kernel.cols or kernel.sweeps or not partials.reductions:
+        yield "partial results of a kernel that is no convolution per element, or of nothing"
+        return
+    sample, channel, *_ = kernel.rows
+    for reduction in partials.reductions:
+        if reduction.op.arity != 1 or reduction.values != (partials.value,) or partials.value.dtype is not DType.F32:
+            yield f"{reduction.name} is not of the one float32 value that is reduced over positions"
+    yield from _expr_faults(program, partials.value, frozenset(kernel.rows), known)
+    axes = frozenset((partials.pieces, channel, *((sample,) if partials.per_sample else ())))
+    results = {reduction.name: reduction.op.kept for reduction in partials.reductions}
+    for store in partials.stores:
+        yield from _store_faults(program, store, axes, results)
+        if not isinstance(store.value, Stat):
+            yield f"store to {store.buffer} of more than a partial result"
 
 
 def _team_faults(program: Program, kernel: Kernel, team: Team) -> Iterator[str]:

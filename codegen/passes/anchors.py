@@ -1,6 +1,7 @@
 """Library convolutions and matrix products that generated code does better become kernels.
 
-What is done to each element of their results is the kernels' epilogue, and so is what reduces over a convolution's channels.
+What is done to each element of their results is the kernels' epilogue, and so is what reduces over a convolution's channels or
+positions.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fusepass.codegen.ir.program import Anchor, Buffer, Kernel, LibraryCall, Pro
 from fusepass.codegen.passes.axes import merged_axes
 from fusepass.codegen.passes.depthwise import CONVOLUTIONS, Depthwise, depthwise_of, depthwise_value, per_axis
 from fusepass.codegen.passes.packing import pack_weights
+from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.products import product_of, product_rows, product_value, without_idle_views
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
@@ -33,32 +35,44 @@ class AnchorSource(enum.Enum):
     GENERATED = "generated"  # generated code wherever it can, else the library
 
 
-def generate_anchors(program: Program, builder: Builder, choose: Choice, warps: int = 1) -> Program:
+def generate_anchors(
+    program: Program,
+    builder: Builder,
+    choose: Choice,
+    pieces: Pieces = lambda program, kernel: None,
+    warps: int = 1,
+) -> Program:
     """Replace each library convolution and product for which `choose` accepts a kernel that would do it.
 
-    `warps` is `Convolution.warps`.
+    `pieces` says in how many pieces such a kernel reduces over positions, `warps` is `Convolution.warps`.
     """
     for call in program.calls:
         anchor = _convolution(program, call, warps) or depthwise_of(program, call) or product_of(program, call)
         if anchor is not None:
-            forms = _forms(program, builder, call, anchor)
+            forms = _forms(program, builder, call, anchor, pieces)
             program = next((made for made, kernel in forms if choose(made, kernel)), program)
     return without_idle_views(program)
 
 
-def _forms(program: Program, builder: Builder, call: LibraryCall, anchor: _Anchor) -> Iterator[tuple[Program, Kernel]]:
-    """`program` with a kernel that replaces `call`, and that kernel; first with what is reduced over channels in it.
+def _forms(
+    program: Program, builder: Builder, call: LibraryCall, anchor: _Anchor, pieces: Pieces
+) -> Iterator[tuple[Program, Kernel]]:
+    """`program` with a kernel that replaces `call`, and that kernel; first with what is reduced over channels or positions in it.
 
     With few input channels weights stay on the chip as they are, unless the device has no room for that.
     """
     forms = [_generated(program, builder, call, anchor, reducing) for reducing in (True, False)]
-    made = [form for form in forms if form is not None]
     many = isinstance(anchor, Convolution) and not few_channels(program.buffer(anchor.source).shape[1], anchor.spread)
-    if not many:
-        yield from ((form, form.kernels[0]) for form in made)
-    if isinstance(anchor, Convolution):
-        packed = (pack_weights(form, builder, 0) for form in made)
-        yield from ((form, form.kernels[1]) for form in packed)
+    layouts = ([] if many else [False]) + ([True] if isinstance(anchor, Convolution) else [])
+    for packed in layouts:
+        for form, reducing in zip(forms, (True, False), strict=True):
+            if form is None:
+                continue
+            made, place = (pack_weights(form, builder, 0), 1) if packed else (form, 0)
+            reduced = None if reducing else reduce_positions(made, builder, place, pieces)
+            if reduced is not None:
+                yield reduced, reduced.kernels[place]
+            yield made, made.kernels[place]
 
 
 def _convolution(program: Program, call: LibraryCall, warps: int) -> Convolution | None:
@@ -146,7 +160,7 @@ def _absorbed(
     With `reducing` it must reduce, over the channels of a convolution and nothing else, without it must not.
     """
     result = program.buffer(call.result)
-    if reader.is_pointwise is reducing or reader.anchor is not None or reader.team is not None:
+    if reader.is_pointwise is reducing or reader.anchor is not None:
         return None
     if any(isinstance(node, Window | Gather) for node in walk(*reader.roots)):
         return None

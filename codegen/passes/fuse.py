@@ -155,7 +155,7 @@ def drop_unused(program: Program) -> Program:
     )
     return replace(
         program,
-        kernels=tuple(kernel for kernel in kernels if kernel.row_stores or kernel.stores),
+        kernels=tuple(kernel for kernel in kernels if kernel.writes),
         buffers=tuple(buffer for buffer in program.buffers if buffer.name not in dead),
     )
 

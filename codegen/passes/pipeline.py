@@ -11,6 +11,7 @@ from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.anchors import Choice, generate_anchors
 from fusepass.codegen.passes.axes import order_and_merge, rename_axes
 from fusepass.codegen.passes.fuse import fuse_rows, fuse_siblings
+from fusepass.codegen.passes.partials import Pieces
 from fusepass.codegen.passes.products import Length, split_products, whole_sums
 from fusepass.codegen.passes.split import SplitPolicy, separate_layouts, split_long_rows
 from fusepass.codegen.passes.statistics import online_softmax
@@ -29,6 +30,7 @@ class PassOptions:
         longest_cached_row: rows of at most this many elements stay on chip between sweeps.
         anchors: whether a kernel with an anchor is better than the library's call.
         warps: that multiply together in a convolution; see `Convolution.warps`.
+        pieces: in how many pieces a convolution's kernel reduces over positions.
         product_length: terms that a piece of the sums of a kernel's matrix product should have.
         separate_from: elements of a kernel from which one that reads and writes along different axes is worth two launches;
             None where pointwise kernels exchange no tiles.
@@ -39,6 +41,7 @@ class PassOptions:
     longest_cached_row: int
     anchors: Choice = lambda program, kernel: False
     warps: int = 1
+    pieces: Pieces = lambda program, kernel: None
     separate_from: int | None = None
     teams: TeamChoice = lambda program, kernel: None
     product_length: Length = whole_sums
@@ -50,9 +53,9 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("fuse_rows", fuse_rows),
         ("fuse_siblings", fuse_siblings),
         ("online_softmax", lambda p, b: online_softmax(p, b, options.longest_cached_row)),
+        ("generate_anchors", lambda p, b: generate_anchors(p, b, options.anchors, options.pieces, options.warps)),
         ("form_teams", lambda p, b: form_teams(p, b, options.teams)),
         ("split_long_rows", lambda p, b: split_long_rows(p, b, options.split)),
-        ("generate_anchors", lambda p, b: generate_anchors(p, b, options.anchors, options.warps)),
         ("split_products", lambda p, b: split_products(p, b, options.product_length)),
         ("separate_layouts", lambda p, b: separate_layouts(p, b, options.separate_from)),
         ("order_and_merge", order_and_merge),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fusepass.codegen.ir.expr import Builder, Expr, Masked, own_indices, walk
 from fusepass.codegen.ir.index import Axis, FloorDiv, Index, Mod
-from fusepass.codegen.ir.program import Kernel, Reduction, Store
+from fusepass.codegen.ir.program import Kernel, Partials, Reduction, Store
 
 Leaf = Callable[[Expr], Expr | None]
 
@@ -27,11 +27,15 @@ def rewrite_kernel(
     def store(s: Store) -> Store:
         return Store(s.buffer, s.index.substitute(axes), expr(s.value))
 
+    def partials(p: Partials) -> Partials:
+        return replace(p, reductions=tuple(map(reduction, p.reductions)), stores=tuple(map(store, p.stores)))
+
     return replace(
         kernel,
         sweeps=tuple(tuple(reduction(r) for r in sweep) for sweep in kernel.sweeps),
         row_stores=tuple(store(s) for s in kernel.row_stores),
         stores=tuple(store(s) for s in kernel.stores),
+        partials=kernel.partials and partials(kernel.partials),
     )
 
 

@@ -41,7 +41,7 @@ class SplitPolicy:
 
     def pieces(self, program: Program, kernel: Kernel) -> int:
         """How many pieces each row should have; 1 leaves the kernel alone."""
-        if kernel.is_pointwise or kernel.row_count == 0 or kernel.team is not None:
+        if kernel.is_pointwise or kernel.row_count == 0 or kernel.team is not None or kernel.anchor is not None:
             return 1
         together = self.lanes if _rows_are_contiguous(program, kernel) else 1
         working = -(-kernel.row_count // together)
@@ -58,7 +58,7 @@ def _rows_are_contiguous(program: Program, kernel: Kernel) -> bool:
 
 def split_long_rows(program: Program, builder: Builder, policy: SplitPolicy) -> Program:
     """Apply `policy` to every kernel."""
-    work = _Splitter(program, builder)
+    work = Splitter(program, builder)
     for kernel in program.kernels:
         pieces = policy.pieces(program, kernel)
         prepared = _prepare(kernel, builder, pieces) if pieces > 1 else None
@@ -74,7 +74,7 @@ def separate_layouts(program: Program, builder: Builder, least: int | None) -> P
     element gets a kernel of its own. Nothing changes where `least` is None."""
     if least is None:
         return program
-    work = _Splitter(program, builder)
+    work = Splitter(program, builder)
     for kernel in program.kernels:
         large = kernel.row_count * kernel.col_count >= least
         free = kernel.team is None and kernel.anchor is None
@@ -127,32 +127,50 @@ def _ratio(a: int, b: int) -> float:
     return max(a / b, b / a)
 
 
-class _Splitter:
+class Splitter:
+    """Makes the kernels that a kernel with reductions is split into.
+
+    Attributes:
+        buffers: of the program, with the temporaries that were added.
+        kernels: the finished ones, in order.
+        parts: for each reduction of the sweep at hand, what its merging reduction takes of a piece.
+    """
+
     def __init__(self, program: Program, builder: Builder) -> None:
         self.buffers = list(program.buffers)
         self.kernels: list[Kernel] = []
         self.builder = builder
+        self.parts: dict[str, tuple[Expr, ...]] = {}
 
     def split(self, kernel: Kernel, pieces: tuple[Axis, ...]) -> None:
         """Partial and merging kernels per sweep; then, if anything happens per element, a pointwise kernel."""
         stats: dict[int, Expr] = {}
         for sweep in kernel.sweeps[:-1]:
             self._partial(kernel, sweep, pieces, stats)
-            kept = _stats_used(kernel, after=sweep)
-            loads, stores = self._temporaries("stat", kept, kernel.rows)
-            self._merge(kernel, sweep, pieces, stores, stats)
-            stats |= loads
+            stats |= self.merge_early(kernel, sweep, pieces, stats)
         self._partial(kernel, kernel.sweeps[-1], pieces, stats)
-        loads, stores = self._temporaries("row", row_scalars(kernel), kernel.rows)
-        self._merge(kernel, kernel.sweeps[-1], pieces, [*stores, *kernel.row_stores], stats)
-        if kernel.stores:
-            self._apply(kernel, loads)
+        self.merge_last(kernel, pieces, stats)
 
     def separate(self, kernel: Kernel) -> None:
         """The reductions, then a pointwise kernel for what happens per element."""
-        loads, stores = self._temporaries("row", row_scalars(kernel), kernel.rows)
+        loads, stores = self.temporaries("row", row_scalars(kernel), kernel.rows)
         self.kernels.append(replace(kernel, row_stores=(*stores, *kernel.row_stores), stores=()))
         self._apply(kernel, loads)
+
+    def merge_early(
+        self, kernel: Kernel, sweep: tuple[Reduction, ...], pieces: tuple[Axis, ...], stats: dict[int, Expr]
+    ) -> dict[int, Expr]:
+        """A kernel that merges the `parts` of a sweep that is not the last; what later sweeps and stores use of it, as loads."""
+        loads, stores = self.temporaries("stat", _stats_used(kernel, after=sweep), kernel.rows)
+        self._merge(kernel, sweep, pieces, stores, stats)
+        return loads
+
+    def merge_last(self, kernel: Kernel, pieces: tuple[Axis, ...], stats: dict[int, Expr]) -> None:
+        """A kernel that merges the `parts` of the last sweep and stores per row; a pointwise one for what happens per element."""
+        loads, stores = self.temporaries("row", row_scalars(kernel), kernel.rows)
+        self._merge(kernel, kernel.sweeps[-1], pieces, [*stores, *kernel.row_stores], stats)
+        if kernel.stores:
+            self._apply(kernel, loads)
 
     def _apply(self, kernel: Kernel, scalars: dict[int, Expr]) -> None:
         """What `kernel` does per element, its `scalars` per row loaded from temporaries."""
@@ -160,27 +178,38 @@ class _Splitter:
         apply = replace(kernel, name=f"{kernel.name}_apply", rows=rows, cols=(), sweeps=(), row_stores=())
         # One scalar may be part of another: the larger first, while it is still itself.
         for scalar, load in reversed(scalars.items()):
-            apply = rewrite_kernel(apply, self.builder, leaf=_forward({scalar: load}))
+            apply = rewrite_kernel(apply, self.builder, leaf=forward({scalar: load}))
         self.kernels.append(apply)
 
     def _partial(
         self, kernel: Kernel, sweep: tuple[Reduction, ...], pieces: tuple[Axis, ...], stats: dict[int, Expr]
     ) -> None:
-        """Each piece's own result, to a temporary per part; `self.parts` keeps how to read them."""
+        """Each piece's own result, to a temporary per part."""
         rows, rest = (*kernel.rows, *pieces), tuple(axis for axis in kernel.cols if axis not in pieces)
-        self.parts: dict[str, tuple[Expr, ...]] = {}
-        self.piece = count(rest)
         stores: list[Store] = []
         for reduction in sweep:
-            parts = [self._stat(reduction, part) for part in range(reduction.op.parts)]
-            loads, written = self._temporaries(f"{reduction.name}_part", parts, rows)
-            self.parts[reduction.name] = tuple(loads.values())
-            stores += written
+            # How many values a piece has is known, but for pieces of pieces.
+            known = reduction.op is not ReduceOp.MERGE_MOMENTS
+            stores += self.keep(reduction, rows, count(rest) if known else None)
         partial = replace(
             kernel, name=f"{kernel.name}_{sweep[0].name}_partial", rows=rows, cols=rest, sweeps=(sweep,),
             row_stores=tuple(stores), stores=(),
         )  # fmt: skip
-        self.kernels.append(rewrite_kernel(partial, self.builder, leaf=_forward(stats)))
+        self.kernels.append(rewrite_kernel(partial, self.builder, leaf=forward(stats)))
+
+    def keep(self, reduction: Reduction, rows: tuple[Axis, ...], values: int | None) -> list[Store]:
+        """Stores of a partial result of so many `values`, if that is known, to temporaries; `parts` has how to read them."""
+        counted = reduction.op.kept > reduction.op.parts
+        numbers = reduction.op.parts if values is not None else reduction.op.kept
+        loads, stores = self.temporaries(
+            f"{reduction.name}_part", [self._stat(reduction, part) for part in range(numbers)], rows
+        )
+        parts = tuple(loads.values())
+        if counted:
+            known = None if values is None else self.builder.const(values, reduction.dtype)
+            parts = (known or parts[2], *parts[:2])
+        self.parts[reduction.name] = parts
+        return stores
 
     def _merge(
         self,
@@ -190,24 +219,18 @@ class _Splitter:
         stores: list[Store],
         stats: dict[int, Expr],
     ) -> None:
-        merged = tuple(self._merging(reduction) for reduction in sweep)
+        merged = tuple(replace(each, op=_MERGE.get(each.op, each.op), values=self.parts[each.name]) for each in sweep)
         merge = replace(
             kernel, name=f"{kernel.name}_{sweep[0].name}_merge", cols=pieces, sweeps=(merged,),
             row_stores=tuple(stores), stores=(),
         )  # fmt: skip
-        self.kernels.append(rewrite_kernel(merge, self.builder, leaf=_forward(stats)))
+        self.kernels.append(rewrite_kernel(merge, self.builder, leaf=forward(stats)))
 
     def _stat(self, reduction: Reduction, part: int) -> Expr:
         dtype = DType.I64 if reduction.op.gives_position(part) else reduction.dtype
         return self.builder.stat(reduction.name, part, dtype)
 
-    def _merging(self, reduction: Reduction) -> Reduction:
-        values = self.parts[reduction.name]
-        if reduction.op is ReduceOp.MOMENTS:
-            values = (self.builder.const(self.piece, reduction.dtype), *values)
-        return replace(reduction, op=_MERGE.get(reduction.op, reduction.op), values=values)
-
-    def _temporaries(
+    def temporaries(
         self, name: str, values: Sequence[Expr], axes: tuple[Axis, ...]
     ) -> tuple[dict[int, Expr], list[Store]]:
         """A temporary per value with one element per point of `axes`: how to read each (by node), how to write each."""
@@ -228,7 +251,7 @@ class _Splitter:
         return next(unused for unused in names if unused not in taken)
 
 
-def _forward(loads: dict[int, Expr]) -> Leaf:
+def forward(loads: dict[int, Expr]) -> Leaf:
     return lambda node: loads.get(id(node))
 
 

@@ -39,4 +39,4 @@ def form_teams(program: Program, builder: Builder, choose: TeamChoice) -> Progra
 
 
 def _may_share(kernel: Kernel) -> bool:
-    return bool(kernel.sweeps and kernel.stores)
+    return bool(kernel.sweeps and kernel.stores and kernel.anchor is None)

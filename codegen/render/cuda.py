@@ -30,6 +30,7 @@ _HEADERS = (*_INCLUDED, "fp_cast.h", "fp_common.h", "fp_half.h", "fp_libm.h", "f
 _TEAMS = ("fp_instructions.cuh", "fp_launch.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
 _PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anchor
 _CONVOLUTION_GROUPS = ("fp_wgmma.cuh", "fp_group.cuh")  # which is a convolution that four warps multiply together
+_PARTIALS = ("fp_partials.cuh",)  # for those that reduce over positions
 _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
 _MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
 
@@ -83,6 +84,7 @@ def render_cuda(
     headers = [*_INCLUDED]
     headers += _PRODUCTS if anchors else ()
     headers += _CONVOLUTION_GROUPS if any(isinstance(a, Convolution) and a.warps > 1 for a in anchors) else ()
+    headers += _PARTIALS if any(kernel.partials is not None for kernel in program.kernels) else ()
     headers += _MATRICES if any(isinstance(a, Product) for a in anchors) else ()
     headers += _MATRIX_GROUPS if groups else ()
     headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
@@ -108,7 +110,7 @@ def _plan(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool, g
     if isinstance(kernel.anchor, Product):
         fixed = schedule_product(kernel, program, facts, aligned=aligned)
     else:
-        fixed = schedule_convolution(kernel, program, facts)
+        fixed = schedule_convolution(kernel, program, facts, aligned=aligned)
     if fixed is None:
         raise ScheduleError(f"{kernel.name} does not fit the shared memory of {facts.name}")
     return fixed
@@ -128,7 +130,8 @@ def _summary(kernel: Kernel, plan: Plan) -> str:
     if isinstance(plan, ProductSchedule):
         return f"matrix product, {kernel.row_count} elements: {plan}"
     if isinstance(plan, ConvolutionSchedule):
-        return f"convolution, {kernel.row_count} elements: {plan}"
+        pieces = f", reduced over positions in {kernel.partials.pieces.size} pieces" if kernel.partials else ""
+        return f"convolution, {kernel.row_count} elements: {plan}{pieces}"
     shape = f"{kernel.row_count} rows" if kernel.sweeps else f"{kernel.row_count} elements"
     cols = f" x {kernel.col_count} columns" if kernel.sweeps else ""
     return f"{plan.walk.value}, {shape}{cols}: {plan}"

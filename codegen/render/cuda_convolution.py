@@ -12,9 +12,11 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, ReduceOp, Stat, walk
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Reduction, Store
+from fusepass.codegen.render.cuda_partials import PositionStates
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
-from fusepass.codegen.schedule_convolution.tiles import GROUP, Tiles, anchor_of, dimensions
+from fusepass.codegen.schedule_convolution import ConvolutionSchedule
+from fusepass.codegen.schedule_convolution.tiles import GROUP, anchor_of, dimensions
 
 GROUP_SLICES = 2  # that a thread has on their way into the tensor core where four warps multiply together
 AXES = ("$z", "$y", "$x")
@@ -34,6 +36,8 @@ class Sums:
     """Where the writer of results finds them.
 
     Attributes:
+        held: the array of a thread's sums of phase ``$p``, the tile of 16 positions ``$t`` and a place; where four warps
+            multiply together.
         staging: the statement that lays the sums of phase ``$p`` and 16 channels, the ``$m``-th ones, out in ``$room``.
         rows: how many times 16 channels there are.
         covered: channels that all blocks together work on; those past the result's are not stored.
@@ -42,6 +46,7 @@ class Sums:
         unroll: the pragma of the loop over channels.
     """
 
+    held: str
     staging: str
     rows: int
     covered: int
@@ -54,22 +59,25 @@ class ConvolutionWriter:
     """Lines of a kernel; ``$word`` in them stands for a C name that no buffer has."""
 
     def __init__(
-        self, kernel: Kernel, program: Program, on: Tiles, pointers: dict[str, str], names: Identifiers
+        self,
+        kernel: Kernel,
+        program: Program,
+        plan: ConvolutionSchedule,
+        pointers: dict[str, str],
+        names: Identifiers,
     ) -> None:
-        self.kernel, self.anchor, self.program, self.on, self.pointers = (
-            kernel,
-            anchor_of(kernel),
-            program,
-            on,
-            pointers,
-        )
+        self.kernel, self.anchor, self.program, self.pointers = kernel, anchor_of(kernel), program, pointers
+        self.plan, self.on = plan, plan.on
         self.source, self.weight = program.buffer(self.anchor.source), program.buffer(self.anchor.weight)
         self.sizes = [axis.size for axis in dimensions(kernel)]
-        self.axes = AXES[-len(on.tile) :]
-        self.index_type = "int64_t" if on.wide else "int"
+        self.axes = AXES[-len(self.on.tile) :]
+        self.index_type = "int64_t" if self.on.wide else "int"
         self.printer = Printer(names, pointers, self.index_type)
         self.names = names
         self._locals: dict[str, str] = {}
+        self.states: PositionStates | None = None
+        if kernel.partials is not None:
+            self.states = PositionStates(kernel, plan, self.tile_count, pointers, self.printer)
 
     def named(self, line: str) -> str:
         """`line` with a C name for each ``$word``."""
@@ -97,18 +105,43 @@ class ConvolutionWriter:
         yield f"const {self.index_type} $sample = {rest};"
 
     def input_place(self, element: str) -> tuple[list[str], str, str]:
-        """Where an element of a tile's input lies: the lines that say so, the condition that it exists, its index in a channel."""
+        """Where an element of a tile's input lies, or the first of as many as a copy brings: the lines that say so, the condition
+        that it exists, its index in a channel.
+        """
         shape, strides = self.source.shape, self.source.strides
         lines, conditions, index, rest = [], [], [f"$sample * {strides[0]}"], element
         for number in reversed(range(len(self.axes))):
             axis, extent, size = self.axes[number], self.on.extent[number], shape[2 + number]
             step, first = self.on.tile[number] * self.anchor.step[number], self.on.origin[number]
+            each = self.on.vector if number == len(self.axes) - 1 else 1
+            extent //= each
             here = remainder(rest, extent) if number else rest
+            here = here if each == 1 or here == "0" else f"{here} * {each}"
             lines.append(f"const {self.index_type} {axis} = $tile_{axis[1:]} * {step} + {here}{plus(first)};")
             conditions.append(f"{axis} >= 0 && {axis} < {size}")
             index.append(f"{axis} * {strides[2 + number]}")
             rest = quotient(rest, extent)
         return lines, " && ".join(conditions), " + ".join(index)
+
+    def copy_input(self, to: str, source: str, real: str) -> str:
+        """Begins a copy of input elements to a place of the tile."""
+        if self.on.vector == 1:
+            return f"fp::begin_copy({to}, {source}, {real});"
+        nbytes = 4 * self.on.vector
+        return f"fp::begin_copy_bytes<{nbytes}>({to}, {source}, {real} ? {nbytes} : 0);"
+
+    @property
+    def copies(self) -> str:
+        """The head of a loop over a thread's copies of one channel of a tile."""
+        return f"for (int $i = threadIdx.x; $i < {self.on.elements // self.on.vector}; $i += {self.plan.threads})"
+
+    def in_tile(self, channel: str) -> str:
+        """Where the elements of copy ``$i`` lie in a tile, from its beginning."""
+        return f"({channel} * {self.on.pitch} + $i{'' if self.on.vector == 1 else f' * {self.on.vector}'})"
+
+    def round_in_tile(self, tile: str) -> str:
+        """Rounds the elements of copy ``$i`` and ``$channel`` in place."""
+        return f"fp::round_numbers<{self.on.vector}>({tile} + {self.in_tile('$channel')});"
 
     def from_origin(self, offset: Sequence[int]) -> int:
         """Where a tap lies in a channel of the tile, from the place of a position."""
@@ -151,7 +184,16 @@ class ConvolutionWriter:
     def epilogue(self, sums: Sums) -> Iterable[str]:
         """What the kernel's expressions make of the sums: a thread takes neighbouring results, channel by channel."""
         if self.kernel.is_pointwise:
-            yield from self.over_channels(sums, self._stores(), sums.unroll)
+            staged = list(self.over_channels(sums, self._stores(), sums.unroll))
+            if self.on.warps == 1 or self.states is not None:
+                yield from staged
+                return
+            if sums.repair:
+                yield from block("if ($broken)", staged)[:-1]
+                yield "} else {"
+                yield from block("", self._from_registers(sums))[1:]
+                return
+            yield from self._from_registers(sums)
             return
         yield from self.reductions(sums)
 
@@ -166,15 +208,32 @@ class ConvolutionWriter:
         ]
         if self.sizes[1] != sums.covered:
             row[1:] = block(f"if ($channel < {self.sizes[1]})", row[1:])
-        taken = [line.replace("$place", place) for line in sums.repair]
+        taken, row = ([line.replace("$place", place) for line in text] for text in (sums.repair, row))
         staged = ["__syncwarp();", *unrolled("$p", on.pair, [sums.staging]), "__syncwarp();"]
         positions = self.over_positions(sums, [*taken, *ahead, *unrolled("$row", ROWS, row, unroll)])
-        yield from unrolled("$m", sums.rows, [*staged, *positions])
+        yield from unrolled("$m", sums.rows, [*staged, *positions, *(self.states.add() if self.states else ())])
+
+    def _from_registers(self, sums: Sums) -> list[str]:
+        """The stores of sums as a thread holds them: 8 neighbouring positions of a channel lie side by side in a warp."""
+        body = [f"const float $sum = {sums.held}[$j * 4 + $u * 2 + $b];", *self._stores()]
+        spread, inner = self.on.pair, "$lane / 4"
+        places, inside = self._position(f"({sums.group} + $t * 2 + $u)", inner, "$p")
+        element = [*places, *block(f"if ({inside})", body)]
+        positions = unrolled("$t", 2, unrolled("$u", 2, unrolled("$p", spread, element)))
+        channel = ["const int $channel = $first_channel + $j * 8 + $lane % 4 * 2 + $b;", *positions]
+        if self.sizes[1] != sums.covered:
+            channel[1:] = block(f"if ($channel < {self.sizes[1]})", positions)
+        return unrolled("$j", 2 * sums.rows, unrolled("$b", 2, channel))
 
     def over_positions(self, sums: Sums, lines: Sequence[str]) -> list[str]:
         """`lines` for each position of a thread, where it is one of the result."""
-        places, inside = self._position(sums.group)
-        return unrolled("$half", self.on.pair, [*places, *block(f"if ({inside})", lines)])
+        column = "$lane" if self.on.pair == 1 else f"($half * 32 + $lane) / {self.on.pair}"
+        places, inside = self._position(f"({sums.group} + {column} / 8)", f"{column} % 8", f"$lane % {self.on.pair}")
+        if self.states is None:
+            return unrolled("$half", self.on.pair, [*places, *block(f"if ({inside})", lines)])
+        places += [f"const bool $is_inside = {inside};", "$inside[$half] = __ballot_sync(0xffffffffu, $is_inside);"]
+        taken = unrolled("$half", self.on.pair, [*places, *block("if ($is_inside)", lines)])
+        return [f"unsigned $inside[{self.on.pair}];", *taken]
 
     # ---- reductions over channels
 
@@ -229,14 +288,15 @@ class ConvolutionWriter:
 
     # ---- where results go
 
-    def _position(self, group: str) -> tuple[list[str], str]:
-        """The coordinates of the result that a thread takes, and the condition that it exists."""
+    def _position(self, group: str, inner: str, half: str) -> tuple[list[str], str]:
+        """The coordinates of a result, and the condition that it exists.
+
+        It is at place `inner` of `group`, and of a pair of phases it belongs to the one whose number is `half`.
+        """
         on, sizes = self.on, self.sizes
-        column = "$lane" if on.pair == 1 else f"($half * 32 + $lane) / {on.pair}"
-        coordinates = self.group_coordinates(f"({group} + {column} / 8)")
-        inner = f"{column} % 8"
+        coordinates = self.group_coordinates(group)
         coordinates[-1] = inner if coordinates[-1] == "0" else f"{coordinates[-1]} + {inner}"
-        starts, conditions, lines = self._phase_starts(), [], []
+        starts, conditions, lines = self._phase_starts(half), [], []
         for number, axis in enumerate(self.axes):
             position = f"($tile_{axis[1:]} * {on.tile[number]} + {coordinates[number]})"
             spread = self.anchor.spread[number]
@@ -245,14 +305,14 @@ class ConvolutionWriter:
             conditions.append(f"{axis} < {sizes[2 + number]}")
         return lines, " && ".join(conditions)
 
-    def _phase_starts(self) -> list[str]:
+    def _phase_starts(self, half: str) -> list[str]:
         """The first result element of a phase, per axis."""
         starts, rest = [], "$phase"
         for spread, size in reversed(list(zip(self.anchor.spread, self.sizes[2:], strict=True))):
             starts.append(remainder(rest, min(spread, size)) if len(self.on.phases) > 1 else "0")
             rest = quotient(rest, min(spread, size))
         if self.on.pair > 1:
-            starts[0] = f"$lane % {self.on.pair}"
+            starts[0] = half
         return starts[::-1]
 
     def _stores(self) -> list[str]:
@@ -265,6 +325,9 @@ class ConvolutionWriter:
         self.printer.expect(self.kernel.roots)
         for store in self.kernel.stores:
             scope.lines.append(self._store(scope, store))
+        if self.kernel.partials is not None:
+            value = bare(scope.value(self.kernel.partials.value))
+            scope.lines.append(f"$room[$row * {self.on.staged_pitch} + $place] = {value};")
         return scope.lines
 
     def _store(self, scope: Scope, store: Store) -> str:

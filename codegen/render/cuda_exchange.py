@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusepass.codegen.ir.crossing import Crossing, Tile, crossings
+from fusepass.codegen.ir.crossing import Crossing, Tile, crossings, near_step
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
+from fusepass.codegen.ir.program import Store
 from fusepass.codegen.ir.vectors import split_index
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.cuda_states import Around
@@ -19,6 +20,7 @@ from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
 from fusepass.codegen.schedule.flat import exchange_tile
 from fusepass.codegen.schedule.plan import Walk
+from fusepass.codegen.schedule.shape import ACCESS
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Exchange:
         name: the C variable.
         along, across, lane: axes of the position that a thread loads or stores; `lane` is the element of its vector.
         index, guard: those of `crossing` at that position.
+        realigned: whether it does not cross: a store of rows that begin anywhere, which goes in whole accesses.
     """
 
     crossing: Crossing
@@ -41,6 +44,7 @@ class Exchange:
     lane: Axis
     index: Index
     guard: tuple[Bound, ...]
+    realigned: bool = False
 
     def at(self, across: str, along: str, number: str = "") -> str:
         """The element of the tile there; `number` is that of the access across, where `across` is not simply in it."""
@@ -112,11 +116,31 @@ def exchanges(frame: Frame) -> tuple[Exchange, ...]:
             index = split_index(index, across, lane)
         name = frame.names.exact(f"{frame.pointers[crossing.buffer]}_tile")
         made.append(Exchange(crossing, tile, name, along, across, lane, index, guard))
-    for each in made:
+    for store in arranged.kernel.stores:
+        if _begins_anywhere(frame, store):
+            made.append(_realigned(frame, store, here, there, made))
+    for each in {each.name: each for each in made}.values():
         element, count = C_TYPES[frame.program.buffer(each.crossing.buffer).dtype], each.tile.across * each.tile.pitch
         whole = "__align__(16) " if each.tile.vector > 1 else ""
         frame.top.lines.append(f"{whole}__shared__ fp::Slots<{element}, {count}> {each.name};")
     return tuple(made)
+
+
+def _begins_anywhere(frame: Frame, store: Store) -> bool:
+    row = frame.arranged.row
+    return store.buffer in frame.schedule.realigned and row is not None and near_step(store.index, row) == 1
+
+
+def _realigned(frame: Frame, store: Store, here: Axis, there: Axis, made: Sequence[Exchange]) -> Exchange:
+    """The tile for `store`: that of a load, if there is one alike and the thread needs none of it after this store."""
+    dtype, alone = frame.program.buffer(store.buffer).dtype, len(frame.arranged.kernel.stores) == 1
+    alike = (e for e in made if e.crossing.load is not None and e.crossing.load.dtype is dtype and e.tile.vector == 1)
+    free_tile = next(alike, None) if alone else None
+    name = free_tile.name if free_tile else frame.names.exact(f"{frame.pointers[store.buffer]}_tile")
+    along, across = Axis(f"along {name}", here.size), Axis(f"across {name}", there.size)
+    index = store.index.substitute({here: axis_index(along), there: axis_index(across), frame.lane: Index()})
+    tile = Tile(*frame.schedule.tile, frame.schedule.threads, 1, dtype.nbytes)
+    return Exchange(Crossing(None, store), tile, name, along, across, frame.lane, index, (), realigned=True)
 
 
 @dataclass(frozen=True)
@@ -172,13 +196,8 @@ def read_in(frame: Frame, exchanges: Sequence[Exchange]) -> list[str]:
         # A thread past the end loads what the last one loads.
         along = _clamped(frame, f"{frame.first_along}{stand.along}", each.along, each.tile.along)
         _define(frame, scope, each.along, along, 1)
-        _define(
-            frame,
-            scope,
-            each.across,
-            _clamped(frame, f"{stand.first}{stand.vector}", each.across, each.tile.across, width),
-            width,
-        )
+        across = _clamped(frame, f"{stand.first}{stand.vector}", each.across, each.tile.across, width)
+        _define(frame, scope, each.across, across, width)
         inside = scope.child(conditional=True) if each.guard else scope
         start = inside.operand(each.index.substitute({each.lane: Index()}))
         reuse = ", fp::Reuse::none" if each.crossing.buffer in frame.schedule.once else ""
@@ -199,6 +218,9 @@ def write_out(frame: Frame, exchanges: Sequence[Exchange]) -> None:
     if stores:
         frame.top.lines.append("__syncthreads();")
     for each in stores:
+        if each.realigned:
+            _write_rows(frame, each)
+            continue
         stand, width, buffer = _Stand.of(frame, each), each.tile.width, each.crossing.buffer
         scope = frame.top.child()
         along = _define(frame, scope, each.along, f"{frame.first_along}{stand.along}", 1)
@@ -218,6 +240,48 @@ def write_out(frame: Frame, exchanges: Sequence[Exchange]) -> None:
             guards.append(f"{across} < {free(each.across.size)}")
         scope.lines += block(f"if ({' && '.join(guards)})", inside.lines) if guards else inside.lines
         frame.top.lines += frame.unrolled(frame.u, stand.steps, without_unused(scope.lines))
+
+
+def _write_rows(frame: Frame, each: Exchange) -> None:
+    """Store a tile row by row: in whole accesses where the tile's part of a row is one piece, else by element."""
+    tile, pointer, count = each.tile, frame.pointers[each.crossing.buffer], each.tile.along
+    lanes = count * tile.nbytes // ACCESS
+    lines = tile.threads // lanes
+    steps = max(tile.across // lines, 1)
+    lane, line = frame.names.exact(f"{pointer}_lane"), frame.names.exact(f"{pointer}_line")
+    frame.top.lines.append(f"const int {lane} = threadIdx.x % {lanes};")
+    frame.top.lines.append(f"const int {line} = threadIdx.x / {lanes};")
+    here = f"{line} + {lines} * {frame.u}" if steps > 1 else line
+    scope = frame.top.child()
+    across = _define(frame, scope, each.across, f"{frame.first_across} + {here}" if frame.first_across else here, 1)
+    inside = scope.child(conditional=True)
+
+    def place(along: str, into: Scope) -> str:
+        part = into.child()
+        _define(frame, part, each.along, along, 1)
+        text = part.operand(each.index)
+        into.lines += part.lines
+        return text
+
+    first = frame.first_along.removesuffix(" + ")
+    start, end = frame.names.exact(f"{pointer}_start"), frame.names.exact(f"{pointer}_end")
+    inside.lines.append(f"const {frame.index_type} {start} = {place(first, inside)};")
+    last = _clamped(frame, f"{first} + {count - 1}", each.along, count)
+    inside.lines.append(f"const {frame.index_type} {end} = {place(last, inside)};")
+    single = inside.child(conditional=True)
+    along = frame.names.exact(f"{pointer}_at")
+    target = place(f"{first} + {along}", single)
+    single.lines.append(f"{pointer}[{target}] = {each.name}[({here}) * {tile.pitch} + {along}];")
+    fits = f"{first} + {along} < {free(each.along.size)}"
+    guarded = block(f"if ({fits})", single.lines) if frame.may_leave(each.along.size, count) else single.lines
+    whole = f"fp::store_row<{count}>({pointer} + {start}, &{each.name}[({here}) * {tile.pitch}], {lane});"
+    inside.lines += block(f"if ({end} - {start} == {count - 1})", [whole])
+    inside.lines += block("else", block(f"for (int {along} = {lane}; {along} < {count}; {along} += {lanes})", guarded))
+    guards = [f"{here} < {tile.across}"] if lines > tile.across else []
+    if frame.may_leave(each.across.size, tile.across):
+        guards.append(f"{across} < {free(each.across.size)}")
+    scope.lines += block(f"if ({' && '.join(guards)})", inside.lines) if guards else inside.lines
+    frame.top.lines += frame.unrolled(frame.u, steps, without_unused(scope.lines))
 
 
 def _clamped(frame: Frame, number: str, axis: Axis, tile: int, width: int = 1) -> str:

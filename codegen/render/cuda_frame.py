@@ -140,7 +140,9 @@ class Frame:
         if plan.members > 1:
             return self._member()
         if plan.lanes > 1:
-            lane = self._constant("lane", f"threadIdx.x % {plan.lanes}" if plan.groups > 1 else "threadIdx.x")
+            # A remainder tells the compiler how many threads there are: conditions go where it sees that they hold.
+            ends = self.may_leave(-(-self.kernel.col_count // plan.width), plan.unroll * plan.lanes)
+            lane = self._constant("lane", f"threadIdx.x % {plan.lanes}" if plan.groups > 1 or ends else "threadIdx.x")
             self.first_of_row = f"{lane} == 0"
         if plan.groups > 1:
             within = f"threadIdx.x / {plan.lanes}" if plan.lanes > 1 else "threadIdx.x"
@@ -159,7 +161,7 @@ class Frame:
         self.team = self.names.exact("team")
         kind = f"fp::Team<{team.members}, {team.teams}>"
         self.top.lines.append(f"{kind} {self.team}({self.pointers[team.exchange]});")
-        lane = self._constant("lane", "threadIdx.x")
+        lane = self._constant("lane", f"threadIdx.x % {plan.lanes}")
         self.first_of_row = f"{lane} == 0 && {self.team}.member == 0"
         base = self._constant("first", f"{self.index_type}({self.team}.member) * {part}")
         even = part * plan.members == vectors
@@ -187,7 +189,10 @@ class Frame:
         plan, group = self.schedule, "0"
         lane = self._constant("lane", f"threadIdx.x % {plan.lanes}" if plan.groups > 1 else "threadIdx.x")
         if plan.groups > 1:
-            group = self._constant("group", f"threadIdx.x / {plan.lanes}")
+            thread = "threadIdx.x"
+            if self.may_leave(self.kernel.col_count, plan.unroll * plan.groups):
+                thread = f"threadIdx.x % {plan.threads}"
+            group = self._constant("group", f"{thread} / {plan.lanes}")
             self.first_of_row = f"{group} == 0"
         rows = plan.lanes * plan.width
         here = f"{number} * {plan.lanes} + {lane}"

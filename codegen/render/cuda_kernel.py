@@ -52,6 +52,7 @@ class _Writer:
         self.kept, self.places = values_to_keep(frame), KeptPlaces(frame)
         self.stats = [node for node in walk(*frame.kernel.roots) if isinstance(node, Stat)]
         self.rows = RowValues(frame, self.stats)
+        self.held: dict[int, Ahead] = {}  # loads of the rest that stay in registers
         self.fetches = self._fetches() if frame.schedule.fetches else None
         self.before_rows = len(self.top.lines)
         if self.fetches is not None:
@@ -121,8 +122,9 @@ class _Writer:
             self.top.lines.append("fp::end_copies();")
 
     def _rest(self, phase: _Phase, number: int, tile: Tile) -> None:
-        """What is not kept: read again in every phase, each time from where the last one ended."""
-        self.frame.again = number < len(self.frame.kernel.sweeps) and bool(self.frame.kernel.stores)
+        """What is not kept: held in registers, or read again in every phase, each time from where the last one ended."""
+        later = number < len(self.frame.kernel.sweeps) and bool(self.frame.kernel.stores)
+        self.frame.again = later and not self.schedule.holds_rest
         self._stretch(replace(phase, known=(), made=()), tile, down=number % 2 == 1)
         self.frame.again = False
 
@@ -135,8 +137,15 @@ class _Writer:
         steps = self.top.child()
         exchanged = [each.crossing.load for each in self.exchanged if each.crossing.load is not None]
         ahead = loads_ahead(frame, phase.roots, [*(kept.node for kept in phase.known), *exchanged])
-        if self.schedule.unroll > 1 and ahead:
-            load_steps(frame, steps, tile, start, ahead)
+        if tile is frame.rest and self.schedule.holds_rest:
+            rows = frozenset(frame.kernel.rows)
+            ahead = [self.held.get(id(each.load), each) for each in ahead]
+            fresh = [each for each in ahead if id(each.load) not in self.held]
+            self.held |= {id(each.load): each for each in fresh if each.load.index.axes & rows}
+        else:
+            fresh = ahead
+        if self.schedule.unroll > 1 and fresh:
+            load_steps(frame, steps, tile, start, fresh)
         steps.lines += self.arrived
         self.arrived = []
         self._steps(steps, phase, tile, start, ahead)

@@ -34,9 +34,9 @@ class _Writer(ConvolutionWriter):
     def __init__(
         self, kernel: Kernel, program: Program, plan: ResidentSchedule, pointers: dict[str, str], names: Identifiers
     ) -> None:
-        super().__init__(kernel, program, plan.on, pointers, names)
-        self.plan, self.together = plan, plan.on.warps > 1
-        self.rounds = plan.precision is Precision.TF32
+        super().__init__(kernel, program, plan, pointers, names)
+        self.plan: ResidentSchedule = plan
+        self.together, self.rounds = plan.on.warps > 1, plan.precision is Precision.TF32
         self.taps_name, self.weights_name, self.steps_name = (
             names.exact(f"{kernel.name}_{what}") for what in ("taps", "weights_from", "first_step")
         )
@@ -59,10 +59,12 @@ class _Writer(ConvolutionWriter):
             *self.tile_place(),
             *self._multiply(),
             "__syncthreads();",
+            *(self.states.end("$first_channel") if self.states else ()),
             *(exchange if double else []),
         ]
         body = [
             *self._shared(),
+            *(self.states.begin() if self.states else ()),
             "",
             *self._fetch_weights(),
             "",
@@ -160,24 +162,21 @@ class _Writer(ConvolutionWriter):
         shape, strides = self.source.shape, self.source.strides
         lines, real, index = self.input_place("$i")
         source = f"{self.pointers[self.source.name]} + ($real ? $from + {self.index_type}($channel) * {strides[1]} : 0)"
-        copy = f"fp::begin_copy($to + ($channel * {self.on.pitch} + $i), {source}, $real);"
+        over_channels = f"for (int $channel = 0; $channel < {shape[1]}; ++$channel)"
         lines += [
             f"const bool $real = {real};",
             f"const {self.index_type} $from = {index};",
             UNROLL,
-            *block(f"for (int $channel = 0; $channel < {shape[1]}; ++$channel)", [copy]),
+            *block(over_channels, [self.copy_input(f"$to + {self.in_tile('$channel')}", source, "$real")]),
         ]
-        elements = self.on.elements
-        loop = block(f"for (int $i = threadIdx.x; $i < {elements}; $i += {self.plan.threads})", lines)
+        loop = block(self.copies, lines)
         yield "// begins to fetch the input below a tile, zeros where there is none"
         yield from block("const auto $fetch = [&](int $number, float* $to)", [*self.tile_place(), *loop])[:-1]
         yield "};"
         if self.rounds:
-            at = f"$tile[$channel * {self.on.pitch} + $i]"
-            each = block(f"for (int $channel = 0; $channel < {shape[1]}; ++$channel)", [f"{at} = fp::tf32({at});"])
-            every = f"for (int $i = threadIdx.x; $i < {elements}; $i += {self.plan.threads})"
+            rounding = block(self.copies, [UNROLL, *block(over_channels, [self.round_in_tile("$tile")])])
             yield "// rounds what this thread has fetched"
-            yield from block("const auto $round = [&]", block(every, [UNROLL, *each]))[:-1]
+            yield from block("const auto $round = [&]", rounding)[:-1]
             yield "};"
 
     # ---- products
@@ -194,7 +193,14 @@ class _Writer(ConvolutionWriter):
             *unrolled("$p", on.pair, self._sum_up()),
             *([] if self.rounds else self.finite("$sums[$p]", [("$p", on.pair)])),
             *self.epilogue(
-                Sums(staging, plan.rows, plan.covered, f"$warp * {COLUMNS}", () if self.rounds else tuple(repair(self)))
+                Sums(
+                    "$sums[$p][$t]",
+                    staging,
+                    plan.rows,
+                    plan.covered,
+                    f"$warp * {COLUMNS}",
+                    () if self.rounds else tuple(repair(self)),
+                )
             ),
         ]
         if len(on.phases) > 1:

@@ -45,9 +45,10 @@ class _Writer(ConvolutionWriter):
     def __init__(
         self, kernel: Kernel, program: Program, plan: StreamedSchedule, pointers: dict[str, str], names: Identifiers
     ) -> None:
-        super().__init__(kernel, program, plan.on, pointers, names)
+        super().__init__(kernel, program, plan, pointers, names)
         assert self.anchor.packed is not None
-        self.plan, self.packed = plan, program.buffer(self.anchor.packed)
+        self.plan: StreamedSchedule = plan
+        self.packed = program.buffer(self.anchor.packed)
         self.rounds, self.together = plan.precision is Precision.TF32, plan.on.warps > 1
         self.pieces = plan.pieces()
         self.slices = plan.slices()
@@ -72,8 +73,11 @@ class _Writer(ConvolutionWriter):
         else:
             group = block("", group)
             group[0] = "{"
+        if self.states:
+            group += ["__syncthreads();", *self.states.end(f"$first_row * {ROWS}")]
         body = [
             *self._places(),
+            *(self.states.begin() if self.states else ()),
             "",
             *self._fetch_weights(),
             "",
@@ -206,28 +210,26 @@ class _Writer(ConvolutionWriter):
         lines, real, index = self.input_place("$i")
         exists = "$real" if plan.chunks * channels == shape[1] else f"$real && $from_channel + $channel < {shape[1]}"
         offset = f"$from + {self.index_type}($from_channel + $channel) * {strides[1]}"
+        over_channels = f"for (int $channel = 0; $channel < {channels}; ++$channel)"
         lines += [
             f"const bool $real = {real};",
             f"const {self.index_type} $from = {index};",
             "#pragma unroll 8",
             *block(
-                f"for (int $channel = 0; $channel < {channels}; ++$channel)",
+                over_channels,
                 [
                     f"const bool $there = {exists};",
                     f"const float* const $source = {self.pointers[self.source.name]} + ($there ? {offset} : 0);",
-                    f"fp::begin_copy($to + ($channel * {self.on.pitch} + $i), $source, $there);",
+                    self.copy_input(f"$to + {self.in_tile('$channel')}", "$source", "$there"),
                 ],
             ),
         ]
-        every = f"for (int $i = threadIdx.x; $i < {self.on.elements}; $i += {plan.threads})"
         yield "// begins to fetch the input of a chunk below a tile, zeros where there is none"
-        inner = [*self.tile_place(), f"const int $from_channel = $chunk * {channels};", *block(every, lines)]
+        inner = [*self.tile_place(), f"const int $from_channel = $chunk * {channels};", *block(self.copies, lines)]
         yield from block("const auto $fetch_input = [&](int $number, int $chunk, float* $to)", inner)[:-1]
         yield "};"
         if self.rounds:
-            each = f"for (int $channel = 0; $channel < {channels}; ++$channel)"
-            at = f"$to[$channel * {self.on.pitch} + $i]"
-            rounding = block(every, ["#pragma unroll 8", *block(each, [f"{at} = fp::tf32({at});"])])
+            rounding = block(self.copies, ["#pragma unroll 8", *block(over_channels, [self.round_in_tile("$to")])])
             yield "// rounds what this thread has fetched"
             yield from block("const auto $round_input = [&](float* $to)", rounding)[:-1]
             yield "};"
@@ -334,5 +336,6 @@ class _Writer(ConvolutionWriter):
         staging = f"fp::stage<{on.pair}, {on.staged_pitch}>($room, {done}[$h][$m], $p);"
         if self.together:
             staging = f"fp::stage_group<{on.pair}, {on.staged_pitch}>($room, {done}, $h * 2, $m, $p);"
-        sums = Sums(staging, plan.rows, plan.covered, self._first_group("$h"), repaired, "#pragma unroll 4")
+        held = f"{done}[$h * 2 + $t]"
+        sums = Sums(held, staging, plan.rows, plan.covered, self._first_group("$h"), repaired, "#pragma unroll 4")
         yield from unrolled("$h", plan.parts, list(self.epilogue(sums)))

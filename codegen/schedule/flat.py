@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from fusepass.codegen.ir.crossing import Crossing, Tile, crossings, fitting_width, near_step, power_above
+from fusepass.codegen.ir.crossing import Crossing, Tile, crossings, fitting_width, near_step, neighbours, power_above
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.vectors import alignment, is_vector, split_index
@@ -69,13 +69,23 @@ def crossing(shape: Shape, columns: tuple[Axis, ...], together: int) -> Schedule
     tall, wide = ceil(shape.rows, rows), ceil(shape.cols, cols)
     panel = _panel(tall, wide, ceil(together, rows))
     plan = Schedule(Walk.CROSSING, width, unroll, lanes, groups, tall * wide)
-    return replace(plan, columns=columns, panel=panel, beside=beside, exchanges=True)
+    lined = frozenset(each.buffer for each in stores if ragged and _is_realigned(each, shape.row_axis, plan))
+    if exchanged(found, shape.program, rows, cols, lined) > _STATIC_SHARED:
+        lined = frozenset()
+    return replace(plan, columns=columns, panel=panel, beside=beside, realigned=lined, exchanges=True)
 
 
 def _is_ragged(access: Access, axis: Axis) -> bool:
     """Whether what is contiguous along `axis` does not begin at a cache line wherever `axis` is at a multiple of one."""
     line = LINE // access.nbytes
     return near_step(access.index, axis) == 1 and alignment(access.index, axis, line) % line != 0
+
+
+def _is_realigned(store: Access, axis: Axis, plan: Schedule) -> bool:
+    """Whether a store of single elements had better go in whole accesses; a tile then has the end of one row at most."""
+    rows, _ = plan.tile
+    narrow = plan.width == 1 and store.nbytes < ACCESS <= rows * store.nbytes
+    return narrow and _is_ragged(store, axis) and neighbours(store.index, axis) >= rows
 
 
 def _tile(
@@ -109,9 +119,9 @@ def _panel(tall: int, wide: int, together: int) -> int:
     return max(panel for panel in range(1, most + 1) if tall % panel == 0)
 
 
-def exchanged(found: Iterable[Crossing], program: Program, along: int, across: int) -> int:
-    """Bytes of shared memory that the tiles of `found` take."""
-    sizes = (program.buffer(each.buffer).dtype.nbytes for each in found)
+def exchanged(found: Iterable[Crossing], program: Program, along: int, across: int, more: Iterable[str] = ()) -> int:
+    """Bytes of shared memory that the tiles of `found` and of the buffers `more` take."""
+    sizes = (program.buffer(name).dtype.nbytes for name in (*(each.buffer for each in found), *more))
     return sum(Tile(along, across, 32, 1, nbytes).shared_bytes for nbytes in sizes)
 
 

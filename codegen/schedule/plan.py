@@ -57,11 +57,12 @@ class Schedule:
         panel: `CROSSING`: tiles along the rows that blocks take one after another before they go on along the columns;
             a divisor of all tiles along the rows.
         beside: `CROSSING`: lanes of one warp; the others of `lanes` are other warps. A divisor of `lanes`, at most 32.
+        realigned: `CROSSING`: buffers whose rows begin anywhere, so they are stored from a tile, too, in whole accesses.
         exchanges: whether what is contiguous along the other axis goes through shared memory: loads and stores where
             `CROSSING`, stores where `INNER` or `OUTER`.
         members: blocks that share each row; with more than one, blocks are resident all at once and go from row to row.
         part: vectors of a row that each member has.
-        kept: of these, how many it keeps; the rest is read again.
+        kept: of these, how many it keeps; the rest is read again, or held in registers.
         fetches: whether what is kept of the next row is copied into places that the row at hand has left.
         resident: blocks that a multiprocessor must have room for; 0 for what comes.
         general: whether sizes come at run time as far as may be (`fusepass.codegen.schedule_general`).
@@ -83,6 +84,7 @@ class Schedule:
     columns: tuple[Axis, ...] = ()
     panel: int = 1
     beside: int = 1
+    realigned: frozenset[str] = frozenset()
     exchanges: bool = False
     members: int = 1
     part: int = 0
@@ -95,6 +97,11 @@ class Schedule:
     def tile(self) -> tuple[int, int]:
         """Rows and columns of a block, where `CROSSING`."""
         return self.lanes * self.width, self.groups * self.unroll
+
+    @property
+    def holds_rest(self) -> bool:
+        """Whether what a block of a team has no room to keep is little enough for registers."""
+        return self.members > 1 and self.unroll > 1 and 0 < self.part - self.kept <= self.unroll * self.lanes
 
     @property
     def threads(self) -> int:
@@ -110,6 +117,7 @@ class Schedule:
             case Walk.INNER:
                 shared = f"teams of {self.members}, " if self.members > 1 else ""
                 partly = f" for {self.kept} of {self.part} vectors" if self.kept < self.part else ""
+                partly += " and registers" if self.holds_rest else ""
                 shape = f"{shared}{self.lanes} lanes x {self.groups} rows, {self.unroll} per thread at a time"
                 fetched = ", fetched ahead" if self.fetches else ""
                 shape += f", {self.keep.value}{partly}{fetched}{exchanged}"

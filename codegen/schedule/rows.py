@@ -16,6 +16,7 @@ from fusepass.codegen.schedule.shape import LINE, Shape, ceil, most_elements, po
 _SECTOR = 32  # bytes that memory moves at once
 FEW_ELEMENTS = 16  # per thread: enough loads in flight to fill the memory system
 _COLUMN_THREADS = 128  # per block, where each has columns of its own
+_PAIR_THREADS = 256  # per block, where columns are shared and each thread has two rows
 _STATIC_SHARED = 48 << 10  # bytes
 
 
@@ -109,19 +110,26 @@ def outer(shape: Shape) -> Schedule:
     cols = max(shape.cols, 1)
     most = most_elements(shape)
     crossing = crossing_stores(shape, shape.row_axis, shape.col_axis)
-    width = shape.width(shape.row_axis, 4, frozenset(each.index for each in crossing))
+    width = widest = shape.width(shape.row_axis, 4, frozenset(each.index for each in crossing))
     whole = min(cols, FEW_ELEMENTS) if shape.single else cols
     while width > 1 and (whole * width > most or not shape.fills(shape.rows // width)):
         width //= 2
-    # A thread keeps a longer column alone where that saves all exchange between threads.
-    if cols * width <= (2 * most if shape.fills(shape.rows // width) else most):
+    # A thread keeps a longer column alone where its results go through a tile anyway.
+    if cols * width <= (2 * most if crossing and shape.fills(shape.rows // width) else most):
         blocks = ceil(shape.rows, _COLUMN_THREADS * width)
         alone = Schedule(Walk.OUTER, width, cols, _COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
         return _exchanging(alone, crossing, shape)
     if shape.single and shape.fills(shape.rows // width):
         blocks = ceil(shape.rows, _COLUMN_THREADS * width)
         return Schedule(Walk.OUTER, width, unroll_of(FEW_ELEMENTS // width, cols, 1), _COLUMN_THREADS, 1, blocks)
-    return _exchanging(_shared_columns(shape, width, most), crossing, shape)
+    pairs = _shared_columns(shape, min(widest, 2), most)  # two rows a thread, while blocks stay small
+    fits = (
+        not crossing
+        and pairs.keep is Keep.REGISTERS
+        and pairs.threads <= _PAIR_THREADS
+        and shape.fills(pairs.blocks * pairs.threads)
+    )
+    return _exchanging(pairs if fits else _shared_columns(shape, width, most), crossing, shape)
 
 
 def _exchanging(plan: Schedule, crossing: Sequence[Crossing], shape: Shape) -> Schedule:

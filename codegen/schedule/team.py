@@ -80,7 +80,7 @@ def team(shape: Shape, team: Team) -> Schedule:
     kept = min(ceil(part, _LANES), _room(shape.kernel, shape.facts) // (each * _LANES)) * _LANES
     blocks = team.members * team.teams
     plan = Schedule(Walk.INNER, width, unroll, _LANES, 1, blocks, Keep.SHARED, shared_bytes=kept * each)
-    fetches = _can_fetch(shape, width)
+    fetches = 2 * kept >= part and _can_fetch(shape, width)  # else the memory has enough to do with the rest
     return replace(plan, members=team.members, part=part, kept=min(kept, part), resident=_RESIDENT, fetches=fetches)
 
 

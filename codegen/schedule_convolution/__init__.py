@@ -2,28 +2,55 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import prod
+
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import GROUP_ARCH, Convolution
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule_convolution.resident import ResidentSchedule, resident_schedule
 from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule, streamed_schedule
-from fusepass.codegen.schedule_convolution.tiles import anchor_of
+from fusepass.codegen.schedule_convolution.tiles import anchor_of, unaligned
 
 ConvolutionSchedule = ResidentSchedule | StreamedSchedule
 
 _LEAST_CAPABILITY = 80  # asynchronous copies, and TF32 on tensor cores
 
 
-def schedule_convolution(kernel: Kernel, program: Program, facts: DeviceFacts) -> ConvolutionSchedule | None:
-    """The schedule with the least work that fits a multiprocessor; None where none fits."""
+def schedule_convolution(
+    kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True
+) -> ConvolutionSchedule | None:
+    """The schedule with the least work that fits a multiprocessor; None where none fits.
+
+    `aligned` says that inputs start at a multiple of 16 bytes; it changes nothing but how they are copied.
+    """
+    plan: ConvolutionSchedule | None
     if anchor_of(kernel).packed is None:
-        return resident_schedule(kernel, program, facts)
-    return streamed_schedule(kernel, program, facts)
+        plan = resident_schedule(kernel, program, facts)
+    else:
+        plan = streamed_schedule(kernel, program, facts)
+    return plan if aligned or plan is None else replace(plan, on=unaligned(plan.on, kernel, program))
 
 
 def warps_together(facts: DeviceFacts) -> int:
     """How many warps of a device multiply together; see `Convolution.warps`."""
     return 4 if facts.arch == GROUP_ARCH else 1
+
+
+def piece_count(kernel: Kernel, plan: ConvolutionSchedule) -> int:
+    """In how many pieces `kernel` reduces over positions: what a block has of a sample, or of all.
+
+    Blocks take every so-manieth tile. Where there are more of them than tiles of a sample, each tile is a piece.
+    """
+    assert kernel.partials is not None
+    groups = plan.blocks // plan.channel_blocks
+    return min(groups, prod(plan.on.tiles)) if kernel.partials.per_sample else groups
+
+
+def pieces_on(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | None:
+    """The same on a device; None where the kernel cannot be laid out for it."""
+    plan = schedule_convolution(kernel, program, facts) if facts.capability >= _LEAST_CAPABILITY else None
+    return None if plan is None else piece_count(kernel, plan)
 
 
 def serves(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:

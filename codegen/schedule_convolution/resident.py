@@ -18,6 +18,7 @@ from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule_convolution.tiles import (
     COLUMNS,
+    MOST_ROWS,
     WARPS,
     Tiles,
     anchor_of,
@@ -32,7 +33,6 @@ from fusepass.codegen.schedule_convolution.tiles import (
 )
 
 SLICE = 8  # taps of one step
-_MOST_ROWS = 4  # tiles of 16 channels that a warp works on at once
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def resident_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> R
     candidates = (
         _candidate(kernel, facts, channels, tiles_of(kernel, program, phases, border, tile, channels), buffers, most)
         for tile, buffers in shapes
-        for most in range(_MOST_ROWS, 0, -1)
+        for most in range(MOST_ROWS, 0, -1)
     )
     fitting = [(_cost(plan), number, plan) for number, plan in enumerate(candidates) if plan is not None]
     return min(fitting)[2] if fitting else None

@@ -19,6 +19,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule_convolution.tiles import (
     COLUMNS,
     GROUP,
+    MOST_ROWS,
     WARPS,
     Tiles,
     anchor_of,
@@ -33,7 +34,6 @@ from fusepass.codegen.schedule_convolution.tiles import (
 )
 
 SLICE_FLOATS = ROWS * DEPTH
-_MOST_ROWS = 4  # tiles of 16 channels that a warp works on at once, where not all channels must be with one
 _MOST_SUMS = 128  # registers of a thread that hold results
 _WIDEST = 8  # tiles of 16 channels that four warps multiply at once
 _REGISTERS = 256  # of a thread, with a few to spare
@@ -42,6 +42,7 @@ _MOST_PIECES = 2048  # of a tile: they are listed in constant memory
 _SHAPES = 4  # tile shapes that are looked at further
 _MMA_CYCLES = 6.5  # of one product of a slice by 8 positions, in one of four tensor cores of a multiprocessor
 _BYTES_PER_CYCLE = 24.0  # that a multiprocessor gets from the second-level cache while all others do
+_STORE_INSTRUCTIONS, _COPY_INSTRUCTIONS = 6.0, 10.0  # of a warp, for 32 results or for one copy of each thread
 _BARRIER_CYCLES = 100.0  # for each piece: waiting for copies and for the other warps
 
 
@@ -166,7 +167,7 @@ def _candidates(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterato
     border = border_of(phases, axes)
     row_tiles = ceil(dimensions(kernel)[1].size / ROWS)
     groups = ceil(program.buffer(anchor_of(kernel).source).shape[1] / DEPTH)
-    most = _MOST_ROWS if anchor_of(kernel).warps == 1 else _WIDEST
+    most = MOST_ROWS if anchor_of(kernel).warps == 1 or kernel.partials else _WIDEST
     if kernel.sweeps:  # a thread reduces over what its warp has, which must be all channels
         most = row_tiles
     side = (1, 2, 4) if anchor_of(kernel).warps == 1 else (1, 2)  # a group of warps shares its channels
@@ -276,19 +277,25 @@ def _cost(kernel: Kernel, plan: StreamedSchedule, facts: DeviceFacts) -> float:
     products = 1 if plan.precision is Precision.TF32 else 3
     slices = plan.chunks * plan.depth * sum(len(phase.taps) for phase in on.phases)
     apart = min(anchor_of(kernel).step[-1], 4)  # positions that lie apart share banks
+    fetches = plan.chunks * len(on.phases) / on.pair if plan.chunks > 1 else 1
+    elements = fetches * plan.depth * DEPTH * prod(on.extent)
+    fetched = 4 * (elements + slices * plan.units * SLICE_FLOATS) / _BYTES_PER_CYCLE
     if on.warps == 1:
         tensor = slices * plan.rows * plan.parts * COLUMNS * products * WARPS / 4 * _MMA_CYCLES
         shared = slices * WARPS * (4 * plan.rows + 2 * COLUMNS * plan.parts * apart)
+        busiest = max(tensor, shared, fetched)
+        rest = (0.3 if plan.resident == 1 else 0.15) * (tensor + shared + fetched - busiest)
     else:
-        tiles_of_64 = WARPS * COLUMNS * GROUP * plan.parts / 64
-        tensor = slices * tiles_of_64 * group_cycles(ROWS * plan.rows, plan.precision)
-        shared = slices * WARPS * 2 * COLUMNS * plan.parts * apart
-    fetches = plan.chunks * len(on.phases) / on.pair if plan.chunks > 1 else 1
-    fetched = 4 * (fetches * plan.depth * DEPTH * prod(on.extent) + slices * plan.units * SLICE_FLOATS)
-    busiest = max(tensor, shared, fetched / _BYTES_PER_CYCLE)
-    rest = tensor + shared + fetched / _BYTES_PER_CYCLE - busiest
+        tensor = slices * WARPS * COLUMNS * GROUP * plan.parts / 64 * group_cycles(ROWS * plan.rows, plan.precision)
+        conflicts = slices * WARPS * 2.0 * COLUMNS * plan.parts * (apart - 1)
+        stored = len(on.phases) * ROWS * plan.rows * plan.parts * WARPS  # by warps
+        copied = elements / on.vector / 32 + slices * plan.units
+        # What a block does besides multiplying goes on while another block multiplies.
+        alone = 0.9 if plan.resident == 1 else 0.35
+        busiest = max(tensor, fetched)
+        rest = conflicts + alone * (_STORE_INSTRUCTIONS * stored + _COPY_INSTRUCTIONS * copied) / 4
     waiting = _count(plan) * _BARRIER_CYCLES / plan.stages * 2
-    tile = busiest + (0.3 if plan.resident == 1 else 0.15) * rest + (waiting if plan.resident == 1 else waiting / 2)
+    tile = busiest + rest + (waiting if plan.resident == 1 else waiting / 2)
     narrow = 1.0 if on.tile[-1] >= GROUP * COLUMNS else 1.05  # a warp's stores of one row are not all neighbours
     tiles = kernel.rows[0].size * prod(on.tiles) * plan.channel_blocks
     return ceil(tiles / plan.blocks) * max(plan.blocks / facts.multiprocessors, 1) * tile * narrow

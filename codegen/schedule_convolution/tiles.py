@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from fusepass.codegen.ir.convolution import ROWS, Convolution, Phase
-from fusepass.codegen.ir.dtype import Precision
+from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.index import Axis
-from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.program import Buffer, Kernel, Program, Role
+from fusepass.codegen.ir.team import state_bytes
 
 WARPS = 8
+MOST_ROWS = 4  # tiles of 16 channels that a warp works on at once, where not all channels must be with one
 COLUMNS = 4  # groups of positions that a warp stores at once
 GROUP = 8  # neighbouring positions of one instruction
 _BANKS = 32
+_VECTOR = 4  # floats of the widest copy
 _MAX_INT = 2**31 - 2**21
 
 
@@ -33,7 +36,9 @@ class Tiles:
         pair: phases that are worked on together because their results are neighbours: two where the last axis is
             transposed with stride 2.
         warps: that multiply together; see `Convolution.warps`.
+        vector: neighbouring input elements that one copy brings, 4 or 1; tiles of the input are whole numbers of them.
         wide: whether indices need 64 bits.
+        state_floats: room for the states of reductions over positions, of all warps.
     """
 
     tile: tuple[int, ...]
@@ -44,7 +49,9 @@ class Tiles:
     phases: tuple[Phase, ...]
     pair: int
     warps: int
+    vector: int
     wide: bool
+    state_floats: int = 0
 
     @property
     def threads(self) -> int:
@@ -65,8 +72,8 @@ class Tiles:
 
     @property
     def staged_floats(self) -> int:
-        """Floats of all warps' results that are laid out at once."""
-        return WARPS * ROWS * self.staged_pitch
+        """Floats of all warps' results that are laid out at once, and of states behind them."""
+        return WARPS * ROWS * self.staged_pitch + self.state_floats
 
 
 def phases_of(kernel: Kernel, program: Program) -> tuple[Phase, ...]:
@@ -107,19 +114,41 @@ def tiles_of(
     extent = tuple(
         (size - 1) * step + high - low + 1 for size, step, (low, high) in zip(tile, anchor.step, border, strict=True)
     )
+    source = program.buffer(anchor.source)
+    origin, vector = [low for low, _ in border], _vector(source)
+    if vector > 1:  # from a multiple of it on: tiles are 8 positions or more apart
+        before = origin[-1] % vector
+        origin[-1] -= before
+        extent = (*extent[:-1], ceil((extent[-1] + before) / vector) * vector)
     positions = [ceil(size / spread) for size, spread in zip(sizes[2:], anchor.spread, strict=True)]
     extents = [buffer.extent for buffer in map(program.buffer, kernel.reads | kernel.writes)]
     return Tiles(
         tile=tile,
         tiles=tuple(ceil(count / size) for count, size in zip(positions, tile, strict=True)),
         extent=extent,
-        origin=tuple(low for low, _ in border),
+        origin=tuple(origin),
         pitch=_pitch(prod(extent), channels),
         phases=phases,
         pair=2 if anchor.spread[-1] == 2 <= sizes[-1] else 1,
         warps=anchor.warps,
+        vector=vector,
         wide=max(*extents, prod(sizes)) >= _MAX_INT,
+        state_floats=_state_floats(kernel),
     )
+
+
+def _vector(source: Buffer) -> int:
+    """The elements that an aligned copy from a convolution's input may bring; such copies are inside of a row or outside."""
+    *others, last = source.strides
+    fits = last == 1 and all(stride % _VECTOR == 0 for stride in others) and source.shape[-1] % _VECTOR == 0
+    return _VECTOR if fits else 1
+
+
+def _state_floats(kernel: Kernel) -> int:
+    """Room for the states of each warp and each of its channels; a multiple of 4 floats."""
+    reductions = kernel.partials.reductions if kernel.partials else ()
+    rows = min(ceil(dimensions(kernel)[1].size / ROWS), MOST_ROWS)
+    return WARPS * rows * ROWS * sum(map(state_bytes, reductions)) // DType.F32.nbytes
 
 
 def products_in_words(precision: Precision, on: Tiles) -> str:
@@ -144,6 +173,11 @@ def group_registers(on: Tiles, rows: int, parts: int, precision: Precision) -> i
     """
     split = 0 if precision is Precision.TF32 else ROWS * parts * min(rows, 4) + 16 * parts
     return ROWS * rows * parts * on.pair + 32 * parts + split + 16
+
+
+def unaligned(on: Tiles, kernel: Kernel, program: Program) -> Tiles:
+    """The same tiles where inputs of the program may start anywhere."""
+    return replace(on, vector=1) if program.buffer(anchor_of(kernel).source).role is Role.INPUT else on
 
 
 def border_of(phases: Sequence[Phase], axes: int) -> list[tuple[int, int]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping
+from functools import lru_cache
 from math import inf
 from typing import Any
 
@@ -52,6 +53,7 @@ def _held(known: Interval, dtype: torch.dtype, rounded: bool) -> Interval:
     return Interval(low if low >= -facts.max else -inf, high if high <= facts.max else inf, known.nan)
 
 
+@lru_cache(maxsize=4096)
 def _nearest(number: float, dtype: torch.dtype) -> float:
     """`number` as `dtype` holds it."""
     return number if number in (0.0, 1.0, -1.0, inf, -inf) else float(torch.tensor(number, dtype=dtype))

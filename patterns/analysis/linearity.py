@@ -45,11 +45,6 @@ class Operand:
         """`node` as it is."""
         return Operand(node, tuple(node.meta["val"].shape))
 
-    @property
-    def tensor(self) -> Any:
-        """The description of the tensor."""
-        return self.node.meta.get("val")
-
     def varies(self, dim: int) -> bool:
         """Whether it differs along `dim`, counted from the right: -1 is the last."""
         return -dim <= len(self.shape) and self.shape[dim] != 1
@@ -86,8 +81,15 @@ def terms(node: fx.Node, wanted: Wanted) -> tuple[Term, ...]:
     A term whose value is not wanted contains no wanted value that linear operators alone lead to. Every tensor in a
     term has the type and the device of `node`.
     """
-    found = _terms(node, wanted, MOST_DEPTH)
-    return found if found is not None and len(found) <= MOST_TERMS else (Term(Operand.of(node)),)
+    try:
+        found = _terms(node, wanted, MOST_DEPTH)
+    except _TooMany:
+        found = None
+    return (Term(Operand.of(node)),) if found is None else found
+
+
+class _TooMany(Exception):
+    """There are more terms than anybody looks at."""
 
 
 def _terms(node: fx.Node, wanted: Wanted, depth: int) -> tuple[Term, ...] | None:
@@ -100,16 +102,32 @@ def _terms(node: fx.Node, wanted: Wanted, depth: int) -> tuple[Term, ...] | None
 
 
 def _usable(found: tuple[Term, ...] | None, node: fx.Node) -> tuple[Term, ...] | None:
-    if found is None or any(not math.isfinite(term.number) for term in found):
+    """`found`, if its numbers are finite, and what `node` reads is of its kind; what that is made of has been seen to.
+
+    Raises:
+        _TooMany: nobody will take so many terms.
+    """
+    if found is None or not all(math.isfinite(term.number) for term in found):
         return None
-    return found if all(_same_kind(operand.tensor, node.meta.get("val")) for operand in _operands(found)) else None
+    if len(found) > MOST_TERMS:
+        raise _TooMany
+    sources = node.all_input_nodes
+    read = sources[0].all_input_nodes if node.target is operator.getitem else sources
+    return found if all(alike(source, node) for source in read) else None
+
+
+def is_sum(node: fx.Node) -> bool:
+    """Whether `node` adds or subtracts, so that there are several terms."""
+    return _STEPS.get(node.target) in (_sum, _difference, _reverse_difference)
 
 
 def summands(node: fx.Node) -> tuple[Term, ...]:
     """Terms that add up to `node`, taken apart as far as it goes; a value has its shape, other tensors broadcast to it."""
-    whole = (Term(Operand.of(node)),)
-    found = _summands(node, whole[0].value.shape if whole[0].value else (), MOST_DEPTH)
-    return found if found is not None and len(found) <= MOST_TERMS else whole
+    try:
+        found = _summands(node, tuple(node.meta["val"].shape), MOST_DEPTH)
+    except _TooMany:
+        found = None
+    return (Term(Operand.of(node)),) if found is None else found
 
 
 def _summands(node: fx.Node, shape: tuple[int, ...], depth: int) -> tuple[Term, ...] | None:
@@ -120,19 +138,9 @@ def _summands(node: fx.Node, shape: tuple[int, ...], depth: int) -> tuple[Term, 
     return (Term(Operand.of(node)),) if found is None and tuple(node.meta["val"].shape) == shape else found
 
 
-def _operands(found: Iterable[Term]) -> Iterable[Operand]:
-    for term in found:
-        if term.value is not None:
-            yield term.value
-        yield from (factor.operand for factor in term.factors)
-
-
 def alike(node: fx.Node, other: fx.Node) -> bool:
     """Whether both are tensors of one type on one device."""
-    return _same_kind(node.meta.get("val"), other.meta.get("val"))
-
-
-def _same_kind(first: Any, second: Any) -> bool:
+    first, second = node.meta.get("val"), other.meta.get("val")
     if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
         return False
     return first.dtype is second.dtype and first.device == second.device

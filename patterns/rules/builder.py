@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from fusepass.patterns.aliasing import written
 from fusepass.patterns.analysis.geometry import Geometry, Window
 from fusepass.patterns.analysis.linearity import Operand
-from fusepass.patterns.arguments import arguments
+from fusepass.patterns.arguments import arguments, key_of
 from fusepass.patterns.infer import is_plain
 from fusepass.patterns.matcher import Declined, Match
 
@@ -37,7 +37,7 @@ class Builder:
 
     def __init__(self, found: Match) -> None:
         self._found = found
-        self._made: dict[tuple[OpOverload, str], fx.Node] = {}
+        self._made: dict[Hashable, fx.Node] = {}
 
     def operand(self, operand: Operand) -> fx.Node:
         """The tensor of a term, in the shape that it has there."""
@@ -185,7 +185,7 @@ class Builder:
         return self._call(aten._convolution.default, x, self.contiguous(weight), None, *geometry.arguments(), *flags)
 
     def _call(self, target: OpOverload, *args: Any, **kwargs: Any) -> fx.Node:
-        key = (target, repr((args, kwargs)))
+        key = (target, key_of(args), key_of(kwargs))
         if not self._made and _written_before(self._found.root):
             raise Declined("memory is written before it, which what it is made of may have read")
         if key not in self._made:

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import fx
 
-from fusepass.patterns.analysis.linearity import Factor, summands
+from fusepass.patterns.analysis.linearity import Factor, is_sum, summands
 from fusepass.patterns.analysis.normalisation import (
     DEVIATION,
     MEAN,
@@ -131,6 +131,8 @@ def _moved(build: Builder, norm: Normalisation, result: fx.Node, shift: Piece, f
 def _unscaled(found: Match) -> Results:
     """The normalisation of what a number was multiplied with: eps is divided by its square."""
     norm = _known(found)
+    if is_sum(norm.source):
+        raise Declined("a sum has no factor")
     terms = summands(norm.source)
     if len(terms) != 1 or terms[0].value is None or terms[0].number == 1:
         raise Declined("no number is multiplied with")

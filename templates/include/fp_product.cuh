@@ -21,6 +21,23 @@ __device__ __forceinline__ void split(const float (&values)[N], float (&high)[N]
     }
 }
 
+// Rounds N neighbours in shared memory, at a multiple of their size, to TF32.
+template <int N>
+__device__ __forceinline__ void round_numbers(float* at) {
+    if constexpr (N == 4) {
+        uint4 words = *reinterpret_cast<const uint4*>(at);
+        float numbers[4];
+        memcpy(numbers, &words, sizeof(words));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) numbers[i] = tf32(numbers[i]);
+        memcpy(&words, numbers, sizeof(words));
+        *reinterpret_cast<uint4*>(at) = words;
+    } else {
+        static_assert(N == 1);
+        *at = tf32(*at);
+    }
+}
+
 // M tiles of 16 x 8 weights, as `multiply_tile` takes them; each thread has its 4 numbers of a tile side by side.
 template <int M>
 __device__ __forceinline__ void load_weights(float (&a)[M][4], const float* mine) {

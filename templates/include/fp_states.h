@@ -132,9 +132,10 @@ struct Moments {
         count = all;
     }
 
+    // The third part is the number of values, for who merges the result with others.
     template <int I>
     FP_FN T part() const {
-        return I == 0 ? mean : m2;
+        return I == 0 ? mean : I == 1 ? m2 : count;
     }
 };
 

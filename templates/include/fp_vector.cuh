@@ -88,4 +88,22 @@ __device__ __forceinline__ void store_vector(T* to, const Vec<T, N>& value) {
     }
 }
 
+// Store a row of N elements (a power of two) of shared memory to any place: accesses of 16 bytes at multiples of 16 bytes, and
+// single elements at both ends. Each of the row's threads, numbered by `lane`, stores 16 bytes.
+template <int N, typename T>
+__device__ __forceinline__ void store_row(T* to, const T* row, int lane) {
+    constexpr int width = 16 / sizeof(T);
+    const int past = static_cast<int>(reinterpret_cast<std::uintptr_t>(to) / sizeof(T) % width);
+    const int first = lane * width - past;
+    Vec<T, width> value;
+#pragma unroll
+    for (int i = 0; i < width; ++i) value[i] = row[(first + i) & (N - 1)];  // the first thread has both ends
+    if (first >= 0) {
+        store_vector(to + first, value);
+    } else {
+#pragma unroll
+        for (int i = 0; i < width; ++i) to[(first + i) & (N - 1)] = value[i];
+    }
+}
+
 }  // namespace fp

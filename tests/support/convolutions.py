@@ -6,14 +6,17 @@ import enum
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 
+from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder, Op, ReduceOp
 from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Reduction, Ref, Role, Store
 from fusepass.codegen.passes.anchors import generate_anchors
+from fusepass.codegen.schedule_convolution import pieces_on
 
 F32 = DType.F32
 
@@ -134,12 +137,64 @@ def reduced(case: Case, over: Over) -> Program:
 
 def generated_reduction(case: Case, over: Over) -> Program:
     """The same with the convolution in the kernel."""
-    return generate_anchors(reduced(case, over), Builder(), lambda program, kernel: True, case.warps)
+    return generate_anchors(reduced(case, over), Builder(), lambda program, kernel: True, warps=case.warps)
+
+
+class Across(enum.Enum):
+    """What is computed of the positions."""
+
+    EACH = "sum, extremes and moments of each plane"
+    BATCH = "batch norm"
+    LAYER = "layer norm"
+    ALL = "sum of everything"
+
+
+def pooled(case: Case, across: Across, b: Builder) -> Program:
+    """Reductions over the positions of ``conv + bias``, and what is done with them, as one kernel behind the library's call."""
+    program, shape = program_of(case), case.result
+    axes = tuple(Axis(f"a{number}", size) for number, size in enumerate(shape))
+    kept = {Across.EACH: axes[:2], Across.BATCH: axes[1:2], Across.LAYER: axes[:1], Across.ALL: ()}[across]
+    rows = kept or (Axis("one", 1),)
+    cols = tuple(axis for axis in axes if axis not in kept)
+    per_element = linear([axis_index(axis) for axis in axes], contiguous_strides(shape))
+    x = b.apply(Op.ADD, b.load("conv_out", per_element, F32), b.load("bias", axis_index(axes[1]), F32))
+    moments = Reduction("moments", ReduceOp.MOMENTS, (x,), F32)
+    reductions = {Across.ALL: (Reduction("total", ReduceOp.SUM, (x,), F32),)}.get(across, (moments,))
+    stores: tuple[Store, ...] = ()
+    kinds = {"y": ("total", 0)}
+    if across is Across.EACH:
+        others = (("total", ReduceOp.SUM), ("top", ReduceOp.MAX), ("bottom", ReduceOp.MIN))
+        reductions = (moments, *(Reduction(name, op, (x,), F32) for name, op in others))
+        kinds = {"total": ("total", 0), "top": ("top", 0), "bottom": ("bottom", 0), "mean": ("moments", 0)}
+        kinds["squares"] = ("moments", 1)
+    elif across is not Across.ALL:
+        variance = b.apply(Op.DIV, b.stat("moments", 1, F32), b.const(prod(axis.size for axis in cols), F32))
+        scale = b.apply(Op.RSQRT, b.apply(Op.ADD, variance, b.const(1e-5, F32)))
+        result = b.apply(Op.MUL, b.apply(Op.SUB, x, b.stat("moments", 0, F32)), scale)
+        stores, kinds = (Store("y", per_element, result),), {"mean": ("moments", 0)}
+    sizes = tuple(axis.size for axis in rows)
+    strides = contiguous_strides(sizes)
+    per_row = linear([axis_index(axis) for axis in rows], strides)
+    row_stores = tuple(Store(name, per_row, b.stat(*which, F32)) for name, which in kinds.items())
+    results = [Buffer(name, F32, sizes, strides, Role.OUTPUT) for name in kinds]
+    if stores:
+        results.append(program.buffers[-1])
+    kernel = Kernel(across.value, rows, cols, (reductions,), row_stores, stores, (across.value,))
+    buffers = (*program.buffers[:-1], *results)
+    return replace(program, buffers=buffers, kernels=(kernel,), outputs=tuple(each.name for each in results))
+
+
+def generated_pooling(case: Case, across: Across, facts: DeviceFacts | None = None) -> Program:
+    """The same with the reductions in the convolution's kernel, as far as they can be there."""
+    facts = facts or DeviceFacts.h200()
+    pieces = functools.partial(pieces_on, facts=facts)
+    builder = Builder()
+    return generate_anchors(pooled(case, across, builder), builder, lambda program, kernel: True, pieces)
 
 
 def generated(case: Case, *, chain: bool = True) -> Program:
     """The same with the convolution as a kernel."""
-    return generate_anchors(program_of(case, chain=chain), Builder(), lambda program, kernel: True, case.warps)
+    return generate_anchors(program_of(case, chain=chain), Builder(), lambda program, kernel: True, warps=case.warps)
 
 
 DEPTHWISE: dict[str, Case] = {
@@ -179,6 +234,9 @@ CASES: dict[str, Case] = {
     "many channels, kernel below stride": Case((1, 17, 4, 5), 4, (2, 1), (3, 2), (0, 0), (1, 1), True),
     "many channels, transposed by 1": Case((1, 9, 6, 7), 8, (5, 5), (1, 1), (1, 1), (1, 1), True),
     "many channels, transposed 3d": Case((1, 32, 2, 3, 4), 64, (4, 4, 4), (2, 2, 2), (1, 1, 1), (1, 1, 1), True),
+    "2d, rows of whole vectors": Case((2, 3, 6, 16), 5, (3, 5), (1, 1), (1, 2), (1, 1)),
+    "many channels, rows of whole vectors": Case((2, 20, 7, 36), 24, (3, 4), (2, 1), (1, 3), (1, 1)),
+    "transposed 2d, rows of whole vectors": Case((1, 20, 5, 8), 9, (3, 3), (2, 2), (1, 1), (1, 1), True, (1, 1)),
     "transposed 1d": Case((2, 16, 9), 33, (4,), (2,), (1,), (1,), True),
 }
 
@@ -193,12 +251,34 @@ REDUCED = (
 )
 """Those that are also reduced over channels in the same kernel."""
 
+POOLED = (
+    "1d",
+    "1d, strided",
+    "2d",
+    "2d, 8 to 40 channels",
+    "2d, 80 channels",
+    "2d, channels last",
+    "3d",
+    "transposed 2d",
+    "transposed 2d, dilated",
+    "transposed 3d",
+    "many channels",
+    "many channels, to 208",
+    "many channels, transposed",
+)
+"""Those that are also reduced over positions in the same kernel."""
+
 SAMPLES: dict[str, Callable[[], Program]] = {
     **{f"convolution {name}": functools.partial(generated, case) for name, case in (CASES | DEPTHWISE).items()},
     **{
         f"convolution {name}, {over.value}": functools.partial(generated_reduction, CASES[name], over)
         for name in REDUCED
         for over in Over
+    },
+    **{
+        f"convolution {name}, {across.value}": functools.partial(generated_pooling, CASES[name], across)
+        for name in POOLED
+        for across in Across
     },
     **{
         f"convolution {name}, TF32": functools.partial(generated, replace(case, precision=Precision.TF32))

@@ -201,6 +201,21 @@ inline bool __any_sync(unsigned members, bool value) {
     return any;
 }
 
+inline unsigned __ballot_sync(unsigned members, bool value) {
+    if (members != 0xffffffffu) emulation::fail("a vote of part of a warp");
+    const unsigned self = emulation::thread_index.x, first = self / 32 * 32;
+    emulation::exchanged[self] = value;
+    emulation::wait(emulation::State::at_warp);
+    unsigned votes = 0;
+    for (unsigned i = 0; i < 32; ++i) votes |= (emulation::exchanged[first + i] != 0) << i;
+    emulation::wait(emulation::State::at_warp);
+    return votes;
+}
+
+inline float __fdividef(float a, float b) { return a / b; }
+
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+
 inline unsigned __shfl_xor_sync(unsigned members, unsigned value, int mask) {
     if (members != 0xffffffffu) emulation::fail("a shuffle among part of a warp");
     const unsigned self = emulation::thread_index.x;

@@ -20,7 +20,7 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, Op, Position, ReduceOp, Stat, Window
 from fusepass.codegen.ir.index import Axis, FloorDiv, Index
 from fusepass.codegen.ir.product import Operand, Product
-from fusepass.codegen.ir.program import Buffer, Kernel, Program, Role, Store
+from fusepass.codegen.ir.program import Buffer, Kernel, Partials, Program, Role, Store
 from tests.support.numpy_ops import APPLY, REDUCE, Array, tf32
 
 STORAGE: dict[DType, type[np.generic]] = {
@@ -121,10 +121,30 @@ class _Run:
                 ones = (1,) * len(self.kernel.cols)
                 for part, result in enumerate(parts):
                     self.stats[reduction.name, part] = result.reshape(*rows, *ones)
+        if self.kernel.partials is not None:
+            self._leave(self.kernel.partials)
         for store in self.kernel.row_stores:
             self._store(store, self.shape[: len(self.kernel.rows)] + (1,) * len(self.kernel.cols))
         for store in self.kernel.stores:
             self._store(store, self.shape)
+
+    def _leave(self, partials: Partials) -> None:
+        """Partial results of some pieces of about equal size."""
+        value = np.broadcast_to(_Evaluation(self, self.axes)(partials.value), self.shape)
+        samples, channels, *_ = self.shape
+        value = value.reshape(samples, channels, -1)
+        if not partials.per_sample:
+            value = np.moveaxis(value, 1, 0).reshape(1, channels, -1)
+        shape = (value.shape[0], channels, partials.pieces.size)
+        at = [np.arange(size).reshape(-1, *(1,) * (2 - number)) for number, size in enumerate(shape)]
+        axes = dict(zip((*self.kernel.rows[:2], partials.pieces), at, strict=True))
+        pieces = np.array_split(value, shape[-1], axis=-1)
+        for reduction in partials.reductions:
+            each = [REDUCE[reduction.op](piece) for piece in pieces]
+            for number, part in enumerate(zip(*each, strict=True)):
+                self.stats[reduction.name, number] = np.stack(part, axis=-1)
+        for store in partials.stores:
+            self._store(store, shape, axes)
 
     def _convolution(self, anchor: Convolution) -> Array:
         source, weight = self._tensor(anchor.source), self._tensor(anchor.weight)
@@ -170,9 +190,9 @@ class _Run:
         shape[position] = self.shape[position]
         return np.arange(self.shape[position]).reshape(shape)
 
-    def _store(self, store: Store, shape: tuple[int, ...]) -> None:
+    def _store(self, store: Store, shape: tuple[int, ...], axes: Mapping[Axis, Array] | None = None) -> None:
         buffer = self.program.buffer(store.buffer)
-        evaluate = _Evaluation(self, self.axes)
+        evaluate = _Evaluation(self, self.axes if axes is None else axes)
         index = np.broadcast_to(evaluate.index(store.index), shape).reshape(-1)
         value = np.broadcast_to(evaluate(store.value), shape).reshape(-1)
         assert index.size == np.unique(index).size, f"{self.kernel.name} writes an element of {store.buffer} twice"

@@ -119,6 +119,19 @@ def into_channels_last(n: int, c: int, hw: int, dtype: DType = F32) -> Program:
     return program("into_last", [given("x", [n, c, hw], dtype), result("y", [n, hw, c], dtype)], kernel)
 
 
+def out_of_channels_last(n: int, c: int, hw: int, dtype: DType = F32, other: DType | None = None) -> Program:
+    """NCHW, max(x + bias, 0) of x in NHWC and one bias per channel."""
+    b = Builder()
+    image, channel, place = Axis("n", n), Axis("c", c), Axis("hw", hw)
+    x = b.cast(b.load("x", at((image, c * hw), (place, c), (channel, 1)), dtype), dtype.compute)
+    bias = b.cast(b.load("bias", axis_index(channel), dtype), dtype.compute)
+    value = b.cast(b.apply(Op.MAXIMUM, b.apply(Op.ADD, x, bias), b.const(0.0, dtype.compute)), other or dtype)
+    store = Store("y", at((image, c * hw), (channel, hw), (place, 1)), value)
+    kernel = Kernel("out_of_last", (image, channel, place), (), (), (), (store,), ("add", "relu"))
+    buffers = [given("x", [n, hw, c], dtype), given("bias", [c], dtype), result("y", [n, c, hw], other or dtype)]
+    return program("out_of_last", buffers, kernel)
+
+
 def concatenate_channels_last(n: int, a: int, c: int, hw: int) -> Program:
     """Two NHWC tensors along channels, the second times 3, into NCHW: guarded loads that cross."""
     b = Builder()

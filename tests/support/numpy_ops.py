@@ -53,13 +53,13 @@ def _min(x: Array) -> tuple[Array, ...]:
 
 def _moments(x: Array) -> tuple[Array, ...]:
     mean = x.mean(-1) if x.shape[-1] else np.zeros(x.shape[:-1])
-    return mean, ((x - mean[..., None]) ** 2).sum(-1)
+    return mean, ((x - mean[..., None]) ** 2).sum(-1), np.full(mean.shape, float(x.shape[-1]))
 
 
 def _merge_moments(count: Array, mean: Array, m2: Array) -> tuple[Array, ...]:
     total = count.sum(-1)
     center = (count * mean).sum(-1) / np.where(total > 0, total, 1)
-    return center, m2.sum(-1) + (count * (mean - center[..., None]) ** 2).sum(-1)
+    return center, m2.sum(-1) + (count * (mean - center[..., None]) ** 2).sum(-1), total
 
 
 def _softmax(x: Array) -> tuple[Array, ...]:

@@ -64,6 +64,17 @@ def test_values(name: str, warps: int) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("name", [name for name in CASES if "rows of whole vectors" in name])
+def test_inputs_that_start_anywhere(name: str) -> None:
+    program = generated(replace(CASES[name], precision=Precision.TF32, warps=4))
+    inputs = inputs_of(program)
+    aligned, anywhere = (render(program, SMALL, aligned=aligned) for aligned in (True, False))
+    assert aligned.text != anywhere.text
+    got, wanted = emulate(program, anywhere, inputs, shift=1), interpret(program, inputs)
+    np.testing.assert_allclose(got["y"], wanted["y"], rtol=2e-6, atol=2e-6 * np.abs(wanted["y"]).max())
+
+
+@needs_compiler
 @pytest.mark.parametrize(
     ("name", "warps"),
     [

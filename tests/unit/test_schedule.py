@@ -43,7 +43,9 @@ def first(program: Program, *, aligned: bool = True) -> Schedule:
         (lambda: k.softmax_rows(1 << 22, 2), Walk.INNER, 2, 1, Keep.REGISTERS),
         (lambda: k.softmax_rows(1, 30_000), Walk.INNER, 4, 1024, Keep.REGISTERS),
         (lambda: k.softmax_channels(64, 8, 1 << 16), Walk.OUTER, 4, 128, Keep.REGISTERS),
-        (lambda: k.softmax_channels(16, 64, 1 << 14), Walk.OUTER, 1, 128, Keep.REGISTERS),
+        (lambda: k.softmax_channels(16, 32, 1 << 14), Walk.OUTER, 1, 128, Keep.REGISTERS),
+        (lambda: k.softmax_channels(16, 64, 1 << 14), Walk.OUTER, 2, 32, Keep.REGISTERS),
+        (lambda: k.softmax_channels(64, 512, 1 << 12), Walk.OUTER, 1, 32, Keep.REGISTERS),
         (lambda: k.softmax_channels(16, 1000, 49), Walk.OUTER, 1, 8, Keep.REGISTERS),
         (lambda: k.batch_norm_stats(16, 32, 63 * 63 * 4), Walk.INNER, 4, 1024, Keep.NOTHING),
         (lambda: k.batch_norm_1d(16_384, 4096), Walk.OUTER, 1, 16, Keep.NOTHING),
@@ -136,6 +138,17 @@ def test_neighbouring_tiles_are_neighbours_in_memory(make: Callable[[], Program]
 )
 def test_nothing_crosses_where_all_is_laid_out_alike(make: Callable[[], Program]) -> None:
     assert first(make()).walk is Walk.POINTWISE
+
+
+def test_rows_that_begin_anywhere_are_stored_in_whole_accesses() -> None:
+    assert first(k.out_of_channels_last(32, 64, 513 * 513)).realigned == {"y"}
+    assert first(k.out_of_channels_last(32, 64, 512 * 513)).realigned == frozenset()  # whole accesses anyway
+    assert first(k.out_of_channels_last(128, 512, 7 * 7)).realigned == frozenset()  # more than one end in a tile
+    assert first(k.mixed_layouts(32, 64, 513 * 513)).realigned == frozenset()  # no room for a third tile
+
+
+def test_tiles_do_without_eviction_hints() -> None:
+    assert first(k.out_of_channels_last(32, 64, 512 * 512)).once == frozenset()
 
 
 def conflicts(addresses: Iterable[int], nbytes: int) -> int:

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import fx, nn
 from torch._ops import OpOverload
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fusepass.config import override
 from fusepass.patterns import simplify as driver
-from fusepass.patterns.agenda import Agenda
+from fusepass.patterns.agenda import Agenda, Agendas
 from fusepass.patterns.language import op, var
 from fusepass.patterns.matcher import Match, match
 from fusepass.patterns.rule import Rule
@@ -304,7 +305,7 @@ def wrong(rewrite: Callable[[Match], fx.Node]) -> Application | str:
     rule = Rule("wrong", op(aten.t)(op(aten.exp)(x)["inner"]), rewrite, "for the test")
     found = match(rule.pattern, root)
     assert isinstance(found, Match)
-    reason = replace_match(rule, found, Agenda())
+    reason = replace_match(rule, found, Agendas())
     assert str(graph.graph) == before
     return reason
 
@@ -326,7 +327,7 @@ def test_a_guard_says_why_not() -> None:
     (rule,) = (rule for rule in RULES if rule.name == "add-zero-to-integers")
     found = match(rule.pattern, graph.graph.find_nodes(op="call_function", target=aten.add.Tensor)[0])
     assert isinstance(found, Match)
-    assert replace_match(rule, found, Agenda()) == "-0.0 + 0.0 is 0.0 in torch.float64"
+    assert replace_match(rule, found, Agendas()) == "-0.0 + 0.0 is 0.0 in torch.float64"
 
 
 def test_rules_that_undo_each_other_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,19 +401,21 @@ def test_only_what_may_have_changed_is_tried_again(training: bool) -> None:
     code, trials = simplified(graph, Counted)
     everything, more = simplified(graph, Tireless)
     assert code == everything
-    assert trials < (3.5 if training else 1.7) * size
-    assert trials < 0.8 * more
+    assert trials < (6.8 if training else 3.6) * size
+    assert trials < 0.9 * more
 
 
 def test_five_hundred_operators_take_little_time() -> None:
-    """50 ms are allowed; a busy machine may take some more, quadratic work would take seconds."""
+    """50 ms are allowed, on a module that makes its code when it is asked for, as the pipeline's does; a busy machine may
+    take some more, quadratic work would take seconds.
+    """
     graph, _ = exported(Long().eval(), torch.randn(2, 4, 8, 8))
     assert len(ops(graph)) > 470
     seconds = []
-    for _ in range(5):
-        copy = copied(graph)
-        start = time.thread_time()
+    for _ in range(9):
+        copy = _LazyGraphModule(graph, copied(graph).graph)
+        start = time.process_time()
         applications = simplify(copy)
-        seconds.append(time.thread_time() - start)
+        seconds.append(time.process_time() - start)
     assert len(applications) >= 56
-    assert min(seconds) < 0.25
+    assert min(seconds) < 0.12

@@ -227,6 +227,7 @@ def test_large_layer_norm_is_one_kernel() -> None:
     program = made.passed(pass_options(H200))
     assert [kernel.team is not None for kernel in program.kernels] == [True]
     assert "teams of 132, 512 lanes x 1 rows" in describe(program, program.kernels[0], H200)
+    assert "for 7168 of 7944 vectors and registers, fetched ahead" in describe(program, program.kernels[0], H200)
     assert "rows shared by 2 x 132 blocks through exchange_" in program_text(program)
 
 

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "fp_instructions.cuh"
@@ -18,10 +20,26 @@ inline uint64_t tile_descriptor(const void* tile, uint32_t deeper, uint32_t acro
 
 inline void publish_to_products() {}
 inline void begin_products() {}
-inline void end_products() {}
+
+// For each thread, the products under way that are put off until they are awaited, in groups; the last is open.
+inline std::vector<std::vector<std::function<void()>>> put_off[1024];
+
+inline void put_product_off(std::function<void()> product) {
+    auto& mine = put_off[threadIdx.x];
+    if (mine.empty()) mine.emplace_back();
+    mine.back().push_back(std::move(product));
+}
+
+inline void end_products() { put_off[threadIdx.x].emplace_back(); }
 
 template <int Groups>
-void await_products() {}
+void await_products() {
+    auto& mine = put_off[threadIdx.x];
+    while (mine.size() > Groups + 1) {
+        for (const auto& product : mine.front()) product();
+        mine.erase(mine.begin());
+    }
+}
 
 template <int N>
 void release(const float (&)[N]) {}

@@ -1,7 +1,8 @@
-// What templates/include/fp_wgmma_rows.cuh has, for the emulation: each warp of a group does its own rows, at once. A descriptor is the
-// address in units of 16 bytes.
+// What templates/include/fp_wgmma_rows.cuh has, for the emulation: each warp of a group does its own rows, when they are awaited: as
+// late as it may. A descriptor is the address in units of 16 bytes.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -30,18 +31,21 @@ float number_of(uint64_t rows, unsigned row, unsigned k) {
 template <int N>
 void multiply_columns(float (&sums)[N / 2], const float (&a)[4], uint64_t b, bool add) {
     static std::vector<float> shown(1024 * 4);
-    const unsigned self = threadIdx.x, first = self / 32 * 32;
+    const unsigned self = threadIdx.x, first = self / 32 * 32, lane = self % 32;
     std::memcpy(&shown[self * 4], a, sizeof a);
     emulation::wait(emulation::State::at_warp);
-    for (unsigned i = 0; i < N / 2; ++i) {
-        const unsigned row = self % 32 / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + self % 4 * 2 + i % 2;
-        float sum = add ? sums[i] : 0.0f;
-        for (unsigned k = 0; k < 8; ++k) {
-            sum += to_tf32(shown[(first + row % 8 * 4 + k % 4) * 4 + row / 8 + k / 4 * 2]) * number_of<float, false>(b, column, k);
-        }
-        sums[i] = sum;
-    }
+    std::array<float, 16> rows;  // of this thread, 8 numbers of each
+    for (unsigned i = 0; i < 16; ++i) rows[i] = to_tf32(shown[(first + lane / 4 * 4 + i % 4) * 4 + i / 8 + i % 8 / 4 * 2]);
     emulation::wait(emulation::State::at_warp);
+    put_product_off([&sums, rows, b, add, lane] {
+        for (unsigned i = 0; i < N / 2; ++i) {
+            float sum = add ? sums[i] : 0.0f;
+            for (unsigned k = 0; k < 8; ++k) {
+                sum += rows[i / 2 % 2 * 8 + k] * number_of<float, false>(b, i / 4 * 8 + lane % 4 * 2 + i % 2, k);
+            }
+            sums[i] = sum;
+        }
+    });
 }
 
 template <typename T, int N>
@@ -51,13 +55,14 @@ struct RowProduct {
         static_assert(sizeof(T) == 2 || !(ATurned || BTurned));
         emulation::wait(emulation::State::at_warp);
         const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-        for (unsigned i = 0; i < N / 2; ++i) {
-            const unsigned row = warp * 16 + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-            for (unsigned k = 0; k < 32 / sizeof(T); ++k) {
-                sums[i] += number_of<T, ATurned>(a, row, k) * number_of<T, BTurned>(b, column, k);
+        put_product_off([&sums, a, b, lane, warp] {
+            for (unsigned i = 0; i < N / 2; ++i) {
+                const unsigned row = warp * 16 + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+                for (unsigned k = 0; k < 32 / sizeof(T); ++k) {
+                    sums[i] += number_of<T, ATurned>(a, row, k) * number_of<T, BTurned>(b, column, k);
+                }
             }
-        }
-        emulation::wait(emulation::State::at_warp);
+        });
     }
 };
 

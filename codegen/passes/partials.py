@@ -1,0 +1,291 @@
+"""What reduces over the positions of a generated convolution is reduced in its kernel, in pieces; a small kernel merges these.
+
+Global average pooling, sums over everything, statistics of a normalisation: whatever reduces over all spatial axes, for each
+channel or several, for each sample or all. A result that would only have been read to be reduced is not written.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from fusepass.codegen.ir.convolution import Convolution
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, ReduceOp, Stat, Window, walk
+from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, delinearize, linear
+from fusepass.codegen.ir.program import Kernel, Partials, Program, Reduction, Store
+from fusepass.codegen.passes.axes import split_axis
+from fusepass.codegen.passes.fuse import drop_unused
+from fusepass.codegen.passes.means import keeps_nan, sums_from_means
+from fusepass.codegen.passes.rewrite import rewrite_kernel
+from fusepass.codegen.passes.split import Splitter, forward
+
+Pieces = Callable[[Program, Kernel], int | None]
+"""In how many pieces a kernel with `Partials` reduces over positions; None where it cannot be."""
+
+
+@dataclass(frozen=True)
+class _Aligned:
+    """A kernel that reads what a convolution's kernel writes, each element once.
+
+    Attributes:
+        kernel: with each of its axes along one of the other's.
+        places: its axes in terms of the other's.
+        along: for each of the other's axes, its own, slowest first.
+    """
+
+    kernel: Kernel
+    places: Mapping[Axis, Index]
+    along: Mapping[Axis, tuple[Axis, ...]]
+
+
+def reduce_positions(program: Program, builder: Builder, position: int, pieces: Pieces) -> Program | None:
+    """`program` with reductions over positions moved into the convolution's kernel at `position`; None where there are none.
+
+    Chains that end per element move with them.
+    """
+    kernel = program.kernels[position]
+    if not isinstance(kernel.anchor, Convolution) or not kernel.is_pointwise or kernel.cols:
+        return None
+    if prod(axis.size for axis in kernel.rows[2:]) == 1:
+        return None
+    written = frozenset[str]().union(*(other.writes for other in program.kernels)) - kernel.writes
+    work = _Mover(program, builder, position, written)
+    if not work.reducing:
+        return None
+    trial = work.moved(1)
+    count = pieces(trial, trial.kernels[position])
+    return None if count is None else work.moved(count)
+
+
+class _Mover:
+    """Moves work of later kernels into the convolution's at `position`, which reads nothing that is `written`."""
+
+    def __init__(self, program: Program, builder: Builder, position: int, written: frozenset[str]) -> None:
+        self.program, self.builder, self.position, self.written = program, builder, position, written
+        self.anchored = program.kernels[position]
+        self.value: Expr | None = None
+        self.reducing: dict[int, _Aligned] = {}
+        self.joining: dict[int, _Aligned] = {}
+        for number, reader in enumerate(program.kernels):
+            if number == position or reader.anchor is not None or not reader.reads & self.anchored.writes:
+                continue
+            if reader.is_pointwise:
+                self._join(number, reader)
+            elif not self._reduce(number, reader):
+                self._reduce_by_mean(number, reader)
+
+    # ---- what can move
+
+    def _join(self, number: int, reader: Kernel) -> None:
+        aligned = self._aligned(reader, [store.value for store in reader.stores])
+        if aligned is not None and all(self._here(aligned, store.value) is not None for store in reader.stores):
+            self.joining[number] = aligned
+
+    def _reduce(self, number: int, reader: Kernel) -> bool:
+        """Whether the first sweep of `reader` moves."""
+        first = reader.sweeps[0]
+        if any(each.op.arity != 1 or each.dtype is not DType.F32 for each in first):
+            return False
+        aligned = self._planes(reader)
+        if aligned is None:
+            return False
+        here = [self._here(aligned, each.values[0]) for each in aligned.kernel.sweeps[0]]
+        value = here[0]
+        if value is None or value.dtype is not DType.F32 or any(each is not value for each in here):
+            return False
+        if self.value is not None and self.value is not value:
+            return False
+        self.value, self.reducing[number] = value, aligned
+        return True
+
+    def _reduce_by_mean(self, number: int, reader: Kernel) -> None:
+        """The same for sums of what a normalisation by the value's own moments gives.
+
+        Not where the elements meet these sums again: eager's rounding of the statistics cancels in ``y - mean(y)``.
+        """
+        meet = any(
+            other.reads & self.anchored.writes and (other is reader or other.reads & reader.writes)
+            for other in self.program.kernels
+            if other is not reader or reader.stores or len(reader.sweeps) > 1
+        )
+        aligned = self._planes(reader) if self.value is not None and not meet else None
+        if aligned is None:
+            return
+        sample, channel = self.anchored.rows[:2]
+        if not {*aligned.along[sample], *aligned.along[channel]} <= set(aligned.kernel.rows):
+            return
+        statistics = self._statistics()
+
+        def is_statistic(node: Expr) -> bool:
+            return isinstance(node, Load) and node.index.substitute(aligned.places) == statistics.get(node.buffer)
+
+        made = sums_from_means(
+            aligned.kernel, self.builder, lambda node: self._here(aligned, node) is self.value, is_statistic
+        )
+        if made is not None:
+            self._reduce(number, made)
+
+    def _statistics(self) -> dict[str, Index]:
+        """Buffers that are NaN at a sample and channel where a value is not finite; their indices, by these axes."""
+        found = {}
+        for aligned in self.reducing.values():
+            moments = {each.name for each in aligned.kernel.sweeps[0] if each.op is ReduceOp.MOMENTS}
+            is_moment = functools.partial(_is_result, moments)
+            for store in aligned.kernel.row_stores:
+                if keeps_nan(store.value, is_moment):
+                    found[store.buffer] = store.index.substitute(aligned.places)
+        return found
+
+    def _planes(self, reader: Kernel) -> _Aligned | None:
+        """`reader` beside the convolution's kernel, if its first sweep is over all positions."""
+        aligned = self._aligned(reader, [value for each in reader.sweeps[0] for value in each.values])
+        spatial = self.anchored.rows[2:]
+        if aligned is None or any(set(aligned.along[axis]) & set(aligned.kernel.rows) for axis in spatial):
+            return None
+        return aligned
+
+    def _here(self, aligned: _Aligned, value: Expr) -> Expr | None:
+        """`value` as the convolution's kernel computes it at its own point; None where it cannot."""
+        written = {store.buffer: store for store in self.anchored.stores}
+
+        def own(node: Expr) -> Expr | None:
+            if isinstance(node, Load) and node.buffer in written and node.index == written[node.buffer].index:
+                return self.builder.cast(written[node.buffer].value, node.dtype)
+            return None
+
+        found = self.builder.rewrite(self.builder.rewrite(value, aligned.places), leaf=own)
+        for node in walk(found):
+            if isinstance(node, Load | Gather) and node.buffer in self.written | self.anchored.writes:
+                return None
+            if isinstance(node, Window | Gather) or (isinstance(node, Stat) and not self._is_own(node)):
+                return None
+        return found
+
+    def _is_own(self, stat: Stat) -> bool:
+        assert self.anchored.anchor is not None
+        return stat.reduction == self.anchored.anchor.name
+
+    def _aligned(self, reader: Kernel, roots: Sequence[Expr]) -> _Aligned | None:
+        """`reader` beside the convolution's kernel, by the first load of what that writes below `roots`."""
+        written = {store.buffer: store for store in self.anchored.stores}
+        loads = (node for node in walk(*roots) if isinstance(node, Load) and node.buffer in written)
+        load = next(loads, None)
+        return None if load is None else _align(reader, self.builder, load.index, self.anchored, written[load.buffer])
+
+    # ---- moving
+
+    def moved(self, count: int) -> Program:
+        """The program with reductions over positions in `count` pieces."""
+        work, anchored = Splitter(self.program, self.builder), self.anchored
+        sample, channel = anchored.rows[:2]
+        per_sample = any(set(aligned.along[sample]) & set(aligned.kernel.rows) for aligned in self.reducing.values())
+        piece = Axis("piece", count)
+        rows = (*((sample,) if per_sample else ()), piece, channel)
+        made: dict[tuple[object, ...], Reduction] = {}
+        parts: dict[str, tuple[Expr, ...]] = {}
+        stores: list[Store] = []
+        for aligned in self.reducing.values():
+            for each in aligned.kernel.sweeps[0]:
+                assert self.value is not None
+                twin = made.setdefault((each.op, each.dtype), replace(each, values=(self.value,)))
+                if twin.name == each.name:
+                    stores += work.keep(each, rows, None)
+                    parts[each.name] = work.parts[each.name]
+        for number, kernel in enumerate(self.program.kernels):
+            if number == self.position:
+                partials = Partials(piece, per_sample, tuple(made.values()), tuple(stores))
+                work.kernels.append(self._joined(partials))
+            elif number in self.reducing:
+                aligned = self.reducing[number]
+                of = {each.name: parts[made[each.op, each.dtype].name] for each in aligned.kernel.sweeps[0]}
+                self._merge(work, aligned, of, piece, per_sample)
+            elif number not in self.joining:
+                work.kernels.append(kernel)
+        return drop_unused(replace(self.program, buffers=tuple(work.buffers), kernels=tuple(work.kernels)))
+
+    def _joined(self, partials: Partials) -> Kernel:
+        """The convolution's kernel with all that moved there."""
+        stores, origin = list(self.anchored.stores), list(self.anchored.origin)
+        for aligned in self.joining.values():
+            for store in aligned.kernel.stores:
+                value = self._here(aligned, store.value)
+                assert value is not None
+                stores.append(Store(store.buffer, store.index.substitute(aligned.places), value))
+        for aligned in (*self.joining.values(), *self.reducing.values()):
+            origin += aligned.kernel.origin
+        return replace(self.anchored, partials=partials, stores=tuple(stores), origin=tuple(dict.fromkeys(origin)))
+
+    def _merge(
+        self,
+        work: Splitter,
+        aligned: _Aligned,
+        parts: Mapping[str, tuple[Expr, ...]],
+        piece: Axis,
+        per_sample: bool,
+    ) -> None:
+        """What is left of a kernel whose first sweep moved: a kernel that merges, then the rest."""
+        kernel, (sample, channel, *_) = aligned.kernel, self.anchored.rows
+        apart = (channel, sample) if per_sample else (channel,)
+        own = [axis for dimension in apart for axis in aligned.along[dimension]]
+        cols = (*(axis for axis in kernel.cols if axis in own), piece)
+        where = {dimension: _flat(aligned.along[dimension]) for dimension in apart}
+        work.parts = {
+            name: tuple(self.builder.rewrite(value, where) for value in values) for name, values in parts.items()
+        }
+        first, *rest = kernel.sweeps
+        if not rest:
+            work.merge_last(kernel, cols, {})
+            return
+        loads = work.merge_early(kernel, first, cols, {})
+        later = replace(kernel, sweeps=tuple(rest))
+        work.kernels.append(rewrite_kernel(later, self.builder, leaf=forward(loads)))
+
+
+def _is_result(names: Collection[str], node: Expr) -> bool:
+    return isinstance(node, Stat) and node.reduction in names
+
+
+def _flat(axes: tuple[Axis, ...]) -> Index:
+    return linear([axis_index(axis) for axis in axes], contiguous_strides([axis.size for axis in axes]))
+
+
+def _align(reader: Kernel, builder: Builder, read: Index, anchored: Kernel, store: Store) -> _Aligned | None:
+    """`reader`, which loads from what `store` of `anchored` writes at the index `read`, with axes that lie along its axes."""
+    steps = {axis: store.index.stride(axis) or 0 for axis in anchored.rows if axis.size > 1}
+    if not all(steps.values()):
+        return None
+    waiting = [axis for axis in (*reader.rows, *reader.cols) if axis.size > 1]
+    strides = {axis: read.stride(axis) or 0 for axis in waiting}
+    while waiting:
+        axis = waiting.pop()
+        stride = strides[axis]
+        if stride <= 0:
+            return None
+        inside = (step for step in steps.values() if stride < step < stride * axis.size)
+        step = next(inside, None)
+        if step is None:
+            continue
+        if step % stride or stride * axis.size % step:
+            return None
+        reader = split_axis(reader, builder, axis, step // stride)
+        outer, inner = Axis(f"{axis.name}o", stride * axis.size // step), Axis(f"{axis.name}i", step // stride)
+        read = read.substitute({axis: axis_index(outer) * inner.size + axis_index(inner)})
+        strides |= {outer: step, inner: stride}
+        waiting += [outer, inner]
+    own = [axis for axis in (*reader.rows, *reader.cols) if axis.size > 1]
+    along: dict[Axis, tuple[Axis, ...]] = dict.fromkeys(anchored.rows, ())
+    places: dict[Axis, Index] = {}
+    for axis, step in steps.items():
+        within = sorted(
+            (each for each in own if step <= strides[each] < step * axis.size), key=lambda each: -strides[each]
+        )
+        along[axis] = tuple(within)
+        if prod(each.size for each in within) != axis.size:
+            return None
+        places |= zip(within, delinearize(axis_index(axis), [each.size for each in within]), strict=True)
+    if set(places) != set(own) or read.substitute(places) != store.index:
+        return None
+    return _Aligned(reader, places, along)

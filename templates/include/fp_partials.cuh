@@ -1,0 +1,125 @@
+// Reductions over the positions of a convolution: of what a warp has laid out for its stores, one state for each channel.
+#pragma once
+
+#include "fp_merge.cuh"
+
+namespace fp {
+
+// A thread's share of a row of 32 Pair results; the warp has 16 such rows. Two threads share one, each has every second four
+// of its results: so the 8 threads that shared memory serves at once meet in no bank.
+template <int Pair>
+struct Share {
+    static constexpr int count = 16 * Pair;
+    float values[count];
+    unsigned real[Pair];  // which of the values are results: bits 0 to 3, 8 to 11, and so on
+    int total = 0;        // how many of the whole row are
+
+    static __device__ __forceinline__ int row() { return threadIdx.x % 32 / 8 * 4 + threadIdx.x % 4; }
+    static __device__ __forceinline__ int half() { return threadIdx.x / 4 % 2; }
+
+    // `inside` has a bit for each result of a row, set where it is one: the others lie past the end.
+    __device__ __forceinline__ Share(const float* room, int pitch, const unsigned (&inside)[Pair]) {
+        const float* const from = room + row() * pitch + half() * 4;
+#pragma unroll
+        for (int i = 0; i < count / 4; ++i) {
+            const uint4 four = *reinterpret_cast<const uint4*>(from + i * 8);
+            memcpy(values + i * 4, &four, sizeof(four));
+        }
+#pragma unroll
+        for (int p = 0; p < Pair; ++p) {
+            real[p] = inside[p] >> half() * 4;
+            total += __popc(inside[p]);
+        }
+    }
+
+    __device__ __forceinline__ bool is_real(int i) const { return real[i / 16] >> (i % 16 / 4 * 8 + i % 4) & 1; }
+    __device__ __forceinline__ bool whole() const { return total == 32 * Pair; }  // the same for all threads of a warp
+};
+
+// Both threads of a row get the state of its results.
+template <typename State, int Pair>
+__device__ __forceinline__ void reduce_row(State& state, const Share<Pair>& share) {
+    if (share.whole()) {
+        state.push_many(share.values);
+    } else {
+#pragma unroll
+        for (int i = 0; i < share.count; ++i) {
+            if (share.is_real(i)) state.push(share.values[i]);
+        }
+    }
+    merge_across<4, 8>(state);
+}
+
+template <typename T>
+__device__ __forceinline__ T sum_of_row(T mine) {
+    Sum<T> sum;
+    sum.total = mine;
+    merge_across<4, 8>(sum);
+    return sum.total;
+}
+
+// Moments by the corrected two-pass algorithm of Chan, Golub and LeVeque 1983: the values are at hand twice.
+template <bool Whole, typename T, int Pair>
+__device__ __forceinline__ Moments<T> moments_of_row(const Share<Pair>& share) {
+    const T total = Whole ? T(32 * Pair) : T(share.total);
+    const T one_of = Whole ? T(1) / T(32 * Pair) : share.total > 0 ? T(1) / total : T(0);
+    T sum = T(0), off = T(0), squares = T(0);
+#pragma unroll
+    for (int i = 0; i < share.count; ++i) sum += Whole || share.is_real(i) ? share.values[i] : T(0);
+    const T mean = sum_of_row(sum) * one_of;
+#pragma unroll
+    for (int i = 0; i < share.count; ++i) {
+        const T difference = Whole || share.is_real(i) ? share.values[i] - mean : T(0);
+        off += difference;
+        squares += difference * difference;
+    }
+    off = sum_of_row(off);
+    const T shift = off * one_of;
+    Moments<T> state;
+    state.count = total;
+    state.mean = mean + shift;
+    state.m2 = maximum(sum_of_row(squares) - off * shift, T(0));
+    return state;
+}
+
+template <typename T, int Pair>
+__device__ __forceinline__ void reduce_row(Moments<T>& state, const Share<Pair>& share) {
+    state = share.whole() ? moments_of_row<true, T>(share) : moments_of_row<false, T>(share);
+}
+
+template <typename State>
+__device__ __forceinline__ void merge_into(State& state, const State& other) {
+    state.merge(other);
+}
+
+// As `merge`, but the quotient, which scales differences between means, may be two roundings off.
+__device__ __forceinline__ void merge_into(Moments<float>& state, const Moments<float>& other) {
+    const float all = state.count + other.count, difference = other.mean - state.mean;
+    const float step = difference * (all > 0.0f ? __fdividef(other.count, all) : 0.0f);
+    state.m2 += other.m2 + (difference * state.count) * step;
+    state.mean = state.count > 0.0f ? state.mean + step : other.mean;
+    state.count = all;
+}
+
+// Adds the results of a row to those that this warp had before.
+template <typename State, int Pair>
+__device__ __forceinline__ void leave_row(State* states, const Share<Pair>& share) {
+    State state;
+    reduce_row(state, share);
+    if (share.half() == 0) merge_into(states[share.row()], state);
+}
+
+// The states of channel number `channel` of a block, which every High-th of its Warps has, in the warps' order; they begin anew.
+template <int Warps, int High, int Channels, typename State>
+__device__ __forceinline__ State gather_channel(State* states, int channel) {
+    State merged;
+#pragma unroll
+    for (int warp = 0; warp < Warps / High; ++warp) {
+        State& next = states[(warp * High + channel / Channels) * Channels + channel % Channels];
+        merge_into(merged, next);
+        next = State();
+    }
+    return merged;
+}
+
+}  // namespace fp
