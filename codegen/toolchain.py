@@ -32,11 +32,6 @@ CUDA_FLAGS = (
     # The guard of a header of libstdc++: C++17's special functions, which nothing uses, are a third of what an empty unit
     # compiles. Elsewhere it means nothing.
     "-D_GLIBCXX_BITS_SPECFUN_H=1",
-    # load_inline switches the operators and conversions of CUDA's half types off; generated code uses them.
-    "-U__CUDA_NO_HALF_OPERATORS__",
-    "-U__CUDA_NO_HALF_CONVERSIONS__",
-    "-U__CUDA_NO_HALF2_OPERATORS__",
-    "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
 )
 
 # Variables that change what the compilers do without being seen in the command.

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import Convolution
-from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.ir.team import COUNTER_BYTES
@@ -27,8 +26,7 @@ from fusepass.codegen.source import Source, Target
 from fusepass.errors import ScheduleError
 
 _INCLUDED = ("fp_index.h", "fp_merge.cuh", "fp_vector.cuh")
-_HEADERS = (*_INCLUDED, "fp_cast.h", "fp_common.h", "fp_libm.h", "fp_scalar.h", "fp_states.h")
-_HALVES = ("fp_half.h",)  # for 16-bit floating point: CUDA's headers for it take a third of a small unit's compilation
+_HEADERS = (*_INCLUDED, "fp_cast.h", "fp_common.h", "fp_half.h", "fp_libm.h", "fp_scalar.h", "fp_states.h")
 _TEAMS = ("fp_instructions.cuh", "fp_launch.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
 _PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anchor
 _CONVOLUTION_GROUPS = ("fp_wgmma.cuh", "fp_group.cuh")  # which is a convolution that four warps multiply together
@@ -83,9 +81,7 @@ def render_cuda(
         launches += _launch(kernel, name, program, plan, pointers)
         groups |= isinstance(plan, ProductSchedule) and plan.tiling.groups
     anchors = [kernel.anchor for kernel in program.kernels if kernel.anchor is not None]
-    halves = (C_TYPES[DType.F16], C_TYPES[DType.BF16])
-    texts = [line for kernel in kernels for line in (*kernel.tables, *kernel.parameters, *kernel.body)]
-    headers = [*(_HALVES if any(name in line for line in texts for name in halves) else ()), *_INCLUDED]
+    headers = [*_INCLUDED]
     headers += _PRODUCTS if anchors else ()
     headers += _CONVOLUTION_GROUPS if any(isinstance(a, Convolution) and a.warps > 1 for a in anchors) else ()
     headers += _PARTIALS if any(kernel.partials is not None for kernel in program.kernels) else ()

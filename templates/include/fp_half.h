@@ -4,25 +4,6 @@
 
 #include "fp_cast.h"
 
-#if defined(__CUDACC__)
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-namespace fp {
-
-using half = __half;
-using bfloat16 = __nv_bfloat16;
-
-FP_FN float to_float(half value) { return __half2float(value); }
-FP_FN float to_float(bfloat16 value) { return __bfloat162float(value); }
-FP_FN void round_to(float value, half& result) { result = __float2half_rn(value); }
-FP_FN void round_to(float value, bfloat16& result) { result = __float2bfloat16_rn(value); }
-
-}  // namespace fp
-
-#else
-
 #include <cstring>
 
 namespace fp {
@@ -43,22 +24,43 @@ FP_FN std::int32_t bits_of(float value) {
     return bits;
 }
 
-// Selections instead of branches, and signed comparisons, so that loops over these conversions become short vector code.
+// A GPU has instructions for most of it. On a CPU: selections instead of branches, and signed comparisons, so that loops over
+// these conversions become short vector code.
 
 FP_FN float to_float(half value) {
+#if defined(__CUDA_ARCH__)
+    float result;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(static_cast<std::uint16_t>(value)));
+    return result;
+#else
     // Sign, exponent and fraction, moved to where float has them, are the value times 2^-112. What was infinite or NaN
     // then lies beyond the largest half, and gets all exponent bits.
     const std::int32_t moved = std::int32_t(std::uint32_t(std::int16_t(value)) << 13) & std::int32_t(0x8fffe000);
     const float scaled = float_of(moved) * 0x1p112f;
     const std::int32_t special = (moved & 0x0f800000) == 0x0f800000 ? 0x7f800000 : 0;
     return float_of(bits_of(scaled) | special);
+#endif
 }
 
 FP_FN float to_float(bfloat16 value) {
+#if defined(__CUDA_ARCH__)
+    float result;
+#if __CUDA_ARCH__ >= 900
+    asm("cvt.f32.bf16 %0, %1;" : "=f"(result) : "h"(static_cast<std::uint16_t>(value)));
+#else
+    asm("mov.b32 %0, {0, %1};" : "=f"(result) : "h"(static_cast<std::uint16_t>(value)));
+#endif
+    return result;
+#else
     return float_of(std::int32_t(std::uint32_t(static_cast<std::uint16_t>(value)) << 16));
+#endif
 }
 
 FP_FN void round_to(float value, half& result) {
+#if defined(__CUDA_ARCH__)
+    std::uint16_t rounded;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(rounded) : "f"(value));
+#else
     const std::int32_t bits = bits_of(value);
     const std::int32_t magnitude = bits & 0x7fffffff;
     const std::int32_t sign = (bits >> 16) & 0x8000;
@@ -69,23 +71,24 @@ FP_FN void round_to(float value, half& result) {
     const std::int32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - 0x3f000000;
     const std::int32_t finite = magnitude < 0x38800000 ? subnormal : normal;
     const std::int32_t bounded = magnitude > 0x477fefff ? 0x7c00 : finite;  // from 65520 on: infinite
-    const std::int32_t rounded = magnitude > 0x7f800000 ? 0x7e00 : bounded;
-    result = static_cast<half>(sign | rounded);
+    const std::int32_t rounded = sign | (magnitude > 0x7f800000 ? 0x7e00 : bounded);
+#endif
+    result = static_cast<half>(rounded);
 }
 
 FP_FN void round_to(float value, bfloat16& result) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    std::uint16_t rounded;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(value));
+    result = static_cast<bfloat16>(rounded);
+#else
     const std::uint32_t bits = std::uint32_t(bits_of(value));
     const std::uint32_t odd = (bits >> 16) & 1;
     const std::uint32_t rounded = (bits + 0x7fff + odd) >> 16;
     const std::uint32_t nan = (bits >> 16) | 0x40;
     result = static_cast<bfloat16>(value != value ? nan : rounded);
-}
-
-}  // namespace fp
-
 #endif
-
-namespace fp {
+}
 
 template <typename T>
 inline constexpr bool is_half = std::is_same_v<T, half> || std::is_same_v<T, bfloat16>;

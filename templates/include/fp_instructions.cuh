@@ -4,13 +4,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "fp_common.h"
-
-struct __half;  // fp_half.h completes it in units that have any
+#include "fp_half.h"
 
 namespace fp {
-
-using half = __half;
 
 // sum += a b for a 16 x 8 tile a and an 8 x 8 tile b on a tensor core, which takes 10 bits of mantissa (mma.m16n8k8). Thread t holds
 // a[t/4 + 8 (i%2)][t%4 + 4 (i/2)], b[t%4 + 4 i][t/4] and sum[t/4 + 8 (i/2)][2 (t%4) + i%2].

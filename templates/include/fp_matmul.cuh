@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "fp_cast.h"
+#include "fp_half.h"
 
 namespace fp {
 

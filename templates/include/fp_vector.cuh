@@ -1,9 +1,7 @@
 // Vectors of neighbouring elements, moved between global memory and registers in accesses of up to 16 bytes.
 #pragma once
 
-#include <cstring>
-
-#include "fp_cast.h"
+#include "fp_half.h"
 
 namespace fp {
 

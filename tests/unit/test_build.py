@@ -178,7 +178,7 @@ def test_a_cuda_library_computes_on_the_stream_it_is_given() -> None:
     text = """\
 #include <cuda_fp16.h>
 __global__ void scale(const __half* in, __half* out) {
-    out[threadIdx.x] = in[threadIdx.x] * __half(3.f) + __half(1.f);
+    out[threadIdx.x] = __float2half(__half2float(in[threadIdx.x]) * 3.f + 1.f);
 }
 extern "C" int run(const __half* in, __half* out, void* stream) {
     scale<<<1, 1000, 0, static_cast<cudaStream_t>(stream)>>>(in, out);

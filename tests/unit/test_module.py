@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -77,6 +78,18 @@ def test_results_are_the_model_s(net: Net) -> None:
     assert specialisations(opt) == 2
     assert opt.report().capture is CaptureRoute.TRACED
     assert opt.report().regions
+
+
+def test_the_usual_call_is_served_at_once(net: Net) -> None:
+    opt = fusepass.optimize(net, (X,))
+    with mock.patch.object(type(opt._specialiser), "__call__", side_effect=AssertionError):
+        close(opt(X), net(X))
+        for other in [(X[:1],), (X.double(),), (X.to(memory_format=torch.channels_last),)]:
+            with pytest.raises(AssertionError):
+                opt(*other)
+        with pytest.raises(AssertionError):
+            opt(x=X)
+    close(opt(x=X), net(X))
 
 
 def test_training_updates_buffers_as_the_model_does() -> None:
@@ -581,6 +594,7 @@ def test_graph_module(net: Net) -> None:
     assert "def forward(self, x):" in graph.code
     net.conv.weight.mul_(2)
     close(graph(X), net(X))
+    close(graph(X.to(memory_format=torch.channels_last)), net(X))  # it compares nothing, but reads what it is given
 
 
 def test_graph_module_with_nested_inputs() -> None:

@@ -221,12 +221,6 @@ def test_the_text_reads_well() -> None:
     assert max(map(len, text.splitlines())) < 160
 
 
-@pytest.mark.parametrize(("dtype", "wanted"), [(k.F32, False), (k.F64, False), (k.F16, True), (k.BF16, True)])
-def test_the_headers_of_16_bit_types_are_for_units_that_have_them(dtype: DType, wanted: bool) -> None:
-    source = render(k.affine(8, dtype), H200)
-    assert ("fp_half.h" in source.headers) == ('#include "fp_half.h"' in source.text) == wanted
-
-
 def test_nothing_is_launched_for_nothing() -> None:
     assert "<<<" not in render(k.affine(0), H200).text
     assert "<<<" in render(k.row_reduction(70, 0, ReduceOp.SUM), H200).text

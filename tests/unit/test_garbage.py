@@ -1,0 +1,48 @@
+"""The garbage collector is paused where it should be, and left as it was found."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import pytest
+
+from fusepass.garbage import collector_paused
+
+_PROGRAM = """
+import gc, sys, torch
+collections = []
+gc.callbacks.append(lambda phase, info: collections.append(info["generation"]))
+import fusepass
+model = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.GELU()).eval()
+gc.collect(); collections.clear()
+optimised = fusepass.optimize(model, tune="off")
+print(2 in collections, gc.isenabled())
+with torch.no_grad():
+    optimised(torch.ones(4, 8))
+print("fusepass.codegen.render.cpu" in sys.modules, "fusepass.codegen.render.cuda" in sys.modules, gc.isenabled())
+"""
+
+
+def _fail_while_paused() -> None:
+    with collector_paused():
+        assert not gc.isenabled()
+        raise KeyError
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_is_left_as_it_was(enabled: bool) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with pytest.raises(KeyError):
+            _fail_while_paused()
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+def test_the_first_call_loads_without_full_collections_and_for_its_device_only() -> None:
+    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True", "True", "False", "True"]
