@@ -16,6 +16,29 @@ __device__ __forceinline__ void prefetch(const T* from) {
 #endif
 }
 
+// Adds one; what this thread, and those it has met at a barrier, did before comes before it.
+__device__ __forceinline__ void add_release(unsigned* to) {
+#if defined(__CUDA_ARCH__)
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(to) : "memory");
+#else
+    __threadfence();
+    atomicAdd(to, 1u);
+#endif
+}
+
+// What this thread, and those it meets at a barrier, do next comes after it.
+__device__ __forceinline__ unsigned load_acquire(const unsigned* from) {
+    unsigned value;
+#if defined(__CUDA_ARCH__)
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+#else
+    __nanosleep(20);
+    value = *static_cast<const volatile unsigned*>(from);
+    __threadfence();
+#endif
+    return value;
+}
+
 // Begins to copy a vector from global to shared memory (see `begin_copy_bytes` in fp_instructions.cuh, which comes before).
 template <Reuse reuse = Reuse::normal, typename T, int N>
 __device__ __forceinline__ void fetch(Vec<T, N>* to, const T* from) {
@@ -66,10 +89,9 @@ public:
         if (threadIdx.x == 0) {
             unsigned* const arrived = reinterpret_cast<unsigned*>(exchange_ + number * 128);
             const unsigned wanted = (turn_ + 1) * Members;
-            __threadfence();  // release: what this block has left and read comes before its arrival
-            atomicAdd(arrived, 1u);
-            while (*static_cast<volatile unsigned*>(arrived) < wanted) __nanosleep(20);
-            __threadfence();  // acquire: what is read next comes after all arrivals
+            add_release(arrived);  // what this block has left and read comes before its arrival
+            while (load_acquire(arrived) < wanted) {  // what is read next comes after all arrivals
+            }
         }
         __syncwarp();
     }
@@ -77,14 +99,23 @@ public:
     // To be called by the first warp, after the meeting: the states of all members merged, in the same order in each of them.
     template <int Offset, typename State>
     __device__ __forceinline__ State gather() const {
+        constexpr int rounds = (Members + 31) / 32;
+        const int lane = threadIdx.x % 32;
         State merged;
-#pragma unroll 4
-        for (int i = threadIdx.x % 32; i < Members; i += 32) {
-            const volatile unsigned* from = place<Offset, State>(i);  // volatile: never from the first-level cache, nor earlier
+        unsigned left[rounds][Words<State>::count];  // all of them under way before the first is merged
+#pragma unroll
+        for (int i = 0; i < rounds; ++i) {
+            const int other = i * 32 + lane < Members ? i * 32 + lane : 0;
+            const volatile unsigned* from = place<Offset, State>(other);  // volatile: never from the first-level cache, nor earlier
+#pragma unroll
+            for (int k = 0; k < Words<State>::count; ++k) left[i][k] = from[k];
+        }
+#pragma unroll
+        for (int i = 0; i < rounds; ++i) {
             Words<State> words(merged);
 #pragma unroll
-            for (int k = 0; k < Words<State>::count; ++k) words.words[k] = from[k];
-            merged.merge(words.state());
+            for (int k = 0; k < Words<State>::count; ++k) words.words[k] = left[i][k];
+            if (i * 32 + lane < Members) merged.merge(words.state());
         }
         merge_lanes<32>(merged);
         return merged;
