@@ -208,6 +208,7 @@ def _export(
     from torch._functorch.aot_autograd import aot_export_module
 
     fake_mode = FakeTensorMode()
+    shim.stand_in()
     shim.guard = EagerWrites
     shim.states = {name: _fake(state, fake_mode) for name, state in states.items()}
     fakes = tuple(_fake(tensor, fake_mode) for tensor in tensors)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import re
+import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from fusepass.errors import CaptureError
 from fusepass.isolation import unchanged_globals
 from fusepass.pystate import Snapshot
 from fusepass.structure import Template
+from fusepass.twin import twin
 
 MODEL = "model"
 """Name of the model inside the shim; the prefix of its submodules' names there."""
@@ -46,6 +48,13 @@ class Shim(nn.Module):
         self.ties: dict[str, int] = {}
         self.outputs: Template | None = None
         self.aliases: list[frozenset[int]] = []
+
+    def stand_in(self) -> None:
+        """Run a twin of the model from here on, if it has one: other threads shall not meet what tracing puts into it."""
+        apart = twin(self.model) if getattr(self.call, "__self__", None) is self.model else None
+        if apart is not None:
+            self.call = types.MethodType(self.call.__func__, apart)  # type: ignore[attr-defined]
+            self.model = apart
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
         return ((name, fake) for name, fake in self.states.items() if isinstance(fake, nn.Parameter))

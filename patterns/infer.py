@@ -45,7 +45,8 @@ def infer(target: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], devic
     if layout is not None:
         shape, strides, dtype = layout
         return Spec.described(shape, strides, dtype, device)
-    values = fx.map_arg((tuple(args), kwargs), lambda node: meta_like(node.meta["val"]))
+    placed = {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
+    values = fx.map_arg((tuple(args), kwargs | placed), lambda node: meta_like(node.meta["val"]))
     return pytree.tree_map_only(Tensor, lambda tensor: Spec.of(tensor, device), target(*values[0], **values[1]))
 
 

@@ -11,7 +11,7 @@ from torch import fx
 from fusepass.patterns.analysis.linearity import Operand
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.language import op, var
-from fusepass.patterns.matcher import Declined
+from fusepass.patterns.matcher import Declined, Match
 from fusepass.patterns.rule import Rule
 from fusepass.patterns.rules.builder import Builder, shape_of
 from fusepass.patterns.rules.reduction import plain_floats, sum_inside
@@ -19,6 +19,7 @@ from fusepass.patterns.rules.reduction import plain_floats, sum_inside
 aten = torch.ops.aten
 
 _RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim})
+_REORDERS = frozenset({aten.permute.default, aten.transpose.int, aten.t.default})
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,35 @@ class Product:
         return build.view(build.product(rows, weight), (*lead, shape_of(weight)[-1]))
 
 
+def one_batch(found: Match) -> str | None:
+    """A guard."""
+    return None if shape_of(found.x)[0] == 1 else "there are several products"
+
+
+def _of_matrices(found: Match) -> fx.Node:
+    """The product of two matrices, shown as a batch of one."""
+    product = found.call(aten.mm.default, _matrix(found, found.x), _matrix(found, found.y))
+    return found.call(aten.unsqueeze.default, product, 0)
+
+
+def _matrix(found: Match, batch: fx.Node) -> fx.Node:
+    """The one matrix of `batch`, made of what it is a view of by as few views as are known to do."""
+    value = batch.meta["val"]
+    shape, strides = tuple(value.shape[1:]), value.stride()[1:]
+    node, best = batch, None
+    while node.target in _RESHAPES or node.target in _REORDERS:
+        node = node.all_input_nodes[0]
+        seen = node.meta["val"]
+        if seen.dim() == 2 and (tuple(seen.shape), seen.stride()) == (shape, strides):
+            best = (node, False)
+        elif seen.dim() == 2 and (tuple(seen.shape), seen.stride()) == (shape[::-1], strides[::-1]):
+            best = (node, True)
+    if best is None:
+        return found.call(aten.squeeze.dim, batch, 0)
+    node, turned = best
+    return found.call(aten.t.default, node) if turned else node
+
+
 _reduction = op(aten.sum, aten.mean, open=True)
 
 RULES: tuple[Rule, ...] = (
@@ -95,5 +125,20 @@ RULES: tuple[Rule, ...] = (
             "a sum over the features of x @ W is x @ (the sum of W's columns), over its rows (the sum of x's rows) @ W; "
             "the same elements reach the result, so that what is not finite leaves it not finite"
         ),
+    ),
+    Rule(
+        name="vector-behind-products",
+        pattern=op(aten.mv)(var("x"), var("vector")),
+        guards=(plain_floats,),
+        rewrite=sum_inside(Product.of),
+        why="(x @ W) @ v is x @ (W @ v); the same elements reach the result",
+    ),
+    Rule(
+        name="product-of-one-batch",
+        pattern=op(aten.bmm)(var("x"), var("y")),
+        guards=(plain_floats, one_batch),
+        rewrite=_of_matrices,
+        why="a batch of one product is that product",
+        early=True,
     ),
 )

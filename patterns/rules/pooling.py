@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import fx
 
-from fusepass.patterns.analysis.geometry import Window
+from fusepass.patterns.analysis.geometry import Convolution, Window
 from fusepass.patterns.analysis.linearity import Factor, Operand, Term, terms
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.language import op, var
@@ -194,6 +194,31 @@ class PooledFilter(Filtered):
         return composed_convolution(build, self.call, by_axis, 1 / size), 1.0
 
 
+def _pool_before(found: Match) -> fx.Node:
+    """The products at single positions of what is pooled; a bias counts as much as a window has of the input."""
+    call, given, build = Convolution.of(found.x), arguments(found.root), Builder(found)
+    if call is None or call.geometry.transposed or any(found.x.users.keys() - {found.root}):
+        raise Declined("it is no pool of a convolution that nobody else reads")
+    axes = [call.axis(number) for number in range(call.rank)]
+    if any((axis.kernel, axis.stride, axis.padding) != (1, 1, 0) for axis in axes):
+        raise Declined(
+            "a convolution beside the border of what is pooled would read the input, where the pool has zeros"
+        )
+    settings = [given[name] for name in _POOL_SETTINGS]
+    pooled = found.call(found.root.target, call.x, *settings)
+    result = build.precise_convolution(pooled, call.weight, call.geometry)
+    if call.bias is None:
+        return result
+    bias = build.view(call.bias, (-1, *(1,) * call.rank))
+    if (any(given["padding"]) and given["count_include_pad"]) or given["divisor_override"] is not None:
+        value = call.bias.meta["val"]
+        ones = found.call(aten.full.default, [1, 1, *shape_of(call.x)[2:]], 1.0, dtype=value.dtype, device=value.device)
+        bias = build.multiply(bias, found.call(found.root.target, ones, *settings))
+    return build.add(result, bias)
+
+
+_POOL_SETTINGS = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+
 _pool = op(aten.avg_pool2d, aten.avg_pool3d, open=True)
 
 RULES: tuple[Rule, ...] = (
@@ -220,6 +245,13 @@ RULES: tuple[Rule, ...] = (
             "the average of neighbouring results of a convolution is a convolution, whose weights are sums of the "
             "original ones; every element of the input that it reads is read by the original, too"
         ),
+    ),
+    Rule(
+        name="average-pool-before-points",
+        pattern=_pool(var("x")),
+        guards=(plain_floats,),
+        rewrite=_pool_before,
+        why="a convolution of single positions and a pool of channels by themselves may change places",
     ),
 )
 

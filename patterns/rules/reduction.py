@@ -53,22 +53,26 @@ class Anchor(Protocol):
 
 @dataclass(frozen=True)
 class Reduction:
-    """A call of sum or mean.
+    """A call of sum, mean or mv.
 
     Attributes:
         operand: what is reduced.
         dims: over these dimensions, counted from the left, in ascending order.
         mean: whether the sum is divided by the number of its elements.
+        factor: a tensor that the operand is multiplied with before; it broadcasts.
     """
 
     operand: fx.Node
     dims: tuple[int, ...]
     mean: bool
+    factor: fx.Node | None = None
 
     @staticmethod
     def of(root: fx.Node) -> Reduction:
-        """What `root`, a call of ``aten.sum`` or ``aten.mean``, reduces."""
+        """What `root`, a call of ``aten.sum``, ``aten.mean`` or ``aten.mv``, reduces."""
         given = arguments(root)
+        if root.target is aten.mv.default:
+            return Reduction(given["self"], (1,), False, given["vec"])
         rank = len(shape_of(given["self"]))
         dims = sorted({dim % rank for dim in given.get("dim") or range(rank)}) if rank else []
         return Reduction(given["self"], tuple(dims), root.target in (aten.mean.dim, aten.mean.default))
@@ -92,6 +96,9 @@ def sum_inside(anchor_of: Callable[[fx.Node], Anchor | None]) -> Callable[[Match
         if size == 1:
             raise Declined("there is nothing to sum")
         parts = terms(reduction.operand, lambda node: anchor_of(node) is not None)
+        if reduction.factor is not None:
+            factor = Operand.of(reduction.factor)
+            parts = tuple(term.by(factor) for term in parts)
         build = Builder(found)
         total = _Sum(build, shape, frozenset(reduction.dims), anchor_of, found.root).of(parts)
         result = combined(build, [(node, number / size if reduction.mean else number) for node, number in total])

@@ -40,6 +40,13 @@ def _reshape_once(found: Match) -> fx.Node:
     return found.call(aten.view.default, found.x, list(found.root.meta["val"].shape))
 
 
+def only_ones_move(found: Match) -> str | None:
+    """A guard: all dimensions but those of size 1 keep their order."""
+    shape = found.x.meta["val"].shape
+    long = [dim for dim in order_of(found.inner) if shape[dim] != 1]
+    return None if long == sorted(long) else "the elements change their order"
+
+
 def _expand_once(found: Match) -> fx.Node:
     return found.call(aten.expand.default, found.x, list(found.root.meta["val"].shape))
 
@@ -71,6 +78,14 @@ RULES: tuple[Rule, ...] = (
         pattern=_reshape(_reshape(_x)["inner"]),
         rewrite=_reshape_once,
         why="a reshape depends on the order of the elements only, which both keep",
+        early=True,
+    ),
+    Rule(
+        name="view-of-moved-ones",
+        pattern=_reshape(_reorder(_x)["inner"]),
+        guards=(only_ones_move,),
+        rewrite=_reshape_once,
+        why="where a dimension of size 1 stands does not change the order of the elements",
         early=True,
     ),
     Rule(

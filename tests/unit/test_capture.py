@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from fusepass.capture import Captured, CaptureFailure, capture
 from fusepass.structure import Template
 from fusepass.tensors import LiveTensors
+from fusepass.twin import twin
 
 aten = torch.ops.aten
 
@@ -310,6 +312,59 @@ def test_indexing_by_numbers_is_recorded_and_by_masks_is_not(monkeypatch: pytest
     assert torch.equal(replay(captured(model, x, numbers), model, x, numbers), x[numbers] * 2)
     for selection in (mask, mask.to(torch.uint8)):
         assert "not recorded" in refused(model, x, selection)
+
+
+class Writes(nn.Module):
+    """Writes to its input, which only the slow export can trace."""
+
+    seen: ClassVar[list[Any]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm, self.names, self.function = nn.Linear(3, 3), nn.BatchNorm1d(3), {"a": [1]}, torch.relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        Writes.seen.append(self)
+        x.add_(1)
+        return self.function(self.norm(self.layer(x)))
+
+
+def test_other_threads_meet_the_model_s_own_tensors_while_it_is_exported() -> None:
+    model, x = Writes().train(), torch.rand(4, 3)
+    before = [module._parameters | module._buffers for module in model.modules()]
+    found: list[bool] = []
+
+    class Watched(list[Any]):
+        def append(self, running: Any) -> None:
+            now = [module._parameters | module._buffers for module in model.modules()]
+            same = all(was[name] is tensors[name] for was, tensors in zip(before, now, strict=True) for name in was)
+            found.append(running is not model and same)
+
+    Writes.seen = Watched()
+    graph = captured(model, x)
+    assert found[-1], "the export runs a twin"
+    wanted, inner = copy.deepcopy(model)(x.clone()), x.clone()
+    torch.testing.assert_close(replay(graph, model, inner), wanted)
+    assert torch.equal(inner, x + 1)
+    assert graph.mutated_states
+    assert twin(model).function is torch.relu
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        lambda model: [model.layer],
+        lambda model: {"weight": (model.layer.weight,)},
+        lambda model: model.layer.forward,
+        lambda model: lambda x: model.layer(x),
+        lambda model: functools.partial(model.layer),
+    ],
+)
+def test_a_module_that_leads_elsewhere_has_no_twin(kept: Callable[[Any], Any]) -> None:
+    model = Writes()
+    assert twin(model) is not None
+    model.__dict__["kept"] = kept(model)
+    assert twin(model) is None
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])

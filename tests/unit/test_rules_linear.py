@@ -48,6 +48,54 @@ def test_a_sum_moves_before_the_product(name: str) -> None:
     assert after < before
 
 
+VECTOR, BATCH = "vector-behind-products", "product-of-one-batch"
+
+VECTORS: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
+    "mv": (lambda x, w, b, v: F.linear(x, w, b).mv(v), (X, W, B, P)),
+    "matmul": (lambda x, w, v: F.linear(x, w) @ v, (X, W, P)),
+    "of a sequence": (lambda x, w, b, v: F.linear(x, w, b) @ v, ((2, 3, 10), W, B, P)),
+    "scaled and shifted": (lambda x, w, p, v: (F.linear(x, w) * p / 2 - p).mv(v), (X, W, P, (8,))),
+    "plus a tensor": (lambda x, w, z, v: (F.linear(x, w) + z).mv(v), (X, W, (6, 8), P)),
+}
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_a_vector_meets_the_weights_first(name: str) -> None:
+    function, shapes = VECTORS[name]
+    inputs = [rand(*shape) for shape in shapes]
+    result = same_value(function, *inputs)
+    assert result.rules.count(VECTOR) == 1
+    before, after = result.flops(*inputs)
+    assert after < before
+    within_policy(function, *inputs)
+
+
+EINSUMS: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
+    "linear": (lambda x, w, b: torch.einsum("bi,oi->bo", x, w) + b, (X, W, B)),
+    "linear of a sequence": (lambda x, w, b: torch.einsum("bti,oi->bto", x, w) + b, ((2, 3, 10), W, B)),
+    "product": (lambda x, w: torch.einsum("bi,io->bo", x, w).relu(), (X, (10, 8))),
+    "turned": (lambda x, w: torch.einsum("ib,io->bo", x, w).relu(), ((10, 6), (10, 8))),
+    "one batch": (lambda x, y: (x.unsqueeze(0) @ y.unsqueeze(0)).squeeze(0).relu(), ((4, 5), (5, 3))),
+}
+
+
+@pytest.mark.parametrize("name", EINSUMS)
+def test_a_sum_over_indices_is_a_product_of_matrices(name: str) -> None:
+    function, shapes = EINSUMS[name]
+    result = same_value(function, *(rand(*shape) for shape in shapes))
+    assert result.rules.count(BATCH) == 1
+    code = str(result.after.graph)
+    assert "mm.default" in code
+    assert not [name for name in ("bmm", "permute") if name in code]
+
+
+def test_rules_about_products_see_sums_over_indices() -> None:
+    result = same_value(
+        lambda x, w, b: (torch.einsum("bti,oi->bto", x, w) + b).sum(-1), rand(2, 3, 10), rand(*W), rand(*B)
+    )
+    assert {BATCH, RULE} <= set(result.rules)
+
+
 NEAR: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
     "not linear": (lambda x, w, b: F.linear(x, w, b).relu().sum(1), (X, W, B)),
     "a square": (lambda x, w: (lambda y: (y * y).sum(1))(F.linear(x, w)), (X, W)),
@@ -61,6 +109,10 @@ NEAR: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
     "no features": (lambda x, w: F.linear(x, w).sum(1), (X, (0, 10))),
     "the maximum": (lambda x, w: F.linear(x, w).amax(1), (X, W)),
     "cast": (lambda x, w: F.linear(x, w).float().sum(1), (X, W)),
+    "a matrix and a vector": (lambda x, v: x.exp().mv(v), (X, (10,))),
+    "a function before the vector": (lambda x, w, v: F.linear(x, w).relu().mv(v), (X, W, P)),
+    "two products": (lambda x, y: (x @ y).relu(), ((2, 4, 5), (2, 5, 3))),
+    "a sum over a batch": (lambda x, y: torch.einsum("bij,bjk->bik", x, y).relu(), ((2, 4, 5), (2, 5, 3))),
     "cast by the sum": (lambda x, w: F.linear(x, w).sum(1, dtype=torch.float32), (X, W)),
 }
 
@@ -68,7 +120,8 @@ NEAR: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
 @pytest.mark.parametrize("name", NEAR)
 def test_what_is_only_similar_stays(name: str) -> None:
     function, shapes = NEAR[name]
-    assert RULE not in same_value(function, *(rand(*shape) for shape in shapes)).rules
+    rules = same_value(function, *(rand(*shape) for shape in shapes)).rules
+    assert not {RULE, VECTOR, BATCH} & set(rules)
 
 
 def test_narrow_types_stay() -> None:

@@ -83,7 +83,49 @@ def test_a_window_over_everything_is_a_mean() -> None:
     assert result.rules[:2] == [MEAN, "sum-of-convolution"]
 
 
+POINT = "average-pool-before-points"
+POINTS: Cases = {
+    "padding": (lambda x, w, b: F.avg_pool2d(F.conv2d(x, w, b), 3, 2, 1), (X2, (6, 4, 1, 1), B)),
+    "padding that does not count": (
+        lambda x, w, b: F.avg_pool2d(F.conv2d(x, w, b), 3, 2, 1, count_include_pad=False),
+        (X2, (6, 4, 1, 1), B),
+    ),
+    "without a bias": (lambda x, w: F.avg_pool2d(F.conv2d(x, w), (2, 3), 2, (1, 0)), (X2, (6, 4, 1, 1))),
+    "half windows": (lambda x, w, b: F.avg_pool2d(F.conv2d(x, w, b), 4, 3, ceil_mode=True), (X2, (6, 4, 1, 1), B)),
+    "half windows beside padding": (
+        lambda x, w, b: F.avg_pool2d(F.conv2d(x, w, b), 4, 3, 2, ceil_mode=True),
+        (X2, (6, 4, 1, 1), B),
+    ),
+    "another divisor": (
+        lambda x, w, b: F.avg_pool2d(F.conv2d(x, w, b), 2, padding=1, divisor_override=3),
+        (X2, (6, 4, 1, 1), B),
+    ),
+    "groups": (lambda x, w, b: F.avg_pool2d(F.conv2d(x, w, b, groups=2), 3, 2, 1), (X2, (6, 2, 1, 1), B)),
+    "three axes": (lambda x, w, b: F.avg_pool3d(F.conv3d(x, w, b), 2, padding=1), (X3, (4, 2, 1, 1, 1), (4,))),
+}
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_a_padded_pool_goes_before_single_positions(name: str) -> None:
+    function, shapes = POINTS[name]
+    inputs = [rand(*shape) for shape in shapes]
+    result = same_value(function, *inputs)
+    assert result.rules.count(POINT) == 1
+    before, after = result.flops(*inputs)
+    assert after < before
+    within_policy(function, *inputs)
+
+
 NEAR: Cases = {
+    "single positions that are read besides": (
+        lambda x, w: (lambda y: F.avg_pool2d(y, 3, 1, 1) + y)(F.conv2d(x, w)),
+        (X2, (6, 4, 1, 1)),
+    ),
+    "padded single positions": (lambda x, w: F.avg_pool2d(F.conv2d(x, w, padding=1), 3, 2, 1), (X2, (6, 4, 1, 1))),
+    "single positions with gaps": (
+        lambda x, w: F.avg_pool2d(F.conv2d(x, w, stride=2), 3, 2, 1),
+        (X2, (6, 4, 1, 1)),
+    ),
     "padding": (lambda x, w, b: F.avg_pool2d(F.conv2d(x, w, b), 2, padding=1), (X2, W2, B)),
     "padding that does not count": (
         lambda x, w, b: F.avg_pool2d(F.conv2d(x, w, b), 2, padding=1, count_include_pad=False),

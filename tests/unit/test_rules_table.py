@@ -66,6 +66,9 @@ def _tested() -> dict[str, Tested]:
         ("product-of-product", *folding.PRODUCTS["without bias"], folding.NEAR),
         ("biased-product-of-product", *folding.PRODUCTS["two layers"], folding.NEAR),
         *((linear.RULE, function, shapes, linear.NEAR) for function, shapes in linear.SUMS.values()),
+        *((linear.VECTOR, function, shapes, linear.NEAR) for function, shapes in linear.VECTORS.values()),
+        *((linear.BATCH, function, shapes, linear.NEAR) for function, shapes in linear.EINSUMS.values()),
+        *((pooling.POINT, function, shapes, pooling.NEAR) for function, shapes in pooling.POINTS.values()),
         *((convolution.SUM, function, shapes, convolution.NEAR) for function, shapes in convolution.SUMS.values()),
         *(("average-pool-of-convolution", *entry, pooling.NEAR) for entry in pooling.FILTERS.values()),
         *(("average-pool-of-products", *entry, pooling.NEAR) for entry in pooling.PRODUCTS.values()),
@@ -146,7 +149,7 @@ WIDE_ONLY = frozenset(
         "average-pool-of-products", "biased-product-of-product", "convolution-of-convolution", "factor-before-sum",
         "normalisation-into-convolution", "normalisation-into-product", "product-of-product",
         "scale-before-biased-product", "scale-before-convolution", "scale-before-product", "sum-of-convolution",
-        "sum-of-products",
+        "sum-of-products", "average-pool-before-points", "product-of-one-batch", "vector-behind-products",
     }
 )  # fmt: skip
 """Rules that leave float16 and bfloat16 alone: weights or sums that eager keeps in float32 would be rounded."""

@@ -146,6 +146,17 @@ CASES = {
         shared=inner_and_outer(lambda x: x.view(12), lambda y: y.view(2, 6)),
         near=(lambda x: x.view(12).sin(), lambda x: x[:, :2].unsqueeze(0).sin(), lambda x: x.view(12).exp().view(3, 4)),
     ),
+    "view-of-moved-ones": Case(
+        fires=(
+            (lambda x: x.unsqueeze(0).transpose(0, 1).view(12).sin(), 1),
+            (lambda x: x.unsqueeze(2).permute(2, 0, 1).squeeze(0).sin(), 1),
+        ),
+        shared=inner_and_outer(lambda x: x.unsqueeze(0).transpose(0, 1), lambda y: y.view(2, 6)),
+        near=(
+            lambda x: x.unsqueeze(0).transpose(0, 1).sin(),
+            lambda x: x.unsqueeze(0).transpose(1, 2).unsqueeze(3).sin(),
+        ),
+    ),
     "expand-of-expand": Case(
         fires=((lambda x: x[0].expand(1, 1, 4).expand(2, 3, 4).sin(), 1),),
         shared=inner_and_outer(lambda x: x[0].expand(1, 4), lambda y: y.expand(3, 4)),
