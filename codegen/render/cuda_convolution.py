@@ -1,26 +1,21 @@
-"""What writers of CUDA kernels with a convolution share: tiles of the input on their way in, results on their way out."""
+"""What writers of CUDA kernels with a convolution share: results on their way from sums to memory."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import prod
 
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, ReduceOp, Stat, walk
-from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Reduction, Store
+from fusepass.codegen.render.cuda_input import UNROLL, TileWriter, quotient, remainder, unrolled
 from fusepass.codegen.render.cuda_partials import PositionStates
-from fusepass.codegen.render.printer import Printer, Scope
+from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule
-from fusepass.codegen.schedule_convolution.tiles import GROUP, anchor_of, dimensions
 
 GROUP_SLICES = 2  # that a thread has on their way into the tensor core where four warps multiply together
-AXES = ("$z", "$y", "$x")
-UNROLL = "#pragma unroll"
 
 
 @dataclass(frozen=True)
@@ -52,8 +47,8 @@ class Sums:
     unroll: str = UNROLL
 
 
-class ConvolutionWriter:
-    """Lines of a kernel; ``$word`` in them stands for a C name that no buffer has."""
+class ConvolutionWriter(TileWriter):
+    """Lines of a kernel, its results among them; see `TileWriter`."""
 
     def __init__(
         self,
@@ -63,107 +58,10 @@ class ConvolutionWriter:
         pointers: dict[str, str],
         names: Identifiers,
     ) -> None:
-        self.kernel, self.anchor, self.program, self.pointers = kernel, anchor_of(kernel), program, pointers
-        self.plan, self.on = plan, plan.on
-        self.source, self.weight = program.buffer(self.anchor.source), program.buffer(self.anchor.weight)
-        self.sizes = [axis.size for axis in dimensions(kernel)]
-        self.axes = AXES[-len(self.on.tile) :]
-        self.index_type = "int64_t" if self.on.wide else "int"
-        self.printer = Printer(names, pointers, self.index_type)
-        self.names = names
-        self._locals: dict[str, str] = {}
+        super().__init__(kernel, program, plan, pointers, names)
         self.states: PositionStates | None = None
         if kernel.partials is not None:
             self.states = PositionStates(kernel, plan, self.tile_count, pointers, self.printer)
-
-    def named(self, line: str) -> str:
-        """`line` with a C name for each ``$word``."""
-
-        def name(word: re.Match[str]) -> str:
-            if word[1] not in self._locals:
-                self._locals[word[1]] = self.names.exact(word[1])
-            return self._locals[word[1]]
-
-        return re.sub(r"\$(\w+)", name, line)
-
-    # ---- tiles
-
-    @property
-    def tile_count(self) -> int:
-        """Tiles of all samples."""
-        return self.source.shape[0] * prod(self.on.tiles)
-
-    def tile_place(self, number: str = "$number") -> Iterable[str]:
-        """Which tile of which sample has this number."""
-        rest = number
-        for axis, count in reversed(list(zip(self.axes, self.on.tiles, strict=True))):
-            yield f"const int $tile_{axis[1:]} = {remainder(rest, count)};"
-            rest = quotient(rest, count)
-        yield f"const {self.index_type} $sample = {rest};"
-
-    def input_place(self, element: str) -> tuple[list[str], str, str]:
-        """Where an element of a tile's input lies, or the first of as many as a copy brings: the lines that say so, the condition
-        that it exists, its index in a channel.
-        """
-        shape, strides = self.source.shape, self.source.strides
-        lines, conditions, index, rest = [], [], [f"$sample * {strides[0]}"], element
-        for number in reversed(range(len(self.axes))):
-            axis, extent, size = self.axes[number], self.on.extent[number], shape[2 + number]
-            step, first = self.on.tile[number] * self.anchor.step[number], self.on.origin[number]
-            each = self.on.vector if number == len(self.axes) - 1 else 1
-            extent //= each
-            here = remainder(rest, extent) if number else rest
-            here = here if each == 1 or here == "0" else f"{here} * {each}"
-            lines.append(f"const {self.index_type} {axis} = $tile_{axis[1:]} * {step} + {here}{plus(first)};")
-            conditions.append(f"{axis} >= 0 && {axis} < {size}")
-            index.append(f"{axis} * {strides[2 + number]}")
-            rest = quotient(rest, extent)
-        return lines, " && ".join(conditions), " + ".join(index)
-
-    def copy_input(self, to: str, source: str, real: str) -> str:
-        """Begins a copy of input elements to a place of the tile."""
-        if self.on.vector == 1:
-            return f"fp::begin_copy({to}, {source}, {real});"
-        nbytes = 4 * self.on.vector
-        return f"fp::begin_copy_bytes<{nbytes}>({to}, {source}, {real} ? {nbytes} : 0);"
-
-    @property
-    def copies(self) -> str:
-        """The head of a loop over a thread's copies of one channel of a tile."""
-        return f"for (int $i = threadIdx.x; $i < {self.on.elements // self.on.vector}; $i += {self.plan.threads})"
-
-    def in_tile(self, channel: str) -> str:
-        """Where the elements of copy ``$i`` lie in a tile, from its beginning."""
-        return f"({channel} * {self.on.pitch} + $i{'' if self.on.vector == 1 else f' * {self.on.vector}'})"
-
-    def round_in_tile(self, tile: str) -> str:
-        """Rounds the elements of copy ``$i`` and ``$channel`` in place."""
-        return f"fp::round_numbers<{self.on.vector}>({tile} + {self.in_tile('$channel')});"
-
-    def from_origin(self, offset: Sequence[int]) -> int:
-        """Where a tap lies in a channel of the tile, from the place of a position."""
-        inside = contiguous_strides(self.on.extent)
-        return dot(offset, inside) - dot(self.on.origin, inside)
-
-    def group_coordinates(self, group: str) -> list[str]:
-        """Where a group of 8 positions lies in the tile, per axis and in positions."""
-        shape = (*self.on.tile[:-1], self.on.tile[-1] // GROUP)
-        found, rest = [], group
-        for number in reversed(range(len(shape))):
-            here = remainder(rest, shape[number]) if number else rest
-            found.append(f"{here} * {GROUP}" if number == len(shape) - 1 and here != "0" else here)
-            rest = quotient(rest, shape[number])
-        return found[::-1]
-
-    def group_place(self, group: str) -> str:
-        """Where the first position of a group lies in the tile of the input."""
-        inside = contiguous_strides(self.on.extent)
-        parts = [
-            f"{at} * {stride * step}"
-            for at, stride, step in zip(self.group_coordinates(group), inside, self.anchor.step, strict=True)
-            if at != "0"
-        ]
-        return " + ".join(parts) or "0"
 
     # ---- sums
 
@@ -315,34 +213,3 @@ class ConvolutionWriter:
 def _apart(lines: Iterable[str]) -> list[str]:
     """`lines` with names of their own."""
     return ["{", *block("", lines)[1:]]
-
-
-def dot(a: Sequence[int], b: Sequence[int]) -> int:
-    return sum(x * y for x, y in zip(a, b, strict=True))
-
-
-def plus(number: int) -> str:
-    return f" {'-' if number < 0 else '+'} {abs(number)}" if number else ""
-
-
-def quotient(text: str, divisor: int) -> str:
-    """``text / divisor`` for a number that is never negative."""
-    return text if divisor == 1 else f"{text} / {divisor}"
-
-
-def remainder(text: str, divisor: int) -> str:
-    return "0" if divisor == 1 else f"{text} % {divisor}"
-
-
-def unrolled(variable: str, count: int, lines: Sequence[str], pragma: str = UNROLL) -> list[str]:
-    """A loop over `lines` with a pragma; the lines for 0 where there is nothing more."""
-    if count == 1:
-        return [re.sub(re.escape(variable) + r"\b", "0", line) for line in lines]
-    return [pragma, *block(f"for (int {variable} = 0; {variable} < {count}; ++{variable})", lines)]
-
-
-def table(name: str, numbers: Sequence[int], per_line: int = 16) -> Iterable[str]:
-    rows = [", ".join(map(str, numbers[i : i + per_line])) for i in range(0, len(numbers), per_line)]
-    yield f"__constant__ int {name}[{len(numbers)}] = {{"
-    yield from (f"    {row}," for row in rows)
-    yield "};"

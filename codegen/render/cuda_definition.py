@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fusepass.codegen.ir.convolution import ROWS
-from fusepass.codegen.render.cuda_convolution import ConvolutionWriter, plus, quotient
+from fusepass.codegen.render.cuda_convolution import ConvolutionWriter
+from fusepass.codegen.render.cuda_input import plus, quotient
 from fusepass.codegen.render.spelling import block
 
 _ONCE = "#pragma unroll 1"

@@ -6,18 +6,9 @@ from collections.abc import Iterable
 
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cuda_convolution import (
-    GROUP_SLICES,
-    UNROLL,
-    ConvolutionText,
-    ConvolutionWriter,
-    Sums,
-    dot,
-    quotient,
-    table,
-    unrolled,
-)
+from fusepass.codegen.render.cuda_convolution import GROUP_SLICES, ConvolutionText, ConvolutionWriter, Sums
 from fusepass.codegen.render.cuda_definition import repair
+from fusepass.codegen.render.cuda_input import UNROLL, dot, quotient, table, unrolled
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule_convolution.resident import SLICE, ResidentSchedule, first_steps, padded_taps
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS
