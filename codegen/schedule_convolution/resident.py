@@ -84,24 +84,20 @@ def resident_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> R
     channels = program.buffer(anchor_of(kernel).source).shape[1]
     shapes = itertools.product(tile_shapes(len(dimensions(kernel)) - 2, WARPS * COLUMNS), (2, 1))
     candidates = (
-        _candidate(kernel, facts, channels, tiles_of(kernel, program, phases, border, tile, channels), buffers, most)
+        _candidate(kernel, facts, channels, tiles_of(kernel, program, phases, border, tile, channels), buffers)
         for tile, buffers in shapes
-        for most in range(MOST_ROWS, 0, -1)
     )
     fitting = [(_cost(plan), number, plan) for number, plan in enumerate(candidates) if plan is not None]
     return min(fitting)[2] if fitting else None
 
 
-def _candidate(
-    kernel: Kernel, facts: DeviceFacts, channels: int, on: Tiles, buffers: int, most: int
-) -> ResidentSchedule | None:
-    """A schedule with at most `most` tiles of 16 output channels in a block."""
+def _candidate(kernel: Kernel, facts: DeviceFacts, channels: int, on: Tiles, buffers: int) -> ResidentSchedule | None:
     sizes, anchor = [axis.size for axis in dimensions(kernel)], anchor_of(kernel)
     steps = tuple(ceil(len(phase.taps) * channels / SLICE) for phase in on.phases)
-    rows = min(ceil(sizes[1] / ROWS), most // on.pair)
+    rows = min(ceil(sizes[1] / ROWS), MOST_ROWS // on.pair)
     weights = sum(steps) * SLICE * (rows * ROWS * max(anchor.parts, 1) + 1)  # with their taps
     shared = 4 * (weights + on.staged_floats + buffers * channels * on.pitch)
-    if rows == 0 or shared > facts.shared_bytes_per_block:
+    if shared > facts.shared_bytes_per_block:
         return None
     channel_blocks = ceil(sizes[1] / (ROWS * rows))
     if kernel.sweeps and channel_blocks > 1:
