@@ -42,6 +42,7 @@ from tests.support.convolutions import (
 )
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
+from tests.support.machine_code import disassembler, instructions, products, written_while_read
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
@@ -346,23 +347,43 @@ def test_nvcc_takes_the_source(name: str) -> None:
     check_compiles(render(generated(CASES[name]), H200))
 
 
-@pytest.mark.parametrize(
-    ("name", "precision"),
-    [
-        *itertools.product(["2d, 64 to 128", "transposed 3d", "3d, 8 to 32"], Precision),
-        ("transposed 3d, 3 to 16", Precision.FLOAT32),
-    ],
-)
+TOGETHER = [
+    *itertools.product(["2d, 64 to 128", "transposed 3d", "3d, 8 to 32"], Precision),
+    ("transposed 3d, 3 to 16", Precision.FLOAT32),
+]
+
+
+def compiled(name: str, precision: Precision, folder: Path) -> tuple[Path, str]:
+    """Machine code of a convolution by groups of warps, and what the compiler says about it."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("needs nvcc")
+    source, cubin = folder / "source.cu", folder / "source.cubin"
+    source.write_text(render(generated(replace(LARGE[name], precision=precision, warps=4)), H200).text)
+    arch = "-gencode=arch=compute_90a,code=sm_90a"
+    command = [nvcc, "-O3", "-std=c++17", arch, f"-I{include_directory()}", "-cubin", "-o", str(cubin), str(source)]
+    return cubin, subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+
+@pytest.mark.parametrize(("name", "precision"), TOGETHER)
 def test_groups_of_warps_multiply_without_waiting_for_each_product(
     name: str, precision: Precision, tmp_path: Path
 ) -> None:
     """ptxas says where it makes products wait, for registers that are touched while it works or that it lacks."""
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        pytest.skip("needs nvcc")
-    source = tmp_path / "source.cu"
-    source.write_text(render(generated(replace(LARGE[name], precision=precision, warps=4)), H200).text)
-    arch = "-gencode=arch=compute_90a,code=sm_90a"
-    command = [nvcc, "-O3", "-std=c++17", arch, f"-I{include_directory()}", "-cubin", "-o", str(tmp_path / "x"), source]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    assert "serialized" not in said
+    assert "serialized" not in compiled(name, precision, tmp_path)[1]
+
+
+@pytest.mark.skipif(disassembler() is None, reason="needs nvdisasm")
+@pytest.mark.parametrize(("name", "precision"), TOGETHER)
+def test_nothing_is_written_to_what_products_read(name: str, precision: Precision, tmp_path: Path) -> None:
+    code = list(instructions(compiled(name, precision, tmp_path)[0]))
+    assert products(code)
+    assert not written_while_read(code)
+
+
+def test_writes_to_what_products_read_are_found() -> None:
+    product = ("HGMMA.64x32x8.F32.TF32", "R24, R68, gdesc[UR20], R24")
+    wait = ("WARPGROUP.DEPBAR.LE", "gsb0, 0x0")
+    assert written_while_read([product, ("LDS.64", "R70, [R12]"), wait]) == ["LDS.64 R70, [R12]"]
+    assert not written_while_read([product, ("LDS.64", "R72, [R12]"), ("STS", "[R68], R68"), wait, ("MOV", "R68, RZ")])
+    assert not written_while_read([("HGMMA.64x32x8.F32", "R24, gdesc[UR20], R24"), ("MOV", "R25, RZ"), wait])
