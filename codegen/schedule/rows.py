@@ -114,7 +114,7 @@ def outer(shape: Shape) -> Schedule:
     while width > 1 and (whole * width > most or not shape.fills(shape.rows // width)):
         width //= 2
     # A thread keeps a longer column alone where that saves all exchange between threads.
-    if cols * width <= (2 * most if shape.fills(shape.rows // width) else most):
+    if cols * width <= (2 * most if shape.fills(shape.rows // width) and not crossing else most):
         blocks = ceil(shape.rows, _COLUMN_THREADS * width)
         alone = Schedule(Walk.OUTER, width, cols, _COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
         return _exchanging(alone, crossing, shape)
