@@ -209,12 +209,8 @@ class Frame:
             number, column = self._tile_of(number, rows, -(-self.kernel.col_count // cols))
             self.first_across = self._constant("first_col", f"{column} * {cols}")
         first = self._constant("first_row", f"{number} * {rows}")
-        lane, group = f"threadIdx.x % {plan.beside}", f"threadIdx.x / {plan.beside}"
-        if plan.lanes > plan.beside:
-            warps, deep = plan.lanes // plan.beside, 32 // plan.beside
-            lane = f"threadIdx.x / 32 % {warps}" + (f" * {plan.beside} + {lane}" if plan.beside > 1 else "")
-            group = f"threadIdx.x / {32 * warps}" + (f" * {deep} + {group} % {deep}" if deep > 1 else "")
-        lane, group = self._constant("lane", lane), self._constant("group", group)
+        lane = self._constant("lane", f"threadIdx.x % {plan.lanes}")
+        group = self._constant("group", f"threadIdx.x / {plan.lanes}")
         self.first_along, self.place = f"{first} + ", (lane, group)
         self._define_row(f"{first} + {lane if plan.width == 1 else f'{lane} * {plan.width}'}", rows, plan.width)
         start = self._constant("start", f"{self.first_across} + {group}") if self.first_across else group

@@ -10,7 +10,7 @@ from fusepass.codegen.ir.crossing import columns_of, rows_together, with_columns
 from fusepass.codegen.ir.expr import Load, walk
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule.flat import crossing, pointwise
-from fusepass.codegen.schedule.plan import Keep, Schedule
+from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.rows import inner, outer, prefers_rows
 from fusepass.codegen.schedule.shape import Shape
 from fusepass.codegen.schedule.team import team
@@ -63,7 +63,8 @@ def _large(names: Iterable[str], program: Program, facts: DeviceFacts) -> frozen
 def _used_once(shape: Shape, chosen: Schedule) -> frozenset[str]:
     """Large buffers that this kernel touches once and that no later kernel reads."""
     program, kernel = shape.program, shape.kernel
-    if chosen.exchanges:  # lines that blocks share should meet in the cache
+    # Of what is read and written once, loads and stores with eviction hints are slower than without.
+    if chosen.exchanges or chosen.walk in (Walk.POINTWISE, Walk.OUTER):
         return frozenset()
     order = [other.name for other in program.kernels]
     later = program.kernels[order.index(kernel.name) + 1 :]

@@ -12,13 +12,15 @@ from fusepass.codegen.ir.vectors import alignment, is_vector, split_index
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ACCESS, LINE, Access, Shape, ceil, power_below
 
-_POINTWISE_BYTES = 96  # moved per thread of a pointwise kernel
+_POINTWISE_BYTES = 16  # read per thread of a pointwise kernel
+_REPEATED_BYTES = 96  # the same at most, where some of it is read again for the next of a thread's vectors
 _STATIC_SHARED = 48 << 10  # bytes
 _CROSSING_BYTES = 8 << 10  # of a tile, for each buffer
-_CROSSING_TILE = 1, 64  # cache lines along the rows, and columns, where the rows are not few
+_CROSSING_TILE = 2, 64  # cache lines along the rows, and columns, where the rows are not few
 _RAGGED_TILE = 4, 32  # the same, where tiles share the first and the last of these lines with others
 _CROSSING_VECTORS = 2  # of a thread
-_CROSSING_PANEL = 16  # tiles along the rows that blocks take before the next columns, where both are many
+_FEW_TILES = 16  # along the columns: all of them before the next rows
+_MOST_TILES = 1024  # along the rows, before the next columns
 
 
 def pointwise(shape: Shape) -> Schedule:
@@ -28,10 +30,11 @@ def pointwise(shape: Shape) -> Schedule:
     loads = [access for access in shape.main if access.window is False]
     bytes_per_step = max(sum(access.nbytes for access in loads), 1) * width
     unroll = min(max(power_below(_POINTWISE_BYTES // bytes_per_step), 1), 4)
-    if any(access.window for access in shape.accesses):
+    windows = any(access.window for access in shape.accesses)
+    if windows:
         unroll = 1
     threads = 256
-    if shape.repeated and unroll > 1:
+    if shape.repeated and 2 * bytes_per_step <= _REPEATED_BYTES and not windows:
         together = next((count for count in (4, 2) if shape.axes[0].size % count == 0), 1)
         apart = vectors // shape.axes[0].size
         if together > 1 and apart * shape.axes[0].size == vectors and shape.fills(vectors // together):
@@ -57,22 +60,22 @@ def crossing(shape: Shape, columns: tuple[Axis, ...], together: int) -> Schedule
     stores = [access for access in shape.main if access.buffer in shape.kernel.writes]
     # Rows that only follow each other in short pieces do not share lines with more of them.
     ragged = together * element >= _RAGGED_TILE[0] * LINE and any(_is_ragged(each, shape.row_axis) for each in stores)
-    rows, cols = _tile(shape, found, width, element, _RAGGED_TILE if ragged else _CROSSING_TILE)
+    lines, most = _RAGGED_TILE if ragged else _CROSSING_TILE
+    wanted = max(min(lines * LINE // element, power_below(together)), LINE // element), most
+    rows, cols = _tile(shape, found, width, element, wanted)
     # 8-byte elements have few rows in a line: more threads would stand too close along the columns for the banks.
     threads = min(max(rows * cols // (_CROSSING_VECTORS * width), 32), 256 if element < 8 else 128)
     lanes = rows // width
     groups = max(threads // lanes, 1)
     unroll = max(cols // groups, 1)
     cols = groups * unroll
-    beside = 32 if ragged else max(LINE // element // width, 32 // groups, 1)
-    beside = min(beside, lanes, 32)
     tall, wide = ceil(shape.rows, rows), ceil(shape.cols, cols)
     panel = _panel(tall, wide, ceil(together, rows))
     plan = Schedule(Walk.CROSSING, width, unroll, lanes, groups, tall * wide)
     lined = frozenset(each.buffer for each in stores if ragged and _is_realigned(each, shape.row_axis, plan))
     if exchanged(found, shape.program, rows, cols, lined) > _STATIC_SHARED:
         lined = frozenset()
-    return replace(plan, columns=columns, panel=panel, beside=beside, realigned=lined, exchanges=True)
+    return replace(plan, columns=columns, panel=panel, realigned=lined, exchanges=True)
 
 
 def _is_ragged(access: Access, axis: Axis) -> bool:
@@ -91,9 +94,9 @@ def _is_realigned(store: Access, axis: Axis, plan: Schedule) -> bool:
 def _tile(
     shape: Shape, found: Sequence[Crossing], width: int, element: int, wanted: tuple[int, int]
 ) -> tuple[int, int]:
-    """Rows and columns of a tile, powers of two: `wanted` lines of rows and columns, if there are as many."""
+    """Rows and columns of a tile, powers of two: `wanted` of each, if there are as many."""
     all_rows, all_cols = power_above(shape.rows), power_above(shape.cols)
-    rows, cols = max(min(all_rows, wanted[0] * LINE // element), width), min(all_cols, wanted[1])
+    rows, cols = max(min(all_rows, wanted[0]), width), min(all_cols, wanted[1])
     while rows * cols * element < _CROSSING_BYTES and rows < min(all_rows, LINE * width):
         rows *= 2
     while rows * cols * element < _CROSSING_BYTES and cols < all_cols:
@@ -113,10 +116,10 @@ def _panel(tall: int, wide: int, together: int) -> int:
     """How many of `tall` tiles along the rows come one after another, of `wide` along the columns.
 
     `together` tiles along the rows are neighbours in memory. Blocks that run at the same time should have long pieces of
-    memory on both sides, so few columns come first, else a few rows; and all rows that are neighbours if they are few.
+    memory on both sides, so few columns come first, else the rows that are neighbours.
     """
-    most = 1 if wide < _CROSSING_PANEL else min(together, _CROSSING_PANEL)
-    return max(panel for panel in range(1, most + 1) if tall % panel == 0)
+    most = 1 if wide < _FEW_TILES else min(together, _MOST_TILES)
+    return next(panel for panel in range(most, 0, -1) if tall % panel == 0)
 
 
 def exchanged(found: Iterable[Crossing], program: Program, along: int, across: int, more: Iterable[str] = ()) -> int:
@@ -146,7 +149,7 @@ def exchange_tile(
     # Less at once where there would be fewer accesses than threads.
     each = max(power_above(tile[0]) * tile[1] // plan.threads, 1)
     most = 1 if crossing.guard else min(ACCESS // buffer.dtype.nbytes, each, tile[1])
-    # A warp that has more than all banks take at once reads whole vectors.
-    whole = plan.walk is Walk.CROSSING and plan.beside * plan.width * buffer.dtype.nbytes > LINE
+    # A warp that has more of a row than all banks take at once reads whole vectors.
+    whole = plan.walk is Walk.CROSSING and min(plan.lanes, 32) * plan.width * buffer.dtype.nbytes > LINE
     vector = plan.width if whole else 1
     return Tile(*tile, plan.threads, fitting_width(most, fits), buffer.dtype.nbytes, vector)

@@ -56,7 +56,6 @@ class Schedule:
         columns: `CROSSING`: the kernel's axes that are the tile's columns, slowest first.
         panel: `CROSSING`: tiles along the rows that blocks take one after another before they go on along the columns;
             a divisor of all tiles along the rows.
-        beside: `CROSSING`: lanes of one warp; the others of `lanes` are other warps. A divisor of `lanes`, at most 32.
         realigned: `CROSSING`: buffers whose rows begin anywhere, so they are stored from a tile, too, in whole accesses.
         exchanges: whether what is contiguous along the other axis goes through shared memory: loads and stores where
             `CROSSING`, stores where `INNER` or `OUTER`.
@@ -83,7 +82,6 @@ class Schedule:
     apart: int = 0
     columns: tuple[Axis, ...] = ()
     panel: int = 1
-    beside: int = 1
     realigned: frozenset[str] = frozenset()
     exchanges: bool = False
     members: int = 1

@@ -114,8 +114,7 @@ def outer(shape: Shape) -> Schedule:
     whole = min(cols, FEW_ELEMENTS) if shape.single else cols
     while width > 1 and (whole * width > most or not shape.fills(shape.rows // width)):
         width //= 2
-    # A thread keeps a longer column alone where its results go through a tile anyway.
-    if cols * width <= (2 * most if crossing and shape.fills(shape.rows // width) else most):
+    if cols * width <= most:
         blocks = ceil(shape.rows, _COLUMN_THREADS * width)
         alone = Schedule(Walk.OUTER, width, cols, _COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
         return _exchanging(alone, crossing, shape)

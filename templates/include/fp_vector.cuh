@@ -99,7 +99,7 @@ __device__ __forceinline__ void store_row(T* to, const T* row, int lane) {
 #pragma unroll
     for (int i = 0; i < width; ++i) value[i] = row[(first + i) & (N - 1)];  // the first thread has both ends
     if (first >= 0) {
-        store_vector(to + first, value);
+        store_vector<Reuse::none>(to + first, value);  // of a plain store the compiler makes single elements here
     } else {
 #pragma unroll
         for (int i = 0; i < width; ++i) to[(first + i) & (N - 1)] = value[i];
