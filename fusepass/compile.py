@@ -26,7 +26,8 @@ from fusepass.ops import register
 from fusepass.patterns.partition import Region, partition
 from fusepass.patterns.simplify import simplify
 from fusepass.report import RegionState, Report
-from fusepass.runtime import SHORTER, FusedRegion
+from fusepass.runtime import FusedRegion
+from fusepass.shorter import shorten
 from fusepass.splice import splice, subgraph
 from fusepass.summary import summary
 from fusepass.tune import choose, remember
@@ -118,8 +119,9 @@ def compile_graph(
             work.call = fused[work.region.name].run
         regions = [work.region for work in kept]
         arguments = {work.region.name: work.arguments for work in kept}
-        direct = splice(graph, regions, arguments, {key: value.run for key, value in fused.items()}, SHORTER)
+        direct = splice(graph, regions, arguments, {key: value.run for key, value in fused.items()})
         gather_writes(direct)
+        shorten(direct)
     report = summary(name, graph, parts, works, applications, clock.seconds)
 
     @functools.cache

@@ -22,6 +22,7 @@ from fusepass.codegen.source import Source, Target
 from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
 from fusepass.pages import LEAST_BYTES, prefer_large
+from fusepass.shorter import shorter
 
 _TORCH = {ours: theirs for theirs, ours in DTYPES.items()}
 _ALIGNMENT = 256  # of temporaries within the workspace, in bytes
@@ -30,12 +31,6 @@ _VECTOR = 16  # widest access of a kernel, in bytes
 _allocators: Any = torch._C._dynamo.guards
 _EMPTY = {"cpu": _allocators._empty_strided_cpu, "cuda": _allocators._empty_strided_cuda}
 """As `torch.empty_strided`, on the current device and without the dispatcher."""
-
-SHORTER: dict[Any, Callable[..., torch.Tensor]] = {
-    getattr(torch.ops.aten, name).default: getattr(torch, name)
-    for name in ("mm", "bmm", "addmm", "baddbmm", "convolution", "_convolution")
-}
-"""Shorter ways to the same operators: an overload of `torch.ops` goes by its schema at each call."""
 
 Result = torch.Tensor | tuple[torch.Tensor, ...]
 
@@ -256,7 +251,7 @@ def _library_call(call: LibraryCall, number: int, names: dict[str, str], scope: 
     target: Any = torch.ops
     for part in call.target.split("."):
         target = getattr(target, part)
-    scope[f"library{number}"] = SHORTER.get(target, target)
+    scope[f"library{number}"] = shorter(target)
     arguments = [_python(value, names) for value in call.args]
     arguments += [f"{key}={_python(value, names)}" for key, value in call.kwargs]
     return [f"c{number} = library{number}({', '.join(arguments)})"]

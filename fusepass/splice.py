@@ -30,7 +30,6 @@ def splice(
     regions: Sequence[Region],
     arguments: Mapping[str, Sequence[fx.Node]],
     targets: Mapping[str, Callable[..., Any]],
-    shorter: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> fx.GraphModule:
     """`owner` with a call of ``targets[region.name]`` in place of each region; `owner` itself is not changed.
 
@@ -39,14 +38,12 @@ def splice(
         regions: disjoint; contracting each leaves the graph acyclic.
         arguments: per region name, the nodes that its call takes.
         targets: per region name, what to call; gives a tensor, or a tuple of them for several outputs.
-        shorter: what to call in place of other operators; all stay by default.
     """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for item in execution_order(owner.graph, regions):
         if isinstance(item, fx.Node):
             copies[item] = graph.node_copy(item, copies.__getitem__)
-            copies[item].target = (shorter or {}).get(item.target, item.target)
             continue
         call = graph.call_function(targets[item.name], tuple(copies[node] for node in arguments[item.name]))
         call.name = graph._graph_namespace.create_name(item.name, None)

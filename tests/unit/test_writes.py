@@ -15,6 +15,7 @@ import fusepass
 from fusepass.capture import Captured, capture
 from fusepass.compile import compile_graph
 from fusepass.numerics import check
+from fusepass.shorter import SHORTER
 from fusepass.writes import gather_writes
 from tests.support.aten import traced
 from tests.support.interpreted import interpreted
@@ -25,7 +26,9 @@ copy = aten.copy_.default
 
 def calls(graph: fx.GraphModule) -> dict[str, int]:
     """How often each writing operator is called."""
-    targets = (node.target for node in graph.graph.nodes if isinstance(node.target, OpOverload))
+    long = {short: overload for overload, short in SHORTER.items()}
+    called = (long.get(node.target, node.target) for node in graph.graph.nodes if node.op == "call_function")
+    targets = (target for target in called if isinstance(target, OpOverload))
     return dict(collections.Counter(str(target) for target in targets if target._schema.is_mutable))
 
 
