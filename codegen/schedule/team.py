@@ -26,6 +26,7 @@ _RESERVED = 1 << 10  # bytes of shared memory that the device takes of each bloc
 _LEAST_KEPT = 0.25  # of a row, or the exchange is not worth what it saves
 _MOSTLY_KEPT = 0.75  # of a row, where two teams hide each other's waits
 _UNEVEN = 1.03  # what it costs that threads have unequally many vectors: conditions, and reductions by fewer at once
+_COPIES_FROM = 80  # compute capability times ten
 _COPIED = (4, 8, 16)  # bytes that one asynchronous copy moves
 _WAIT = 3e-6  # seconds of each exchange that other teams do not hide, as measured on an H200 with teams of 16 to 132
 
@@ -85,6 +86,8 @@ def team(shape: Shape, team: Team) -> Schedule:
 
 def _can_fetch(shape: Shape, width: int) -> bool:
     """Whether all that is kept is loaded as it is, whole vectors that a thread can copy to shared memory."""
+    if shape.facts.capability < _COPIES_FROM:
+        return False
     axis, lane = shape.col_axis, Axis("lane", width)
     assert axis is not None
     first = [value for reduction in shape.kernel.sweeps[0] for value in reduction.values]
