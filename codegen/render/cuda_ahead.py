@@ -11,6 +11,7 @@ from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import block
 
 _PREFETCHED = 2  # times as many vectors of a team's next row as a thread loads at once
+_PREFETCHED_LESS = 1  # where the cache also has weights that every row meets
 
 
 class Fetches:
@@ -74,7 +75,7 @@ def prefetch_row(frame: Frame, roots: Sequence[Expr]) -> list[str]:
 
     The first warp has other things to do: the team waits for it.
     """
-    tile, rows = frame.tile, frozenset(frame.kernel.rows)
+    tile, rows, cols = frame.tile, frozenset(frame.kernel.rows), frozenset(frame.kernel.cols)
     found = [each.load for each in loads_ahead(frame, roots, ()) if not each.guard and each.load.index.axes & rows]
     # Where most of a row is read again, the cache is better left to that.
     if not found or frame.arranged.row is None or 2 * frame.schedule.kept < frame.schedule.part:
@@ -82,7 +83,9 @@ def prefetch_row(frame: Frame, roots: Sequence[Expr]) -> list[str]:
     following = frame.names.exact("next")
     scope = Scope(frame.printer)  # of its own: quotients of the row at hand are not those of the next
     scope.define_axis(frame.arranged.row, following)
-    steps = min(_PREFETCHED * frame.schedule.unroll, -(-tile.count // tile.step))
+    met_again = any(load.index.axes & cols and not load.index.axes & rows for load in frame.kernel.loads())
+    times = _PREFETCHED_LESS if met_again else _PREFETCHED
+    steps = min(times * frame.schedule.unroll, -(-tile.count // tile.step))
     number = f"{tile.start} + {frame.u} * {tile.step}" if steps > 1 else tile.start
     inner = scope.child()
     frame.define_position(inner, tile, f"fp::least({number}, {tile.last})")

@@ -16,7 +16,7 @@ from fusepass.codegen.schedule.shape import LINE, Shape, ceil, most_elements, po
 _SECTOR = 32  # bytes that memory moves at once
 FEW_ELEMENTS = 16  # per thread: enough loads in flight to fill the memory system
 _COLUMN_THREADS = 128  # per block, where each has columns of its own
-_PAIR_THREADS = 256  # per block, where columns are shared and each thread has two rows
+_PAIR_THREADS = 512  # per block, where columns are shared and each thread has two rows
 _STATIC_SHARED = 48 << 10  # bytes
 
 

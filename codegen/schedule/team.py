@@ -25,8 +25,8 @@ _RESIDENT = 2  # blocks on a multiprocessor
 _RESERVED = 1 << 10  # bytes of shared memory that the device takes of each block
 _LEAST_KEPT = 0.25  # of a row, or the exchange is not worth what it saves
 _MOSTLY_KEPT = 0.75  # of a row, where two teams hide each other's waits
-_FILLED = 0.9  # of the blocks keep the memory as busy as all of them
 _UNEVEN = 1.03  # what it costs that threads have unequally many vectors: conditions, and reductions by fewer at once
+_COPIES_FROM = 80  # compute capability times ten
 _COPIED = (4, 8, 16)  # bytes that one asynchronous copy moves
 _WAIT = 3e-6  # seconds of each exchange that other teams do not hide, as measured on an H200 with teams of 16 to 132
 
@@ -62,7 +62,7 @@ def _fitting(shape: Shape, row_bytes: int, blocks: int, needed: int) -> tuple[in
     def time(members: int) -> tuple[float, int]:
         teams = min(blocks // members, shape.rows)
         idle = ceil(shape.rows, teams) * teams / shape.rows  # in the last turn
-        few = max(_FILLED * blocks / (members * teams), 1.0)
+        few = blocks / (members * teams)
         waiting = 1.0 + _WAIT * shape.facts.bandwidth / (2 * row_bytes * teams)
         return idle * few * waiting * (1.0 if vectors % (members * _LANES) == 0 else _UNEVEN), members
 
@@ -86,6 +86,8 @@ def team(shape: Shape, team: Team) -> Schedule:
 
 def _can_fetch(shape: Shape, width: int) -> bool:
     """Whether all that is kept is loaded as it is, whole vectors that a thread can copy to shared memory."""
+    if shape.facts.capability < _COPIES_FROM:
+        return False
     axis, lane = shape.col_axis, Axis("lane", width)
     assert axis is not None
     first = [value for reduction in shape.kernel.sweeps[0] for value in reduction.values]

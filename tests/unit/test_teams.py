@@ -220,6 +220,7 @@ def test_what_is_kept_as_it_was_loaded_is_fetched_ahead(
     program = made.passed(replace(NO_SPLIT, teams=lambda program, kernel: (2, 1), longest_cached_row=1))
     kernel = next(kernel for kernel in program.kernels if kernel.team)
     assert schedule(kernel, program, LITTLE, aligned=aligned).fetches == expected
+    assert not schedule(kernel, program, replace(LITTLE, arch="sm_75"), aligned=aligned).fetches
 
 
 def test_large_layer_norm_is_one_kernel() -> None:
