@@ -8,6 +8,7 @@ tensors is put back and reported.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,10 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils import _pytree as pytree
 
 from fusepass.branches import MOST_BRANCHES, Condition
+from fusepass.codegen.lowering.tracer import Spec
 from fusepass.errors import CaptureError
 from fusepass.isolation import EagerWrites, quiet_fake_tensors
 from fusepass.mutation import Exported, finish
@@ -216,11 +219,29 @@ def _export(
         graph, signature = aot_export_module(shim, fakes, trace_joint=False, decompositions={})
     if not isinstance(graph, fx.GraphModule) or shim.outputs is None:
         raise CaptureError("the export gave no graph")
+    _lay_out(graph, [*states.values(), *tensors])
     placeholders = [*shim.states, *signature.user_inputs]
     written = {*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()}
     written |= {*getattr(signature, "parameters_to_mutate", {}).values()}
     mutated = sorted(placeholders.index(name) for name in written)
     return Exported(graph=graph, names=names, states=len(states), mutated=mutated, aliases=shim.aliases)
+
+
+class _RealRun(fx.Interpreter):
+    """Describes what each operator gives as eager lays it out; fake tensors guess, by rules that are not all eager's."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if n.op == "call_function":
+            n.meta["val"] = pytree.tree_map_only(torch.Tensor, Spec.of, result)
+        return result
+
+
+def _lay_out(graph: fx.GraphModule, tensors: Sequence[torch.Tensor]) -> None:
+    """Run a functional graph once, for the strides of what its operators give; where one raises, the guesses stay."""
+    devices = {tensor.device for tensor in tensors if tensor.is_cuda}
+    with torch.random.fork_rng(sorted(device.index for device in devices)), torch.no_grad(), suppress(Exception):
+        _RealRun(graph).run(*tensors)
 
 
 def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
