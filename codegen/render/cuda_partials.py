@@ -71,7 +71,7 @@ class PositionStates:
     def end(self, first_channel: str) -> Iterable[str]:
         """Stores the states where a piece ends with the tile; `first_channel` is the block's. Goes behind a barrier."""
         channels = self.high * self.warp_channels
-        shape = f"{WARPS}, {self.high}, {self.warp_channels}"
+        shape = f"{WARPS}, {self.high}, {self.warp_channels}, {str(self.plan.on.warps > 1).lower()}"
         lines = [f"const int $channel = {first_channel} + int(threadIdx.x);"]
         scope = Scope(self.printer)
         sample, channel, *_ = self.kernel.rows

@@ -109,13 +109,16 @@ __device__ __forceinline__ void leave_row(State* states, const Share<Pair>& shar
     if (share.half() == 0) merge_into(states[share.row()], state);
 }
 
-// The states of channel number `channel` of a block, which every High-th of its Warps has, in the warps' order; they begin anew.
-template <int Warps, int High, int Channels, typename State>
+// The states of channel number `channel` of a block, which one in High of its Warps has, in the warps' order; they begin anew. Warps with
+// the same channels are neighbours where they multiply `Together`, else every High-th.
+template <int Warps, int High, int Channels, bool Together, typename State>
 __device__ __forceinline__ State gather_channel(State* states, int channel) {
     State merged;
+    const int side = channel / Channels;
 #pragma unroll
     for (int warp = 0; warp < Warps / High; ++warp) {
-        State& next = states[(warp * High + channel / Channels) * Channels + channel % Channels];
+        const int owner = Together ? side * (Warps / High) + warp : warp * High + side;
+        State& next = states[owner * Channels + channel % Channels];
         merge_into(merged, next);
         next = State();
     }

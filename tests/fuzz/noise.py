@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusepass.numerics import Comparison, in_float64, observe
 
-ULPS = {torch.float32: 4.0, torch.float64: 1024.0}
-"""The policy's. Half types are computed in float32, which hides what is lost there."""
+ULPS = {torch.float16: 4.0, torch.bfloat16: 4.0, torch.float32: 4.0, torch.float64: 1024.0}
+"""The policy's, of float64 or else of float32: in that half types are computed, and only its errors are forgiven."""
 CANCELLED = 0.05
 
 
@@ -46,7 +46,8 @@ def is_noise(module: nn.Module, inputs: Sequence[Any], comparison: Comparison, d
     with _Largest() as largest:
         truth = observe(*in_float64(module, inputs))
     oracle = {pytree.keystr(path): leaf for path, leaf in pytree.tree_flatten_with_path(truth)[0]}
-    allowed = ULPS[dtype] * torch.finfo(dtype).eps * largest.value
+    computed = torch.promote_types(dtype, torch.float32)
+    allowed = ULPS[dtype] * torch.finfo(computed).eps * largest.value
     for leaf in comparison.leaves:
         if not leaf.problem:
             continue

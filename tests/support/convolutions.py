@@ -189,7 +189,7 @@ def generated_pooling(case: Case, across: Across, facts: DeviceFacts | None = No
     facts = facts or DeviceFacts.h200()
     pieces = functools.partial(pieces_on, facts=facts)
     builder = Builder()
-    return generate_anchors(pooled(case, across, builder), builder, lambda program, kernel: True, pieces)
+    return generate_anchors(pooled(case, across, builder), builder, lambda program, kernel: True, pieces, case.warps)
 
 
 def generated(case: Case, *, chain: bool = True) -> Program:
@@ -292,6 +292,13 @@ SAMPLES: dict[str, Callable[[], Program]] = {
         )
         for name, case in CASES.items()
         for precision in Precision
+    },
+    **{
+        f"convolution {name}, {across.value}, 4 warps": functools.partial(
+            generated_pooling, replace(CASES[name], warps=4), across
+        )
+        for name in ("2d, 8 to 40 channels", "transposed 3d", "many channels")
+        for across in Across
     },
     **{
         f"convolution {name}, {over.value}, 4 warps": functools.partial(

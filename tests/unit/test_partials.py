@@ -66,10 +66,15 @@ def test_values(name: str, across: Across, facts: DeviceFacts) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("warps", [1, 4])
 @pytest.mark.parametrize("across", Across)
-@pytest.mark.parametrize("case", [WIDE, replace(WIDE, source=(2, 12, 20, 70))], ids=["few", "many"])
-def test_a_block_takes_several_tiles(case: Case, across: Across) -> None:
-    program = generated_pooling(case, across, SMALL)
+@pytest.mark.parametrize(
+    "case",
+    [WIDE, replace(WIDE, source=(2, 12, 20, 70)), replace(WIDE, source=(2, 12, 9, 40), out_channels=40)],
+    ids=["few", "many", "many side by side"],
+)
+def test_a_block_takes_several_tiles(case: Case, across: Across, warps: int) -> None:
+    program = generated_pooling(replace(case, warps=warps), across, SMALL)
     partials = convolution_of(program).partials
     assert partials is not None
     assert 1 < partials.pieces.size <= 3
@@ -88,12 +93,13 @@ _AXIS = st.tuples(st.integers(1, 13), st.integers(1, 3), st.integers(1, 3), st.i
     st.booleans(),
     st.sampled_from([1, 3]),
     st.sampled_from(Across),
+    st.sampled_from([1, 4]),
 )
 def test_any_geometry(
-    axes: list[tuple[int, ...]], channels: int, out: int, transposed: bool, processors: int, across: Across
+    axes: list[tuple[int, ...]], channels: int, out: int, transposed: bool, processors: int, across: Across, warps: int
 ) -> None:
     sizes, kernel, stride, padding, dilation = zip(*axes, strict=True)
-    case = Case((2, channels, *sizes), out, kernel, stride, padding, dilation, transposed)
+    case = replace(Case((2, channels, *sizes), out, kernel, stride, padding, dilation, transposed), warps=warps)
     try:
         assume(all(case.result))
     except RuntimeError:  # the kernel is larger than what it should cover
