@@ -42,10 +42,8 @@ _MOST_PIECES = 2048  # of a tile: they are listed in constant memory
 _SHAPES = 4  # tile shapes that are looked at further
 _MMA_CYCLES = 6.5  # of one product of a slice by 8 positions, in one of four tensor cores of a multiprocessor
 _BYTES_PER_CYCLE = 24.0  # that a multiprocessor gets from the second-level cache while all others do
-_STORE_CYCLES, _COPY_CYCLES = (
-    30.0,
-    25.0,
-)  # of a warp, for 32 results or for one copy of each thread: few warps hide little
+_STORE_CYCLES = 30.0  # of a warp, for 32 results: few warps hide little
+_COPY_CYCLES = 25.0  # of a warp, for one copy of each thread
 _BARRIER_CYCLES = 100.0  # for each piece: waiting for copies and for the other warps
 
 
