@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, ReduceOp, Stat, walk
-from fusepass.codegen.ir.program import Buffer, Kernel, Program, Reduction, Store
+from fusepass.codegen.ir.program import Buffer, Reduction, Store
 from fusepass.codegen.render.cuda_input import UNROLL, TileWriter, quotient, remainder, unrolled
 from fusepass.codegen.render.cuda_partials import PositionStates
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
-from fusepass.codegen.schedule_convolution import ConvolutionSchedule
+from fusepass.codegen.render.spelling import C_TYPES, bare, block
 
 GROUP_SLICES = 2  # that a thread has on their way into the tensor core where four warps multiply together
 
@@ -50,18 +50,12 @@ class Sums:
 class ConvolutionWriter(TileWriter):
     """Lines of a kernel, its results among them; see `TileWriter`."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        program: Program,
-        plan: ConvolutionSchedule,
-        pointers: dict[str, str],
-        names: Identifiers,
-    ) -> None:
-        super().__init__(kernel, program, plan, pointers, names)
-        self.states: PositionStates | None = None
-        if kernel.partials is not None:
-            self.states = PositionStates(kernel, plan, self.tile_count, pointers, self.printer)
+    @functools.cached_property
+    def states(self) -> PositionStates | None:
+        """What is reduced over positions; None where nothing is."""
+        if self.kernel.partials is None:
+            return None
+        return PositionStates(self.kernel, self.plan, self.tile_count, self.pointers, self.printer)
 
     # ---- sums
 
