@@ -136,6 +136,17 @@ struct Panel {
     }
 };
 
+// A sum by plain arithmetic, over inner numbers from `first` to below `last`.
+template <typename L, typename R>
+__device__ __forceinline__ float plain_sum(
+    const typename L::Type* left, const typename R::Type* right, int64_t row, int64_t column, int64_t first, int64_t last)
+{
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int64_t k = first; k < last; ++k) sum += cast<float>(left[L::place(row, k)]) * cast<float>(right[R::place(column, k)]);
+    return sum;
+}
+
 // The tile of a block: 16 Mult x WarpRows rows times 8 Nult x WarpColumns columns, each warp M x N tiles of 16 x 8.
 template <Arithmetic arithmetic, typename L, typename R, int WarpRows, int WarpColumns, int M, int N, int Stages>
 struct Multiplier {
@@ -208,10 +219,7 @@ struct Multiplier {
             const int r = i / (N * 4) * 16 + i / 2 % 2 * 8 + lane / 4, c = i / 4 % N * 8 + lane % 4 * 2 + i % 2;
             const int64_t at = row + warp_row() + r, across = column + warp_column() + c;
             if (at >= L::count || across >= R::count) continue;
-            float sum = 0.0f;
-#pragma unroll 1
-            for (int64_t k = first; k < last; ++k) sum += cast<float>(left[L::place(at, k)]) * cast<float>(right[R::place(across, k)]);
-            room[r * room_pitch + c] = sum;
+            room[r * room_pitch + c] = plain_sum<L, R>(left, right, at, across, first, last);
         }
     }
 

@@ -92,10 +92,7 @@ struct GroupMultiplier {
             const int r = Turned ? a : d, c = Turned ? d : a;
             const int64_t at = row + warp_row() + r, across = column + warp_column() + c;
             if (at >= L::count || across >= R::count) continue;
-            float sum = 0.0f;
-#pragma unroll 1
-            for (int64_t k = first; k < last; ++k) sum += cast<float>(left[L::place(at, k)]) * cast<float>(right[R::place(across, k)]);
-            room[r * room_pitch + c] = sum;
+            room[r * room_pitch + c] = plain_sum<L, R>(left, right, at, across, first, last);
         }
     }
 
