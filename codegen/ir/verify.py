@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from fusepass.codegen.ir.convolution import Convolution, packed_shape
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Expr, Gather, Load, Masked, Op, Stat, Window, children, own_indices, walk
 from fusepass.codegen.ir.index import Axis, Index
-from fusepass.codegen.ir.product import Product
+from fusepass.codegen.ir.product import Product, parts_of
 from fusepass.codegen.ir.program import Anchor, Buffer, Kernel, Partials, Program, Ref, Role, Store, Team
 from fusepass.codegen.ir.team import exchange_offsets
 from fusepass.codegen.ir.text import program_text
@@ -156,10 +157,12 @@ def _product_faults(program: Program, kernel: Kernel, product: Product) -> Itera
         return
     for operand, rows in ((product.left, sizes[2]), (product.right, sizes[3])):
         buffer = _find(program, operand.buffer)
-        steps = ((sizes[1], operand.batch), (rows, operand.row), (product.inner, operand.inner))
+        counts = ((rows, operand.row), (product.inner, operand.inner))
         if buffer is None or buffer.dtype is not product.dtype:
             yield f"{product.name} of {operand.buffer}, which is no buffer of {product.dtype}"
-        elif sum((size - 1) * stride for size, stride in steps) >= buffer.extent and 0 not in (*sizes, product.inner):
+        elif any(prod(size for size, _ in parts_of(stride, count)) != count for count, stride in counts):
+            yield f"{operand.buffer} does not have {rows} rows of {product.inner} numbers for {product.name}"
+        elif operand.extent(sizes[1], rows, product.inner) > buffer.extent and 0 not in (*sizes, product.inner):
             yield f"{product.name} reads {operand.buffer} out of range"
 
 

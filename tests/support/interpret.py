@@ -19,7 +19,7 @@ from fusepass.codegen.ir.convolution import Convolution, Precision
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, Op, Position, ReduceOp, Stat, Window
 from fusepass.codegen.ir.index import Axis, FloorDiv, Index
-from fusepass.codegen.ir.product import Operand, Product
+from fusepass.codegen.ir.product import Operand, Product, parts_of
 from fusepass.codegen.ir.program import Buffer, Kernel, Partials, Program, Role, Store
 from tests.support.numpy_ops import APPLY, REDUCE, Array, tf32
 
@@ -177,8 +177,9 @@ class _Run:
 
     def _operand(self, operand: Operand, batch: int, rows: int, inner: int) -> Array:
         memory = decode(self.memory[operand.buffer], self.program.buffer(operand.buffer).dtype)
-        strides = tuple(stride * memory.itemsize for stride in (operand.batch, operand.row, operand.inner))
-        return np.lib.stride_tricks.as_strided(memory, (batch, rows, inner), strides)
+        steps = ((batch, operand.batch), *parts_of(operand.row, rows), *parts_of(operand.inner, inner))
+        sizes, strides = zip(*((size, stride * memory.itemsize) for size, stride in steps), strict=True)
+        return np.lib.stride_tricks.as_strided(memory, sizes, strides).reshape(batch, rows, inner)
 
     def _tensor(self, name: str) -> torch.Tensor:
         buffer = self.program.buffer(name)
