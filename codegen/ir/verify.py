@@ -99,7 +99,11 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
     for store in kernel.row_stores:
         yield from _store_faults(program, store, rows, known)
     for store in kernel.stores:
-        yield from _store_faults(program, store, everything, known)
+        yield from _store_faults(program, store, everything, known, everywhere=not kernel.within)
+    if kernel.within and (not isinstance(kernel.anchor, Product) or kernel.anchor.pieces > 1):
+        yield "points that do not exist, in a kernel without whole sums of a product"
+    if any(not bound.index.axes <= rows for bound in kernel.within):
+        yield "points that do not exist for what is no row"
 
 
 def _anchor_faults(program: Program, kernel: Kernel, anchor: Anchor) -> Iterator[str]:
@@ -166,19 +170,25 @@ def _product_faults(program: Program, kernel: Kernel, product: Product) -> Itera
             yield f"{product.name} reads {operand.buffer} out of range"
 
 
-def _store_faults(program: Program, store: Store, axes: frozenset[Axis], known: dict[str, int]) -> Iterator[str]:
+def _store_faults(
+    program: Program, store: Store, axes: frozenset[Axis], known: dict[str, int], *, everywhere: bool = True
+) -> Iterator[str]:
+    """`everywhere` says that the store happens at each point of `axes`, so that its indices must be in range there."""
     buffer = _find(program, store.buffer)
     if buffer is None:
         yield f"store to unknown buffer {store.buffer}"
         return
-    yield from _index_faults(store.index, axes, buffer, f"store to {buffer.name}")
-    yield from _expr_faults(program, store.value, axes, known)
+    if everywhere:
+        yield from _index_faults(store.index, axes, buffer, f"store to {buffer.name}")
+    yield from _expr_faults(program, store.value, axes, known, everywhere=everywhere)
 
 
-def _expr_faults(program: Program, root: Expr, axes: frozenset[Axis], known: dict[str, int]) -> Iterator[str]:
+def _expr_faults(
+    program: Program, root: Expr, axes: frozenset[Axis], known: dict[str, int], *, everywhere: bool = True
+) -> Iterator[str]:
     nodes = list(walk(root))
     inner = axes | {axis for node in nodes if isinstance(node, Window) for axis in node.axes}
-    unguarded = _unguarded(root)
+    unguarded = _unguarded(root) if everywhere else set()
     for node in nodes:
         for index in own_indices(node):
             if not index.axes <= inner:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from math import prod
+from math import ceil, prod
 
 from fusepass.codegen.ir.convolution import HALVES, Convolution, fill_halves
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder, Expr
-from fusepass.codegen.ir.index import Axis, axis_index, delinearize
+from fusepass.codegen.ir.index import Axis, Bound, axis_index, delinearize
 from fusepass.codegen.ir.product import Operand, Product, nested
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.passes.halves import Layout, Scales, channels_last, scales_of
@@ -82,11 +82,19 @@ class Halved:
 
     def _laid(self, kernel: Kernel, builder: Builder) -> Kernel:
         sample, out, *spatial = kernel.rows
-        column = Axis(f"{out.name}_column", prod(step.positions for step in self.steps))
-        at = delinearize(axis_index(column), [step.positions for step in self.steps])
-        places = {axis: at for axis, at in zip(spatial, at, strict=True) if axis.size > 1}
-        rows = (Axis(f"{out.name}_piece", 1), sample, out, column)
-        return replace(rewrite_kernel(kernel, builder, places), rows=rows, anchor=self.product)
+        spread, positions = ([getattr(step, what) for step in self.steps] for what in ("spread", "positions"))
+        row, column = Axis(f"{out.name}_row", out.size * prod(spread)), Axis(f"{out.name}_column", prod(positions))
+        channel, *phases = delinearize(axis_index(row), [out.size, *spread])
+        at = delinearize(axis_index(column), positions)
+        places = [
+            position * step.spread + step.shift + phase
+            for position, step, phase in zip(at, self.steps, phases, strict=True)
+        ]
+        moved = {axis: place for axis, place in zip((out, *spatial), (channel, *places), strict=True) if axis.size > 1}
+        bounds = tuple(Bound(place, 0, step.size) for place, step in zip(places, self.steps, strict=True))
+        rows = (Axis(f"{out.name}_piece", 1), sample, row, column)
+        within = tuple(bound for bound in bounds if not bound.always)
+        return replace(rewrite_kernel(kernel, builder, moved), rows=rows, anchor=self.product, within=within)
 
 
 def halved_of(program: Program, builder: Builder, anchor: Convolution, result: Buffer) -> Halved | None:
@@ -96,7 +104,7 @@ def halved_of(program: Program, builder: Builder, anchor: Convolution, result: B
     padded = -(-channels // HALVES) * HALVES
     if anchor.precision is not Precision.TF32 or not fill_halves(channels):
         return None
-    if anchor.transposed and max(anchor.stride) > 1:
+    if anchor.transposed and any(s > 1 and d > 1 for s, d in zip(anchor.stride, anchor.dilation, strict=True)):
         return None
     steps = tuple(_step(anchor, source, weight, result, axis) for axis in range(len(anchor.stride)))
     name = _free_name(program, result.name)
@@ -126,20 +134,42 @@ def halved_of(program: Program, builder: Builder, anchor: Convolution, result: B
 def _step(anchor: Convolution, source: Buffer, weight: Buffer, result: Buffer, axis: int) -> _Step:
     size, given, kernel = (buffer.shape[2 + axis] for buffer in (result, source, weight))
     stride, padding, dilation = anchor.stride[axis], anchor.padding[axis], anchor.dilation[axis]
-    reach = (kernel - 1) * dilation
-    before = reach - padding if anchor.transposed else padding
-    after = (size - 1) * stride + reach + 1 - given - before
-    start, along = (kernel - 1, -1) if anchor.transposed else (0, 1)
-    return _Step(size, size, 1, 0, kernel, stride, dilation, before, after, start, 0, along)
+    if not anchor.transposed:
+        after = (size - 1) * stride + (kernel - 1) * dilation + 1 - given - padding
+        return _Step(size, size, 1, 0, kernel, stride, dilation, padding, after, 0, 0, 1)
+    # Element o of the result reads input (o + padding - k dilation) / stride for the k for which that is whole: with o + padding =
+    # q stride + phase those are k = phase + j stride and inputs q - j, or with stride 1 k = j and inputs q - j dilation.
+    first, last = padding // stride, (size - 1 + padding) // stride
+    taps = ceil(kernel / stride)
+    before = (taps - 1) * dilation - first
+    after = last + 1 - given
+    return _Step(
+        size,
+        positions=last + 1 - first,
+        spread=stride,
+        shift=first * stride - padding,
+        taps=taps,
+        step=1,
+        apart=dilation,
+        before=before,
+        after=after,
+        start=(taps - 1) * stride,
+        along_phase=1,
+        along_tap=-stride,
+    )
 
 
 def _weight_layout(anchor: Convolution, weight: Buffer, steps: tuple[_Step, ...], padded: int) -> Layout:
-    """(output channel, *taps, input channel)"""
+    """(output channel, *phases, *taps, input channel)"""
     out, channel = Axis("ho", weight.shape[int(anchor.transposed)]), Axis("hc", padded)
     taps = tuple(Axis(f"ht{number}", step.taps) for number, step in enumerate(steps))
-    places = [axis_index(tap) * step.along_tap + step.start for tap, step in zip(taps, steps, strict=True)]
+    phases = tuple(Axis(f"hs{number}", step.spread) for number, step in enumerate(steps))
+    places = [
+        axis_index(tap) * step.along_tap + axis_index(phase) * step.along_phase + step.start
+        for tap, phase, step in zip(taps, phases, steps, strict=True)
+    ]
     channels = [axis_index(channel), axis_index(out)] if anchor.transposed else [axis_index(out), axis_index(channel)]
-    return Layout((out, *taps, channel), (*channels, *places))
+    return Layout((out, *phases, *taps, channel), (*channels, *places))
 
 
 def _free_name(program: Program, wanted: str) -> str:

@@ -18,6 +18,12 @@ class ProductWriter(KernelWriter):
         self.shared(scope, self.rows, self._element)
 
     def _element(self, scope: Scope) -> None:
+        inside = scope.child(conditional=True)
+        self._point(inside)
+        condition = scope.condition(self.kernel.within)
+        scope.lines += block(f"if ({condition})", inside.lines) if self.kernel.within else inside.lines
+
+    def _point(self, scope: Scope) -> None:
         product = self.kernel.anchor
         assert isinstance(product, Product)
         piece, batch, row, column = self.kernel.rows

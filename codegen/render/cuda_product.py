@@ -130,6 +130,11 @@ class _Writer:
                 value = f"fp::cast<{C_TYPES[buffer.dtype]}>({value})"
             here.lines.append(f"{self.pointers[store.buffer]}[{here.index(store.index)}] = {value};")
         body = [f"const float $sum = $room[$down * {tiling.room_pitch} + $across + $lane];", *here.lines]
+        if self.kernel.within:
+            test = along.child()
+            test.define_axis(self.rows, "$row")
+            condition = test.condition(self.kernel.within)
+            body = [*test.lines, *block(f"if ({condition})", body)]
         if self.rows.size % tiling.rows:
             body = block(f"if ($row < {self.rows.size})", body)
         rows = [f"const {self.index_type} $row = {self._index('$first_row + $Tile::warp_row() + $down')};", *body]

@@ -194,8 +194,10 @@ class _Run:
     def _store(self, store: Store, shape: tuple[int, ...], axes: Mapping[Axis, Array] | None = None) -> None:
         buffer = self.program.buffer(store.buffer)
         evaluate = _Evaluation(self, self.axes if axes is None else axes)
-        index = np.broadcast_to(evaluate.index(store.index), shape).reshape(-1)
-        value = np.broadcast_to(evaluate(store.value), shape).reshape(-1)
+        evaluate.active = real = evaluate.holds(self.kernel.within)
+        there = np.broadcast_to(real, shape).reshape(-1)
+        index = np.broadcast_to(evaluate.index(store.index), shape).reshape(-1)[there]
+        value = np.broadcast_to(evaluate(store.value), shape).reshape(-1)[there]
         assert index.size == np.unique(index).size, f"{self.kernel.name} writes an element of {store.buffer} twice"
         assert index.size == 0 or (index.min() >= 0 and index.max() < buffer.extent), f"{store.buffer}: out of range"
         self.memory[store.buffer][index] = encode(value, buffer.dtype)
@@ -232,7 +234,7 @@ class _Evaluation:
             case Apply(op, args, _):
                 return np.asarray(APPLY[op](*map(self, args)))
             case Masked(mask, value, other, _):
-                holds = self._holds(mask)
+                holds = self.holds(mask)
                 inner = _Evaluation(self.run, self.axes, self.active & holds)
                 return np.where(holds, inner(value), self(other))
             case Window(op, axes, value, _):
@@ -271,7 +273,7 @@ class _Evaluation:
             return np.zeros(at.shape)
         return decode(memory[np.clip(at, 0, memory.size - 1)], dtype)
 
-    def _holds(self, mask: Any) -> Array:
+    def holds(self, mask: Any) -> Array:
         holds = np.asarray(True)
         for bound in mask:
             at = self.index(bound.index)

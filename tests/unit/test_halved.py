@@ -15,8 +15,10 @@ from fusepass.codegen.build import check_compiles
 from fusepass.codegen.generate import generate
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder
+from fusepass.codegen.ir.index import Bound, axis_index
 from fusepass.codegen.ir.product import Arithmetic, Nested, Operand, Product, nested
 from fusepass.codegen.ir.program import Program
+from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
 from fusepass.codegen.passes.axes import order_and_merge
@@ -48,6 +50,12 @@ CASES: dict[str, Case] = {
     "transposed": Case((2, 24, 6, 7), 9, (3, 5), (1, 1), (1, 1), (1, 1), True),
     "transposed, dilated": Case((1, 40, 6, 7), 8, (3, 2), (1, 1), (0, 1), (2, 3), True),
     "transposed, cut": Case((1, 40, 9, 8), 8, (2, 3), (1, 1), (2, 3), (1, 1), True),
+    "transposed, by 2": Case((2, 24, 5, 6), 9, (4, 4), (2, 2), (1, 1), (1, 1), True),
+    "transposed, by 2 and 3, odd": Case((2, 24, 5, 6), 9, (3, 4), (2, 3), (1, 0), (1, 1), True, (1, 2)),
+    "transposed, kernel below stride": Case((1, 32, 4, 5), 4, (2, 1), (3, 2), (0, 0), (1, 1), True),
+    "transposed, by 1 and 2, dilated": Case((1, 32, 4, 5), 4, (2, 5), (1, 2), (0, 3), (2, 1), True, (0, 1)),
+    "transposed 1d": Case((2, 24, 9), 33, (4,), (2,), (1,), (1,), True),
+    "transposed 3d, by 2": Case((1, 32, 2, 3, 4), 16, (3, 4, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), True, (1, 0, 1)),
     "transposed 3d": Case((1, 32, 3, 4, 5), 16, (5, 3, 3), (1, 1, 1), (0, 1, 2), (1, 1, 1), True),
 }
 
@@ -102,6 +110,7 @@ def test_values(name: str) -> None:
 
 
 EMULATED = ["2d", "2d, strided and dilated", "2d, odd channels, one by one", "1d", "3d, strided", "transposed, cut"]
+EMULATED += ["transposed, by 2", "transposed, by 1 and 2, dilated"]
 
 
 @needs_compiler
@@ -131,8 +140,9 @@ def test_values_of_groups_of_warps(tile: tuple[int, int], monkeypatch: pytest.Mo
 
 
 @needs_compiler
-def test_values_on_a_cpu() -> None:
-    case = CASES["2d, strided and dilated"]
+@pytest.mark.parametrize("name", ["2d, strided and dilated", "transposed, by 2"])
+def test_values_on_a_cpu(name: str) -> None:
+    case = CASES[name]
     program = halved(case)
     given = operands(case)
     found = run_native(program, memory(case, given))["y"].reshape(case.result)
@@ -246,6 +256,22 @@ def test_a_product_of_other_sizes_is_refused() -> None:
     for row, fault in ((Nested((9, 12), (312, 24)), "does not have"), (Nested((9, 11), (3120, 24)), "out of range")):
         right = replace(kernel.anchor.right, row=row)
         broken = replace(kernel, anchor=replace(kernel.anchor, right=right))
+        with pytest.raises(IRError, match=fault):
+            verify(replace(program, kernels=(*program.kernels[:at], broken)))
+
+
+def test_points_beyond_the_result_do_not_exist() -> None:
+    program = halved(CASES["transposed, by 2"])
+    assert "where 0 <= " in program_text(program)
+    at = product_kernel(program)
+    kernel = program.kernels[at]
+    assert split_products(program, Builder(), lambda program, kernel: 64) == program
+    column = kernel.rows[-1]
+    for broken, fault in (
+        (replace(kernel, within=()), "spans -"),
+        (replace(kernel, within=(Bound(axis_index(replace(column, name="other")), 0, 3),)), "for what is no row"),
+        (replace(kernel, anchor=None), "whole sums"),
+    ):
         with pytest.raises(IRError, match=fault):
             verify(replace(program, kernels=(*program.kernels[:at], broken)))
 
