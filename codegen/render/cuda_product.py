@@ -120,8 +120,9 @@ class _Writer:
         else:
             yield f"const int64_t $first = 0, $last = {product.inner};"
         for name, operand in (("$left", product.left), ("$right", product.right)):
+            start = f" + {operand.offset}" if operand.offset else ""
             moved = f" + int64_t($batch) * {operand.batch}" if operand.batch and batches > 1 else ""
-            yield f"const {C_TYPES[product.dtype]}* const {name} = {self.pointers[operand.buffer]}{moved};"
+            yield f"const {C_TYPES[product.dtype]}* const {name} = {self.pointers[operand.buffer]}{start}{moved};"
 
     def _epilogue(self) -> Iterable[str]:
         """What the kernel's stores make of the sums: a warp takes 32 neighbours of a row, row by row.
