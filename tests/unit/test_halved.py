@@ -316,7 +316,22 @@ def test_copies_are_of_16_bytes() -> None:
         assert {buffer.dtype for buffer in program.buffers} == {DType.F32, DType.F16}
 
 
-def test_nvcc_takes_the_source() -> None:
+def test_what_rows_have_in_common_is_done_before_sums_are_laid_out() -> None:
+    """Where phases are stored together; else threads store their own sums, in pairs where rows begin at even places."""
+    big = Case((64, 64, 32, 32), 64, (4, 4), (2, 2), (1, 1), (1, 1), True)
+    text = render(halved(big), H200).text
+    assert "sum = fp::maximum(" in text
+    assert "across += 16" in text
+    plain = replace(big, transposed=False, stride=(1, 1))
+    assert "fp::Vec<float, 2>*" not in render(halved(plain), H200).text
+    plain = replace(plain, kernel=(3, 3))
+    text = render(halved(plain), H200).text
+    assert "reinterpret_cast<fp::Vec<float, 2>*>(y + " in text
+    assert "lay_out" not in text
+
+
+@pytest.mark.parametrize("name", ["3d, strided", "transposed, by 2"])
+def test_nvcc_takes_the_source(name: str) -> None:
     if shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")
-    check_compiles(render(halved(CASES["3d, strided"]), H200))
+    check_compiles(render(halved(CASES[name]), H200))
