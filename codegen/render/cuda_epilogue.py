@@ -181,7 +181,9 @@ class Epilogue:
         both = self._two_elements(along) if self.columns.size % 2 == 0 and not self.kernel.within else None
         inside = both or [line for number in range(2) for line in self._one_element(along, number)]
         columns = self._index("$first_column + $Tile::warp_column() + $across * 8 + $lane % 4 * 2")
-        inside = [f"const {self.index_type} $column = {columns}, $next = $column + 1;", *inside]
+        begin = [f"const {self.index_type} $column = {columns};"]
+        begin += [f"const {self.index_type} $next = $column + 1;"] if any("$next" in line for line in inside) else []
+        inside = [*begin, *inside]
         head = f"for (int $across = 0; $across < {self.plan.tiling.n}; ++$across)"
         inside = [*along.lines, "#pragma unroll", *block(head, inside)]
         yield from outside.lines
