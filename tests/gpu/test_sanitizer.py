@@ -19,13 +19,13 @@ from fusepass.codegen.ir.program import Buffer, Program, Role
 from fusepass.codegen.render import render
 from fusepass.errors import BuildError
 from tests.conftest import ROOT
-from tests.support import convolutions, kernels, products
+from tests.support import convolutions, halved, kernels, products
 from tests.support.launch import BufferPlan, LaunchPlan, Plan
 
 SANITIZER = shutil.which("compute-sanitizer", path=f"{os.environ.get('PATH')}:{CUDA_HOME}/bin")
 _MOST_BYTES = 16 << 20  # of a sample: racecheck takes hundreds of times the kernel's own time
 
-SAMPLES = {**kernels.SAMPLES, **convolutions.SAMPLES, **products.SAMPLES}
+SAMPLES = {**kernels.SAMPLES, **convolutions.SAMPLES, **products.SAMPLES, **halved.SAMPLES}
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(SANITIZER is None, reason="compute-sanitizer is not installed")]
 

@@ -159,6 +159,8 @@ def assert_close(program: Program, got: dict[str, Array], wanted: dict[str, Arra
         anchors = [kernel.anchor for kernel in program.kernels]
         if any(isinstance(anchor, Product) and anchor.arithmetic is Arithmetic.TF32 for anchor in anchors):
             tolerance = 4e-3
+        if any(isinstance(anchor, Product) and anchor.arithmetic is Arithmetic.HALVES for anchor in anchors):
+            tolerance = max(tolerance, 1e-3)  # sums of a thousand terms, some of which cancel
         np.testing.assert_allclose(
             decode(got[name], dtype).astype(np.float64),
             decode(wanted[name], dtype).astype(np.float64),
