@@ -82,6 +82,18 @@ def test_values(name: str) -> None:
     assert (np.abs(found - exact(case, given)) <= bound(case, given)).all()
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_values_after_all_passes(name: str) -> None:
+    case = CASES[name]
+    rounded = program_of(replace(case, precision=Precision.TF32))
+    program = generate(rounded, Builder(), H200, AnchorSource.HALVES).program
+    verify(program)
+    assert any(isinstance(kernel.anchor, Product) for kernel in program.kernels)
+    given = operands(case)
+    found = interpret(program, memory(case, given))["y"].reshape(case.result)
+    assert (np.abs(found - exact(case, given)) <= bound(case, given)).all()
+
+
 EMULATED = [
     "2d",
     "2d, a border of whole vectors",
