@@ -165,12 +165,20 @@ def prelu(x: Value, weight: Value) -> Value:
 
 @formula(aten.hardsigmoid.default)
 def hardsigmoid(x: Value) -> Value:
-    return (x + 3.0).clamp(0.0, 6.0) / 6.0
+    return _sixth((x + 3.0).clamp(0.0, 6.0))
 
 
 @formula(aten.hardswish.default)
 def hardswish(x: Value) -> Value:
-    return x * (x + 3.0).clamp(0.0, 6.0) / 6.0
+    return _sixth(x * (x + 3.0).clamp(0.0, 6.0))
+
+
+def _sixth(x: Value) -> Value:
+    """`x` / 6 as ATen computes it: on CUDA the product with a sixth that is rounded to float32, for float64, too."""
+    return x * _FLOAT32_SIXTH if x.context.cuda else x / 6.0
+
+
+_FLOAT32_SIXTH = torch.tensor(1 / 6, dtype=torch.float32).item()
 
 
 @formula(aten.hardshrink.default)

@@ -31,7 +31,7 @@ def main() -> None:
     cases = [LARGE[name] for name in sys.argv[1:] or LARGE]
     forms = [(case, precision) for case in cases for precision in Precision]
     warps = warps_together(facts)
-    programs = [generated(replace(case, precision=precision, warps=warps)) for case, precision in forms]
+    programs = [generated(replace(case, precision=precision, warps=warps), facts=facts) for case, precision in forms]
     sources = [render(program, facts) for program in programs]
     for (case, precision), program, source, path in zip(forms, programs, sources, build_all(sources), strict=True):
         if precision is Precision.FLOAT32:

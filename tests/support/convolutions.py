@@ -16,7 +16,7 @@ from fusepass.codegen.ir.expr import Builder, Op, ReduceOp
 from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Reduction, Ref, Role, Store
 from fusepass.codegen.passes.anchors import generate_anchors
-from fusepass.codegen.schedule_convolution import pieces_on
+from fusepass.codegen.schedule_convolution import pieces_on, serves
 
 F32 = DType.F32
 
@@ -192,9 +192,13 @@ def generated_pooling(case: Case, across: Across, facts: DeviceFacts | None = No
     return generate_anchors(pooled(case, across, builder), builder, lambda program, kernel: True, pieces, case.warps)
 
 
-def generated(case: Case, *, chain: bool = True) -> Program:
-    """The same with the convolution as a kernel."""
-    return generate_anchors(program_of(case, chain=chain), Builder(), lambda program, kernel: True, warps=case.warps)
+def generated(case: Case, *, chain: bool = True, facts: DeviceFacts | None = None) -> Program:
+    """The same with the convolution as a kernel: the first form, or the first that `facts` have room for."""
+
+    def choose(program: Program, kernel: Kernel) -> bool:
+        return facts is None or serves(program, kernel, facts)
+
+    return generate_anchors(program_of(case, chain=chain), Builder(), choose, warps=case.warps)
 
 
 DEPTHWISE: dict[str, Case] = {

@@ -359,7 +359,7 @@ def compiled(name: str, precision: Precision, folder: Path) -> tuple[Path, str]:
     if nvcc is None:
         pytest.skip("needs nvcc")
     source, cubin = folder / "source.cu", folder / "source.cubin"
-    source.write_text(render(generated(replace(LARGE[name], precision=precision, warps=4)), H200).text)
+    source.write_text(render(generated(replace(LARGE[name], precision=precision, warps=4), facts=H200), H200).text)
     arch = "-gencode=arch=compute_90a,code=sm_90a"
     command = [nvcc, "-O3", "-std=c++17", arch, f"-I{include_directory()}", "-cubin", "-o", str(cubin), str(source)]
     return cubin, subprocess.run(command, capture_output=True, text=True, check=True).stderr
