@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch._ops import OpOverload
 
 from fusepass import measure
 from fusepass.choice import GENERATED
+from fusepass.codegen import choices
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import few_channels
 from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, is_channels_last
@@ -29,7 +31,9 @@ _ACCESS = 16  # bytes that a thread loads at once
 _LEAST_FLOAT32 = 16  # input channels
 _TF32_ROUNDING = 2e-5  # of a result's norm: float32 kernels differ by some 1e-6, TF32 by some 3e-4
 _MEMORY_SHARE = 0.25  # of what is free may be taken to try a convolution
-_rounding: dict[tuple[object, ...], bool] = {}
+_TF32, _FLOAT32 = "TF32", "float32"
+_Key = tuple[torch.device, *tuple[str, ...]]
+_rounding: dict[_Key, str] = {}
 
 
 @dataclass(frozen=True)
@@ -184,10 +188,38 @@ def _rounds_to_tf32(node: fx.Node) -> bool:
     key = (device, str(node.args[3:9]), *(f"{each.shape} {each.stride()}" for each in operands))
     if key not in _rounding:
         try:
-            _rounding[key] = differs_from_float32(operands, node.args[3:9], device)
+            _rounding[key] = _found_earlier(key) or _found_now(key, operands, node.args[3:9])
         except RuntimeError:  # no memory after all, or no kernel for full precision
             return False
-    return _rounding[key]
+    return _rounding[key] == _TF32
+
+
+def _found_earlier(key: _Key) -> str | None:
+    """What an earlier process found: trying a convolution takes as long as all else that a process with a filled cache does."""
+    record = choices.lookup(_key_on_disk(key))
+    return None if record is None else str(record.choice["chosen"])
+
+
+def _found_now(key: _Key, operands: Sequence[torch.Tensor], geometry: Sequence[Any]) -> str:
+    device = key[0]
+    found = _TF32 if differs_from_float32(operands, geometry, device) else _FLOAT32
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    record = choices.Record("convolution", torch.cuda.get_device_name(device), "", now, {"chosen": found})
+    choices.store(_key_on_disk(key), record)
+    return found
+
+
+def _key_on_disk(key: _Key) -> str:
+    device, *convolution = key
+    cudnn = torch.backends.cudnn
+    return choices.key_of(
+        {
+            "rounding": convolution,
+            "device": torch.cuda.get_device_name(device),
+            "flags": [cudnn.enabled, cudnn.benchmark, cudnn.deterministic],
+            "versions": [torch.__version__, cudnn.version()],
+        }
+    )
 
 
 def differs_from_float32(operands: Sequence[torch.Tensor], geometry: Sequence[Any], device: torch.device) -> bool:
