@@ -35,10 +35,13 @@ def optional(target: OpOverload) -> frozenset[str]:
 
 def key_of(value: Any) -> Hashable:
     """Equal for equal arguments of a call; 1, 1.0 and True differ, and -0.0 and 0.0."""
-    if isinstance(value, fx.Node):
-        return value
+    kind = type(value)
+    if kind is fx.Node:
+        return value  # type: ignore[no-any-return]
+    if kind is int or value is None:
+        return (kind, value)
     if isinstance(value, tuple | list):
-        return tuple(map(key_of, value))
+        return tuple([key_of(part) for part in value])
     if isinstance(value, dict):
-        return tuple((name, key_of(part)) for name, part in value.items())
-    return (type(value), repr(value))
+        return tuple([(name, key_of(part)) for name, part in value.items()])
+    return (kind, repr(value))

@@ -103,22 +103,19 @@ def match(pattern: Call, node: fx.Node) -> Match | Mismatch:
 
 def matches(pattern: Call, node: fx.Node) -> Iterator[Match]:
     """Every way in which `node`, a call of an operator of `pattern`, is an instance of it."""
-    if _is_flat(pattern) and node.args:
-        return _flat(pattern, node)
+    if pattern.flat is not None and node.args:
+        return _flat(pattern, pattern.flat, node)
     return _Attempt().matches(pattern, node) if _plausible(pattern, node) else iter(())
 
 
-def _is_flat(pattern: Call) -> bool:
-    """Whether any call of the operator on a tensor will do: so are most patterns, and needs no search."""
-    one = len(pattern.args) == 1 and isinstance(pattern.args[0], Var)
-    return one and pattern.open and pattern.item is None and not pattern.kwargs and not pattern.single_user
-
-
-def _flat(pattern: Call, node: fx.Node) -> Iterator[Match]:
-    (operand,), value = pattern.args, node.args[0]
-    if isinstance(value, fx.Node) and isinstance(operand, Var) and operand.name != pattern.name:
-        captures: dict[str, Any] = {operand.name: value}
-        yield Match(node, frozenset((node,)), captures if pattern.name is None else {pattern.name: node, **captures})
+def _flat(pattern: Call, operand: str, node: fx.Node) -> Iterator[Match]:
+    """The match of a pattern that is the call of an operator on any tensor."""
+    value = node.args[0]
+    if not isinstance(value, fx.Node) or operand == pattern.name:
+        return iter(())
+    captures: dict[str, Any] = {operand: value}
+    found = Match(node, frozenset((node,)), captures if pattern.name is None else {pattern.name: node, **captures})
+    return iter((found,))
 
 
 def _plausible(pattern: Call, node: fx.Node) -> bool:

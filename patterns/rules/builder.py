@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -18,6 +19,9 @@ from fusepass.patterns.infer import is_plain
 from fusepass.patterns.matcher import Declined, Match
 
 aten = torch.ops.aten
+
+_FEW_TERMS = 2**18
+"""Of a matrix product: those that take some microseconds, about as long as a call."""
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:
@@ -123,6 +127,10 @@ class Builder:
         """The elements of `a` in another shape; they are copied where their strides do not allow that."""
         if shape_of(a) == tuple(shape):
             return a
+        while a.target is aten.view.default and is_plain(a.args[0].meta["val"]):  # type: ignore[union-attr]
+            a = a.args[0]  # type: ignore[assignment]
+        if shape_of(a) == tuple(shape):
+            return a
         return self._call(aten.view.default, self.contiguous(a), list(shape))
 
     def contiguous(self, a: fx.Node) -> fx.Node:
@@ -152,12 +160,16 @@ class Builder:
     def product(self, a: fx.Node, b: fx.Node) -> fx.Node:
         """The product of two matrices, or of two batches of them.
 
-        With a single column it is written as a sum, which no mode of the library runs in lower precision, and which may
-        fuse with what follows.
+        With a single column, or few terms in all, it is written as a sum, which no mode of the library runs in lower
+        precision, and which may fuse with what is around it: calls cost more than so few terms.
         """
-        if shape_of(b)[-1] == 1:
-            row = self.view(b, (*shape_of(b)[:-2], 1, shape_of(b)[-2]))
-            return self.sum(self.multiply(a, row), [-1])
+        *batch, rows, inner = shape_of(a)
+        columns = shape_of(b)[-1]
+        if columns == 1:
+            return self.sum(self.multiply(a, self.view(b, (*batch, 1, inner))), [-1])
+        if prod(batch) * rows * inner * columns <= _FEW_TERMS:
+            pairs = self.multiply(self.view(a, (*batch, rows, inner, 1)), self.view(b, (*batch, 1, inner, columns)))
+            return self.view(self.sum(pairs, [-2]), (*batch, rows, columns))
         return self.matrix_product(a, b)
 
     def matrix_product(self, a: fx.Node, b: fx.Node) -> fx.Node:
@@ -197,10 +209,15 @@ def _written_before(root: fx.Node) -> bool:
     """Whether an operator before `root` writes: a tensor would be read later than the original reads it."""
     node = root.prev
     while node.op != "root":
-        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable and any(written(node)):
+        if _may_write(node.target) and any(written(node)):
             return True
         node = node.prev
     return False
+
+
+@cache
+def _may_write(target: Any) -> bool:
+    return isinstance(target, OpOverload) and target._schema.is_mutable
 
 
 def count(shape: Sequence[int], dims: Sequence[int]) -> int:

@@ -412,7 +412,7 @@ def test_only_what_may_have_changed_is_tried_again(training: bool) -> None:
     code, trials = simplified(graph, Counted)
     everything, more = simplified(graph, Tireless)
     assert code == everything
-    assert trials < (6.8 if training else 3.6) * size
+    assert trials < (5.0 if training else 3.6) * size
     assert trials < 0.9 * more
 
 
