@@ -134,6 +134,15 @@ def test_few_channels_stream_where_a_block_has_no_room_for_the_weights() -> None
     np.testing.assert_allclose(got["y"], wanted["y"], rtol=2e-6, atol=2e-6 * np.abs(wanted["y"]).max())
 
 
+@pytest.mark.parametrize("name", ["2d, 8 to 64", "3d, 8 to 32", "2d, 64 to 128"])
+def test_tiles_are_as_wide_as_rows_that_begin_anywhere(name: str) -> None:
+    """Pieces of such rows fill sectors in part at both of their ends."""
+    program = generated(replace(LARGE[name], precision=Precision.TF32, warps=4))
+    plan = schedule_convolution(program.kernels[-1], program, H200)
+    assert plan is not None
+    assert plan.on.tiles[-1] == 1
+
+
 def _kernel(program: Program) -> tuple[Program, Kernel]:
     (kernel,) = program.kernels
     return program, kernel
