@@ -153,7 +153,8 @@ def _suits_halves(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
         return False
     (node,) = nodes
     x, weight, result = node.args[0].meta["val"], node.args[1].meta["val"], node.meta["val"]
-    positions = (x if node.args[6] else result)[:, 0].numel()
+    met = x if node.args[6] else result  # each weight meets each of its positions
+    positions = met.numel() // max(met.shape[1], 1)
     suits = x.dtype is torch.float32 and node.args[8] == 1 and fill_halves(x.shape[1])
     return suits and 2 * weight.numel() * positions >= _LEAST_HALVED
 
