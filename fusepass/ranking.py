@@ -48,7 +48,6 @@ class Ratio:
             return False
         return self.median <= MARGIN if self.high - self.low <= 1 - MARGIN else None
 
-
     @property
     def likely(self) -> bool:
         """Whether the first is to be preferred, as a guess where the rounds do not tell."""
