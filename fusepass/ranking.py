@@ -2,7 +2,8 @@
 
 Neighbours on a machine disturb whole rounds rather than one candidate, so times are compared within a round: what counts
 is the median of the ratios, and an interval that holds the true median by the sign test, whatever the distribution. A
-candidate takes over from one before it only where it is surely no slower and typically faster by two percent.
+candidate takes over from one before it only where it is surely no slower and typically faster by two percent; where the
+rounds leave that open, the second suffices, as a guess is better than the worse of the two.
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ class Ratio:
             return False
         return self.median <= MARGIN if self.high - self.low <= 1 - MARGIN else None
 
+    @property
+    def likely(self) -> bool:
+        """Whether the first is to be preferred, as a guess where the rounds do not tell."""
+        return self.median <= MARGIN if self.wins is None else self.wins
+
 
 @dataclass(frozen=True)
 class Ranking:
@@ -64,12 +70,12 @@ class Ranking:
 def ranking(samples: Mapping[str, Sequence[float]]) -> Ranking:
     """The fastest by `samples`: seconds round by round of each candidate, in order of preference.
 
-    Undecided, the first one wins, unless another one surely beats it.
+    What is not sure goes by the medians.
     """
     names = list(samples)
     winner = names[0]
     for name in names[1:]:
-        if _wins(samples, name, winner):
+        if Ratio.of(samples[name], samples[winner]).likely:
             winner = name
     place = names.index(winner)
     decided = all(_wins(samples, winner, name) for name in names[:place]) and all(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
+from fusepass.config import current
 from fusepass.patterns.arguments import arguments, defaults, optional
 from fusepass.patterns.infer import infer
 from fusepass.patterns.language import Call, Const, Operand, Var
@@ -67,7 +70,8 @@ class Match:
         Args:
             target: the operator.
             args: its arguments.
-            like: a node whose result looks as this one will, where that is known; it is inferred otherwise.
+            like: a node whose result looks as this one will, where that is known (and checked when debugging); it is
+                inferred otherwise.
             kwargs: its arguments by name.
 
         Raises:
@@ -75,6 +79,8 @@ class Match:
         """
         if like is not None:
             result = like.meta["val"]
+            if current().debug:
+                self._assert_alike(result, target, args, kwargs)
         else:
             try:
                 result = infer(target, args, kwargs, self.device)
@@ -85,6 +91,13 @@ class Match:
         kept = ("stack_trace", "nn_module_stack")
         node.meta = {key: value for key, value in self.root.meta.items() if key in kept} | {"val": result}
         return node
+
+    def _assert_alike(self, expected: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """That a call gives what a rule says it gives; a library's layout is not known beforehand."""
+        with contextlib.suppress(RuntimeError):
+            found = pytree.tree_leaves(infer(target, args, kwargs, self.device))
+            looks = [[(each.shape, each.dtype) for each in leaves] for leaves in (found, pytree.tree_leaves(expected))]
+            assert looks[0] == looks[1], f"{target} of {args} gives {looks[0]}, not {looks[1]} as {self.root} does"
 
     def item(self, call: fx.Node, number: int) -> fx.Node:
         """A new node before `root` for one of several results of `call`."""
