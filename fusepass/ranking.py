@@ -19,6 +19,9 @@ LEAST_ROUNDS = 5
 MARGIN = 0.98
 """A candidate must take at most this share of another's time to be preferred to it."""
 
+_NEAR = 1.05
+"""What may be lost by a choice that is not measured again."""
+
 _CONFIDENCE = 0.99  # high, because it is asked for after each round; below eight rounds all of them must agree
 
 
@@ -61,10 +64,12 @@ class Ranking:
     Attributes:
         winner: the candidate to take.
         decided: whether it would win again, as far as the rounds tell.
+        near: whether it is surely near the fastest one, if not that itself.
     """
 
     winner: str
     decided: bool
+    near: bool
 
 
 def ranking(samples: Mapping[str, Sequence[float]]) -> Ranking:
@@ -81,7 +86,8 @@ def ranking(samples: Mapping[str, Sequence[float]]) -> Ranking:
     decided = all(_wins(samples, winner, name) for name in names[:place]) and all(
         _wins(samples, name, winner) is False for name in names[place + 1 :]
     )
-    return Ranking(winner, decided)
+    near = all(Ratio.of(samples[winner], samples[name]).high <= _NEAR for name in names if name != winner)
+    return Ranking(winner, decided, near)
 
 
 def _wins(samples: Mapping[str, Sequence[float]], name: str, other: str) -> bool | None:

@@ -63,18 +63,20 @@ def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Va
     `effort` is `Config.tune`: ``"off"`` tries nothing, ``"max"`` everything. ``"fast"`` tries the anchor in both
     implementations, and the other memory format where the rule for it (`anchor_formats`) is least sure: on CUDA, where tensor
     cores may compute a convolution in either. A large convolution that may be rounded to TF32 is also tried as a product of
-    halves. Two variants may turn out to be the same program.
+    halves, which as a rule is the faster one of the generated implementations: ``"fast"`` tries no other there. Two variants
+    may turn out to be the same program.
     """
     first, *others = anchor_formats(graph, facts)
     anchored = facts.target is Target.CUDA and any(_is_anchor(node) for node in graph.graph.nodes)
     every = (AnchorSource.PREFERRED, AnchorSource.LIBRARY, AnchorSource.GENERATED)
-    anchors = every if anchored else every[:1]
+    halved = _suits_halves(graph, facts)
+    anchors = every[: 2 if halved and effort == "fast" else 3] if anchored else every[:1]
     ranked = [Variant(first, anchor) for anchor in anchors]
     if effort == "fast":
         ranked += [Variant(other, AnchorSource.PREFERRED) for other in others if _is_unsure(graph, facts)]
     else:
         ranked += [Variant(other, anchor) for other in others for anchor in anchors]
-    if _suits_halves(graph, facts):
+    if halved:
         ranked.append(Variant(AnchorFormat.CALLER, AnchorSource.HALVES))
     return tuple(ranked[:1] if effort == "off" else ranked)
 
