@@ -56,7 +56,7 @@ def parts_of(stride: Stride, count: int) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class Operand:
-    """A stored operand, a view of a buffer from its beginning; strides in elements along (batch, row, inner).
+    """A stored operand, a view of a buffer from element `offset` on; strides in elements along (batch, row, inner).
 
     The right operand's rows are the result's columns. A stride is 0 where the operand is the same along the axis.
     """
@@ -65,15 +65,16 @@ class Operand:
     batch: int
     row: Stride
     inner: Stride
+    offset: int = 0
 
     def place(self, batch: Index, row: Index, inner: Index) -> Index:
         """Where the element at a point stands in the buffer."""
-        return batch * self.batch + _along(self.row, row) + _along(self.inner, inner)
+        return batch * self.batch + _along(self.row, row) + _along(self.inner, inner) + self.offset
 
     def extent(self, batches: int, rows: int, inner: int) -> int:
-        """Elements from the first to one past the last, where there are any."""
+        """Elements from the buffer's first to one past the last, where there are any."""
         steps = ((batches, self.batch), *parts_of(self.row, rows), *parts_of(self.inner, inner))
-        return 1 + sum((size - 1) * stride for size, stride in steps)
+        return self.offset + 1 + sum((size - 1) * stride for size, stride in steps)
 
 
 def reach(stride: Stride, count: int) -> int:
@@ -136,4 +137,5 @@ class Product:
 
 
 def _text(operand: Operand) -> str:
-    return f"{operand.buffer} strides ({operand.batch},{operand.row},{operand.inner})"
+    start = f" from {operand.offset}" if operand.offset else ""
+    return f"{operand.buffer}{start} strides ({operand.batch},{operand.row},{operand.inner})"

@@ -20,6 +20,9 @@ from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.passes.halves import Layout, Scales, channels_last, scales_of
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
+_VECTOR = 4  # float32 numbers that are read at once
+_MOST_ADDED = 1 / 8  # of the packed input
+
 
 @dataclass(frozen=True)
 class _Step:
@@ -110,6 +113,8 @@ def halved_of(program: Program, builder: Builder, anchor: Convolution, result: B
     name = _free_name(program, result.name)
     scales = scales_of(builder, name, source, weight, transposed=anchor.transposed)
     before, after = ([getattr(step, side) for step in steps] for side in ("before", "after"))
+    first = before[-1]
+    before[-1], after[-1] = _aligned(source.shape[-1], before[-1], after[-1])
     image, pack_image = scales.pack_source(builder, f"{name}_input", channels_last(source.shape, before, after))
     taps, pack_taps = scales.pack_weight(builder, f"{name}_weight", _weight_layout(anchor, weight, steps, padded))
     across, sizes = image.strides[1:-1], [step.taps for step in steps]
@@ -122,6 +127,7 @@ def halved_of(program: Program, builder: Builder, anchor: Convolution, result: B
             image.strides[0],
             nested([step.positions for step in steps], [step.step * s for step, s in zip(steps, across, strict=True)]),
             nested([*sizes, padded], [*(step.apart * s for step, s in zip(steps, across, strict=True)), 1]),
+            (before[-1] - first) * across[-1],
         ),
         inner=terms,
         length=terms,
@@ -129,6 +135,15 @@ def halved_of(program: Program, builder: Builder, anchor: Convolution, result: B
     )
     kernels = (*scales.kernels, pack_taps, pack_image)
     return Halved(product, scales, kernels, (*scales.buffers, taps, image), steps)
+
+
+def _aligned(size: int, before: int, after: int) -> tuple[int, int]:
+    """The border before and after rows of `size` numbers so that they are read in vectors, if that adds little to it."""
+    wide = -(-before // _VECTOR) * _VECTOR
+    rest = -(-(size + wide + after) // _VECTOR) * _VECTOR - size - wide
+    fits = size % _VECTOR == 0 and before >= 0 and rest >= 0
+    little = wide + rest - before - after <= _MOST_ADDED * (size + before + after)
+    return (wide, rest) if fits and little else (before, after)
 
 
 def _step(anchor: Convolution, source: Buffer, weight: Buffer, result: Buffer, axis: int) -> _Step:

@@ -109,9 +109,9 @@ def exchanges(frame: Frame) -> tuple[Exchange, ...]:
         along, across = Axis(f"along {number}", here.size), Axis(f"across {number}", there.size)
         axes = {here: axis_index(along), there: axis_index(across), arranged.lane: Index()}
         index = crossing.index.substitute(axes)
-        tile = exchange_tile(frame.kernel, frame.program, frame.schedule, crossing, across, index)
-        lane = Axis(f"lane {number}", tile.width)
         guard = tuple(Bound(bound.index.substitute(axes), bound.low, bound.high) for bound in crossing.guard)
+        tile = exchange_tile(frame.kernel, frame.program, frame.schedule, crossing, across, index, guard)
+        lane = Axis(f"lane {number}", tile.width)
         if tile.width > 1:
             index = split_index(index, across, lane)
         name = frame.names.exact(f"{frame.pointers[crossing.buffer]}_tile")

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable
 from string import Template
 
+from fusepass.codegen.ir.crossing import near_step
 from fusepass.codegen.ir.expr import Apply, Const, Op, Stat, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.product import Arithmetic, Nested, Operand, Product, parts_of
@@ -19,6 +20,7 @@ from fusepass.codegen.schedule_product.tiles import Access
 _ARITHMETIC = {Arithmetic.TF32_THREE: "tf32_three", Arithmetic.TF32: "tf32", Arithmetic.HALVES: "halves"}
 _ALIGNMENT = {False: 16, True: 1024}  # bytes, of shared memory: what a group multiplies lies in patterns of 1024 bytes
 _NEIGHBOURS = "$column", "$next"
+_TOGETHER = 2, 4, 8  # rows that a warp may take together
 _DIRECT_BYTES = 4  # of an element, from which 8 neighbours are a whole sector
 _MOST_DIRECT = 16  # nodes of what is done with a sum
 _CHEAP = frozenset(
@@ -118,12 +120,17 @@ class _Writer:
         else:
             yield f"const int64_t $first = 0, $last = {product.inner};"
         for name, operand in (("$left", product.left), ("$right", product.right)):
+            start = f" + {operand.offset}" if operand.offset else ""
             moved = f" + int64_t($batch) * {operand.batch}" if operand.batch and batches > 1 else ""
-            yield f"const {C_TYPES[product.dtype]}* const {name} = {self.pointers[operand.buffer]}{moved};"
+            yield f"const {C_TYPES[product.dtype]}* const {name} = {self.pointers[operand.buffer]}{start}{moved};"
 
     def _epilogue(self) -> Iterable[str]:
-        """What the kernel's stores make of the sums: a warp takes 32 neighbours of a row, row by row."""
-        tiling = self.plan.tiling
+        """What the kernel's stores make of the sums: a warp takes 32 neighbours of a row, row by row.
+
+        Where rows lie between the neighbours of others in memory, it takes as many rows together, and fewer neighbours of each.
+        """
+        tiling, together = self.plan.tiling, self._rows_between()
+        down, across = ("$down", "$lane") if together == 1 else (f"($down + $lane % {together})", f"$lane / {together}")
         outside = Scope(self.printer)
         outside.define_axis(self.pieces, "$piece" if self.pieces.size > 1 else "0")
         outside.define_axis(self.batches, "$batch" if self.batches.size > 1 else "0")
@@ -142,7 +149,7 @@ class _Writer:
             if store.value.dtype is not buffer.dtype:
                 value = f"fp::cast<{C_TYPES[buffer.dtype]}>({value})"
             here.lines.append(f"{self.pointers[store.buffer]}[{here.index(store.index)}] = {value};")
-        body = [f"const float $sum = $room[$down * {tiling.room_pitch} + $across + $lane];", *here.lines]
+        body = [f"const float $sum = $room[{down} * {tiling.room_pitch} + $across + {across}];", *here.lines]
         if self.kernel.within:
             test = along.child()
             test.define_axis(self.rows, "$row")
@@ -150,21 +157,30 @@ class _Writer:
             body = [*test.lines, *block(f"if ({condition})", body)]
         if self.rows.size % tiling.rows:
             body = block(f"if ($row < {self.rows.size})", body)
-        rows = [f"const {self.index_type} $row = {self._index('$first_row + $Tile::warp_row() + $down')};", *body]
+        rows = [f"const {self.index_type} $row = {self._index(f'$first_row + $Tile::warp_row() + {down}')};", *body]
         high, long = tiling.warp_tile
+        step = "++$down" if together == 1 else f"$down += {together}"
         loop = [
             f"#pragma unroll {_ROWS_AT_ONCE}",
-            *block(f"for (int $down = 0; $down < {high}; ++$down)", rows),
+            *block(f"for (int $down = 0; $down < {high}; {step})", rows),
         ]
         inside = [*along.lines, *loop]
         if self.columns.size % tiling.columns:
             inside = block(f"if ($column < {self.columns.size})", inside)
-        at = self._index("$first_column + $Tile::warp_column() + $across + $lane")
+        at = self._index(f"$first_column + $Tile::warp_column() + $across + {across}")
         yield "const int $lane = threadIdx.x % 32;"
         yield from outside.lines
         yield "#pragma unroll 1"
-        head = f"for (int $across = 0; $across < {long}; $across += 32)"
+        head = f"for (int $across = 0; $across < {long}; $across += {32 // together})"
         yield from block(head, [f"const {self.index_type} $column = {at};", *inside])
+
+    def _rows_between(self) -> int:
+        """How many rows lie between two neighbours of one row, that row included, where all stores have them so; else 1."""
+        steps = {
+            tuple(near_step(store.index, axis) for axis in (self.rows, self.columns)) for store in self.kernel.stores
+        }
+        found = next((int(apart) for beside, apart in steps if beside == 1 and apart in _TOGETHER), 1)
+        return found if len(steps) == 1 and self.plan.tiling.warp_tile[0] % found == 0 else 1
 
     def _stores_directly(self) -> bool:
         """Whether threads store the sums that they have: 8 columns of 8 rows at once, which are whole sectors of float32.
@@ -173,6 +189,8 @@ class _Writer:
         """
         tiling = self.plan.tiling
         if not tiling.groups or tiling.turned or tiling.m > 1 or self.product.arithmetic is not Arithmetic.HALVES:
+            return False
+        if self._rows_between() > 1:
             return False
         if any(self.program.buffer(store.buffer).dtype.nbytes < _DIRECT_BYTES for store in self.kernel.stores):
             return False

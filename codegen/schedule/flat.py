@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from fusepass.codegen.ir.crossing import Crossing, Tile, crossings, fitting_width, near_step, neighbours, power_above
-from fusepass.codegen.ir.index import Axis, Index
+from fusepass.codegen.ir.crossing import (
+    Crossing,
+    Guard,
+    Tile,
+    crossings,
+    fitting_width,
+    near_step,
+    neighbours,
+    power_above,
+)
+from fusepass.codegen.ir.index import Axis, Bound, Index
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.vectors import alignment, is_vector, split_index
 from fusepass.codegen.schedule.plan import Schedule, Walk
@@ -129,9 +138,10 @@ def exchanged(found: Iterable[Crossing], program: Program, along: int, across: i
 
 
 def exchange_tile(
-    kernel: Kernel, program: Program, plan: Schedule, crossing: Crossing, across: Axis, index: Index
+    kernel: Kernel, program: Program, plan: Schedule, crossing: Crossing, across: Axis, index: Index, guard: Guard
 ) -> Tile:
-    """How the threads of a block read or write `crossing`, which stands at `index`, vectors running along `across`."""
+    """How the threads of a block read or write `crossing`, which stands at `index` where `guard` holds, vectors running along
+    `across`."""
     buffer = program.buffer(crossing.buffer)
     match plan.walk:
         case Walk.INNER:
@@ -144,12 +154,23 @@ def exchange_tile(
 
     def fits(width: int) -> bool:
         lane = Axis("lane", width)
-        return usable and across.size % width == 0 and is_vector(split_index(index, across, lane), across, lane)
+        whole = all(_is_of_vectors(bound, across, width) for bound in guard)
+        return (
+            usable and whole and across.size % width == 0 and is_vector(split_index(index, across, lane), across, lane)
+        )
 
     # Less at once where there would be fewer accesses than threads.
     each = max(power_above(tile[0]) * tile[1] // plan.threads, 1)
-    most = 1 if crossing.guard else min(ACCESS // buffer.dtype.nbytes, each, tile[1])
+    most = min(ACCESS // buffer.dtype.nbytes, each, tile[1])
     # A warp that has more of a row than all banks take at once reads whole vectors.
     whole = plan.walk is Walk.CROSSING and min(plan.lanes, 32) * plan.width * buffer.dtype.nbytes > LINE
     vector = plan.width if whole else 1
     return Tile(*tile, plan.threads, fitting_width(most, fits), buffer.dtype.nbytes, vector)
+
+
+def _is_of_vectors(bound: Bound, axis: Axis, width: int) -> bool:
+    """Whether `bound` holds for all points of a vector along `axis` or for none."""
+    if width == 1 or axis not in bound.index.axes:
+        return True
+    begins = alignment(bound.index - bound.low, axis, width) % width == 0
+    return begins and bound.index.stride(axis) == 1 and (bound.high - bound.low) % width == 0

@@ -198,7 +198,7 @@ def _access(program: Program, product: Product, operand: Operand, batch: int, ro
     vector = _ACCESS // product.dtype.nbytes
     if not aligned and program.buffer(operand.buffer).role is Role.INPUT:
         vector = 1
-    others = (*across, *along[:-1], (batch, operand.batch))
+    others = (*across, *along[:-1], (batch, operand.batch), (2, operand.offset))
     while any(count > 1 and stride % vector for count, stride in others) or (len(along) > 1 and run % vector):
         vector //= 2
     return Access(inner_first, vector)

@@ -179,7 +179,7 @@ class _Run:
         memory = decode(self.memory[operand.buffer], self.program.buffer(operand.buffer).dtype)
         steps = ((batch, operand.batch), *parts_of(operand.row, rows), *parts_of(operand.inner, inner))
         sizes, strides = zip(*((size, stride * memory.itemsize) for size, stride in steps), strict=True)
-        return np.lib.stride_tricks.as_strided(memory, sizes, strides).reshape(batch, rows, inner)
+        return np.lib.stride_tricks.as_strided(memory[operand.offset :], sizes, strides).reshape(batch, rows, inner)
 
     def _tensor(self, name: str) -> torch.Tensor:
         buffer = self.program.buffer(name)

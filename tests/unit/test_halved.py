@@ -44,6 +44,7 @@ CASES: dict[str, Case] = {
     "2d, odd channels, one by one": Case((3, 61, 5, 7), 70, (1, 1), (1, 1), (0, 0), (1, 1)),
     "2d, channels last": Case((2, 24, 6, 7), 33, (3, 3), (1, 1), (0, 1), (1, 1), channels_last=True),
     "2d, border that nothing reads": Case((1, 32, 8, 8), 8, (2, 2), (3, 3), (0, 0), (1, 1)),
+    "2d, a border of whole vectors": Case((2, 24, 3, 64), 8, (3, 3), (1, 1), (1, 1), (1, 1)),
     "1d": Case((3, 32, 50), 7, (4,), (1,), (2,), (1,)),
     "3d": Case((1, 32, 4, 5, 6), 64, (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1)),
     "3d, strided": Case((2, 18, 5, 9, 8), 12, (2, 3, 1), (1, 2, 2), (0, 1, 0), (2, 1, 1)),
@@ -109,7 +110,15 @@ def test_values(name: str) -> None:
     assert (np.abs(found - exact(case, given)) <= bound(case, given)).all()
 
 
-EMULATED = ["2d", "2d, strided and dilated", "2d, odd channels, one by one", "1d", "3d, strided", "transposed, cut"]
+EMULATED = [
+    "2d",
+    "2d, a border of whole vectors",
+    "2d, strided and dilated",
+    "2d, odd channels, one by one",
+    "1d",
+    "3d, strided",
+    "transposed, cut",
+]
 EMULATED += ["transposed, by 2", "transposed, by 1 and 2, dilated"]
 
 
@@ -251,6 +260,19 @@ def test_dimensions_that_go_on_as_one_are_one() -> None:
     assert nested([4, 5, 8], [50, 8, 1]) == Nested((4, 40), (50, 1))
     operand = Operand("x", 100, Nested((3, 4), (20, 2)), Nested((2, 8), (20, 1)))
     assert operand.extent(2, 12, 16) == 1 + 100 + 40 + 6 + 20 + 7
+
+
+def test_a_border_is_wide_enough_for_vectors_where_that_costs_little() -> None:
+    def columns(*shape: int) -> tuple[int, int]:
+        program = halved(Case((2, 24, *shape), 8, (3, 3), (1, 1), (1, 1), (1, 1)))
+        (image,) = (buffer for buffer in program.buffers if buffer.name.endswith("_input"))
+        anchor = program.kernels[product_kernel(program)].anchor
+        assert isinstance(anchor, Product)
+        return image.shape[2], anchor.right.offset // 24
+
+    assert columns(5, 64) == (72, 3)
+    assert columns(5, 16) == (18, 0)
+    assert columns(5, 65) == (67, 0)
 
 
 def test_a_product_of_other_sizes_is_refused() -> None:
