@@ -125,6 +125,7 @@ def pass_options(facts: DeviceFacts, anchor: AnchorSource = AnchorSource.PREFERR
             separate_from=1 << 18,
             anchors=_generates(anchor, facts),
             warps=schedule_convolution.warps_together(facts),
+            halves=anchor is AnchorSource.HALVES,
             pieces=lambda program, kernel: schedule_convolution.pieces_on(program, kernel, facts),
             teams=lambda program, kernel: team_size(program, kernel, facts) if teams else None,
             product_length=lambda program, kernel: schedule_product.product_length(program, kernel, facts),

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from fusepass import measure
 from fusepass.choice import GENERATED
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.convolution import few_channels
+from fusepass.codegen.ir.convolution import GROUP_ARCH, few_channels, fill_halves
 from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, is_channels_last
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.source import Target
@@ -27,6 +27,7 @@ _MAPPING = (OpClass.POINTWISE, OpClass.VIEW)  # anything else, decomposed operat
 _ACCESS = 16  # bytes that a thread loads at once
 
 _LEAST_FLOAT32 = 16  # input channels
+_LEAST_HALVED = 8e9  # floating-point operations: 40 us of TF32 products, beside six small kernels
 _TF32_ROUNDING = 2e-5  # of a result's norm: float32 kernels differ by some 1e-6, TF32 by some 3e-4
 _MEMORY_SHARE = 0.25  # of what is free may be taken to try a convolution
 _rounding: dict[tuple[object, ...], bool] = {}
@@ -57,16 +58,20 @@ def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Va
 
     `effort` is `Config.tune`: ``"off"`` tries nothing, ``"max"`` everything. ``"fast"`` tries the anchor in both
     implementations, and the other memory format where the rule for it (`anchor_formats`) is least sure: on CUDA, where tensor
-    cores may compute a convolution in either. Two variants may turn out to be the same program.
+    cores may compute a convolution in either. A large convolution that may be rounded to TF32 is also tried as a product of
+    halves. Two variants may turn out to be the same program.
     """
     first, *others = anchor_formats(graph, facts)
     anchored = facts.target is Target.CUDA and any(_is_anchor(node) for node in graph.graph.nodes)
-    anchors = tuple(AnchorSource) if anchored else (AnchorSource.PREFERRED,)
+    every = (AnchorSource.PREFERRED, AnchorSource.LIBRARY, AnchorSource.GENERATED)
+    anchors = every if anchored else every[:1]
     ranked = [Variant(first, anchor) for anchor in anchors]
     if effort == "fast":
         ranked += [Variant(other, AnchorSource.PREFERRED) for other in others if _is_unsure(graph, facts)]
     else:
         ranked += [Variant(other, anchor) for other in others for anchor in anchors]
+    if _suits_halves(graph, facts):
+        ranked.append(Variant(AnchorFormat.CALLER, AnchorSource.HALVES))
     return tuple(ranked[:1] if effort == "off" else ranked)
 
 
@@ -135,6 +140,18 @@ def _is_unsure(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
     (node,) = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
     x = node.args[0].meta["val"]
     return facts.target is Target.CUDA and not is_channels_last(x.shape, x.stride()) and _suits_tensor_cores(node)
+
+
+def _suits_halves(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
+    """Whether a region has a large float32 convolution that may be rounded to TF32, with channels enough for products of halves."""
+    nodes = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
+    if facts.arch != GROUP_ARCH or len(nodes) != 1 or not _tf32_allowed():
+        return False
+    (node,) = nodes
+    x, weight, result = node.args[0].meta["val"], node.args[1].meta["val"], node.meta["val"]
+    positions = (x if node.args[6] else result)[:, 0].numel()
+    suits = x.dtype is torch.float32 and node.args[8] == 1 and fill_halves(x.shape[1])
+    return suits and 2 * weight.numel() * positions >= _LEAST_HALVED
 
 
 def _prefers_channels_last(node: fx.Node) -> bool:

@@ -17,10 +17,14 @@ from fusepass.codegen.ir.dtype import Precision
 ROWS, DEPTH = 16, 8
 """Output and input channels of a slice of weights: what a tensor core takes of one kernel position at once."""
 
+HALVES = 8
+"""Halves of the widest copy: as many channels of a position lie together."""
+
 GROUP_ARCH = "sm_90"
 """Where four warps multiply together (wgmma); no other architecture has these instructions."""
 
 _MOST_CHANNELS = 8
+_MOST_PADDED = 4 / 3  # channels with those that fill up chunks of halves, of those that are there
 _MOST_SCATTERED = 16  # of transposed convolutions with a stride, whose phases have few taps each
 
 
@@ -119,6 +123,14 @@ def few_channels(channels: int, spread: Sequence[int]) -> bool:
     Libraries lay convolutions out for many channels; see `Convolution.spread`.
     """
     return channels <= (_MOST_SCATTERED if max(spread) > 1 else _MOST_CHANNELS)
+
+
+def fill_halves(channels: int) -> bool:
+    """Whether a convolution has input channels enough to be a product of halves that are read chunk by chunk, 8 channels of a position.
+
+    With fewer, most of a tile of the input would be read once for each kernel position.
+    """
+    return channels > _MOST_SCATTERED and -(-channels // HALVES) * HALVES <= _MOST_PADDED * channels
 
 
 def packed_shape(out_channels: int, in_channels: int, kernel: Sequence[int], parts: int = 0) -> tuple[int, ...]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 
 from fusepass.codegen.ir.dtype import DType, Precision
+from fusepass.codegen.ir.index import Index, delinearize, linear
 
 
 class Arithmetic(enum.Enum):
@@ -18,6 +20,41 @@ class Arithmetic(enum.Enum):
 
 
 @dataclass(frozen=True)
+class Nested:
+    """A dimension of an operand that is made of several, slowest first; strides in elements, of which the same may be met twice."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return " + ".join(f"{size} by {stride}" for size, stride in zip(self.sizes, self.strides, strict=True))
+
+
+Stride = int | Nested
+"""How an operand goes on along one of its dimensions, in elements."""
+
+
+def nested(sizes: Sequence[int], strides: Sequence[int]) -> Stride:
+    """Dimensions one below the other as one, slowest first, in as few parts as can be."""
+    parts: list[tuple[int, int]] = []
+    for size, stride in zip(sizes, strides, strict=True):
+        if size == 1:
+            continue
+        if parts and parts[-1][1] == size * stride:
+            parts[-1] = (parts[-1][0] * size, stride)
+        else:
+            parts.append((size, stride))
+    if len(parts) < 2:
+        return parts[0][1] if parts else 1
+    return Nested(*map(tuple, zip(*parts, strict=True)))
+
+
+def parts_of(stride: Stride, count: int) -> tuple[tuple[int, int], ...]:
+    """(size, stride) of the parts of a dimension of `count` elements, slowest first."""
+    return tuple(zip(stride.sizes, stride.strides, strict=True)) if isinstance(stride, Nested) else ((count, stride),)
+
+
+@dataclass(frozen=True)
 class Operand:
     """A stored operand, a view of a buffer from its beginning; strides in elements along (batch, row, inner).
 
@@ -26,8 +63,27 @@ class Operand:
 
     buffer: str
     batch: int
-    row: int
-    inner: int
+    row: Stride
+    inner: Stride
+
+    def place(self, batch: Index, row: Index, inner: Index) -> Index:
+        """Where the element at a point stands in the buffer."""
+        return batch * self.batch + _along(self.row, row) + _along(self.inner, inner)
+
+    def extent(self, batches: int, rows: int, inner: int) -> int:
+        """Elements from the first to one past the last, where there are any."""
+        steps = ((batches, self.batch), *parts_of(self.row, rows), *parts_of(self.inner, inner))
+        return 1 + sum((size - 1) * stride for size, stride in steps)
+
+
+def reach(stride: Stride, count: int) -> int:
+    """No place before element `count` of a dimension, which may lie past its end, is further on than this."""
+    (_, first), *inner = parts_of(stride, count)
+    return ceil(count / prod(size for size, _ in inner)) * first + sum(size * step for size, step in inner)
+
+
+def _along(stride: Stride, index: Index) -> Index:
+    return linear(delinearize(index, stride.sizes), stride.strides) if isinstance(stride, Nested) else index * stride
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from math import prod
 from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, Gather, Load, ReduceOp, walk
-from fusepass.codegen.ir.index import Axis, Index
+from fusepass.codegen.ir.index import Axis, Bound, Index
 from fusepass.codegen.ir.product import Product
 
 _PRODUCTS = ("convolution", "_convolution", "mm", "bmm", "addmm", "baddbmm")
@@ -128,7 +128,7 @@ class Partials:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch over ``rows x cols``; see the module's text."""
+    """One launch over ``rows x cols``; see the module's text. With a product, points that are not `within` bounds do not exist."""
 
     name: str
     rows: tuple[Axis, ...]
@@ -140,6 +140,7 @@ class Kernel:
     anchor: Anchor | None = None
     team: Team | None = None
     partials: Partials | None = None
+    within: tuple[Bound, ...] = ()
 
     @property
     def row_count(self) -> int:

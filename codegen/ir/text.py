@@ -52,6 +52,8 @@ def _kernel_lines(kernel: Kernel) -> Iterator[str]:
     yield f"kernel {kernel.name} rows[{_axes(kernel.rows)}] cols[{_axes(kernel.cols)}]  # {', '.join(kernel.origin)}"
     if kernel.anchor is not None:
         yield f"  {kernel.anchor.name}: {kernel.anchor.description}"
+    if kernel.within:
+        yield f"  where {' and '.join(map(str, kernel.within))}"
     if kernel.team is not None:
         yield f"  rows shared by {kernel.team.teams} x {kernel.team.members} blocks through {kernel.team.exchange}"
     names = _Names()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from fusepass.codegen.ir.convolution import Convolution, packed_shape
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Expr, Gather, Load, Masked, Op, Stat, Window, children, own_indices, walk
 from fusepass.codegen.ir.index import Axis, Index
-from fusepass.codegen.ir.product import Product
+from fusepass.codegen.ir.product import Product, parts_of
 from fusepass.codegen.ir.program import Anchor, Buffer, Kernel, Partials, Program, Ref, Role, Store, Team
 from fusepass.codegen.ir.team import exchange_offsets
 from fusepass.codegen.ir.text import program_text
@@ -98,7 +99,11 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
     for store in kernel.row_stores:
         yield from _store_faults(program, store, rows, known)
     for store in kernel.stores:
-        yield from _store_faults(program, store, everything, known)
+        yield from _store_faults(program, store, everything, known, everywhere=not kernel.within)
+    if kernel.within and (not isinstance(kernel.anchor, Product) or kernel.anchor.pieces > 1):
+        yield "points that do not exist, in a kernel without whole sums of a product"
+    if any(not bound.index.axes <= rows for bound in kernel.within):
+        yield "points that do not exist for what is no row"
 
 
 def _anchor_faults(program: Program, kernel: Kernel, anchor: Anchor) -> Iterator[str]:
@@ -156,26 +161,34 @@ def _product_faults(program: Program, kernel: Kernel, product: Product) -> Itera
         return
     for operand, rows in ((product.left, sizes[2]), (product.right, sizes[3])):
         buffer = _find(program, operand.buffer)
-        steps = ((sizes[1], operand.batch), (rows, operand.row), (product.inner, operand.inner))
+        counts = ((rows, operand.row), (product.inner, operand.inner))
         if buffer is None or buffer.dtype is not product.dtype:
             yield f"{product.name} of {operand.buffer}, which is no buffer of {product.dtype}"
-        elif sum((size - 1) * stride for size, stride in steps) >= buffer.extent and 0 not in (*sizes, product.inner):
+        elif any(prod(size for size, _ in parts_of(stride, count)) != count for count, stride in counts):
+            yield f"{operand.buffer} does not have {rows} rows of {product.inner} numbers for {product.name}"
+        elif operand.extent(sizes[1], rows, product.inner) > buffer.extent and 0 not in (*sizes, product.inner):
             yield f"{product.name} reads {operand.buffer} out of range"
 
 
-def _store_faults(program: Program, store: Store, axes: frozenset[Axis], known: dict[str, int]) -> Iterator[str]:
+def _store_faults(
+    program: Program, store: Store, axes: frozenset[Axis], known: dict[str, int], *, everywhere: bool = True
+) -> Iterator[str]:
+    """`everywhere` says that the store happens at each point of `axes`, so that its indices must be in range there."""
     buffer = _find(program, store.buffer)
     if buffer is None:
         yield f"store to unknown buffer {store.buffer}"
         return
-    yield from _index_faults(store.index, axes, buffer, f"store to {buffer.name}")
-    yield from _expr_faults(program, store.value, axes, known)
+    if everywhere:
+        yield from _index_faults(store.index, axes, buffer, f"store to {buffer.name}")
+    yield from _expr_faults(program, store.value, axes, known, everywhere=everywhere)
 
 
-def _expr_faults(program: Program, root: Expr, axes: frozenset[Axis], known: dict[str, int]) -> Iterator[str]:
+def _expr_faults(
+    program: Program, root: Expr, axes: frozenset[Axis], known: dict[str, int], *, everywhere: bool = True
+) -> Iterator[str]:
     nodes = list(walk(root))
     inner = axes | {axis for node in nodes if isinstance(node, Window) for axis in node.axes}
-    unguarded = _unguarded(root)
+    unguarded = _unguarded(root) if everywhere else set()
     for node in nodes:
         for index in own_indices(node):
             if not index.axes <= inner:

@@ -7,6 +7,7 @@ positions.
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -18,13 +19,14 @@ from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Anchor, Buffer, Kernel, LibraryCall, Program, Ref, Role, Store
 from fusepass.codegen.passes.axes import merged_axes
 from fusepass.codegen.passes.depthwise import CONVOLUTIONS, Depthwise, depthwise_of, depthwise_value, per_axis
+from fusepass.codegen.passes.halved import Halved, halved_of
 from fusepass.codegen.passes.packing import pack_weights
 from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.products import product_of, product_rows, product_value, without_idle_views
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
 Choice = Callable[[Program, Kernel], bool]
-_Anchor = Anchor | Depthwise
+_Anchor = Anchor | Depthwise | Halved
 
 
 class AnchorSource(enum.Enum):
@@ -33,6 +35,9 @@ class AnchorSource(enum.Enum):
     PREFERRED = "preferred"  # whoever is expected to be the faster one
     LIBRARY = "library"
     GENERATED = "generated"  # generated code wherever it can, else the library
+    HALVES = (
+        "scaled halves"  # the same, convolutions that may be rounded to TF32 as products of halves wherever they can be
+    )
 
 
 def generate_anchors(
@@ -41,17 +46,33 @@ def generate_anchors(
     choose: Choice,
     pieces: Pieces = lambda program, kernel: None,
     warps: int = 1,
+    *,
+    halves: bool = False,
 ) -> Program:
     """Replace each library convolution and product for which `choose` accepts a kernel that would do it.
 
-    `pieces` says in how many pieces such a kernel reduces over positions, `warps` is `Convolution.warps`.
+    `pieces` says in how many pieces such a kernel reduces over positions, `warps` is `Convolution.warps`. With `halves`,
+    convolutions that may be rounded to TF32 become products of scaled halves.
     """
     for call in program.calls:
         anchor = _convolution(program, call, warps) or depthwise_of(program, call) or product_of(program, call)
-        if anchor is not None:
-            forms = _forms(program, builder, call, anchor, pieces)
-            program = next((made for made, kernel in forms if choose(made, kernel)), program)
+        if anchor is None:
+            continue
+        forms = _forms(program, builder, call, anchor, pieces)
+        if halves and isinstance(anchor, Convolution):
+            forms = itertools.chain(_in_halves(program, builder, call, anchor), forms)
+        program = next((made for made, kernel in forms if choose(made, kernel)), program)
     return without_idle_views(program)
+
+
+def _in_halves(
+    program: Program, builder: Builder, call: LibraryCall, anchor: Convolution
+) -> Iterator[tuple[Program, Kernel]]:
+    """The same form as `_forms` gives, as a product of scaled halves, where there is one."""
+    halved = halved_of(program, builder, anchor, program.buffer(call.result)) if call.tf32 else None
+    form = None if halved is None else _generated(program, builder, call, halved, reducing=False)
+    if halved is not None and form is not None:
+        yield halved.completed(form, builder)
 
 
 def _forms(
@@ -135,6 +156,8 @@ def _value(program: Program, builder: Builder, call: LibraryCall, anchor: _Ancho
         return product_value(program, builder, call, anchor, axes)
     if isinstance(anchor, Depthwise):
         return depthwise_value(builder, anchor, program.buffer(call.result), axes)
+    if isinstance(anchor, Halved):
+        return anchor.value(builder, axes)
     return builder.stat(anchor.name, 0, DType.F32)
 
 
@@ -144,8 +167,8 @@ def _rows(anchor: _Anchor, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
 
 
 def _in_kernel(anchor: _Anchor) -> Anchor | None:
-    """What a kernel says of the anchor: nothing where it is part of the expressions."""
-    return None if isinstance(anchor, Depthwise) else anchor
+    """What a kernel says of the anchor: nothing where it is part of the expressions, or comes later."""
+    return None if isinstance(anchor, Depthwise | Halved) else anchor
 
 
 def _operator(call: LibraryCall) -> str:

@@ -6,8 +6,9 @@ output channel::
     x[n, c, ..] = s[n] t[c] x^[n, c, ..]        w[o, c, ..] t[c] = u[o] w^[o, c, ..]        result = s[n] u[o] sum(x^ w^)
 
 where the largest finite numbers of each x^[n] and w^[o] are near 2^13. So a number loses digits against TF32 only where it is more
-than 2^27 times smaller than the largest one of its sample, each channel measured by its own largest number. NaN and infinities stay
-what they are, and no number but zero becomes zero: with an infinity it makes an infinity.
+than 2^27 times smaller than the largest one of its sample, or output channel. A channel whose numbers are small beside the others of
+every sample is measured by its own. NaN and infinities stay what they are, and no number but zero becomes zero: with an infinity it
+makes an infinity.
 """
 
 from __future__ import annotations
@@ -16,13 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from fusepass.codegen.ir.convolution import HALVES
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, Reduction, Role, Store
-
-CHUNK = 8
-"""Halves of the widest copy."""
 
 LOW_SHIFT = 11
 """Low parts are what high parts leave of a number, times 2^LOW_SHIFT."""
@@ -30,8 +29,8 @@ LOW_SHIFT = 11
 _F32 = DType.F32
 _TOP = 13  # exponent of the largest halves
 _LEAST_HALF = 2.0**-24
-_LEAST_CHANNEL = -100  # exponent of the scale of a channel of tiny numbers, so that all factors are finite
-_MOST_FACTOR = 126
+_LEAST_SAMPLE = -126  # exponents of the scales of tiny numbers, so that what numbers are multiplied with is finite
+_LEAST_CHANNEL = -100
 _LARGEST = float.fromhex("0x1.fffffep+127")
 _ORIGIN = ("scaled halves",)
 
@@ -49,7 +48,7 @@ class Layout:
 
 
 def channels_last(
-    shape: Sequence[int], before: Sequence[int], after: Sequence[int], multiple: int = CHUNK, parts: int = 1
+    shape: Sequence[int], before: Sequence[int], after: Sequence[int], multiple: int = HALVES, parts: int = 1
 ) -> Layout:
     """A tensor of `shape` (samples, channels, *spatial) as (samples, *spatial, parts, channels).
 
@@ -77,7 +76,7 @@ class Scales:
         source, weight: its operands.
         transposed: whether the first two dimensions of the weight are exchanged.
         kernels, buffers: what is to be added to the program for them.
-        factor: buffer (samples, in_channels) of what the input is multiplied with: ``1 / (s t)``.
+        factors: buffers of ``1 / s``, by sample, and of ``1 / t``, by input channel.
         channel, out: buffers of exponents: of t, by input channel, and of u, by output channel.
         result: buffers (samples, out_channels), the product of which is ``s u``; one alone may not be finite.
     """
@@ -87,7 +86,7 @@ class Scales:
     transposed: bool
     kernels: tuple[Kernel, ...]
     buffers: tuple[Buffer, ...]
-    factor: Buffer
+    factors: tuple[Buffer, Buffer]
     channel: Buffer
     out: Buffer
     result: tuple[Buffer, Buffer]
@@ -101,9 +100,10 @@ class Scales:
 
     def pack_source(self, builder: Builder, name: str, layout: Layout) -> tuple[Buffer, Kernel]:
         """The scaled input in halves, as a buffer `name`, and the kernel that writes it."""
-        sample, channel, *_ = layout.coordinates
-        factor = builder.load(self.factor.name, linear([sample, channel], self.factor.strides), _F32)
-        return _pack(builder, self.source, name, layout, (factor,))
+        factors = [
+            builder.load(each.name, at, _F32) for each, at in zip(self.factors, layout.coordinates, strict=False)
+        ]
+        return _pack(builder, self.source, name, layout, factors)
 
     def pack_weight(self, builder: Builder, name: str, layout: Layout) -> tuple[Buffer, Kernel]:
         """The same of the weight, whose coordinates are in the order of its dimensions."""
@@ -121,12 +121,12 @@ def scales_of(builder: Builder, name: str, source: Buffer, weight: Buffer, *, tr
     samples, channels = source.shape[:2]
     outs = weight.shape[1 if transposed else 0]
     planes = work.largest_of_planes(source)
-    channel = work.channel_exponents(planes, samples, channels)
-    sample, factor = work.sample_exponents(planes, channel, samples, channels)
+    sample, by_sample = work.sample_exponents(planes, samples, channels)
+    channel, by_channel = work.channel_exponents(planes, sample, samples, channels)
     out = work.out_exponents(weight, channel, transposed=transposed)
     result = work.result_factors(sample, out, samples, outs)
-    buffers = tuple(work.buffers)
-    return Scales(source, weight, transposed, tuple(work.kernels), buffers, factor, channel, out, result)
+    kernels, buffers = tuple(work.kernels), tuple(work.buffers)
+    return Scales(source, weight, transposed, kernels, buffers, (by_sample, by_channel), channel, out, result)
 
 
 class _Finder:
@@ -149,37 +149,39 @@ class _Finder:
         self._kernel(axes[:2], axes[2:], largest, [_store(made, axes[:2], exponent)])
         return made
 
-    def channel_exponents(self, planes: Buffer, samples: int, channels: int) -> Buffer:
+    def sample_exponents(self, planes: Buffer, samples: int, channels: int) -> tuple[Buffer, Buffer]:
+        """The exponent of s, and ``1 / s``, which is finite."""
+        b = self.builder
+        sample, channel = Axis("s0", samples), Axis("s1", channels)
+        value = b.load(planes.name, linear([axis_index(sample), axis_index(channel)], planes.strides), _F32)
+        found = b.stat("largest", 0, _F32)
+        lowered = b.apply(Op.SUB, found, b.const(float(_TOP), _F32))
+        exponent = _unless_nothing(b, found, b.apply(Op.MAXIMUM, lowered, b.const(float(_LEAST_SAMPLE), _F32)))
+        return self._with_factors("sample", sample, channel, value, exponent)
+
+    def channel_exponents(self, planes: Buffer, scale: Buffer, samples: int, channels: int) -> tuple[Buffer, Buffer]:
+        """The same of t: the largest number of a channel beside that of its sample, in the sample where it is most.
+
+        So a sample with a number that is far too large changes nothing for the others.
+        """
         b = self.builder
         sample, channel = Axis("c0", samples), Axis("c1", channels)
-        value = b.load(planes.name, linear([axis_index(sample), axis_index(channel)], planes.strides), _F32)
-        made = self._buffer("channel", (channels,))
-        found = b.stat("largest", 0, _F32)
-        clamped = b.apply(Op.MAXIMUM, found, b.const(float(_LEAST_CHANNEL), _F32))
-        exponent = _unless_nothing(b, found, clamped)
-        largest = Reduction("largest", ReduceOp.MAX, (value,), _F32)
-        self._kernel((channel,), (sample,), largest, [_store(made, (channel,), exponent)])
-        return made
-
-    def sample_exponents(self, planes: Buffer, scale: Buffer, samples: int, channels: int) -> tuple[Buffer, Buffer]:
-        """Of each sample, and the factor of each of its channels, which must be finite."""
-        b = self.builder
-        axes = sample, channel = Axis("s0", samples), Axis("s1", channels)
         plane = b.load(planes.name, linear([axis_index(sample), axis_index(channel)], planes.strides), _F32)
-        own = b.load(scale.name, axis_index(channel), _F32)
-        above = b.apply(Op.SUB, b.apply(Op.SUB, plane, own), b.const(float(_TOP), _F32))
-        least = b.apply(Op.SUB, b.const(-float(_MOST_FACTOR), _F32), own)
-        nothing = b.apply(Op.EQ, plane, b.const(-inf, _F32), dtype=DType.BOOL)
-        value = b.apply(Op.WHERE, nothing, plane, b.apply(Op.MAXIMUM, above, least))
-        made, factor = self._buffer("sample", (samples,)), self._buffer("factor", (samples, channels))
+        beside = b.apply(Op.SUB, plane, b.load(scale.name, axis_index(sample), _F32))
         found = b.stat("largest", 0, _F32)
-        exponent = _unless_nothing(b, found, found)
-        turned = b.apply(Op.NEG, b.apply(Op.ADD, exponent, own))
-        # A plane of zeros alone may have any finite factor.
-        turned = b.apply(Op.MINIMUM, turned, b.const(float(_MOST_FACTOR), _F32))
-        largest = Reduction("largest", ReduceOp.MAX, (value,), _F32)
-        stores = [_store(factor, axes, b.apply(Op.EXP2, turned))]
-        self._kernel((sample,), (channel,), largest, [_store(made, (sample,), exponent)], stores)
+        lowered = b.apply(Op.SUB, found, b.const(float(_TOP), _F32))
+        exponent = _unless_nothing(b, found, b.apply(Op.MAXIMUM, lowered, b.const(float(_LEAST_CHANNEL), _F32)))
+        return self._with_factors("channel", channel, sample, beside, exponent)
+
+    def _with_factors(self, what: str, row: Axis, column: Axis, value: Expr, exponent: Expr) -> tuple[Buffer, Buffer]:
+        """Buffers of `exponent`, made of the largest `value`, and of ``2^-exponent``."""
+        b = self.builder
+        made, factor = self._buffer(what, (row.size,)), self._buffer(f"{what}_factor", (row.size,))
+        stores = [
+            _store(made, (row,), exponent),
+            _store(factor, (row,), b.apply(Op.EXP2, b.apply(Op.NEG, exponent))),
+        ]
+        self._kernel((row,), (column,), Reduction("largest", ReduceOp.MAX, (value,), _F32), stores)
         return made, factor
 
     def out_exponents(self, weight: Buffer, scale: Buffer, *, transposed: bool) -> Buffer:

@@ -30,6 +30,7 @@ class PassOptions:
         longest_cached_row: rows of at most this many elements stay on chip between sweeps.
         anchors: whether a kernel with an anchor is better than the library's call.
         warps: that multiply together in a convolution; see `Convolution.warps`.
+        halves: whether convolutions that may be rounded to TF32 become products of scaled halves.
         pieces: in how many pieces a convolution's kernel reduces over positions.
         product_length: terms that a piece of the sums of a kernel's matrix product should have.
         separate_from: elements of a kernel from which one that reads and writes along different axes is worth two launches;
@@ -41,6 +42,7 @@ class PassOptions:
     longest_cached_row: int
     anchors: Choice = lambda program, kernel: False
     warps: int = 1
+    halves: bool = False
     pieces: Pieces = lambda program, kernel: None
     separate_from: int | None = None
     teams: TeamChoice = lambda program, kernel: None
@@ -53,7 +55,7 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("fuse_rows", fuse_rows),
         ("fuse_siblings", fuse_siblings),
         ("online_softmax", lambda p, b: online_softmax(p, b, options.longest_cached_row)),
-        ("generate_anchors", lambda p, b: generate_anchors(p, b, options.anchors, options.pieces, options.warps)),
+        ("generate_anchors", lambda p, b: _generate_anchors(p, b, options)),
         ("form_teams", lambda p, b: form_teams(p, b, options.teams)),
         ("split_long_rows", lambda p, b: split_long_rows(p, b, options.split)),
         ("split_products", lambda p, b: split_products(p, b, options.product_length)),
@@ -86,6 +88,10 @@ def _checked(name: str, program: Program) -> None:
     except Exception as error:
         error.add_note(f"after pass {name}")
         raise
+
+
+def _generate_anchors(program: Program, builder: Builder, options: PassOptions) -> Program:
+    return generate_anchors(program, builder, options.anchors, options.pieces, options.warps, halves=options.halves)
 
 
 def _rename(program: Program, builder: Builder) -> Program:

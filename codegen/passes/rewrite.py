@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from fusepass.codegen.ir.expr import Builder, Expr, Masked, own_indices, walk
-from fusepass.codegen.ir.index import Axis, FloorDiv, Index, Mod
+from fusepass.codegen.ir.index import Axis, Bound, FloorDiv, Index, Mod
 from fusepass.codegen.ir.program import Kernel, Partials, Reduction, Store
 
 Leaf = Callable[[Expr], Expr | None]
@@ -36,6 +36,7 @@ def rewrite_kernel(
         row_stores=tuple(store(s) for s in kernel.row_stores),
         stores=tuple(store(s) for s in kernel.stores),
         partials=kernel.partials and partials(kernel.partials),
+        within=tuple(Bound(bound.index.substitute(axes), bound.low, bound.high) for bound in kernel.within),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusepass.codegen.ir.expr import Stat, walk
-from fusepass.codegen.ir.index import Axis, axis_index, linear
+from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.render.cpu_loops import KernelWriter
 from fusepass.codegen.render.printer import Scope
@@ -18,6 +18,12 @@ class ProductWriter(KernelWriter):
         self.shared(scope, self.rows, self._element)
 
     def _element(self, scope: Scope) -> None:
+        inside = scope.child(conditional=True)
+        self._point(inside)
+        condition = scope.condition(self.kernel.within)
+        scope.lines += block(f"if ({condition})", inside.lines) if self.kernel.within else inside.lines
+
+    def _point(self, scope: Scope) -> None:
         product = self.kernel.anchor
         assert isinstance(product, Product)
         piece, batch, row, column = self.kernel.rows
@@ -27,7 +33,7 @@ class ProductWriter(KernelWriter):
         factors = []
         for operand, across in ((product.left, row), (product.right, column)):
             where = [axis_index(axis) for axis in (batch, across, term)]
-            index = inside.index(linear(where, (operand.batch, operand.row, operand.inner)))
+            index = inside.index(operand.place(*where))
             factors.append(f"double(fp::cast<float>({self.printer.pointers[operand.buffer]}[{index}]))")
         total, first = self.names.numbered("sum"), scope.index(axis_index(piece) * product.length)
         end, last = (

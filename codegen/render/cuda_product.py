@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from string import Template
 
 from fusepass.codegen.ir.expr import Stat, walk
 from fusepass.codegen.ir.index import Axis
-from fusepass.codegen.ir.product import Arithmetic, Operand, Product
+from fusepass.codegen.ir.product import Arithmetic, Nested, Operand, Product, parts_of
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
@@ -69,9 +70,16 @@ class _Writer:
         yield from self._epilogue()
 
     def _operand(self, operand: Operand, access: Access, rows: Axis) -> str:
-        numbers = (rows.size, self.product.inner, operand.row, operand.inner)
+        sizes, strides = (rows.size, self.product.inner), (operand.row, operand.inner)
         how = f"{str(access.inner_first).lower()}, {access.vector}"
-        return f"fp::Operand<{C_TYPES[self.product.dtype]}, {self.index_type}, {', '.join(map(str, numbers))}, {how}>"
+        kind = "Operand"
+        if any(isinstance(stride, Nested) for stride in strides):
+            kind, parts = "NestedOperand", map(parts_of, strides, sizes)
+            steps = [", ".join(map(str, itertools.chain(*each))) for each in parts]
+            numbers = [*map(str, sizes), *(f"fp::Nested<{self.index_type}, {each}>" for each in steps)]
+        else:
+            numbers = [*map(str, (*sizes, *strides))]
+        return f"fp::{kind}<{C_TYPES[self.product.dtype]}, {self.index_type}, {', '.join(numbers)}, {how}>"
 
     def _multiplier(self) -> str:
         tiling = self.plan.tiling
@@ -122,6 +130,11 @@ class _Writer:
                 value = f"fp::cast<{C_TYPES[buffer.dtype]}>({value})"
             here.lines.append(f"{self.pointers[store.buffer]}[{here.index(store.index)}] = {value};")
         body = [f"const float $sum = $room[$down * {tiling.room_pitch} + $across + $lane];", *here.lines]
+        if self.kernel.within:
+            test = along.child()
+            test.define_axis(self.rows, "$row")
+            condition = test.condition(self.kernel.within)
+            body = [*test.lines, *block(f"if ({condition})", body)]
         if self.rows.size % tiling.rows:
             body = block(f"if ($row < {self.rows.size})", body)
         rows = [f"const {self.index_type} $row = {self._index('$first_row + $Tile::warp_row() + $down')};", *body]

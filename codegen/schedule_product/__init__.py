@@ -12,7 +12,7 @@ from math import ceil, prod
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.index import Axis
-from fusepass.codegen.ir.product import Arithmetic, Operand, Product
+from fusepass.codegen.ir.product import Arithmetic, Operand, Product, parts_of, reach
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.schedule_product.tiles import PANEL_BYTES, TILINGS, Access, Tiling
 
@@ -188,16 +188,19 @@ def _candidate(
 
 def _access(program: Program, product: Product, operand: Operand, batch: int, rows: int, aligned: bool) -> Access:
     """The widest copies for which strides prove the alignment."""
-    inner_first = operand.inner == 1 if operand.row != 1 else operand.inner == 1 and product.inner >= rows
-    if operand.inner != 1 and operand.row != 1:
+    along, across = parts_of(operand.inner, product.inner), parts_of(operand.row, rows)
+    inner_first = along[-1][1] == 1 and (across[-1][1] != 1 or product.inner >= rows)
+    if not inner_first:
+        along, across = across, along
+    run, step = along[-1]
+    if step != 1:
         return Access(inner_first=True, vector=1)
     vector = _ACCESS // product.dtype.nbytes
     if not aligned and program.buffer(operand.buffer).role is Role.INPUT:
         vector = 1
-    other = (operand.row, rows) if inner_first else (operand.inner, product.inner)
-    for stride, count in (other, (operand.batch, batch)):
-        while count > 1 and stride % vector:
-            vector //= 2
+    others = (*across, *along[:-1], (batch, operand.batch))
+    while any(count > 1 and stride % vector for count, stride in others) or (len(along) > 1 and run % vector):
+        vector //= 2
     return Access(inner_first, vector)
 
 
@@ -220,7 +223,7 @@ def _is_wide(kernel: Kernel, program: Program, tiling: Tiling) -> bool:
         (product.left, kernel.rows[2], tiling.rows),
         (product.right, kernel.rows[3], tiling.columns),
     ):
-        extents.append((axis.size + tile) * operand.row + (product.inner + PANEL_BYTES) * operand.inner)
+        extents.append(reach(operand.row, axis.size + tile) + reach(operand.inner, product.inner + PANEL_BYTES))
     return max(*extents, kernel.row_count) >= _MAX_INT
 
 

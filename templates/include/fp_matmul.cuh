@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 
 #include "fp_half.h"
 
@@ -34,13 +35,42 @@ __device__ __forceinline__ void round_to_tf32(float (&values)[N], float (&watch)
 template <typename T, typename Index, int64_t Count, int64_t Inner, int64_t RowStride, int64_t InnerStride, bool InnerFirst, int Vector>
 struct Operand {
     using Type = T;
-    static constexpr bool inner_first = InnerFirst;
+    static constexpr bool inner_first = InnerFirst, nested = false;
     static constexpr int vector = Vector;
     static constexpr int64_t count = Count, inner = Inner, row_stride = RowStride, inner_stride = InnerStride;
 
     static __device__ __forceinline__ int64_t place(int64_t row, int64_t k) {
         return Index(row) * Index(RowStride) + Index(k) * Index(InnerStride);
     }
+};
+
+// A dimension made of several, slowest first: SizesAndStrides has a size and a stride, in elements, of each.
+template <typename Index, int64_t... SizesAndStrides>
+struct Nested {
+    // Where its element `at` stands, which is no negative number; that of the slowest dimension may lie past its end.
+    static __device__ __forceinline__ int64_t place(int64_t at) {
+        constexpr int64_t numbers[] = {SizesAndStrides...};
+        using Number = std::make_unsigned_t<Index>;
+        Number rest = Number(at), found = 0;
+#pragma unroll
+        for (int number = sizeof...(SizesAndStrides) - 2; number > 0; number -= 2) {
+            const Number size = Number(numbers[number]);
+            found += rest % size * Number(numbers[number + 1]);
+            rest /= size;
+        }
+        return Index(found + rest * Number(numbers[1]));
+    }
+};
+
+// As `Operand`, with dimensions that are `Nested`: Vector neighbours lie in one run of the contiguous one.
+template <typename T, typename Index, int64_t Count, int64_t Inner, typename RowSteps, typename InnerSteps, bool InnerFirst, int Vector>
+struct NestedOperand {
+    using Type = T;
+    static constexpr bool inner_first = InnerFirst, nested = true;
+    static constexpr int vector = Vector;
+    static constexpr int64_t count = Count, inner = Inner;
+
+    static __device__ __forceinline__ int64_t place(int64_t row, int64_t k) { return Index(RowSteps::place(row) + InnerSteps::place(k)); }
 };
 
 // Rows rows of an operand, `depth` numbers of each, in shared memory. Inner numbers are neighbours where they are so in global memory,
@@ -108,7 +138,12 @@ struct Panel {
             if constexpr (Operand::inner % depth != 0) inner = end - (k + i + deeper);
             const int64_t there = Operand::inner_first ? inner : rows;
             const int real = rows <= 0 || inner <= 0 ? 0 : there < vector ? int(there) : vector;
-            const T* const source = real ? mine + (more_rows * Operand::row_stride + deeper * Operand::inner_stride) : from;
+            const T* source = from;
+            if constexpr (Operand::nested) {
+                if (real) source += Operand::place(row + r + more_rows, k + i + deeper);
+            } else {
+                if (real) source = mine + (more_rows * Operand::row_stride + deeper * Operand::inner_stride);
+            }
             use(s, Step<Threads>::place(s), source, real);
         }
     }

@@ -19,7 +19,7 @@ from fusepass.codegen.ir.convolution import Convolution, Precision
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, Op, Position, ReduceOp, Stat, Window
 from fusepass.codegen.ir.index import Axis, FloorDiv, Index
-from fusepass.codegen.ir.product import Operand, Product
+from fusepass.codegen.ir.product import Operand, Product, parts_of
 from fusepass.codegen.ir.program import Buffer, Kernel, Partials, Program, Role, Store
 from tests.support.numpy_ops import APPLY, REDUCE, Array, tf32
 
@@ -177,8 +177,9 @@ class _Run:
 
     def _operand(self, operand: Operand, batch: int, rows: int, inner: int) -> Array:
         memory = decode(self.memory[operand.buffer], self.program.buffer(operand.buffer).dtype)
-        strides = tuple(stride * memory.itemsize for stride in (operand.batch, operand.row, operand.inner))
-        return np.lib.stride_tricks.as_strided(memory, (batch, rows, inner), strides)
+        steps = ((batch, operand.batch), *parts_of(operand.row, rows), *parts_of(operand.inner, inner))
+        sizes, strides = zip(*((size, stride * memory.itemsize) for size, stride in steps), strict=True)
+        return np.lib.stride_tricks.as_strided(memory, sizes, strides).reshape(batch, rows, inner)
 
     def _tensor(self, name: str) -> torch.Tensor:
         buffer = self.program.buffer(name)
@@ -193,8 +194,10 @@ class _Run:
     def _store(self, store: Store, shape: tuple[int, ...], axes: Mapping[Axis, Array] | None = None) -> None:
         buffer = self.program.buffer(store.buffer)
         evaluate = _Evaluation(self, self.axes if axes is None else axes)
-        index = np.broadcast_to(evaluate.index(store.index), shape).reshape(-1)
-        value = np.broadcast_to(evaluate(store.value), shape).reshape(-1)
+        evaluate.active = real = evaluate.holds(self.kernel.within)
+        there = np.broadcast_to(real, shape).reshape(-1)
+        index = np.broadcast_to(evaluate.index(store.index), shape).reshape(-1)[there]
+        value = np.broadcast_to(evaluate(store.value), shape).reshape(-1)[there]
         assert index.size == np.unique(index).size, f"{self.kernel.name} writes an element of {store.buffer} twice"
         assert index.size == 0 or (index.min() >= 0 and index.max() < buffer.extent), f"{store.buffer}: out of range"
         self.memory[store.buffer][index] = encode(value, buffer.dtype)
@@ -231,7 +234,7 @@ class _Evaluation:
             case Apply(op, args, _):
                 return np.asarray(APPLY[op](*map(self, args)))
             case Masked(mask, value, other, _):
-                holds = self._holds(mask)
+                holds = self.holds(mask)
                 inner = _Evaluation(self.run, self.axes, self.active & holds)
                 return np.where(holds, inner(value), self(other))
             case Window(op, axes, value, _):
@@ -270,7 +273,7 @@ class _Evaluation:
             return np.zeros(at.shape)
         return decode(memory[np.clip(at, 0, memory.size - 1)], dtype)
 
-    def _holds(self, mask: Any) -> Array:
+    def holds(self, mask: Any) -> Array:
         holds = np.asarray(True)
         for bound in mask:
             at = self.index(bound.index)

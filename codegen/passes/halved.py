@@ -1,0 +1,179 @@
+"""Convolutions as matrix products of scaled halves; see `fusepass.codegen.passes.halves`.
+
+Each sample is a product: its rows are output channels, its columns positions of the result, its terms kernel positions and input
+channels. The packed input is its right operand as it lies: a column begins at its position, and its terms are further on by the
+same steps everywhere, so that columns overlap in memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from math import ceil, prod
+
+from fusepass.codegen.ir.convolution import HALVES, Convolution, fill_halves
+from fusepass.codegen.ir.dtype import DType, Precision
+from fusepass.codegen.ir.expr import Builder, Expr
+from fusepass.codegen.ir.index import Axis, Bound, axis_index, delinearize
+from fusepass.codegen.ir.product import Operand, Product, nested
+from fusepass.codegen.ir.program import Buffer, Kernel, Program
+from fusepass.codegen.passes.halves import Layout, Scales, channels_last, scales_of
+from fusepass.codegen.passes.rewrite import rewrite_kernel
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One spatial axis of the result: its element ``(first + position) * spread + phase - padding`` is a sum over `taps`.
+
+    A position's tap t reads the packed input at ``position * step + t * apart``, and the weight at ``place(phase, t)``.
+
+    Attributes:
+        size: of the result.
+        positions, spread: spread 1 but for transposed convolutions, where it is the stride.
+        shift: ``first * spread - padding``.
+        taps: of each phase; some may lie outside of the kernel.
+        step, apart: in elements of the packed input.
+        before, after: its border.
+        start, along_phase, along_tap: the weight's place is ``start + along_phase * phase + along_tap * tap``.
+    """
+
+    size: int
+    positions: int
+    spread: int
+    shift: int
+    taps: int
+    step: int
+    apart: int
+    before: int
+    after: int
+    start: int
+    along_phase: int
+    along_tap: int
+
+
+@dataclass(frozen=True)
+class Halved:
+    """A convolution as a product of scaled halves.
+
+    Attributes:
+        product: what its kernel computes.
+        scales: of the operands.
+        kernels, buffers: what is to be added to the program before that kernel.
+        steps: the spatial axes.
+    """
+
+    product: Product
+    scales: Scales
+    kernels: tuple[Kernel, ...]
+    buffers: tuple[Buffer, ...]
+    steps: tuple[_Step, ...]
+
+    def value(self, builder: Builder, axes: tuple[Axis, ...]) -> Expr:
+        """The element of the result at `axes`, its dimensions."""
+        total = builder.stat(self.product.name, 0, DType.F32)
+        return self.scales.restored(builder, total, axis_index(axes[0]), axis_index(axes[1]))
+
+    def completed(self, program: Program, builder: Builder) -> tuple[Program, Kernel]:
+        """`program`, whose first kernel has the dimensions of the result as rows, with that as the product's, behind what packs."""
+        kernel, *rest = program.kernels
+        made = self._laid(kernel, builder)
+        kernels, buffers = (*self.kernels, made, *rest), (*program.buffers, *self.buffers)
+        return replace(program, kernels=kernels, buffers=buffers), made
+
+    def _laid(self, kernel: Kernel, builder: Builder) -> Kernel:
+        sample, out, *spatial = kernel.rows
+        spread, positions = ([getattr(step, what) for step in self.steps] for what in ("spread", "positions"))
+        row, column = Axis(f"{out.name}_row", out.size * prod(spread)), Axis(f"{out.name}_column", prod(positions))
+        channel, *phases = delinearize(axis_index(row), [out.size, *spread])
+        at = delinearize(axis_index(column), positions)
+        places = [
+            position * step.spread + step.shift + phase
+            for position, step, phase in zip(at, self.steps, phases, strict=True)
+        ]
+        moved = {axis: place for axis, place in zip((out, *spatial), (channel, *places), strict=True) if axis.size > 1}
+        bounds = tuple(Bound(place, 0, step.size) for place, step in zip(places, self.steps, strict=True))
+        rows = (Axis(f"{out.name}_piece", 1), sample, row, column)
+        within = tuple(bound for bound in bounds if not bound.always)
+        return replace(rewrite_kernel(kernel, builder, moved), rows=rows, anchor=self.product, within=within)
+
+
+def halved_of(program: Program, builder: Builder, anchor: Convolution, result: Buffer) -> Halved | None:
+    """A product of scaled halves for a convolution whose operands may be rounded to TF32; None where it would not pay or is not known."""
+    source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
+    channels = source.shape[1]
+    padded = -(-channels // HALVES) * HALVES
+    if anchor.precision is not Precision.TF32 or not fill_halves(channels):
+        return None
+    if anchor.transposed and any(s > 1 and d > 1 for s, d in zip(anchor.stride, anchor.dilation, strict=True)):
+        return None
+    steps = tuple(_step(anchor, source, weight, result, axis) for axis in range(len(anchor.stride)))
+    name = _free_name(program, result.name)
+    scales = scales_of(builder, name, source, weight, transposed=anchor.transposed)
+    before, after = ([getattr(step, side) for step in steps] for side in ("before", "after"))
+    image, pack_image = scales.pack_source(builder, f"{name}_input", channels_last(source.shape, before, after))
+    taps, pack_taps = scales.pack_weight(builder, f"{name}_weight", _weight_layout(anchor, weight, steps, padded))
+    across, sizes = image.strides[1:-1], [step.taps for step in steps]
+    terms = prod(sizes) * padded
+    product = Product(
+        name=anchor.name,
+        left=Operand(taps.name, 0, terms, 1),
+        right=Operand(
+            image.name,
+            image.strides[0],
+            nested([step.positions for step in steps], [step.step * s for step, s in zip(steps, across, strict=True)]),
+            nested([*sizes, padded], [*(step.apart * s for step, s in zip(steps, across, strict=True)), 1]),
+        ),
+        inner=terms,
+        length=terms,
+        dtype=DType.F16,
+    )
+    kernels = (*scales.kernels, pack_taps, pack_image)
+    return Halved(product, scales, kernels, (*scales.buffers, taps, image), steps)
+
+
+def _step(anchor: Convolution, source: Buffer, weight: Buffer, result: Buffer, axis: int) -> _Step:
+    size, given, kernel = (buffer.shape[2 + axis] for buffer in (result, source, weight))
+    stride, padding, dilation = anchor.stride[axis], anchor.padding[axis], anchor.dilation[axis]
+    if not anchor.transposed:
+        after = (size - 1) * stride + (kernel - 1) * dilation + 1 - given - padding
+        return _Step(size, size, 1, 0, kernel, stride, dilation, padding, after, 0, 0, 1)
+    # Element o of the result reads input (o + padding - k dilation) / stride for the k for which that is whole: with o + padding =
+    # q stride + phase those are k = phase + j stride and inputs q - j, or with stride 1 k = j and inputs q - j dilation.
+    first, last = padding // stride, (size - 1 + padding) // stride
+    taps = ceil(kernel / stride)
+    before = (taps - 1) * dilation - first
+    after = last + 1 - given
+    return _Step(
+        size,
+        positions=last + 1 - first,
+        spread=stride,
+        shift=first * stride - padding,
+        taps=taps,
+        step=1,
+        apart=dilation,
+        before=before,
+        after=after,
+        start=(taps - 1) * stride,
+        along_phase=1,
+        along_tap=-stride,
+    )
+
+
+def _weight_layout(anchor: Convolution, weight: Buffer, steps: tuple[_Step, ...], padded: int) -> Layout:
+    """(output channel, *phases, *taps, input channel)"""
+    out, channel = Axis("ho", weight.shape[int(anchor.transposed)]), Axis("hc", padded)
+    taps = tuple(Axis(f"ht{number}", step.taps) for number, step in enumerate(steps))
+    phases = tuple(Axis(f"hs{number}", step.spread) for number, step in enumerate(steps))
+    places = [
+        axis_index(tap) * step.along_tap + axis_index(phase) * step.along_phase + step.start
+        for tap, phase, step in zip(taps, phases, steps, strict=True)
+    ]
+    channels = [axis_index(channel), axis_index(out)] if anchor.transposed else [axis_index(out), axis_index(channel)]
+    return Layout((out, *phases, *taps, channel), (*channels, *places))
+
+
+def _free_name(program: Program, wanted: str) -> str:
+    """A name that no buffer of `program` begins with."""
+    names = (f"{wanted}_halves{suffix}" for suffix in itertools.chain([""], itertools.count()))
+    taken = [buffer.name for buffer in program.buffers]
+    return next(name for name in names if not any(each.startswith(name) for each in taken))

@@ -1,0 +1,294 @@
+"""Convolutions as products of scaled halves: what the kernels compute, where they stand, and when they are tried."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusepass.choice import GENERATED
+from fusepass.codegen.build import check_compiles
+from fusepass.codegen.generate import generate
+from fusepass.codegen.ir.dtype import DType, Precision
+from fusepass.codegen.ir.expr import Builder
+from fusepass.codegen.ir.index import Bound, axis_index
+from fusepass.codegen.ir.product import Arithmetic, Nested, Operand, Product, nested
+from fusepass.codegen.ir.program import Program
+from fusepass.codegen.ir.text import program_text
+from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
+from fusepass.codegen.passes.axes import order_and_merge
+from fusepass.codegen.passes.products import split_products
+from fusepass.codegen.render import describe, render
+from fusepass.codegen.schedule_product import schedule_product
+from fusepass.errors import IRError
+from fusepass.variants import variants
+from tests.support.convolutions import Case, program_of
+from tests.support.emulate import emulate
+from tests.support.interpret import interpret
+from tests.support.native import run_native
+from tests.support.numpy_ops import Array
+from tests.support.precision import cudnn
+from tests.support.products import H200, ONE
+from tests.support.regions import trace
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+CASES: dict[str, Case] = {
+    "2d": Case((2, 24, 9, 11), 20, (3, 3), (1, 1), (1, 1), (1, 1)),
+    "2d, strided and dilated": Case((2, 20, 15, 17), 6, (3, 2), (2, 3), (2, 1), (2, 3)),
+    "2d, odd channels, one by one": Case((3, 61, 5, 7), 70, (1, 1), (1, 1), (0, 0), (1, 1)),
+    "2d, channels last": Case((2, 24, 6, 7), 33, (3, 3), (1, 1), (0, 1), (1, 1), channels_last=True),
+    "2d, border that nothing reads": Case((1, 32, 8, 8), 8, (2, 2), (3, 3), (0, 0), (1, 1)),
+    "1d": Case((3, 32, 50), 7, (4,), (1,), (2,), (1,)),
+    "3d": Case((1, 32, 4, 5, 6), 64, (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1)),
+    "3d, strided": Case((2, 18, 5, 9, 8), 12, (2, 3, 1), (1, 2, 2), (0, 1, 0), (2, 1, 1)),
+    "transposed": Case((2, 24, 6, 7), 9, (3, 5), (1, 1), (1, 1), (1, 1), True),
+    "transposed, dilated": Case((1, 40, 6, 7), 8, (3, 2), (1, 1), (0, 1), (2, 3), True),
+    "transposed, cut": Case((1, 40, 9, 8), 8, (2, 3), (1, 1), (2, 3), (1, 1), True),
+    "transposed, by 2": Case((2, 24, 5, 6), 9, (4, 4), (2, 2), (1, 1), (1, 1), True),
+    "transposed, by 2 and 3, odd": Case((2, 24, 5, 6), 9, (3, 4), (2, 3), (1, 0), (1, 1), True, (1, 2)),
+    "transposed, kernel below stride": Case((1, 32, 4, 5), 4, (2, 1), (3, 2), (0, 0), (1, 1), True),
+    "transposed, by 1 and 2, dilated": Case((1, 32, 4, 5), 4, (2, 5), (1, 2), (0, 3), (2, 1), True, (0, 1)),
+    "transposed 1d": Case((2, 24, 9), 33, (4,), (2,), (1,), (1,), True),
+    "transposed 3d, by 2": Case((1, 32, 2, 3, 4), 16, (3, 4, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), True, (1, 0, 1)),
+    "transposed 3d": Case((1, 32, 3, 4, 5), 16, (5, 3, 3), (1, 1, 1), (0, 1, 2), (1, 1, 1), True),
+}
+
+
+def halved(case: Case, *, chain: bool = True) -> Program:
+    """The case with its convolution as a product of halves."""
+    rounded = replace(case, precision=Precision.TF32, warps=4)
+    program = program_of(rounded, chain=chain)
+    return generate_anchors(program, Builder(), lambda program, kernel: True, warps=4, halves=True)
+
+
+def product_kernel(program: Program) -> int:
+    (found,) = (number for number, kernel in enumerate(program.kernels) if isinstance(kernel.anchor, Product))
+    return found
+
+
+def operands(case: Case, seed: int = 0) -> dict[str, Tensor]:
+    torch.manual_seed(seed)
+    return {"x": torch.randn(case.source), "w": torch.randn(case.weight), "bias": torch.randn(case.out_channels)}
+
+
+def memory(case: Case, given: dict[str, Tensor]) -> dict[str, Array]:
+    found = {name: tensor.numpy().ravel() for name, tensor in given.items()}
+    if case.channels_last:
+        found["x"] = np.ascontiguousarray(np.moveaxis(given["x"].numpy(), 1, -1)).ravel()
+    return found
+
+
+def exact(case: Case, given: dict[str, Tensor]) -> Array:
+    x, w, bias = (given[name].double() for name in ("x", "w", "bias"))
+    result: Array = (torch.convolution(x, w, bias, *case.geometry).relu() * 2).numpy()  # type: ignore[call-overload]
+    return result
+
+
+def bound(case: Case, given: dict[str, Tensor]) -> Array:
+    """What rounding each operand to 11 digits may cost."""
+    x, w = (given[name].double().abs() for name in ("x", "w"))
+    terms = torch.convolution(x, w, None, *case.geometry)  # type: ignore[call-overload]
+    result: Array = (2 * terms * 2.0**-10 + 1e-6 * terms.abs().max()).numpy()
+    return result
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values(name: str) -> None:
+    case = CASES[name]
+    program = halved(case)
+    verify(program)
+    assert not program.calls
+    given = operands(case)
+    found = interpret(program, memory(case, given))["y"].reshape(case.result)
+    assert (np.abs(found - exact(case, given)) <= bound(case, given)).all()
+
+
+EMULATED = ["2d", "2d, strided and dilated", "2d, odd channels, one by one", "1d", "3d, strided", "transposed, cut"]
+EMULATED += ["transposed, by 2", "transposed, by 1 and 2, dilated"]
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", EMULATED)
+def test_values_thread_by_thread(name: str) -> None:
+    case = CASES[name]
+    program = halved(case)
+    given = operands(case)
+    found = emulate(program, render(program, ONE), memory(case, given))["y"].reshape(case.result)
+    assert (np.abs(found - exact(case, given)) <= bound(case, given)).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("tile", [(128, 256), (64, 128)])
+def test_values_of_groups_of_warps(tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "fusepass.codegen.schedule_product"
+    tilings = [each for each in __import__(module, fromlist=["TILINGS"]).TILINGS if each.groups]
+    chosen = tuple(
+        each for each in tilings if (each.rows, each.columns) == tile and Arithmetic.HALVES in each.arithmetics
+    )
+    monkeypatch.setattr(f"{module}.TILINGS", chosen)
+    case = Case((2, 40, 9, 40), 72, (3, 3), (1, 1), (1, 1), (1, 2))  # several tiles, an end within a panel
+    program = halved(case)
+    given = operands(case)
+    found = emulate(program, render(program, ONE), memory(case, given))["y"].reshape(case.result)
+    assert (np.abs(found - exact(case, given)) <= bound(case, given)).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["2d, strided and dilated", "transposed, by 2"])
+def test_values_on_a_cpu(name: str) -> None:
+    case = CASES[name]
+    program = halved(case)
+    given = operands(case)
+    found = run_native(program, memory(case, given))["y"].reshape(case.result)
+    assert (np.abs(found - exact(case, given)) <= bound(case, given)).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("length", [64, 128])
+def test_sums_in_pieces(length: int) -> None:
+    case = CASES["3d"]
+    builder = Builder()
+    program = order_and_merge(split_products(halved(case), builder, lambda program, kernel: length), builder)
+    given = operands(case)
+    for found in (interpret(program, memory(case, given)), emulate(program, render(program, ONE), memory(case, given))):
+        assert (np.abs(found["y"].reshape(case.result) - exact(case, given)) <= bound(case, given)).all()
+
+
+def test_scales_of_samples_and_channels_cost_nothing() -> None:
+    case = CASES["2d"]
+    given = operands(case)
+    plain = dict(given)
+    scale = 2.0 ** torch.tensor([-60.0, 50.0]).view(2, 1, 1, 1)
+    across = 2.0 ** torch.randint(-20, 20, (1, 24, 1, 1)).float()
+    given |= {"x": given["x"] * scale * across, "w": given["w"] / across, "bias": torch.zeros(20)}
+    plain["bias"] = torch.zeros(20)
+    program = halved(case)
+    found = interpret(program, memory(case, given))["y"].reshape(case.result) / scale.numpy()
+    assert (np.abs(found - exact(case, plain)) <= bound(case, plain)).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("run", ["interpreted", "thread by thread"])
+def test_what_is_not_finite_spreads_as_in_the_library(run: str) -> None:
+    case = replace(CASES["2d"], padding=(0, 0))  # libraries differ in what a zero of the border meets
+    given = operands(case)
+    x, w = given["x"], given["w"]
+    x[0, 3, 4, 5], x[0, 7, 8, 10], x[1, 0, 0, 0], x[1, 1, 5, 5] = torch.inf, torch.nan, -torch.inf, 1e20
+    x[1, 2, 5, 5], w[4, 3], w[5, 0, 0, 0], w[6, 0, 1, 1] = 1e-30, 1e-20, 0, torch.inf
+    program = halved(case, chain=False)
+    found = (
+        interpret(program, memory(case, given))
+        if run == "interpreted"
+        else emulate(program, render(program, ONE), memory(case, given))
+    )
+    actual = torch.from_numpy(found["conv_out"].astype(np.float64)).reshape(case.result)
+    wanted = torch.convolution(x, w, None, *case.geometry).double()  # type: ignore[call-overload]
+    for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+        assert torch.equal(kind(actual), kind(wanted))
+    assert wanted.isfinite().any()
+
+
+def test_what_cannot_be_the_epilogue_reads_the_result() -> None:
+    program = halved(CASES["2d"], chain=False)
+    assert [kernel.anchor is None for kernel in program.kernels] == [True] * 7 + [False]
+    assert program.kernels[-1].writes == {"conv_out"}
+
+
+def test_what_stays_as_it_was() -> None:
+    """No rounding allowed, few channels, groups, a stride that leaves gaps: there is no such product."""
+    case = CASES["2d"]
+    others = (
+        replace(case, precision=Precision.FLOAT32),
+        replace(case, source=(2, 16, 9, 11)),
+        replace(case, source=(2, 17, 9, 11)),
+        replace(case, groups=4),
+    )
+    for other in others:
+        program = program_of(replace(other, warps=4))
+        made = generate_anchors(program, Builder(), lambda program, kernel: True, warps=4, halves=True)
+        assert not any(isinstance(kernel.anchor, Product) for kernel in made.kernels)
+
+
+def test_only_where_it_is_asked_for() -> None:
+    program = program_of(replace(CASES["2d"], precision=Precision.TF32))
+    for anchor in AnchorSource:
+        made = generate(program, Builder(), H200, anchor).program
+        assert any(isinstance(kernel.anchor, Product) for kernel in made.kernels) is (anchor is AnchorSource.HALVES)
+
+
+@pytest.mark.parametrize("effort", ["fast", "max"])
+def test_large_convolutions_are_tried_so(effort: str) -> None:
+    def offered(*shape: int, out: int = 64) -> list[str]:
+        model = nn.Sequential(nn.Conv2d(shape[1], out, 3), nn.ReLU()).to("meta")
+        graph, _ = trace(model, torch.empty(shape, device="meta"))
+        return [variant.name for variant in variants(graph, H200, effort)]
+
+    name = "scaled halves anchor"
+    assert name in offered(64, 32, 64, 64)
+    assert offered(64, 32, 64, 64)[0] in (GENERATED, "channels last")
+    assert name not in offered(2, 32, 64, 64)
+    assert name not in offered(128, 16, 64, 64)
+    with cudnn(allow_tf32=False):
+        assert name not in offered(64, 32, 64, 64)
+
+
+def test_dimensions_that_go_on_as_one_are_one() -> None:
+    assert nested([4, 5, 8], [40, 8, 1]) == 1
+    assert nested([1, 5, 1], [7, 3, 9]) == 3
+    assert nested([1, 1], [2, 3]) == 1
+    assert nested([4, 5, 8], [50, 8, 1]) == Nested((4, 40), (50, 1))
+    operand = Operand("x", 100, Nested((3, 4), (20, 2)), Nested((2, 8), (20, 1)))
+    assert operand.extent(2, 12, 16) == 1 + 100 + 40 + 6 + 20 + 7
+
+
+def test_a_product_of_other_sizes_is_refused() -> None:
+    program = halved(CASES["2d"])
+    at = product_kernel(program)
+    kernel = program.kernels[at]
+    assert isinstance(kernel.anchor, Product)
+    assert isinstance(kernel.anchor.right.row, Nested)
+    for row, fault in ((Nested((9, 12), (312, 24)), "does not have"), (Nested((9, 11), (3120, 24)), "out of range")):
+        right = replace(kernel.anchor.right, row=row)
+        broken = replace(kernel, anchor=replace(kernel.anchor, right=right))
+        with pytest.raises(IRError, match=fault):
+            verify(replace(program, kernels=(*program.kernels[:at], broken)))
+
+
+def test_points_beyond_the_result_do_not_exist() -> None:
+    program = halved(CASES["transposed, by 2"])
+    assert "where 0 <= " in program_text(program)
+    at = product_kernel(program)
+    kernel = program.kernels[at]
+    assert split_products(program, Builder(), lambda program, kernel: 64) == program
+    column = kernel.rows[-1]
+    for broken, fault in (
+        (replace(kernel, within=()), "spans -"),
+        (replace(kernel, within=(Bound(axis_index(replace(column, name="other")), 0, 3),)), "for what is no row"),
+        (replace(kernel, anchor=None), "whole sums"),
+    ):
+        with pytest.raises(IRError, match=fault):
+            verify(replace(program, kernels=(*program.kernels[:at], broken)))
+
+
+def test_copies_are_of_16_bytes() -> None:
+    for name, case in CASES.items():
+        program = halved(case)
+        kernel = program.kernels[product_kernel(program)]
+        plan = schedule_product(kernel, program, H200)
+        assert plan is not None
+        assert (plan.left.vector, plan.right.vector) == (8, 8), name
+        assert plan.right.inner_first
+        assert describe(program, kernel, H200).endswith("halves")
+        assert {buffer.dtype for buffer in program.buffers} == {DType.F32, DType.F16}
+
+
+def test_nvcc_takes_the_source() -> None:
+    if shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc")
+    check_compiles(render(halved(CASES["3d, strided"]), H200))
