@@ -100,18 +100,14 @@ class Scales:
 
     def pack_source(self, builder: Builder, name: str, layout: Layout) -> tuple[Buffer, Kernel]:
         """The scaled input in halves, as a buffer `name`, and the kernel that writes it."""
-        factors = [
-            builder.load(each.name, at, _F32) for each, at in zip(self.factors, layout.coordinates, strict=False)
-        ]
+        factors = [_of(builder, each, at) for each, at in zip(self.factors, layout.coordinates, strict=False)]
         return _pack(builder, self.source, name, layout, factors)
 
     def pack_weight(self, builder: Builder, name: str, layout: Layout) -> tuple[Buffer, Kernel]:
         """The same of the weight, whose coordinates are in the order of its dimensions."""
         first, second, *_ = layout.coordinates
         out, channel = (second, first) if self.transposed else (first, second)
-        exponent = builder.apply(
-            Op.SUB, builder.load(self.channel.name, channel, _F32), builder.load(self.out.name, out, _F32)
-        )
+        exponent = builder.apply(Op.SUB, _of(builder, self.channel, channel), _of(builder, self.out, out))
         return _pack(builder, self.weight, name, layout, _powers(builder, exponent))
 
 
@@ -228,6 +224,11 @@ class _Finder:
         self.kernels.append(Kernel(name, rows, columns, sweeps, tuple(row_stores), tuple(stores), _ORIGIN))
 
 
+def _of(b: Builder, buffer: Buffer, at: Index) -> Expr:
+    """The number of `buffer` that has one dimension, at `at`; 0 outside of it."""
+    return b.masked((Bound(at, 0, buffer.numel),), b.load(buffer.name, at, _F32), b.const(0.0, _F32))
+
+
 def _store(buffer: Buffer, axes: Sequence[Axis], value: Expr) -> Store:
     return Store(buffer.name, linear([axis_index(axis) for axis in axes], buffer.strides), value)
 
@@ -252,16 +253,16 @@ def _powers(b: Builder, exponent: Expr) -> tuple[Expr, Expr]:
 
 
 def _pack(b: Builder, operand: Buffer, name: str, layout: Layout, factors: Sequence[Expr]) -> tuple[Buffer, Kernel]:
+    bounds = zip(layout.coordinates, operand.shape, strict=True)
+    real = tuple(Bound(index, 0, size) for index, size in bounds)
+    # Zeros go the way of all numbers: what they are multiplied with is then read without a condition, several at once.
     number = b.load(operand.name, linear(layout.coordinates, operand.strides), _F32)
-    value = number
+    value = number = b.masked(real, number, b.const(0.0, _F32))
     for factor in factors:
         value = b.apply(Op.MUL, value, factor)
     half = b.cast(_visible(b, number, value), DType.F16)
     if layout.part is not None:
         half = b.masked((Bound(layout.part, 0, 1),), half, _rest(b, value, half))
-    bounds = zip(layout.coordinates, operand.shape, strict=True)
-    real = tuple(Bound(index, 0, size) for index, size in bounds)
-    half = b.masked(real, half, b.const(0.0, DType.F16))
     shape = tuple(axis.size for axis in layout.axes)
     made = Buffer(name, DType.F16, shape, contiguous_strides(shape), Role.TEMP)
     return made, Kernel(f"{name}_kernel", layout.axes, (), (), (), (_store(made, layout.axes, half),), _ORIGIN)

@@ -35,6 +35,7 @@ __device__ __forceinline__ void round_to_tf32(float (&values)[N], float (&watch)
 template <typename T, typename Index, int64_t Count, int64_t Inner, int64_t RowStride, int64_t InnerStride, bool InnerFirst, int Vector>
 struct Operand {
     using Type = T;
+    using Place = Index;
     static constexpr bool inner_first = InnerFirst, nested = false;
     static constexpr int vector = Vector;
     static constexpr int64_t count = Count, inner = Inner, row_stride = RowStride, inner_stride = InnerStride;
@@ -70,7 +71,10 @@ struct NestedOperand {
     static constexpr int vector = Vector;
     static constexpr int64_t count = Count, inner = Inner;
 
-    static __device__ __forceinline__ int64_t place(int64_t row, int64_t k) { return Index(RowSteps::place(row) + InnerSteps::place(k)); }
+    using Place = Index;
+    static __device__ __forceinline__ Index row_place(int64_t row) { return Index(RowSteps::place(row)); }
+    static __device__ __forceinline__ Index inner_place(int64_t k) { return Index(InnerSteps::place(k)); }
+    static __device__ __forceinline__ int64_t place(int64_t row, int64_t k) { return row_place(row) + inner_place(k); }
 };
 
 // Rows rows of an operand, `depth` numbers of each, in shared memory. Inner numbers are neighbours where they are so in global memory,
@@ -111,11 +115,29 @@ struct Panel {
         }
     };
 
+    // Where the rows of this thread's vectors begin, in panels whose first row is `row`; -1 where there is none. That is found once for
+    // all panels where it takes divisions, which are those of nested dimensions.
+    template <int Threads>
+    struct Begin {
+        static constexpr bool known = Operand::nested && Operand::inner_first;
+        typename Operand::Place places[known ? Step<Threads>::count : 1];
+
+        explicit __device__ __forceinline__ Begin(int64_t row) {
+            if constexpr (known) {
+#pragma unroll
+                for (int s = 0; s < Step<Threads>::count; ++s) {
+                    const int64_t at = row + Step<Threads>::row() + s * Step<Threads>::size;
+                    places[s] = at < Operand::count ? Operand::row_place(at) : -1;
+                }
+            }
+        }
+    };
+
     // Begins to copy rows from `row` on, inner numbers from `k` to below `end`; zeros beyond. `end` is a multiple of `depth` or the
     // operand's end.
     template <int Threads>
-    static __device__ __forceinline__ void fetch(T* to, const T* from, int64_t row, int64_t k, int64_t end) {
-        for_each<Threads>(from, row, k, end, [&](int, int place, const T* source, int real) {
+    static __device__ __forceinline__ void fetch(T* to, const T* from, const Begin<Threads>& rows, int64_t row, int64_t k, int64_t end) {
+        for_each<Threads>(from, rows, row, k, end, [&](int, int place, const T* source, int real) {
             if constexpr (Operand::vector * sizeof(T) >= 4) {
                 begin_copy_bytes<Operand::vector * sizeof(T)>(to + place, source, real * int(sizeof(T)));
             } else {
@@ -126,7 +148,37 @@ struct Panel {
 
     // Calls `use` for each vector of this thread, with its number, its place in the panel, its first element in memory and how many are real.
     template <int Threads, typename Use>
-    static __device__ __forceinline__ void for_each(const T* from, int64_t row, int64_t k, int64_t end, const Use& use) {
+    static __device__ __forceinline__ void for_each(
+        const T* from, const Begin<Threads>& rows, int64_t row, int64_t k, int64_t end, const Use& use)
+    {
+        if constexpr (Begin<Threads>::known) {
+            return for_each_known<Threads>(from, rows, k, end, use);
+        } else {
+            for_each_stepped<Threads>(from, row, k, end, use);
+        }
+    }
+
+    // The same where the rows' places are known.
+    template <int Threads, typename Use>
+    static __device__ __forceinline__ void for_each_known(const T* from, const Begin<Threads>& rows, int64_t k, int64_t end, const Use& use) {
+        constexpr int vector = Operand::vector;
+        const int i = Step<Threads>::inner();
+        int inner = vector;  // that are there
+        if constexpr (Operand::inner % depth != 0) {
+            const int left = int(end - k) - i;
+            inner = left < 0 ? 0 : left < vector ? left : vector;
+        }
+        const auto deep = Operand::inner_place(k + i);
+#pragma unroll
+        for (int s = 0; s < Step<Threads>::count; ++s) {
+            const auto begin = rows.places[s];
+            use(s, Step<Threads>::place(s), from + ((begin < 0 ? 0 : begin) + deep), begin < 0 ? 0 : inner);  // what is not real is not read
+        }
+    }
+
+    // The same where all lie as far apart as the first two.
+    template <int Threads, typename Use>
+    static __device__ __forceinline__ void for_each_stepped(const T* from, int64_t row, int64_t k, int64_t end, const Use& use) {
         constexpr int vector = Operand::vector, step = Step<Threads>::size;
         const int r = Step<Threads>::row(), i = Step<Threads>::inner();
         const T* const mine = from + Operand::place(row + r, k + i);
@@ -204,11 +256,13 @@ struct Multiplier {
         float (&sums)[M][N][4], unsigned char* pool, const T* left, const T* right, int64_t row, int64_t column, int64_t first, int64_t last)
     {
         const int panels = int((last - first + Left::depth - 1) / Left::depth);
+        const typename Left::template Begin<threads> left_rows(row);
+        const typename Right::template Begin<threads> right_rows(column);
         const auto fetch = [&](int number) {
             unsigned char* const to = pool + number % Stages * stage_bytes;
             const int64_t k = first + int64_t(number) * Left::depth;
-            Left::template fetch<threads>(reinterpret_cast<T*>(to), left, row, k, last);
-            Right::template fetch<threads>(reinterpret_cast<T*>(to + Left::bytes), right, column, k, last);
+            Left::template fetch<threads>(reinterpret_cast<T*>(to), left, left_rows, row, k, last);
+            Right::template fetch<threads>(reinterpret_cast<T*>(to + Left::bytes), right, right_rows, column, k, last);
         };
         float watch[2] = {};
         // Each stage is one group of copies, an empty one where nothing is left to fetch, so that counting groups counts stages.

@@ -44,12 +44,16 @@ struct GroupMultiplier {
         float (&sums)[M][N][4], unsigned char* pool, const T* left, const T* right, int64_t row, int64_t column, int64_t first, int64_t last)
     {
         const int panels = int((last - first + depth - 1) / depth);
+        const typename DownPanel::template Begin<threads> down_rows(Turned ? column : row);
+        const typename AcrossPanel::template Begin<threads> across_rows(Turned ? row : column);
         const auto fetch = [&](int number, int slot) {
             if (number < panels) {
                 unsigned char* const to = pool + slot * stage_bytes;
                 const int64_t k = first + int64_t(number) * depth;
-                DownPanel::template fetch<threads>(reinterpret_cast<T*>(to + down_at), Turned ? right : left, Turned ? column : row, k, last);
-                AcrossPanel::template fetch<threads>(reinterpret_cast<T*>(to), Turned ? left : right, Turned ? row : column, k, last);
+                DownPanel::template fetch<threads>(
+                    reinterpret_cast<T*>(to + down_at), Turned ? right : left, down_rows, Turned ? column : row, k, last);
+                AcrossPanel::template fetch<threads>(
+                    reinterpret_cast<T*>(to), Turned ? left : right, across_rows, Turned ? row : column, k, last);
             }
             end_copies();
         };
@@ -198,7 +202,7 @@ private:
         Vector<T, Step::vector> numbers[Step::count];
 
         __device__ __forceinline__ void read(const T* from, int64_t row, int64_t k, int64_t end) {
-            Which::template for_each<threads>(from, row, k, end, [&](int number, int, const T* source, int real) {
+            Which::template for_each_stepped<threads>(from, row, k, end, [&](int number, int, const T* source, int real) {
                 if (real == Step::vector) {
                     numbers[number] = *reinterpret_cast<const Vector<T, Step::vector>*>(source);
                 } else {

@@ -124,15 +124,21 @@ def test_values_thread_by_thread(name: str) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("tile", [(128, 256), (64, 128)])
-def test_values_of_groups_of_warps(tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("tile", "case"),
+    [
+        ((128, 256), Case((2, 40, 9, 40), 72, (3, 3), (1, 1), (1, 1), (1, 2))),  # several tiles, an end within a panel
+        ((64, 128), Case((2, 40, 9, 15), 72, (3, 3), (1, 1), (1, 1), (1, 1))),  # rows of odd length
+        ((64, 128), Case((2, 40, 9, 15), 20, (4, 4), (2, 2), (1, 1), (1, 1), True)),
+    ],
+)
+def test_values_of_groups_of_warps(tile: tuple[int, int], case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     module = "fusepass.codegen.schedule_product"
     tilings = [each for each in __import__(module, fromlist=["TILINGS"]).TILINGS if each.groups]
     chosen = tuple(
         each for each in tilings if (each.rows, each.columns) == tile and Arithmetic.HALVES in each.arithmetics
     )
     monkeypatch.setattr(f"{module}.TILINGS", chosen)
-    case = Case((2, 40, 9, 40), 72, (3, 3), (1, 1), (1, 1), (1, 2))  # several tiles, an end within a panel
     program = halved(case)
     given = operands(case)
     found = emulate(program, render(program, ONE), memory(case, given))["y"].reshape(case.result)
