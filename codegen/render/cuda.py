@@ -10,6 +10,7 @@ from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.ir.team import COUNTER_BYTES
 from fusepass.codegen.render.cuda_kernel import kernel_body
+from fusepass.codegen.render.cuda_places import places_text
 from fusepass.codegen.render.cuda_product import product_body
 from fusepass.codegen.render.cuda_resident import resident_text
 from fusepass.codegen.render.cuda_streamed import streamed_text
@@ -19,6 +20,7 @@ from fusepass.codegen.render.template import fill
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Schedule
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule, schedule_convolution
+from fusepass.codegen.schedule_convolution.places import PlacesSchedule
 from fusepass.codegen.schedule_convolution.resident import ResidentSchedule
 from fusepass.codegen.schedule_general import Generality, generalised
 from fusepass.codegen.schedule_product import ProductSchedule, schedule_product
@@ -30,6 +32,7 @@ _HEADERS = (*_INCLUDED, "fp_cast.h", "fp_common.h", "fp_half.h", "fp_libm.h", "f
 _TEAMS = ("fp_instructions.cuh", "fp_launch.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
 _PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anchor
 _CONVOLUTION_GROUPS = ("fp_wgmma.cuh", "fp_group.cuh")  # which is a convolution that four warps multiply together
+_PLACES = ("fp_wgmma_places.cuh", "fp_places.cuh")  # of scaled halves
 _PARTIALS = ("fp_partials.cuh",)  # for those that reduce over positions
 _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
 _MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
@@ -84,6 +87,7 @@ def render_cuda(
     headers = [*_INCLUDED]
     headers += _PRODUCTS if anchors else ()
     headers += _CONVOLUTION_GROUPS if any(isinstance(a, Convolution) and a.warps > 1 for a in anchors) else ()
+    headers += _PLACES if any(isinstance(a, Convolution) and a.halves is not None for a in anchors) else ()
     headers += _PARTIALS if any(kernel.partials is not None for kernel in program.kernels) else ()
     headers += _MATRICES if any(isinstance(a, Product) for a in anchors) else ()
     headers += _MATRIX_GROUPS if groups else ()
@@ -157,7 +161,9 @@ def _kernel_text(
         lines = product_body(kernel, program, plan, pointers, names)
         return _KernelText(name, (), tuple(comment), f"{plan.threads}, {plan.resident}", parameters, lines)
     if isinstance(plan, ConvolutionSchedule):
-        if isinstance(plan, ResidentSchedule):
+        if isinstance(plan, PlacesSchedule):
+            text = places_text(kernel, program, plan, pointers, names)
+        elif isinstance(plan, ResidentSchedule):
             text = resident_text(kernel, program, plan, pointers, names)
         else:
             text = streamed_text(kernel, program, plan, pointers, names)

@@ -16,6 +16,7 @@ from fusepass.codegen.ir.expr import Builder, Op, ReduceOp
 from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Reduction, Ref, Role, Store
 from fusepass.codegen.passes.anchors import generate_anchors
+from fusepass.codegen.passes.partials import Pieces
 from fusepass.codegen.schedule_convolution import pieces_on, serves
 
 F32 = DType.F32
@@ -38,6 +39,7 @@ class Case:
     groups: int = 1
     warps: int = 1
     dtype: DType = F32  # of a call alone
+    halves: bool = False  # scaled ones are multiplied, by groups of warps
 
     @property
     def weight(self) -> tuple[int, ...]:
@@ -137,7 +139,7 @@ def reduced(case: Case, over: Over) -> Program:
 
 def generated_reduction(case: Case, over: Over) -> Program:
     """The same with the convolution in the kernel."""
-    return generate_anchors(reduced(case, over), Builder(), lambda program, kernel: True, warps=case.warps)
+    return _generated(case, reduced(case, over), Builder())
 
 
 class Across(enum.Enum):
@@ -189,16 +191,26 @@ def generated_pooling(case: Case, across: Across, facts: DeviceFacts | None = No
     facts = facts or DeviceFacts.h200()
     pieces = functools.partial(pieces_on, facts=facts)
     builder = Builder()
-    return generate_anchors(pooled(case, across, builder), builder, lambda program, kernel: True, pieces, case.warps)
+    return _generated(case, pooled(case, across, builder), builder, pieces)
 
 
 def generated(case: Case, *, chain: bool = True, facts: DeviceFacts | None = None) -> Program:
     """The same with the convolution as a kernel: the first form, or the first that `facts` have room for."""
+    return _generated(case, program_of(case, chain=chain), Builder(), facts=facts)
 
-    def choose(program: Program, kernel: Kernel) -> bool:
-        return facts is None or serves(program, kernel, facts)
 
-    return generate_anchors(program_of(case, chain=chain), Builder(), choose, warps=case.warps)
+def _generated(
+    case: Case,
+    program: Program,
+    builder: Builder,
+    pieces: Pieces = lambda program, kernel: None,
+    facts: DeviceFacts | None = None,
+) -> Program:
+    def choose(made: Program, kernel: Kernel) -> bool:
+        return facts is None or serves(made, kernel, facts)
+
+    warps = 4 if case.halves else case.warps
+    return generate_anchors(program, builder, choose, pieces, warps, halves=case.halves)
 
 
 DEPTHWISE: dict[str, Case] = {
