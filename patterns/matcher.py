@@ -45,11 +45,13 @@ class Match:
         root: the node that the whole pattern stands for.
         nodes: every operator matched, `root` among them.
         captures: what the names of the pattern stand for.
+        unwritten: whether it is known that no operator before `root` writes to memory.
     """
 
     root: fx.Node
     nodes: frozenset[fx.Node]
     captures: Mapping[str, Any]
+    unwritten: bool = False
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -114,31 +116,37 @@ def match(pattern: Call, node: fx.Node) -> Match | Mismatch:
     return found or attempt.mismatch or Mismatch(node, "no match")
 
 
-def matches(pattern: Call, node: fx.Node) -> Iterator[Match]:
-    """Every way in which `node`, a call of an operator of `pattern`, is an instance of it."""
+def matches(pattern: Call, node: fx.Node, *, unwritten: bool = False) -> Iterator[Match]:
+    """Every way in which `node`, a call of an operator of `pattern`, is an instance of it; `unwritten` is for `Match`."""
     if pattern.flat is not None and node.args:
-        return _flat(pattern, pattern.flat, node)
-    return _Attempt().matches(pattern, node) if _plausible(pattern, node) else iter(())
+        return _flat(pattern, pattern.flat, node, unwritten)
+    return _Attempt().matches(pattern, node, unwritten) if _plausible(pattern, node) else iter(())
 
 
-def _flat(pattern: Call, operand: str, node: fx.Node) -> Iterator[Match]:
+def _flat(pattern: Call, operand: str, node: fx.Node, unwritten: bool) -> Iterator[Match]:
     """The match of a pattern that is the call of an operator on any tensor."""
     value = node.args[0]
     if not isinstance(value, fx.Node) or operand == pattern.name:
         return iter(())
     captures: dict[str, Any] = {operand: value}
-    found = Match(node, frozenset((node,)), captures if pattern.name is None else {pattern.name: node, **captures})
-    return iter((found,))
+    if pattern.name is not None:
+        captures[pattern.name] = node
+    return iter((Match(node, frozenset((node,)), captures, unwritten),))
 
 
 def _plausible(pattern: Call, node: fx.Node) -> bool:
     """Whether the arguments of `node` may be those of `pattern`: a quick look that spares most searches."""
     if pattern.item is not None:
         (node,) = node.all_input_nodes
+    sources = node.all_input_nodes
     for operand in pattern.args:
-        if isinstance(operand, Call) and not any(_may_be(operand, source) for source in node.all_input_nodes):
-            return False
-        if isinstance(operand, Const) and len(node.args) >= len(pattern.args):
+        if isinstance(operand, Call):
+            for source in sources:
+                if _may_be(operand, source):
+                    break
+            else:
+                return False
+        elif isinstance(operand, Const) and len(node.args) >= len(pattern.args):
             values = (value for value in node.args if not isinstance(value, fx.Node))
             if not any(operand.accepts(value) for value in values):
                 return False
@@ -173,10 +181,10 @@ class _Attempt:
     def __init__(self) -> None:
         self.mismatch: Mismatch | None = None
 
-    def matches(self, pattern: Call, node: fx.Node) -> Iterator[Match]:
+    def matches(self, pattern: Call, node: fx.Node, unwritten: bool = False) -> Iterator[Match]:
         """Every way in which `node` fits `pattern`."""
         for found in self.calls(pattern, node, _Found()):
-            yield Match(node, frozenset(found.nodes), found.captures)
+            yield Match(node, frozenset(found.nodes), found.captures, unwritten)
 
     def calls(self, pattern: Call, node: fx.Node, found: _Found) -> Iterator[_Found]:
         """Every way in which `node` fits `pattern`, given what is `found`, with users outside checked."""

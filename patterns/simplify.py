@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,10 +71,10 @@ def simplify(graph_module: fx.GraphModule, rules: Sequence[Rule] = RULES) -> lis
         agendas = Agendas(early_agenda, agenda)
         for _ in range(MOST_ROUNDS):
             for _ in range(MOST_EARLY):
-                applications += _apply_rules(early, early_agenda.nodes(graph), agendas)
+                applications += _apply_rules(early, early_agenda, graph, agendas)
                 if not early_agenda.end_pass():
                     break
-            applications += _apply_rules(late, agenda.nodes(graph), agendas)
+            applications += _apply_rules(late, agenda, graph, agendas)
             remove_dead(graph)
             if config.allows(COMMON_SUBEXPRESSION):
                 applications += _share_common(graph, agendas)
@@ -174,21 +174,21 @@ class _Index:
         return tuple(rule for rule in rules if is_called(rule.pattern, target))
 
 
-def _apply_rules(index: _Index, nodes: Iterable[fx.Node], agendas: Agendas) -> list[Application]:
-    """Try each of `nodes` with each rule, until one applies."""
+def _apply_rules(index: _Index, agenda: Agenda, graph: fx.Graph, agendas: Agendas) -> list[Application]:
+    """Try each node of the agenda's pass over `graph` with each rule, until one applies."""
     applications: list[Application] = []
-    for node in nodes:
+    for node in agenda.nodes(graph):
         for rule in () if node._erased else index[node]:
-            done = _apply(rule, node, agendas)
+            done = _apply(rule, node, agenda.unwritten, agendas)
             if done is not None:
                 applications.append(done)
                 break
     return applications
 
 
-def _apply(rule: Rule, node: fx.Node, agendas: Agendas) -> Application | None:
+def _apply(rule: Rule, node: fx.Node, unwritten: bool, agendas: Agendas) -> Application | None:
     """What `rule` does at `node`, if it applies there in any way."""
-    for found in matches(rule.pattern, node):
+    for found in matches(rule.pattern, node, unwritten=unwritten):
         done = replace_match(rule, found, agendas)
         if isinstance(done, Application):
             return done

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from functools import cache
 from math import prod
 from typing import Any
 
@@ -16,6 +15,7 @@ from fusepass.patterns.analysis.geometry import Geometry, Window
 from fusepass.patterns.analysis.linearity import Operand
 from fusepass.patterns.arguments import arguments, key_of
 from fusepass.patterns.infer import is_plain
+from fusepass.patterns.legality import writes
 from fusepass.patterns.matcher import Declined, Match
 
 aten = torch.ops.aten
@@ -198,7 +198,7 @@ class Builder:
 
     def _call(self, target: OpOverload, *args: Any, **kwargs: Any) -> fx.Node:
         key = (target, key_of(args), key_of(kwargs))
-        if not self._made and _written_before(self._found.root):
+        if not self._made and not self._found.unwritten and _written_before(self._found.root):
             raise Declined("memory is written before it, which what it is made of may have read")
         if key not in self._made:
             self._made[key] = self._found.call(target, *args, **kwargs)
@@ -209,15 +209,10 @@ def _written_before(root: fx.Node) -> bool:
     """Whether an operator before `root` writes: a tensor would be read later than the original reads it."""
     node = root.prev
     while node.op != "root":
-        if _may_write(node.target) and any(written(node)):
+        if writes(node.target) and any(written(node)):
             return True
         node = node.prev
     return False
-
-
-@cache
-def _may_write(target: Any) -> bool:
-    return isinstance(target, OpOverload) and target._schema.is_mutable
 
 
 def count(shape: Sequence[int], dims: Sequence[int]) -> int:
