@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from math import ceil, prod
+from math import prod
 
 from fusepass.codegen.ir.convolution import HALVES, Convolution, fill_halves
 from fusepass.codegen.ir.dtype import DType, Precision
@@ -34,7 +34,7 @@ class _Step:
         size: of the result.
         positions, spread: spread 1 but for transposed convolutions, where it is the stride.
         shift: ``first * spread - padding``.
-        taps: of each phase; some may lie outside of the kernel.
+        taps: of each phase.
         step, apart: in elements of the packed input.
         before, after: its border.
         start, along_phase, along_tap: the weight's place is ``start + along_phase * phase + along_tap * tap``.
@@ -107,7 +107,7 @@ def halved_of(program: Program, builder: Builder, anchor: Convolution, result: B
     padded = -(-channels // HALVES) * HALVES
     if anchor.precision is not Precision.TF32 or not fill_halves(channels):
         return None
-    if anchor.transposed and any(s > 1 and d > 1 for s, d in zip(anchor.stride, anchor.dilation, strict=True)):
+    if anchor.transposed and not _has_even_phases(anchor, weight):
         return None
     steps = tuple(_step(anchor, source, weight, result, axis) for axis in range(len(anchor.stride)))
     name = _free_name(program, result.name)
@@ -137,6 +137,15 @@ def halved_of(program: Program, builder: Builder, anchor: Convolution, result: B
     return Halved(product, scales, kernels, (*scales.buffers, taps, image), steps)
 
 
+def _has_even_phases(anchor: Convolution, weight: Buffer) -> bool:
+    """Whether all phases of a transposed convolution have as many kernel positions, one stride apart.
+
+    Zero weights could stand for those that a phase lacks, but with an infinity they would make numbers that are none.
+    """
+    axes = zip(weight.shape[2:], anchor.stride, anchor.dilation, strict=True)
+    return all(stride == 1 or (dilation == 1 and kernel % stride == 0) for kernel, stride, dilation in axes)
+
+
 def _aligned(size: int, before: int, after: int) -> tuple[int, int]:
     """The border before and after rows of `size` numbers so that they are read in vectors, if that adds little to it."""
     wide = -(-before // _VECTOR) * _VECTOR
@@ -155,7 +164,7 @@ def _step(anchor: Convolution, source: Buffer, weight: Buffer, result: Buffer, a
     # Element o of the result reads input (o + padding - k dilation) / stride for the k for which that is whole: with o + padding =
     # q stride + phase those are k = phase + j stride and inputs q - j, or with stride 1 k = j and inputs q - j dilation.
     first, last = padding // stride, (size - 1 + padding) // stride
-    taps = ceil(kernel / stride)
+    taps = kernel // stride
     before = (taps - 1) * dilation - first
     after = last + 1 - given
     return _Step(

@@ -114,6 +114,7 @@ class Tiling:
 
 _THREE = (Arithmetic.TF32_THREE,)
 _ONE = (Arithmetic.TF32, Arithmetic.HALVES)
+_HALVES = (Arithmetic.HALVES,)
 
 TILINGS = (
     Tiling(2, 2, 4, 8, 3, 2, 1.0),  # 128 x 128
@@ -133,4 +134,5 @@ TILINGS = (
     Tiling(16, 1, 1, 16, 4, 1, 0.95, groups=True, arithmetics=_ONE),  # 256 x 128
     Tiling(8, 1, 1, 16, 3, 2, 0.75, groups=True, arithmetics=_ONE),  # 128 x 128
     Tiling(4, 1, 1, 16, 4, 2, 0.6, groups=True, arithmetics=_ONE),  # 64 x 128
+    Tiling(4, 1, 1, 16, 3, 3, 0.65, groups=True, arithmetics=_HALVES),  # 64 x 128
 )

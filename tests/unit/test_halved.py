@@ -52,11 +52,10 @@ CASES: dict[str, Case] = {
     "transposed, dilated": Case((1, 40, 6, 7), 8, (3, 2), (1, 1), (0, 1), (2, 3), True),
     "transposed, cut": Case((1, 40, 9, 8), 8, (2, 3), (1, 1), (2, 3), (1, 1), True),
     "transposed, by 2": Case((2, 24, 5, 6), 9, (4, 4), (2, 2), (1, 1), (1, 1), True),
-    "transposed, by 2 and 3, odd": Case((2, 24, 5, 6), 9, (3, 4), (2, 3), (1, 0), (1, 1), True, (1, 2)),
-    "transposed, kernel below stride": Case((1, 32, 4, 5), 4, (2, 1), (3, 2), (0, 0), (1, 1), True),
-    "transposed, by 1 and 2, dilated": Case((1, 32, 4, 5), 4, (2, 5), (1, 2), (0, 3), (2, 1), True, (0, 1)),
+    "transposed, by 2 and 3, odd": Case((2, 24, 5, 6), 9, (4, 3), (2, 3), (1, 0), (1, 1), True, (1, 2)),
+    "transposed, by 1 and 2, dilated": Case((1, 32, 4, 5), 4, (2, 6), (1, 2), (0, 3), (2, 1), True, (0, 1)),
     "transposed 1d": Case((2, 24, 9), 33, (4,), (2,), (1,), (1,), True),
-    "transposed 3d, by 2": Case((1, 32, 2, 3, 4), 16, (3, 4, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), True, (1, 0, 1)),
+    "transposed 3d, by 2": Case((1, 32, 2, 3, 4), 16, (2, 4, 4), (2, 2, 2), (0, 1, 2), (1, 1, 1), True, (1, 0, 1)),
     "transposed 3d": Case((1, 32, 3, 4, 5), 16, (5, 3, 3), (1, 1, 1), (0, 1, 2), (1, 1, 1), True),
 }
 
@@ -188,22 +187,27 @@ def test_scales_of_samples_and_channels_cost_nothing() -> None:
     assert (np.abs(found - exact(case, plain)) <= bound(case, plain)).all()
 
 
+NOT_FINITE = {
+    "2d": replace(CASES["2d"], padding=(0, 0)),  # libraries differ in what a zero of the border meets
+    "transposed": replace(CASES["transposed"], source=(2, 24, 9, 11), padding=(2, 4)),
+    "transposed, by 2": replace(CASES["transposed, by 2"], source=(2, 24, 9, 11), padding=(3, 3)),
+}
+
+
 @needs_compiler
-@pytest.mark.parametrize("run", ["interpreted", "thread by thread"])
-def test_what_is_not_finite_spreads_as_in_the_library(run: str) -> None:
-    case = replace(CASES["2d"], padding=(0, 0))  # libraries differ in what a zero of the border meets
+@pytest.mark.parametrize(("name", "emulated"), [*((name, False) for name in NOT_FINITE), ("2d", True)])
+def test_what_is_not_finite_spreads_as_in_the_library(name: str, emulated: bool) -> None:
+    case = NOT_FINITE[name]
     given = operands(case)
-    x, w = given["x"], given["w"]
+    x = given["x"]
+    w = given["w"].transpose(0, 1) if case.transposed else given["w"]
     x[0, 3, 4, 5], x[0, 7, 8, 10], x[1, 0, 0, 0], x[1, 1, 5, 5] = torch.inf, torch.nan, -torch.inf, 1e20
     x[1, 2, 5, 5], w[4, 3], w[5, 0, 0, 0], w[6, 0, 1, 1] = 1e-30, 1e-20, 0, torch.inf
     program = halved(case, chain=False)
-    found = (
-        interpret(program, memory(case, given))
-        if run == "interpreted"
-        else emulate(program, render(program, ONE), memory(case, given))
-    )
+    inputs = memory(case, given)
+    found = emulate(program, render(program, ONE), inputs) if emulated else interpret(program, inputs)
     actual = torch.from_numpy(found["conv_out"].astype(np.float64)).reshape(case.result)
-    wanted = torch.convolution(x, w, None, *case.geometry).double()  # type: ignore[call-overload]
+    wanted = torch.convolution(x, given["w"], None, *case.geometry).double()  # type: ignore[call-overload]
     for kind in (torch.isnan, torch.isposinf, torch.isneginf):
         assert torch.equal(kind(actual), kind(wanted))
     assert wanted.isfinite().any()
@@ -216,13 +220,15 @@ def test_what_cannot_be_the_epilogue_reads_the_result() -> None:
 
 
 def test_what_stays_as_it_was() -> None:
-    """No rounding allowed, few channels, groups, a stride that leaves gaps: there is no such product."""
+    """No rounding allowed, few channels, groups, phases that differ: there is no such product."""
     case = CASES["2d"]
     others = (
         replace(case, precision=Precision.FLOAT32),
         replace(case, source=(2, 16, 9, 11)),
         replace(case, source=(2, 17, 9, 11)),
         replace(case, groups=4),
+        Case((2, 24, 5, 6), 9, (3, 4), (2, 2), (1, 1), (1, 1), True, precision=Precision.TF32),
+        Case((2, 24, 5, 6), 9, (4, 4), (2, 2), (1, 1), (3, 1), True, precision=Precision.TF32),
     )
     for other in others:
         program = program_of(replace(other, warps=4))
@@ -318,7 +324,22 @@ def test_copies_are_of_16_bytes() -> None:
         assert {buffer.dtype for buffer in program.buffers} == {DType.F32, DType.F16}
 
 
-def test_nvcc_takes_the_source() -> None:
+def test_what_rows_have_in_common_is_done_before_sums_are_laid_out() -> None:
+    """Where phases are stored together; else threads store their own sums, in pairs where rows begin at even places."""
+    big = Case((64, 64, 32, 32), 64, (4, 4), (2, 2), (1, 1), (1, 1), True)
+    text = render(halved(big), H200).text
+    assert "sum = fp::maximum(" in text
+    assert "across += 16" in text
+    plain = replace(big, transposed=False, stride=(1, 1))
+    assert "fp::Vec<float, 2>*" not in render(halved(plain), H200).text
+    plain = replace(plain, kernel=(3, 3))
+    text = render(halved(plain), H200).text
+    assert "reinterpret_cast<fp::Vec<float, 2>*>(y + " in text
+    assert "lay_out" not in text
+
+
+@pytest.mark.parametrize("name", ["3d, strided", "transposed, by 2"])
+def test_nvcc_takes_the_source(name: str) -> None:
     if shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")
-    check_compiles(render(halved(CASES["3d, strided"]), H200))
+    check_compiles(render(halved(CASES[name]), H200))
