@@ -63,8 +63,9 @@ def _large(names: Iterable[str], program: Program, facts: DeviceFacts) -> frozen
 def _used_once(shape: Shape, chosen: Schedule) -> frozenset[str]:
     """Large buffers that this kernel touches once and that no later kernel reads."""
     program, kernel = shape.program, shape.kernel
-    # Of what is read and written once, loads and stores with eviction hints are slower than without.
-    if chosen.exchanges or chosen.walk in (Walk.POINTWISE, Walk.OUTER):
+    # Of what is read and written once, loads and stores with eviction hints are slower than without, but where a row
+    # is read again, or a block has a multiprocessor to itself.
+    if chosen.exchanges or chosen.walk is not Walk.INNER or chosen.keep is Keep.REGISTERS:
         return frozenset()
     order = [other.name for other in program.kernels]
     later = program.kernels[order.index(kernel.name) + 1 :]

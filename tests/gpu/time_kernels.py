@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from fusepass.codegen.build import build_all, load
 from fusepass.codegen.detect import device_facts
@@ -71,7 +72,8 @@ KERNELS: dict[str, Callable[[], Program]] = {
     "softmax 393216": lambda: _in_teams(k.softmax_rows(2048, 393_216)),
     "softmax of a middle axis": lambda: _passed(lambda x: torch.log1p((x * 3.0).softmax(1)), (128, 513, 2047)),
     "group norm 2097152": lambda: _passed(lambda x: F.group_norm(x, 8), (28, 64, 512, 512)),
-    "layer norm 4194304": lambda: _in_teams(k.layer_norm(64, 1 << 22)),
+    "layer norm 4194304": lambda: _passed(nn.LayerNorm(1 << 22, device="meta"), (64, 1 << 22)),
+    "layer norm 4194304 in teams": lambda: _in_teams(k.layer_norm(64, 1 << 22, weighted=False)),
     "batch norm 16777216": lambda: _passed(_batch_norm, (64, 16, 512, 512)),
     "product 1024 x 8192 x 8192": lambda: generated(Case(1024, 8192, 8192)),
     "product 4096 x 4096 x 4096, TF32": lambda: generated(Case(4096, 4096, 4096, tf32=True)),
