@@ -215,9 +215,7 @@ def max_pool(n: int, size: int, window: int, stride: int, padding: int) -> Progr
     return program("pool", [given("x", [n, size, size]), result("y", [n, out, out])], kernel)
 
 
-def layer_norm(
-    rows: int, cols: int, dtype: DType = F32, *, with_gelu: bool = False, weighted: bool = True
-) -> Program:
+def layer_norm(rows: int, cols: int, dtype: DType = F32, *, with_gelu: bool = False, weighted: bool = True) -> Program:
     """LayerNorm over the last axis, with weight and bias if `weighted`; also stores mean and rstd per row."""
     b, r, c = Builder(), Axis("r", rows), Axis("c", cols)
     index = at((r, cols), (c, 1))

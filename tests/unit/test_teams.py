@@ -275,7 +275,11 @@ def test_verify_knows_teams(team: Team, fault: str) -> None:
 @pytest.mark.parametrize("facts", [H200, A100], ids=["H200", "A100"])
 @pytest.mark.parametrize(
     "program",
-    [k.layer_norm(16, 1 << 22, weighted=False), k.layer_norm(100, 1_000_001, k.F16, weighted=False), k.softmax_rows(4096, 393_216)],
+    [
+        k.layer_norm(16, 1 << 22, weighted=False),
+        k.layer_norm(100, 1_000_001, k.F16, weighted=False),
+        k.softmax_rows(4096, 393_216),
+    ],
     ids=["layer norm", "halves", "softmax"],
 )
 def test_nvcc_takes_it(program: Program, facts: DeviceFacts) -> None:
