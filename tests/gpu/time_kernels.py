@@ -22,6 +22,8 @@ from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule.team import team_size
 from fusepass.errors import BuildError
 from tests.support import kernels as k
+from tests.support.convolutions import Case as Convolution
+from tests.support.convolutions import generated as convolution
 from tests.support.products import Case, generated
 from tests.support.regions import region
 
@@ -42,6 +44,8 @@ def _in_teams(program: Program) -> Program:
     return k.in_teams(program, *size) if size else program
 
 
+_DEPTHWISE = Convolution((64, 96, 112, 112), 96, (5, 5), (1, 1), (2, 2), (1, 1), groups=96)
+
 KERNELS: dict[str, Callable[[], Program]] = {
     "affine": lambda: k.affine(1 << 27),
     "affine half": lambda: k.affine(1 << 28, k.F16),
@@ -54,6 +58,8 @@ KERNELS: dict[str, Callable[[], Program]] = {
     "softmax channels last": lambda: k.softmax_channels_last(64, 128, 1 << 14),
     "bias and gelu": lambda: k.channel_bias_gelu(128, 64, 126 * 126),
     "max pool 2": lambda: k.max_pool(64 * 32, 256, 2, 2, 0),
+    "max pool 5, overlapping": lambda: k.max_pool(64 * 32, 128, 5, 1, 2),
+    "depthwise 5 x 5": lambda: convolution(_DEPTHWISE),
     "max pool 3, padded": lambda: k.max_pool(64 * 32, 256, 3, 2, 1),
     "layer norm 64 and gelu": lambda: k.layer_norm(1 << 21, 64, with_gelu=True),
     "layer norm 1024": lambda: k.layer_norm(1 << 17, 1024),

@@ -446,6 +446,8 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "cat": lambda: concatenate(4, 6, 10, 64),
     "cat_odd": lambda: concatenate(4, 3, 2, 7),
     "pool2": lambda: max_pool(16, 64, 2, 2, 0),
+    "pool5_staged": lambda: max_pool(6, 32, 5, 1, 2),
+    "pool3_staged": lambda: max_pool(4, 30, 3, 1, 0),
     "pool3_padded": lambda: max_pool(6, 33, 3, 2, 1),
     "layer_norm_64": lambda: layer_norm(20_000, 64, with_gelu=True),
     "layer_norm_63": lambda: layer_norm(1001, 63),
