@@ -217,6 +217,10 @@ DEPTHWISE: dict[str, Case] = {
     "depthwise": Case((2, 6, 9, 13), 6, (3, 3), (1, 1), (1, 1), (1, 1), groups=6),
     "depthwise, strided and dilated": Case((2, 3, 17, 19), 6, (5, 2), (2, 3), (3, 0), (1, 2), groups=3),
     "depthwise, channels last": Case((2, 8, 9, 10), 8, (7, 7), (1, 1), (3, 3), (1, 1), channels_last=True, groups=8),
+    "depthwise, small images": Case((2, 4, 16, 24), 4, (5, 5), (1, 1), (2, 2), (1, 1), groups=4),
+    "depthwise, bands": Case((1, 2, 192, 64), 2, (3, 3), (1, 1), (1, 1), (1, 1), groups=2),
+    "depthwise, every second column": Case((2, 4, 24, 32), 4, (5, 5), (1, 2), (4, 2), (2, 1), groups=4),
+    "depthwise, every second row": Case((2, 4, 31, 32), 8, (7, 5), (2, 1), (9, 0), (3, 1), groups=4),
     "depthwise, 3d": Case((1, 4, 5, 6, 7), 4, (3, 1, 2), (1, 1, 1), (1, 0, 1), (1, 1, 1), groups=4),
 }
 
