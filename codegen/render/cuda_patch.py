@@ -13,6 +13,7 @@ from fusepass.codegen.ir.expr import Apply, Expr, Load, Op, children, walk
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
 from fusepass.codegen.ir.patches import Below, PatchWindow, TileShape, at_first, patch_windows, tile_shape
 from fusepass.codegen.render.cuda_frame import Frame
+from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
 from fusepass.errors import RenderError
@@ -145,7 +146,7 @@ class Patches:
         inner.define_axis(frame.lane, frame.v)
         for tile in tiles:
             at = axis_index(frame.lane) * tile.below.steps[1] + axis_index(across) * tile.below.dilation[1]
-            inner.bind(tile.used, f"{tile.near}[{inner.index(at + tile.shape.shift)}]")
+            inner.bind(tile.used, f"{tile.near}[{plain(inner.index(at + tile.shape.shift))}]")
         for load, name in constants:
             inner.bind(_as_used(window, load), f"{name}[{taps[0]}][{taps[1]}]")
         push = self._push(window, inner, state)
