@@ -27,6 +27,7 @@ from fusepass.codegen.toolchain import include_directory
 from fusepass.errors import IRError
 from tests.support.convolutions import (
     CASES,
+    FEW,
     LARGE,
     Across,
     Case,
@@ -41,22 +42,6 @@ from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
 SMALL = replace(H200, multiprocessors=1)  # its blocks take several tiles one after another
-
-FEW = [
-    "2d",
-    "2d, 8 to 40 channels",
-    "2d, 70 channels",
-    "2d, one by one",
-    "2d, channels last",
-    "1d",
-    "3d",
-    "transposed 1d",
-    "transposed 2d",
-    "transposed 2d, dilated",
-    "transposed 2d, kernel below stride",
-    "transposed 2d, stride 1",
-    "transposed 3d",
-]
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
