@@ -25,8 +25,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-import filelock
-
 from fusepass.codegen.source import Source, Target
 from fusepass.config import current
 from fusepass.errors import BuildError, FusepassWarning
@@ -186,6 +184,8 @@ def suffix(source: Source) -> str:
 def _store(root: Path, key: str, source: Source, compile: Callable[[Path], Path]) -> Path:
     path = _entry_path(root, key)
     path.parent.mkdir(mode=0o700, exist_ok=True)
+    import filelock  # here: a process that finds all it wants has no use for it
+
     with filelock.FileLock(f"{path}.lock"):
         if path.is_dir():
             if _read(path).intact:

@@ -18,8 +18,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import filelock
-
 from fusepass.codegen import cache
 
 UNREADABLE = cache.UNREADABLE
@@ -90,6 +88,8 @@ def store(key: str, record: Record) -> None:
 @contextlib.contextmanager
 def locked(key: str) -> Iterator[None]:
     """Hold the lock of `key`, so that processes do not disturb each other's measurements; in vain, go on without."""
+    import filelock  # here: a process that finds all it wants has no use for it
+
     lock = filelock.FileLock(f"{_path(key)}.lock", timeout=_LOCK_SECONDS)
     try:
         lock.acquire()

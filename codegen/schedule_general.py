@@ -46,7 +46,7 @@ def generalised(plan: Schedule, kernel: Kernel, *, coarse: bool) -> Schedule:
             return _with_rows(replace(plan, unroll=_unroll(plan)), kernel)
         case Walk.OUTER:
             return replace(plan, unroll=_unroll(plan))
-        case Walk.CROSSING:
+        case Walk.CROSSING | Walk.PATCH:
             return plan
 
 

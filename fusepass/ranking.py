@@ -2,7 +2,8 @@
 
 Neighbours on a machine disturb whole rounds rather than one candidate, so times are compared within a round: what counts
 is the median of the ratios, and an interval that holds the true median by the sign test, whatever the distribution. A
-candidate takes over from one before it only where it is surely no slower and typically faster by two percent.
+candidate takes over from one before it only where it is surely no slower and typically faster by two percent; where the
+rounds leave that open, the second suffices, as a guess is better than the worse of the two.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ LEAST_ROUNDS = 5
 
 MARGIN = 0.98
 """A candidate must take at most this share of another's time to be preferred to it."""
+
+_NEAR = 1.05
+"""What may be lost by a choice that is not measured again."""
 
 _CONFIDENCE = 0.99  # high, because it is asked for after each round; below eight rounds all of them must agree
 
@@ -47,6 +51,11 @@ class Ratio:
             return False
         return self.median <= MARGIN if self.high - self.low <= 1 - MARGIN else None
 
+    @property
+    def likely(self) -> bool:
+        """Whether the first is to be preferred, as a guess where the rounds do not tell."""
+        return self.median <= MARGIN if self.wins is None else self.wins
+
 
 @dataclass(frozen=True)
 class Ranking:
@@ -55,27 +64,30 @@ class Ranking:
     Attributes:
         winner: the candidate to take.
         decided: whether it would win again, as far as the rounds tell.
+        near: whether it is surely near the fastest one, if not that itself.
     """
 
     winner: str
     decided: bool
+    near: bool
 
 
 def ranking(samples: Mapping[str, Sequence[float]]) -> Ranking:
     """The fastest by `samples`: seconds round by round of each candidate, in order of preference.
 
-    Undecided, the first one wins, unless another one surely beats it.
+    What is not sure goes by the medians.
     """
     names = list(samples)
     winner = names[0]
     for name in names[1:]:
-        if _wins(samples, name, winner):
+        if Ratio.of(samples[name], samples[winner]).likely:
             winner = name
     place = names.index(winner)
     decided = all(_wins(samples, winner, name) for name in names[:place]) and all(
         _wins(samples, name, winner) is False for name in names[place + 1 :]
     )
-    return Ranking(winner, decided)
+    near = all(Ratio.of(samples[winner], samples[name]).high <= _NEAR for name in names if name != winner)
+    return Ranking(winner, decided, near)
 
 
 def _wins(samples: Mapping[str, Sequence[float]], name: str, other: str) -> bool | None:

@@ -3,9 +3,10 @@
 PyTorch's own guards do most of it, in C++: `TensorGuards` compares type, dtype, device, shape, strides and dispatch
 keys of tensors, and with them autocast, inference mode, functorch's transforms and tracing; `GlobalStateGuard`
 grad mode, determinism, matrix product precision, default dtype and threads. `dict_version` gives a number that every
-change of a dict moves on: the model's entries are looked at only where one of its dicts changed. That matters most where
-other code has run since the last call and nothing is in the processor's caches: then each object looked at costs more
-than the comparison.
+change of a dict moves on: the model's entries are looked at only where one of its dicts changed. Dicts without entries,
+most of them, are asked for nothing else. That matters most where other code has run since the last call and nothing is in
+the processor's caches: then each object looked at costs more than the comparison, and a version lies in a table beside
+the dict.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class Signature:
         "_all_states",
         "_devices",
         "_dicts",
+        "_empty",
         "_globals_unchanged",
         "_inputs_guard",
         "_live",
@@ -110,7 +112,9 @@ class Signature:
     def __init__(self, model: nn.Module, captured: Captured, tensors: Sequence[torch.Tensor]) -> None:
         self._live = LiveTensors(model)
         self._python = PythonState(model)
-        self._dicts = tuple({id(entries): entries for entries in (*self._live.dicts, *self._python.dicts)}.values())
+        dicts = {id(entries): entries for entries in (*self._live.dicts, *self._python.dicts)}.values()
+        self._dicts = tuple(entries for entries in dicts if entries)
+        self._empty = tuple(entries for entries in dicts if not entries)
         inputs = distinct(tensors)
         self._inputs_guard = _tensor_guards(inputs)
         self._states_guard = _tensor_guards(self._live.tensors)
@@ -132,7 +136,7 @@ class Signature:
         """
         version, states = self._seen
         # Versions only ever grow, so an equal sum stands for equal versions.
-        if sum(map(_dict_version, self._dicts)) != version or self._python.others:
+        if any(self._empty) or sum(map(_dict_version, self._dicts)) != version or self._python.others:
             found = self._look()
             if found is None:
                 return None

@@ -149,7 +149,7 @@ def _decided(samples: Mapping[str, Sequence[float]]) -> Choice:
         seconds=((EAGER, times.pop(EAGER)), *times.items()),
         speedup=ratio.median,
         interval=(ratio.low, ratio.high),
-        reason=None if rank.decided else f"times of {len(samples[EAGER])} rounds overlap",
+        reason=None if rank.decided or rank.near else f"times of {len(samples[EAGER])} rounds overlap",
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from torch._ops import OpOverload
 
 from fusepass import measure
 from fusepass.choice import GENERATED
+from fusepass.codegen import choices
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.convolution import GROUP_ARCH, few_channels, fill_halves
+from fusepass.codegen.ir.convolution import GROUP_ARCH, few_channels, few_halves, fill_halves
 from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, is_channels_last
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.source import Target
@@ -28,9 +30,12 @@ _ACCESS = 16  # bytes that a thread loads at once
 
 _LEAST_FLOAT32 = 16  # input channels
 _LEAST_HALVED = 8e9  # floating-point operations: 40 us of TF32 products, beside six small kernels
+_LEAST_FEW = 2e9  # the same of few channels, which take longer: some 50 us
 _TF32_ROUNDING = 2e-5  # of a result's norm: float32 kernels differ by some 1e-6, TF32 by some 3e-4
 _MEMORY_SHARE = 0.25  # of what is free may be taken to try a convolution
-_rounding: dict[tuple[object, ...], bool] = {}
+_TF32, _FLOAT32 = "TF32", "float32"
+_Key = tuple[torch.device, *tuple[str, ...]]
+_rounding: dict[_Key, str] = {}
 
 
 @dataclass(frozen=True)
@@ -58,19 +63,22 @@ def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Va
 
     `effort` is `Config.tune`: ``"off"`` tries nothing, ``"max"`` everything. ``"fast"`` tries the anchor in both
     implementations, and the other memory format where the rule for it (`anchor_formats`) is least sure: on CUDA, where tensor
-    cores may compute a convolution in either. A large convolution that may be rounded to TF32 is also tried as a product of
-    halves. Two variants may turn out to be the same program.
+    cores may compute a convolution in either. A large convolution that has few channels, or may be rounded to TF32, is also tried as
+    a product of halves. With many channels that is as a rule the faster one of the generated implementations: ``"fast"`` tries no
+    other there. Two variants may turn out to be the same program.
     """
     first, *others = anchor_formats(graph, facts)
     anchored = facts.target is Target.CUDA and any(_is_anchor(node) for node in graph.graph.nodes)
     every = (AnchorSource.PREFERRED, AnchorSource.LIBRARY, AnchorSource.GENERATED)
-    anchors = every if anchored else every[:1]
+    halved = _suits_halves(graph, facts)
+    suffices = halved and effort == "fast" and fill_halves(_channels(graph))
+    anchors = every[: 2 if suffices else 3] if anchored else every[:1]
     ranked = [Variant(first, anchor) for anchor in anchors]
     if effort == "fast":
         ranked += [Variant(other, AnchorSource.PREFERRED) for other in others if _is_unsure(graph, facts)]
     else:
         ranked += [Variant(other, anchor) for other in others for anchor in anchors]
-    if _suits_halves(graph, facts):
+    if halved:
         ranked.append(Variant(AnchorFormat.CALLER, AnchorSource.HALVES))
     return tuple(ranked[:1] if effort == "off" else ranked)
 
@@ -142,16 +150,27 @@ def _is_unsure(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
     return facts.target is Target.CUDA and not is_channels_last(x.shape, x.stride()) and _suits_tensor_cores(node)
 
 
+def _channels(graph: fx.GraphModule) -> int:
+    """Input channels of the only convolution."""
+    (node,) = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
+    return int(node.args[0].meta["val"].shape[1])
+
+
 def _suits_halves(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
-    """Whether a region has a large float32 convolution that may be rounded to TF32, with channels enough for products of halves."""
+    """Whether a region has a large float32 convolution that may be a product of halves: of few channels, or rounded to TF32."""
     nodes = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
-    if facts.arch != GROUP_ARCH or len(nodes) != 1 or not _tf32_allowed():
+    if facts.arch != GROUP_ARCH or len(nodes) != 1:
         return False
     (node,) = nodes
     x, weight, result = node.args[0].meta["val"], node.args[1].meta["val"], node.meta["val"]
-    positions = (x if node.args[6] else result)[:, 0].numel()
-    suits = x.dtype is torch.float32 and node.args[8] == 1 and fill_halves(x.shape[1])
-    return suits and 2 * weight.numel() * positions >= _LEAST_HALVED
+    stride, transposed, groups = node.args[3], node.args[6], node.args[8]
+    if x.dtype is not torch.float32 or groups != 1:
+        return False
+    over = x if transposed else result
+    work: int = 2 * weight.numel() * over.numel() // max(over.shape[1], 1)  # each weight meets each position
+    if few_halves(x.shape[1], (1,) if transposed else stride):
+        return work >= _LEAST_FEW
+    return _tf32_allowed() and fill_halves(x.shape[1]) and work >= _LEAST_HALVED
 
 
 def _prefers_channels_last(node: fx.Node) -> bool:
@@ -201,10 +220,38 @@ def _rounds_to_tf32(node: fx.Node) -> bool:
     key = (device, str(node.args[3:9]), *(f"{each.shape} {each.stride()}" for each in operands))
     if key not in _rounding:
         try:
-            _rounding[key] = differs_from_float32(operands, node.args[3:9], device)
+            _rounding[key] = _found_earlier(key) or _found_now(key, operands, node.args[3:9])
         except RuntimeError:  # no memory after all, or no kernel for full precision
             return False
-    return _rounding[key]
+    return _rounding[key] == _TF32
+
+
+def _found_earlier(key: _Key) -> str | None:
+    """What an earlier process found: trying a convolution takes as long as all else that a process with a filled cache does."""
+    record = choices.lookup(_key_on_disk(key))
+    return None if record is None else str(record.choice["chosen"])
+
+
+def _found_now(key: _Key, operands: Sequence[torch.Tensor], geometry: Sequence[Any]) -> str:
+    device = key[0]
+    found = _TF32 if differs_from_float32(operands, geometry, device) else _FLOAT32
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    record = choices.Record("convolution", torch.cuda.get_device_name(device), "", now, {"chosen": found})
+    choices.store(_key_on_disk(key), record)
+    return found
+
+
+def _key_on_disk(key: _Key) -> str:
+    device, *convolution = key
+    cudnn = torch.backends.cudnn
+    return choices.key_of(
+        {
+            "rounding": convolution,
+            "device": torch.cuda.get_device_name(device),
+            "flags": [cudnn.enabled, cudnn.benchmark, cudnn.deterministic],
+            "versions": [torch.__version__, cudnn.version()],
+        }
+    )
 
 
 def differs_from_float32(operands: Sequence[torch.Tensor], geometry: Sequence[Any], device: torch.device) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from torch import fx
 
+from fusepass.patterns.legality import writes
+
 REACH = 12
 """Steps from a change to what may notice it: as far as the analysis of intervals looks."""
 
@@ -21,10 +23,12 @@ class Agenda:
 
     Attributes:
         trials: how many nodes were tried so far.
+        unwritten: whether no node before the one that is tried writes to memory.
     """
 
     def __init__(self) -> None:
         self.trials = 0
+        self.unwritten = True
         self._now: set[fx.Node] | None = None
         self._next: set[fx.Node] = set()
         self._order: dict[fx.Node, int] = {}
@@ -33,8 +37,10 @@ class Agenda:
     def nodes(self, graph: fx.Graph) -> Iterator[fx.Node]:
         """The calls to try in this pass, in the order of the graph, without those that are removed meanwhile."""
         self._order = {node: place for place, node in enumerate(graph.nodes)}
+        self.unwritten = True
         for node, place in self._order.items():
             self._place = place
+            self.unwritten = self.unwritten and not writes(node.target)
             if node.op == "call_function" and (self._now is None or node in self._now) and not node._erased:
                 self.trials += 1
                 yield node

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from functools import cache
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from fusepass.patterns.memo import remembered
+
 aten = torch.ops.aten
 
 
-@cache
+@remembered
 def is_view(target: object) -> bool:
     """Whether `target` gives its first argument's memory under another shape."""
     if not isinstance(target, OpOverload):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from torch import fx
 from torch._ops import OpOverload
+
+from fusepass.patterns.memo import remembered
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
@@ -21,13 +22,13 @@ def bound(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[s
     return {**known, **dict(zip(known, args, strict=False)), **kwargs}
 
 
-@cache
+@remembered
 def defaults(target: OpOverload) -> Mapping[str, Any]:
     """The defaults of an operator's arguments in the order of its schema; None for those that have none."""
     return {argument.name: argument.default_value for argument in target._schema.arguments}
 
 
-@cache
+@remembered
 def optional(target: OpOverload) -> frozenset[str]:
     """The arguments of an operator that have a default."""
     return frozenset(argument.name for argument in target._schema.arguments if argument.has_default_value())
@@ -35,10 +36,13 @@ def optional(target: OpOverload) -> frozenset[str]:
 
 def key_of(value: Any) -> Hashable:
     """Equal for equal arguments of a call; 1, 1.0 and True differ, and -0.0 and 0.0."""
-    if isinstance(value, fx.Node):
-        return value
+    kind = type(value)
+    if kind is fx.Node:
+        return value  # type: ignore[no-any-return]
+    if kind is int or value is None:
+        return (kind, value)
     if isinstance(value, tuple | list):
-        return tuple(map(key_of, value))
+        return tuple([key_of(part) for part in value])
     if isinstance(value, dict):
-        return tuple((name, key_of(part)) for name, part in value.items())
-    return (type(value), repr(value))
+        return tuple([(name, key_of(part)) for name, part in value.items()])
+    return (kind, repr(value))

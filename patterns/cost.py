@@ -12,7 +12,6 @@ import enum
 import operator
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +23,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from fusepass.patterns.aliasing import is_view
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.dataflow import has_effect
+from fusepass.patterns.memo import remembered
 from fusepass.patterns.opclass import OpClass, direct_class
 from fusepass.patterns.traffic import nbytes
 
@@ -263,7 +263,7 @@ def _device(nodes: Collection[fx.Node]) -> str:
     return next((tensor.device.type for node in nodes for tensor in _tensors(node)), "cpu")
 
 
-@cache
+@remembered
 def _kind(target: Any) -> _Kind:
     if target is operator.getitem or is_view(target):
         return _Kind.FREE

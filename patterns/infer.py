@@ -56,11 +56,18 @@ _Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 def _plain(target: OpOverload, given: dict[str, Any]) -> _Layout | None:
     """Shape, strides and type of the one result; None where this is not one of the easy cases."""
     packet = target.overloadpacket
-    operands = [value for value in pytree.tree_leaves(given) if isinstance(value, Tensor)]
+    operands: list[Tensor] = []
+    for value in given.values():
+        parts = value if isinstance(value, tuple | list) else (value,)
+        operands += [part for part in parts if isinstance(part, Tensor)]
     types = {operand.dtype for operand in operands}
     if len(types) != 1 or not operands[0].is_floating_point() or given.get("dtype") is not None:
         return None
     (dtype,) = types
+    if packet is aten.view:
+        return _contiguous(_viewed(operands[0], given["size"]), dtype)
+    if packet is aten.permute:
+        return _permuted(operands[0], given["dims"], dtype)
     if packet in _REDUCTIONS:
         return _contiguous(_reduced(operands[0], given), dtype)
     if packet in _PRODUCTS:
@@ -83,6 +90,24 @@ def _elementwise(operands: Sequence[Tensor], dtype: torch.dtype) -> _Layout | No
     """The layout that PyTorch's iterator gives."""
     shape = broadcast(*(tuple(operand.shape) for operand in operands))
     return None if shape is None or 0 in shape else (shape, elementwise_strides(shape, *operands), dtype)
+
+
+def _viewed(operand: Tensor, size: Sequence[int]) -> tuple[int, ...] | None:
+    """The shape of a view of what lies at the beginning of memory as a new tensor does."""
+    known = [extent for extent in size if extent != -1]
+    if not is_plain(operand) or operand.storage_offset() or min(known, default=1) < 1 or len(size) > len(known) + 1:
+        return None
+    shape = tuple(operand.numel() // prod(known) if extent == -1 else extent for extent in size)
+    return shape if prod(shape) == operand.numel() else None
+
+
+def _permuted(operand: Tensor, order: Sequence[int], dtype: torch.dtype) -> _Layout | None:
+    """What lies at the beginning of memory, with its dimensions in another order."""
+    rank = operand.dim()
+    if operand.storage_offset() or sorted(dim + rank * (dim < 0) for dim in order) != list(range(rank)):
+        return None
+    strides = operand.stride()
+    return tuple(operand.shape[dim] for dim in order), tuple(strides[dim] for dim in order), dtype
 
 
 def _pooled(shape: Sequence[int], given: dict[str, Any]) -> tuple[int, ...] | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -63,6 +64,12 @@ class Call:
     single_user: bool = False
     name: str | None = None
     item: int | None = None
+
+    @cached_property
+    def flat(self) -> str | None:
+        """The name of its only operand, where any call of the operator on a tensor will do; most patterns are so."""
+        one = len(self.args) == 1 and self.open and self.item is None and not self.kwargs and not self.single_user
+        return self.args[0].name if one and isinstance(self.args[0], Var) else None
 
     def __getitem__(self, name: str) -> Call:
         """The same pattern, its node captured under `name`."""

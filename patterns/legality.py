@@ -13,7 +13,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from fusepass.codegen.lowering.resampling import NEAREST, nearest_slopes
 from fusepass.codegen.lowering.tensor import DTYPES
+from fusepass.patterns.memo import remembered
 
 if TYPE_CHECKING:
     from fusepass.patterns.dataflow import Candidate
@@ -74,13 +74,13 @@ def final_reason(candidate: Candidate) -> str | None:
     return next((reason for check in FINAL_CHECKS if (reason := check(candidate)) is not None), None)
 
 
-@cache
+@remembered
 def is_random(target: object) -> bool:
     """Whether `target` draws random numbers."""
     return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
-@cache
+@remembered
 def writes(target: object) -> bool:
     """Whether `target` writes to an argument."""
     return isinstance(target, OpOverload) and target._schema.is_mutable
@@ -99,7 +99,7 @@ def waits_for_host(target: object, tensors: Iterable[object]) -> bool:
 _MASKS = (torch.bool, torch.uint8)
 
 
-@cache
+@remembered
 def _depends_on_values(target: object) -> bool:
     tags = target.tags if isinstance(target, OpOverload) else ()
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags

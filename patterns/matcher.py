@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
+from fusepass.config import current
 from fusepass.patterns.arguments import arguments, defaults, optional
 from fusepass.patterns.infer import infer
 from fusepass.patterns.language import Call, Const, Operand, Var
@@ -42,11 +45,13 @@ class Match:
         root: the node that the whole pattern stands for.
         nodes: every operator matched, `root` among them.
         captures: what the names of the pattern stand for.
+        unwritten: whether it is known that no operator before `root` writes to memory.
     """
 
     root: fx.Node
     nodes: frozenset[fx.Node]
     captures: Mapping[str, Any]
+    unwritten: bool = False
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -67,7 +72,8 @@ class Match:
         Args:
             target: the operator.
             args: its arguments.
-            like: a node whose result looks as this one will, where that is known; it is inferred otherwise.
+            like: a node whose result looks as this one will, where that is known (and checked when debugging); it is
+                inferred otherwise.
             kwargs: its arguments by name.
 
         Raises:
@@ -75,6 +81,8 @@ class Match:
         """
         if like is not None:
             result = like.meta["val"]
+            if current().debug:
+                self._assert_alike(result, target, args, kwargs)
         else:
             try:
                 result = infer(target, args, kwargs, self.device)
@@ -85,6 +93,13 @@ class Match:
         kept = ("stack_trace", "nn_module_stack")
         node.meta = {key: value for key, value in self.root.meta.items() if key in kept} | {"val": result}
         return node
+
+    def _assert_alike(self, expected: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """That a call gives what a rule says it gives; a library's layout is not known beforehand."""
+        with contextlib.suppress(RuntimeError):
+            found = pytree.tree_leaves(infer(target, args, kwargs, self.device))
+            looks = [[(each.shape, each.dtype) for each in leaves] for leaves in (found, pytree.tree_leaves(expected))]
+            assert looks[0] == looks[1], f"{target} of {args} gives {looks[0]}, not {looks[1]} as {self.root} does"
 
     def item(self, call: fx.Node, number: int) -> fx.Node:
         """A new node before `root` for one of several results of `call`."""
@@ -101,34 +116,37 @@ def match(pattern: Call, node: fx.Node) -> Match | Mismatch:
     return found or attempt.mismatch or Mismatch(node, "no match")
 
 
-def matches(pattern: Call, node: fx.Node) -> Iterator[Match]:
-    """Every way in which `node`, a call of an operator of `pattern`, is an instance of it."""
-    if _is_flat(pattern) and node.args:
-        return _flat(pattern, node)
-    return _Attempt().matches(pattern, node) if _plausible(pattern, node) else iter(())
+def matches(pattern: Call, node: fx.Node, *, unwritten: bool = False) -> Iterator[Match]:
+    """Every way in which `node`, a call of an operator of `pattern`, is an instance of it; `unwritten` is for `Match`."""
+    if pattern.flat is not None and node.args:
+        return _flat(pattern, pattern.flat, node, unwritten)
+    return _Attempt().matches(pattern, node, unwritten) if _plausible(pattern, node) else iter(())
 
 
-def _is_flat(pattern: Call) -> bool:
-    """Whether any call of the operator on a tensor will do: so are most patterns, and needs no search."""
-    one = len(pattern.args) == 1 and isinstance(pattern.args[0], Var)
-    return one and pattern.open and pattern.item is None and not pattern.kwargs and not pattern.single_user
-
-
-def _flat(pattern: Call, node: fx.Node) -> Iterator[Match]:
-    (operand,), value = pattern.args, node.args[0]
-    if isinstance(value, fx.Node) and isinstance(operand, Var) and operand.name != pattern.name:
-        captures: dict[str, Any] = {operand.name: value}
-        yield Match(node, frozenset((node,)), captures if pattern.name is None else {pattern.name: node, **captures})
+def _flat(pattern: Call, operand: str, node: fx.Node, unwritten: bool) -> Iterator[Match]:
+    """The match of a pattern that is the call of an operator on any tensor."""
+    value = node.args[0]
+    if not isinstance(value, fx.Node) or operand == pattern.name:
+        return iter(())
+    captures: dict[str, Any] = {operand: value}
+    if pattern.name is not None:
+        captures[pattern.name] = node
+    return iter((Match(node, frozenset((node,)), captures, unwritten),))
 
 
 def _plausible(pattern: Call, node: fx.Node) -> bool:
     """Whether the arguments of `node` may be those of `pattern`: a quick look that spares most searches."""
     if pattern.item is not None:
         (node,) = node.all_input_nodes
+    sources = node.all_input_nodes
     for operand in pattern.args:
-        if isinstance(operand, Call) and not any(_may_be(operand, source) for source in node.all_input_nodes):
-            return False
-        if isinstance(operand, Const) and len(node.args) >= len(pattern.args):
+        if isinstance(operand, Call):
+            for source in sources:
+                if _may_be(operand, source):
+                    break
+            else:
+                return False
+        elif isinstance(operand, Const) and len(node.args) >= len(pattern.args):
             values = (value for value in node.args if not isinstance(value, fx.Node))
             if not any(operand.accepts(value) for value in values):
                 return False
@@ -163,10 +181,10 @@ class _Attempt:
     def __init__(self) -> None:
         self.mismatch: Mismatch | None = None
 
-    def matches(self, pattern: Call, node: fx.Node) -> Iterator[Match]:
+    def matches(self, pattern: Call, node: fx.Node, unwritten: bool = False) -> Iterator[Match]:
         """Every way in which `node` fits `pattern`."""
         for found in self.calls(pattern, node, _Found()):
-            yield Match(node, frozenset(found.nodes), found.captures)
+            yield Match(node, frozenset(found.nodes), found.captures, unwritten)
 
     def calls(self, pattern: Call, node: fx.Node, found: _Found) -> Iterator[_Found]:
         """Every way in which `node` fits `pattern`, given what is `found`, with users outside checked."""

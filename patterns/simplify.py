@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 from torch import fx
@@ -72,10 +71,10 @@ def simplify(graph_module: fx.GraphModule, rules: Sequence[Rule] = RULES) -> lis
         agendas = Agendas(early_agenda, agenda)
         for _ in range(MOST_ROUNDS):
             for _ in range(MOST_EARLY):
-                applications += _apply_rules(early, early_agenda.nodes(graph), agendas)
+                applications += _apply_rules(early, early_agenda, graph, agendas)
                 if not early_agenda.end_pass():
                     break
-            applications += _apply_rules(late, agenda.nodes(graph), agendas)
+            applications += _apply_rules(late, agenda, graph, agendas)
             remove_dead(graph)
             if config.allows(COMMON_SUBEXPRESSION):
                 applications += _share_common(graph, agendas)
@@ -99,10 +98,11 @@ def replace_match(rule: Rule, found: Match, agendas: Agendas) -> Application | s
     Returns:
         What was done, or why the graph was left as it is.
     """
+    for guard in rule.guards:
+        reason = guard(found)
+        if reason is not None:
+            return reason
     root, graph = found.root, found.root.graph
-    reason = next((reason for guard in rule.guards if (reason := guard(found)) is not None), None)
-    if reason is not None:
-        return reason
     previous, replaced = root.prev, dict[fx.Node, fx.Node]()
     users = {old: len(old.users) for old in (root, *root.users)}
     try:
@@ -158,28 +158,41 @@ class _Index:
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = rules
-        self._found: dict[tuple[object, bool], tuple[Rule, ...]] = {}
+        self._found: dict[tuple[int, bool], tuple[Rule, ...]] = {}
 
     def __getitem__(self, node: fx.Node) -> tuple[Rule, ...]:
         part = node.target is operator.getitem
         target = node.all_input_nodes[0].target if part else node.target
-        if not isinstance(target, OpOverload):
-            return ()
-        if (target, part) not in self._found:
-            fitting = (rule for rule in self._rules if (rule.pattern.item is not None) == part)
-            self._found[target, part] = tuple(rule for rule in fitting if is_called(rule.pattern, target))
-        return self._found[target, part]
+        key = id(target), part  # operators live as long as the process, and take longer to hash than to look up
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = self._fitting(target, part) if isinstance(target, OpOverload) else ()
+        return found
+
+    def _fitting(self, target: OpOverload, part: bool) -> tuple[Rule, ...]:
+        rules = (rule for rule in self._rules if (rule.pattern.item is not None) == part)
+        return tuple(rule for rule in rules if is_called(rule.pattern, target))
 
 
-def _apply_rules(index: _Index, nodes: Iterable[fx.Node], agendas: Agendas) -> list[Application]:
-    """Try each of `nodes` with each rule, until one applies."""
+def _apply_rules(index: _Index, agenda: Agenda, graph: fx.Graph, agendas: Agendas) -> list[Application]:
+    """Try each node of the agenda's pass over `graph` with each rule, until one applies."""
     applications: list[Application] = []
-    for node in nodes:
-        rules = () if node._erased else index[node]
-        ways = ((rule, found) for rule in rules for found in matches(rule.pattern, node))
-        done = (replace_match(rule, found, agendas) for rule, found in ways)
-        applications += islice((one for one in done if isinstance(one, Application)), 1)
+    for node in agenda.nodes(graph):
+        for rule in () if node._erased else index[node]:
+            done = _apply(rule, node, agenda.unwritten, agendas)
+            if done is not None:
+                applications.append(done)
+                break
     return applications
+
+
+def _apply(rule: Rule, node: fx.Node, unwritten: bool, agendas: Agendas) -> Application | None:
+    """What `rule` does at `node`, if it applies there in any way."""
+    for found in matches(rule.pattern, node, unwritten=unwritten):
+        done = replace_match(rule, found, agendas)
+        if isinstance(done, Application):
+            return done
+    return None
 
 
 def _metadata_change(old: fx.Node, new: fx.Node) -> str | None:
@@ -217,7 +230,7 @@ def _share_common(graph: fx.Graph, agendas: Agendas) -> list[Application]:
             first.clear()  # the same call may read something else from now on
         if node.op != "call_function" or not _may_share(node):
             continue
-        twin = first.setdefault((node.target, key_of(node.args), key_of(node.kwargs)), node)
+        twin = first.setdefault((id(node.target), key_of(node.args), key_of(node.kwargs)), node)
         if twin is not node and change_seen(node, twin) is None:
             applications.append(Application(COMMON_SUBEXPRESSION, node.name, cost([node])))
             node.replace_all_uses_with(twin)

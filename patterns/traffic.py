@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from math import prod
 from typing import Any
 
 import torch
@@ -15,8 +14,11 @@ from fusepass.patterns.opclass import OpClass
 
 def nbytes(tensor: torch.Tensor) -> int:
     """Bytes of memory that the elements of `tensor` occupy; a broadcast element counts once."""
-    sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0)
-    return prod(sizes) * tensor.element_size()
+    total = tensor.element_size()
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if stride != 0:
+            total *= size
+    return total
 
 
 def bytes_alone(unit: Unit) -> int:

@@ -45,6 +45,21 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class ScaledHalves:
+    """The operands of a convolution as scaled halves (`passes.halves`), `Convolution.parts` of them for each number.
+
+    Attributes:
+        source: buffer (samples, *spatial, *place); see `halves_of_place`.
+        weight: buffer (out_channels, *kernel, *place).
+        scales: buffers (samples, out_channels), with both of which a sum is multiplied to be a result.
+    """
+
+    source: str
+    weight: str
+    scales: tuple[str, str]
+
+
+@dataclass(frozen=True)
 class Convolution:
     """What a kernel computes before its stores: a convolution without bias of two buffers, for each element of its rows.
 
@@ -60,6 +75,7 @@ class Convolution:
         warps: how many multiply together: 1, or 4 where the device has instructions for such groups (`GROUP_ARCH`).
         packed: buffer of `packed_shape` with the weights in slices, rounded as `precision` says; None where a kernel takes
             them as they are.
+        halves: what is multiplied instead of `source` and `weight`, which say what is meant; None where nothing is.
     """
 
     name: str
@@ -72,11 +88,13 @@ class Convolution:
     precision: Precision = Precision.FLOAT32
     warps: int = 1
     packed: str | None = None
+    halves: ScaledHalves | None = None
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The buffers that it reads."""
-        return (self.source, self.weight, *filter(None, [self.packed]))
+        halves = (self.halves.source, self.halves.weight, *self.halves.scales) if self.halves else ()
+        return (self.source, self.weight, *filter(None, [self.packed]), *halves)
 
     @property
     def description(self) -> str:
@@ -84,11 +102,14 @@ class Convolution:
         kind = "transposed convolution" if self.transposed else "convolution"
         geometry = f"stride {self.stride}, padding {self.padding}, dilation {self.dilation}"
         packed = f" packed as {self.packed}" if self.packed else ""
-        return f"{kind} of {self.source} by {self.weight}{packed}, {geometry}, products in {self.precision.value}"
+        halves = f" of halves {self.halves.source} by {self.halves.weight}" if self.halves else ""
+        return (
+            f"{kind} of {self.source} by {self.weight}{packed}, {geometry}, products{halves} in {self.precision.value}"
+        )
 
     @property
     def parts(self) -> int:
-        """The TF32 numbers that shared memory has of each weight: high and low part, or one; 0 where warps split it themselves."""
+        """The numbers that tensor cores take for each weight: high and low part, or one; 0 where warps split it themselves."""
         return 0 if self.warps == 1 else 2 if self.precision is Precision.FLOAT32 else 1
 
     @property
@@ -125,12 +146,26 @@ def few_channels(channels: int, spread: Sequence[int]) -> bool:
     return channels <= (_MOST_SCATTERED if max(spread) > 1 else _MOST_CHANNELS)
 
 
+def few_halves(channels: int, step: Sequence[int]) -> bool:
+    """Whether a convolution may multiply scaled halves that all lie in shared memory: few input channels, and neighbouring
+    positions read neighbours; see `Convolution.step`.
+    """
+    return channels <= _MOST_SCATTERED and max(step) == 1
+
+
 def fill_halves(channels: int) -> bool:
     """Whether a convolution has input channels enough to be a product of halves that are read chunk by chunk, 8 channels of a position.
 
     With fewer, most of a tile of the input would be read once for each kernel position.
     """
     return channels > _MOST_SCATTERED and -(-channels // HALVES) * HALVES <= _MOST_PADDED * channels
+
+
+def halves_of_place(channels: int, parts: int) -> tuple[int, ...]:
+    """The shape of the halves of one place of `ScaledHalves`: ([parts,] channels), these filled up to whole chunks in all."""
+    multiple = HALVES // parts if channels <= HALVES // parts else HALVES
+    filled = ceil(channels / multiple) * multiple
+    return (parts, filled) if parts > 1 else (filled,)
 
 
 def packed_shape(out_channels: int, in_channels: int, kernel: Sequence[int], parts: int = 0) -> tuple[int, ...]:

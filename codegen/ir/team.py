@@ -18,9 +18,11 @@ _ALIGNMENT = 16
 
 def state_bytes(reduction: Reduction) -> int:
     """The size of a reduction's state, at most."""
-    numbers = {ReduceOp.MOMENTS: 3, ReduceOp.MERGE_MOMENTS: 3, ReduceOp.SOFTMAX: 2, ReduceOp.MERGE_SOFTMAX: 2}
     if reduction.op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN):
         return 16
+    if reduction.op is ReduceOp.MERGE_MOMENTS:
+        return 24  # whatever the type: merged in double
+    numbers = {ReduceOp.MOMENTS: 3, ReduceOp.SOFTMAX: 2, ReduceOp.MERGE_SOFTMAX: 2}
     return numbers.get(reduction.op, 1) * max(reduction.dtype.nbytes, 4)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from fusepass.codegen.ir.convolution import Convolution, packed_shape
+from fusepass.codegen.ir.convolution import Convolution, ScaledHalves, halves_of_place, packed_shape
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Expr, Gather, Load, Masked, Op, Stat, Window, children, own_indices, walk
-from fusepass.codegen.ir.index import Axis, Index
+from fusepass.codegen.ir.index import Axis, Index, contiguous_strides
 from fusepass.codegen.ir.product import Product, parts_of
 from fusepass.codegen.ir.program import Anchor, Buffer, Kernel, Partials, Program, Ref, Role, Store, Team
 from fusepass.codegen.ir.team import exchange_offsets
@@ -116,6 +116,8 @@ def _anchor_faults(program: Program, kernel: Kernel, anchor: Anchor) -> Iterator
         buffer = _find(program, name)
         if buffer is None or len(buffer.shape) != len(anchor.stride) + 2:
             yield f"{anchor.name} of {name}, which is no buffer with {len(anchor.stride)} spatial axes"
+    if anchor.halves is not None:
+        yield from _halves_faults(program, anchor, anchor.halves)
     packed, weight = (_find(program, name) for name in (anchor.packed or "", anchor.weight))
     if anchor.packed is None or weight is None:
         return
@@ -124,6 +126,21 @@ def _anchor_faults(program: Program, kernel: Kernel, anchor: Anchor) -> Iterator
         weight.shape[out_axis], weight.shape[1 - out_axis], weight.shape[2:], anchor.parts
     ):
         yield f"{anchor.name} takes its weights from {anchor.packed}, which does not have them in slices"
+
+
+def _halves_faults(program: Program, anchor: Convolution, halves: ScaledHalves) -> Iterator[str]:
+    source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
+    samples, outs = source.shape[0], weight.shape[int(anchor.transposed)]
+    each = halves_of_place(source.shape[1], anchor.parts)
+    wanted = [
+        (halves.source, DType.F16, (samples, *source.shape[2:], *each)),
+        (halves.weight, DType.F16, (outs, *weight.shape[2:], *each)),
+        *((name, DType.F32, (samples, outs)) for name in halves.scales),
+    ]
+    for name, dtype, shape in wanted:
+        buffer = _find(program, name)
+        if buffer is None or (buffer.dtype, buffer.shape, buffer.strides) != (dtype, shape, contiguous_strides(shape)):
+            yield f"{anchor.name} reads {name}, which does not have {dtype} as {shape}"
 
 
 def _partial_faults(program: Program, kernel: Kernel, partials: Partials, known: dict[str, int]) -> Iterator[str]:

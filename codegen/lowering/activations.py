@@ -143,7 +143,13 @@ def softplus(x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
 
 @formula(aten.mish.default)
 def mish(x: Value) -> Value:
-    return x * tanh(softplus(x))
+    """``x tanh(log(1 + e^x))``, where the tangent is ``n / (n + 2)`` for ``n = e^x (e^x + 2)``: one function instead of three.
+
+    All terms are positive, so nothing cancels; from 20 on, the quotient is 1.
+    """
+    power = exp(x.apply(Op.MINIMUM, 20.0))
+    grown = power * (power + 2.0)
+    return x * (grown / (grown + 2.0))
 
 
 @formula(aten.elu.default)
@@ -165,12 +171,20 @@ def prelu(x: Value, weight: Value) -> Value:
 
 @formula(aten.hardsigmoid.default)
 def hardsigmoid(x: Value) -> Value:
-    return (x + 3.0).clamp(0.0, 6.0) / 6.0
+    return _sixth((x + 3.0).clamp(0.0, 6.0))
 
 
 @formula(aten.hardswish.default)
 def hardswish(x: Value) -> Value:
-    return x * (x + 3.0).clamp(0.0, 6.0) / 6.0
+    return _sixth(x * (x + 3.0).clamp(0.0, 6.0))
+
+
+def _sixth(x: Value) -> Value:
+    """`x` / 6 as ATen computes it: on CUDA the product with a sixth that is rounded to float32, for float64, too."""
+    return x * _FLOAT32_SIXTH if x.context.cuda else x / 6.0
+
+
+_FLOAT32_SIXTH = torch.tensor(1 / 6, dtype=torch.float32).item()
 
 
 @formula(aten.hardshrink.default)

@@ -107,10 +107,12 @@ def lower(
     constants = constants or {}
     lowered = graph if _in_vocabulary(graph) else decompose(graph)
     lowered.graph.eliminate_dead_code()
-    context = Context(anchor_format=anchor_format, tf32=tf32)
+    placeholders = lowered.graph.find_nodes(op="placeholder")
+    cuda = any(node.meta["val"].device.type == "cuda" for node in placeholders)
+    context = Context(anchor_format=anchor_format, tf32=tf32, cuda=cuda)
     values: dict[torch.fx.Node, Any] = {}
     inputs: list[str] = []
-    for node, label in zip(lowered.graph.find_nodes(op="placeholder"), names, strict=True):
+    for node, label in zip(placeholders, names, strict=True):
         fake = node.meta["val"]
         if label in constants:
             values[node] = context.constant(constants[label], fake.shape, dtype_of(fake.dtype))

@@ -72,6 +72,7 @@ class Context:
     stored: dict[Tensor, str] = field(default_factory=dict)  # tensors that lie in memory, and where
     anchor_format: AnchorFormat = AnchorFormat.CALLER
     tf32: bool = False  # whether the library rounds the operands of a float32 convolution
+    cuda: bool = False  # whether the region runs on a GPU
 
     def tensor(
         self, shape: Sequence[int], dtype: DType, at: Callable[[Coordinates], Expr], *, windowed: bool = False

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from fusepass.codegen.ir.convolution import Convolution, few_channels
+from fusepass.codegen.ir.convolution import Convolution, few_channels, few_halves
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Window, walk
 from fusepass.codegen.ir.index import Axis, axis_index, linear
@@ -22,6 +22,7 @@ from fusepass.codegen.passes.depthwise import CONVOLUTIONS, Depthwise, depthwise
 from fusepass.codegen.passes.halved import Halved, halved_of
 from fusepass.codegen.passes.packing import pack_weights
 from fusepass.codegen.passes.partials import Pieces, reduce_positions
+from fusepass.codegen.passes.places import in_places
 from fusepass.codegen.passes.products import product_of, product_rows, product_value, without_idle_views
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
@@ -35,9 +36,7 @@ class AnchorSource(enum.Enum):
     PREFERRED = "preferred"  # whoever is expected to be the faster one
     LIBRARY = "library"
     GENERATED = "generated"  # generated code wherever it can, else the library
-    HALVES = (
-        "scaled halves"  # the same, convolutions that may be rounded to TF32 as products of halves wherever they can be
-    )
+    HALVES = "scaled halves"  # the same, convolutions as products of halves wherever they can be
 
 
 def generate_anchors(
@@ -52,7 +51,7 @@ def generate_anchors(
     """Replace each library convolution and product for which `choose` accepts a kernel that would do it.
 
     `pieces` says in how many pieces such a kernel reduces over positions, `warps` is `Convolution.warps`. With `halves`,
-    convolutions that may be rounded to TF32 become products of scaled halves.
+    convolutions that may be rounded to TF32, and those of few channels, become products of scaled halves.
     """
     for call in program.calls:
         anchor = _convolution(program, call, warps) or depthwise_of(program, call) or product_of(program, call)
@@ -60,19 +59,36 @@ def generate_anchors(
             continue
         forms = _forms(program, builder, call, anchor, pieces)
         if halves and isinstance(anchor, Convolution):
-            forms = itertools.chain(_in_halves(program, builder, call, anchor), forms)
+            few = few_halves(program.buffer(anchor.source).shape[1], anchor.step)
+            scaled = _in_places if few and warps > 1 else _in_halves
+            forms = itertools.chain(scaled(program, builder, call, anchor, pieces), forms)
         program = next((made for made, kernel in forms if choose(made, kernel)), program)
     return without_idle_views(program)
 
 
 def _in_halves(
-    program: Program, builder: Builder, call: LibraryCall, anchor: Convolution
+    program: Program, builder: Builder, call: LibraryCall, anchor: Convolution, pieces: Pieces
 ) -> Iterator[tuple[Program, Kernel]]:
     """The same form as `_forms` gives, as a product of scaled halves, where there is one."""
     halved = halved_of(program, builder, anchor, program.buffer(call.result)) if call.tf32 else None
     form = None if halved is None else _generated(program, builder, call, halved, reducing=False)
     if halved is not None and form is not None:
         yield halved.completed(form, builder)
+
+
+def _in_places(
+    program: Program, builder: Builder, call: LibraryCall, anchor: Convolution, pieces: Pieces
+) -> Iterator[tuple[Program, Kernel]]:
+    """The forms of a convolution of few channels that multiplies scaled halves, as `_forms` orders them."""
+    for reducing in (True, False):
+        form = _generated(program, builder, call, anchor, reducing)
+        if form is None:
+            continue
+        made = in_places(form, builder, 0)
+        place = len(made.kernels) - len(form.kernels)
+        reduced = None if reducing else reduce_positions(made, builder, place, pieces)
+        for each in filter(None, (reduced, made)):
+            yield each, each.kernels[place]
 
 
 def _forms(

@@ -10,6 +10,7 @@ from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.ir.team import COUNTER_BYTES
 from fusepass.codegen.render.cuda_kernel import kernel_body
+from fusepass.codegen.render.cuda_places import places_text
 from fusepass.codegen.render.cuda_product import product_body
 from fusepass.codegen.render.cuda_resident import resident_text
 from fusepass.codegen.render.cuda_streamed import streamed_text
@@ -17,8 +18,9 @@ from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, w
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.render.template import fill
 from fusepass.codegen.schedule import schedule
-from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule, schedule_convolution
+from fusepass.codegen.schedule_convolution.places import PlacesSchedule
 from fusepass.codegen.schedule_convolution.resident import ResidentSchedule
 from fusepass.codegen.schedule_general import Generality, generalised
 from fusepass.codegen.schedule_product import ProductSchedule, schedule_product
@@ -27,9 +29,11 @@ from fusepass.errors import ScheduleError
 
 _INCLUDED = ("fp_index.h", "fp_merge.cuh", "fp_vector.cuh")
 _HEADERS = (*_INCLUDED, "fp_cast.h", "fp_common.h", "fp_half.h", "fp_libm.h", "fp_scalar.h", "fp_states.h")
+_COPIES = ("fp_instructions.cuh",)  # for kernels that stage what they load
 _TEAMS = ("fp_instructions.cuh", "fp_launch.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
 _PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anchor
 _CONVOLUTION_GROUPS = ("fp_wgmma.cuh", "fp_group.cuh")  # which is a convolution that four warps multiply together
+_PLACES = ("fp_wgmma_places.cuh", "fp_places.cuh")  # of scaled halves
 _PARTIALS = ("fp_partials.cuh",)  # for those that reduce over positions
 _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
 _MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
@@ -71,11 +75,12 @@ def render_cuda(
     entry = names.exact(f"run_{program.name}")
     pointers = {buffer.name: names.exact(buffer.name) for buffer in program.arguments}
     kernels, launches = [], []
-    groups = False
+    groups = patches = False
     for kernel in program.kernels:
         if is_empty(kernel):
             continue
         plan = _plan(kernel, program, facts, aligned, general)
+        patches = patches or (isinstance(plan, Schedule) and plan.walk is Walk.PATCH)
         name = names.exact(kernel.name)
         kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
         launches += _launch(kernel, name, program, plan, pointers)
@@ -84,9 +89,11 @@ def render_cuda(
     headers = [*_INCLUDED]
     headers += _PRODUCTS if anchors else ()
     headers += _CONVOLUTION_GROUPS if any(isinstance(a, Convolution) and a.warps > 1 for a in anchors) else ()
+    headers += _PLACES if any(isinstance(a, Convolution) and a.halves is not None for a in anchors) else ()
     headers += _PARTIALS if any(kernel.partials is not None for kernel in program.kernels) else ()
     headers += _MATRICES if any(isinstance(a, Product) for a in anchors) else ()
     headers += _MATRIX_GROUPS if groups else ()
+    headers += _COPIES if patches else ()
     headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
     library = _LibraryText(
         title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
@@ -157,7 +164,9 @@ def _kernel_text(
         lines = product_body(kernel, program, plan, pointers, names)
         return _KernelText(name, (), tuple(comment), f"{plan.threads}, {plan.resident}", parameters, lines)
     if isinstance(plan, ConvolutionSchedule):
-        if isinstance(plan, ResidentSchedule):
+        if isinstance(plan, PlacesSchedule):
+            text = places_text(kernel, program, plan, pointers, names)
+        elif isinstance(plan, ResidentSchedule):
             text = resident_text(kernel, program, plan, pointers, names)
         else:
             text = streamed_text(kernel, program, plan, pointers, names)

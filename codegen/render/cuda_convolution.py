@@ -59,9 +59,9 @@ class ConvolutionWriter(TileWriter):
 
     # ---- sums
 
-    def finite(self, sums: str, loops: Sequence[tuple[str, int]]) -> Iterable[str]:
+    def finite(self, sums: str, loops: Sequence[tuple[str, int]], test: str = "fp::all_finite") -> Iterable[str]:
         """``$broken``, for a warp: whether some of its sums in `sums`, which stands in `loops` of (variable, count), are not finite."""
-        lines = [f"$broken = $broken || !fp::all_finite({sums});"]
+        lines = [f"$broken = $broken || !{test}({sums});"]
         for variable, count in reversed(loops):
             lines = unrolled(variable, count, lines)
         yield "bool $broken = false;"

@@ -17,6 +17,7 @@ from fusepass.codegen.render.cuda_exchange import Exchange, exchanges, read_in, 
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.cuda_kept import KeptPlaces, values_to_keep
 from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead
+from fusepass.codegen.render.cuda_patch import Patches
 from fusepass.codegen.render.cuda_rows import RowValues
 from fusepass.codegen.render.cuda_states import Around, State, declare_state, merge, name_results, push
 from fusepass.codegen.render.cuda_tile import Tile, arrange
@@ -24,7 +25,7 @@ from fusepass.codegen.render.cuda_windows import vector_windows
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
-from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.plan import Schedule, Walk
 
 
 def kernel_body(
@@ -57,6 +58,7 @@ class _Writer:
         self.before_rows = len(self.top.lines)
         if self.fetches is not None:
             self.top.lines += self.fetches.row()
+        self.patches = Patches(frame) if frame.schedule.walk is Walk.PATCH else None
         self.exchanged: tuple[Exchange, ...] = exchanges(frame)
         self.arrived: list[str] = []  # what the loads of a phase are followed by
 
@@ -67,6 +69,8 @@ class _Writer:
         if kernel.row_stores:
             self._row_stores(kernel.row_stores)
         self.arrived = read_in(self.frame, self.exchanged)
+        if self.patches is not None:
+            self.patches.compute()
         if kernel.stores:
             self._element_stores(kernel.stores)
         write_out(self.frame, self.exchanged)
@@ -167,6 +171,7 @@ class _Writer:
         if tile.tail:
             guards.append(f"{number} < {tile.end}")
         step = steps.child()
+        frame.define_step(step)
         if not tile.once:
             frame.define_position(step, tile, number)
         for each in ahead:
@@ -192,7 +197,8 @@ class _Writer:
         lanes = step.child() if self.width > 1 else step
         mark = len(step.lines)
         self._bind(lanes, step, phase, ahead)
-        vector_windows(self.frame, step, lanes, phase.roots, [kept.node for kept in phase.known])
+        if self.patches is None:
+            vector_windows(self.frame, step, lanes, phase.roots, [kept.node for kept in phase.known])
         for kept in phase.made:
             has_lanes = self.frame.has_lanes(kept.node)
             scope = lanes if has_lanes else step
@@ -226,6 +232,8 @@ class _Writer:
                 lanes.bind(exchange.crossing.load, exchange.read(self.frame, step, lanes))
         if self.frame.vector_rows:
             self.rows.bind(lanes)
+        if self.patches is not None:
+            self.patches.bind(lanes)
 
     def _store(self, lanes: Scope, step: Scope, store: Store, around: Around) -> None:
         frame = self.frame

@@ -72,7 +72,7 @@ def guarded_loads(
 
 def _issue(frame: Frame, load: Load, guards: set[Guard | None]) -> Ahead | None:
     arranged = frame.arranged
-    axis = arranged.row if frame.schedule.walk is Walk.POINTWISE else arranged.col
+    axis = arranged.axis if frame.schedule.walk in (Walk.POINTWISE, Walk.PATCH) else arranged.col
     if axis not in load.index.axes:
         return None  # the same for a whole row: printed before the loop
     lanes = frame.has_lanes(load)
@@ -99,6 +99,7 @@ def load_steps(frame: Frame, scope: Scope, tile: Tile, start: str, ahead: Sequen
     """Declare and load for all steps; a step past the end loads what the last vector has."""
     scope.lines += [declare(frame, each) for each in ahead]
     inner = scope.child()
+    frame.define_step(inner)
     number = frame.number(tile, start)
     if not tile.once:
         number = f"fp::least({number}, {tile.last})" if tile.tail else number

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.crossing import with_columns
 from fusepass.codegen.ir.expr import Builder
@@ -22,6 +22,7 @@ class Arranged:
         axis: what vectors run along; `row` or `col`; None where there is no such axis.
         lane: the position in a vector.
         coordinates: names of the original axes' positions.
+        image: the two axes that windows walk over, where the walk is `PATCH`; they are no rows then.
     """
 
     kernel: Kernel
@@ -30,6 +31,7 @@ class Arranged:
     axis: Axis | None
     lane: Axis
     coordinates: dict[Atom, str]
+    image: tuple[Axis, ...] = ()
 
 
 def arrange(kernel: Kernel, program: Program, schedule: Schedule) -> Arranged:
@@ -37,17 +39,19 @@ def arrange(kernel: Kernel, program: Program, schedule: Schedule) -> Arranged:
     builder = Builder()
     if schedule.walk is Walk.CROSSING:
         kernel = with_columns(kernel, program, schedule.columns)
+    image = kernel.rows[-2:] if schedule.walk is Walk.PATCH else ()
+    kernel = replace(kernel, rows=kernel.rows[: len(kernel.rows) - len(image)])
     coordinates = coordinate_names(kernel)
     kernel = flatten(kernel, builder)
     if schedule.keep is not Keep.NOTHING and kernel.team is None:  # a team meets once for each sweep
         kernel = split_statistics(kernel, builder)
     row = kernel.rows[0] if kernel.rows else None
     col = kernel.cols[0] if kernel.cols else None
-    axis = col if schedule.walk is Walk.INNER else row
+    axis = image[1] if image else col if schedule.walk is Walk.INNER else row
     lane = Axis("lane of the vector", schedule.width)
     if axis is not None:
         kernel = split(kernel, axis, lane, builder)
-    return Arranged(kernel, row, col, axis, lane, coordinates)
+    return Arranged(kernel, row, col, axis, lane, coordinates, image)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from fusepass.codegen.ir.crossing import columns_of, rows_together, with_columns
 from fusepass.codegen.ir.expr import Load, walk
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule.flat import crossing, pointwise
+from fusepass.codegen.schedule.patch import patch
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.rows import inner, outer, prefers_rows
 from fusepass.codegen.schedule.shape import Shape
@@ -33,7 +34,7 @@ def schedule(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: b
         shape = Shape(tall, program, facts, aligned)
         result = crossing(shape, columns, rows_together(tall, program))
     elif kernel.is_pointwise:
-        result = pointwise(shape)
+        result = patch(kernel, program, facts, aligned=aligned) or pointwise(shape)
     elif kernel.team is not None:
         result = team(shape, kernel.team)
     elif prefers_rows(shape):
@@ -63,8 +64,9 @@ def _large(names: Iterable[str], program: Program, facts: DeviceFacts) -> frozen
 def _used_once(shape: Shape, chosen: Schedule) -> frozenset[str]:
     """Large buffers that this kernel touches once and that no later kernel reads."""
     program, kernel = shape.program, shape.kernel
-    # Of what is read and written once, loads and stores with eviction hints are slower than without.
-    if chosen.exchanges or chosen.walk in (Walk.POINTWISE, Walk.OUTER):
+    # Of what is read and written once, loads and stores with eviction hints are slower than without, but where a row
+    # is read again, or a block has a multiprocessor to itself.
+    if chosen.exchanges or chosen.walk is not Walk.INNER or chosen.keep is Keep.REGISTERS:
         return frozenset()
     order = [other.name for other in program.kernels]
     later = program.kernels[order.index(kernel.name) + 1 :]

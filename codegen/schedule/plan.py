@@ -7,6 +7,9 @@ Every kernel is a walk over *vectors* of `width` neighbouring elements along the
 - `OUTER`: vectors along the rows; `lanes` threads stand on neighbouring rows, `groups` threads share a row's columns.
 - `CROSSING`: pointwise, where operands are contiguous along different axes. Vectors along the rows, as `OUTER`; a block
   takes a tile of rows and columns, and what is contiguous along the columns goes through shared memory.
+- `PATCH`: pointwise, with windows over the last two axes, which overlap. A block takes a patch of an image (or of a few
+  small ones): `lanes` threads along its rows, `groups` threads down, each with `unroll` rows of `width` results. What the
+  windows load comes to shared memory first (`fusepass.codegen.ir.patches`).
 
 Between sweeps over the same columns a row's values stay in registers, else in shared memory, else memory is read again.
 A row that is too large for one block may be shared by a team of them (`INNER`), each with a slice of the columns.
@@ -27,6 +30,7 @@ class Walk(enum.Enum):
     INNER = "inner"
     OUTER = "outer"
     CROSSING = "crossing"
+    PATCH = "patch"
 
 
 class Keep(enum.Enum):
@@ -43,7 +47,7 @@ class Schedule:
 
     Attributes:
         width: elements per vector; a power of two that divides the vector axis.
-        unroll: vectors (columns where `OUTER` or `CROSSING`) that a thread loads before it uses the first.
+        unroll: vectors (columns where `OUTER` or `CROSSING`, rows where `PATCH`) that a thread loads before it uses the first.
         lanes, groups: threads along the vector axis and across it; `POINTWISE` has one group.
         blocks: blocks of the launch.
         keep: where values stay between phases. With `REGISTERS`, `unroll` covers the whole row.
@@ -59,6 +63,7 @@ class Schedule:
         realigned: `CROSSING`: buffers whose rows begin anywhere, so they are stored from a tile, too, in whole accesses.
         exchanges: whether what is contiguous along the other axis goes through shared memory: loads and stores where
             `CROSSING`, stores where `INNER` or `OUTER`.
+        planes: `PATCH`: images that a block takes; of more than one, all of each.
         members: blocks that share each row; with more than one, blocks are resident all at once and go from row to row.
         part: vectors of a row that each member has.
         kept: of these, how many it keeps; the rest is read again, or held in registers.
@@ -84,6 +89,7 @@ class Schedule:
     panel: int = 1
     realigned: frozenset[str] = frozenset()
     exchanges: bool = False
+    planes: int = 1
     members: int = 1
     part: int = 0
     kept: int = 0
@@ -125,4 +131,8 @@ class Schedule:
             case Walk.CROSSING:
                 rows, cols = self.tile
                 shape = f"{self.unroll} per thread, {self.threads} threads, tiles of {rows} x {cols} exchanged"
+            case Walk.PATCH:
+                rows, cols = self.groups // self.planes * self.unroll, self.lanes * self.width
+                images = f"{self.planes} images of " if self.planes > 1 else ""
+                shape = f"{self.unroll} per thread, {self.threads} threads, patches of {images}{rows} x {cols}"
         return f"{self.blocks} blocks, {vector}, {shape}"

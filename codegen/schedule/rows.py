@@ -11,9 +11,10 @@ from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.schedule.flat import exchanged
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
-from fusepass.codegen.schedule.shape import LINE, Shape, ceil, most_elements, power_below
+from fusepass.codegen.schedule.shape import Shape, ceil, most_elements, power_below
 
 _SECTOR = 32  # bytes that memory moves at once
+_PIECE = 64  # bytes that the threads of a row read together at least
 FEW_ELEMENTS = 16  # per thread: enough loads in flight to fill the memory system
 _COLUMN_THREADS = 128  # per block, where each has columns of its own
 _PAIR_THREADS = 512  # per block, where columns are shared and each thread has two rows
@@ -41,7 +42,7 @@ def inner(shape: Shape) -> Schedule:
     element = min((access.nbytes for access in shape.main), default=4)
     most = most_elements(shape)
     lanes = 1
-    while lanes < min(32, vectors) and lanes * width * element < LINE:
+    while lanes < min(32, vectors) and lanes * width * element < _PIECE:
         lanes *= 2
     while lanes < 32 and ceil(vectors, lanes) * width > FEW_ELEMENTS:
         lanes *= 2

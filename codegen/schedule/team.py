@@ -43,6 +43,8 @@ def team_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int
         return None
     read = sum(program.buffer(name).nbytes for name in {access.buffer for access in shape.main} & kernel.reads)
     room, row_bytes = _room(kernel, facts), shape.cols * _kept_bytes(shape)
+    if _shared_by_rows(shape) >= row_bytes:
+        return None
     if not row_bytes or read < facts.l2_bytes or inner(shape).keep is not Keep.NOTHING:
         return None
     blocks = _RESIDENT * facts.multiprocessors
@@ -53,6 +55,12 @@ def team_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int
     if shape.rows > 1 and half > 1 and half * room >= _MOSTLY_KEPT * row_bytes:
         return half, 2
     return (blocks, 1) if blocks * room >= _LEAST_KEPT * row_bytes else None
+
+
+def _shared_by_rows(shape: Shape) -> int:
+    """Bytes that every row reads again, such as a weight for each column: split rows read them for several at once."""
+    names = {load.buffer for load in shape.kernel.loads() if not load.index.axes & frozenset(shape.kernel.rows)}
+    return sum(shape.program.buffer(name).nbytes for name in names)
 
 
 def _fitting(shape: Shape, row_bytes: int, blocks: int, needed: int) -> tuple[int, int]:

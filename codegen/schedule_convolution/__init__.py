@@ -8,11 +8,12 @@ from math import prod
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import GROUP_ARCH, Convolution
 from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.schedule_convolution.places import PlacesSchedule, places_schedule
 from fusepass.codegen.schedule_convolution.resident import ResidentSchedule, resident_schedule
 from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule, streamed_schedule
 from fusepass.codegen.schedule_convolution.tiles import anchor_of, unaligned
 
-ConvolutionSchedule = ResidentSchedule | StreamedSchedule
+ConvolutionSchedule = ResidentSchedule | StreamedSchedule | PlacesSchedule
 
 _LEAST_CAPABILITY = 80  # asynchronous copies, and TF32 on tensor cores
 
@@ -24,7 +25,9 @@ def schedule_convolution(
 
     `aligned` says that inputs start at a multiple of 16 bytes; it changes nothing but how they are copied.
     """
-    plan: ConvolutionSchedule | None
+    plan: ResidentSchedule | StreamedSchedule | None
+    if anchor_of(kernel).halves is not None:
+        return places_schedule(kernel, program, facts)
     if anchor_of(kernel).packed is None:
         plan = resident_schedule(kernel, program, facts)
     else:
@@ -67,7 +70,8 @@ def preferred(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
 
     Libraries lay convolutions out for many channels. With few they convert the layout before and after, or fall back to
     plain float32 arithmetic. What reduces over channels in the same kernel has not been measured; what reduces over positions
-    there costs little, and saves a reading of the result.
+    there costs little, and saves a reading of the result. Scaled halves are chosen by measurement alone.
     """
-    few = isinstance(kernel.anchor, Convolution) and kernel.anchor.packed is None
+    anchor = kernel.anchor
+    few = isinstance(anchor, Convolution) and anchor.packed is None and anchor.halves is None
     return few and kernel.is_pointwise and serves(program, kernel, facts)

@@ -30,9 +30,11 @@ from fusepass.codegen.schedule_convolution.tiles import (
     products_in_words,
     tile_shapes,
     tiles_of,
+    written_cycles,
 )
 
 SLICE = 8  # taps of one step
+_BESIDE = 0.35  # of what takes less time is not done while the other is
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,9 @@ def resident_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> R
         _candidate(kernel, facts, channels, tiles_of(kernel, program, phases, border, tile, channels), buffers)
         for tile, buffers in shapes
     )
-    fitting = [(_cost(plan), number, plan) for number, plan in enumerate(candidates) if plan is not None]
+    fitting = [
+        (_cost(kernel, program, plan), number, plan) for number, plan in enumerate(candidates) if plan is not None
+    ]
     return min(fitting)[2] if fitting else None
 
 
@@ -125,16 +129,18 @@ def _most_resident(on: Tiles, rows: int, precision: Precision) -> int:
     return 3 if registers <= 72 else 2 if registers <= 128 else 1
 
 
-def _cost(plan: ResidentSchedule) -> float:
-    """Relative time: multiplications of all tiles, and what is loaded for them; a multiprocessor wants two blocks."""
-    on = plan.on
-    loaded = on.pitch / prod(on.tile)
+def _cost(kernel: Kernel, program: Program, plan: ResidentSchedule) -> float:
+    """Estimated cycles of a multiprocessor for a sample: multiplications and what is loaded for them, beside what is written; it
+    wants two blocks.
+    """
+    on, rows = plan.on, ROWS * plan.rows
     waiting = {(2, 1): 1.15, (2, 2): 1.0, (1, 1): 1.6, (1, 2): 1.3}[min(plan.resident, 2), plan.buffers]
     narrow = 1.0 if on.tile[-1] >= 32 else 1.1  # a warp's stores of one row are not all neighbours
-    multiplied = (
-        sum(plan.steps) * SLICE * group_cycles(ROWS * plan.rows, plan.precision) / group_cycles(64, plan.precision)
-    )
-    return plan.channel_blocks * prod(on.tiles) * (multiplied + 4 * loaded) * waiting * narrow
+    slices = prod(on.tile) / 64 * sum(plan.steps) * group_cycles(rows, plan.precision)
+    computed = slices + 4 * on.pitch * group_cycles(64, plan.precision) / (64 * SLICE)
+    written = written_cycles(kernel, program, on, rows)
+    tile = max(computed, written) + _BESIDE * min(computed, written)
+    return plan.channel_blocks * prod(on.tiles) * tile * waiting * narrow
 
 
 def padded_taps(plan: ResidentSchedule, channels: int) -> list[tuple[int, Phase | None, int]]:

@@ -31,6 +31,7 @@ from fusepass.codegen.schedule_convolution.tiles import (
     products_in_words,
     tile_shapes,
     tiles_of,
+    written_cycles,
 )
 
 SLICE_FLOATS = ROWS * DEPTH
@@ -39,6 +40,7 @@ _WIDEST = 8  # tiles of 16 channels that four warps multiply at once
 _REGISTERS = 256  # of a thread, with a few to spare
 _SHARED_SUMS = 64  # at most so many, and two blocks fit a multiprocessor's registers
 _MOST_PIECES = 2048  # of a tile: they are listed in constant memory
+_ROW_ENDS = 16  # positions
 _SHAPES = 4  # tile shapes that are looked at further
 _MMA_CYCLES = 6.5  # of one product of a slice by 8 positions, in one of four tensor cores of a multiprocessor
 _BYTES_PER_CYCLE = 24.0  # that a multiprocessor gets from the second-level cache while all others do
@@ -159,7 +161,7 @@ class StreamedSchedule:
 def streamed_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> StreamedSchedule | None:
     """The schedule with the least estimated time that fits a multiprocessor; None where none fits."""
     candidates = enumerate(_candidates(kernel, program, facts))
-    fitting = [(_cost(kernel, plan, facts), number, plan) for number, plan in candidates]
+    fitting = [(_cost(kernel, program, plan, facts), number, plan) for number, plan in candidates]
     return min(fitting)[2] if fitting else None
 
 
@@ -194,8 +196,11 @@ def _most_rows(kernel: Kernel, on: Tiles, parts: int) -> int:
 
 
 def _fetched(on: Tiles) -> int:
-    """Positions and input elements of all tiles: what is multiplied and what is fetched, the parts past the end among them."""
-    return prod(on.tiles) * (prod(on.tile) + prod(on.extent))
+    """Positions and input elements of all tiles: what is multiplied and what is fetched, the parts past the end among them.
+
+    A row counts as some more: its ends cost when they are written; see `written_cycles`.
+    """
+    return prod(on.tiles) * (prod(on.tile) + prod(on.extent) + _ROW_ENDS * prod(on.tile[:-1]))
 
 
 def _arrangements(
@@ -269,7 +274,7 @@ def _pieces(phases: Sequence[Phase], pair: int, chunks: int, depth: int, longest
                 loads = False
 
 
-def _cost(kernel: Kernel, plan: StreamedSchedule, facts: DeviceFacts) -> float:
+def _cost(kernel: Kernel, program: Program, plan: StreamedSchedule, facts: DeviceFacts) -> float:
     """Estimated cycles: of a multiprocessor's tensor cores, shared memory or share of the cache, whichever needs most.
 
     An estimate to rank schedules by; most of its constants are argued, not measured.
@@ -281,11 +286,12 @@ def _cost(kernel: Kernel, plan: StreamedSchedule, facts: DeviceFacts) -> float:
     fetches = plan.chunks * len(on.phases) / on.pair if plan.chunks > 1 else 1
     elements = fetches * plan.depth * DEPTH * prod(on.extent)
     fetched = 4 * (elements + slices * plan.units * SLICE_FLOATS) / _BYTES_PER_CYCLE
+    written = written_cycles(kernel, program, on, ROWS * plan.rows * plan.high)
     if on.warps == 1:
         tensor = slices * plan.rows * plan.parts * COLUMNS * products * WARPS / 4 * _MMA_CYCLES
         shared = slices * WARPS * (4 * plan.rows + 2 * COLUMNS * plan.parts * apart)
-        busiest = max(tensor, shared, fetched)
-        rest = (0.3 if plan.resident == 1 else 0.15) * (tensor + shared + fetched - busiest)
+        busiest = max(tensor, shared, fetched, written)
+        rest = (0.3 if plan.resident == 1 else 0.15) * (tensor + shared + fetched + written - busiest)
     else:
         tensor = slices * WARPS * COLUMNS * GROUP * plan.parts / 64 * group_cycles(ROWS * plan.rows, plan.precision)
         conflicts = slices * WARPS * 2.0 * COLUMNS * plan.parts * (apart - 1)
@@ -293,7 +299,7 @@ def _cost(kernel: Kernel, plan: StreamedSchedule, facts: DeviceFacts) -> float:
         copied = elements / on.vector / 32 + slices * plan.units
         # What a block does besides multiplying goes on while another block multiplies.
         alone = 1.0 if plan.resident == 1 else 0.35
-        busiest = max(tensor, fetched)
+        busiest = max(tensor, fetched, written)
         rest = conflicts + alone * (_STORE_CYCLES * stored + _COPY_CYCLES * copied) / 4
     waiting = _count(plan) * _BARRIER_CYCLES / plan.stages * 2
     tile = busiest + rest + (waiting if plan.resident == 1 else waiting / 2)

@@ -18,6 +18,11 @@ MOST_ROWS = 4  # tiles of 16 channels that a warp works on at once, where not al
 COLUMNS = 4  # groups of positions that a warp stores at once
 GROUP = 8  # neighbouring positions of one instruction
 _BANKS = 32
+_SECTOR = 32  # bytes that memory is written by
+_FLOAT_CYCLES, _TORN_CYCLES = (
+    0.27,
+    7.0,
+)  # of a multiprocessor, where all store: for a float, and for a sector that is written in part
 _VECTOR = 4  # floats of the widest copy
 _MAX_INT = 2**31 - 2**21
 
@@ -173,6 +178,25 @@ def group_registers(on: Tiles, rows: int, parts: int, precision: Precision) -> i
     """
     split = 0 if precision is Precision.TF32 else ROWS * parts * min(rows, 4) + 16 * parts
     return ROWS * rows * parts * on.pair + 32 * parts + split + 16
+
+
+def written_cycles(kernel: Kernel, program: Program, on: Tiles, channels: int) -> float:
+    """Cycles of a multiprocessor for what a tile stores of `channels`, from measurements of stores alone on an H200.
+
+    Rows of the result often begin anywhere. Then both ends of each piece of a row lie in sectors of which the rest is
+    written by another warp, or by another block at another time.
+    """
+    rows = prod(on.tile[:-1]) * len(on.phases) // on.pair
+    width = on.tile[-1] * on.pair
+    channels = min(channels, dimensions(kernel)[1].size)
+    cycles = 0.0
+    for store in kernel.stores:
+        *others, last = (store.index.stride(axis) for axis in kernel.rows)
+        nbytes = program.buffer(store.buffer).dtype.nbytes
+        whole = all(stride is not None and stride * nbytes % _SECTOR == 0 for stride in others)
+        torn = 0 if last != 1 or (whole and width * nbytes % _SECTOR == 0) else 2 * rows * channels
+        cycles += rows * width * channels * _FLOAT_CYCLES * nbytes / DType.F32.nbytes + torn * _TORN_CYCLES
+    return cycles
 
 
 def unaligned(on: Tiles, kernel: Kernel, program: Program) -> Tiles:

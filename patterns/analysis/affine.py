@@ -53,11 +53,11 @@ class Affine:
 
 def step(node: fx.Node) -> Affine | None:
     """One operator as such a function, if it is one: with a finite number, on floats whose type it keeps."""
-    if not isinstance(node.target, OpOverload) or not node.all_input_nodes:
+    if not isinstance(node.target, OpOverload) or len(node.all_input_nodes) != 1:
         return None
     given = arguments(node)
     source = given.get("self")
-    if not isinstance(source, fx.Node) or len(node.all_input_nodes) != 1 or isinstance(given.get("other"), fx.Node):
+    if not isinstance(source, fx.Node) or isinstance(given.get("other"), fx.Node):
         return None
     dtype = source.meta["val"].dtype
     if not dtype.is_floating_point or node.meta["val"].dtype is not dtype:

@@ -15,9 +15,13 @@ from fusepass.patterns.analysis.geometry import Geometry, Window
 from fusepass.patterns.analysis.linearity import Operand
 from fusepass.patterns.arguments import arguments, key_of
 from fusepass.patterns.infer import is_plain
+from fusepass.patterns.legality import writes
 from fusepass.patterns.matcher import Declined, Match
 
 aten = torch.ops.aten
+
+_FEW_TERMS = 2**18
+"""Of a matrix product: those that take some microseconds, about as long as a call."""
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:
@@ -123,6 +127,10 @@ class Builder:
         """The elements of `a` in another shape; they are copied where their strides do not allow that."""
         if shape_of(a) == tuple(shape):
             return a
+        while a.target is aten.view.default and is_plain(a.args[0].meta["val"]):  # type: ignore[union-attr]
+            a = a.args[0]  # type: ignore[assignment]
+        if shape_of(a) == tuple(shape):
+            return a
         return self._call(aten.view.default, self.contiguous(a), list(shape))
 
     def contiguous(self, a: fx.Node) -> fx.Node:
@@ -152,12 +160,16 @@ class Builder:
     def product(self, a: fx.Node, b: fx.Node) -> fx.Node:
         """The product of two matrices, or of two batches of them.
 
-        With a single column it is written as a sum, which no mode of the library runs in lower precision, and which may
-        fuse with what follows.
+        With a single column, or few terms in all, it is written as a sum, which no mode of the library runs in lower
+        precision, and which may fuse with what is around it: calls cost more than so few terms.
         """
-        if shape_of(b)[-1] == 1:
-            row = self.view(b, (*shape_of(b)[:-2], 1, shape_of(b)[-2]))
-            return self.sum(self.multiply(a, row), [-1])
+        *batch, rows, inner = shape_of(a)
+        columns = shape_of(b)[-1]
+        if columns == 1:
+            return self.sum(self.multiply(a, self.view(b, (*batch, 1, inner))), [-1])
+        if prod(batch) * rows * inner * columns <= _FEW_TERMS:
+            pairs = self.multiply(self.view(a, (*batch, rows, inner, 1)), self.view(b, (*batch, 1, inner, columns)))
+            return self.view(self.sum(pairs, [-2]), (*batch, rows, columns))
         return self.matrix_product(a, b)
 
     def matrix_product(self, a: fx.Node, b: fx.Node) -> fx.Node:
@@ -186,7 +198,7 @@ class Builder:
 
     def _call(self, target: OpOverload, *args: Any, **kwargs: Any) -> fx.Node:
         key = (target, key_of(args), key_of(kwargs))
-        if not self._made and _written_before(self._found.root):
+        if not self._made and not self._found.unwritten and _written_before(self._found.root):
             raise Declined("memory is written before it, which what it is made of may have read")
         if key not in self._made:
             self._made[key] = self._found.call(target, *args, **kwargs)
@@ -197,7 +209,7 @@ def _written_before(root: fx.Node) -> bool:
     """Whether an operator before `root` writes: a tensor would be read later than the original reads it."""
     node = root.prev
     while node.op != "root":
-        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable and any(written(node)):
+        if writes(node.target) and any(written(node)):
             return True
         node = node.prev
     return False

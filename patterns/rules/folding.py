@@ -99,11 +99,10 @@ GENERATED = (OpClass.POINTWISE, OpClass.REDUCTION, OpClass.NORMALISATION, OpClas
 
 def read_by_a_library(found: Match) -> str | None:
     """A guard: a generated kernel that reads the result applies an affine function on the way, for nothing."""
-    targets = ((reader, reader.target) for reader in readers(found.root))
-    generated = (
-        node for node, target in targets if isinstance(target, OpOverload) and direct_class(target) in GENERATED
-    )
-    return next((f"{node.name} takes it into its kernel" for node in generated), None)
+    for reader in readers(found.root):
+        if isinstance(reader.target, OpOverload) and direct_class(reader.target) in GENERATED:
+            return f"{reader.name} takes it into its kernel"
+    return None
 
 
 def _into_convolution(found: Match) -> fx.Node:

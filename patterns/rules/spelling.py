@@ -86,7 +86,7 @@ def _kept(found: Match) -> fx.Node:
 def _broadcast(found: Match) -> fx.Node:
     """The operator broadcasts by itself where its other operand has the shape of the result."""
     root = found.root
-    if tuple(found.x.meta["val"].shape) != tuple(root.meta["val"].shape):
+    if found.x is found.spread or tuple(found.x.meta["val"].shape) != tuple(root.meta["val"].shape):
         raise Declined("the other operand is broadcast, too")
     args: list[Any] = [found.y if value is found.spread else value for value in root.args]
     if found.y.meta["val"].dim() == 0 and found.y.meta["val"].dtype is not found.x.meta["val"].dtype:

@@ -139,12 +139,13 @@ struct Moments {
     }
 };
 
+// In double: a mean that is merged in float is off by a rounding for each piece, and whoever subtracts another mean magnifies that.
 template <typename T>
 struct MergeMoments {
-    Moments<T> moments;
+    Moments<double> moments;
 
     FP_FN void push(T count, T mean, T m2) {
-        Moments<T> other;
+        Moments<double> other;
         other.count = count;
         other.mean = mean;
         other.m2 = m2;
@@ -155,7 +156,7 @@ struct MergeMoments {
 
     template <int I>
     FP_FN T part() const {
-        return moments.template part<I>();
+        return T(moments.template part<I>());
     }
 };
 

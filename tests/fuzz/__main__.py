@@ -17,36 +17,41 @@ from typing import Any
 from tests.fuzz.record import Record
 
 ROOT = Path(__file__).parents[2]
+_GRACE = 60.0
+"""Seconds after the last start at which what still runs is ended: a kernel may never come to its end."""
 
 
 def main() -> int:
     """The exit status is 1 where a result was wrong."""
     asked = _arguments()
-    if asked.chunk is not None:
-        _chunk(asked)
-        return 0
     record = Record.of(asked.record, asked.device)
     record.begin(again=asked.again)
-    end = time.monotonic() + 60 * asked.minutes
-    running: dict[int, tuple[subprocess.Popen[bytes], Path]] = {}
     seeds = _seeds(asked.seed, record)
     started = time.monotonic()
+    end = started + 60 * asked.minutes
     before = record.total
     with tempfile.TemporaryDirectory(prefix="fuzz-") as directory:
-        while running or (record.total < asked.examples and time.monotonic() < end):
-            wanted = asked.examples - record.total - asked.size * len(running)
-            if len(running) < asked.workers and wanted > 0 and time.monotonic() < end:
-                number = next(seeds)
-                running[number] = _start(asked, number, Path(directory))
-                continue
-            time.sleep(0.2)
-            for number, (process, path) in list(running.items()):
-                if process.poll() is not None:
-                    record.add(_outcome(number, process, path))
+        workers = [_Worker(asked, Path(directory)) for _ in range(asked.workers)]
+
+        def wanted() -> bool:
+            tried = record.total + asked.size * sum(worker.seed is not None for worker in workers)
+            return tried < asked.examples and time.monotonic() < end
+
+        while wanted() or any(worker.seed is not None for worker in workers):
+            for worker in workers:
+                if worker.seed is None and wanted():
+                    worker.begin(next(seeds))
+                elif (outcome := worker.outcome()) is not None:
+                    record.add(outcome)
                     record.save(asked.record)
-                    del running[number]
                     rate = 60 * (record.total - before) / (time.monotonic() - started)
                     print(f"{record.total} examples, {len(record.failures)} wrong, {rate:.0f} a minute", flush=True)
+                elif time.monotonic() > end + _GRACE:
+                    worker.kill()
+            time.sleep(0.1)
+        for worker in workers:
+            worker.end()
+    print("seconds of all processes:", ", ".join(f"{name} {spent:.0f}" for name, spent in record.phases.items()))
     for failure in record.failures:
         print(f"\n# seed {failure['seed']}, algebra {failure['algebra']}: {failure['problem']}\n{failure['program']}")
     return 1 if record.failures else 0
@@ -62,7 +67,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=24 * 60.0, help="no chunk starts later")
     parser.add_argument("--again", action="store_true", help="try the seeds of recorded failures once more")
     parser.add_argument("--record", type=Path, default=ROOT / "build" / "fuzz.json")
-    parser.add_argument("--chunk", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -70,49 +74,67 @@ def _seeds(first: int, record: Record) -> Iterator[int]:
     return (number for number in count(first) if str(number) not in record.examples)
 
 
-def _start(asked: argparse.Namespace, number: int, directory: Path) -> tuple[subprocess.Popen[bytes], Path]:
-    path = directory / f"{number}.json"
-    command = [sys.executable, "-m", "tests.fuzz", "--chunk", str(number), "--record", str(path)]
-    command += ["--device", asked.device, "--size", str(asked.size)]
-    threads = str(max(1, (os.cpu_count() or 1) // asked.workers))
-    cache = str(directory / "cache")
-    environment = os.environ | {"FUSEPASS_JOBS": "1", "OMP_NUM_THREADS": threads, "FUSEPASS_CACHE_DIR": cache}
-    return subprocess.Popen(command, cwd=ROOT, env=environment), path
+class _Worker:
+    """A process of `tests.fuzz.worker`, which takes seconds to start and so tries many chunks; another one when it has died.
 
+    Attributes:
+        seed: of the chunk that it is at.
+    """
 
-def _outcome(number: int, process: subprocess.Popen[bytes], path: Path) -> dict[str, Any]:
-    """What the chunk left; a process that died is a failure of its own."""
-    if path.exists():
-        return dict(json.loads(path.read_text()))
-    problem = f"the process of the chunk ended with {process.returncode}"
-    failure = {"seed": number, "algebra": "", "problem": problem, "program": ""}
-    return {"seed": number, "examples": 0, "failures": [failure], "noise": [], "seconds": 0.0}
+    def __init__(self, asked: argparse.Namespace, directory: Path) -> None:
+        self.seed: int | None = None
+        self._directory = directory
+        self._command = [sys.executable, "-m", "tests.fuzz.worker", "--directory", str(directory)]
+        self._command += ["--device", asked.device, "--size", str(asked.size)]
+        threads = str(max(1, (os.cpu_count() or 1) // asked.workers))
+        own = {"FUSEPASS_JOBS": "1", "OMP_NUM_THREADS": threads, "FUSEPASS_CACHE_DIR": str(directory / "cache")}
+        self._environment = os.environ | own
+        self._process: subprocess.Popen[str] | None = None
 
+    def begin(self, seed: int) -> None:
+        """Have a chunk tried."""
+        self.seed = seed
+        if self._process is None:
+            self._process = subprocess.Popen(
+                self._command, cwd=ROOT, env=self._environment, stdin=subprocess.PIPE, text=True
+            )
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{seed}\n")
+        self._process.stdin.flush()
 
-def _chunk(asked: argparse.Namespace) -> None:
-    """One chunk in this process, its outcome as JSON in the file of the record."""
-    from tests.fuzz.chunk import draw, run
-    from tests.fuzz.shrink import smallest
+    def outcome(self) -> dict[str, Any] | None:
+        """What came of the chunk, once it is there; a process that died is a failure of its own."""
+        if self.seed is None or self._process is None:
+            return None
+        status = self._process.poll()  # before the file is looked for, which may be its last
+        path = self._directory / f"{self.seed}.json"
+        if path.exists():
+            found = dict(json.loads(path.read_text()))
+            path.unlink()
+        elif status is None:
+            return None
+        else:
+            problem = f"the process of the chunk ended with {status}"
+            failure = {"seed": self.seed, "algebra": "", "problem": problem, "program": ""}
+            found = {"seed": self.seed, "examples": 0, "failures": [failure], "noise": [], "seconds": 0.0}
+            found |= {"phases": {}, "last": True}
+        self.seed = None
+        if found["last"]:
+            self.end()
+        return found
 
-    start = time.monotonic()
-    examples = draw(asked.chunk, asked.size)
-    told, noise = {}, []
-    for failure in run(examples, asked.device):
-        if failure.noise:
-            noise.append({"seed": asked.chunk, "problem": failure.problem})
-            continue
-        small = smallest(failure, asked.device)
-        text = small.example.model.text
-        level = small.example.level.value
-        told[text] = {"seed": asked.chunk, "algebra": level, "problem": small.problem, "program": text}
-    outcome = {
-        "seed": asked.chunk,
-        "examples": len(examples),
-        "failures": list(told.values()),
-        "noise": noise,
-        "seconds": time.monotonic() - start,
-    }
-    asked.record.write_text(json.dumps(outcome))
+    def kill(self) -> None:
+        """Have the chunk that it is at fail."""
+        if self._process is not None and self.seed is not None:
+            self._process.kill()
+
+    def end(self) -> None:
+        """Let the process come to its end."""
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process.wait()
+            self._process = None
 
 
 if __name__ == "__main__":

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,11 +44,17 @@ class Example:
 
 @dataclass(frozen=True)
 class Failure:
-    """An example, and what is wrong with it; `noise` where it is nothing but rounding errors."""
+    """An example, and what is wrong with it.
+
+    Attributes:
+        noise: it is nothing but rounding errors.
+        lost: the device is of no more use to this process, so that nothing was tried after it.
+    """
 
     example: Example
     problem: str
     noise: bool = False
+    lost: bool = False
 
     @property
     def kind(self) -> str:
@@ -65,6 +72,26 @@ class Prepared:
     fused: Any
 
 
+@dataclass
+class Phases:
+    """Where the time goes: seconds by the name of a phase."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """What is done while open counts for `name`."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
+
+
+class _Enough(Exception):
+    """What was to be drawn is there."""
+
+
 def draw(number: int, count: int) -> list[Example]:
     """`count` different examples; the same ones for the same number."""
     found: dict[str, Example] = {}
@@ -76,34 +103,54 @@ def draw(number: int, count: int) -> list[Example]:
         deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
     )
     @given(model=marked_models(large=True), level=st.sampled_from(LEVELS))
     def collect(model: Model, level: Algebra) -> None:
         example = Example(model, level)
         if example.fair and len(found) < count:
             found.setdefault(model.text, example)
+        if len(found) == count:
+            raise _Enough
 
-    collect()
+    with contextlib.suppress(_Enough):  # as a failing test, the one way to end before all is drawn
+        collect()
     return list(found.values())
 
 
-def run(examples: list[Example], device: str) -> list[Failure]:
-    """Those of `examples` that are wrong, in order."""
+def run(examples: list[Example], device: str, phases: Phases | None = None) -> list[Failure]:
+    """Those of `examples` that are wrong, in order; ends with one that the device is lost to."""
     failures: list[Failure] = []
     prepared: list[Prepared] = []
+    phases = phases or Phases()
     with quietly(), batched() as batch, override(debug=True, tune="off"):
-        for example in examples:
-            with _noted(example, failures):
-                prepared.append(_prepare(example, device))
-                with contextlib.suppress(Exception), batch.dry(), override(algebra=example.level):
-                    observe(prepared[-1].fused, prepared[-1].inputs)  # numbers that nobody computed may be rejected
-        batch.compile()
-        for each in prepared:
-            with _noted(each.example, failures), override(algebra=each.example.level):
-                failure = _judge(each)
-                if failure is not None:
-                    failures.append(failure)
+        with phases.timed("generate"):
+            for example in examples:
+                with _noted(example, failures):
+                    prepared.append(_prepare(example, device))
+                    with contextlib.suppress(Exception), batch.dry(), override(algebra=example.level):
+                        observe(prepared[-1].fused, prepared[-1].inputs)  # wrong numbers may be rejected
+        with phases.timed("compile"):
+            batch.compile()
+        with phases.timed("judge"):
+            for each in prepared:
+                before = len(failures)
+                with _noted(each.example, failures), override(algebra=each.example.level):
+                    failures += _judge(each)
+                if len(failures) > before and is_lost(device):
+                    return [*failures[:-1], replace(failures[-1], lost=True)]
     return failures
+
+
+def is_lost(device: str) -> bool:
+    """Whether a GPU refuses this process: after an illegal access, say, until the process ends."""
+    if device == "cpu":
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _prepare(example: Example, device: str) -> Prepared:
@@ -113,7 +160,7 @@ def _prepare(example: Example, device: str) -> Prepared:
         return Prepared(example, module, inputs, fusepass.optimize(module, example_inputs=tuple(given_)))
 
 
-def _judge(prepared: Prepared) -> Failure | None:
+def _judge(prepared: Prepared) -> list[Failure]:
     """What is wrong, if anything is. The second call takes the short way; where it gives the same bits, it is judged."""
     module, inputs, example = prepared.module, prepared.inputs, prepared.example
     results: list[Any] = []
@@ -128,10 +175,10 @@ def _judge(prepared: Prepared) -> Failure | None:
         outcome = check(module, kept, inputs)
         if not outcome.ok:
             noise = is_noise(module, inputs, outcome, example.model.dtype)
-            return Failure(example, f"{call} call: {outcome.explain()}", noise)
+            return [Failure(example, f"{call} call: {outcome.explain()}", noise)]
     reasons = [region.reason for region in prepared.fused.report().regions]
     failed = [reason for reason in reasons if reason is not None and reason not in KNOWN]
-    return Failure(example, f"a region fell back: {failed[0]}") if failed else None
+    return [Failure(example, f"a region fell back: {failed[0]}")] if failed else []
 
 
 def _same(first: tuple[torch.Tensor, ...], second: tuple[torch.Tensor, ...]) -> bool:

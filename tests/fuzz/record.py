@@ -25,6 +25,7 @@ class Record:
         failures: seed, problem, and the smallest program that shows it.
         noise: results beyond the numeric policy that are nothing but rounding errors (`tests.fuzz.noise`).
         seconds: of all processes together.
+        phases: where they went.
     """
 
     device: str
@@ -34,6 +35,7 @@ class Record:
     failures: list[dict[str, Any]] = field(default_factory=list)
     noise: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -45,6 +47,8 @@ class Record:
         self.failures += outcome["failures"]
         self.noise += outcome["noise"]
         self.seconds = round(self.seconds + outcome["seconds"], 1)
+        for name, spent in outcome["phases"].items():
+            self.phases[name] = round(self.phases.get(name, 0.0) + spent, 1)
 
     def save(self, path: Path) -> None:
         """All or nothing, so that a run that is cut short leaves what it had."""
@@ -77,7 +81,7 @@ class Record:
         told = json.loads(path.read_text())
         if not told["device"].startswith(device):
             raise ValueError(f"{path} is about {told['device']}")
-        return cls(**{name: told[name] for name in cls.__dataclass_fields__})
+        return cls(**{name: told[name] for name in cls.__dataclass_fields__ if name in told})
 
 
 def _described(device: str) -> str:

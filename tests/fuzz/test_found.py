@@ -91,6 +91,14 @@ class SumOfSelu(nn.Module):
         return F.selu(x).sum() * 0.1
 
 
+class DoubledCopies(nn.Module):
+    """What is added to itself is broadcast on both sides: one of them has to stay."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.atan(x).unsqueeze(0).expand(2, *x.shape)
+        return y + y
+
+
 class LargestSoftplus(nn.Module):
     """Softplus steps down where it becomes the identity, so its largest value is not that of the largest number."""
 
@@ -104,6 +112,8 @@ class LargestSoftplus(nn.Module):
         (LargestSoftplus(), (2049, 13), torch.float64),
         (GatheredProduct(), (1, 1, 31, 16), torch.float32),
         (TriangleOfCopies(), (1, 4), torch.float32),
+        (DoubledCopies(), (1, 1), torch.float16),
+        (DoubledCopies(), (3, 5), torch.float32),
         (nn.Sequential(nn.BatchNorm2d(6), nn.GroupNorm(2, 6)), (4, 6, 3, 3), torch.float32),
         (SumOfSelu(), (15, 5, 8), torch.float16),
     ],

@@ -21,12 +21,12 @@ from fusepass.codegen.schedule_product import schedule_product
 from fusepass.codegen.schedule_product.tiles import TILINGS, Tiling
 from fusepass.codegen.source import Source
 from fusepass.errors import BuildError
-from tests.support import convolutions, halved, kernels, products
+from tests.support import convolutions, kernels, products
 from tests.support.interpret import STORAGE, interpret
 from tests.support.numpy_ops import Array
 from tests.unit.test_render_cuda import assert_close, inputs_of
 
-SAMPLES = {**kernels.SAMPLES, **convolutions.SAMPLES, **products.SAMPLES, **halved.SAMPLES}
+SAMPLES = {**kernels.SAMPLES, **convolutions.SAMPLES, **products.SAMPLES}
 
 pytestmark = pytest.mark.gpu
 

@@ -19,13 +19,14 @@ from fusepass.codegen.ir.program import Buffer, Program, Role
 from fusepass.codegen.render import render
 from fusepass.errors import BuildError
 from tests.conftest import ROOT
-from tests.support import convolutions, halved, kernels, products
+from tests.support import convolutions, kernels, products
 from tests.support.launch import BufferPlan, LaunchPlan, Plan
 
 SANITIZER = shutil.which("compute-sanitizer", path=f"{os.environ.get('PATH')}:{CUDA_HOME}/bin")
+_WIDEST = 16  # bytes of one access
 _MOST_BYTES = 16 << 20  # of a sample: racecheck takes hundreds of times the kernel's own time
 
-SAMPLES = {**kernels.SAMPLES, **convolutions.SAMPLES, **products.SAMPLES, **halved.SAMPLES}
+SAMPLES = {**kernels.SAMPLES, **convolutions.SAMPLES, **products.SAMPLES}
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(SANITIZER is None, reason="compute-sanitizer is not installed")]
 
@@ -33,7 +34,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(SANITIZER is None, reason="com
 def _buffer(buffer: Buffer, aligned: bool) -> BufferPlan:
     shifted = buffer.role is Role.INPUT and not aligned
     nbytes = buffer.dtype.nbytes
-    return {"nbytes": buffer.extent * nbytes, "shift": nbytes if shifted else 0}
+    # An asynchronous copy that ends with zeros reads its real bytes alone; memcheck takes its whole width for read.
+    whole = -(-buffer.extent * nbytes // _WIDEST) * _WIDEST
+    return {"nbytes": whole, "shift": nbytes if shifted else 0}
 
 
 def _moderate(program: Program) -> bool:

@@ -1,11 +1,13 @@
 """Generated convolutions beside the library's: ``python -m tests.gpu.time_convolutions [name ...]``.
 
-For each case, with its chain (bias, relu, scale): time of eager, times and errors of generated kernels in both precisions. Errors
+For each case, with its chain (bias, relu, scale): time of eager, times and errors of generated kernels in both precisions, and of
+products of scaled halves, with all that packs them. Errors
 are norms relative to float64, of the first sample; eager's are given for both settings of ``torch.backends.cudnn.allow_tf32``.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,15 +31,22 @@ _REPEATS = 20
 def main() -> None:
     facts = device_facts(torch.device("cuda"))
     cases = [LARGE[name] for name in sys.argv[1:] or LARGE]
-    forms = [(case, precision) for case in cases for precision in Precision]
     warps = warps_together(facts)
-    programs = [generated(replace(case, precision=precision, warps=warps)) for case, precision in forms]
+    forms = [
+        replace(case, precision=precision, warps=warps, halves=halves)
+        for case in cases
+        for precision, halves in itertools.product(Precision, (False, True) if warps > 1 else (False,))
+    ]
+    programs = [generated(case, facts=facts) for case in forms]
     sources = [render(program, facts) for program in programs]
-    for (case, precision), program, source, path in zip(forms, programs, sources, build_all(sources), strict=True):
-        if precision is Precision.FLOAT32:
+    told = None
+    for case, program, source, path in zip(forms, programs, sources, build_all(sources), strict=True):
+        precision = f"{case.precision.value}{', halves' if case.halves else ''}"
+        if (case.source, case.weight) != told:
             _tell_eager(case)
+        told = (case.source, case.weight)
         if isinstance(path, BuildError):
-            print(f"  {precision.value}: {path}")
+            print(f"  {precision}: {path}")
             continue
         _tell(case, program, load(path, source.entry, len(program.arguments)), precision)
         for kernel in program.kernels:
@@ -73,7 +82,7 @@ def _tell_eager(case: Case) -> None:
         print(f"  eager, TF32 {'allowed' if allowed else 'not allowed'}: {seconds * 1e3:8.3f} ms, error {error:.1e}")
 
 
-def _tell(case: Case, program: Program, run: Callable[..., int], precision: Precision) -> None:
+def _tell(case: Case, program: Program, run: Callable[..., int], precision: str) -> None:
     operands = _operands(case)
     given = dict(zip(("x", "w", "bias"), operands, strict=True))
     memory = [given[b.name] if b.name in given else torch.empty(b.numel, device="cuda") for b in program.arguments]
@@ -86,7 +95,7 @@ def _tell(case: Case, program: Program, run: Callable[..., int], precision: Prec
     positions = case.source if case.transposed else case.result
     operations = 2 * prod(case.weight) * positions[0] * prod(positions[2:])
     rate = operations / seconds / 1e12
-    print(f"  generated, {precision.value}: {seconds * 1e3:8.3f} ms, {rate:6.1f} TFLOP/s, error {error:.1e}")
+    print(f"  generated, {precision}: {seconds * 1e3:8.3f} ms, {rate:6.1f} TFLOP/s, error {error:.1e}")
 
 
 def _median_seconds(run: Callable[[], object]) -> float:

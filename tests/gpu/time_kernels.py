@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from fusepass.codegen.build import build_all, load
 from fusepass.codegen.detect import device_facts
@@ -21,6 +22,8 @@ from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule.team import team_size
 from fusepass.errors import BuildError
 from tests.support import kernels as k
+from tests.support.convolutions import Case as Convolution
+from tests.support.convolutions import generated as convolution
 from tests.support.products import Case, generated
 from tests.support.regions import region
 
@@ -41,6 +44,8 @@ def _in_teams(program: Program) -> Program:
     return k.in_teams(program, *size) if size else program
 
 
+_DEPTHWISE = Convolution((64, 96, 112, 112), 96, (5, 5), (1, 1), (2, 2), (1, 1), groups=96)
+
 KERNELS: dict[str, Callable[[], Program]] = {
     "affine": lambda: k.affine(1 << 27),
     "affine half": lambda: k.affine(1 << 28, k.F16),
@@ -53,6 +58,8 @@ KERNELS: dict[str, Callable[[], Program]] = {
     "softmax channels last": lambda: k.softmax_channels_last(64, 128, 1 << 14),
     "bias and gelu": lambda: k.channel_bias_gelu(128, 64, 126 * 126),
     "max pool 2": lambda: k.max_pool(64 * 32, 256, 2, 2, 0),
+    "max pool 5, overlapping": lambda: k.max_pool(64 * 32, 128, 5, 1, 2),
+    "depthwise 5 x 5": lambda: convolution(_DEPTHWISE),
     "max pool 3, padded": lambda: k.max_pool(64 * 32, 256, 3, 2, 1),
     "layer norm 64 and gelu": lambda: k.layer_norm(1 << 21, 64, with_gelu=True),
     "layer norm 1024": lambda: k.layer_norm(1 << 17, 1024),
@@ -71,7 +78,8 @@ KERNELS: dict[str, Callable[[], Program]] = {
     "softmax 393216": lambda: _in_teams(k.softmax_rows(2048, 393_216)),
     "softmax of a middle axis": lambda: _passed(lambda x: torch.log1p((x * 3.0).softmax(1)), (128, 513, 2047)),
     "group norm 2097152": lambda: _passed(lambda x: F.group_norm(x, 8), (28, 64, 512, 512)),
-    "layer norm 4194304": lambda: _in_teams(k.layer_norm(64, 1 << 22)),
+    "layer norm 4194304": lambda: _passed(nn.LayerNorm(1 << 22, device="meta"), (64, 1 << 22)),
+    "layer norm 4194304 in teams": lambda: _in_teams(k.layer_norm(64, 1 << 22, weighted=False)),
     "batch norm 16777216": lambda: _passed(_batch_norm, (64, 16, 512, 512)),
     "product 1024 x 8192 x 8192": lambda: generated(Case(1024, 8192, 8192)),
     "product 4096 x 4096 x 4096, TF32": lambda: generated(Case(4096, 4096, 4096, tf32=True)),

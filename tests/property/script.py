@@ -51,7 +51,7 @@ class Model:
         return (
             f"import torch, torch.nn.functional as F\nfrom torch import nn\n\n\nclass Model(nn.Module):\n"
             f"    def __init__(self):\n        super().__init__()\n{layers}\n\n    def forward(self, {names}):\n{body}\n"
-            f"        return {', '.join(self.results)},\n\n\ntorch.manual_seed({self.seed})\n"
+            f"        return {', '.join(self.results)},\n\n\ntorch.default_generator.manual_seed({self.seed})\n"
             f"model = Model().to({self.dtype}).train({self.training})\n{values}\ninputs = ({names},)\n"
         )
 

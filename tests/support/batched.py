@@ -7,8 +7,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+import torch
+
+from fusepass import runtime
 from fusepass.codegen import build
 from fusepass.codegen.source import Source
 from fusepass.errors import BuildError
@@ -28,7 +32,7 @@ class Batch:
 
     @contextlib.contextmanager
     def dry(self) -> Iterator[None]:
-        """While open, regions compute nothing. A call then asks for what only a call asks for, and it is compiled with the rest."""
+        """While open, regions give zeros. A call then asks for what only a call asks for, and it is compiled with the rest."""
         self._dry = True
         try:
             yield
@@ -69,6 +73,16 @@ class Batch:
 
         return call
 
+    def empty(self, device: str) -> Callable[..., torch.Tensor]:
+        """What allocates the results of regions: zeros where nothing computes them, which are valid places everywhere."""
+        allocate = runtime._EMPTY[device]
+
+        def allocated(*arguments: Any) -> torch.Tensor:
+            result: torch.Tensor = allocate(*arguments)
+            return result.zero_() if self._dry else result
+
+        return allocated
+
     def names(self, sources: Sequence[Source]) -> list[Path]:
         return list(map(self.name, sources))
 
@@ -81,6 +95,7 @@ def batched() -> Iterator[Batch]:
         mock.patch.object(build, "build_all", batch.names),
         mock.patch.object(build, "build", batch.name),
         mock.patch.object(build, "load", batch.load),
+        mock.patch.dict(runtime._EMPTY, {device: batch.empty(device) for device in runtime._EMPTY}),
     ):
         yield batch
 

@@ -16,7 +16,8 @@ from fusepass.codegen.ir.expr import Builder, Op, ReduceOp
 from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Reduction, Ref, Role, Store
 from fusepass.codegen.passes.anchors import generate_anchors
-from fusepass.codegen.schedule_convolution import pieces_on
+from fusepass.codegen.passes.partials import Pieces
+from fusepass.codegen.schedule_convolution import pieces_on, serves
 
 F32 = DType.F32
 
@@ -38,6 +39,7 @@ class Case:
     groups: int = 1
     warps: int = 1
     dtype: DType = F32  # of a call alone
+    halves: bool = False  # scaled ones are multiplied, by groups of warps
 
     @property
     def weight(self) -> tuple[int, ...]:
@@ -137,7 +139,7 @@ def reduced(case: Case, over: Over) -> Program:
 
 def generated_reduction(case: Case, over: Over) -> Program:
     """The same with the convolution in the kernel."""
-    return generate_anchors(reduced(case, over), Builder(), lambda program, kernel: True, warps=case.warps)
+    return _generated(case, reduced(case, over), Builder())
 
 
 class Across(enum.Enum):
@@ -189,18 +191,36 @@ def generated_pooling(case: Case, across: Across, facts: DeviceFacts | None = No
     facts = facts or DeviceFacts.h200()
     pieces = functools.partial(pieces_on, facts=facts)
     builder = Builder()
-    return generate_anchors(pooled(case, across, builder), builder, lambda program, kernel: True, pieces, case.warps)
+    return _generated(case, pooled(case, across, builder), builder, pieces)
 
 
-def generated(case: Case, *, chain: bool = True) -> Program:
-    """The same with the convolution as a kernel."""
-    return generate_anchors(program_of(case, chain=chain), Builder(), lambda program, kernel: True, warps=case.warps)
+def generated(case: Case, *, chain: bool = True, facts: DeviceFacts | None = None) -> Program:
+    """The same with the convolution as a kernel: the first form, or the first that `facts` have room for."""
+    return _generated(case, program_of(case, chain=chain), Builder(), facts=facts)
+
+
+def _generated(
+    case: Case,
+    program: Program,
+    builder: Builder,
+    pieces: Pieces = lambda program, kernel: None,
+    facts: DeviceFacts | None = None,
+) -> Program:
+    def choose(made: Program, kernel: Kernel) -> bool:
+        return facts is None or serves(made, kernel, facts)
+
+    warps = 4 if case.halves else case.warps
+    return generate_anchors(program, builder, choose, pieces, warps, halves=case.halves)
 
 
 DEPTHWISE: dict[str, Case] = {
     "depthwise": Case((2, 6, 9, 13), 6, (3, 3), (1, 1), (1, 1), (1, 1), groups=6),
     "depthwise, strided and dilated": Case((2, 3, 17, 19), 6, (5, 2), (2, 3), (3, 0), (1, 2), groups=3),
     "depthwise, channels last": Case((2, 8, 9, 10), 8, (7, 7), (1, 1), (3, 3), (1, 1), channels_last=True, groups=8),
+    "depthwise, small images": Case((2, 4, 16, 24), 4, (5, 5), (1, 1), (2, 2), (1, 1), groups=4),
+    "depthwise, bands": Case((1, 2, 192, 64), 2, (3, 3), (1, 1), (1, 1), (1, 1), groups=2),
+    "depthwise, every second column": Case((2, 4, 24, 32), 4, (5, 5), (1, 2), (4, 2), (2, 1), groups=4),
+    "depthwise, every second row": Case((2, 4, 31, 32), 8, (7, 5), (2, 1), (9, 0), (3, 1), groups=4),
     "depthwise, 3d": Case((1, 4, 5, 6, 7), 4, (3, 1, 2), (1, 1, 1), (1, 0, 1), (1, 1, 1), groups=4),
 }
 
@@ -268,6 +288,45 @@ POOLED = (
 )
 """Those that are also reduced over positions in the same kernel."""
 
+FEW = (
+    "2d",
+    "2d, 8 to 40 channels",
+    "2d, 70 channels",
+    "2d, one by one",
+    "2d, channels last",
+    "1d",
+    "3d",
+    "transposed 1d",
+    "transposed 2d",
+    "transposed 2d, dilated",
+    "transposed 2d, kernel below stride",
+    "transposed 2d, stride 1",
+    "transposed 3d",
+)
+"""Those of few channels that scaled halves serve."""
+
+HALVED: dict[str, Case] = {
+    "2d": Case((2, 24, 9, 11), 20, (3, 3), (1, 1), (1, 1), (1, 1)),
+    "2d, strided and dilated": Case((2, 20, 15, 17), 6, (3, 2), (2, 3), (2, 1), (2, 3)),
+    "2d, odd channels, one by one": Case((3, 61, 5, 7), 70, (1, 1), (1, 1), (0, 0), (1, 1)),
+    "2d, channels last": Case((2, 24, 6, 7), 33, (3, 3), (1, 1), (0, 1), (1, 1), channels_last=True),
+    "2d, border that nothing reads": Case((1, 32, 8, 8), 8, (2, 2), (3, 3), (0, 0), (1, 1)),
+    "2d, a border of whole vectors": Case((2, 24, 3, 64), 8, (3, 3), (1, 1), (1, 1), (1, 1)),
+    "1d": Case((3, 32, 50), 7, (4,), (1,), (2,), (1,)),
+    "3d": Case((1, 32, 4, 5, 6), 64, (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1)),
+    "3d, strided": Case((2, 18, 5, 9, 8), 12, (2, 3, 1), (1, 2, 2), (0, 1, 0), (2, 1, 1)),
+    "transposed": Case((2, 24, 6, 7), 9, (3, 5), (1, 1), (1, 1), (1, 1), True),
+    "transposed, dilated": Case((1, 40, 6, 7), 8, (3, 2), (1, 1), (0, 1), (2, 3), True),
+    "transposed, cut": Case((1, 40, 9, 8), 8, (2, 3), (1, 1), (2, 3), (1, 1), True),
+    "transposed, by 2": Case((2, 24, 5, 6), 9, (4, 4), (2, 2), (1, 1), (1, 1), True),
+    "transposed, by 2 and 3, odd": Case((2, 24, 5, 6), 9, (4, 3), (2, 3), (1, 0), (1, 1), True, (1, 2)),
+    "transposed, by 1 and 2, dilated": Case((1, 32, 4, 5), 4, (2, 6), (1, 2), (0, 3), (2, 1), True, (0, 1)),
+    "transposed 1d": Case((2, 24, 9), 33, (4,), (2,), (1,), (1,), True),
+    "transposed 3d, by 2": Case((1, 32, 2, 3, 4), 16, (2, 4, 4), (2, 2, 2), (0, 1, 2), (1, 1, 1), True, (1, 0, 1)),
+    "transposed 3d": Case((1, 32, 3, 4, 5), 16, (5, 3, 3), (1, 1, 1), (0, 1, 2), (1, 1, 1), True),
+}
+"""Convolutions of many channels that are products of scaled halves where they may be rounded to TF32."""
+
 SAMPLES: dict[str, Callable[[], Program]] = {
     **{f"convolution {name}": functools.partial(generated, case) for name, case in (CASES | DEPTHWISE).items()},
     **{
@@ -306,6 +365,26 @@ SAMPLES: dict[str, Callable[[], Program]] = {
         )
         for name in REDUCED
         for over in Over
+    },
+    **{
+        f"convolution {name}, {precision.value}, halves": functools.partial(
+            generated, replace(CASES[name], precision=precision, halves=True)
+        )
+        for name in FEW
+        for precision in Precision
+    },
+    **{
+        f"convolution {name}, {across.value}, halves": functools.partial(
+            generated_pooling, replace(CASES[name], halves=True), across
+        )
+        for name in ("2d, 8 to 40 channels", "transposed 3d")
+        for across in Across
+    },
+    **{
+        f"convolution {name}, products of halves": functools.partial(
+            generated, replace(case, precision=Precision.TF32, halves=True)
+        )
+        for name, case in HALVED.items()
     },
 }
 

@@ -128,7 +128,7 @@ inline void run_block(unsigned count) {
             swapcontext(&scheduler, &threads[i].context);
         }
         bool moved = false;
-        for (unsigned warp = 0; warp < count; warp += 32) moved |= release(warp, warp + 32, State::at_warp);
+        for (unsigned warp = 0; warp + 32 <= count; warp += 32) moved |= release(warp, warp + 32, State::at_warp);
         if (moved || release(0, count, State::at_block)) continue;
         for (const Thread& thread : threads) {
             if (thread.state != State::finished) fail("not all threads reach a barrier or a shuffle");
@@ -143,7 +143,7 @@ inline unsigned char* dynamic_shared() {
 }
 
 inline void prepare(unsigned blocks, unsigned count, std::size_t shared, const std::function<void()>& kernel) {
-    if (blocks == 0 || count == 0 || count > 1024 || count % 32) fail("a launch of an impossible shape");
+    if (blocks == 0 || count == 0 || count > 1024) fail("a launch of an impossible shape");
     body = &kernel;
     threads.clear();
     pool.assign(shared + pool_alignment + guard_bytes, 0xff);

@@ -215,8 +215,8 @@ def max_pool(n: int, size: int, window: int, stride: int, padding: int) -> Progr
     return program("pool", [given("x", [n, size, size]), result("y", [n, out, out])], kernel)
 
 
-def layer_norm(rows: int, cols: int, dtype: DType = F32, *, with_gelu: bool = False) -> Program:
-    """LayerNorm over the last axis with weight and bias; also stores mean and rstd per row."""
+def layer_norm(rows: int, cols: int, dtype: DType = F32, *, with_gelu: bool = False, weighted: bool = True) -> Program:
+    """LayerNorm over the last axis, with weight and bias if `weighted`; also stores mean and rstd per row."""
     b, r, c = Builder(), Axis("r", rows), Axis("c", cols)
     index = at((r, cols), (c, 1))
     x = b.cast(b.load("x", index, dtype), F32)
@@ -224,9 +224,10 @@ def layer_norm(rows: int, cols: int, dtype: DType = F32, *, with_gelu: bool = Fa
     mean, m2 = b.stat("moments", 0, F32), b.stat("moments", 1, F32)
     variance = b.apply(Op.DIV, m2, b.const(max(cols, 1), F32))
     rstd = b.apply(Op.RSQRT, b.apply(Op.ADD, variance, b.const(1e-5, F32)))
-    normal = b.apply(Op.MUL, b.apply(Op.SUB, x, mean), rstd)
-    scaled = b.apply(Op.MUL, normal, b.cast(b.load("weight", axis_index(c), dtype), F32))
-    value = b.apply(Op.ADD, scaled, b.cast(b.load("bias", axis_index(c), dtype), F32))
+    value = b.apply(Op.MUL, b.apply(Op.SUB, x, mean), rstd)
+    if weighted:
+        scaled = b.apply(Op.MUL, value, b.cast(b.load("weight", axis_index(c), dtype), F32))
+        value = b.apply(Op.ADD, scaled, b.cast(b.load("bias", axis_index(c), dtype), F32))
     value = gelu(b, value) if with_gelu else value
     kernel = Kernel(
         "layer_norm",
@@ -239,8 +240,7 @@ def layer_norm(rows: int, cols: int, dtype: DType = F32, *, with_gelu: bool = Fa
     )
     buffers = [
         given("x", [rows, cols], dtype),
-        given("weight", [cols], dtype),
-        given("bias", [cols], dtype),
+        *(given(name, [cols], dtype) for name in ("weight", "bias") if weighted),
         result("y", [rows, cols], dtype),
         result("mean", [rows]),
         result("rstd", [rows]),
@@ -446,6 +446,8 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "cat": lambda: concatenate(4, 6, 10, 64),
     "cat_odd": lambda: concatenate(4, 3, 2, 7),
     "pool2": lambda: max_pool(16, 64, 2, 2, 0),
+    "pool5_staged": lambda: max_pool(6, 32, 5, 1, 2),
+    "pool3_staged": lambda: max_pool(4, 30, 3, 1, 0),
     "pool3_padded": lambda: max_pool(6, 33, 3, 2, 1),
     "layer_norm_64": lambda: layer_norm(20_000, 64, with_gelu=True),
     "layer_norm_63": lambda: layer_norm(1001, 63),

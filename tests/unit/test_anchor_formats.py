@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 import fusepass
 import fusepass.compile
 import fusepass.variants
+from fusepass import measure, override
 from fusepass.choice import GENERATED
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import conversions, generate, pass_options
@@ -24,6 +26,7 @@ from fusepass.codegen.ir.program import CONVERSION_TARGET
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.lowering.formats import AnchorFormat, channels_last_strides, is_channels_last
 from fusepass.codegen.lowering.lower import lower
+from fusepass.codegen.lowering.tracer import Spec
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.passes.pipeline import run_passes
 from fusepass.codegen.render import render
@@ -388,3 +391,23 @@ def test_generated_code_rounds_where_the_library_does() -> None:
         kernel = run_passes(program, builder, pass_options(H200, AnchorSource.GENERATED)).kernels[-1]
         assert isinstance(kernel.anchor, Convolution)
         assert kernel.anchor.precision is (Precision.TF32 if tf32 else Precision.FLOAT32)
+
+
+def test_what_a_device_rounds_is_tried_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A later process finds on disk what the first one tried."""
+    graph = trace(lambda a, b: F.conv2d(a, b).relu(), torch.randn(2, 32, 9, 9), torch.randn(16, 32, 3, 3))[0]
+    for node in graph.graph.nodes:
+        if isinstance(value := node.meta.get("val"), Tensor):
+            node.meta["val"] = Spec.of(value, torch.device("cuda"))
+    tried: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a device")
+    monkeypatch.setattr(measure, "free_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(fusepass.variants, "differs_from_float32", lambda *_: tried.append(True) or True)
+    with override(cache_dir=tmp_path):
+        for _ in range(2):
+            monkeypatch.setattr(fusepass.variants, "_rounding", {})
+            assert library_rounds(graph, H200)
+            assert len(variants(graph, H200, "max")) > 2  # capture describes tensors; nothing can be computed of these
+    assert len(tried) == 1

@@ -134,6 +134,15 @@ def test_few_channels_stream_where_a_block_has_no_room_for_the_weights() -> None
     np.testing.assert_allclose(got["y"], wanted["y"], rtol=2e-6, atol=2e-6 * np.abs(wanted["y"]).max())
 
 
+@pytest.mark.parametrize("name", ["2d, 8 to 64", "3d, 8 to 32", "2d, 64 to 128"])
+def test_tiles_are_as_wide_as_rows_that_begin_anywhere(name: str) -> None:
+    """Pieces of such rows fill sectors in part at both of their ends."""
+    program = generated(replace(LARGE[name], precision=Precision.TF32, warps=4))
+    plan = schedule_convolution(program.kernels[-1], program, H200)
+    assert plan is not None
+    assert plan.on.tiles[-1] == 1
+
+
 def _kernel(program: Program) -> tuple[Program, Kernel]:
     (kernel,) = program.kernels
     return program, kernel
@@ -359,7 +368,7 @@ def compiled(name: str, precision: Precision, folder: Path) -> tuple[Path, str]:
     if nvcc is None:
         pytest.skip("needs nvcc")
     source, cubin = folder / "source.cu", folder / "source.cubin"
-    source.write_text(render(generated(replace(LARGE[name], precision=precision, warps=4)), H200).text)
+    source.write_text(render(generated(replace(LARGE[name], precision=precision, warps=4), facts=H200), H200).text)
     arch = "-gencode=arch=compute_90a,code=sm_90a"
     command = [nvcc, "-O3", "-std=c++17", arch, f"-I{include_directory()}", "-cubin", "-o", str(cubin), str(source)]
     return cubin, subprocess.run(command, capture_output=True, text=True, check=True).stderr

@@ -14,7 +14,7 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.anchors import generate_anchors
-from fusepass.codegen.render import render
+from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_convolution import preferred, serves
 from fusepass.codegen.source import Target
 from tests.support.convolutions import DEPTHWISE, generated, program_of
@@ -51,6 +51,46 @@ def test_depthwise(name: str, facts: DeviceFacts) -> None:
     )
     wanted = (exact.relu() * 2).numpy().reshape(-1)
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(
+    ("name", "patches"),
+    [
+        ("depthwise", "single elements, 3 per thread, 156 threads, patches of 4 images of 9 x 13"),
+        ("depthwise, small images", "vectors of 4, 4 per thread, 96 threads, patches of 4 images of 16 x 24"),
+        ("depthwise, bands", "vectors of 4, 8 per thread, 192 threads, patches of 96 x 64"),
+        ("depthwise, every second column", "vectors of 4, 6 per thread, 64 threads, patches of 4 images of 24 x 16"),
+        ("depthwise, every second row", "vectors of 4, 4 per thread, 112 threads, patches of 4 images of 16 x 28"),
+        ("depthwise, strided and dilated", ""),  # few points of windows for each element
+        ("depthwise, 3d", ""),
+    ],
+)
+def test_who_stages_its_input(name: str, patches: str) -> None:
+    program = generated(DEPTHWISE[name])
+    found = describe(program, program.kernels[0], SMALL)
+    assert patches in found
+    assert found.startswith("patch") is bool(patches)
+
+
+@needs_compiler
+def test_what_is_staged_may_start_anywhere() -> None:
+    program = generated(DEPTHWISE["depthwise, small images"])
+    inputs = inputs_of(program)
+    aligned = emulate(program, render(program, SMALL), inputs)["y"]
+    anywhere = render(program, SMALL, aligned=False)
+    assert "begin_copy_bytes<4>" in anywhere.text
+    np.testing.assert_array_equal(emulate(program, anywhere, inputs, shift=1)["y"], aligned)
+
+
+@needs_compiler
+def test_weights_that_are_not_finite_do_not_meet_the_border() -> None:
+    program = generated(DEPTHWISE["depthwise, small images"])
+    inputs = inputs_of(program)
+    inputs["w"][0] = np.inf  # the first channel's upper left point
+    got = emulate(program, render(program, SMALL), inputs)["y"].reshape(2, 4, 16, 24)
+    assert np.isfinite(got[:, 0, :2]).all()
+    assert np.isfinite(got[:, 0, :, :2]).all()
+    assert np.isinf(got[:, 0, 2:, 2:]).any()
 
 
 @needs_compiler

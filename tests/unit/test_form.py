@@ -107,7 +107,7 @@ def test_a_name_of_the_text_is_not_taken() -> None:
 # The rest is run with `-m slow`; each takes a compiler's second or two.
 SAMPLE = (
     "vectors with a tail", "half", "one bias per channel, odd", "mixed layouts, odd", "concatenation, odd",
-    "pooling with padding", "rows of 63", "rows of 4096", "odd rows in shared memory", "rows read again",
+    "pooling of windows that overlap", "pooling with padding", "rows of 63", "rows of 4096", "odd rows in shared memory", "rows read again",
     "softmax of 10", "softmax of 100 channels", "softmax of channels last, odd", "statistics over the batch",
     "argmin of columns", "merged moments, many",
 )  # fmt: skip

@@ -27,9 +27,9 @@ from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_product import schedule_product
 from fusepass.errors import IRError
 from fusepass.variants import variants
+from tests.support.convolutions import HALVED as CASES
 from tests.support.convolutions import Case, program_of
 from tests.support.emulate import emulate
-from tests.support.halved import CASES, halved
 from tests.support.interpret import interpret
 from tests.support.native import run_native
 from tests.support.numpy_ops import Array
@@ -38,6 +38,13 @@ from tests.support.products import H200, ONE
 from tests.support.regions import trace
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+
+def halved(case: Case, *, chain: bool = True) -> Program:
+    """The case with its convolution as a product of halves."""
+    rounded = replace(case, precision=Precision.TF32, warps=4)
+    program = program_of(rounded, chain=chain)
+    return generate_anchors(program, Builder(), lambda program, kernel: True, warps=4, halves=True)
 
 
 def product_kernel(program: Program) -> int:
@@ -239,9 +246,11 @@ def test_large_convolutions_are_tried_so(effort: str) -> None:
     assert name in offered(64, 32, 64, 64)
     assert offered(64, 32, 64, 64)[0] in (GENERATED, "channels last")
     assert name not in offered(2, 32, 64, 64)
-    assert name not in offered(128, 16, 64, 64)
+    assert name in offered(128, 16, 64, 64)
+    assert name not in offered(2, 16, 64, 64)
     with cudnn(allow_tf32=False):
         assert name not in offered(64, 32, 64, 64)
+        assert name in offered(128, 16, 64, 64)
 
 
 def test_dimensions_that_go_on_as_one_are_one() -> None:

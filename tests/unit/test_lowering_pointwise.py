@@ -11,6 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fusepass.codegen.ir.text import program_text
+from fusepass.codegen.lowering.lower import lower
+from fusepass.codegen.lowering.tracer import Spec
 from tests.support.regions import Functional, region
 
 NAN, INF = float("nan"), float("inf")
@@ -248,3 +251,17 @@ LAYOUTS: dict[str, Callable[[], Tensor]] = {
 def test_layout(name: str) -> None:
     x = LAYOUTS[name]().double()
     region(lambda x: (torch.tanh(x) + 1, x * x.sum(), x.mean()), x).check()
+
+
+@pytest.mark.parametrize("target", [torch.ops.aten.hardswish.default, torch.ops.aten.hardsigmoid.default])
+def test_a_sixth_is_the_device_s(target: Any) -> None:
+    """ATen's CUDA kernels multiply float64 with a sixth that is rounded to float32; its C++ ones divide by six."""
+    texts = {}
+    for device in ("cpu", "cuda"):
+        graph = torch.fx.Graph()
+        for node in (x := graph.placeholder("x"), call := graph.call_function(target, (x,))):
+            node.meta["val"] = Spec.described((4,), (1,), torch.float64, torch.device(device))
+        graph.output((call,))
+        texts[device] = program_text(lower(torch.fx.GraphModule({}, graph), "region", ["x"])[0])
+    assert "0.16666667163372" in texts["cuda"]
+    assert "0.16666667163372" not in texts["cpu"]

@@ -76,9 +76,19 @@ def test_the_first_is_preferred(times: dict[str, float], winner: str) -> None:
     assert (found.winner, found.decided) == (winner, True)
 
 
-def test_what_is_open_leaves_the_first_unless_something_surely_beats_it() -> None:
+def test_what_is_open_goes_by_the_median() -> None:
     wild = [0.1, 9.0, 0.1, 9.0, 0.1, 9.0]
+    found = ranking({"a": [1.0] * 9, "b": [*wild, 0.9, 0.9, 0.9]})
+    assert (found.winner, found.decided) == ("b", False)
     found = ranking({"a": [1.0] * 6, "b": wild})
     assert (found.winner, found.decided) == ("a", False)
     found = ranking({"a": [1.0] * 6, "b": wild, "c": [0.5] * 6})
     assert (found.winner, found.decided) == ("c", False)
+
+
+def test_what_is_open_may_be_near() -> None:
+    """Times that overlap by little need no other measurement, those that overlap by much do."""
+    close = ranking({"a": [1.0, 1.03, 1.0, 1.03, 1.0, 1.03], "b": [1.03, 1.0, 1.03, 1.0, 1.03, 1.0]})
+    wide = ranking({"a": [1.0, 1.2, 1.0, 1.2, 1.0, 1.2], "b": [1.2, 1.0, 1.2, 1.0, 1.2, 1.0]})
+    assert (close.decided, close.near) == (False, True)
+    assert (wide.decided, wide.near) == (False, False)

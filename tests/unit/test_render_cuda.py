@@ -71,6 +71,8 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "concatenation": lambda: k.concatenate(3, 6, 10, 64),
     "concatenation, odd": lambda: k.concatenate(3, 3, 2, 7),
     "pooling": lambda: k.max_pool(3, 16, 2, 2, 0),
+    "pooling of windows that overlap": lambda: k.max_pool(3, 16, 5, 1, 2),
+    "pooling of windows that overlap, no padding": lambda: k.max_pool(2, 18, 3, 1, 0),
     "pooling with padding": lambda: k.max_pool(2, 17, 3, 2, 1),
     "rows of 64": lambda: k.layer_norm(130, 64, with_gelu=True),
     "rows of 63": lambda: k.layer_norm(101, 63),

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from fusepass.patterns.partition import partition
+from fusepass.patterns.rules import builder
+from fusepass.patterns.simplify import simplify
 from tests.support.algebra import Function, rewritten, same_value, within_policy
+from tests.support.aten import traced
 
 aten = torch.ops.aten
 
@@ -68,6 +74,27 @@ def test_a_sum_moves_before_the_convolution(name: str) -> None:
     assert result.rules.count(SUM) == 1
     before, after = result.flops(*inputs)
     assert after < before
+
+
+@pytest.mark.parametrize("name", ["all positions", "transposed", "by running statistics", "everything"])
+def test_many_terms_are_left_to_the_library(name: str) -> None:
+    function, shapes = SUMS[name]
+    inputs = [rand(*shape) for shape in shapes]
+    with patch.object(builder, "_FEW_TERMS", 0):
+        result = same_value(function, *inputs)
+    targets = [node.target for node in result.after.graph.nodes]
+    assert targets.count(aten.mm.default) == (name != "everything")  # a single column is a sum in any case
+    assert not any(node.target is aten.mm.default for node in same_value(function, *inputs).after.graph.nodes)
+
+
+def test_few_terms_are_one_region_with_what_is_around_them() -> None:
+    """Sums of the input and of the weights, their product, and what follows it are launched together."""
+    function, (_, w, b, v) = SUMS["by running statistics"]
+    graph = traced(function, torch.rand(4, 4, 12, 14, 10), *(rand(*shape).float() for shape in (w, b, v)))
+    assert SUM in [application.rule for application in simplify(graph)]
+    (region,) = partition(graph).regions
+    assert [node.target for node in region.nodes].count(aten.sum.dim_IntList) == 3
+    assert region.anchor is None
 
 
 NEAR: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {

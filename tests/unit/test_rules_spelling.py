@@ -93,6 +93,7 @@ NEAR: dict[str, Function] = {
     "the place of the maximum": lambda x: F.adaptive_max_pool2d(x, 1, return_indices=True)[1].double(),
     "another shape": lambda x: x.mean((2, 3)).view(2, 1, 4, 1),
     "both are broadcast": lambda x: x[:, :1] + x[:1].expand(2, 4, 8, 8),
+    "both are the same broadcast": lambda x: (y := x[:1].expand(2, 4, 8, 8)) + y,
     "of integers": lambda x: x.int().view(2, 4, 64).sum(2).double(),
 }
 SPELLINGS = ("reduction-of-re", "reshaped-reduction", "broadcast-operand", "adaptive-")

@@ -120,6 +120,19 @@ def test_a_rule_applies_by_itself_and_changes_no_value(name: str) -> None:
                 torch.testing.assert_close(found, value, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
+@pytest.mark.parametrize("name", TESTED)
+def test_a_rule_is_switched_off_by_its_name_and_by_a_lower_level(name: str) -> None:
+    (function, inputs), *_ = TESTED[name].fires
+    rule = NAMED[name]
+    lower = [Algebra.OFF, *([Algebra.SAFE] if rule.level is Algebra.FINITE else [])]
+    with patch("fusepass.patterns.simplify.cost", return_value=NOTHING):
+        with override(algebra=rule.level, disable=f"common-subexpression,{name}"):
+            assert simplify(traced(function, *inputs), rules=(rule,)) == []
+        for level in lower:
+            with override(algebra=level, disable="common-subexpression"):
+                assert simplify(traced(function, *inputs), rules=(rule,)) == []
+
+
 def with_everything_returned(graph: fx.GraphModule) -> fx.GraphModule:
     """`graph` as a function that gives each tensor on the way, too."""
     (output,) = graph.graph.find_nodes(op="output")

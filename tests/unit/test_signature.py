@@ -125,6 +125,32 @@ def test_changes_of_the_model_are_noticed(net: Net, change: Callable[[Net], obje
     assert made.bind((X,)) is None
 
 
+def _hook(model: nn.Module) -> object:
+    return model.register_forward_hook(lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net: net[0].register_parameter("more", nn.Parameter(torch.ones(3))),
+        lambda net: net[0].register_buffer("more", torch.ones(3)),
+        lambda net: net[0].add_module("more", nn.Identity()),
+        lambda net: _hook(net[0]),
+        lambda net: net[0].register_forward_pre_hook(lambda *_: None),
+        lambda net: net[1].state.update(more=1),
+    ],
+)
+def test_what_was_empty_and_is_no_more_is_noticed(change: Callable[[nn.Sequential], object]) -> None:
+    """Here nothing but dicts holds state, so that none of them is looked at while their versions stay."""
+    net = nn.Sequential(nn.ReLU(), nn.ReLU(), nn.Linear(3, 3, bias=False)).eval()
+    net[1].state = {}
+    made = signature(net, X)
+    assert made.bind((X,)) is not None
+    change(net)
+    assert made.bind((X,)) is None
+    assert made.bind((X,)) is None
+
+
 def test_a_change_back_is_a_match_again(net: Net) -> None:
     made = signature(net, X)
     linear = net.linear

@@ -412,21 +412,22 @@ def test_only_what_may_have_changed_is_tried_again(training: bool) -> None:
     code, trials = simplified(graph, Counted)
     everything, more = simplified(graph, Tireless)
     assert code == everything
-    assert trials < (6.8 if training else 3.6) * size
+    assert trials < (5.0 if training else 3.6) * size
     assert trials < 0.9 * more
 
 
-def test_five_hundred_operators_take_little_time() -> None:
+@pytest.mark.parametrize(("training", "least", "seconds"), [(False, 56, 0.1), (True, 84, 0.15)])
+def test_five_hundred_operators_take_little_time(training: bool, least: int, seconds: float) -> None:
     """50 ms are allowed, on a module that makes its code when it is asked for, as the pipeline's does; a busy machine may
     take some more, quadratic work would take seconds.
     """
-    graph, _ = exported(Long().eval(), torch.randn(2, 4, 8, 8))
+    graph, _ = exported(Long().train(training), torch.randn(2, 4, 8, 8))
     assert len(ops(graph)) > 470
-    seconds = []
+    taken = []
     for _ in range(9):
         copy = _LazyGraphModule(graph, copied(graph).graph)
         start = time.process_time()
         applications = simplify(copy)
-        seconds.append(time.process_time() - start)
-    assert len(applications) >= 56
-    assert min(seconds) < 0.12
+        taken.append(time.process_time() - start)
+    assert len(applications) >= least
+    assert min(taken) < seconds

@@ -149,11 +149,12 @@ def test_wide_indices_and_unaligned_inputs(monkeypatch: pytest.MonkeyPatch) -> N
     ("program", "expected"),
     [
         (k.softmax_rows(4096, 393_216), (16, 16)),  # 14 blocks keep it; with 16 all threads have equally many vectors
-        (k.layer_norm(16, 64 * 256 * 256), (132, 2)),  # 16.8 MB, of which two teams keep nine tenths
-        (k.layer_norm(4, 16 << 20), (264, 1)),  # 67 MB, of which the device keeps less than half
-        (k.layer_norm(2, 1 << 28), None),  # and here next to nothing
+        (k.layer_norm(16, 64 * 256 * 256, weighted=False), (132, 2)),  # 16.8 MB, of which two teams keep nine tenths
+        (k.layer_norm(16, 64 * 256 * 256), None),  # all rows read weights twice as large as they are
+        (k.layer_norm(4, 16 << 20, weighted=False), (264, 1)),  # 67 MB, of which the device keeps less than half
+        (k.layer_norm(2, 1 << 28, weighted=False), None),  # and here next to nothing
         (k.layer_norm(2048, 49_152), None),  # a block keeps a row
-        (k.layer_norm(64, 100_000), None),  # the second time all is in the cache
+        (k.layer_norm(64, 100_000, weighted=False), None),  # the second time all is in the cache
         (k.row_reduction(4096, 393_216, k.ReduceOp.SUM), None),  # read once anyway
         (k.softmax_channels(4096, 393_216, 4), None),  # rows are neighbours in memory
     ],
@@ -168,11 +169,12 @@ def test_who_forms_teams(program: Program, expected: tuple[int, int] | None) -> 
     ("rows", "cols"), [(1, 4 << 20), (7, 3 << 20), (97, 1_234_567), (4096, 60_001), (300, 1 << 20)]
 )
 def test_teams_fit_the_device(rows: int, cols: int, facts: DeviceFacts) -> None:
-    found = size(k.layer_norm(rows, cols), facts)
+    program = k.layer_norm(rows, cols, weighted=False)
+    found = size(program, facts)
     if found is None:
         return
     members, teams = found
-    program = k.in_teams(k.layer_norm(rows, cols), *found)
+    program = k.in_teams(program, *found)
     plan = schedule(program.kernels[0], program, facts)
     assert members >= 2
     assert 1 <= teams <= rows
@@ -186,7 +188,7 @@ def test_teams_fit_the_device(rows: int, cols: int, facts: DeviceFacts) -> None:
 
 
 def test_weights_that_every_row_meets_stay_in_the_cache() -> None:
-    program = k.in_teams(k.layer_norm(4, 16 << 20), 264, 1)
+    program = k.in_teams(k.layer_norm(4, 16 << 20, weighted=False), 264, 1)
     assert schedule(program.kernels[0], program, H200).once == {"x", "y"}
 
 
@@ -273,7 +275,11 @@ def test_verify_knows_teams(team: Team, fault: str) -> None:
 @pytest.mark.parametrize("facts", [H200, A100], ids=["H200", "A100"])
 @pytest.mark.parametrize(
     "program",
-    [k.layer_norm(16, 1 << 22), k.layer_norm(100, 1_000_001, k.F16), k.softmax_rows(4096, 393_216)],
+    [
+        k.layer_norm(16, 1 << 22, weighted=False),
+        k.layer_norm(100, 1_000_001, k.F16, weighted=False),
+        k.softmax_rows(4096, 393_216),
+    ],
     ids=["layer norm", "halves", "softmax"],
 )
 def test_nvcc_takes_it(program: Program, facts: DeviceFacts) -> None:

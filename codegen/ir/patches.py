@@ -1,0 +1,202 @@
+"""Windows that overlap, over the last two axes of a pointwise kernel: what a patch of results reads of each input.
+
+The results of a patch of neighbouring rows need rows of the input that are neighbours, too: a *tile*.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd, inf, prod
+
+from fusepass.codegen.ir.expr import Const, Expr, Gather, Load, Masked, ReduceOp, Window, walk
+from fusepass.codegen.ir.index import Axis, Bound, Index
+from fusepass.codegen.ir.program import Kernel, Program, Role
+from fusepass.codegen.ir.vectors import alignment
+
+NEUTRAL = {ReduceOp.SUM: 0.0, ReduceOp.PROD: 1.0, ReduceOp.MAX: -inf, ReduceOp.MIN: inf}
+"""What changes no result of a window."""
+
+
+@dataclass(frozen=True)
+class Below:
+    """What a load of a window reads for many results: rows `pitch` elements apart, of neighbouring elements.
+
+    Attributes:
+        pitch: elements from a row of the input to the next.
+        steps: rows and elements further on for the next result down and to the right.
+        dilation: the same for the next point of the window.
+    """
+
+    load: Load
+    pitch: int
+    steps: tuple[int, int]
+    dilation: tuple[int, int]
+
+    def span(self, taps: tuple[Axis, ...], results: tuple[int, int]) -> tuple[int, int]:
+        """Rows and elements of a row below so many results."""
+        down, right = (
+            (count - 1) * step + (tap.size - 1) * dilation + 1
+            for count, step, tap, dilation in zip(results, self.steps, taps, self.dilation, strict=True)
+        )
+        return down, right
+
+
+@dataclass(frozen=True)
+class PatchWindow:
+    """A window that can be computed from tiles.
+
+    Attributes:
+        image: the axes of the results.
+        value: what is reduced, without its mask.
+        down, right: the bounds that say which rows and which elements of a row are there.
+        below: the loads of tiles.
+        constants: the loads that are the same for all results of a patch, such as weights; they may always be read.
+    """
+
+    window: Window
+    image: tuple[Axis, Axis]
+    value: Expr
+    down: tuple[Bound, ...]
+    right: tuple[Bound, ...]
+    below: tuple[Below, ...]
+    constants: tuple[Load, ...]
+
+    @property
+    def reuse(self) -> float:
+        """How many points of windows need each element that is loaded."""
+        return prod(axis.size for axis in self.window.axes) / prod(self.below[0].steps)
+
+
+def patch_windows(kernel: Kernel, program: Program, image: tuple[Axis, Axis]) -> tuple[PatchWindow, ...]:
+    """The windows of a pointwise kernel over its axes `image` that load; none where one of them needs more than tiles."""
+    nodes = list(walk(*kernel.roots))
+    windows = [
+        node for node in nodes if isinstance(node, Window) and any(isinstance(b, Load | Gather) for b in walk(node))
+    ]
+    inside = {id(below) for window in windows for below in walk(window.value)}
+    masked = {id(below) for node in nodes if isinstance(node, Masked) for below in walk(node.value)}
+    if any(id(window) in inside | masked for window in windows):
+        return ()  # inside of each other, or not always needed
+    found = [_patch_window(window, program, image) for window in windows]
+    return tuple(each for each in found if each is not None) if all(found) else ()
+
+
+def _patch_window(window: Window, program: Program, image: tuple[Axis, Axis]) -> PatchWindow | None:
+    value, mask = window.value, tuple[Bound, ...]()
+    if isinstance(value, Masked):
+        mask, other, value = value.mask, value.other, value.value
+        if not (isinstance(other, Const) and other.value == NEUTRAL.get(window.op)):
+            return None
+    if len(window.axes) != 2 or not window.dtype.is_float:
+        return None
+    if any(isinstance(node, Masked | Gather | Window) for node in walk(value)):
+        return None
+    loads = [node for node in walk(value) if isinstance(node, Load)]
+    moving = [load for load in loads if load.index.axes & frozenset(image)]
+    below = [_below(load, image, window.axes) for load in moving]
+    constants = tuple(load for load in loads if load not in moving)
+    same = {(each.steps, each.dilation) for each in below if each is not None}
+    if None in below or len(same) != 1 or not all(_always_there(load, program) for load in constants):
+        return None
+    whole = tuple(each for each in below if each is not None)
+    down = tuple(bound for bound in mask if _follows(bound.index, image, window.axes, whole[0], 0))
+    right = tuple(bound for bound in mask if _follows(bound.index, image, window.axes, whole[0], 1))
+    if len(down) + len(right) != len(mask):
+        return None
+    return PatchWindow(window, image, value, down, right, whole, constants)
+
+
+def _below(load: Load, image: tuple[Axis, ...], taps: tuple[Axis, ...]) -> Below | None:
+    strides = [load.index.stride(axis) for axis in (*image, *taps)]
+    known = [stride for stride in strides if stride is not None and stride >= 0]
+    if len(known) != 4:
+        return None
+    y, x, tap_y, tap_x = known
+    pitch = gcd(y, tap_y)
+    if not y or not x or not pitch or gcd(x, tap_x) != 1:
+        return None
+    return Below(load, pitch, (y // pitch, x), (tap_y // pitch, tap_x))
+
+
+def _always_there(load: Load, program: Program) -> bool:
+    low, high = load.index.bounds
+    return low >= 0 and high < program.buffer(load.buffer).extent
+
+
+def _follows(index: Index, image: tuple[Axis, ...], taps: tuple[Axis, ...], below: Below, along: int) -> bool:
+    """Whether `index` is the number of a row (`along` 0) or of an element of a row (1) of the input, from some place on."""
+    wanted = [0, 0, 0, 0]
+    wanted[along], wanted[2 + along] = below.steps[along], below.dilation[along]
+    axes = (*image, *taps)
+    return all(axis.size == 1 or index.stride(axis) == stride for axis, stride in zip(axes, wanted, strict=True))
+
+
+def at_first(index: Index, *axes: Axis) -> Index:
+    """`index` where all of `axes` are 0."""
+    return index.substitute({axis: Index() for axis in axes})
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """A tile of shared memory for a block's patch.
+
+    Attributes:
+        rows: of the input.
+        cols: of each row, a multiple of `vector`.
+        vector: elements that one thread copies at once; all of them are there or none.
+        shift: elements of a row before the first that is needed.
+        near: elements that a thread reads from the tile at once.
+        reach: elements of a row that a thread reads.
+        nbytes: a multiple of 16.
+    """
+
+    rows: int
+    cols: int
+    vector: int
+    shift: int
+    near: int
+    reach: int
+    nbytes: int
+
+
+def tile_shape(
+    program: Program, window: PatchWindow, below: Below, patch: tuple[int, int], lane: Axis, *, aligned: bool
+) -> TileShape | None:
+    """The tile under a `patch` of rows and columns, threads having neighbouring results of a row, one for each `lane`.
+
+    `aligned`: whether inputs start at a multiple of 16 bytes. None where elements cannot be copied.
+    """
+    load, nbytes = below.load, below.load.dtype.nbytes
+    buffer, width, moving = program.buffer(load.buffer), lane.size, (window.image[1], lane, window.window.axes[1])
+    usable, start = aligned or buffer.role is not Role.INPUT, at_first(load.index, *moving)
+    shift, vector = 0, 16 // nbytes
+    while vector > 1:
+        offsets = [at for at in range(vector) if alignment(start - at, _NOWHERE, 1) % vector == 0]
+        if usable and buffer.extent % vector == 0 and offsets and _whole(window, moving, offsets[0], vector):
+            shift = offsets[0]
+            break
+        vector //= 2
+    if vector * nbytes < 4:
+        return None
+    rows, cols = below.span(window.window.axes, patch)
+    _, reach = below.span(window.window.axes, (1, width))
+    near = gcd(width * below.steps[1], 16 // nbytes)
+    cols = _up(cols + shift, max(vector, near))
+    return TileShape(rows, cols, vector, shift, near, _up(reach + shift, near), _up(rows * cols * nbytes, 16))
+
+
+_NOWHERE = Axis("", 1)
+
+
+def _whole(window: PatchWindow, moving: tuple[Axis, ...], shift: int, vector: int) -> bool:
+    """Whether vectors from `shift` elements before the first on are all there or not at all."""
+    return all(
+        alignment(at_first(bound.index, *moving) - shift, _NOWHERE, 1) % vector == 0
+        and bound.low % vector == 0
+        and bound.high % vector == 0
+        for bound in window.right
+    )
+
+
+def _up(count: int, unit: int) -> int:
+    return -(-count // unit) * unit

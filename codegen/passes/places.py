@@ -1,0 +1,49 @@
+"""A convolution of few input channels that multiplies scaled halves: its operands are packed by kernels before it, in each call."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from fusepass.codegen.ir.convolution import Convolution, ScaledHalves, halves_of_place
+from fusepass.codegen.ir.expr import Builder
+from fusepass.codegen.ir.index import Axis, axis_index
+from fusepass.codegen.ir.program import Buffer, Program
+from fusepass.codegen.passes.halves import Layout, channels_last, scales_of
+
+
+def in_places(program: Program, builder: Builder, position: int) -> Program:
+    """`program` with the kernels that pack the operands of the convolution at `position` before it; see `few_halves`."""
+    kernel = program.kernels[position]
+    anchor = kernel.anchor
+    assert isinstance(anchor, Convolution)
+    source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
+    name, parts = _free_name(program, f"{anchor.source}_scaled"), anchor.parts
+    filled = halves_of_place(source.shape[1], parts)[-1]
+    scales = scales_of(builder, name, source, weight, transposed=anchor.transposed)
+    none = (0,) * len(anchor.stride)
+    packed, pack = scales.pack_source(builder, f"{name}_source", channels_last(source.shape, none, none, filled, parts))
+    weights, pack_weights = scales.pack_weight(builder, f"{name}_weight", _weight_layout(weight, anchor, filled))
+    first, second = scales.result
+    halves = ScaledHalves(packed.name, weights.name, (first.name, second.name))
+    kernels = list(program.kernels)
+    multiplying = replace(kernel, anchor=replace(anchor, halves=halves))
+    kernels[position : position + 1] = [*scales.kernels, pack, pack_weights, multiplying]
+    buffers = (*program.buffers, *scales.buffers, packed, weights)
+    return replace(program, buffers=buffers, kernels=tuple(kernels))
+
+
+def _weight_layout(weight: Buffer, anchor: Convolution, filled: int) -> Layout:
+    """(out, *kernel, [part,] channel)."""
+    sizes = (weight.shape[int(anchor.transposed)], *weight.shape[2:], filled)
+    out, *places, channel = (Axis(f"w{number}", size) for number, size in enumerate(sizes))
+    part = Axis("part", anchor.parts)
+    axes = (out, *places, *((part,) if anchor.parts > 1 else ()), channel)
+    channels = [axis_index(axis) for axis in ((channel, out) if anchor.transposed else (out, channel))]
+    return Layout(axes, (*channels, *map(axis_index, places)), axis_index(part) if anchor.parts > 1 else None)
+
+
+def _free_name(program: Program, wanted: str) -> str:
+    taken = {buffer.name for buffer in program.buffers}
+    names = (f"{wanted}{suffix}" for suffix in itertools.chain([""], itertools.count()))
+    return next(name for name in names if not any(each.startswith(name) for each in taken))

@@ -1,0 +1,221 @@
+"""Writes the body of a CUDA kernel with a convolution by scaled halves; `codegen.schedule_convolution.places` says how it is laid out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from math import prod
+
+from fusepass.codegen.ir.convolution import HALVES, ROWS, halves_of_place
+from fusepass.codegen.ir.dtype import Precision
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.render.cuda_convolution import ConvolutionText, ConvolutionWriter, Sums
+from fusepass.codegen.render.cuda_definition import repair
+from fusepass.codegen.render.cuda_input import dot, plus, quotient, remainder, table, unrolled
+from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
+from fusepass.codegen.schedule_convolution.places import BLOCK, TOGETHER, PlacesSchedule, padded_places
+from fusepass.codegen.schedule_convolution.tiles import COLUMNS, WARPS
+
+_CHAIN = 4  # products that are begun at once; tensor cores, which round their sums towards zero, add no more where accuracy is wanted
+
+
+def places_text(
+    kernel: Kernel, program: Program, plan: PlacesSchedule, pointers: dict[str, str], names: Identifiers
+) -> ConvolutionText:
+    """The text of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
+    return _Writer(kernel, program, plan, pointers, names).write()
+
+
+class _Writer(ConvolutionWriter):
+    def __init__(
+        self, kernel: Kernel, program: Program, plan: PlacesSchedule, pointers: dict[str, str], names: Identifiers
+    ) -> None:
+        super().__init__(kernel, program, plan, pointers, names)
+        self.plan: PlacesSchedule = plan
+        assert self.anchor.halves is not None
+        self.halves = self.anchor.halves
+        self.each = prod(halves_of_place(self.source.shape[1], plan.parts))  # halves of a position
+        self.places_name, self.weights_name, self.steps_name = (
+            names.exact(f"{kernel.name}_{what}") for what in ("places", "weights_from", "first_product")
+        )
+
+    def write(self) -> ConvolutionText:
+        plan = self.plan
+        stride = plan.blocks // plan.channel_blocks
+        double = plan.buffers == 2
+        ahead = [
+            *block(f"if ($number + {stride} < {self.tile_count})", [f"$fetch($number + {stride}, $next);"]),
+            "fp::end_copies();",
+            "fp::await_copies<1>();",
+        ]
+        now = ["$fetch($number, $tile);", "fp::end_copies();"]
+        exchange = ["unsigned char* const $done = $tile;", "$tile = $next;", "$next = $done;"]
+        loop = [
+            *(ahead if double else [*now, "fp::await_copies<0>();"]),
+            "fp::publish_to_products();",
+            "__syncthreads();",
+            *self.tile_place(),
+            *self._sets(),
+            "__syncthreads();",
+            *(self.states.end("$first_channel") if self.states else ()),
+            *(exchange if double else []),
+        ]
+        body = [
+            *self._shared(),
+            *(self.states.begin() if self.states else ()),
+            "",
+            *self._fetch_weights(),
+            "",
+            *self._fetch_tile(),
+            "",
+            f"int $number = {quotient('int(blockIdx.x)', plan.channel_blocks)};",
+            *(now if double else []),
+            *block(f"for (; $number < {self.tile_count}; $number += {stride})", loop),
+        ]
+        return ConvolutionText(tuple(self._tables()), tuple(map(self.named, body)))
+
+    # ---- tables
+
+    def _tables(self) -> Iterable[str]:
+        where, weights = [], []
+        kernel = self.weight.shape[2:]
+        strides = [prod(kernel[axis + 1 :]) * self.each for axis in range(len(kernel))]
+        for phase in padded_places(self.plan):
+            for first, second in zip(phase[::2], phase[1::2], strict=True):
+                where.append(first[0] | second[0] - first[0] << 16)
+            for _, real, number, layer in phase:
+                weights.append(-1 if real is None else dot(real.taps[number].place, strides) + layer * HALVES)
+        yield f"// For each product of {self.anchor.name}, where its first place lies, and 2^16 times how far off the second is."
+        yield from table(self.places_name, where)
+        yield "// For each place its halves among the weights of an output channel; -1 where a product is filled up."
+        yield from table(self.weights_name, weights)
+        if len(self.on.phases) > 1:
+            yield "// The first product of each phase, and the end of the last."
+            yield from table(self.steps_name, [0, *itertools.accumulate(self.plan.slices)])
+
+    # ---- what a block fetches
+
+    def _shared(self) -> Iterable[str]:
+        plan, staged = self.plan, 4 * self.on.staged_floats
+        yield "extern __shared__ __align__(128) unsigned char $pool[];"
+        yield "unsigned char* const $weights = $pool;"
+        yield f"unsigned char* $tile = $pool + {plan.weight_bytes + staged};"
+        if plan.buffers == 2:
+            yield f"unsigned char* $next = $tile + {plan.tile_bytes};"
+        yield "const int $lane = threadIdx.x % 32;"
+        yield "const int $warp = threadIdx.x / 32;"
+        room = f"reinterpret_cast<float*>($pool + {plan.weight_bytes}) + $warp * {ROWS * self.on.staged_pitch}"
+        yield f"float* const $room = {room};"
+        first = f"int(blockIdx.x) % {plan.channel_blocks} * {ROWS * plan.rows}" if plan.channel_blocks > 1 else "0"
+        yield f"const int $first_channel = {first};"
+
+    def _fetch_weights(self) -> Iterable[str]:
+        """Weights as tensor cores take them: 8 columns x 8 halves side by side; see `tile_descriptor`."""
+        plan, columns, outs = self.plan, self.plan.columns, self.sizes[1]
+        own = ROWS * plan.rows  # columns of high parts
+        column = f"$i / 32 % {columns // 8} * 8 + $i / 2 % 8"
+        lines = [
+            f"const int $column = {column};",
+            f"const int $channel = $first_channel + $column{f' % {own}' if plan.parts > 1 else ''};",
+            f"const int $place = {self.weights_name}[$i / {4 * columns} * 2 + $i / 16 % 2];",
+            "int $half = $place + $i % 2 * 4;",
+            f"bool $real = $place >= 0 && $channel < {outs};",
+        ]
+        if plan.parts > 1:
+            filled = self.each // 2
+            lines += [
+                f"const bool $high = $half % {self.each} < {filled};",
+                "// products with low parts have columns of their own",
+                f"if ($column < {own}) $half += $high ? {filled} : -{filled};",
+                "else $real = $real && $high;",
+            ]
+        total = prod(self.weight.shape[2:]) * self.each
+        copy = f"fp::begin_copy_bytes<8>($weights + $i * 8, {self.pointers[self.halves.weight]}"
+        lines.append(f"{copy} + ($real ? {self.index_type}($channel) * {total} + $half : 0), $real ? 8 : 0);")
+        yield "// weights, as they are multiplied"
+        yield from block(
+            f"for (int $i = threadIdx.x; $i < {plan.weight_bytes // 8}; $i += {plan.threads})",
+            lines,
+        )
+
+    def _fetch_tile(self) -> Iterable[str]:
+        """How the input below a tile is fetched, for all layers."""
+        plan, on = self.plan, self.on
+        source = self.program.buffer(self.halves.source)
+        lines, conditions, index, rest = [], [], [f"$sample * {source.strides[0]}"], "$i"
+        for number in reversed(range(len(self.axes))):
+            axis, extent, tile = self.axes[number], on.extent[number], on.tile[number]
+            here = remainder(rest, extent) if number else rest
+            if number == len(self.axes) - 1 and extent != plan.run:
+                lines.append(f"const int $along = {here};")
+                here = f"$along - $along / {plan.run} * {plan.run - BLOCK}"
+            lines.append(
+                f"const {self.index_type} {axis} = $tile_{axis[1:]} * {tile} + {here}{plus(on.origin[number])};"
+            )
+            conditions.append(f"{axis} >= 0 && {axis} < {self.source.shape[2 + number]}")
+            index.append(f"{axis} * {source.strides[1 + number]}")
+            rest = quotient(rest, extent)
+        lines += [
+            f"const bool $real = {' && '.join(conditions)};",
+            f"const {C_TYPES[source.dtype]}* const $from = {self.pointers[source.name]} + ($real ? {' + '.join(index)} : 0);",
+        ]
+        to = f"$to + ($layer * {on.elements} + $i) * {2 * HALVES}"
+        copy = f"fp::begin_copy_bytes<{2 * HALVES}>({to}, $from + $layer * {HALVES}, $real ? {2 * HALVES} : 0);"
+        lines += unrolled("$layer", plan.layers, [copy])
+        loop = block(f"for (int $i = threadIdx.x; $i < {on.elements}; $i += {plan.threads})", lines)
+        yield "// begins to fetch the input below a tile, zeros where there is none"
+        yield from block("const auto $fetch = [&](int $number, unsigned char* $to)", [*self.tile_place(), *loop])[:-1]
+        yield "};"
+
+    # ---- products
+
+    def _sets(self) -> Iterable[str]:
+        plan, on = self.plan, self.on
+        plane = prod(on.tile[-2:]) // BLOCK  # blocks of positions that are equally far from each other
+        blocks = f"({f'$set * {WARPS // 4} + ' if plan.sets > 1 else ''}$warp / 4) * {TOGETHER}"
+        at = f"$block * {plan.run}"
+        if len(on.tile) > 2 and on.tile[0] > 1:
+            at = f"$block / {plane} * {on.extent[-2] * on.extent[-1]} + $block % {plane} * {plan.run}"
+        lines = [
+            f"const int $block = {blocks};",
+            f"const uint64_t $inputs = fp::place_descriptor($tile, {plan.run}) + ({at});",
+            *self._multiply(),
+        ]
+        if plan.sets == 1:
+            yield from lines
+            return
+        yield "#pragma unroll 1"
+        yield from block(f"for (int $set = 0; $set < {plan.sets}; ++$set)", lines)
+
+    def _multiply(self) -> Iterable[str]:
+        plan, on = self.plan, self.on
+        scales = [f"{self.pointers[name]} + $sample * {self.sizes[1]}" for name in self.halves.scales]
+        staging = (
+            f"fp::stage_places<{on.pair}, {on.staged_pitch}, {plan.rows}>($room, $sums[$p], $m, $p, "
+            f"{scales[0]}, {scales[1]}, $first_channel + $m * {ROWS}, {self.sizes[1]});"
+        )
+        first = f"($set * {WARPS} + $warp) * {COLUMNS}" if plan.sets > 1 else f"$warp * {COLUMNS}"
+        lines = [
+            f"float $sums[{on.pair}][2][{plan.columns // 2}] = {{}};",
+            *unrolled("$p", on.pair, self._sum_up()),
+            *self.finite("$sums[$p]", [("$p", on.pair)], f"fp::high_finite<{plan.rows}>"),
+            *self.epilogue(Sums(staging, plan.rows, plan.covered, first, tuple(repair(self)))),
+        ]
+        if len(on.phases) > 1:
+            yield "#pragma unroll 1"
+            yield from block(f"for (int $phase = 0; $phase < {len(on.phases)}; $phase += {on.pair})", lines)
+        else:
+            yield from lines
+
+    def _sum_up(self) -> list[str]:
+        """The products of one phase."""
+        first, last = "0", str(self.plan.slices[0])
+        lines = []
+        if len(self.on.phases) > 1:
+            first, last = "$begin", f"{self.steps_name}[$phase + $p + 1]"
+            lines.append(f"const int $begin = {self.steps_name}[$phase + $p];")
+        exact = self.anchor.precision is Precision.FLOAT32
+        call = f"fp::add_places{'_exactly' if exact else ''}<{_CHAIN}>"
+        unit = self.plan.columns * 2
+        weights = "fp::tile_descriptor($weights, 128, 256)"
+        return [*lines, f"{call}($sums[$p], {self.places_name}, {first}, {last}, $inputs, {weights}, {unit});"]

@@ -1,0 +1,23 @@
+"""Remembers what a function says of an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def remembered(function: Callable[[Any], T]) -> Callable[[Any], T]:
+    """`function`, asked once for each operator; as `functools.cache`, which would hash operators, in Python, at each call."""
+    known: dict[int, tuple[Any, T]] = {}  # with the operator, so that no other one gets its identity
+
+    @wraps(function)
+    def ask(target: Any) -> T:
+        found = known.get(id(target))
+        if found is None:
+            found = known[id(target)] = target, function(target)
+        return found[1]
+
+    return ask

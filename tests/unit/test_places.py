@@ -1,0 +1,230 @@
+"""Convolutions of few channels by scaled halves: what the kernels compute, every thread run on the host, and how they are laid out."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.convolution import ScaledHalves
+from fusepass.codegen.ir.dtype import Precision
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.render import describe, render
+from fusepass.codegen.schedule_convolution import preferred, schedule_convolution, serves
+from fusepass.codegen.schedule_convolution.places import PlacesSchedule, padded_places
+from fusepass.codegen.schedule_convolution.tiles import anchor_of
+from fusepass.codegen.toolchain import include_directory
+from fusepass.errors import IRError
+from tests.support.convolutions import (
+    CASES,
+    FEW,
+    LARGE,
+    Across,
+    Case,
+    Over,
+    generated,
+    generated_pooling,
+    generated_reduction,
+)
+from tests.support.emulate import emulate
+from tests.support.interpret import interpret
+from tests.unit.test_render_cuda import inputs_of
+
+H200 = DeviceFacts.h200()
+SMALL = replace(H200, multiprocessors=1)  # its blocks take several tiles one after another
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+
+def multiplying(program: Program) -> Kernel:
+    """The kernel with the convolution."""
+    return next(kernel for kernel in program.kernels if kernel.anchor is not None)
+
+
+def planned(program: Program, facts: DeviceFacts = H200) -> PlacesSchedule:
+    plan = schedule_convolution(multiplying(program), program, facts)
+    assert isinstance(plan, PlacesSchedule)
+    return plan
+
+
+def check(program: Program, facts: DeviceFacts = SMALL, tolerance: float = 2e-6) -> None:
+    verify(program)
+    planned(program, facts)
+    inputs = inputs_of(program)
+    got, wanted = emulate(program, render(program, facts), inputs), interpret(program, inputs)
+    for name in program.outputs:
+        bound = tolerance * np.abs(wanted[name]).max()
+        np.testing.assert_allclose(got[name], wanted[name], rtol=tolerance, atol=bound, err_msg=name)
+
+
+@needs_compiler
+@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize("name", FEW)
+def test_values(name: str, precision: Precision) -> None:
+    check(generated(replace(CASES[name], precision=precision, halves=True)))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case((1, 16, 20, 150), 17, (3, 2), (1, 1), (1, 0), (1, 1)),  # two layers of places, rows of several blocks
+        Case((2, 12, 9, 20, 40), 9, (2, 2, 3), (1, 1, 1), (1, 0, 1), (1, 1, 1)),  # several planes in a tile
+    ],
+)
+def test_values_of_several_tiles(case: Case) -> None:
+    check(generated(replace(case, precision=Precision.FLOAT32, halves=True)))
+
+
+@needs_compiler
+@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize(
+    ("name", "over"),
+    [("2d, 8 to 40 channels", Over.LOGSUMEXP), ("transposed 2d", Over.NORMALISED), ("2d", Over.ARGMAX)],
+)
+def test_reductions_over_channels(name: str, over: Over, precision: Precision) -> None:
+    program = generated_reduction(replace(CASES[name], precision=precision, halves=True), over)
+    assert multiplying(program).cols
+    check(program, tolerance=1e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "across"), [("2d", Across.BATCH), ("3d", Across.EACH), ("transposed 3d", Across.LAYER)]
+)
+def test_reductions_over_positions(name: str, across: Across) -> None:
+    program = generated_pooling(replace(CASES[name], halves=True), across, SMALL)
+    assert multiplying(program).partials is not None
+    check(program, tolerance=1e-5)
+
+
+_AXIS = st.tuples(*(st.integers(1, 20), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2), st.integers(1, 3)))
+
+
+@needs_compiler
+@settings(max_examples=6, deadline=None)
+@given(
+    st.lists(_AXIS, min_size=1, max_size=3),
+    st.integers(1, 16),
+    st.integers(1, 70),
+    st.booleans(),
+    st.sampled_from(Precision),
+)
+def test_any_geometry(
+    axes: list[tuple[int, ...]], channels: int, out: int, transposed: bool, precision: Precision
+) -> None:
+    sizes, kernel, stride, padding, dilation = zip(*axes, strict=True)
+    stride = stride if transposed else (1,) * len(axes)
+    missing = (0,) * len(axes) if transposed else ()
+    case = Case((2, channels, *sizes), out, kernel, stride, padding, dilation, transposed, missing, False, precision)
+    try:
+        assume(all(case.result))
+    except RuntimeError:  # the kernel is larger than what it should cover
+        assume(False)
+    check(generated(replace(case, halves=True)), tolerance=4e-6)
+
+
+@needs_compiler
+@pytest.mark.parametrize("bits", [0x7F800000, 0xFFFFFFFF, 0x7F7FC99E])
+@pytest.mark.parametrize(("precision", "where"), list(itertools.product(Precision, "xw")))
+def test_what_is_not_finite_spreads_as_in_plain_arithmetic(bits: int, precision: Precision, where: str) -> None:
+    """An infinity, NaN, and a number that is finite but beyond what sums of it can be."""
+    program = generated(replace(CASES["2d"], precision=precision, halves=True), chain=False)
+    inputs = inputs_of(program)
+    inputs[where][37] = np.array(bits, np.uint32).view(np.float32)
+    with np.errstate(all="ignore"):
+        wanted = interpret(program, inputs)["conv_out"].astype(np.float32)
+        got = emulate(program, render(program, SMALL), inputs)["conv_out"]
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(wanted))
+    np.testing.assert_array_equal(np.isinf(got), np.isinf(wanted))
+
+
+@needs_compiler
+def test_scales_of_samples_and_channels_cost_no_digits() -> None:
+    program = generated(replace(CASES["2d"], halves=True), chain=False)
+    inputs, shape = inputs_of(program), program.buffer("x").shape
+    x = inputs["x"].reshape(shape)
+    x *= np.float32(2.0) ** np.array([-70, 60], np.float32)[:, None, None, None]
+    x *= np.float32(2.0) ** np.array([-20, 0, 15], np.float32)[None, :, None, None]
+    w = inputs["w"].reshape(program.buffer("w").shape)
+    w *= np.float32(2.0) ** np.array([20, 0, -15], np.float32)[None, :, None, None]
+    got, wanted = emulate(program, render(program, SMALL), inputs)["conv_out"], interpret(program, inputs)["conv_out"]
+    for one, other in zip(got.reshape(2, -1), wanted.reshape(2, -1), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6 * np.abs(other).max())
+
+
+def plans() -> Iterator[tuple[Program, PlacesSchedule]]:
+    large = [name for name in LARGE if LARGE[name].source[1] <= 16 and "strided" not in name]
+    cases = [*(CASES[name] for name in FEW), *(LARGE[name] for name in large)]
+    for case, precision in itertools.product(cases, Precision):
+        program = generated(replace(case, precision=precision, halves=True))
+        yield program, planned(program)
+
+
+def test_a_tile_fits_and_products_have_each_place_once() -> None:
+    for program, plan in plans():
+        assert plan.shared_bytes <= H200.shared_bytes_per_block
+        assert plan.blocks % plan.channel_blocks == 0
+        assert ("halves x 3" in describe(program, multiplying(program), H200)) is (plan.parts == 2)
+        for phase, places in zip(plan.on.phases, padded_places(plan), strict=True):
+            assert len(places) % 2 == 0
+            wanted = set(itertools.product(range(len(phase.taps)), range(plan.layers)))
+            assert {(number, layer) for _, real, number, layer in places if real is not None} == wanted
+            offsets = [each[0] for each in places]
+            assert offsets == sorted(offsets)
+            assert 0 <= offsets[0] <= offsets[-1] < min(plan.layers * plan.on.elements, 1 << 14)
+
+
+def test_chosen_by_measurement_alone_and_where_four_warps_multiply() -> None:
+    program = generated(replace(CASES["2d"], halves=True))
+    kernel = multiplying(program)
+    assert serves(program, kernel, H200)
+    assert not preferred(program, kernel, H200)
+    assert not serves(program, kernel, replace(H200, arch="sm_100"))
+    strided = generated(replace(CASES["2d, strided and dilated"], halves=True))
+    assert anchor_of(multiplying(strided)).halves is None
+
+
+def test_operands_of_another_shape_are_refused() -> None:
+    program = generated(replace(CASES["2d"], halves=True))
+    kernel = multiplying(program)
+    halves = anchor_of(kernel).halves
+    assert halves is not None
+    for broken in (
+        replace(halves, source=halves.weight),
+        replace(halves, weight=halves.source),
+        replace(halves, scales=("x", halves.scales[1])),
+        ScaledHalves("x", "w", halves.scales),
+    ):
+        other = replace(kernel, anchor=replace(anchor_of(kernel), halves=broken))
+        kernels = tuple(other if each is kernel else each for each in program.kernels)
+        with pytest.raises(IRError, match="which does not have"):
+            verify(replace(program, kernels=kernels))
+
+
+@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize("name", ["3d, 8 to 32", "transposed 3d, 16 to 32"])
+def test_registers_suffice_and_products_overlap(name: str, precision: Precision, tmp_path: Path) -> None:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("needs nvcc")
+    program = generated(replace(LARGE[name], precision=precision, halves=True))
+    source = tmp_path / "kernel.cu"
+    source.write_text(render(program, H200).text)
+    flags = ["-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a", "-Xptxas=-v", f"-I{include_directory()}"]
+    command = [nvcc, *flags, "-cubin", "-o", str(tmp_path / "kernel.cubin"), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "serialized" not in done.stderr
+    spilled = [line for line in done.stderr.splitlines() if "spill stores" in line]
+    assert spilled
+    assert all(" 0 bytes spill stores" in line for line in spilled)
