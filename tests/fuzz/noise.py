@@ -23,15 +23,18 @@ _ROUGH_RUNS = 3
 
 
 class _Largest(TorchDispatchMode):
-    """The largest finite number that any operator gives."""
+    """The largest finite number that any operator gives, and the most elements that one reads."""
 
     def __init__(self) -> None:
         super().__init__()
         self.value = 0.0
+        self.elements = 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         self.value = max(self.value, _largest(result))
+        read = [leaf.numel() for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        self.elements = max([self.elements, *read])
         return result
 
 
@@ -69,6 +72,9 @@ def is_noise(module: nn.Module, inputs: Sequence[Any], comparison: Comparison, d
 
     A twentieth is small. The error of those values is what the policy allows for results of their size, or a few times
     what comes out where each operator errs by one rounding: what cancels to zero may be normalised afterwards.
+
+    For float64 eager is the oracle, whose sums are off by as many roundings as they have terms where it adds one after the
+    other, as in norms along an outer dimension. That much is forgiven whatever the size of the result.
     """
     if dtype not in ULPS:
         return False
@@ -84,6 +90,8 @@ def is_noise(module: nn.Module, inputs: Sequence[Any], comparison: Comparison, d
         if not leaf.problem:
             continue
         expected = truth[leaf.path]
+        if dtype is torch.float64 and leaf.actual.maximum <= eps * largest.elements * _largest(expected):
+            continue
         off = max(_largest(run[leaf.path] - expected) for run in rough)
         allowed = ULPS[dtype] * max(eps * largest.value, off)
         if not leaf.problem.startswith("max error") or leaf.actual.maximum > allowed:

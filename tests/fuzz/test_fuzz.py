@@ -90,6 +90,20 @@ def test_rounding_errors_may_be_normalised() -> None:
         assert is_noise(model, (x,), outcome, x.dtype) is noise
 
 
+class _Norms(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.norm(dim=0)
+
+
+def test_a_double_is_no_better_than_the_oracle() -> None:
+    model, x = _Norms(), torch.rand(10_000, 2, dtype=torch.float64)
+    for off, noise in ((1e-12, True), (1e-10, False)):
+        truth = model(x)
+        outcome = compare({"output": truth * (1 + off)}, {"output": truth}, {"output": truth})
+        assert not outcome.ok
+        assert is_noise(model, (x,), outcome, x.dtype) is noise
+
+
 def test_a_record_goes_on_where_it_stopped(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     command = [sys.executable, "-m", "tests.fuzz", "--size", "2", "--workers", "1", "--record", str(path)]
