@@ -28,7 +28,7 @@ from fusepass.patterns.simplify import simplify
 from fusepass.report import RegionState, Report
 from fusepass.runtime import FusedRegion
 from fusepass.shorter import shorten
-from fusepass.splice import splice, subgraph
+from fusepass.splice import keep_code, splice, subgraph
 from fusepass.summary import summary
 from fusepass.tune import choose, remember
 from fusepass.variants import chosen_format
@@ -122,6 +122,8 @@ def compile_graph(
         direct = splice(graph, regions, arguments, {key: value.run for key, value in fused.items()})
         gather_writes(direct)
         shorten(direct)
+        for made in (direct, *(work.graph for work in works)):
+            keep_code(made)
     report = summary(name, graph, parts, works, applications, clock.seconds)
 
     @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -126,4 +127,4 @@ def clean_metadata(graph: fx.Graph) -> None:
         if frames:
             parts = re.split(r"^(?=\s*File )", frames, flags=re.M)
             kept = [frame for frame in parts if not any(own in frame for own in _OWN)]
-            node.meta["stack_trace"] = "".join(kept)
+            node.meta["stack_trace"] = sys.intern("".join(kept))  # the same for each layer and each signature

@@ -26,7 +26,8 @@ class Specialisation:
     """A compiled graph of `model` for the signature of the call with `tensors`, as things are now.
 
     Attributes:
-        captured, compiled, signature: what it consists of.
+        captured, compiled, signature: what it consists of. The captured graph itself has given way to the simplified one:
+            signatures are many, and graphs are most of what they take.
         arity: how many positional tensors the call has; -1 where it is not just positional tensors.
         bind: gives the graph's arguments for the input tensors of a call, as `Signature.bind`; None where it is for others.
         written: positions of the arguments that the graph writes: inputs or tensors of the model.
@@ -61,7 +62,7 @@ class Specialisation:
         cuda_graphs: bool = False,
         traceable: bool = True,
     ) -> None:
-        self.captured = captured
+        self.captured = replace(captured, graph=compiled.before)
         self.compiled = compiled
         self.signature = Signature(model, captured, tensors)
         self.arity = _arity(captured)

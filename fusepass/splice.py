@@ -52,6 +52,11 @@ def splice(
     return fx.GraphModule(owner, graph)
 
 
+def keep_code(module: fx.GraphModule) -> None:
+    """Let go of the graph of a module that only runs from now on: nodes are most of the memory that a signature takes."""
+    del module._graph
+
+
 def _give_results(graph: fx.Graph, region: Region, call: fx.Node, copies: dict[fx.Node, fx.Node]) -> None:
     outputs = region.outputs
     values = tuple(node.meta["val"] for node in outputs)

@@ -27,6 +27,8 @@ struct Lanes {  // any state, one element at a time
 template <typename T, int Width>
 struct Lanes<Sum<T>, Width> {
     alignas(64) Wide<T> total[Width] = {};
+    alignas(64) Wide<T> recent[Width] = {};  // of the last panels: a double has nothing wider, so few are added in a row
+    int panels = 0;
 
     FP_FN void push(std::int64_t count, const T (*panel)[Width]) {
         alignas(64) T sum[Width] = {};
@@ -35,12 +37,19 @@ struct Lanes<Sum<T>, Width> {
             for (int lane = 0; lane < Width; ++lane) sum[lane] += panel[i][lane];
         }
 #pragma omp simd
-        for (int lane = 0; lane < Width; ++lane) total[lane] += sum[lane];
+        for (int lane = 0; lane < Width; ++lane) recent[lane] += sum[lane];
+        if (++panels < 64) return;
+        panels = 0;
+#pragma omp simd
+        for (int lane = 0; lane < Width; ++lane) {
+            total[lane] += recent[lane];
+            recent[lane] = 0;
+        }
     }
 
     template <int I>
     FP_FN T part(std::int64_t lane) const {
-        return T(total[lane]);
+        return T(total[lane] + recent[lane]);
     }
 };
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fusepass.config import Algebra
@@ -70,6 +71,35 @@ def test_rounding_errors_are_told_from_wrong_results() -> None:
         outcome = compare(
             {"output": wrong}, {"output": torch.zeros(())}, {"output": torch.zeros((), dtype=torch.float64)}
         )
+        assert not outcome.ok
+        assert is_noise(model, (x,), outcome, x.dtype) is noise
+
+
+class _NormalisesZeros(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x.unsqueeze(-1).log_softmax(-1).squeeze(-1), x.shape[1:], eps=1e-4)
+
+
+def test_rounding_errors_may_be_normalised() -> None:
+    """A logarithm of ones is zero but for roundings, which a small variance makes a hundred times as large."""
+    model, x = _NormalisesZeros(), torch.rand(4, 8)
+    for off, noise in ((1e-5, True), (1e-3, False)):
+        zeros = torch.zeros(4, 8)
+        outcome = compare({"output": zeros + off}, {"output": zeros}, {"output": zeros.double()})
+        assert not outcome.ok
+        assert is_noise(model, (x,), outcome, x.dtype) is noise
+
+
+class _Norms(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.norm(dim=0)
+
+
+def test_a_double_is_no_better_than_the_oracle() -> None:
+    model, x = _Norms(), torch.rand(10_000, 2, dtype=torch.float64)
+    for off, noise in ((1e-12, True), (1e-10, False)):
+        truth = model(x)
+        outcome = compare({"output": truth * (1 + off)}, {"output": truth}, {"output": truth})
         assert not outcome.ok
         assert is_noise(model, (x,), outcome, x.dtype) is noise
 
