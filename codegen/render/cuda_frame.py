@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from fusepass.codegen.ir.dataflow import Dataflow
 from fusepass.codegen.ir.expr import Expr, Load, Stat
-from fusepass.codegen.ir.index import Axis, Index
+from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.ir.vectors import is_vector
 from fusepass.codegen.render.cuda_tile import Arranged, Tile
@@ -82,6 +82,11 @@ class Frame:
         """The index of a vector's first element."""
         return index.substitute({self.lane: Index()})
 
+    def left(self, scope: Scope) -> str:
+        """How many elements there are from a vector's first one on, where the last vector may have fewer."""
+        assert self.arranged.row is not None
+        return scope.index(Index(self.kernel.row_count) - axis_index(self.arranged.row))
+
     def _is_aligned(self, buffer: str) -> bool:
         return self.schedule.aligned or self.program.buffer(buffer).role is not Role.INPUT
 
@@ -127,7 +132,7 @@ class Frame:
 
     def _pointwise(self, number: str) -> Tile:
         plan, row = self.schedule, self.arranged.row
-        count = self.kernel.row_count // plan.width
+        count = -(-self.kernel.row_count // plan.width)
         if plan.apart:
             thread = self._constant("thread", f"{number} * {plan.threads} + {self.index_type}(threadIdx.x)")
             group = f"fp::div({thread}, {plan.apart}) * {self.index_type}({plan.unroll * plan.apart})"

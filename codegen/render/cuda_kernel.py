@@ -254,7 +254,10 @@ class _Writer:
         lanes.lines.append(f"{result}[{self.v}] = {value};")
         reuse = "<fp::Reuse::none>" if store.buffer in self.schedule.once else ""
         start = step.operand(frame.first_lane(store.index))
-        around.after_lanes.append(f"fp::store_vector{reuse}({pointer} + {start}, {result});")
+        call = f"fp::store_vector{reuse}({pointer} + {start}, {result});"
+        if self.schedule.ragged:
+            call = f"fp::store_first({pointer} + {start}, {result}, {frame.left(step)});"
+        around.after_lanes.append(call)
 
     # ---- kept values
 

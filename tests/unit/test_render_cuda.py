@@ -28,6 +28,7 @@ SMALL = replace(H200, multiprocessors=1, l2_bytes=4096)
 PROGRAMS: dict[str, Callable[[], Program]] = {
     "one element": lambda: k.affine(1),
     "odd count": lambda: k.affine(10_003),
+    "odd count of halves": lambda: k.affine(10_003, k.F16),
     "vectors with a tail": lambda: k.affine(4 * 2_503),
     "half": lambda: k.affine(16_392, k.F16),
     "bfloat16": lambda: k.affine(8 * 555, k.BF16),
