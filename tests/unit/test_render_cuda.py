@@ -196,7 +196,15 @@ def test_unaligned_inputs(name: str) -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize(
-    "name", ["one bias per channel", "rows of 1000", "softmax of 100 channels", "pooling with padding", "mixed layouts"]
+    "name",
+    [
+        "one bias per channel",
+        "rows of 1000",
+        "softmax of 100 channels",
+        "pooling of windows that overlap",
+        "pooling with padding",
+        "mixed layouts",
+    ],
 )
 def test_wide_indices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusepass.codegen.schedule._MAX_INT", 0)
