@@ -25,7 +25,7 @@ from fusepass.codegen.render.cuda_windows import vector_windows
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
-from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.plan import Schedule
 
 
 def kernel_body(
@@ -58,7 +58,7 @@ class _Writer:
         self.before_rows = len(self.top.lines)
         if self.fetches is not None:
             self.top.lines += self.fetches.row()
-        self.patches = Patches(frame) if frame.schedule.walk is Walk.PATCH else None
+        self.patches = Patches(frame) if frame.patch is not None else None
         self.exchanged: tuple[Exchange, ...] = exchanges(frame)
         self.arrived: list[str] = []  # what the loads of a phase are followed by
 
