@@ -37,7 +37,7 @@ def generalised(plan: Schedule, kernel: Kernel, *, coarse: bool) -> Schedule:
     match plan.walk:
         case Walk.POINTWISE:
             plan = replace(plan, width=_width(plan)) if coarse else plan
-            vectors = kernel.row_count // plan.width
+            vectors = ceil(kernel.row_count, plan.width)
             blocks = ceil(vectors, _THREADS * plan.unroll)
             return replace(plan, lanes=_THREADS, groups=1, apart=0, blocks=blocks)
         case Walk.INNER:

@@ -13,9 +13,10 @@ from dataclasses import replace
 
 from fusepass.codegen.ir.dataflow import Dataflow
 from fusepass.codegen.ir.expr import Expr, Load, Stat
-from fusepass.codegen.ir.index import Axis, Index
+from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.ir.vectors import is_vector
+from fusepass.codegen.render.cuda_place import PatchPlace, patch_place
 from fusepass.codegen.render.cuda_tile import Arranged, Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Printer, Scope
@@ -52,8 +53,7 @@ class Frame:
         self.team = self.row = self.row_loop = (
             ""  # of a block in a team: the team, its row, the head of the loop over rows
         )
-        # Of a patch: a block's first image and row, a thread's first row and column, and its image and row among the block's.
-        self.first_image = self.first_row = self.top_row = self.column = self.plane = self.row_in_patch = ""
+        self.patch: PatchPlace | None = None
         # What is left of a block's part of a row after what it keeps.
         self.rest: Tile | None = None
         self.again = False  # whether what is loaded now will be loaded again soon
@@ -81,6 +81,11 @@ class Frame:
     def first_lane(self, index: Index) -> Index:
         """The index of a vector's first element."""
         return index.substitute({self.lane: Index()})
+
+    def left(self, scope: Scope) -> str:
+        """How many elements there are from a vector's first one on, where the last vector may have fewer."""
+        assert self.arranged.row is not None
+        return scope.index(Index(self.kernel.row_count) - axis_index(self.arranged.row))
 
     def _is_aligned(self, buffer: str) -> bool:
         return self.schedule.aligned or self.program.buffer(buffer).role is not Role.INPUT
@@ -127,7 +132,7 @@ class Frame:
 
     def _pointwise(self, number: str) -> Tile:
         plan, row = self.schedule, self.arranged.row
-        count = self.kernel.row_count // plan.width
+        count = -(-self.kernel.row_count // plan.width)
         if plan.apart:
             thread = self._constant("thread", f"{number} * {plan.threads} + {self.index_type}(threadIdx.x)")
             group = f"fp::div({thread}, {plan.apart}) * {self.index_type}({plan.unroll * plan.apart})"
@@ -220,43 +225,16 @@ class Frame:
         start = self._constant("start", f"{self.first_across} + {group}") if self.first_across else group
         return self._tile(start, plan.groups, self.kernel.col_count, 1)
 
-    @property
-    def patch_rows(self) -> int:
-        """Rows of results in a block's patch."""
-        return self.schedule.groups // self.schedule.planes * self.schedule.unroll
-
     def _patch(self, number: str) -> Tile:
-        plan, (y, x) = self.schedule, self.arranged.image
-        groups, bands = plan.groups // plan.planes, y.size // self.patch_rows
-        lane = self._constant("lane", f"threadIdx.x % {plan.lanes}" if plan.groups > 1 else "threadIdx.x")
-        self.column = self._constant(x.name, f"{lane} * {plan.width}" if plan.width > 1 else lane)
-        self.top.define_axis(x, self.column)
-        image, self.first_row = number, "0"
-        if bands > 1:
-            self.first_row = self._constant("first_row", f"fp::mod({number}, {bands}) * {self.patch_rows}")
-            image = f"fp::div({number}, {bands})"
-        self.top_row = self.first_row
-        if groups > 1:
-            group = f"threadIdx.x / {plan.lanes}" + (f" % {groups}" if plan.planes > 1 else "")
-            self.row_in_patch = self._constant("group", f"{group} * {plan.unroll}" if plan.unroll > 1 else group)
-            self.top_row = self.row_in_patch
-            if bands > 1:
-                self.top_row = self._constant("top_row", f"{self.first_row} + {self.row_in_patch}")
-        if plan.planes > 1:
-            image = f"{number} * {plan.planes}"
-            self.plane = self._constant("plane", f"threadIdx.x / {plan.lanes * groups}")
-        self.first_image = self._constant("first_image", image)
-        if self.arranged.row is not None:
-            here = f"{self.first_image} + {self.plane}" if self.plane else self.first_image
-            self.top.define_axis(self.arranged.row, self._constant("row", here))
+        self.patch = patch_place(self.arranged, self.schedule, self.top, number, self._constant)
         return Tile(None, self.names.exact("i"), "0", 1, 1, 1, False, False, True)
 
     def define_step(self, scope: Scope) -> None:
         """Define the row of the image in `scope`, for step `u`; of other walks, nothing."""
-        if self.arranged.image:
+        if self.patch is not None:
             y = self.arranged.image[0]
             row = self.names.numbered(y.name)
-            here = f"{self.top_row} + {self.u}" if self.schedule.unroll > 1 else self.top_row
+            here = f"{self.patch.top_row} + {self.u}" if self.schedule.unroll > 1 else self.patch.top_row
             scope.lines.append(f"const {self.index_type} {row} = {here};")
             scope.define_axis(y, row)
 

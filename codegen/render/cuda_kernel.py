@@ -25,7 +25,7 @@ from fusepass.codegen.render.cuda_windows import vector_windows
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
-from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.plan import Schedule
 
 
 def kernel_body(
@@ -58,7 +58,7 @@ class _Writer:
         self.before_rows = len(self.top.lines)
         if self.fetches is not None:
             self.top.lines += self.fetches.row()
-        self.patches = Patches(frame) if frame.schedule.walk is Walk.PATCH else None
+        self.patches = Patches(frame) if frame.patch is not None else None
         self.exchanged: tuple[Exchange, ...] = exchanges(frame)
         self.arrived: list[str] = []  # what the loads of a phase are followed by
 
@@ -254,7 +254,10 @@ class _Writer:
         lanes.lines.append(f"{result}[{self.v}] = {value};")
         reuse = "<fp::Reuse::none>" if store.buffer in self.schedule.once else ""
         start = step.operand(frame.first_lane(store.index))
-        around.after_lanes.append(f"fp::store_vector{reuse}({pointer} + {start}, {result});")
+        call = f"fp::store_vector{reuse}({pointer} + {start}, {result});"
+        if self.schedule.ragged:
+            call = f"fp::store_first({pointer} + {start}, {result}, {frame.left(step)});"
+        around.after_lanes.append(call)
 
     # ---- kept values
 

@@ -117,7 +117,10 @@ def load_one(frame: Frame, scope: Scope, each: Ahead, target: str) -> None:
     if each.wide:
         arguments = f"{frame.schedule.width}, fp::Reuse::none" if once else str(frame.schedule.width)
         start = inside.operand(frame.first_lane(index))
-        inside.lines.append(f"{target} = fp::load_vector<{arguments}>({pointer} + {start});")
+        call = f"fp::load_vector<{arguments}>({pointer} + {start})"
+        if frame.schedule.ragged:
+            call = f"fp::load_first<{frame.schedule.width}>({pointer} + {start}, {frame.left(inside)})"
+        inside.lines.append(f"{target} = {call};")
     elif each.lanes:
         lanes = inside.child()
         lanes.define_axis(frame.lane, frame.v)

@@ -34,7 +34,8 @@ class Patches:
     """The windows of a kernel whose schedule walks patches."""
 
     def __init__(self, frame: Frame) -> None:
-        self.frame, self._used = frame, 0
+        assert frame.patch is not None
+        self.frame, self._place, self._used = frame, frame.patch, 0
         self._pool, self._row = frame.names.exact("pool"), frame.names.exact("j")
         self._states: list[tuple[PatchWindow, str]] = []
 
@@ -64,7 +65,7 @@ class Patches:
     def _staged(self, window: PatchWindow, below: Below) -> _Tile:
         """Declare a tile, and begin to copy it. What is not there is filled with zeros, which nothing uses."""
         frame, plan, load = self.frame, self.frame.schedule, below.load
-        results = frame.patch_rows, plan.lanes * plan.width
+        results = self._place.rows, plan.lanes * plan.width
         shape = tile_shape(frame.program, window, below, results, frame.lane, aligned=plan.aligned)
         if shape is None:
             raise RenderError(f"{load.buffer} cannot be staged")
@@ -88,10 +89,10 @@ class Patches:
         scope.lines += self._image(scope, f"{thread} / {shape.rows * vectors}")
         y, x = window.image
         still = (x, frame.lane, *window.window.axes)
-        if frame.first_row == "0":
+        if self._place.first_row == "0":
             still = (y, *still)
         else:
-            scope.define_axis(y, frame.first_row)
+            scope.define_axis(y, self._place.first_row)
         for axis, text in ((down, f"{thread} / {vectors} % {shape.rows}"), (right, f"{thread} % {vectors}")):
             name = frame.names.numbered("down" if axis is down else "right")
             scope.lines.append(f"const int {name} = {text};")
@@ -121,7 +122,7 @@ class Patches:
             return []
         image = frame.names.numbered("image")
         scope.define_axis(frame.arranged.row, image)
-        which = f"{frame.first_image} + {plane}" if frame.schedule.planes > 1 else frame.first_image
+        which = f"{self._place.first_image} + {plane}" if frame.schedule.planes > 1 else self._place.first_image
         return [f"const {frame.index_type} {image} = {which};"]
 
     # ---- windows
@@ -171,7 +172,7 @@ class Patches:
         """`lines` for the rows that are there."""
         frame, at = self.frame, Axis("row of the patch", count)
         scope = frame.top.child()
-        scope.define_axis(window.image[0], frame.top_row)
+        scope.define_axis(window.image[0], self._place.top_row)
         scope.define_axis(at, self._row)
         first = (at_first(bound.index, *window.window.axes) + axis_index(at) for bound in window.down)
         guard = [Bound(index, bound.low, bound.high) for index, bound in zip(first, window.down, strict=True)]
@@ -182,10 +183,14 @@ class Patches:
         """Read from row `j` of a tile what a thread's results need of it."""
         frame, shape, plan = self.frame, tile.shape, self.frame.schedule
         element, k = C_TYPES[tile.used.dtype], frame.names.numbered("k")
-        down = [_times(frame.row_in_patch, tile.below.steps[0]), self._row] if frame.row_in_patch else [self._row]
+        down = (
+            [_times(self._place.row_in_patch, tile.below.steps[0]), self._row]
+            if self._place.row_in_patch
+            else [self._row]
+        )
         if plan.planes > 1:
-            down.insert(0, f"{frame.plane} * {shape.rows}")
-        place, here = _times(frame.column, tile.below.steps[1]), _times(k, shape.near)
+            down.insert(0, f"{self._place.plane} * {shape.rows}")
+        place, here = _times(self._place.column, tile.below.steps[1]), _times(k, shape.near)
         start = f"({' + '.join(down)}) * {shape.cols} + {place} + {here}"
         cast = "" if tile.used is tile.below.load else f"fp::cast<{element}>"
         part = frame.names.numbered("part")

@@ -35,7 +35,15 @@ _MOST_TILES = 1024  # along the rows, before the next columns
 def pointwise(shape: Shape) -> Schedule:
     axis = shape.row_axis
     width = shape.width(axis) if axis else 1
-    vectors = shape.rows // width
+    ragged = shape.ragged_width() if width == 1 else 1
+    if ragged > 1:
+        return replace(_pointwise(shape, ragged), ragged=True)
+    return _pointwise(shape, width)
+
+
+def _pointwise(shape: Shape, width: int) -> Schedule:
+    """The same with vectors of `width` elements."""
+    vectors = ceil(shape.rows, width)
     loads = [access for access in shape.main if access.window is False]
     bytes_per_step = max(sum(access.nbytes for access in loads), 1) * width
     unroll = min(max(power_below(_POINTWISE_BYTES // bytes_per_step), 1), 4)

@@ -46,7 +46,7 @@ class Schedule:
     """The shape of one launch; the module's text says what the walks mean.
 
     Attributes:
-        width: elements per vector; a power of two that divides the vector axis.
+        width: elements per vector; a power of two that divides the vector axis, unless `ragged`.
         unroll: vectors (columns where `OUTER` or `CROSSING`, rows where `PATCH`) that a thread loads before it uses the first.
         lanes, groups: threads along the vector axis and across it; `POINTWISE` has one group.
         blocks: blocks of the launch.
@@ -56,6 +56,7 @@ class Schedule:
         wide: whether indices need 64 bits.
         once: buffers larger than the cache that nobody reads again soon.
         backwards: whether blocks run from the last to the first, to meet what the previous kernel left in the cache.
+        ragged: `POINTWISE`: the last vector may have fewer elements.
         apart: `POINTWISE`: vectors from one of a thread's vectors to the next, where that is not a block's width.
         columns: `CROSSING`: the kernel's axes that are the tile's columns, slowest first.
         panel: `CROSSING`: tiles along the rows that blocks take one after another before they go on along the columns;
@@ -84,6 +85,7 @@ class Schedule:
     wide: bool = False
     once: frozenset[str] = frozenset()
     backwards: bool = False
+    ragged: bool = False
     apart: int = 0
     columns: tuple[Axis, ...] = ()
     panel: int = 1
@@ -118,6 +120,7 @@ class Schedule:
             case Walk.POINTWISE:
                 shape = f"{self.unroll} per thread, {self.threads} threads"
                 shape += f", {self.apart} vectors apart" if self.apart else ""
+                shape += ", the last one shorter" if self.ragged else ""
             case Walk.INNER:
                 shared = f"teams of {self.members}, " if self.members > 1 else ""
                 partly = f" for {self.kept} of {self.part} vectors" if self.kept < self.part else ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.crossing import fitting_width
 from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory, kept_values
-from fusepass.codegen.ir.expr import Builder, Window, walk
+from fusepass.codegen.ir.expr import Builder, Gather, Masked, Window, walk
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.twopass import split_statistics
@@ -20,6 +20,9 @@ _MOST_ELEMENTS = 32  # per thread, unrolled: more costs registers and compile ti
 _LEAST_REPEATED = 4 << 20  # bytes that neighbouring blocks do not find in a near cache
 _FULL_THREADS = 768  # per multiprocessor: below it, spread a row over more threads
 _KEPT_WORDS = 48  # registers of a thread that hold a row's values
+
+
+_UNEVEN = Gather, Masked, Window  # what elements past the end might load
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,24 @@ class Shape:
             return axis.size % width == 0 and 2 * sum(map(self._traffic, vectors)) >= total
 
         return fitting_width(min(most, ACCESS // max((access.nbytes for access in main), default=ACCESS)), fits)
+
+    def ragged_width(self) -> int:
+        """The vectors that all of a pointwise kernel can use but for the last one: it goes over memory as it lies; 1 where not."""
+        axis, width = self.row_axis, ACCESS // max((access.nbytes for access in self.main), default=ACCESS)
+        if (
+            axis is None
+            or width == 1
+            or self.rows < width
+            or any(isinstance(n, _UNEVEN) for n in walk(*self.kernel.roots))
+        ):
+            return 1
+        flat = all(
+            axis not in access.index.axes
+            or (access.aligned and access.index.axes == {axis} and access.index.stride(axis) == 1)
+            for access in self.accesses
+        )
+        whole = all(access.index.constant % width == 0 for access in self.accesses if axis in access.index.axes)
+        return width if flat and whole and self.rows % width else 1
 
     def _traffic(self, access: Access) -> int:
         return self.program.buffer(access.buffer).nbytes

@@ -70,6 +70,18 @@ __device__ __forceinline__ Vec<T, N> load_vector(const T* from) {
     return result;
 }
 
+// The same where only the first `left` elements may be there; zeros for the others.
+template <int N, typename T, typename I>
+__device__ __forceinline__ Vec<T, N> load_first(const T* from, I left) {
+    if (left >= N) return load_vector<N>(from);
+    Vec<T, N> result = {};
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        if (i < left) result[i] = from[i];
+    }
+    return result;
+}
+
 template <Reuse reuse = Reuse::normal, typename T, int N>
 __device__ __forceinline__ void store_vector(T* to, const Vec<T, N>& value) {
     constexpr int size = alignof(Vec<T, N>);
@@ -85,6 +97,16 @@ __device__ __forceinline__ void store_vector(T* to, const Vec<T, N>& value) {
         } else {
             target[i] = units[i];
         }
+    }
+}
+
+// The first `left` elements of a vector, or all.
+template <typename T, int N, typename I>
+__device__ __forceinline__ void store_first(T* to, const Vec<T, N>& value, I left) {
+    if (left >= N) return store_vector(to, value);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        if (i < left) to[i] = value[i];
     }
 }
 

@@ -94,7 +94,7 @@ def test_integers_and_floats_have_parameters_of_their_own() -> None:
 
 
 def test_other_pieces_are_another_form() -> None:
-    assert form_of(k.affine(4 * 100)).values(marked(k.affine(4 * 100 + 1))) is None  # no vectors
+    assert form_of(k.affine(4 * 100)).values(marked(k.affine(4 * 100 + 1))) is None  # the last vector is shorter
 
 
 def test_a_name_of_the_text_is_not_taken() -> None:

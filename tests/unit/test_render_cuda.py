@@ -28,6 +28,7 @@ SMALL = replace(H200, multiprocessors=1, l2_bytes=4096)
 PROGRAMS: dict[str, Callable[[], Program]] = {
     "one element": lambda: k.affine(1),
     "odd count": lambda: k.affine(10_003),
+    "odd count of halves": lambda: k.affine(10_003, k.F16),
     "vectors with a tail": lambda: k.affine(4 * 2_503),
     "half": lambda: k.affine(16_392, k.F16),
     "bfloat16": lambda: k.affine(8 * 555, k.BF16),
@@ -197,7 +198,15 @@ def test_unaligned_inputs(name: str) -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize(
-    "name", ["one bias per channel", "rows of 1000", "softmax of 100 channels", "pooling with padding", "mixed layouts"]
+    "name",
+    [
+        "one bias per channel",
+        "rows of 1000",
+        "softmax of 100 channels",
+        "pooling of windows that overlap",
+        "pooling with padding",
+        "mixed layouts",
+    ],
 )
 def test_wide_indices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusepass.codegen.schedule._MAX_INT", 0)

@@ -31,7 +31,7 @@ def first(program: Program, *, aligned: bool = True) -> Schedule:
     [
         (lambda: k.affine(1 << 28), Walk.POINTWISE, 4, 256, Keep.NOTHING),
         (lambda: k.affine(1 << 28, k.F16), Walk.POINTWISE, 8, 256, Keep.NOTHING),
-        (lambda: k.affine(100_000_003), Walk.POINTWISE, 1, 256, Keep.NOTHING),
+        (lambda: k.affine(100_000_003), Walk.POINTWISE, 4, 256, Keep.NOTHING),
         (lambda: k.affine(1), Walk.POINTWISE, 1, 64, Keep.NOTHING),
         (lambda: k.max_pool(64, 256, 2, 2, 0), Walk.POINTWISE, 1, 256, Keep.NOTHING),
         (lambda: k.layer_norm(1 << 22, 64), Walk.INNER, 4, 4, Keep.REGISTERS),
@@ -65,13 +65,18 @@ def test_every_schedule_fits_the_device_and_covers_the_kernel(name: str, aligned
     for kernel in program.kernels:
         plan = schedule(kernel, program, H200, aligned=aligned)
         assert 32 <= plan.threads <= 1024
-        assert plan.threads % 32 == 0
+        assert plan.threads % 32 == 0 or plan.walk is Walk.PATCH
         assert plan.shared_bytes <= H200.shared_bytes_per_block - 4096
         rows, cols = kernel.row_count, kernel.col_count
         match plan.walk:
             case Walk.POINTWISE:
                 assert plan.blocks * plan.threads * plan.unroll * plan.width >= rows
-                assert rows % plan.width == 0
+                assert plan.ragged is (rows % plan.width != 0)
+            case Walk.PATCH:
+                assert plan.blocks * plan.threads * plan.unroll * plan.width == rows
+                assert plan.groups % plan.planes == 0
+                assert plan.resident * (plan.shared_bytes + 1024) <= H200.shared_bytes_per_block + 1024
+                assert plan.resident * -(-plan.threads // 32) * 32 <= H200.max_threads
             case Walk.CROSSING:
                 columns = prod(axis.size for axis in plan.columns)
                 tall, wide = plan.tile
@@ -190,6 +195,14 @@ def test_whole_vectors_have_no_bank_conflicts(nbytes: int) -> None:
         # Accesses of 16 bytes go eight threads at a time.
         words = {(start * nbytes // 4 + word) % 32 for start in starts[:8] for word in range(4)}
         assert len(words) == 32
+
+
+def test_a_last_vector_may_be_shorter_where_memory_is_gone_over_as_it_lies() -> None:
+    assert "vectors of 4, 1 per thread, 256 threads, the last one shorter" in str(first(k.affine(1_000_003)))
+    assert first(k.affine(1_000_003, k.F16)).width == 8
+    assert first(k.affine(1_000_003), aligned=False).width == 1
+    assert first(k.last_axis_bias(1023, 63)).width == 1  # weights begin anew within a vector
+    assert first(k.affine(3)).width == 1
 
 
 def test_unaligned_inputs_take_single_elements_where_they_are_most_of_the_traffic() -> None:
