@@ -145,6 +145,7 @@ class TileShape:
         cols: of each row, a multiple of `vector`.
         vector: elements that one thread copies at once; all of them are there or none.
         shift: elements of a row before the first that is needed.
+        needed: elements of a row, those among them; vectors behind them are not copied, as nothing may be there.
         near: elements that a thread reads from the tile at once.
         reach: elements of a row that a thread reads.
         nbytes: a multiple of 16.
@@ -154,6 +155,7 @@ class TileShape:
     cols: int
     vector: int
     shift: int
+    needed: int
     near: int
     reach: int
     nbytes: int
@@ -181,8 +183,9 @@ def tile_shape(
     rows, cols = below.span(window.window.axes, patch)
     _, reach = below.span(window.window.axes, (1, width))
     near = gcd(width * below.steps[1], 16 // nbytes)
-    cols = _up(cols + shift, max(vector, near))
-    return TileShape(rows, cols, vector, shift, near, _up(reach + shift, near), _up(rows * cols * nbytes, 16))
+    needed = cols + shift
+    cols = _up(needed, max(vector, near))
+    return TileShape(rows, cols, vector, shift, needed, near, _up(reach + shift, near), _up(rows * cols * nbytes, 16))
 
 
 _NOWHERE = Axis("", 1)

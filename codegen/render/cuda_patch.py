@@ -104,6 +104,7 @@ class Patches:
 
         guard = [Bound(moved(bound.index, axis_index(down)), bound.low, bound.high) for bound in window.down]
         guard += [Bound(moved(bound.index, col), bound.low, bound.high) for bound in window.right]
+        guard.append(Bound(axis_index(right) * shape.vector, 0, shape.needed))
         start = scope.operand(moved(load.index, axis_index(down) * tile.below.pitch + col))
         nbytes, pointer = shape.vector * load.dtype.nbytes, frame.pointers[load.buffer]
         real, condition = str(nbytes), scope.condition(guard)

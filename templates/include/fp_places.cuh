@@ -54,6 +54,8 @@ __device__ __forceinline__ void add_places_exactly(
 #pragma unroll
         for (int t = 0; t < 2; t += side) {
             float part[side][Half];
+#pragma unroll
+            for (int s = 0; s < side; ++s) forget(part[s]);
             begin_products();
 #pragma unroll
             for (int s = 0; s < side; ++s) begin_chain<U>(part[s], taps, i, (t + s) * 8, inputs, weights, step);

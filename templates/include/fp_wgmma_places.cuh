@@ -15,6 +15,14 @@ __device__ __forceinline__ uint64_t place_descriptor(const void* tile, uint32_t 
 // The same, `taps` % 2^16 places further on, with the other half of the inner dimension `taps` / 2^16 places behind.
 __device__ __forceinline__ uint64_t at_taps(uint64_t places, uint32_t taps) { return places + taps; }
 
+// Sums of which nothing is known, as they are before products without `Add`. If they were the same registers for two chains of products,
+// undefined before both, ptxas might take one chain for the other and leave it out.
+template <int N>
+__device__ __forceinline__ void forget(float (&sums)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "=f"(sums[i]));
+}
+
 // Begins sums = a b, or sums += a b where `Add`, for 64 rows and N columns, 16 halves along the inner dimension; sums lie as those of
 // `multiply_group`.
 template <int N, bool Add>

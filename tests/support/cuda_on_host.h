@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #define __global__
@@ -85,6 +86,17 @@ inline thread_local const std::function<void()>* body;
 [[noreturn]] inline void fail(const char* what) {
     std::fprintf(stderr, "emulation: %s\n", what);
     std::abort();
+}
+
+// Buffers in memory, begin and end; asynchronous copies read nothing else.
+inline std::vector<std::pair<const char*, const char*>> buffers;
+
+inline void check_read(const void* from, std::size_t count) {
+    const auto* const begin = static_cast<const char*>(from);
+    for (const auto& [first, last] : buffers) {
+        if (count == 0 || (first <= begin && begin + count <= last)) return;
+    }
+    fail("a copy from outside of every buffer");
 }
 
 inline void wait(State at) {
@@ -173,6 +185,9 @@ inline void launch(unsigned blocks, unsigned count, std::size_t shared, const st
 }
 
 }  // namespace emulation
+
+extern "C" void emulation_buffer(const char* begin, const char* end) { emulation::buffers.emplace_back(begin, end); }
+extern "C" void emulation_no_buffers() { emulation::buffers.clear(); }
 
 #define threadIdx emulation::thread_index
 #define blockIdx emulation::block_index

@@ -42,10 +42,15 @@ def emulate(
     """Every output of `source`, rendered from `program`, as flat arrays.
 
     Inputs are flat arrays that cover their buffer's extent; they start `shift` elements past a multiple of 16 bytes.
-    Outputs start as noise. Raises AssertionError where a kernel writes outside a buffer, or stores to an input.
+    Outputs start as noise. Raises AssertionError where a kernel writes outside a buffer, or stores to an input; an asynchronous copy
+    from outside of every buffer ends the process.
     """
     memory = {b.name: _Memory(b, inputs.get(b.name), shift if b.role is Role.INPUT else 0) for b in program.arguments}
-    entry = getattr(ctypes.CDLL(str(_compiled(source))), source.entry)
+    library = ctypes.CDLL(str(_compiled(source)))
+    library.emulation_no_buffers()
+    for each in memory.values():
+        library.emulation_buffer(*(ctypes.c_void_p(place) for place in each.range))
+    entry = getattr(library, source.entry)
     entry.restype = ctypes.c_int
     numbers = [] if source.numbers is None else [ctypes.create_string_buffer(source.packed_numbers())]
     status = entry(*(ctypes.c_void_p(memory[b.name].pointer) for b in program.arguments), *numbers, None)
@@ -68,6 +73,7 @@ class _Memory:
         if value is not None:
             self.array[: value.size] = value
         self.pointer = raw.ctypes.data + start
+        self.range = self.pointer, raw.ctypes.data + self.stop
         self.before = raw.copy()
 
     def check(self) -> None:

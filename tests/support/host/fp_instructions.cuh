@@ -94,6 +94,7 @@ inline std::vector<Copy>& open_group() {
 inline void begin_copy(float* to, const float* from, bool real) {
     auto& group = open_group();
     group.push_back({to, {}, 4});
+    emulation::check_read(from, real ? 4 : 0);
     if (real) std::memcpy(group.back().bytes, from, 4);
     std::memset(to, 0x5a, 4);
 }
@@ -104,6 +105,7 @@ inline void begin_copy_bytes(void* to, const void* from, int real) {
     if (misplaced(to) || misplaced(from)) emulation::fail("a copy that is not aligned");
     auto& group = open_group();
     group.push_back({to, {}, Bytes});
+    emulation::check_read(from, real);
     std::memcpy(group.back().bytes, from, real);
     std::memset(to, 0x5a, Bytes);
 }
