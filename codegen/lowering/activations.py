@@ -159,6 +159,13 @@ def elu(x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1
     return (x > 0.0).where(x if scale == 1 else x * scale, negative if factor == 1 else negative * factor)
 
 
+@formula(aten.xlogy.Tensor)
+def xlogy(x: Value, y: Value) -> Value:
+    """``x * log(y)``, 0 where x is, NaN where y is; PyTorch's decomposition rounds halves in between."""
+    zero = x.apply(Op.EQ, 0.0, dtype=DType.BOOL)
+    return y.apply(Op.ISNAN, dtype=DType.BOOL).where(y, zero.where(0.0, x * y.apply(Op.LOG)))
+
+
 @formula(aten.leaky_relu.default)
 def leaky_relu(x: Value, negative_slope: float = 0.01) -> Value:
     return (x > 0.0).where(x, x * negative_slope)

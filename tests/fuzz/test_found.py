@@ -99,6 +99,14 @@ class DoubledCopies(nn.Module):
         return y + y
 
 
+class DivergenceOfItself(nn.Module):
+    """The two sides of a difference that is zero are to be rounded alike: halves in neither of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        zero = torch.sub(x, x)
+        return F.kl_div(zero.log_softmax(-1), zero.softmax(-1), reduction="none")
+
+
 class LargestSoftplus(nn.Module):
     """Softplus steps down where it becomes the identity, so its largest value is not that of the largest number."""
 
@@ -112,6 +120,7 @@ class LargestSoftplus(nn.Module):
         (LargestSoftplus(), (2049, 13), torch.float64),
         (GatheredProduct(), (1, 1, 31, 16), torch.float32),
         (TriangleOfCopies(), (1, 4), torch.float32),
+        (DivergenceOfItself(), (4, 5), torch.float16),
         (DoubledCopies(), (1, 1), torch.float16),
         (DoubledCopies(), (3, 5), torch.float32),
         (nn.Sequential(nn.BatchNorm2d(6), nn.GroupNorm(2, 6)), (4, 6, 3, 3), torch.float32),
