@@ -228,12 +228,12 @@ def test_operands_of_another_shape_are_refused() -> None:
 
 
 @pytest.mark.parametrize("precision", Precision)
-@pytest.mark.parametrize("name", ["3d, 8 to 32", "transposed 3d, 16 to 32"])
+@pytest.mark.parametrize("name", ["3d, 8 to 32", "transposed 3d, 16 to 32", "2d, 70 channels"])
 def test_registers_suffice_and_products_overlap(name: str, precision: Precision, tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("needs nvcc")
-    program = generated(replace(LARGE[name], precision=precision, halves=True))
+    program = generated(replace((LARGE | CASES)[name], precision=precision, halves=True))
     source = tmp_path / "kernel.cu"
     source.write_text(render(program, H200).text)
     flags = ["-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a", "-Xptxas=-v", f"-I{include_directory()}"]
