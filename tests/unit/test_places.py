@@ -37,6 +37,7 @@ from tests.support.convolutions import (
 )
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
+from tests.support.machine_code import disassembler, instructions
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
@@ -243,3 +244,7 @@ def test_registers_suffice_and_products_overlap(name: str, precision: Precision,
     spilled = [line for line in done.stderr.splitlines() if "spill stores" in line]
     assert spilled
     assert all(" 0 bytes spill stores" in line for line in spilled)
+    if disassembler() is not None:  # by fours, twos and one, of both tiles, for each phase of a pair: none was left out
+        code = instructions(tmp_path / "kernel.cubin")
+        products = sum(operation.startswith("HGMMA") for operation, _ in code)
+        assert products == 2 * (4 + 2 + 1) * planned(program).on.pair
