@@ -89,9 +89,8 @@ class _Writer(ConvolutionWriter):
         yield from table(self.places_name, where)
         yield "// For each place its halves among the weights of an output channel; -1 where a product is filled up."
         yield from table(self.weights_name, weights)
-        if len(self.on.phases) > 1:
-            yield "// The first product of each phase, and the end of the last."
-            yield from table(self.steps_name, [0, *itertools.accumulate(self.plan.slices)])
+        yield "// The first product of each phase, and the end of the last."
+        yield from table(self.steps_name, [0, *itertools.accumulate(self.plan.slices)])
 
     # ---- what a block fetches
 
@@ -209,13 +208,11 @@ class _Writer(ConvolutionWriter):
 
     def _sum_up(self) -> list[str]:
         """The products of one phase."""
-        first, last = "0", str(self.plan.slices[0])
-        lines = []
-        if len(self.on.phases) > 1:
-            first, last = "$begin", f"{self.steps_name}[$phase + $p + 1]"
-            lines.append(f"const int $begin = {self.steps_name}[$phase + $p];")
+        # Both bounds come from memory: of loops whose counts it knows, the compiler begins too many products at once.
+        phase = "$phase + $p" if len(self.on.phases) > 1 else "$p"
+        begin, end = f"{self.steps_name}[{phase}]", f"{self.steps_name}[{phase} + 1]"
         exact = self.anchor.precision is Precision.FLOAT32
         call = f"fp::add_places{'_exactly' if exact else ''}<{_CHAIN}>"
         unit = self.plan.columns * 2
         weights = "fp::tile_descriptor($weights, 128, 256)"
-        return [*lines, f"{call}($sums[$p], {self.places_name}, {first}, {last}, $inputs, {weights}, {unit});"]
+        return [f"{call}($sums[$p], {self.places_name}, {begin}, {end}, $inputs, {weights}, {unit});"]

@@ -159,7 +159,7 @@ def _candidate(
 
 def _most_resident(plan: PlacesSchedule, precision: Precision) -> int:
     """Blocks for which a multiprocessor has registers: for the sums, those of a chain, and a few besides."""
-    chain = min(plan.columns, 32) if precision is Precision.FLOAT32 else 0
+    chain = plan.columns if precision is Precision.FLOAT32 else 0
     return 2 if plan.columns * plan.on.pair + chain <= 96 else 1
 
 

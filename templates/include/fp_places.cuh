@@ -53,9 +53,7 @@ __device__ __forceinline__ void add_places_exactly(
     for (; i + U <= last; i += U) {
 #pragma unroll
         for (int t = 0; t < 2; t += side) {
-            float part[side][Half];
-#pragma unroll
-            for (int s = 0; s < side; ++s) forget(part[s]);
+            float part[side][Half] = {};  // without a value, products would be left out; see `multiply_places`
             begin_products();
 #pragma unroll
             for (int s = 0; s < side; ++s) begin_chain<U>(part[s], taps, i, (t + s) * 8, inputs, weights, step);

@@ -15,32 +15,24 @@ __device__ __forceinline__ uint64_t place_descriptor(const void* tile, uint32_t 
 // The same, `taps` % 2^16 places further on, with the other half of the inner dimension `taps` / 2^16 places behind.
 __device__ __forceinline__ uint64_t at_taps(uint64_t places, uint32_t taps) { return places + taps; }
 
-// Sums of which nothing is known, as they are before products without `Add`. If they were the same registers for two chains of products,
-// undefined before both, ptxas might take one chain for the other and leave it out.
-template <int N>
-__device__ __forceinline__ void forget(float (&sums)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) asm volatile("" : "=f"(sums[i]));
-}
-
 // Begins sums = a b, or sums += a b where `Add`, for 64 rows and N columns, 16 halves along the inner dimension; sums lie as those of
-// `multiply_group`.
+// `multiply_group`. They must have a value in any case: given registers without one, the compiler was seen to leave products out.
 template <int N, bool Add>
 __device__ __forceinline__ void multiply_places(float (&sums)[N / 2], uint64_t a, uint64_t b);
 
 #define FP_IS_true "1"
 #define FP_IS_false "0"
-#define FP_MULTIPLY_PLACES_BY(N, ADD, REGISTERS, A, B, ...)                                                                          \
+#define FP_MULTIPLY_PLACES_BY(N, ADD, REGISTERS, A, B, ...)                                                                         \
     template <>                                                                                                                     \
     __device__ __forceinline__ void multiply_places<N, ADD>(float (&sums)[N / 2], uint64_t a, uint64_t b) {                         \
         asm volatile(                                                                                                               \
-            "{ .reg .pred p; setp.ne.b32 p, " FP_IS_##ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" REGISTERS "}, "    \
-            A ", " B ", p, 1, 1, 0, 0; }"                                                                                           \
+            "{ .reg .pred p; setp.ne.b32 p, " FP_IS_##ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" REGISTERS \
+            "}, " A ", " B ", p, 1, 1, 0, 0; }"                                                                                     \
             : __VA_ARGS__                                                                                                           \
             : "l"(a), "l"(b));                                                                                                      \
     }
-#define FP_MULTIPLY_PLACES(N, REGISTERS, A, B, ...)                                                                                    \
-    FP_MULTIPLY_PLACES_BY(N, true, REGISTERS, A, B, __VA_ARGS__)                                                                     \
+#define FP_MULTIPLY_PLACES(N, REGISTERS, A, B, ...)                                                                                 \
+    FP_MULTIPLY_PLACES_BY(N, true, REGISTERS, A, B, __VA_ARGS__)                                                                    \
     FP_MULTIPLY_PLACES_BY(N, false, REGISTERS, A, B, __VA_ARGS__)
 
 FP_MULTIPLY_PLACES(16, FP_REGISTERS_0, "%8", "%9", FP_EIGHT(0))

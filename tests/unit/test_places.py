@@ -38,6 +38,7 @@ from tests.support.convolutions import (
 )
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
+from tests.support.machine_code import disassembler, instructions
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
@@ -213,12 +214,12 @@ def test_operands_of_another_shape_are_refused() -> None:
 
 
 @pytest.mark.parametrize("precision", Precision)
-@pytest.mark.parametrize("name", ["3d, 8 to 32", "transposed 3d, 16 to 32"])
+@pytest.mark.parametrize("name", ["3d, 8 to 32", "transposed 3d, 16 to 32", "2d, 70 channels"])
 def test_registers_suffice_and_products_overlap(name: str, precision: Precision, tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("needs nvcc")
-    program = generated(replace(LARGE[name], precision=precision, halves=True))
+    program = generated(replace((LARGE | CASES)[name], precision=precision, halves=True))
     source = tmp_path / "kernel.cu"
     source.write_text(render(program, H200).text)
     flags = ["-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a", "-Xptxas=-v", f"-I{include_directory()}"]
@@ -228,3 +229,7 @@ def test_registers_suffice_and_products_overlap(name: str, precision: Precision,
     spilled = [line for line in done.stderr.splitlines() if "spill stores" in line]
     assert spilled
     assert all(" 0 bytes spill stores" in line for line in spilled)
+    if disassembler() is not None:  # by fours, twos and one, of both tiles, for each phase of a pair: none was left out
+        code = instructions(tmp_path / "kernel.cubin")
+        products = sum(operation.startswith("HGMMA") for operation, _ in code)
+        assert products == 2 * (4 + 2 + 1) * planned(program).on.pair

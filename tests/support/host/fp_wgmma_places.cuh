@@ -2,7 +2,6 @@
 // late as it may.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -20,11 +19,6 @@ inline uint64_t place_descriptor(const void* tile, uint32_t run) {
 inline uint64_t at_taps(uint64_t places, uint32_t taps) {
     if (taps >> 30) emulation::fail("places that are too far apart");
     return places + (taps & 0xffff) + (uint64_t(taps >> 16) << 43);
-}
-
-template <int N>
-void forget(float (&sums)[N]) {
-    for (float& sum : sums) sum = NAN;
 }
 
 template <int N, bool Add>
