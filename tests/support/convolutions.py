@@ -14,10 +14,12 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder, Op, ReduceOp
 from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides, linear
+from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Reduction, Ref, Role, Store
 from fusepass.codegen.passes.anchors import generate_anchors
 from fusepass.codegen.passes.partials import Pieces
 from fusepass.codegen.schedule_convolution import pieces_on, serves
+from fusepass.codegen.schedule_product import serves as serves_product
 
 F32 = DType.F32
 
@@ -207,7 +209,8 @@ def _generated(
     facts: DeviceFacts | None = None,
 ) -> Program:
     def choose(made: Program, kernel: Kernel) -> bool:
-        return facts is None or serves(made, kernel, facts)
+        fits = serves_product if isinstance(kernel.anchor, Product) else serves
+        return facts is None or fits(made, kernel, facts)
 
     warps = 4 if case.halves else case.warps
     return generate_anchors(program, builder, choose, pieces, warps, halves=case.halves)
