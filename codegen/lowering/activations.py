@@ -143,13 +143,7 @@ def softplus(x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
 
 @formula(aten.mish.default)
 def mish(x: Value) -> Value:
-    """``x tanh(log(1 + e^x))``, where the tangent is ``n / (n + 2)`` for ``n = e^x (e^x + 2)``: one function instead of three.
-
-    All terms are positive, so nothing cancels; from 20 on, the quotient is 1.
-    """
-    power = exp(x.apply(Op.MINIMUM, 20.0))
-    grown = power * (power + 2.0)
-    return x * (grown / (grown + 2.0))
+    return x * tanh(softplus(x))
 
 
 @formula(aten.elu.default)
