@@ -17,6 +17,8 @@ from fusepass.codegen.detect import device_facts
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.forms import Forms, TooManyBuilds
 from fusepass.codegen.generate import Generated, conversions, generate
+from fusepass.codegen.ir.product import Product
+from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.lowering.lower import Unsupported, lower
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.config import current
@@ -77,6 +79,8 @@ def _generate_variants(work: Work, forms: Forms) -> None:
         _generate_others(work, [variant for variant in every if variant.name in named(record)], facts)
     if record is None or not adopt(work, record):
         _generate_others(work, others, facts)
+        if current().tune == "fast":
+            _leave_out_slower(work)
     if work.choice is None and _is_anchor_alone(work):
         work.choice = Choice(EAGER, reason="the library's call alone, for which there is no generated code")
 
@@ -127,6 +131,24 @@ def _generate_others(work: Work, others: Sequence[Variant], facts: DeviceFacts) 
             continue
         if fresh:
             work.candidates.append(made)
+
+
+def _leave_out_slower(work: Work) -> None:
+    """Beside a product of halves, a generated convolution that nothing is reduced in is as a rule the slower one: it is not built."""
+    if any(isinstance(kernel.anchor, Product) for each in work.candidates for kernel in _of(each, AnchorSource.HALVES)):
+        reducing = [
+            each for each in work.candidates if any(k.cols or k.partials for k in _of(each, AnchorSource.GENERATED))
+        ]
+        kept = {id(each) for each in (work.candidates[0], *reducing)}
+        work.candidates = [
+            each for each in work.candidates if id(each) in kept or each.variant.anchor is not AnchorSource.GENERATED
+        ]
+
+
+def _of(candidate: Candidate, anchor: AnchorSource) -> list[Kernel]:
+    """The kernels of `candidate` with its anchor, if that is computed by `anchor`."""
+    kernels = candidate.generated.program.kernels if candidate.variant.anchor is anchor else ()
+    return [kernel for kernel in kernels if kernel.anchor is not None]
 
 
 def _candidate(work: Work, variant: Variant, facts: DeviceFacts, share: Share = lambda made: made) -> Candidate:

@@ -64,21 +64,18 @@ def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Va
     `effort` is `Config.tune`: ``"off"`` tries nothing, ``"max"`` everything. ``"fast"`` tries the anchor in both
     implementations, and the other memory format where the rule for it (`anchor_formats`) is least sure: on CUDA, where tensor
     cores may compute a convolution in either. A large convolution that has few channels, or may be rounded to TF32, is also tried as
-    a product of halves. With many channels that is as a rule the faster one of the generated implementations: ``"fast"`` tries no
-    other there. Two variants may turn out to be the same program.
+    a product of halves. Two variants may turn out to be the same program.
     """
     first, *others = anchor_formats(graph, facts)
     anchored = facts.target is Target.CUDA and any(_is_anchor(node) for node in graph.graph.nodes)
     every = (AnchorSource.PREFERRED, AnchorSource.LIBRARY, AnchorSource.GENERATED)
-    halved = _suits_halves(graph, facts)
-    suffices = halved and effort == "fast" and fill_halves(_channels(graph))
-    anchors = every[: 2 if suffices else 3] if anchored else every[:1]
+    anchors = every if anchored else every[:1]
     ranked = [Variant(first, anchor) for anchor in anchors]
     if effort == "fast":
         ranked += [Variant(other, AnchorSource.PREFERRED) for other in others if _is_unsure(graph, facts)]
     else:
         ranked += [Variant(other, anchor) for other in others for anchor in anchors]
-    if halved:
+    if _suits_halves(graph, facts):
         ranked.append(Variant(AnchorFormat.CALLER, AnchorSource.HALVES))
     return tuple(ranked[:1] if effort == "off" else ranked)
 
@@ -148,12 +145,6 @@ def _is_unsure(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
     (node,) = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
     x = node.args[0].meta["val"]
     return facts.target is Target.CUDA and not is_channels_last(x.shape, x.stride()) and _suits_tensor_cores(node)
-
-
-def _channels(graph: fx.GraphModule) -> int:
-    """Input channels of the only convolution."""
-    (node,) = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
-    return int(node.args[0].meta["val"].shape[1])
 
 
 def _suits_halves(graph: fx.GraphModule, facts: DeviceFacts) -> bool:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from fusepass import candidates, override
 from fusepass.choice import GENERATED
 from fusepass.codegen.build import check_compiles
+from fusepass.codegen.forms import Forms
 from fusepass.codegen.generate import generate
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder
@@ -20,13 +23,17 @@ from fusepass.codegen.ir.product import Arithmetic, Nested, Operand, Product, ne
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.lowering.tracer import Spec
 from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
 from fusepass.codegen.passes.axes import order_and_merge
 from fusepass.codegen.passes.products import split_products
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_product import schedule_product
 from fusepass.errors import IRError
+from fusepass.patterns.partition import partition
+from fusepass.splice import subgraph
 from fusepass.variants import variants
+from fusepass.work import Work
 from tests.support.convolutions import HALVED as CASES
 from tests.support.convolutions import Case, program_of
 from tests.support.emulate import emulate
@@ -335,3 +342,22 @@ def test_nvcc_takes_the_source(name: str) -> None:
     if shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")
     check_compiles(render(halved(CASES[name]), H200))
+
+
+@pytest.mark.parametrize(("last", "left_out"), [(nn.ReLU(), True), (nn.Softmax(1), False)])
+def test_beside_halves_a_generated_convolution_is_tried_that_reduces(last: nn.Module, left_out: bool) -> None:
+    graph, _ = trace(nn.Sequential(nn.Conv1d(32, 64, 3), last).to("meta"), torch.empty(64, 32, 20_000, device="meta"))
+    for node in graph.graph.nodes:
+        if isinstance(value := node.meta.get("val"), Tensor):
+            node.meta["val"] = Spec.of(value, torch.device("cuda"))
+    (region,) = partition(graph).regions
+    work = Work(region, subgraph(graph, region), {})
+    with (
+        override(tune="fast"),
+        mock.patch.object(candidates, "device_facts", return_value=H200),
+        mock.patch.object(candidates, "recall", return_value=None),
+    ):
+        candidates.generate_candidates(work, Forms())
+    names = [each.name for each in work.candidates]
+    assert "scaled halves anchor" in names
+    assert ("generated anchor" not in names) is left_out
