@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -95,22 +96,30 @@ def _compiled(source: Source) -> Path:
     _BUILD.mkdir(parents=True, exist_ok=True)
     code, made = _BUILD / f"{name}.cpp", _BUILD / f"{name}.tmp.so"
     code.write_text(text)
-    compiler = shutil.which("g++")
-    assert compiler is not None
-    command = [
-        compiler,
-        *_FLAGS,
-        f"-I{_HERE / 'host'}",
-        f"-I{include_directory()}",
-        f"-I{_HERE}",
-        str(code),
-        "-o",
-        str(made),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    _compile(code, made, f"-I{_precompiled(shim)}")
     made.rename(library)
     return library
+
+
+def _precompiled(shim: bytes) -> Path:
+    """A directory with `cuda_on_host.h` as the compiler left it after reading: a third of the time of most sources."""
+    place = _BUILD / hashlib.sha256(shim).hexdigest()[:20]
+    header = place / "cuda_on_host.h.gch"
+    if not header.exists():
+        place.mkdir(parents=True, exist_ok=True)
+        made = place / f"{os.getpid()}.gch"
+        _compile(_HERE / "cuda_on_host.h", made, "-xc++-header")
+        made.rename(header)
+    return place
+
+
+def _compile(source: Path, output: Path, *more: str) -> None:
+    compiler = shutil.which("g++")
+    assert compiler is not None
+    folders = [f"-I{folder}" for folder in (_HERE / "host", include_directory(), _HERE)]
+    command = [compiler, *_FLAGS, *more, *folders, str(source), "-o", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def host_text(text: str) -> str:

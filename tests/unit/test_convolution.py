@@ -43,6 +43,7 @@ from tests.support.convolutions import (
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
 from tests.support.machine_code import disassembler, instructions, products, written_while_read
+from tests.support.thinned import thinned
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
@@ -53,8 +54,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a
 
 
 @needs_compiler
-@pytest.mark.parametrize("warps", WARPS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "warps"), thinned(itertools.product(CASES, WARPS), 3))
 def test_values(name: str, warps: int) -> None:
     program = generated(replace(CASES[name], warps=warps))
     verify(program)
@@ -79,7 +79,7 @@ def test_inputs_that_start_anywhere(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "warps"),
     [
-        *itertools.product([name for name in CASES if "many channels" in name], WARPS),
+        *thinned(itertools.product([name for name in CASES if "many channels" in name], WARPS), 3),
         *itertools.product(["2d, channels last", "3d, padded", "transposed 3d"], [4]),
     ],
 )
@@ -92,9 +92,7 @@ def test_one_product_of_rounded_operands(name: str, warps: int) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("warps", WARPS)
-@pytest.mark.parametrize("over", Over, ids=lambda over: over.value)
-@pytest.mark.parametrize("name", REDUCED)
+@pytest.mark.parametrize(("name", "over", "warps"), thinned(itertools.product(REDUCED, Over, WARPS), 3))
 def test_reductions_over_channels(name: str, over: Over, warps: int) -> None:
     program = generated_reduction(replace(CASES[name], warps=warps), over)
     verify(program)

@@ -32,6 +32,7 @@ from tests.support.convolutions import CASES, POOLED, Across, Case, generated_po
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
 from tests.support.regions import Region, region
+from tests.support.thinned import thinned
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
@@ -58,7 +59,9 @@ def check(program: Program, facts: DeviceFacts) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("name", POOLED)
-@pytest.mark.parametrize(("across", "facts"), [(Across.EACH, SMALL), (Across.BATCH, SMALL), (Across.EACH, H200)])
+@pytest.mark.parametrize(
+    ("across", "facts"), thinned([(Across.EACH, SMALL), (Across.EACH, H200), (Across.BATCH, SMALL)], 2)
+)
 def test_values(name: str, across: Across, facts: DeviceFacts) -> None:
     program = generated_pooling(CASES[name], across, facts)
     assert convolution_of(program).partials is not None
@@ -70,7 +73,7 @@ def test_values(name: str, across: Across, facts: DeviceFacts) -> None:
 @pytest.mark.parametrize("across", Across)
 @pytest.mark.parametrize(
     "case",
-    [WIDE, replace(WIDE, source=(2, 12, 20, 70)), replace(WIDE, source=(2, 12, 9, 40), out_channels=40)],
+    thinned([WIDE, replace(WIDE, source=(2, 12, 20, 70)), replace(WIDE, source=(2, 12, 9, 40), out_channels=40)], 2),
     ids=["few", "many", "many side by side"],
 )
 def test_a_block_takes_several_tiles(case: Case, across: Across, warps: int) -> None:
@@ -187,7 +190,7 @@ def test_models(name: str) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("far", [0.0, 100.0, 1e4])
+@pytest.mark.parametrize("far", thinned([0.0, 100.0, 1e4], 2))
 @pytest.mark.parametrize("name", ["group norm, then mean", "batch norm", "instance norm", "batch norm less its mean"])
 def test_large_means_cost_no_more_digits_than_in_eager(name: str, far: float) -> None:
     made = of(lambda x, w, b: MODELS[name][0](x + far, w, b))

@@ -39,6 +39,7 @@ from tests.support.convolutions import (
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
 from tests.support.machine_code import disassembler, instructions
+from tests.support.thinned import thinned
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
@@ -69,8 +70,7 @@ def check(program: Program, facts: DeviceFacts = SMALL, tolerance: float = 2e-6)
 
 
 @needs_compiler
-@pytest.mark.parametrize("precision", Precision)
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize(("precision", "name"), thinned(itertools.product(Precision, FEW), 2))
 def test_values(name: str, precision: Precision) -> None:
     check(generated(replace(CASES[name], precision=precision, halves=True)))
 

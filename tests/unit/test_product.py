@@ -33,6 +33,7 @@ from tests.support.native import run_native
 from tests.support.numpy_ops import Array
 from tests.support.products import BF16, CASES, F16, H200, ONE, TILED, Case, assert_close, generated, tiling_id
 from tests.support.regions import NO_SPLIT, memory_of, region, tensor_of
+from tests.support.thinned import thinned
 from tests.unit.test_render_cuda import inputs_of
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
@@ -80,7 +81,7 @@ def with_tiling(monkeypatch: pytest.MonkeyPatch, tiling: Tiling, program: Progra
 
 
 @needs_compiler
-@pytest.mark.parametrize("tiling", TILINGS, ids=tiling_id)
+@pytest.mark.parametrize("tiling", thinned(TILINGS, 4), ids=tiling_id)
 def test_values_of_each_tile(tiling: Tiling, monkeypatch: pytest.MonkeyPatch) -> None:
     served = 0
     for case in TILED.values():

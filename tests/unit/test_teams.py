@@ -34,6 +34,7 @@ from fusepass.runtime import _failed
 from tests.support import kernels as k
 from tests.support.emulate import emulate
 from tests.support.regions import NO_SPLIT, region, tensor_of
+from tests.support.thinned import thinned
 
 H200 = DeviceFacts.h200()
 A100 = replace(H200, arch="sm_80", multiprocessors=108, l2_bytes=40 << 20, shared_bytes_per_block=163 << 10)
@@ -70,7 +71,7 @@ MODELS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] =
 
 
 @emulated
-@pytest.mark.parametrize(("members", "teams", "facts"), [(2, 2, LITTLE), (5, 1, LITTLE), (3, 4, MUCH)])
+@pytest.mark.parametrize(("members", "teams", "facts"), thinned([(2, 2, LITTLE), (5, 1, LITTLE), (3, 4, MUCH)], 2))
 @pytest.mark.parametrize("name", MODELS)
 def test_values(name: str, members: int, teams: int, facts: DeviceFacts) -> None:
     """No further from float64 than the numeric policy lets them be."""
