@@ -57,6 +57,37 @@ class ConvolutionWriter(TileWriter):
             return None
         return PositionStates(self.kernel, self.plan, self.tile_count, self.pointers, self.printer)
 
+    # ---- tiles
+
+    def over_tiles(self, buffers: int, ready: Sequence[str], work: Iterable[str], pointer: str) -> Iterable[str]:
+        """A block takes one tile after another: `ready` makes of what is there what `work` takes.
+
+        With two `buffers`, of type `pointer`, the next tile is fetched meanwhile.
+        """
+        blocks = self.plan.channel_blocks
+        stride = self.plan.blocks // blocks
+        ahead = [
+            *block(f"if ($number + {stride} < {self.tile_count})", [f"$fetch($number + {stride}, $next);"]),
+            "fp::end_copies();",
+            "fp::await_copies<1>();",
+        ]
+        now = ["$fetch($number, $tile);", "fp::end_copies();"]
+        exchange = [f"{pointer} const $done = $tile;", "$tile = $next;", "$next = $done;"]
+        double = buffers == 2
+        loop = [
+            *(ahead if double else [*now, "fp::await_copies<0>();"]),
+            *ready,
+            "__syncthreads();",
+            *self.tile_place(),
+            *work,
+            "__syncthreads();",
+            *(self.states.end("$first_channel") if self.states else ()),
+            *(exchange if double else []),
+        ]
+        yield f"int $number = {quotient('int(blockIdx.x)', blocks)};"
+        yield from now if double else ()
+        yield from block(f"for (; $number < {self.tile_count}; $number += {stride})", loop)
+
     # ---- sums
 
     def finite(self, sums: str, loops: Sequence[tuple[str, int]], test: str = "fp::all_finite") -> Iterable[str]:

@@ -40,26 +40,7 @@ class _Writer(ConvolutionWriter):
         )
 
     def write(self) -> ConvolutionText:
-        plan = self.plan
-        stride = plan.blocks // plan.channel_blocks
-        double = plan.buffers == 2
-        ahead = [
-            *block(f"if ($number + {stride} < {self.tile_count})", [f"$fetch($number + {stride}, $next);"]),
-            "fp::end_copies();",
-            "fp::await_copies<1>();",
-        ]
-        now = ["$fetch($number, $tile);", "fp::end_copies();"]
-        exchange = ["unsigned char* const $done = $tile;", "$tile = $next;", "$next = $done;"]
-        loop = [
-            *(ahead if double else [*now, "fp::await_copies<0>();"]),
-            "fp::publish_to_products();",
-            "__syncthreads();",
-            *self.tile_place(),
-            *self._sets(),
-            "__syncthreads();",
-            *(self.states.end("$first_channel") if self.states else ()),
-            *(exchange if double else []),
-        ]
+        tiles = list(self.over_tiles(self.plan.buffers, ["fp::publish_to_products();"], self._sets(), "unsigned char*"))
         body = [
             *self._shared(),
             *(self.states.begin() if self.states else ()),
@@ -68,9 +49,7 @@ class _Writer(ConvolutionWriter):
             "",
             *self._fetch_tile(),
             "",
-            f"int $number = {quotient('int(blockIdx.x)', plan.channel_blocks)};",
-            *(now if double else []),
-            *block(f"for (; $number < {self.tile_count}; $number += {stride})", loop),
+            *tiles,
         ]
         return ConvolutionText(tuple(self._tables()), tuple(map(self.named, body)))
 

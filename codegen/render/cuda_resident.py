@@ -8,7 +8,7 @@ from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_convolution import GROUP_SLICES, ConvolutionText, ConvolutionWriter, Sums
 from fusepass.codegen.render.cuda_definition import repair
-from fusepass.codegen.render.cuda_input import UNROLL, dot, quotient, table, unrolled
+from fusepass.codegen.render.cuda_input import UNROLL, dot, table, unrolled
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule_convolution.resident import SLICE, ResidentSchedule, first_steps, padded_taps
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS
@@ -33,26 +33,8 @@ class _Writer(ConvolutionWriter):
         )
 
     def write(self) -> ConvolutionText:
-        blocks = self.plan.channel_blocks
-        stride = self.plan.blocks // blocks
-        double = self.plan.buffers == 2
-        ahead = [
-            *block(f"if ($number + {stride} < {self.tile_count})", [f"$fetch($number + {stride}, $next);"]),
-            "fp::end_copies();",
-            "fp::await_copies<1>();",
-        ]
-        now = ["$fetch($number, $tile);", "fp::end_copies();"]
-        exchange = ["float* const $done = $tile;", "$tile = $next;", "$next = $done;"]
-        loop = [
-            *(ahead if double else [*now, "fp::await_copies<0>();"]),
-            *(["$round();"] if self.rounds else []),
-            "__syncthreads();",
-            *self.tile_place(),
-            *self._multiply(),
-            "__syncthreads();",
-            *(self.states.end("$first_channel") if self.states else ()),
-            *(exchange if double else []),
-        ]
+        rounding = ["$round();"] if self.rounds else []
+        tiles = list(self.over_tiles(self.plan.buffers, rounding, self._multiply(), "float*"))
         body = [
             *self._shared(),
             *(self.states.begin() if self.states else ()),
@@ -61,9 +43,7 @@ class _Writer(ConvolutionWriter):
             "",
             *self._fetch_tile(),
             "",
-            f"int $number = {quotient('int(blockIdx.x)', blocks)};",
-            *(now if double else []),
-            *block(f"for (; $number < {self.tile_count}; $number += {stride})", loop),
+            *tiles,
         ]
         return ConvolutionText(tuple(self._tables()), tuple(map(self.named, body)))
 
