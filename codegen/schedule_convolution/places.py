@@ -114,10 +114,12 @@ class PlacesSchedule:
 
 def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> PlacesSchedule | None:
     """The schedule with the least estimated time that fits a multiprocessor; None where none fits."""
-    shapes = itertools.product(_tile_shapes(len(dimensions(kernel)) - 2), (2, 1))
-    shares = list(itertools.product(_rows(kernel, program), _phase_blocks(kernel)))
+    phases = phases_of(kernel, program)
+    shares = list(itertools.product((2, 1), _rows(kernel, program), _phase_blocks(kernel)))
     candidates = (
-        _candidate(kernel, program, facts, tile, buffers, *share) for tile, buffers in shapes for share in shares
+        _candidate(kernel, program, facts, on, *share)
+        for on in (_tiles(kernel, program, phases, tile) for tile in _tile_shapes(len(dimensions(kernel)) - 2))
+        for share in shares
     )
     fitting = [(_cost(plan, facts), number, plan) for number, plan in enumerate(candidates) if plan is not None]
     return min(fitting)[2] if fitting else None
@@ -149,40 +151,38 @@ def _phase_blocks(kernel: Kernel) -> list[int]:
     """Into how many parts the phases may fall: whole pairs, and along an axis all phases or one."""
     if kernel.partials is not None:
         return [1]
-    spread = [min(each) for each in zip(anchor_of(kernel).spread, (axis.size for axis in dimensions(kernel)[2:]), strict=True)]
-    return sorted(set(itertools.accumulate([1, *spread[:-1]], operator.mul)))
+    pairs = zip(anchor_of(kernel).spread, (axis.size for axis in dimensions(kernel)[2:]), strict=True)
+    *outer, _ = map(min, pairs)
+    return sorted(set(itertools.accumulate([1, *outer], operator.mul)))
+
+
+def _tiles(kernel: Kernel, program: Program, phases: tuple[Phase, ...], tile: tuple[int, ...]) -> Tiles:
+    """The positions in tiles of a shape, each with the places of its blocks."""
+    border = border_of(phases, len(tile))
+    channels = program.buffer(anchor_of(kernel).source).shape[1]
+    extent = [size + high - low for size, (low, high) in zip(tile, border, strict=True)]
+    extent[-1] = tile[-1] // BLOCK * (BLOCK + border[-1][1] - border[-1][0])
+    on = tiles_of(kernel, program, phases, border, tile, channels)
+    return replace(on, extent=tuple(extent), origin=tuple(low for low, _ in border), vector=1)
 
 
 def _candidate(
-    kernel: Kernel,
-    program: Program,
-    facts: DeviceFacts,
-    tile: tuple[int, ...],
-    buffers: int,
-    rows: int,
-    phase_blocks: int,
+    kernel: Kernel, program: Program, facts: DeviceFacts, on: Tiles, buffers: int, rows: int, phase_blocks: int
 ) -> PlacesSchedule | None:
     sizes, anchor = [axis.size for axis in dimensions(kernel)], anchor_of(kernel)
-    phases = phases_of(kernel, program)
-    border = border_of(phases, len(tile))
-    channels, parts = program.buffer(anchor.source).shape[1], anchor.parts
-    on = tiles_of(kernel, program, phases, border, tile, channels)
-    run = BLOCK + border[-1][1] - border[-1][0]
-    extent = [size + high - low for size, (low, high) in zip(tile, border, strict=True)]
-    extent[-1] = tile[-1] // BLOCK * run
-    on = replace(on, extent=tuple(extent), origin=tuple(low for low, _ in border), vector=1)
-    layers = prod(halves_of_place(channels, parts)) // HALVES
+    parts = anchor.parts
+    layers = prod(halves_of_place(program.buffer(anchor.source).shape[1], parts)) // HALVES
     sums = ROWS * rows * parts * on.pair
     channel_blocks = ceil(sizes[1] / (ROWS * rows)) * phase_blocks
-    slices = tuple(max(ceil(len(phase.taps) * layers / 2), 1) for phase in phases)
+    slices = tuple(max(ceil(len(phase.taps) * layers / 2), 1) for phase in on.phases)
     each = len(slices) // phase_blocks
-    if len({sum(slices[part * each : (part + 1) * each]) for part in range(phase_blocks)}) > 1:
+    if len({sum(slices[at : at + each]) for at in range(0, len(slices), each)}) > 1:
         return None
     if sums > _MOST_SUMS or ROWS * rows * parts > _MOST_SUMS:
         return None
     plan = PlacesSchedule(
         on=on,
-        run=run,
+        run=on.extent[-1] // (on.tile[-1] // BLOCK),
         layers=layers,
         slices=slices,
         phase_blocks=phase_blocks,
