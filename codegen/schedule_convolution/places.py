@@ -22,6 +22,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule_convolution.tiles import (
     COLUMNS,
     GROUP,
+    MOST_ROWS,
     WARPS,
     Tiles,
     anchor_of,
@@ -144,7 +145,8 @@ def _rows(kernel: Kernel, program: Program) -> list[int]:
         return [every]
     few = few_halves(program.buffer(anchor.source).shape[1], anchor.step)
     room = _MOST_SUMS // (ROWS * anchor.parts * pair_of(kernel))
-    return sorted({max(min(every, each), 1) for each in ((room // 2,) if few else (room // 2, room))})
+    most = min(every, MOST_ROWS) if kernel.partials else every
+    return sorted({max(min(most, each), 1) for each in ((room // 2,) if few else (room // 2, room))})
 
 
 def _phase_blocks(kernel: Kernel) -> list[int]:

@@ -22,7 +22,7 @@ from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_convolution import preferred, schedule_convolution, serves
 from fusepass.codegen.schedule_convolution.places import PlacesSchedule, padded_places
-from fusepass.codegen.schedule_convolution.tiles import anchor_of
+from fusepass.codegen.schedule_convolution.tiles import MOST_ROWS, anchor_of
 from fusepass.codegen.toolchain import include_directory
 from fusepass.errors import IRError
 from tests.support.convolutions import (
@@ -225,6 +225,12 @@ def test_a_tile_fits_and_products_have_each_place_once() -> None:
             offsets = [each[0] for each in places]
             assert offsets == sorted(offsets)
             assert 0 <= offsets[0] <= offsets[-1] < min(plan.layers * plan.layer_places, 1 << 14)
+
+
+def test_states_of_reductions_over_positions_have_a_room() -> None:
+    program = generated_pooling(many(LARGE["2d, 64 to 128"]), Across.EACH, H200)
+    assert planned(program).rows == MOST_ROWS
+    assert "gather_channel" in render(program, H200).text
 
 
 def test_chosen_by_measurement_alone_and_where_four_warps_multiply() -> None:
