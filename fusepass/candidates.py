@@ -134,8 +134,12 @@ def _generate_others(work: Work, others: Sequence[Variant], facts: DeviceFacts) 
 
 
 def _leave_out_slower(work: Work) -> None:
-    """Beside a product of halves, a generated convolution that nothing is reduced in is as a rule the slower one: it is not built."""
-    if any(isinstance(kernel.anchor, Product) for each in work.candidates for kernel in _of(each, AnchorSource.HALVES)):
+    """Beside products of halves, a generated convolution that nothing is reduced in is as a rule the slower one: it is not built."""
+    streamed, tiled = (
+        [kernel for each in work.candidates for kernel in _of(each, anchor)]
+        for anchor in (AnchorSource.HALVES, AnchorSource.TILED_HALVES)
+    )
+    if tiled or any(isinstance(kernel.anchor, Product) for kernel in streamed):
         reducing = [
             each for each in work.candidates if any(k.cols or k.partials for k in _of(each, AnchorSource.GENERATED))
         ]
