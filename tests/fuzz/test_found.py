@@ -183,3 +183,13 @@ def test_upsampling_keeps_strides_under_torch_compile(batch: int) -> None:
     result = torch.compile(model, backend="fusepass")(x)
     assert result.stride() == model(x).stride()
     torch.testing.assert_close(result, model(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("order", [(0, 3, 1, 2), (3, 1, 0, 2), (0, 1, 2, 3)])
+def test_random_numbers_are_drawn_in_the_order_of_memory(order: tuple[int, ...]) -> None:
+    model, x = nn.Sequential(nn.ReLU(), nn.Dropout(0.3), nn.Tanh()).train(), torch.randn(2, 5, 6, 7).permute(order)
+    with override(debug=True):
+        fused = fusepass.optimize(model)
+        outcome = check(model, fused, (x,))
+    assert outcome.ok, outcome.explain()
+    assert fused.report().fused_share > 0
