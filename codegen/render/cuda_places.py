@@ -14,7 +14,7 @@ from fusepass.codegen.render.cuda_definition import repair
 from fusepass.codegen.render.cuda_input import dot, plus, quotient, remainder, table, unrolled
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.schedule_convolution.places import BLOCK, TOGETHER, PlacesSchedule, padded_places
-from fusepass.codegen.schedule_convolution.tiles import COLUMNS, WARPS
+from fusepass.codegen.schedule_convolution.tiles import COLUMNS
 
 _CHAIN = 4  # products that are begun at once; tensor cores, which round their sums towards zero, add no more where accuracy is wanted
 
@@ -35,12 +35,13 @@ class _Writer(ConvolutionWriter):
         assert self.anchor.halves is not None
         self.halves = self.anchor.halves
         self.each = prod(halves_of_place(self.source.shape[1], plan.parts))  # halves of a position
-        self.places_name, self.weights_name, self.steps_name = (
-            names.exact(f"{kernel.name}_{what}") for what in ("places", "weights_from", "first_product")
+        self.places_name, self.weights_name, self.steps_name, self.origins_name = (
+            names.exact(f"{kernel.name}_{what}") for what in ("places", "weights_from", "first_product", "origins")
         )
 
     def write(self) -> ConvolutionText:
-        tiles = list(self.over_tiles(self.plan.buffers, ["fp::publish_to_products();"], self._sets(), "unsigned char*"))
+        plan, ready = self.plan, ["fp::publish_to_products();"]
+        tiles = list(self.over_tiles(plan.buffers, ready, self._sets(), "unsigned char*", plan.teams))
         body = [
             *self._shared(),
             *(self.states.begin() if self.states else ()),
@@ -70,6 +71,9 @@ class _Writer(ConvolutionWriter):
         yield from table(self.weights_name, weights)
         yield "// The first product of each phase, and the end of the last."
         yield from table(self.steps_name, [0, *itertools.accumulate(self.plan.slices)])
+        if self.plan.origins_vary:
+            yield "// For each part of the phases, where a tile's input begins."
+            yield from table(self.origins_name, [*itertools.chain(*self.plan.origins)])
 
     # ---- what a block fetches
 
@@ -77,7 +81,10 @@ class _Writer(ConvolutionWriter):
         plan, staged = self.plan, 4 * self.on.staged_floats
         yield "extern __shared__ __align__(128) unsigned char $pool[];"
         yield "unsigned char* const $weights = $pool;"
-        yield f"unsigned char* $tile = $pool + {plan.weight_bytes + staged};"
+        own = f" + $team * {plan.buffers * plan.tile_bytes}" if plan.teams > 1 else ""
+        if plan.teams > 1:
+            yield "const int $team = threadIdx.x / 128;"
+        yield f"unsigned char* $tile = $pool + {plan.weight_bytes + staged}{own};"
         if plan.buffers == 2:
             yield f"unsigned char* $next = $tile + {plan.tile_bytes};"
         yield "const int $lane = threadIdx.x % 32;"
@@ -87,9 +94,12 @@ class _Writer(ConvolutionWriter):
         first = f"int(blockIdx.x) % {plan.channel_blocks} / {plan.phase_blocks} * {ROWS * plan.rows}"
         yield f"const int $first_channel = {first if plan.channel_blocks > plan.phase_blocks else '0'};"
         if plan.phase_blocks > 1:
-            each = len(self.on.phases) // plan.phase_blocks
-            yield f"const int $first_phase = int(blockIdx.x) % {plan.phase_blocks} * {each};"
+            yield f"const int $part = int(blockIdx.x) % {plan.phase_blocks};"
+            yield f"const int $first_phase = $part * {plan.part};"
             yield f"const int $first_product = {self.steps_name}[$first_phase];"
+            if plan.origins_vary:
+                for number, axis in enumerate(self.axes):
+                    yield f"const int $origin_{axis[1:]} = {self.origins_name}[$part * {len(self.axes)} + {number}];"
 
     def _fetch_weights(self) -> Iterable[str]:
         """Weights as tensor cores take them: 8 columns x 8 halves side by side; see `tile_descriptor`."""
@@ -135,9 +145,8 @@ class _Writer(ConvolutionWriter):
             if number == len(self.axes) - 1 and extent != plan.run:
                 lines.append(f"const int $along = {here};")
                 here = f"$along - $along / {plan.run} * {plan.run - BLOCK}"
-            lines.append(
-                f"const {self.index_type} {axis} = $tile_{axis[1:]} * {tile} + {here}{plus(on.origin[number])};"
-            )
+            origin = f" + $origin_{axis[1:]}" if plan.origins_vary else plus(on.origin[number])
+            lines.append(f"const {self.index_type} {axis} = $tile_{axis[1:]} * {tile} + {here}{origin};")
             conditions.append(f"{axis} >= 0 && {axis} < {self.source.shape[2 + number]}")
             index.append(f"{axis} * {source.strides[1 + number]}")
             rest = quotient(rest, extent)
@@ -152,7 +161,8 @@ class _Writer(ConvolutionWriter):
             layer = f" + $layer * {HALVES}"
         lines.append(f"fp::begin_copy_bytes<{2 * HALVES}>({to}, $from{layer}, $real ? {2 * HALVES} : 0);")
         copies = plan.layers * on.elements
-        loop = block(f"for (int $i = threadIdx.x; $i < {copies}; $i += {plan.threads})", lines)
+        thread = "threadIdx.x % 128" if plan.teams > 1 else "threadIdx.x"
+        loop = block(f"for (int $i = {thread}; $i < {copies}; $i += {plan.threads // plan.teams})", lines)
         yield "// begins to fetch the input below a tile, zeros where there is none"
         yield from block("const auto $fetch = [&](int $number, unsigned char* $to)", [*self.tile_place(), *loop])[:-1]
         yield "};"
@@ -162,7 +172,8 @@ class _Writer(ConvolutionWriter):
     def _sets(self) -> Iterable[str]:
         plan, on = self.plan, self.on
         plane = prod(on.tile[-2:]) // BLOCK  # blocks of positions that are equally far from each other
-        blocks = f"({f'$set * {WARPS // 4} + ' if plan.sets > 1 else ''}$warp / 4) * {TOGETHER}"
+        group = "0" if plan.teams > 1 else "$warp / 4"
+        blocks = f"({f'$set * {plan.tile_warps // 4} + ' if plan.sets > 1 else ''}{group}) * {TOGETHER}"
         at = f"$block * {plan.run}"
         if len(on.tile) > 2 and on.tile[0] > 1:
             at = f"$block / {plane} * {on.extent[-2] * on.extent[-1]} + $block % {plane} * {plan.run}"
@@ -184,7 +195,8 @@ class _Writer(ConvolutionWriter):
             f"fp::stage_places<{on.pair}, {on.staged_pitch}, {plan.rows}>($room, $sums[$p], $m, $p, "
             f"{scales[0]}, {scales[1]}, $first_channel + $m * {ROWS}, {self.sizes[1]});"
         )
-        first = f"($set * {WARPS} + $warp) * {COLUMNS}" if plan.sets > 1 else f"$warp * {COLUMNS}"
+        warp = f"$warp % {plan.tile_warps}" if plan.teams > 1 else "$warp"
+        first = f"($set * {plan.tile_warps} + {warp}) * {COLUMNS}" if plan.sets > 1 else f"{warp} * {COLUMNS}"
         lines = [
             f"float $sums[{on.pair}][2][{plan.columns // 2}] = {{}};",
             *unrolled("$p", on.pair, self._sum_up()),
@@ -193,8 +205,9 @@ class _Writer(ConvolutionWriter):
         ]
         if len(on.phases) > 1:
             yield "#pragma unroll 1"
-            each, first = len(on.phases) // plan.phase_blocks, "$first_phase" if plan.phase_blocks > 1 else "0"
-            last = f"$first_phase + {each}" if plan.phase_blocks > 1 else str(each)
+            first, last = "0", str(plan.part)
+            if plan.phase_blocks > 1:
+                first, last = "$first_phase", f"$first_phase + {plan.part}"
             yield from block(f"for (int $phase = {first}; $phase < {last}; $phase += {on.pair})", lines)
         else:
             yield from lines

@@ -44,6 +44,7 @@ class Tiles:
         vector: neighbouring input elements that one copy brings, 4 or 1; tiles of the input are whole numbers of them.
         wide: whether indices need 64 bits.
         state_floats: room for the states of reductions over positions, of all warps.
+        block_warps: warps of a block.
     """
 
     tile: tuple[int, ...]
@@ -57,10 +58,11 @@ class Tiles:
     vector: int
     wide: bool
     state_floats: int = 0
+    block_warps: int = WARPS
 
     @property
     def threads(self) -> int:
-        return 32 * WARPS
+        return 32 * self.block_warps
 
     @property
     def elements(self) -> int:
@@ -78,7 +80,7 @@ class Tiles:
     @property
     def staged_floats(self) -> int:
         """Floats of all warps' results that are laid out at once, and of states behind them."""
-        return WARPS * ROWS * self.staged_pitch + self.state_floats
+        return self.block_warps * ROWS * self.staged_pitch + self.state_floats
 
 
 def phases_of(kernel: Kernel, program: Program) -> tuple[Phase, ...]:
