@@ -14,6 +14,7 @@ from fusepass.codegen.render.cuda_input import UNROLL, TileWriter, quotient, rem
 from fusepass.codegen.render.cuda_partials import PositionStates
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.schedule_convolution.tiles import SECTOR
 
 GROUP_SLICES = 2  # that a thread has on their way into the tensor core where four warps multiply together
 
@@ -205,12 +206,25 @@ class ConvolutionWriter(TileWriter):
         coordinates[-1] = inner if coordinates[-1] == "0" else f"{coordinates[-1]} + {inner}"
         starts, conditions, lines = self._phase_starts(), [], []
         for number, axis in enumerate(self.axes):
-            position = f"($tile_{axis[1:]} * {on.tile[number]} + {coordinates[number]})"
+            position = f"($tile_{axis[1:]} * {on.steps[number]} + {coordinates[number]})"
             spread = self.anchor.spread[number]
             at = position if spread == 1 else f"{position} * {spread} + {starts[number]}"
             lines.append(f"const {self.index_type} {axis} = {bare(at)};")
             conditions.append(f"{axis} < {sizes[2 + number]}")
+        if on.pace:
+            lines += self._own_sectors()
         return lines, " && ".join(conditions)
+
+    def _own_sectors(self) -> list[str]:
+        """``$ahead``, how far a result is from the tile's first one, and ``$own``: the tile stores it where that, counted from the beginning
+        of its sector, is less. The first tile of a row and the last one store all to its ends.
+        """
+        step = self.on.pace * self.anchor.spread[-1]
+        before = f"($tile_x ? 0 : {SECTOR})"  # of a row begins a sector
+        return [
+            f"const int $ahead = int($x) - $tile_x * {step} + {before};",
+            f"const unsigned $own = $tile_x == {self.on.tiles[-1] - 1} ? {1 << 30} : {step} + {before};",
+        ]
 
     def _phase_starts(self) -> list[str]:
         """The first result element of a phase, per axis."""
@@ -242,7 +256,11 @@ class ConvolutionWriter(TileWriter):
         value = bare(scope.value(store.value))
         if store.value.dtype is not buffer.dtype:
             value = f"fp::cast<{C_TYPES[buffer.dtype]}>({value})"
-        return f"{self.pointers[store.buffer]}[{scope.index(store.index)}] = {value};"
+        index, target = scope.index(store.index), self.pointers[store.buffer]
+        if not self.on.pace:
+            return f"{target}[{index}] = {value};"
+        own = f"unsigned($ahead - int($at % {SECTOR // buffer.dtype.nbytes})) < $own"
+        return f"if (const {self.index_type} $at = {index}; {own}) {target}[$at] = {value};"
 
 
 def _apart(lines: Iterable[str]) -> list[str]:

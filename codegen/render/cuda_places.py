@@ -140,7 +140,7 @@ class _Writer(ConvolutionWriter):
         lines, conditions, index = list[str](), [], [f"$sample * {source.strides[0]}"]
         rest = "$element" if plan.layers > 1 else "$i"
         for number in reversed(range(len(self.axes))):
-            axis, extent, tile = self.axes[number], on.extent[number], on.tile[number]
+            axis, extent, tile = self.axes[number], on.extent[number], on.steps[number]
             here = remainder(rest, extent) if number else rest
             if number == len(self.axes) - 1 and extent != plan.run:
                 lines.append(f"const int $along = {here};")

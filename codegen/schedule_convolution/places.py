@@ -17,12 +17,13 @@ from math import ceil, prod
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import HALVES, ROWS, Phase, few_halves, halves_of_place
-from fusepass.codegen.ir.dtype import Precision
+from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule_convolution.tiles import (
     COLUMNS,
     GROUP,
     MOST_ROWS,
+    SECTOR,
     WARPS,
     Tiles,
     anchor_of,
@@ -170,7 +171,11 @@ def _tile_shapes(axes: int, teams: int) -> Iterator[tuple[int, ...]]:
     least = SHARE * (WARPS if teams == 1 else 4)
     powers = [1 << n for n in range((_MOST_SETS * least).bit_length())]
     for shape in itertools.product(powers, repeat=axes):
-        if least <= prod(shape) <= _MOST_SETS * least and shape[-1] >= BLOCK and prod(shape[-2:]) % (TOGETHER * BLOCK) == 0:
+        if (
+            least <= prod(shape) <= _MOST_SETS * least
+            and shape[-1] >= BLOCK
+            and prod(shape[-2:]) % (TOGETHER * BLOCK) == 0
+        ):
             yield shape
 
 
@@ -185,7 +190,9 @@ def _rows(kernel: Kernel, program: Program) -> list[int]:
         return [every]
     room = _MOST_SUMS // (ROWS * anchor.parts * pair_of(kernel))
     most = min(every, MOST_ROWS) if kernel.partials else every
-    return sorted({max(min(most, each), 1) for each in ((room // 2,) if _is_few(kernel, program) else (room // 2, room))})
+    return sorted(
+        {max(min(most, each), 1) for each in ((room // 2,) if _is_few(kernel, program) else (room // 2, room))}
+    )
 
 
 def _phase_blocks(kernel: Kernel) -> list[int]:
@@ -209,7 +216,32 @@ def _tiles(
     extent[-1] = tile[-1] // BLOCK * (BLOCK + widest[-1])
     on = tiles_of(kernel, program, phases, borders[0], tile, channels)
     origins = tuple(tuple(low for low, _ in border) for border in borders)
-    return replace(on, extent=tuple(extent), origin=origins[0], vector=1), origins
+    return _overlapping(kernel, program, replace(on, extent=tuple(extent), origin=origins[0], vector=1)), origins
+
+
+def _overlapping(kernel: Kernel, program: Program, on: Tiles) -> Tiles:
+    """The same tiles, overlapping by a sector of the results where theirs begin anywhere: two blocks that write to one at different times
+    cost more than what is computed twice.
+    """
+    spread, size = anchor_of(kernel).spread[-1], dimensions(kernel)[-1].size
+    if on.tiles[-1] == 1 or kernel.partials or spread != on.pair or not _begin_anywhere(kernel, program):
+        return on
+    pace = on.tile[-1] - SECTOR // DType.F32.nbytes // spread
+    tiles = 1 + ceil((ceil(size / spread) - on.tile[-1]) / pace)
+    return replace(on, pace=pace, tiles=(*on.tiles[:-1], tiles))
+
+
+def _begin_anywhere(kernel: Kernel, program: Program) -> bool:
+    """Whether all that is stored are rows of float32 numbers along the last axis, which begin at any place in a sector."""
+    *others, last = dimensions(kernel)
+    for store in (*kernel.row_stores, *kernel.stores):
+        nbytes = program.buffer(store.buffer).dtype.nbytes
+        if nbytes != DType.F32.nbytes or store.index.stride(last) != 1:
+            return False
+        strides = [store.index.stride(axis) for axis in others if axis.size > 1]
+        if all(stride is not None and stride * nbytes % SECTOR == 0 for stride in strides):
+            return False
+    return True
 
 
 def _candidate(
