@@ -140,7 +140,8 @@ class ConvolutionWriter(TileWriter):
         places, inside = self._position(sums.group)
         if self.states is None:
             return unrolled("$half", self.on.pair, [*places, *block(f"if ({inside})", lines)])
-        places += [f"const bool $is_inside = {inside};", "$inside[$half] = __ballot_sync(0xffffffffu, $is_inside);"]
+        once = f"$is_inside && ({self._is_first()})" if self.on.pace else "$is_inside"  # of tiles that overlap
+        places += [f"const bool $is_inside = {inside};", f"$inside[$half] = __ballot_sync(0xffffffffu, {once});"]
         taken = unrolled("$half", self.on.pair, [*places, *block("if ($is_inside)", lines)])
         return [f"unsigned $inside[{self.on.pair}];", *taken]
 
@@ -225,6 +226,11 @@ class ConvolutionWriter(TileWriter):
             f"const int $ahead = int($x) - $tile_x * {step} + {before};",
             f"const unsigned $own = $tile_x == {self.on.tiles[-1] - 1} ? {1 << 30} : {step} + {before};",
         ]
+
+    def _is_first(self) -> str:
+        """The condition that no later tile has a result."""
+        step = self.on.pace * self.anchor.spread[-1]
+        return f"int($x) < ($tile_x + 1) * {step} || $tile_x == {self.on.tiles[-1] - 1}"
 
     def _phase_starts(self) -> list[str]:
         """The first result element of a phase, per axis."""

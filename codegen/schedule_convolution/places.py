@@ -163,7 +163,7 @@ def _is_few(kernel: Kernel, program: Program) -> bool:
 
 
 def _teams(kernel: Kernel, program: Program) -> tuple[int, ...]:
-    return (1,) if kernel.partials or _is_few(kernel, program) else _TEAMS
+    return (1,) if _is_few(kernel, program) else _TEAMS
 
 
 def _tile_shapes(axes: int, teams: int) -> Iterator[tuple[int, ...]]:
@@ -224,7 +224,7 @@ def _overlapping(kernel: Kernel, program: Program, on: Tiles) -> Tiles:
     cost more than what is computed twice.
     """
     spread, size = anchor_of(kernel).spread[-1], dimensions(kernel)[-1].size
-    if on.tiles[-1] == 1 or kernel.partials or spread != on.pair or not _begin_anywhere(kernel, program):
+    if on.tiles[-1] == 1 or spread != on.pair or not _begin_anywhere(kernel, program):
         return on
     pace = on.tile[-1] - SECTOR // DType.F32.nbytes // spread
     tiles = 1 + ceil((ceil(size / spread) - on.tile[-1]) / pace)
@@ -255,7 +255,8 @@ def _candidate(
     rows: int,
 ) -> PlacesSchedule | None:
     sizes, anchor = [axis.size for axis in dimensions(kernel)], anchor_of(kernel)
-    on = replace(on, block_warps=4 * teams if teams > 1 else WARPS)
+    if teams > 1:
+        on = replace(on, block_warps=4 * teams, state_floats=on.state_floats * 4 * teams // WARPS)
     parts = anchor.parts
     layers = prod(halves_of_place(program.buffer(anchor.source).shape[1], parts)) // HALVES
     sums = ROWS * rows * parts * on.pair
@@ -285,8 +286,10 @@ def _candidate(
     if shared > facts.shared_bytes_per_block:
         return None
     resident = max(min(facts.shared_bytes_per_block // shared, _most_resident(plan, anchor.precision)), 1)
-    tiles = ceil(sizes[0] * prod(on.tiles) / teams)
-    each = max(min(tiles, resident * facts.multiprocessors // channel_blocks), 1)
+    tiles = sizes[0] * prod(on.tiles)
+    if kernel.partials and tiles < teams:  # each has a piece
+        return None
+    each = max(min(tiles // teams, resident * facts.multiprocessors // channel_blocks), 1)
     return replace(plan, blocks=each * channel_blocks, resident=resident, shared_bytes=shared)
 
 

@@ -107,11 +107,13 @@ def test_values_of_many_channels(name: str) -> None:
 
 @needs_compiler
 def test_blocks_share_phases_whose_weights_are_large() -> None:
-    """What is reduced over channels there knows its phase."""
+    """What is reduced over channels there knows its phase; where all results are stored as well, another kernel reduces them."""
     tight = replace(SMALL, shared_bytes_per_block=130 << 10)
-    program = generated_reduction(many(Case((1, 40, 3, 5), 33, (6, 4), (3, 2), (1, 1), (1, 1), True)), Over.SOFTMAX)
+    program = generated_reduction(many(Case((1, 40, 3, 5), 33, (6, 4), (3, 2), (1, 1), (1, 1), True)), Over.LOGSUMEXP)
+    assert multiplying(program).cols
     assert planned(program, tight).phase_blocks == 3
     check(program, tight, tolerance=1e-5)
+    assert not multiplying(generated_reduction(many(MANY["2d"]), Over.SOFTMAX)).cols
 
 
 @needs_compiler
