@@ -8,7 +8,8 @@ from math import prod
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import GROUP_ARCH, Convolution
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.schedule_convolution.places import PlacesSchedule, places_schedule
+from fusepass.codegen.schedule_convolution.places import PlacesSchedule
+from fusepass.codegen.schedule_convolution.places_search import places_schedule
 from fusepass.codegen.schedule_convolution.resident import ResidentSchedule, resident_schedule
 from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule, streamed_schedule
 from fusepass.codegen.schedule_convolution.tiles import anchor_of, unaligned

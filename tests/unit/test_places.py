@@ -106,6 +106,21 @@ def test_values_of_many_channels(name: str) -> None:
 
 
 @needs_compiler
+def test_tiles_overlap_where_rows_begin_anywhere() -> None:
+    """Each stores its own sectors, and each result is counted once; several groups of warps have tiles of their own."""
+    case = many(Case((3, 24, 2, 70), 8, (2, 3), (1, 1), (1, 1), (1, 1)))
+    program = generated_pooling(case, Across.BATCH, SMALL)
+    plan = planned(program, SMALL)
+    assert multiplying(program).partials is not None
+    assert plan.teams > 1
+    assert 0 < plan.on.pace < plan.on.tile[-1]
+    check(program, tolerance=1e-5)
+    aligned = planned(generated(replace(case, kernel=(2, 1))), SMALL)
+    assert aligned.on.tiles[-1] > 1
+    assert not aligned.on.pace
+
+
+@needs_compiler
 def test_blocks_share_phases_whose_weights_are_large() -> None:
     """What is reduced over channels there knows its phase; where all results are stored as well, another kernel reduces them."""
     tight = replace(SMALL, shared_bytes_per_block=130 << 10)

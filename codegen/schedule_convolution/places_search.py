@@ -1,0 +1,212 @@
+"""The schedule of `places` with the least estimated time."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil, prod
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.convolution import HALVES, ROWS, Phase, few_halves, halves_of_place
+from fusepass.codegen.ir.dtype import DType, Precision
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.schedule_convolution.places import BLOCK, SHARE, STEP, TOGETHER, PlacesSchedule
+from fusepass.codegen.schedule_convolution.tiles import (
+    MOST_ROWS,
+    SECTOR,
+    WARPS,
+    Tiles,
+    anchor_of,
+    border_of,
+    dimensions,
+    pair_of,
+    phases_of,
+    tiles_of,
+)
+
+_MOST_SETS = 4
+_LAID_OUT, _STORED = 3.5, 1.25  # cycles for a result, by five: of a team alone, of all teams
+_BUSY = 1.15  # times as long as they should, products take
+_LATENCY = 1500  # cycles until copies arrive
+_LARGE_TEAMS = 3  # for which threads have registers for all of these sums
+_TEAMS = 4, 3, 2, 1  # groups of four warps of a block, where each has tiles of its own
+_MOST_SUMS = 128  # registers of a thread
+
+
+def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> PlacesSchedule | None:
+    """The schedule with the least estimated time that fits a multiprocessor; None where none fits."""
+    phases, axes = phases_of(kernel, program), len(dimensions(kernel)) - 2
+    shares = list(itertools.product((2, 1), _rows(kernel, program)))
+    candidates = (
+        _candidate(kernel, program, facts, on, origins, teams, *share)
+        for teams in _teams(kernel, program)
+        for tile in _tile_shapes(axes, teams)
+        for on, origins in (_tiles(kernel, program, phases, tile, parts) for parts in _phase_blocks(kernel))
+        for share in shares
+    )
+    fitting = [(_cost(plan, facts), number, plan) for number, plan in enumerate(candidates) if plan is not None]
+    return min(fitting)[2] if fitting else None
+
+
+def _is_few(kernel: Kernel, program: Program) -> bool:
+    """Whether a kernel's convolution has few input channels: then two blocks share a multiprocessor."""
+    anchor = anchor_of(kernel)
+    return few_halves(program.buffer(anchor.source).shape[1], anchor.step)
+
+
+def _teams(kernel: Kernel, program: Program) -> tuple[int, ...]:
+    return (1,) if _is_few(kernel, program) else _TEAMS
+
+
+def _tile_shapes(axes: int, teams: int) -> Iterator[tuple[int, ...]]:
+    """Whole sets of positions, in planes of which each has whole numbers of blocks that are multiplied together."""
+    least = SHARE * (WARPS if teams == 1 else 4)
+    powers = [1 << n for n in range((_MOST_SETS * least).bit_length())]
+    for shape in itertools.product(powers, repeat=axes):
+        if (
+            least <= prod(shape) <= _MOST_SETS * least
+            and shape[-1] >= BLOCK
+            and prod(shape[-2:]) % (TOGETHER * BLOCK) == 0
+        ):
+            yield shape
+
+
+def _rows(kernel: Kernel, program: Program) -> list[int]:
+    """How many times 16 output channels a block may work on; all of them where it reduces over these.
+
+    Where two blocks share a multiprocessor, a thread has half of the registers for its sums.
+    """
+    anchor = anchor_of(kernel)
+    every = ceil(dimensions(kernel)[1].size / ROWS)
+    if kernel.sweeps:
+        return [every]
+    room = _MOST_SUMS // (ROWS * anchor.parts * pair_of(kernel))
+    most = min(every, MOST_ROWS) if kernel.partials else every
+    return sorted(
+        {max(min(most, each), 1) for each in ((room // 2,) if _is_few(kernel, program) else (room // 2, room))}
+    )
+
+
+def _phase_blocks(kernel: Kernel) -> list[int]:
+    """Into how many parts the phases may fall: whole pairs, and along an axis all phases or one."""
+    if kernel.partials is not None:
+        return [1]
+    pairs = zip(anchor_of(kernel).spread, (axis.size for axis in dimensions(kernel)[2:]), strict=True)
+    *outer, _ = map(min, pairs)
+    return sorted(set(itertools.accumulate([1, *outer], operator.mul)))
+
+
+def _tiles(
+    kernel: Kernel, program: Program, phases: tuple[Phase, ...], tile: tuple[int, ...], parts: int
+) -> tuple[Tiles, tuple[tuple[int, ...], ...]]:
+    """The positions in tiles of a shape, each with the places of its blocks, and the origins for parts of the phases."""
+    each = len(phases) // parts
+    borders = [border_of(phases[at : at + each], len(tile)) for at in range(0, len(phases), each)]
+    widest = [max(high - low for low, high in along) for along in zip(*borders, strict=True)]
+    channels = program.buffer(anchor_of(kernel).source).shape[1]
+    extent = [size + width for size, width in zip(tile, widest, strict=True)]
+    extent[-1] = tile[-1] // BLOCK * (BLOCK + widest[-1])
+    on = tiles_of(kernel, program, phases, borders[0], tile, channels)
+    origins = tuple(tuple(low for low, _ in border) for border in borders)
+    return _overlapping(kernel, program, replace(on, extent=tuple(extent), origin=origins[0], vector=1)), origins
+
+
+def _overlapping(kernel: Kernel, program: Program, on: Tiles) -> Tiles:
+    """The same tiles, overlapping by a sector of the results where theirs begin anywhere: two blocks that write to one at different times
+    cost more than what is computed twice.
+    """
+    spread, size = anchor_of(kernel).spread[-1], dimensions(kernel)[-1].size
+    if on.tiles[-1] == 1 or spread != on.pair or not _begin_anywhere(kernel, program):
+        return on
+    pace = on.tile[-1] - SECTOR // DType.F32.nbytes // spread
+    tiles = 1 + ceil((ceil(size / spread) - on.tile[-1]) / pace)
+    return replace(on, pace=pace, tiles=(*on.tiles[:-1], tiles))
+
+
+def _begin_anywhere(kernel: Kernel, program: Program) -> bool:
+    """Whether all that is stored are rows of float32 numbers along the last axis, which begin at any place in a sector."""
+    *others, last = dimensions(kernel)
+    for store in (*kernel.row_stores, *kernel.stores):
+        nbytes = program.buffer(store.buffer).dtype.nbytes
+        if nbytes != DType.F32.nbytes or store.index.stride(last) != 1:
+            return False
+        strides = [store.index.stride(axis) for axis in others if axis.size > 1]
+        if all(stride is not None and stride * nbytes % SECTOR == 0 for stride in strides):
+            return False
+    return True
+
+
+def _candidate(
+    kernel: Kernel,
+    program: Program,
+    facts: DeviceFacts,
+    on: Tiles,
+    origins: tuple[tuple[int, ...], ...],
+    teams: int,
+    buffers: int,
+    rows: int,
+) -> PlacesSchedule | None:
+    sizes, anchor = [axis.size for axis in dimensions(kernel)], anchor_of(kernel)
+    if teams > 1:
+        on = replace(on, block_warps=4 * teams, state_floats=on.state_floats * 4 * teams // WARPS)
+    parts = anchor.parts
+    layers = prod(halves_of_place(program.buffer(anchor.source).shape[1], parts)) // HALVES
+    sums = ROWS * rows * parts * on.pair
+    channel_blocks = ceil(sizes[1] / (ROWS * rows)) * len(origins)
+    slices = tuple(max(ceil(len(phase.taps) * layers / 2), 1) for phase in on.phases)
+    each = len(slices) // len(origins)
+    if len({sum(slices[at : at + each]) for at in range(0, len(slices), each)}) > 1:
+        return None
+    if sums > (_MOST_SUMS if teams <= _LARGE_TEAMS else _MOST_SUMS // 2) or ROWS * rows * parts > _MOST_SUMS:
+        return None
+    plan = PlacesSchedule(
+        on=on,
+        run=on.extent[-1] // (on.tile[-1] // BLOCK),
+        layers=layers,
+        slices=slices,
+        origins=origins,
+        rows=rows,
+        teams=teams,
+        parts=parts,
+        buffers=buffers,
+        channel_blocks=channel_blocks,
+        blocks=0,
+        resident=0,
+        shared_bytes=0,
+    )
+    shared = plan.weight_bytes + 4 * on.staged_floats + teams * buffers * plan.tile_bytes
+    if shared > facts.shared_bytes_per_block:
+        return None
+    resident = max(min(facts.shared_bytes_per_block // shared, _most_resident(plan, anchor.precision)), 1)
+    tiles = sizes[0] * prod(on.tiles)
+    if kernel.partials and tiles < teams:  # each has a piece
+        return None
+    each = max(min(tiles // teams, resident * facts.multiprocessors // channel_blocks), 1)
+    return replace(plan, blocks=each * channel_blocks, resident=resident, shared_bytes=shared)
+
+
+def _most_resident(plan: PlacesSchedule, precision: Precision) -> int:
+    """Blocks for which a multiprocessor has registers: for the sums, those of a chain, and a few besides."""
+    if plan.teams > 1:
+        return 1
+    chain = plan.columns if precision is Precision.FLOAT32 else 0
+    return 2 if plan.columns * plan.on.pair + chain <= 96 else 1
+
+
+def _cost(plan: PlacesSchedule, facts: DeviceFacts) -> float:
+    """Estimated cycles of a multiprocessor for a sample: products as fast as shared memory feeds them, and what surrounds them."""
+    on = plan.on
+    positions = prod(on.tile)
+    products = sum(plan.slices) // plan.phase_blocks * 2 * (positions // 128) * (2048 + STEP * plan.columns) / 128
+    fetched = plan.tile_bytes / 20  # bytes a cycle from the second-level cache
+    results = positions * len(on.phases) // plan.phase_blocks * ROWS * plan.rows * 0.2
+    if plan.teams > 1:  # whatever takes longest, of all teams together or of one alone
+        alone = products + results * _LAID_OUT + (fetched + _LATENCY if plan.buffers == 1 else 0)
+        found = max(alone / plan.teams, products * _BUSY, fetched, results * _STORED)
+        return plan.channel_blocks * prod(on.tiles) * found
+    waiting = {(2, 1): 1.15, (2, 2): 1.0, (1, 1): 1.6, (1, 2): 1.3}[plan.resident, plan.buffers]
+    # Whole rows of the result by one block fill the lines of the second-level cache.
+    pieces = 1 + 0.5 * 32 / on.tile[-1] if on.tiles[-1] > 1 else 1
+    return plan.channel_blocks * prod(on.tiles) * (products + fetched + results * pieces) * waiting
