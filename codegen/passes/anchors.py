@@ -73,11 +73,12 @@ def generate_anchors(
 def _in_halves(
     program: Program, builder: Builder, call: LibraryCall, anchor: Convolution, pieces: Pieces
 ) -> Iterator[tuple[Program, Kernel]]:
-    """The same form as `_forms` gives, as a product of scaled halves, where there is one."""
+    """The same forms as `_forms` gives, as a product of scaled halves, where there is one."""
     halved = halved_of(program, builder, anchor, program.buffer(call.result)) if call.tf32 else None
     form = None if halved is None else _generated(program, builder, call, halved, reducing=False)
     if halved is not None and form is not None:
-        yield halved.completed(form, builder)
+        for each in filter(None, (halved.reduced(form, builder, pieces), form)):
+            yield halved.completed(each, builder)
 
 
 def _in_places(
@@ -192,8 +193,10 @@ def _rows(anchor: _Anchor, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
 
 
 def _in_kernel(anchor: _Anchor) -> Anchor | None:
-    """What a kernel says of the anchor: nothing where it is part of the expressions, or comes later."""
-    return None if isinstance(anchor, Depthwise | Halved) else anchor
+    """What a kernel says of the anchor: nothing where it is part of the expressions."""
+    if isinstance(anchor, Depthwise):
+        return None
+    return anchor.anchor if isinstance(anchor, Halved) else anchor
 
 
 def _operator(call: LibraryCall) -> str:

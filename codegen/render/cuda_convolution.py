@@ -121,8 +121,7 @@ class ConvolutionWriter(TileWriter):
 
     def over_channels(self, sums: Sums, lines: Sequence[str], unroll: str, ahead: Sequence[str] = ()) -> Iterable[str]:
         """`lines` for each result, ``$sum``, at ``$channel`` and the spatial axes; `ahead` before each position's channels."""
-        on = self.on
-        place = "$lane" if on.pair == 1 else "$half * 32 + $lane"
+        on, place = self.on, self.staged_place
         row = [
             f"const int $channel = $first_channel + $m * {ROWS} + $row;",
             f"const float $sum = $room[$row * {on.staged_pitch} + {place}];",
@@ -135,9 +134,15 @@ class ConvolutionWriter(TileWriter):
         positions = self.over_positions(sums, [*taken, *ahead, *unrolled("$row", ROWS, row, unroll)])
         yield from unrolled("$m", sums.rows, [*staged, *positions, *(self.states.add() if self.states else ())])
 
+    @property
+    def staged_place(self) -> str:
+        """Where a thread's result lies in its row of ``$room``."""
+        return "$lane" if self.on.pair == 1 else "$half * 32 + $lane"
+
     def over_positions(self, sums: Sums, lines: Sequence[str]) -> list[str]:
         """`lines` for each position of a thread, where it is one of the result."""
-        places, inside = self._position(sums.group)
+        column = "$lane" if self.on.pair == 1 else "($half * 32 + $lane)"
+        places, inside = self.position(sums.group, column, self.axes[-1], f"$lane % {self.on.pair}")
         if self.states is None:
             return unrolled("$half", self.on.pair, [*places, *block(f"if ({inside})", lines)])
         once = f"$is_inside && ({self._is_first()})" if self.on.pace else "$is_inside"  # of tiles that overlap
@@ -198,16 +203,19 @@ class ConvolutionWriter(TileWriter):
 
     # ---- where results go
 
-    def _position(self, group: str) -> tuple[list[str], str]:
-        """The coordinates of the result that a thread takes, and the condition that it exists."""
+    def position(self, group: str, column: str, last: str, phase: str) -> tuple[list[str], str]:
+        """The coordinates of the result that a thread takes, the `last` one in a variable of that name, and the condition that it exists.
+
+        It stands at `column` of the warp's; `phase` is its place among the neighbours of a position.
+        """
         on, sizes = self.on, self.sizes
-        column = "$lane" if on.pair == 1 else f"($half * 32 + $lane) / {on.pair}"
+        column = f"{column} / {on.pair}" if on.pair > 1 else column
         coordinates = self.group_coordinates(f"({group} + {column} / 8)")
         inner = f"{column} % 8"
         coordinates[-1] = inner if coordinates[-1] == "0" else f"{coordinates[-1]} + {inner}"
-        starts, conditions, lines = self._phase_starts(), [], []
-        for number, axis in enumerate(self.axes):
-            position = f"($tile_{axis[1:]} * {on.steps[number]} + {coordinates[number]})"
+        starts, conditions, lines = self._phase_starts(phase), [], []
+        for number, axis in enumerate((*self.axes[:-1], last)):
+            position = f"($tile_{self.axes[number][1:]} * {on.steps[number]} + {coordinates[number]})"
             spread = self.anchor.spread[number]
             at = position if spread == 1 else f"{position} * {spread} + {starts[number]}"
             lines.append(f"const {self.index_type} {axis} = {bare(at)};")
@@ -232,14 +240,14 @@ class ConvolutionWriter(TileWriter):
         step = self.on.pace * self.anchor.spread[-1]
         return f"int($x) < ($tile_x + 1) * {step} || $tile_x == {self.on.tiles[-1] - 1}"
 
-    def _phase_starts(self) -> list[str]:
+    def _phase_starts(self, phase: str) -> list[str]:
         """The first result element of a phase, per axis."""
         starts, rest = [], "$phase"
         for spread, size in reversed(list(zip(self.anchor.spread, self.sizes[2:], strict=True))):
             starts.append(remainder(rest, min(spread, size)) if len(self.on.phases) > 1 else "0")
             rest = quotient(rest, min(spread, size))
         if self.on.pair > 1:
-            starts[0] = f"$lane % {self.on.pair}"
+            starts[0] = phase
         return starts[::-1]
 
     def _stores(self) -> list[str]:

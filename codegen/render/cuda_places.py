@@ -12,6 +12,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_convolution import ConvolutionText, ConvolutionWriter, Sums
 from fusepass.codegen.render.cuda_definition import repair
 from fusepass.codegen.render.cuda_input import dot, plus, quotient, remainder, table, unrolled
+from fusepass.codegen.render.cuda_neighbours import store_neighbours
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.schedule_convolution.places import BLOCK, TOGETHER, PlacesSchedule, padded_places
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS
@@ -197,11 +198,12 @@ class _Writer(ConvolutionWriter):
         )
         warp = f"$warp % {plan.tile_warps}" if plan.teams > 1 else "$warp"
         first = f"($set * {plan.tile_warps} + {warp}) * {COLUMNS}" if plan.sets > 1 else f"{warp} * {COLUMNS}"
+        sums = Sums(staging, plan.rows, plan.covered, first, tuple(repair(self)))
         lines = [
             f"float $sums[{on.pair}][2][{plan.columns // 2}] = {{}};",
             *unrolled("$p", on.pair, self._sum_up()),
             *self.finite("$sums[$p]", [("$p", on.pair)], f"fp::high_finite<{plan.rows}>"),
-            *self.epilogue(Sums(staging, plan.rows, plan.covered, first, tuple(repair(self)))),
+            *(store_neighbours(self, sums, plan.vector) if plan.vector > 1 else self.epilogue(sums)),
         ]
         if len(on.phases) > 1:
             yield "#pragma unroll 1"

@@ -33,6 +33,7 @@ class PlacesSchedule:
         origins: for each part of the phases, as large as each other, that blocks of their own work on, `Tiles.origin`.
         rows: tiles of 16 output channels that a block works on.
         teams: groups of four warps that take tiles of their own, so that one multiplies while another stores; or 1, for all warps.
+        vector: neighbouring results that a thread stores at once.
         parts: halves that stand for a number; there are as many columns for an output channel.
         buffers: tiles of the input in shared memory; with two, one is fetched while the other is worked on.
         channel_blocks: blocks that work on a tile: one for each part of the output channels and of the phases.
@@ -46,6 +47,7 @@ class PlacesSchedule:
     origins: tuple[tuple[int, ...], ...]
     rows: int
     teams: int
+    vector: int
     parts: int
     buffers: int
     channel_blocks: int

@@ -11,7 +11,9 @@ from math import ceil, prod
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import HALVES, ROWS, Phase, few_halves, halves_of_place
 from fusepass.codegen.ir.dtype import DType, Precision
-from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.program import Kernel, Program, Store
+from fusepass.codegen.ir.vectors import is_vector, split_index
 from fusepass.codegen.schedule_convolution.places import BLOCK, SHARE, STEP, TOGETHER, PlacesSchedule
 from fusepass.codegen.schedule_convolution.tiles import (
     MOST_ROWS,
@@ -26,6 +28,7 @@ from fusepass.codegen.schedule_convolution.tiles import (
     tiles_of,
 )
 
+_ACCESS = 16  # bytes of the widest store
 _MOST_SETS = 4
 _LAID_OUT, _STORED = 3.5, 1.25  # cycles for a result, by five: of a team alone, of all teams
 _BUSY = 1.15  # times as long as they should, products take
@@ -47,7 +50,24 @@ def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> Pla
         for share in shares
     )
     fitting = [(_cost(plan, facts), number, plan) for number, plan in enumerate(candidates) if plan is not None]
-    return min(fitting)[2] if fitting else None
+    return replace(min(fitting)[2], vector=_vector(kernel, program)) if fitting else None
+
+
+def _vector(kernel: Kernel, program: Program) -> int:
+    """`PlacesSchedule.vector`: what rows of the results are whole numbers of, where nothing but results goes along them."""
+    last = kernel.rows[-1]
+    if not kernel.is_pointwise or kernel.partials or _is_few(kernel, program):
+        return 1
+    if any(load.index.stride(last) != 0 for load in kernel.loads()):
+        return 1
+
+    def fits(store: Store, lane: Axis) -> bool:
+        nbytes = lane.size * program.buffer(store.buffer).dtype.nbytes
+        return nbytes <= _ACCESS and is_vector(split_index(store.index, last, lane), last, lane)
+
+    whole = anchor_of(kernel).spread[-1] == pair_of(kernel)  # neighbours of a position are neighbours of the next one
+    lanes = [Axis("lane", width) for width in (4, 2) if whole and last.size % width == 0]
+    return next((lane.size for lane in lanes if all(fits(store, lane) for store in kernel.stores)), 1)
 
 
 def _is_few(kernel: Kernel, program: Program) -> bool:
@@ -169,6 +189,7 @@ def _candidate(
         origins=origins,
         rows=rows,
         teams=teams,
+        vector=1,
         parts=parts,
         buffers=buffers,
         channel_blocks=channel_blocks,
