@@ -32,7 +32,8 @@ class Sums:
     """Where the writer of results finds them.
 
     Attributes:
-        staging: the statement that lays the sums of phase ``$p`` and 16 channels, the ``$m``-th ones, out in ``$room``.
+        staging: the statement that lays the sums of phase ``$p``, or of all phases of a pair, and 16 channels, the ``$m``-th ones, out in
+            ``$room``.
         rows: how many times 16 channels there are.
         covered: channels that all blocks together work on; those past the result's are not stored.
         group: the first of these groups in the tile.
@@ -46,6 +47,10 @@ class Sums:
     group: str
     repair: tuple[str, ...] = ()
     unroll: str = UNROLL
+
+    def laid_out(self, pair: int) -> list[str]:
+        """`staging`, for each phase of a `pair`."""
+        return unrolled("$p", pair, [self.staging]) if "$p" in self.staging else [self.staging]
 
 
 class ConvolutionWriter(TileWriter):
@@ -130,7 +135,7 @@ class ConvolutionWriter(TileWriter):
         if self.sizes[1] != sums.covered:
             row[1:] = block(f"if ($channel < {self.sizes[1]})", row[1:])
         taken, row = ([line.replace("$place", place) for line in text] for text in (sums.repair, row))
-        staged = ["__syncwarp();", *unrolled("$p", on.pair, [sums.staging]), "__syncwarp();"]
+        staged = ["__syncwarp();", *sums.laid_out(on.pair), "__syncwarp();"]
         positions = self.over_positions(sums, [*taken, *ahead, *unrolled("$row", ROWS, row, unroll)])
         yield from unrolled("$m", sums.rows, [*staged, *positions, *(self.states.add() if self.states else ())])
 

@@ -24,7 +24,7 @@ def store_neighbours(writer: ConvolutionWriter, sums: Sums, width: int) -> Itera
         f"const int $channel = $first_channel + $m * {ROWS} + $row;",
         *_row(writer, f"$room + $row * {on.staged_pitch} + {column} * {width}", width, writer.sizes[1] != sums.covered),
     ]
-    staged = ["__syncwarp();", *unrolled("$p", on.pair, [sums.staging]), "__syncwarp();"]
+    staged = ["__syncwarp();", *sums.laid_out(on.pair), "__syncwarp();"]
     if sums.repair:
         here = writer.over_positions(sums, [line.replace("$place", writer.staged_place) for line in sums.repair])
         staged += block("if ($broken)", [*here, "__syncwarp();"])

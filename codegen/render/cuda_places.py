@@ -193,7 +193,7 @@ class _Writer(ConvolutionWriter):
         plan, on = self.plan, self.on
         scales = [f"{self.pointers[name]} + $sample * {self.sizes[1]}" for name in self.halves.scales]
         staging = (
-            f"fp::stage_places<{on.pair}, {on.staged_pitch}, {plan.rows}>($room, $sums[$p], $m, $p, "
+            f"fp::stage_places<{on.staged_pitch}, {plan.rows}>($room, $sums, $m, "
             f"{scales[0]}, {scales[1]}, $first_channel + $m * {ROWS}, {self.sizes[1]});"
         )
         warp = f"$warp % {plan.tile_warps}" if plan.teams > 1 else "$warp"

@@ -30,9 +30,13 @@ from fusepass.codegen.schedule_convolution.tiles import (
 
 _ACCESS = 16  # bytes of the widest store
 _MOST_SETS = 4
-_LAID_OUT, _STORED = 3.5, 1.25  # cycles for a result, by five: of a team alone, of all teams
-_BUSY = 1.15  # times as long as they should, products take
-_LATENCY = 1500  # cycles until copies arrive
+_RESULT = {
+    1: 0.28,
+    2: 0.23,
+    4: 0.2,
+}  # cycles of a multiprocessor for a result, by how many are stored at once; the latter two guessed
+_FETCHED, _TORN = 0.035, 5.0  # the same for a byte of the input, and a sector of the results that is written in part
+_WAITING = {4: 1.0, 3: 1.05, 2: 1.15, 1: 1.2}  # times as long, with so many teams
 _LARGE_TEAMS = 3  # for which threads have registers for all of these sums
 _TEAMS = 4, 3, 2, 1  # groups of four warps of a block, where each has tiles of its own
 _MOST_SUMS = 128  # registers of a thread
@@ -41,16 +45,21 @@ _MOST_SUMS = 128  # registers of a thread
 def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> PlacesSchedule | None:
     """The schedule with the least estimated time that fits a multiprocessor; None where none fits."""
     phases, axes = phases_of(kernel, program), len(dimensions(kernel)) - 2
-    shares = list(itertools.product((2, 1), _rows(kernel, program)))
+    shares, vector = list(itertools.product((2, 1), _rows(kernel, program))), _vector(kernel, program)
     candidates = (
-        _candidate(kernel, program, facts, on, origins, teams, *share)
+        _candidate(kernel, program, facts, on, origins, teams, vector, *share)
         for teams in _teams(kernel, program)
         for tile in _tile_shapes(axes, teams)
-        for on, origins in (_tiles(kernel, program, phases, tile, parts) for parts in _phase_blocks(kernel))
+        for on, origins in (_tiles(kernel, program, phases, tile, parts, vector) for parts in _phase_blocks(kernel))
         for share in shares
     )
-    fitting = [(_cost(plan, facts), number, plan) for number, plan in enumerate(candidates) if plan is not None]
-    return replace(min(fitting)[2], vector=_vector(kernel, program)) if fitting else None
+    few = _is_few(kernel, program)
+    fitting = [
+        (_cost(plan, facts) if few else _cost_of_many(kernel, program, plan), number, plan)
+        for number, plan in enumerate(candidates)
+        if plan is not None
+    ]
+    return min(fitting)[2] if fitting else None
 
 
 def _vector(kernel: Kernel, program: Program) -> int:
@@ -119,7 +128,7 @@ def _phase_blocks(kernel: Kernel) -> list[int]:
 
 
 def _tiles(
-    kernel: Kernel, program: Program, phases: tuple[Phase, ...], tile: tuple[int, ...], parts: int
+    kernel: Kernel, program: Program, phases: tuple[Phase, ...], tile: tuple[int, ...], parts: int, vector: int
 ) -> tuple[Tiles, tuple[tuple[int, ...], ...]]:
     """The positions in tiles of a shape, each with the places of its blocks, and the origins for parts of the phases."""
     each = len(phases) // parts
@@ -130,7 +139,8 @@ def _tiles(
     extent[-1] = tile[-1] // BLOCK * (BLOCK + widest[-1])
     on = tiles_of(kernel, program, phases, borders[0], tile, channels)
     origins = tuple(tuple(low for low, _ in border) for border in borders)
-    return _overlapping(kernel, program, replace(on, extent=tuple(extent), origin=origins[0], vector=1)), origins
+    on = replace(on, extent=tuple(extent), origin=origins[0], vector=1)
+    return _overlapping(kernel, program, on) if on.pair > 1 and vector == 1 else on, origins
 
 
 def _overlapping(kernel: Kernel, program: Program, on: Tiles) -> Tiles:
@@ -165,6 +175,7 @@ def _candidate(
     on: Tiles,
     origins: tuple[tuple[int, ...], ...],
     teams: int,
+    vector: int,
     buffers: int,
     rows: int,
 ) -> PlacesSchedule | None:
@@ -189,7 +200,7 @@ def _candidate(
         origins=origins,
         rows=rows,
         teams=teams,
-        vector=1,
+        vector=vector,
         parts=parts,
         buffers=buffers,
         channel_blocks=channel_blocks,
@@ -216,6 +227,19 @@ def _most_resident(plan: PlacesSchedule, precision: Precision) -> int:
     return 2 if plan.columns * plan.on.pair + chain <= 96 else 1
 
 
+def _cost_of_many(kernel: Kernel, program: Program, plan: PlacesSchedule) -> float:
+    """The same with many input channels, after measurements on an H200: teams of warps hide little of each other's work."""
+    on = plan.on
+    positions, shares = prod(on.tile), plan.phase_blocks
+    products = sum(plan.slices) // shares * positions / 64 * (2048 + STEP * plan.columns) / 128
+    rows = ROWS * plan.rows * prod(on.tile[:-1]) * plan.part // on.pair
+    results = positions * plan.part * ROWS * plan.rows * _RESULT[plan.vector]
+    fetched = plan.tile_bytes * _FETCHED
+    whole = on.tiles[-1] == 1 or on.pace or not _begin_anywhere(kernel, program)
+    torn = 0.0 if whole else 2 * rows * _TORN
+    return plan.channel_blocks * prod(on.tiles) * ((products + results + fetched) * _WAITING[plan.teams] + torn)
+
+
 def _cost(plan: PlacesSchedule, facts: DeviceFacts) -> float:
     """Estimated cycles of a multiprocessor for a sample: products as fast as shared memory feeds them, and what surrounds them."""
     on = plan.on
@@ -223,10 +247,6 @@ def _cost(plan: PlacesSchedule, facts: DeviceFacts) -> float:
     products = sum(plan.slices) // plan.phase_blocks * 2 * (positions // 128) * (2048 + STEP * plan.columns) / 128
     fetched = plan.tile_bytes / 20  # bytes a cycle from the second-level cache
     results = positions * len(on.phases) // plan.phase_blocks * ROWS * plan.rows * 0.2
-    if plan.teams > 1:  # whatever takes longest, of all teams together or of one alone
-        alone = products + results * _LAID_OUT + (fetched + _LATENCY if plan.buffers == 1 else 0)
-        found = max(alone / plan.teams, products * _BUSY, fetched, results * _STORED)
-        return plan.channel_blocks * prod(on.tiles) * found
     waiting = {(2, 1): 1.15, (2, 2): 1.0, (1, 1): 1.6, (1, 2): 1.3}[plan.resident, plan.buffers]
     # Whole rows of the result by one block fill the lines of the second-level cache.
     pieces = 1 + 0.5 * 32 / on.tile[-1] if on.tiles[-1] > 1 else 1

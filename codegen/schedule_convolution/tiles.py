@@ -81,9 +81,10 @@ class Tiles:
     def staged_pitch(self) -> int:
         """Floats from one row of a warp's results to the next, where they are laid out for the stores.
 
-        A thread has neighbouring channels of one position where groups of warps multiply, else the other way round.
+        A thread has neighbouring channels of one position where groups of warps multiply, else the other way round. Those that share
+        a row where values are reduced (``fp::Share``) read longer rows of pairs.
         """
-        return GROUP * COLUMNS * self.pair + (4 if self.warps > 1 and self.pair == 1 else 8)
+        return GROUP * COLUMNS * self.pair + (4 if self.warps > 1 and not (self.pair > 1 and self.state_floats) else 8)
 
     @property
     def staged_floats(self) -> int:

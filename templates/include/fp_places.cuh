@@ -78,12 +78,12 @@ __device__ __forceinline__ bool high_finite(const float (&sums)[2][Half]) {
     return zeros[0] + zeros[1] + zeros[2] + zeros[3] == 0.0f;
 }
 
-// Lays results of channels 16 m and on out in `room`, for the 32 positions of a warp: rows `Pitch` floats apart, position c at place
-// c * Pair + `which`. A result is its sums, of low parts first, times both factors of its channel, of which there are `channels`; the first
-// of these 16 is `channel`.
-template <int Pair, int Pitch, int Rows, int Half>
+// Lays results of channels 16 m and on out in `room`, for the 32 positions of a warp: rows `Pitch` floats apart, the Pair phases of a
+// position side by side. A result is its sums, of low parts first, times both factors of its channel, of which there are `channels`; the
+// first of these 16 is `channel`.
+template <int Pitch, int Rows, int Pair, int Half>
 __device__ __forceinline__ void stage_places(
-    float* room, const float (&sums)[2][Half], int m, int which, const float* factors, const float* more, int channel, int channels)
+    float* room, const float (&sums)[Pair][2][Half], int m, const float* factors, const float* more, int channel, int channels)
 {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -92,9 +92,14 @@ __device__ __forceinline__ void stage_places(
         const float factor = factors[at], another = more[at];
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
-            float sum = sums[t][Half - Rows * 8 + m * 8 + i];
-            if constexpr (Half > Rows * 8) sum += sums[t][m * 8 + i] * low_part;
-            room[row * Pitch + (i / 2 % 2 * 16 + t * 8 + lane / 4) * Pair + which] = sum * factor * another;
+            Vec<float, Pair> results;
+#pragma unroll
+            for (int p = 0; p < Pair; ++p) {
+                float sum = sums[p][t][Half - Rows * 8 + m * 8 + i];
+                if constexpr (Half > Rows * 8) sum += sums[p][t][m * 8 + i] * low_part;
+                results[p] = sum * factor * another;
+            }
+            *reinterpret_cast<Vec<float, Pair>*>(room + row * Pitch + (i / 2 % 2 * 16 + t * 8 + lane / 4) * Pair) = results;
         }
     }
 }
