@@ -100,24 +100,26 @@ def many(case: Case) -> Case:
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", thinned(MANY, 2))
-def test_values_of_many_channels(name: str) -> None:
-    check(generated(many(MANY[name])))
+@pytest.mark.parametrize(("name", "vector"), thinned(zip(MANY, (2, 2, 1), strict=True), 2))
+def test_values_of_many_channels(name: str, vector: int) -> None:
+    program = generated(many(MANY[name]))
+    assert planned(program, SMALL).vector == vector
+    check(program)
 
 
 @needs_compiler
 def test_tiles_overlap_where_rows_begin_anywhere() -> None:
     """Each stores its own sectors, and each result is counted once; several groups of warps have tiles of their own."""
-    case = many(Case((3, 24, 2, 70), 8, (2, 3), (1, 1), (1, 1), (1, 1)))
+    case = many(Case((2, 24, 2, 70), 8, (2, 4), (1, 2), (0, 1), (1, 1), True, (0, 1)))
     program = generated_pooling(case, Across.BATCH, SMALL)
     plan = planned(program, SMALL)
     assert multiplying(program).partials is not None
     assert plan.teams > 1
     assert 0 < plan.on.pace < plan.on.tile[-1]
     check(program, tolerance=1e-5)
-    aligned = planned(generated(replace(case, kernel=(2, 1))), SMALL)
-    assert aligned.on.tiles[-1] > 1
-    assert not aligned.on.pace
+    even = planned(generated(replace(case, output_padding=())), SMALL)
+    assert not even.on.pace
+    assert even.vector == 4
 
 
 @needs_compiler
