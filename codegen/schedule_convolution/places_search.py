@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from fusepass.codegen.device import DeviceFacts
@@ -46,11 +46,15 @@ def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> Pla
     """The schedule with the least estimated time that fits a multiprocessor; None where none fits."""
     phases, axes = phases_of(kernel, program), len(dimensions(kernel)) - 2
     shares, vector = list(itertools.product((2, 1), _rows(kernel, program))), _vector(kernel, program)
+    parts = [_Part.of(phases, count) for count in _phase_blocks(kernel)]
+    room = facts.shared_bytes_per_block // (2 * HALVES * _layers(kernel, program))  # places of tiles, of one layer
     candidates = (
-        _candidate(kernel, program, facts, on, origins, teams, vector, *share)
+        _candidate(kernel, program, facts, on, part.origins, teams, vector, *share)
         for teams in _teams(kernel, program)
         for tile in _tile_shapes(axes, teams)
-        for on, origins in (_tiles(kernel, program, phases, tile, parts, vector) for parts in _phase_blocks(kernel))
+        for part in parts
+        if teams * prod(part.extent(tile)) <= room
+        for on in [_tiles(kernel, program, phases, tile, part, vector)]
         for share in shares
     )
     few = _is_few(kernel, program)
@@ -127,20 +131,40 @@ def _phase_blocks(kernel: Kernel) -> list[int]:
     return sorted(set(itertools.accumulate([1, *outer], operator.mul)))
 
 
+@dataclass(frozen=True)
+class _Part:
+    """The phases in parts: `PlacesSchedule.origins`, and how far the border of any part reaches along each axis."""
+
+    origins: tuple[tuple[int, ...], ...]
+    reach: tuple[int, ...]
+
+    @staticmethod
+    def of(phases: tuple[Phase, ...], count: int) -> _Part:
+        each, axes = len(phases) // count, len(phases[0].start)
+        borders = [border_of(phases[at : at + each], axes) for at in range(0, len(phases), each)]
+        reach = tuple(max(high - low for low, high in along) for along in zip(*borders, strict=True))
+        return _Part(tuple(tuple(low for low, _ in border) for border in borders), reach)
+
+    def extent(self, tile: tuple[int, ...]) -> tuple[int, ...]:
+        """The places of a tile, those of the borders of all blocks among them."""
+        *outer, _ = (size + more for size, more in zip(tile, self.reach, strict=True))
+        return (*outer, tile[-1] // BLOCK * (BLOCK + self.reach[-1]))
+
+
+def _layers(kernel: Kernel, program: Program) -> int:
+    """Places of a position."""
+    anchor = anchor_of(kernel)
+    return prod(halves_of_place(program.buffer(anchor.source).shape[1], anchor.parts)) // HALVES
+
+
 def _tiles(
-    kernel: Kernel, program: Program, phases: tuple[Phase, ...], tile: tuple[int, ...], parts: int, vector: int
-) -> tuple[Tiles, tuple[tuple[int, ...], ...]]:
-    """The positions in tiles of a shape, each with the places of its blocks, and the origins for parts of the phases."""
-    each = len(phases) // parts
-    borders = [border_of(phases[at : at + each], len(tile)) for at in range(0, len(phases), each)]
-    widest = [max(high - low for low, high in along) for along in zip(*borders, strict=True)]
+    kernel: Kernel, program: Program, phases: tuple[Phase, ...], tile: tuple[int, ...], part: _Part, vector: int
+) -> Tiles:
+    """The positions in tiles of a shape, each with the places of its blocks."""
     channels = program.buffer(anchor_of(kernel).source).shape[1]
-    extent = [size + width for size, width in zip(tile, widest, strict=True)]
-    extent[-1] = tile[-1] // BLOCK * (BLOCK + widest[-1])
-    on = tiles_of(kernel, program, phases, borders[0], tile, channels)
-    origins = tuple(tuple(low for low, _ in border) for border in borders)
-    on = replace(on, extent=tuple(extent), origin=origins[0], vector=1)
-    return _overlapping(kernel, program, on) if on.pair > 1 and vector == 1 else on, origins
+    on = tiles_of(kernel, program, phases, [(0, 0)] * len(tile), tile, channels)
+    on = replace(on, extent=part.extent(tile), origin=part.origins[0], vector=1)
+    return _overlapping(kernel, program, on) if on.pair > 1 and vector == 1 else on
 
 
 def _overlapping(kernel: Kernel, program: Program, on: Tiles) -> Tiles:
@@ -183,7 +207,7 @@ def _candidate(
     if teams > 1:
         on = replace(on, block_warps=4 * teams, state_floats=on.state_floats * 4 * teams // WARPS)
     parts = anchor.parts
-    layers = prod(halves_of_place(program.buffer(anchor.source).shape[1], parts)) // HALVES
+    layers = _layers(kernel, program)
     sums = ROWS * rows * parts * on.pair
     channel_blocks = ceil(sizes[1] / (ROWS * rows)) * len(origins)
     slices = tuple(max(ceil(len(phase.taps) * layers / 2), 1) for phase in on.phases)
