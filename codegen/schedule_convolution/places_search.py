@@ -95,14 +95,10 @@ def _teams(kernel: Kernel, program: Program) -> tuple[int, ...]:
 
 def _tile_shapes(axes: int, teams: int) -> Iterator[tuple[int, ...]]:
     """Whole sets of positions, in planes of which each has whole numbers of blocks that are multiplied together."""
-    least = SHARE * (WARPS if teams == 1 else 4)
-    powers = [1 << n for n in range((_MOST_SETS * least).bit_length())]
+    least, sets = (SHARE * WARPS, _MOST_SETS) if teams == 1 else (SHARE * 4, _MOST_SETS // 2)
+    powers = [1 << n for n in range((sets * least).bit_length())]
     for shape in itertools.product(powers, repeat=axes):
-        if (
-            least <= prod(shape) <= _MOST_SETS * least
-            and shape[-1] >= BLOCK
-            and prod(shape[-2:]) % (TOGETHER * BLOCK) == 0
-        ):
+        if least <= prod(shape) <= sets * least and shape[-1] >= BLOCK and prod(shape[-2:]) % (TOGETHER * BLOCK) == 0:
             yield shape
 
 
