@@ -247,14 +247,32 @@ FP_FN T shift_right(T a, T count) {
     return inside ? T(a >> (count & T(width - 1))) : T(std::is_signed_v<T> ? a >> (width - 1) : 0);
 }
 
-// ---- Powers, exponentials and other functions
+// ---- Quotients without a branch. A GPU's division is a short sequence and, for rare operands, a call. The branch to it keeps the compiler
+// from working on several elements at once, behind which a warp hides what it waits for.
 
-FP_FN float sqrt(float x) { return ::sqrtf(x); }
-FP_FN double sqrt(double x) { return ::sqrt(x); }
-
+// 1 / x: on a GPU within one unit of the last place, exact for powers of two.
 template <typename T>
 FP_FN T reciprocal(T x) {
     return T(1) / x;
+}
+
+#if defined(__CUDA_ARCH__)
+FP_FN float reciprocal(float x) {
+    float result;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+#endif
+
+// The same where neither is a denormal number.
+FP_FN float reciprocal_of_tame(float x) {
+#if defined(__CUDA_ARCH__)
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+#else
+    return 1.0f / x;
+#endif
 }
 
 // 1 / x, towards zero.
@@ -268,6 +286,34 @@ FP_FN float reciprocal_towards_zero(float x) {
     return beyond ? nextafter(nearest, 0.0f) : nearest;
 #endif
 }
+
+// What numbers are multiplied with so that the reciprocal of `by` is neither infinite nor a denormal number.
+FP_FN float tamed(float by) { return abs(by) > 0x1p64f ? 0x1p-64f : abs(by) < 0x1p-64f ? 0x1p64f : 1.0f; }
+
+// a / by. Markstein 1990: a product with the reciprocal, corrected by its remainder. The last bit may differ from the rounded quotient
+// where the remainder is not exact (|a| < 2^-100), and where the reciprocal's error decides a tie; exact quotients are exact.
+FP_FN float divide(float a, float by) {
+    const float scale = tamed(by), divisor = by * scale, inverse = reciprocal_of_tame(divisor);
+    const float dividend = a * scale, estimate = dividend * inverse;
+    const float result = ::fmaf(::fmaf(-estimate, divisor, dividend), inverse, estimate);
+    // zeros with their sign, infinities and NaN come out of the product
+    return isnan(result) | (estimate == 0.0f) ? estimate : result;
+}
+
+// a / by for a number that the compiler knows: a product with the reciprocal in two parts, as good as `divide`. Both parts have one sign
+// and neither is zero where `by` is finite, so that infinities stay what they are.
+FP_FN float divide_by(float a, float by) {
+    const float scale = tamed(by), divisor = by * scale, high = reciprocal_towards_zero(divisor);
+    const float rest = ::fmaf(-high, divisor, 1.0f);
+    const float low = high * (rest > 0.0f ? rest : 0x1p-60f);
+    const float dividend = a * scale;
+    return ::fmaf(dividend, high, dividend * low);
+}
+
+// ---- Powers, exponentials and other functions
+
+FP_FN float sqrt(float x) { return ::sqrtf(x); }
+FP_FN double sqrt(double x) { return ::sqrt(x); }
 
 // a / by, for many `a` and one `by`: the compiler takes what depends on `by` alone out of loops, which leaves half of a
 // division's instructions. Markstein 1990: a product with the reciprocal, corrected by its remainder, is the rounded quotient.
@@ -307,13 +353,29 @@ using libm::expm1;
 using libm::hypot;
 using libm::log;
 using libm::log10;
-using libm::log1p;
 using libm::log2;
 using libm::pow;
 using libm::sin;
 using libm::sinh;
 using libm::tan;
 using libm::tanh;
+
+FP_FN double log1p(double x) { return libm::log1p(x); }
+
+// Kahan 1980: the logarithm of the rounded sum, corrected by what rounding left.
+FP_FN float corrected_log1p(float x) {
+    const float sum = 1.0f + x, estimate = log(sum);
+    const float result = estimate + (x - (sum - 1.0f)) * reciprocal_of_tame(sum);
+    return isnan(result) ? estimate : result;  // infinities are those of the logarithm
+}
+
+FP_FN float log1p(float x) {
+#if defined(__CUDA_ARCH__)
+    return corrected_log1p(x);  // CUDA's own branches
+#else
+    return libm::log1p(x);
+#endif
+}
 
 // Integer power by squaring, wrapping; a negative exponent gives the reciprocal rounded towards zero.
 template <typename T>
@@ -337,7 +399,7 @@ FP_FN double lgamma(double x) { return ::lgamma(x); }
 
 template <typename T>
 FP_FN T sigmoid(T x) {  // exp(-x) overflowing to infinity gives the right 0
-    return T(1) / (T(1) + exp(-x));
+    return reciprocal(T(1) + exp(-x));
 }
 
 }  // namespace fp
