@@ -127,7 +127,7 @@ def formula(*targets: OpOverload) -> Callable[[Formula], Formula]:
 def gelu(x: Value, approximate: str = "none") -> Value:
     if approximate == "tanh":
         return 0.5 * x * (1.0 + tanh(sqrt(2 / pi) * (x + 0.044715 * (x * x * x))))
-    return 0.5 * x * (1.0 + (x * sqrt(0.5)).apply(Op.ERF))
+    return x * x.apply(Op.NORMAL_CDF)
 
 
 @formula(aten.silu.default)

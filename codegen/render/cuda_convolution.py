@@ -11,6 +11,7 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, ReduceOp, Stat, walk
 from fusepass.codegen.ir.program import Buffer, Reduction, Store
 from fusepass.codegen.render.cuda_input import UNROLL, TileWriter, quotient, remainder, unrolled
+from fusepass.codegen.render.cuda_pairs import pairs, takes_pairs
 from fusepass.codegen.render.cuda_partials import PositionStates
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
@@ -104,7 +105,8 @@ class ConvolutionWriter(TileWriter):
     def epilogue(self, sums: Sums) -> Iterable[str]:
         """What the kernel's expressions make of the sums: a thread takes neighbouring results, channel by channel."""
         if self.kernel.is_pointwise:
-            yield from self.over_channels(sums, self._stores(), sums.unroll)
+            each = self._pairs(sums) if takes_pairs(self) else self.over_channels(sums, self._stores(), sums.unroll)
+            yield from each
             return
         yield from self.reductions(sums)
 
@@ -120,18 +122,37 @@ class ConvolutionWriter(TileWriter):
         if self.sizes[1] != sums.covered:
             row[1:] = block(f"if ($channel < {self.sizes[1]})", row[1:])
         taken, row = ([line.replace("$place", place) for line in text] for text in (sums.repair, row))
-        staged = ["__syncwarp();", *unrolled("$p", on.pair, [sums.staging]), "__syncwarp();"]
+        taken = block("if ($broken)", taken) if taken else []
         positions = self.over_positions(sums, [*taken, *ahead, *unrolled("$row", ROWS, row, unroll)])
-        yield from unrolled("$m", sums.rows, [*staged, *positions, *(self.states.add() if self.states else ())])
+        yield from self._over_rows(sums, positions)
+
+    def _over_rows(self, sums: Sums, lines: Sequence[str]) -> Iterable[str]:
+        """`lines` for 16 channels after another, which are laid out before and reduced behind them."""
+        staged = ["__syncwarp();", *unrolled("$p", self.on.pair, [sums.staging]), "__syncwarp();"]
+        yield from unrolled("$m", sums.rows, [*staged, *lines, *(self.states.add() if self.states else ())])
+
+    def _pairs(self, sums: Sums) -> Iterable[str]:
+        """The same for two neighbours at a time; see `cuda_pairs`."""
+        place = "$lane" if self.on.pair == 1 else "$half * 32 + $lane"
+        repair = [line.replace("$place", place) for line in sums.repair]
+        lines = block("if ($broken)", [*self._where_inside(sums, repair), "__syncwarp();"]) if repair else []
+        if self.states:
+            lines = [*self.over_positions(sums, []), *lines]
+        yield from self._over_rows(sums, [*lines, *pairs(self, sums.group, sums.covered, sums.unroll)])
+
+    def _where_inside(self, sums: Sums, lines: Sequence[str]) -> list[str]:
+        places, inside = self.position(sums.group)
+        return unrolled("$half", self.on.pair, [*places, *block(f"if ({inside})", lines)])
 
     def over_positions(self, sums: Sums, lines: Sequence[str]) -> list[str]:
         """`lines` for each position of a thread, where it is one of the result."""
-        places, inside = self._position(sums.group)
         if self.states is None:
-            return unrolled("$half", self.on.pair, [*places, *block(f"if ({inside})", lines)])
+            return self._where_inside(sums, lines)
+        places, inside = self.position(sums.group)
         places += [f"const bool $is_inside = {inside};", "$inside[$half] = __ballot_sync(0xffffffffu, $is_inside);"]
-        taken = unrolled("$half", self.on.pair, [*places, *block("if ($is_inside)", lines)])
-        return [f"unsigned $inside[{self.on.pair}];", *taken]
+        if lines:
+            places += block("if ($is_inside)", lines)
+        return [f"unsigned $inside[{self.on.pair}];", *_apart(unrolled("$half", self.on.pair, places))]
 
     # ---- reductions over channels
 
@@ -186,14 +207,17 @@ class ConvolutionWriter(TileWriter):
 
     # ---- where results go
 
-    def _position(self, group: str) -> tuple[list[str], str]:
-        """The coordinates of the result that a thread takes, and the condition that it exists."""
+    def position(self, group: str, column: str = "", start: str = "") -> tuple[list[str], str]:
+        """The coordinates of the result that a thread takes, and the condition that it exists.
+
+        It is the position of the warp that `column` says, in the phase of a pair that `start` says; by default a warp takes neighbours.
+        """
         on, sizes = self.on, self.sizes
-        column = "$lane" if on.pair == 1 else f"($half * 32 + $lane) / {on.pair}"
+        column = column or ("$lane" if on.pair == 1 else f"($half * 32 + $lane) / {on.pair}")
         coordinates = self.group_coordinates(f"({group} + {column} / 8)")
         inner = f"{column} % 8"
         coordinates[-1] = inner if coordinates[-1] == "0" else f"{coordinates[-1]} + {inner}"
-        starts, conditions, lines = self._phase_starts(), [], []
+        starts, conditions, lines = self._phase_starts(start or f"$lane % {on.pair}"), [], []
         for number, axis in enumerate(self.axes):
             position = f"($tile_{axis[1:]} * {on.tile[number]} + {coordinates[number]})"
             spread = self.anchor.spread[number]
@@ -202,14 +226,14 @@ class ConvolutionWriter(TileWriter):
             conditions.append(f"{axis} < {sizes[2 + number]}")
         return lines, " && ".join(conditions)
 
-    def _phase_starts(self) -> list[str]:
-        """The first result element of a phase, per axis."""
+    def _phase_starts(self, start: str) -> list[str]:
+        """The first result element of a phase, per axis; `start` is that of a pair along the last one."""
         starts, rest = [], "$phase"
         for spread, size in reversed(list(zip(self.anchor.spread, self.sizes[2:], strict=True))):
             starts.append(remainder(rest, min(spread, size)) if len(self.on.phases) > 1 else "0")
             rest = quotient(rest, min(spread, size))
         if self.on.pair > 1:
-            starts[0] = f"$lane % {self.on.pair}"
+            starts[0] = start
         return starts[::-1]
 
     def _stores(self) -> list[str]:

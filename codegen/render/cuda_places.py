@@ -81,7 +81,7 @@ class _Writer(ConvolutionWriter):
         if plan.buffers == 2:
             yield f"unsigned char* $next = $tile + {plan.tile_bytes};"
         yield "const int $lane = threadIdx.x % 32;"
-        yield "const int $warp = threadIdx.x / 32;"
+        yield "const int $warp = fp::warp_number();"
         room = f"reinterpret_cast<float*>($pool + {plan.weight_bytes}) + $warp * {ROWS * self.on.staged_pitch}"
         yield f"float* const $room = {room};"
         first = f"int(blockIdx.x) % {plan.channel_blocks} * {ROWS * plan.rows}" if plan.channel_blocks > 1 else "0"
@@ -169,14 +169,14 @@ class _Writer(ConvolutionWriter):
         plan, on = self.plan, self.on
         scales = [f"{self.pointers[name]} + $sample * {self.sizes[1]}" for name in self.halves.scales]
         staging = (
-            f"fp::stage_places<{on.pair}, {on.staged_pitch}, {plan.rows}>($room, $sums[$p], $m, $p, "
+            f"fp::stage_places<{on.pair}, {on.staged_pitch}>($room, $sums[$p], $m, $p, "
             f"{scales[0]}, {scales[1]}, $first_channel + $m * {ROWS}, {self.sizes[1]});"
         )
         first = f"($set * {WARPS} + $warp) * {COLUMNS}" if plan.sets > 1 else f"$warp * {COLUMNS}"
         lines = [
-            f"float $sums[{on.pair}][2][{plan.columns // 2}] = {{}};",
+            f"float $sums[{on.pair}][2][{ROWS * plan.rows // 2}] = {{}};",
             *unrolled("$p", on.pair, self._sum_up()),
-            *self.finite("$sums[$p]", [("$p", on.pair)], f"fp::high_finite<{plan.rows}>"),
+            *self.finite("$sums[$p]", [("$p", on.pair)]),
             *self.epilogue(Sums(staging, plan.rows, plan.covered, first, tuple(repair(self)))),
         ]
         if len(on.phases) > 1:

@@ -158,9 +158,14 @@ def _candidate(
 
 
 def _most_resident(plan: PlacesSchedule, precision: Precision) -> int:
-    """Blocks for which a multiprocessor has registers: for the sums, those of a chain, and a few besides."""
-    chain = plan.columns if precision is Precision.FLOAT32 else 0
-    return 2 if plan.columns * plan.on.pair + chain <= 96 else 1
+    """Blocks for which a multiprocessor has registers: for the results of two tiles of positions, and some besides.
+
+    With float32 accuracy, sums of high parts outside of the tensor core and of both in it are those of one tile, of both where they
+    are few; see `fp::add_places_exactly`.
+    """
+    each = ROWS * plan.rows // 2
+    beside = 3 * each * (2 if plan.rows == 1 else 1) if precision is Precision.FLOAT32 else 0
+    return 2 if 2 * each * plan.on.pair + beside <= 96 else 1
 
 
 def _cost(plan: PlacesSchedule, facts: DeviceFacts) -> float:

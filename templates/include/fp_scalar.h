@@ -377,6 +377,43 @@ FP_FN float log1p(float x) {
 #endif
 }
 
+// 2^x, and 0 for what would be a denormal number.
+FP_FN float power_of_two(float x) {
+#if defined(__CUDA_ARCH__)
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+#else
+    return exp2(x);
+#endif
+}
+
+// The normal distribution's integral up to x within 1e-7, as near as 1 + erf(x / sqrt(2)) comes: half of what |x| leaves is
+// 2^-(|x| P(|x|) + 1). The polynomial, of degree 7, is fitted so that the largest error of the result is least, 8e-9 for |x| < 5.8; beyond,
+// it grows. CUDA's erf chooses between two polynomials, coefficient by coefficient: twice the instructions.
+FP_FN float polynomial_normal_cdf(float x) {
+    const float distance = abs(x);
+    float sum = 2.834867473e-06f;
+    sum = ::fmaf(sum, distance, -3.937722431e-05f);
+    sum = ::fmaf(sum, distance, 1.861783676e-04f);
+    sum = ::fmaf(sum, distance, 1.369401288e-04f);
+    sum = ::fmaf(sum, distance, -7.063424215e-03f);
+    sum = ::fmaf(sum, distance, 5.249617994e-02f);
+    sum = ::fmaf(sum, distance, 4.592081904e-01f);
+    sum = ::fmaf(sum, distance, 1.151105165e+00f);
+    const float rest = power_of_two(::fmaf(sum, -distance, -1.0f));
+    return x > 0.0f ? 1.0f - rest : rest;
+}
+
+template <typename T>
+FP_FN T normal_cdf(T x) {
+    return T(0.5) * (T(1) + erf(x * T(0.70710678118654752440)));
+}
+
+#if defined(__CUDA_ARCH__)
+FP_FN float normal_cdf(float x) { return polynomial_normal_cdf(x); }
+#endif
+
 // Integer power by squaring, wrapping; a negative exponent gives the reciprocal rounded towards zero.
 template <typename T>
 FP_FN IfInt<T> pow(T base, T exponent) {
