@@ -20,7 +20,7 @@ __device__ __forceinline__ void add_places(
         begin_products();
 #pragma unroll
         for (int u = 0; u < U; ++u) {
-            const uint64_t a = at_taps(inputs, taps[i + u]), b = at_taps(weights, (i + u) * step);
+            const uint64_t a = at_taps(inputs, taps[i + u]), b = at_weights(weights, (i + u) * step);
             multiply_places<Half * 2, true>(sums[0], a, b);
             multiply_places<Half * 2, true>(sums[1], at_taps(a, 8), b);
         }
@@ -38,11 +38,11 @@ __device__ __forceinline__ void multiply_chain(
     begin_products();
 #pragma unroll
     for (int s = 0; s < Side; ++s) {
-        multiply_places<Half * 2, false>(part[s], at_taps(inputs, taps[first] + (tile + s) * 8), at_taps(weights, first * step));
+        multiply_places<Half * 2, false>(part[s], at_taps(inputs, taps[first] + (tile + s) * 8), at_weights(weights, first * step));
 #pragma unroll
         for (int u = 1; u < U; ++u) {
             const uint64_t a = at_taps(inputs, taps[first + u] + (tile + s) * 8);
-            multiply_places<Half * 2, true>(part[s], a, at_taps(weights, (first + u) * step));
+            multiply_places<Half * 2, true>(part[s], a, at_weights(weights, (first + u) * step));
         }
     }
     end_products();
