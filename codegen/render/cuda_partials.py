@@ -18,6 +18,7 @@ from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule, piece_count
+from fusepass.codegen.schedule_convolution.places import PlacesSchedule
 from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule
 from fusepass.codegen.schedule_convolution.tiles import MOST_ROWS, WARPS, dimensions
 from fusepass.codegen.schedule_product import ProductSchedule
@@ -154,11 +155,12 @@ class PositionStates(PartialStores):
         super().__init__(kernel, pointers, printer)
         self.plan, self.tiles = plan, tiles
         self.high = plan.high if isinstance(plan, StreamedSchedule) else 1
-        self.warp_channels = plan.rows * ROWS
+        self.turns = plan.turns if isinstance(plan, PlacesSchedule) else 1
+        self.warp_channels = self.turns * plan.rows * ROWS
         self.stride = plan.blocks // plan.channel_blocks
         if self.partials.pieces.size != piece_count(kernel, plan):
             raise ScheduleError(f"{kernel.name} was made for {self.partials.pieces.size} pieces, and has others here")
-        assert plan.rows <= MOST_ROWS
+        assert self.turns * plan.rows <= MOST_ROWS
 
     def begin(self) -> Iterable[str]:
         """Where the states are: behind the rooms of all warps."""
@@ -179,7 +181,8 @@ class PositionStates(PartialStores):
         """Adds the values of 16 channels that lie in the warp's room, those of ``$inside``, to its states of channels ``$m``."""
         on = self.plan.on
         lines = [f"const fp::Share<{on.pair}> $share($room, {on.staged_pitch}, $inside);"]
-        first = f"$warp * {self.warp_channels} + $m * {ROWS}"
+        turn = f"$turn * {self.plan.rows * ROWS} + " if self.turns > 1 else ""
+        first = f"$warp * {self.warp_channels} + {turn}$m * {ROWS}"
         for number in range(len(self.partials.reductions)):
             lines.append(f"fp::leave_row({_states(number)} + {first}, $share);")
         return ["__syncwarp();", "{", *block("", lines)[1:]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 
 from fusepass.codegen.ir.convolution import HALVES, ROWS, halves_of_place
@@ -84,7 +84,7 @@ class _Writer(ConvolutionWriter):
         yield "const int $warp = fp::warp_number();"
         room = f"reinterpret_cast<float*>($pool + {plan.weight_bytes}) + $warp * {ROWS * self.on.staged_pitch}"
         yield f"float* const $room = {room};"
-        first = f"int(blockIdx.x) % {plan.channel_blocks} / {plan.phase_blocks} * {ROWS * plan.rows}"
+        first = f"int(blockIdx.x) % {plan.channel_blocks} / {plan.phase_blocks} * {ROWS * plan.rows * plan.turns}"
         yield f"const int $first_channel = {first if plan.channel_blocks > plan.phase_blocks else '0'};"
         if plan.phase_blocks > 1:
             each = len(self.on.phases) // plan.phase_blocks
@@ -101,7 +101,7 @@ class _Writer(ConvolutionWriter):
             product = f"($first_product + {product})"
         lines = [
             f"const int $column = {column};",
-            f"const int $channel = $first_channel + $column{f' % {own}' if plan.parts > 1 else ''};",
+            f"const int $channel = {self._turn_channel('$turn')} + $column{f' % {own}' if plan.parts > 1 else ''};",
             f"const int $place = {self.weights_name}[{product} * 2 + $i / 16 % 2];",
             "int $half = $place + $i % 2 * 4;",
             f"bool $real = $place >= 0 && $channel < {outs};",
@@ -115,13 +115,22 @@ class _Writer(ConvolutionWriter):
                 "else $real = $real && $high;",
             ]
         total = prod(self.weight.shape[2:]) * self.each
-        copy = f"fp::begin_copy_bytes<8>($weights + $i * 8, {self.pointers[self.halves.weight]}"
+        to = "$weights + $i * 8" if plan.turns == 1 else f"$weights + $turn * {plan.turn_bytes} + $i * 8"
+        copy = f"fp::begin_copy_bytes<8>({to}, {self.pointers[self.halves.weight]}"
         lines.append(f"{copy} + ($real ? {self.index_type}($channel) * {total} + $half : 0), $real ? 8 : 0);")
         yield "// weights, as they are multiplied"
-        yield from block(
-            f"for (int $i = threadIdx.x; $i < {plan.weight_bytes // 8}; $i += {plan.threads})",
-            lines,
-        )
+        head = f"for (int $i = threadIdx.x; $i < {plan.turn_bytes // 8}; $i += {plan.threads})"
+        yield from self._in_turns(block(head, lines))
+
+    def _turn_channel(self, turn: str) -> str:
+        """The first channel of a turn."""
+        return "$first_channel" if self.plan.turns == 1 else f"$first_channel + {turn} * {ROWS * self.plan.rows}"
+
+    def _in_turns(self, lines: Sequence[str]) -> list[str]:
+        """`lines` for each ``$turn``."""
+        if self.plan.turns == 1:
+            return list(lines)
+        return ["#pragma unroll 1", *block(f"for (int $turn = 0; $turn < {self.plan.turns}; ++$turn)", lines)]
 
     def _fetch_tile(self) -> Iterable[str]:
         """How the input below a tile is fetched, for all layers."""
@@ -177,7 +186,7 @@ class _Writer(ConvolutionWriter):
         yield "#pragma unroll 1"
         yield from block(f"for (int $set = 0; $set < {plan.sets}; ++$set)", lines)
 
-    def _multiply(self) -> Iterable[str]:
+    def _multiply(self) -> list[str]:
         plan, on = self.plan, self.on
         scales = [f"{self.pointers[name]} + $sample * {self.sizes[1]}" for name in self.halves.scales]
         staging = (
@@ -192,12 +201,14 @@ class _Writer(ConvolutionWriter):
             *self.epilogue(Sums(staging, plan.rows, plan.covered, first, tuple(repair(self)))),
         ]
         if len(on.phases) > 1:
-            yield "#pragma unroll 1"
             each, first = len(on.phases) // plan.phase_blocks, "$first_phase" if plan.phase_blocks > 1 else "0"
             last = f"$first_phase + {each}" if plan.phase_blocks > 1 else str(each)
-            yield from block(f"for (int $phase = {first}; $phase < {last}; $phase += {on.pair})", lines)
-        else:
-            yield from lines
+            head = f"for (int $phase = {first}; $phase < {last}; $phase += {on.pair})"
+            lines = ["#pragma unroll 1", *block(head, lines)]
+        if plan.turns > 1:
+            lines = [line.replace("$first_channel", "$turn_channel") for line in lines]
+            lines.insert(0, f"const int $turn_channel = {self._turn_channel('$turn')};")
+        return self._in_turns(lines)
 
     def _sum_up(self) -> list[str]:
         """The products of one phase."""
@@ -210,4 +221,6 @@ class _Writer(ConvolutionWriter):
         weights = "fp::tile_descriptor($weights, 128, 256)"
         if self.plan.phase_blocks > 1:
             weights += f" - $first_product * {unit}"
+        if self.plan.turns > 1:
+            weights += f" + $turn * {self.plan.turn_bytes // 16}"
         return [f"{call}($sums[$p], {self.places_name}, {begin}, {end}, $inputs, {weights}, {unit});"]

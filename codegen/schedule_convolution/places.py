@@ -38,6 +38,7 @@ TOGETHER = 8  # such blocks that four warps multiply at once, 64 positions and 6
 SET = WARPS * COLUMNS * GROUP  # positions that all warps of a block multiply at once
 
 _MOST_SETS = 4
+_MOST_TURNS = 4
 _MOST_SUMS = 128  # registers of a thread
 _STEP = 32  # bytes of a row of shared memory, of each operand, that a product takes
 
@@ -52,7 +53,8 @@ class PlacesSchedule:
         layers: places of each position.
         slices: for each phase, the number of products of two places each.
         phase_blocks: parts of the phases, as large as each other, that blocks of their own work on.
-        rows: tiles of 16 output channels that a block works on.
+        rows: tiles of 16 output channels that a block works on at once.
+        turns: times that it does so for a tile of the input, each with channels of its own.
         parts: halves that stand for a number; there are as many columns for an output channel.
         buffers: tiles of the input in shared memory; with two, one is fetched while the other is worked on.
         channel_blocks: blocks that work on a tile: one for each part of the output channels and of the phases.
@@ -65,6 +67,7 @@ class PlacesSchedule:
     slices: tuple[int, ...]
     phase_blocks: int
     rows: int
+    turns: int
     parts: int
     buffers: int
     channel_blocks: int
@@ -79,7 +82,7 @@ class PlacesSchedule:
     @property
     def covered(self) -> int:
         """Output channels that all blocks together work on."""
-        return ROWS * self.rows * (self.channel_blocks // self.phase_blocks)
+        return ROWS * self.rows * self.turns * (self.channel_blocks // self.phase_blocks)
 
     @property
     def columns(self) -> int:
@@ -93,6 +96,11 @@ class PlacesSchedule:
 
     @property
     def weight_bytes(self) -> int:
+        return self.turns * self.turn_bytes
+
+    @property
+    def turn_bytes(self) -> int:
+        """Of the weights that a turn takes."""
         return sum(self.slices) // self.phase_blocks * self.columns * _STEP
 
     @property
@@ -106,7 +114,8 @@ class PlacesSchedule:
 
     def __str__(self) -> str:
         tile = " x ".join(map(str, self.on.tile))
-        channels = f"{ROWS * self.rows} channels x {tile} positions"
+        turns = f"{self.turns} x " if self.turns > 1 else ""
+        channels = f"{turns}{ROWS * self.rows} channels x {tile} positions"
         parts = f" in {self.phase_blocks} parts" if self.phase_blocks > 1 else ""
         phases = f", {len(self.on.phases)} phases{parts}" if len(self.on.phases) > 1 else ""
         products = "halves x 3" if self.parts > 1 else "halves"
@@ -118,9 +127,10 @@ def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> Pla
     phases = phases_of(kernel, program)
     shares = list(itertools.product((2, 1), _rows(kernel, program), _phase_blocks(kernel)))
     candidates = (
-        _candidate(kernel, program, facts, on, *share)
+        _candidate(kernel, program, facts, on, buffers, rows, turns, phase_blocks)
         for on in (_tiles(kernel, program, phases, tile) for tile in _tile_shapes(len(dimensions(kernel)) - 2))
-        for share in shares
+        for buffers, rows, phase_blocks in shares
+        for turns in _turns(kernel, rows)
     )
     fitting = [(_cost(plan, facts), number, plan) for number, plan in enumerate(candidates) if plan is not None]
     return min(fitting)[2] if fitting else None
@@ -149,6 +159,15 @@ def _rows(kernel: Kernel, program: Program) -> list[int]:
     return sorted({max(min(most, each), 1) for each in ((room // 2,) if few else (room // 2, room))})
 
 
+def _turns(kernel: Kernel, rows: int) -> list[int]:
+    """How many times a block may take as many channels as it works on at once, so that it fetches a tile once for all of these."""
+    every = ceil(dimensions(kernel)[1].size / (ROWS * rows))
+    most = MOST_ROWS // rows if kernel.partials else _MOST_TURNS
+    return [
+        turns for turns in range(1, _MOST_TURNS + 1) if turns <= min(every, max(most, 1)) and not kernel.sweeps
+    ] or [1]
+
+
 def _phase_blocks(kernel: Kernel) -> list[int]:
     """Into how many parts the phases may fall: whole pairs, and along an axis all phases or one."""
     if kernel.partials is not None:
@@ -169,13 +188,20 @@ def _tiles(kernel: Kernel, program: Program, phases: tuple[Phase, ...], tile: tu
 
 
 def _candidate(
-    kernel: Kernel, program: Program, facts: DeviceFacts, on: Tiles, buffers: int, rows: int, phase_blocks: int
+    kernel: Kernel,
+    program: Program,
+    facts: DeviceFacts,
+    on: Tiles,
+    buffers: int,
+    rows: int,
+    turns: int,
+    phase_blocks: int,
 ) -> PlacesSchedule | None:
     sizes, anchor = [axis.size for axis in dimensions(kernel)], anchor_of(kernel)
     parts = anchor.parts
     layers = prod(halves_of_place(program.buffer(anchor.source).shape[1], parts)) // HALVES
     sums = ROWS * rows * parts * on.pair
-    channel_blocks = ceil(sizes[1] / (ROWS * rows)) * phase_blocks
+    channel_blocks = ceil(sizes[1] / (ROWS * rows * turns)) * phase_blocks
     slices = tuple(max(ceil(len(phase.taps) * layers / 2), 1) for phase in on.phases)
     each = len(slices) // phase_blocks
     if len({sum(slices[at : at + each]) for at in range(0, len(slices), each)}) > 1:
@@ -189,6 +215,7 @@ def _candidate(
         slices=slices,
         phase_blocks=phase_blocks,
         rows=rows,
+        turns=turns,
         parts=parts,
         buffers=buffers,
         channel_blocks=channel_blocks,
@@ -225,7 +252,8 @@ def _cost(plan: PlacesSchedule, facts: DeviceFacts) -> float:
     waiting = {(2, 1): 1.15, (2, 2): 1.0, (1, 1): 1.6, (1, 2): 1.3}[plan.resident, plan.buffers]
     # Whole rows of the result by one block fill the lines of the second-level cache.
     pieces = 1 + 0.5 * 32 / on.tile[-1] if on.tiles[-1] > 1 else 1
-    return plan.channel_blocks * prod(on.tiles) * (products + fetched + results * pieces) * waiting
+    tile = plan.turns * (products + results * pieces) + fetched
+    return plan.channel_blocks * prod(on.tiles) * tile * waiting
 
 
 def places_of(plan: PlacesSchedule, offset: tuple[int, ...]) -> int:
