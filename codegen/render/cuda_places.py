@@ -168,7 +168,7 @@ class _Writer(ConvolutionWriter):
 
     # ---- products
 
-    def _sets(self) -> Iterable[str]:
+    def _sets(self) -> list[str]:
         plan, on = self.plan, self.on
         plane = prod(on.tile[-2:]) // BLOCK  # blocks of positions that are equally far from each other
         blocks = f"({f'$set * {WARPS // 4} + ' if plan.sets > 1 else ''}$warp / 4) * {TOGETHER}"
@@ -180,13 +180,14 @@ class _Writer(ConvolutionWriter):
             f"const uint64_t $inputs = fp::place_descriptor($tile, {plan.run}) + ({at});",
             *self._multiply(),
         ]
-        if plan.sets == 1:
-            yield from lines
-            return
-        yield "#pragma unroll 1"
-        yield from block(f"for (int $set = 0; $set < {plan.sets}; ++$set)", lines)
+        if plan.sets > 1:
+            lines = ["#pragma unroll 1", *block(f"for (int $set = 0; $set < {plan.sets}; ++$set)", lines)]
+        if plan.turns > 1:  # around the sets, so that a thread loads the factors of its channels once
+            lines = [line.replace("$first_channel", "$turn_channel") for line in lines]
+            lines.insert(0, f"const int $turn_channel = {self._turn_channel('$turn')};")
+        return self._in_turns(lines)
 
-    def _multiply(self) -> list[str]:
+    def _multiply(self) -> Iterable[str]:
         plan, on = self.plan, self.on
         scales = [f"{self.pointers[name]} + $sample * {self.sizes[1]}" for name in self.halves.scales]
         staging = (
@@ -204,11 +205,10 @@ class _Writer(ConvolutionWriter):
             each, first = len(on.phases) // plan.phase_blocks, "$first_phase" if plan.phase_blocks > 1 else "0"
             last = f"$first_phase + {each}" if plan.phase_blocks > 1 else str(each)
             head = f"for (int $phase = {first}; $phase < {last}; $phase += {on.pair})"
-            lines = ["#pragma unroll 1", *block(head, lines)]
-        if plan.turns > 1:
-            lines = [line.replace("$first_channel", "$turn_channel") for line in lines]
-            lines.insert(0, f"const int $turn_channel = {self._turn_channel('$turn')};")
-        return self._in_turns(lines)
+            yield "#pragma unroll 1"
+            yield from block(head, lines)
+        else:
+            yield from lines
 
     def _sum_up(self) -> list[str]:
         """The products of one phase."""

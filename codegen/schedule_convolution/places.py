@@ -227,7 +227,10 @@ def _candidate(
     if shared > facts.shared_bytes_per_block:
         return None
     resident = max(min(facts.shared_bytes_per_block // shared, _most_resident(plan, anchor.precision)), 1)
-    each = max(min(sizes[0] * prod(on.tiles), resident * facts.multiprocessors // channel_blocks), 1)
+    tiles = sizes[0] * prod(on.tiles)
+    if turns > 1 and tiles < resident * facts.multiprocessors:
+        return None  # a block for each turn
+    each = max(min(tiles, resident * facts.multiprocessors // channel_blocks), 1)
     return replace(plan, blocks=each * channel_blocks, resident=resident, shared_bytes=shared)
 
 

@@ -114,6 +114,18 @@ def test_blocks_share_phases_whose_weights_are_large() -> None:
     check(program, tight, tolerance=1e-5)
 
 
+_TURNS = Case((2, 3, 12, 70), 50, (3, 2), (1, 1), (1, 1), (1, 1), halves=True)
+
+
+@needs_compiler
+def test_values_of_channels_that_take_turns() -> None:
+    transposed = Case((2, 4, 9, 40), 33, (3, 3), (2, 2), (1, 1), (1, 1), True, (1, 1), halves=True)
+    pooled = generated_pooling(_TURNS, Across.EACH, SMALL)
+    for program, tolerance in ((generated(_TURNS), 2e-6), (generated(transposed), 2e-6), (pooled, 1e-5)):
+        assert planned(program, SMALL).turns > 1
+        check(program, tolerance=tolerance)
+
+
 @needs_compiler
 @pytest.mark.parametrize("precision", Precision)
 @pytest.mark.parametrize(
