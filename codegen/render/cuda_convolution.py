@@ -11,6 +11,8 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, ReduceOp, Stat, walk
 from fusepass.codegen.ir.program import Buffer, Reduction, Store
 from fusepass.codegen.render.cuda_input import UNROLL, TileWriter, quotient, remainder, unrolled
+from fusepass.codegen.render.cuda_neighbours import store_neighbours
+from fusepass.codegen.render.cuda_pairs import pairs, takes_pairs
 from fusepass.codegen.render.cuda_partials import PositionStates
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
@@ -120,13 +122,14 @@ class ConvolutionWriter(TileWriter):
     def epilogue(self, sums: Sums) -> Iterable[str]:
         """What the kernel's expressions make of the sums: a thread takes neighbouring results, channel by channel."""
         if self.kernel.is_pointwise:
-            yield from self.over_channels(sums, self._stores(), sums.unroll)
+            each = self._pairs(sums) if takes_pairs(self) else self.over_channels(sums, self._stores(), sums.unroll)
+            yield from each
             return
         yield from self.reductions(sums)
 
     def over_channels(self, sums: Sums, lines: Sequence[str], unroll: str, ahead: Sequence[str] = ()) -> Iterable[str]:
         """`lines` for each result, ``$sum``, at ``$channel`` and the spatial axes; `ahead` before each position's channels."""
-        on, place = self.on, self.staged_place
+        on, place = self.on, self._staged_place
         row = [
             f"const int $channel = $first_channel + $m * {ROWS} + $row;",
             f"const float $sum = $room[$row * {on.staged_pitch} + {place}];",
@@ -135,25 +138,51 @@ class ConvolutionWriter(TileWriter):
         if self.sizes[1] != sums.covered:
             row[1:] = block(f"if ($channel < {self.sizes[1]})", row[1:])
         taken, row = ([line.replace("$place", place) for line in text] for text in (sums.repair, row))
-        staged = ["__syncwarp();", *sums.laid_out(on.pair), "__syncwarp();"]
+        taken = block("if ($broken)", taken) if taken else []
         positions = self.over_positions(sums, [*taken, *ahead, *unrolled("$row", ROWS, row, unroll)])
-        yield from unrolled("$m", sums.rows, [*staged, *positions, *(self.states.add() if self.states else ())])
+        yield from self._over_rows(sums, positions)
+
+    def _over_rows(self, sums: Sums, lines: Sequence[str]) -> Iterable[str]:
+        """`lines` for 16 channels after another, which are laid out before and reduced behind them."""
+        staged = ["__syncwarp();", *sums.laid_out(self.on.pair), "__syncwarp();"]
+        yield from unrolled("$m", sums.rows, [*staged, *lines, *(self.states.add() if self.states else ())])
+
+    def _pairs(self, sums: Sums) -> Iterable[str]:
+        """The same for two neighbours at a time; see `cuda_pairs`."""
+        lines = self._repaired(sums)
+        if self.states:
+            lines = [*self.over_positions(sums, []), *lines]
+        yield from self._over_rows(sums, [*lines, *pairs(self, sums.group, sums.covered, sums.unroll)])
+
+    def vectors(self, sums: Sums, width: int) -> Iterable[str]:
+        """The same for `width` neighbours; see `cuda_neighbours`."""
+        stored = store_neighbours(self, sums.group, sums.covered, sums.unroll, width)
+        yield from self._over_rows(sums, [*self._repaired(sums), *stored])
+
+    def _repaired(self, sums: Sums) -> list[str]:
+        """What is not finite in ``$room`` is computed again there."""
+        repair = [line.replace("$place", self._staged_place) for line in sums.repair]
+        return block("if ($broken)", [*self._where_inside(sums, repair), "__syncwarp();"]) if repair else []
 
     @property
-    def staged_place(self) -> str:
+    def _staged_place(self) -> str:
         """Where a thread's result lies in its row of ``$room``."""
         return "$lane" if self.on.pair == 1 else "$half * 32 + $lane"
 
+    def _where_inside(self, sums: Sums, lines: Sequence[str]) -> list[str]:
+        places, inside = self.position(sums.group)
+        return unrolled("$half", self.on.pair, [*places, *block(f"if ({inside})", lines)])
+
     def over_positions(self, sums: Sums, lines: Sequence[str]) -> list[str]:
         """`lines` for each position of a thread, where it is one of the result."""
-        column = "$lane" if self.on.pair == 1 else "($half * 32 + $lane)"
-        places, inside = self.position(sums.group, column, self.axes[-1], f"$lane % {self.on.pair}")
         if self.states is None:
-            return unrolled("$half", self.on.pair, [*places, *block(f"if ({inside})", lines)])
+            return self._where_inside(sums, lines)
+        places, inside = self.position(sums.group)
         once = f"$is_inside && ({self._is_first()})" if self.on.pace else "$is_inside"  # of tiles that overlap
         places += [f"const bool $is_inside = {inside};", f"$inside[$half] = __ballot_sync(0xffffffffu, {once});"]
-        taken = unrolled("$half", self.on.pair, [*places, *block("if ($is_inside)", lines)])
-        return [f"unsigned $inside[{self.on.pair}];", *taken]
+        if lines:
+            places += block("if ($is_inside)", lines)
+        return [f"unsigned $inside[{self.on.pair}];", *_apart(unrolled("$half", self.on.pair, places))]
 
     # ---- reductions over channels
 
@@ -208,19 +237,19 @@ class ConvolutionWriter(TileWriter):
 
     # ---- where results go
 
-    def position(self, group: str, column: str, last: str, phase: str) -> tuple[list[str], str]:
-        """The coordinates of the result that a thread takes, the `last` one in a variable of that name, and the condition that it exists.
+    def position(self, group: str, column: str = "", start: str = "") -> tuple[list[str], str]:
+        """The coordinates of the result that a thread takes, and the condition that it exists.
 
-        It stands at `column` of the warp's; `phase` is its place among the neighbours of a position.
+        It is the position of the warp that `column` says, in the phase of a pair that `start` says; by default a warp takes neighbours.
         """
         on, sizes = self.on, self.sizes
-        column = f"{column} / {on.pair}" if on.pair > 1 else column
+        column = column or ("$lane" if on.pair == 1 else f"($half * 32 + $lane) / {on.pair}")
         coordinates = self.group_coordinates(f"({group} + {column} / 8)")
         inner = f"{column} % 8"
         coordinates[-1] = inner if coordinates[-1] == "0" else f"{coordinates[-1]} + {inner}"
-        starts, conditions, lines = self._phase_starts(phase), [], []
-        for number, axis in enumerate((*self.axes[:-1], last)):
-            position = f"($tile_{self.axes[number][1:]} * {on.steps[number]} + {coordinates[number]})"
+        starts, conditions, lines = self._phase_starts(start or f"$lane % {on.pair}"), [], []
+        for number, axis in enumerate(self.axes):
+            position = f"($tile_{axis[1:]} * {on.steps[number]} + {coordinates[number]})"
             spread = self.anchor.spread[number]
             at = position if spread == 1 else f"{position} * {spread} + {starts[number]}"
             lines.append(f"const {self.index_type} {axis} = {bare(at)};")
@@ -245,14 +274,14 @@ class ConvolutionWriter(TileWriter):
         step = self.on.pace * self.anchor.spread[-1]
         return f"int($x) < ($tile_x + 1) * {step} || $tile_x == {self.on.tiles[-1] - 1}"
 
-    def _phase_starts(self, phase: str) -> list[str]:
-        """The first result element of a phase, per axis."""
+    def _phase_starts(self, start: str) -> list[str]:
+        """The first result element of a phase, per axis; `start` is that of a pair along the last one."""
         starts, rest = [], "$phase"
         for spread, size in reversed(list(zip(self.anchor.spread, self.sizes[2:], strict=True))):
             starts.append(remainder(rest, min(spread, size)) if len(self.on.phases) > 1 else "0")
             rest = quotient(rest, min(spread, size))
         if self.on.pair > 1:
-            starts[0] = phase
+            starts[0] = start
         return starts[::-1]
 
     def _stores(self) -> list[str]:

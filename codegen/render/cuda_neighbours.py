@@ -1,42 +1,42 @@
-"""Writes the results of a convolution's kernel as vectors: a thread takes neighbours of a row out of shared memory, and stores them at once."""
+"""Results of a generated convolution four neighbours at a time, where rows are whole numbers of these and nothing else goes along them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.expr import Stat, walk
-from fusepass.codegen.render.cuda_convolution import ConvolutionWriter, Sums
 from fusepass.codegen.render.cuda_input import unrolled
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
 
+if TYPE_CHECKING:
+    from fusepass.codegen.render.cuda_convolution import ConvolutionWriter
 
-def store_neighbours(writer: ConvolutionWriter, sums: Sums, width: int) -> Iterable[str]:
-    """What `ConvolutionWriter.epilogue` gives, `width` neighbours at a time."""
+
+def store_neighbours(writer: ConvolutionWriter, group: str, covered: int, pragma: str, width: int) -> list[str]:
+    """What is done with the 16 channels that lie in the warp's room, `width` neighbours at a time; the first 8 of its positions are the
+    `group`-th ones.
+    """
     on = writer.on
     lanes = 32 * on.pair // width  # of a row
     together = 32 // lanes  # rows
-    column, row = (f"$lane % {lanes}", f"$step * {together} + $lane / {lanes}") if together > 1 else ("$lane", "$step")
-    places, inside = writer.position(sums.group, f"{column} * {width}", "$first_x", "0")
+    first = f"$lane % {lanes} * {width}"
+    row = f"$down * {together} + $lane / {lanes}" if together > 1 else "$down"
+    places, inside = writer.position(group, f"({first})" if on.pair == 1 else f"({first}) / {on.pair}", "0")
     lines = [
         f"const int $row = {row};",
         f"const int $channel = $first_channel + $m * {ROWS} + $row;",
-        *_row(writer, f"$room + $row * {on.staged_pitch} + {column} * {width}", width, writer.sizes[1] != sums.covered),
+        *_row(writer, f"$room[$row * {on.staged_pitch} + {first}]", width, writer.sizes[1] != covered),
     ]
-    staged = ["__syncwarp();", *sums.laid_out(on.pair), "__syncwarp();"]
-    if sums.repair:
-        here = writer.over_positions(sums, [line.replace("$place", writer.staged_place) for line in sums.repair])
-        staged += block("if ($broken)", [*here, "__syncwarp();"])
-    stored = block(f"if ({inside})", unrolled("$step", ROWS // together, lines, sums.unroll))
-    yield from unrolled("$m", sums.rows, [*staged, *places, *stored])
+    return [*places, *block(f"if ({inside})", unrolled("$down", ROWS // together, lines, pragma))]
 
 
 def _row(writer: ConvolutionWriter, room: str, width: int, some: bool) -> list[str]:
-    """The neighbours from ``$first_x`` on, of ``$channel``, which may not exist where there are only `some`."""
+    """The neighbours from the result in scope on, of ``$channel``, which may not exist where there are only `some`."""
     kernel, names = writer.kernel, ("$sample", "$channel", *writer.axes)
     each, where = Scope(writer.printer), Scope(writer.printer)
-    for scope, last in ((each, names[-1]), (where, "$first_x")):
+    for scope, last in ((each, "$near"), (where, names[-1])):
         for axis, text in zip(kernel.rows, (*names[:-1], last), strict=True):
             scope.define_axis(axis, text)
     for node in walk(*kernel.roots):
@@ -51,11 +51,10 @@ def _row(writer: ConvolutionWriter, room: str, width: int, some: bool) -> list[s
         value = value if store.value.dtype is dtype else f"fp::cast<{C_TYPES[dtype]}>({value})"
         begin.append(f"{kind} {found};")
         each.lines.append(f"{found}[$e] = {value};")
-        target = f"{writer.pointers[store.buffer]} + ({where.index(store.index)})"
-        end.append(f"*reinterpret_cast<{kind}*>({target}) = {found};")
-    own = [f"const {writer.index_type} $x = $first_x + $e;", "const float $sum = $numbers[$e];", *each.lines]
+        end.append(f"fp::store_vector({writer.pointers[store.buffer]} + ({where.index(store.index)}), {found});")
+    own = [f"const {writer.index_type} $near = {names[-1]} + $e;", "const float $sum = $numbers[$e];", *each.lines]
     lines = [
-        f"const auto $numbers = *reinterpret_cast<const fp::Vec<float, {width}>*>({room});",
+        f"const auto $numbers = fp::as_vector<{width}>({room});",
         *begin,
         *unrolled("$e", width, own),
         *where.lines,

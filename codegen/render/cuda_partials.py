@@ -155,12 +155,13 @@ class PositionStates(PartialStores):
         super().__init__(kernel, pointers, printer)
         self.plan, self.tiles = plan, tiles
         self.high = plan.high if isinstance(plan, StreamedSchedule) else 1
-        self.warp_channels = plan.rows * ROWS
+        self.turns = plan.turns if isinstance(plan, PlacesSchedule) else 1
+        self.warp_channels = self.turns * plan.rows * ROWS
         self.stride, self.teams = takers(plan), plan.teams if isinstance(plan, PlacesSchedule) else 1
         self.warps = plan.on.block_warps // self.teams
         if self.partials.pieces.size != piece_count(kernel, plan):
             raise ScheduleError(f"{kernel.name} was made for {self.partials.pieces.size} pieces, and has others here")
-        assert plan.rows <= MOST_ROWS
+        assert self.turns * plan.rows <= MOST_ROWS
 
     def begin(self) -> Iterable[str]:
         """Where the states are: behind the rooms of all warps."""
@@ -181,7 +182,8 @@ class PositionStates(PartialStores):
         """Adds the values of 16 channels that lie in the warp's room, those of ``$inside``, to its states of channels ``$m``."""
         on = self.plan.on
         lines = [f"const fp::Share<{on.pair}> $share($room, {on.staged_pitch}, $inside);"]
-        first = f"$warp * {self.warp_channels} + $m * {ROWS}"
+        turn = f"$turn * {self.plan.rows * ROWS} + " if self.turns > 1 else ""
+        first = f"$warp * {self.warp_channels} + {turn}$m * {ROWS}"
         for number in range(len(self.partials.reductions)):
             lines.append(f"fp::leave_row({_states(number)} + {first}, $share);")
         return ["__syncwarp();", "{", *block("", lines)[1:]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 
 from fusepass.codegen.ir.convolution import HALVES, ROWS, halves_of_place
@@ -12,7 +12,6 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_convolution import ConvolutionText, ConvolutionWriter, Sums
 from fusepass.codegen.render.cuda_definition import repair
 from fusepass.codegen.render.cuda_input import dot, plus, quotient, remainder, table, unrolled
-from fusepass.codegen.render.cuda_neighbours import store_neighbours
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.schedule_convolution.places import BLOCK, TOGETHER, PlacesSchedule, padded_places
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS
@@ -89,10 +88,10 @@ class _Writer(ConvolutionWriter):
         if plan.buffers == 2:
             yield f"unsigned char* $next = $tile + {plan.tile_bytes};"
         yield "const int $lane = threadIdx.x % 32;"
-        yield "const int $warp = threadIdx.x / 32;"
+        yield "const int $warp = fp::warp_number();"
         room = f"reinterpret_cast<float*>($pool + {plan.weight_bytes}) + $warp * {ROWS * self.on.staged_pitch}"
         yield f"float* const $room = {room};"
-        first = f"int(blockIdx.x) % {plan.channel_blocks} / {plan.phase_blocks} * {ROWS * plan.rows}"
+        first = f"int(blockIdx.x) % {plan.channel_blocks} / {plan.phase_blocks} * {ROWS * plan.rows * plan.turns}"
         yield f"const int $first_channel = {first if plan.channel_blocks > plan.phase_blocks else '0'};"
         if plan.phase_blocks > 1:
             yield f"const int $part = int(blockIdx.x) % {plan.phase_blocks};"
@@ -112,7 +111,7 @@ class _Writer(ConvolutionWriter):
             product = f"($first_product + {product})"
         lines = [
             f"const int $column = {column};",
-            f"const int $channel = $first_channel + $column{f' % {own}' if plan.parts > 1 else ''};",
+            f"const int $channel = {self._turn_channel('$turn')} + $column{f' % {own}' if plan.parts > 1 else ''};",
             f"const int $place = {self.weights_name}[{product} * 2 + $i / 16 % 2];",
             "int $half = $place + $i % 2 * 4;",
             f"bool $real = $place >= 0 && $channel < {outs};",
@@ -126,13 +125,22 @@ class _Writer(ConvolutionWriter):
                 "else $real = $real && $high;",
             ]
         total = prod(self.weight.shape[2:]) * self.each
-        copy = f"fp::begin_copy_bytes<8>($weights + $i * 8, {self.pointers[self.halves.weight]}"
+        to = "$weights + $i * 8" if plan.turns == 1 else f"$weights + $turn * {plan.turn_bytes} + $i * 8"
+        copy = f"fp::begin_copy_bytes<8>({to}, {self.pointers[self.halves.weight]}"
         lines.append(f"{copy} + ($real ? {self.index_type}($channel) * {total} + $half : 0), $real ? 8 : 0);")
         yield "// weights, as they are multiplied"
-        yield from block(
-            f"for (int $i = threadIdx.x; $i < {plan.weight_bytes // 8}; $i += {plan.threads})",
-            lines,
-        )
+        head = f"for (int $i = threadIdx.x; $i < {plan.turn_bytes // 8}; $i += {plan.threads})"
+        yield from self._in_turns(block(head, lines))
+
+    def _turn_channel(self, turn: str) -> str:
+        """The first channel of a turn."""
+        return "$first_channel" if self.plan.turns == 1 else f"$first_channel + {turn} * {ROWS * self.plan.rows}"
+
+    def _in_turns(self, lines: Sequence[str]) -> list[str]:
+        """`lines` for each ``$turn``."""
+        if self.plan.turns == 1:
+            return list(lines)
+        return ["#pragma unroll 1", *block(f"for (int $turn = 0; $turn < {self.plan.turns}; ++$turn)", lines)]
 
     def _fetch_tile(self) -> Iterable[str]:
         """How the input below a tile is fetched, for all layers."""
@@ -144,10 +152,11 @@ class _Writer(ConvolutionWriter):
             axis, extent, tile = self.axes[number], on.extent[number], on.steps[number]
             here = remainder(rest, extent) if number else rest
             if number == len(self.axes) - 1 and extent != plan.run:
-                lines.append(f"const int $along = {here};")
+                lines.append(f"const unsigned $along = {here};")
                 here = f"$along - $along / {plan.run} * {plan.run - BLOCK}"
             origin = f" + $origin_{axis[1:]}" if plan.origins_vary else plus(on.origin[number])
-            lines.append(f"const {self.index_type} {axis} = $tile_{axis[1:]} * {tile} + {here}{origin};")
+            first = f"$tile_{axis[1:]} * {tile}{origin}"
+            lines.append(f"const {self.index_type} {axis} = {first} + int({here});")
             conditions.append(f"{axis} >= 0 && {axis} < {self.source.shape[2 + number]}")
             index.append(f"{axis} * {source.strides[1 + number]}")
             rest = quotient(rest, extent)
@@ -157,20 +166,21 @@ class _Writer(ConvolutionWriter):
         ]
         to, layer = f"$to + $i * {2 * HALVES}", ""
         if plan.layers > 1:  # those of a position are neighbours in memory
-            lines.insert(0, f"const int $element = $i / {plan.layers}, $layer = $i % {plan.layers};")
+            lines.insert(0, f"const unsigned $element = $i / {plan.layers}, $layer = $i % {plan.layers};")
             to = f"$to + ($layer * {plan.layer_places} + $element) * {2 * HALVES}"
             layer = f" + $layer * {HALVES}"
         lines.append(f"fp::begin_copy_bytes<{2 * HALVES}>({to}, $from{layer}, $real ? {2 * HALVES} : 0);")
         copies = plan.layers * on.elements
+        # without signs, quotients by known numbers take fewer instructions
         thread = "threadIdx.x % 128" if plan.teams > 1 else "threadIdx.x"
-        loop = block(f"for (int $i = {thread}; $i < {copies}; $i += {plan.threads // plan.teams})", lines)
+        loop = block(f"for (unsigned $i = {thread}; $i < {copies}; $i += {plan.threads // plan.teams})", lines)
         yield "// begins to fetch the input below a tile, zeros where there is none"
         yield from block("const auto $fetch = [&](int $number, unsigned char* $to)", [*self.tile_place(), *loop])[:-1]
         yield "};"
 
     # ---- products
 
-    def _sets(self) -> Iterable[str]:
+    def _sets(self) -> list[str]:
         plan, on = self.plan, self.on
         plane = prod(on.tile[-2:]) // BLOCK  # blocks of positions that are equally far from each other
         group = "0" if plan.teams > 1 else "$warp / 4"
@@ -183,34 +193,36 @@ class _Writer(ConvolutionWriter):
             f"const uint64_t $inputs = fp::place_descriptor($tile, {plan.run}) + ({at});",
             *self._multiply(),
         ]
-        if plan.sets == 1:
-            yield from lines
-            return
-        yield "#pragma unroll 1"
-        yield from block(f"for (int $set = 0; $set < {plan.sets}; ++$set)", lines)
+        if plan.sets > 1:
+            lines = ["#pragma unroll 1", *block(f"for (int $set = 0; $set < {plan.sets}; ++$set)", lines)]
+        if plan.turns > 1:  # around the sets, so that a thread loads the factors of its channels once
+            lines = [line.replace("$first_channel", "$turn_channel") for line in lines]
+            lines.insert(0, f"const int $turn_channel = {self._turn_channel('$turn')};")
+        return self._in_turns(lines)
 
     def _multiply(self) -> Iterable[str]:
         plan, on = self.plan, self.on
         scales = [f"{self.pointers[name]} + $sample * {self.sizes[1]}" for name in self.halves.scales]
         staging = (
-            f"fp::stage_places<{on.staged_pitch}, {plan.rows}>($room, $sums, $m, "
+            f"fp::stage_places<{on.staged_pitch}>($room, $sums, $m, "
             f"{scales[0]}, {scales[1]}, $first_channel + $m * {ROWS}, {self.sizes[1]});"
         )
         warp = f"$warp % {plan.tile_warps}" if plan.teams > 1 else "$warp"
         first = f"($set * {plan.tile_warps} + {warp}) * {COLUMNS}" if plan.sets > 1 else f"{warp} * {COLUMNS}"
         sums = Sums(staging, plan.rows, plan.covered, first, tuple(repair(self)))
         lines = [
-            f"float $sums[{on.pair}][2][{plan.columns // 2}] = {{}};",
+            f"float $sums[{on.pair}][2][{ROWS * plan.rows // 2}] = {{}};",
             *unrolled("$p", on.pair, self._sum_up()),
-            *self.finite("$sums[$p]", [("$p", on.pair)], f"fp::high_finite<{plan.rows}>"),
-            *(store_neighbours(self, sums, plan.vector) if plan.vector > 1 else self.epilogue(sums)),
+            *self.finite("$sums[$p]", [("$p", on.pair)]),
+            *(self.vectors(sums, plan.vector) if plan.vector > 1 else self.epilogue(sums)),
         ]
         if len(on.phases) > 1:
-            yield "#pragma unroll 1"
             first, last = "0", str(plan.part)
             if plan.phase_blocks > 1:
                 first, last = "$first_phase", f"$first_phase + {plan.part}"
-            yield from block(f"for (int $phase = {first}; $phase < {last}; $phase += {on.pair})", lines)
+            head = f"for (int $phase = {first}; $phase < {last}; $phase += {on.pair})"
+            yield "#pragma unroll 1"
+            yield from block(head, lines)
         else:
             yield from lines
 
@@ -225,4 +237,6 @@ class _Writer(ConvolutionWriter):
         weights = "fp::tile_descriptor($weights, 128, 256)"
         if self.plan.phase_blocks > 1:
             weights += f" - $first_product * {unit}"
+        if self.plan.turns > 1:
+            weights += f" + $turn * {self.plan.turn_bytes // 16}"
         return [f"{call}($sums[$p], {self.places_name}, {begin}, {end}, $inputs, {weights}, {unit});"]

@@ -31,7 +31,8 @@ class PlacesSchedule:
         layers: places of each position.
         slices: for each phase, the number of products of two places each.
         origins: for each part of the phases, as large as each other, that blocks of their own work on, `Tiles.origin`.
-        rows: tiles of 16 output channels that a block works on.
+        rows: tiles of 16 output channels that a block works on at once.
+        turns: times that it does so for a tile of the input, each with channels of its own.
         teams: groups of four warps that take tiles of their own, so that one multiplies while another stores; or 1, for all warps.
         vector: neighbouring results that a thread stores at once.
         parts: halves that stand for a number; there are as many columns for an output channel.
@@ -46,6 +47,7 @@ class PlacesSchedule:
     slices: tuple[int, ...]
     origins: tuple[tuple[int, ...], ...]
     rows: int
+    turns: int
     teams: int
     vector: int
     parts: int
@@ -77,7 +79,7 @@ class PlacesSchedule:
     @property
     def covered(self) -> int:
         """Output channels that all blocks together work on."""
-        return ROWS * self.rows * (self.channel_blocks // self.phase_blocks)
+        return ROWS * self.rows * self.turns * (self.channel_blocks // self.phase_blocks)
 
     @property
     def columns(self) -> int:
@@ -96,6 +98,11 @@ class PlacesSchedule:
 
     @property
     def weight_bytes(self) -> int:
+        return self.turns * self.turn_bytes
+
+    @property
+    def turn_bytes(self) -> int:
+        """Of the weights that a turn takes."""
         return sum(self.slices) // self.phase_blocks * self.columns * STEP
 
     @property
@@ -109,7 +116,8 @@ class PlacesSchedule:
 
     def __str__(self) -> str:
         tile = " x ".join(map(str, self.on.tile))
-        channels = f"{ROWS * self.rows} channels x {tile} positions"
+        turns = f"{self.turns} x " if self.turns > 1 else ""
+        channels = f"{turns}{ROWS * self.rows} channels x {tile} positions"
         parts = f" in {self.phase_blocks} parts" if self.phase_blocks > 1 else ""
         phases = f", {len(self.on.phases)} phases{parts}" if len(self.on.phases) > 1 else ""
         products = "halves x 3" if self.parts > 1 else "halves"

@@ -29,7 +29,9 @@ from fusepass.codegen.schedule_convolution.tiles import (
 )
 
 _ACCESS = 16  # bytes of the widest store
+_NEIGHBOURS = 4
 _MOST_SETS = 4
+_MOST_TURNS = 4
 _RESULT = {
     1: 0.28,
     2: 0.23,
@@ -49,13 +51,14 @@ def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> Pla
     parts = [_Part.of(phases, count) for count in _phase_blocks(kernel)]
     room = facts.shared_bytes_per_block // (2 * HALVES * _layers(kernel, program))  # places of tiles, of one layer
     candidates = (
-        _candidate(kernel, program, facts, on, part.origins, teams, vector, *share)
+        _candidate(kernel, program, facts, on, part.origins, teams, vector, turns, *share)
         for teams in _teams(kernel, program)
         for tile in _tile_shapes(axes, teams)
         for part in parts
         if teams * prod(part.extent(tile)) <= room
-        for on in [_tiles(kernel, program, phases, tile, part, vector)]
+        for on in [_tiles(kernel, program, phases, tile, part)]
         for share in shares
+        for turns in _turns(kernel, share[-1])
     )
     few = _is_few(kernel, program)
     fitting = [
@@ -67,20 +70,21 @@ def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> Pla
 
 
 def _vector(kernel: Kernel, program: Program) -> int:
-    """`PlacesSchedule.vector`: what rows of the results are whole numbers of, where nothing but results goes along them."""
+    """`PlacesSchedule.vector`: 4 where rows of the results are whole numbers of these, and nothing but results goes along them; else 1."""
     last = kernel.rows[-1]
     if not kernel.is_pointwise or kernel.partials or _is_few(kernel, program):
         return 1
     if any(load.index.stride(last) != 0 for load in kernel.loads()):
         return 1
 
-    def fits(store: Store, lane: Axis) -> bool:
+    def fits(store: Store) -> bool:
         nbytes = lane.size * program.buffer(store.buffer).dtype.nbytes
         return nbytes <= _ACCESS and is_vector(split_index(store.index, last, lane), last, lane)
 
     whole = anchor_of(kernel).spread[-1] == pair_of(kernel)  # neighbours of a position are neighbours of the next one
-    lanes = [Axis("lane", width) for width in (4, 2) if whole and last.size % width == 0]
-    return next((lane.size for lane in lanes if all(fits(store, lane) for store in kernel.stores)), 1)
+    lane = Axis("lane", _NEIGHBOURS)
+    fit = whole and last.size % lane.size == 0 and all(fits(store) for store in kernel.stores)
+    return lane.size if fit else 1
 
 
 def _is_few(kernel: Kernel, program: Program) -> bool:
@@ -118,6 +122,15 @@ def _rows(kernel: Kernel, program: Program) -> list[int]:
     )
 
 
+def _turns(kernel: Kernel, rows: int) -> list[int]:
+    """How many times a block may take as many channels as it works on at once, so that it fetches a tile once for all of these."""
+    every = ceil(dimensions(kernel)[1].size / (ROWS * rows))
+    most = MOST_ROWS // rows if kernel.partials else _MOST_TURNS
+    return [
+        turns for turns in range(1, _MOST_TURNS + 1) if turns <= min(every, max(most, 1)) and not kernel.sweeps
+    ] or [1]
+
+
 def _phase_blocks(kernel: Kernel) -> list[int]:
     """Into how many parts the phases may fall: whole pairs, and along an axis all phases or one."""
     if kernel.partials is not None:
@@ -153,14 +166,13 @@ def _layers(kernel: Kernel, program: Program) -> int:
     return prod(halves_of_place(program.buffer(anchor.source).shape[1], anchor.parts)) // HALVES
 
 
-def _tiles(
-    kernel: Kernel, program: Program, phases: tuple[Phase, ...], tile: tuple[int, ...], part: _Part, vector: int
-) -> Tiles:
+def _tiles(kernel: Kernel, program: Program, phases: tuple[Phase, ...], tile: tuple[int, ...], part: _Part) -> Tiles:
     """The positions in tiles of a shape, each with the places of its blocks."""
     channels = program.buffer(anchor_of(kernel).source).shape[1]
     on = tiles_of(kernel, program, phases, [(0, 0)] * len(tile), tile, channels)
     on = replace(on, extent=part.extent(tile), origin=part.origins[0], vector=1)
-    return _overlapping(kernel, program, on) if on.pair > 1 and vector == 1 else on
+    odd = on.pair > 1 and dimensions(kernel)[-1].size % 2 > 0
+    return _overlapping(kernel, program, on) if odd else on
 
 
 def _overlapping(kernel: Kernel, program: Program, on: Tiles) -> Tiles:
@@ -196,6 +208,7 @@ def _candidate(
     origins: tuple[tuple[int, ...], ...],
     teams: int,
     vector: int,
+    turns: int,
     buffers: int,
     rows: int,
 ) -> PlacesSchedule | None:
@@ -205,7 +218,7 @@ def _candidate(
     parts = anchor.parts
     layers = _layers(kernel, program)
     sums = ROWS * rows * parts * on.pair
-    channel_blocks = ceil(sizes[1] / (ROWS * rows)) * len(origins)
+    channel_blocks = ceil(sizes[1] / (ROWS * rows * turns)) * len(origins)
     slices = tuple(max(ceil(len(phase.taps) * layers / 2), 1) for phase in on.phases)
     each = len(slices) // len(origins)
     if len({sum(slices[at : at + each]) for at in range(0, len(slices), each)}) > 1:
@@ -219,6 +232,7 @@ def _candidate(
         slices=slices,
         origins=origins,
         rows=rows,
+        turns=turns,
         teams=teams,
         vector=vector,
         parts=parts,
@@ -235,16 +249,23 @@ def _candidate(
     tiles = sizes[0] * prod(on.tiles)
     if kernel.partials and tiles < teams:  # each has a piece
         return None
+    if turns > 1 and tiles < resident * facts.multiprocessors:  # a block for each turn
+        return None
     each = max(min(tiles // teams, resident * facts.multiprocessors // channel_blocks), 1)
     return replace(plan, blocks=each * channel_blocks, resident=resident, shared_bytes=shared)
 
 
 def _most_resident(plan: PlacesSchedule, precision: Precision) -> int:
-    """Blocks for which a multiprocessor has registers: for the sums, those of a chain, and a few besides."""
+    """Blocks for which a multiprocessor has registers: for the results of two tiles of positions, and some besides.
+
+    With float32 accuracy, sums of high parts outside of the tensor core and of both in it are those of one tile, of both where they
+    are few; see `fp::add_places_exactly`.
+    """
     if plan.teams > 1:
         return 1
-    chain = plan.columns if precision is Precision.FLOAT32 else 0
-    return 2 if plan.columns * plan.on.pair + chain <= 96 else 1
+    each = ROWS * plan.rows // 2
+    beside = 3 * each * (2 if plan.rows == 1 else 1) if precision is Precision.FLOAT32 else 0
+    return 2 if 2 * each * plan.on.pair + beside <= 96 else 1
 
 
 def _cost_of_many(kernel: Kernel, program: Program, plan: PlacesSchedule) -> float:
@@ -253,11 +274,13 @@ def _cost_of_many(kernel: Kernel, program: Program, plan: PlacesSchedule) -> flo
     positions, shares = prod(on.tile), plan.phase_blocks
     products = sum(plan.slices) // shares * positions / 64 * (2048 + STEP * plan.columns) / 128
     rows = ROWS * plan.rows * prod(on.tile[:-1]) * plan.part // on.pair
-    results = positions * plan.part * ROWS * plan.rows * _RESULT[plan.vector]
+    together = plan.vector if plan.vector > 1 else 2 - dimensions(kernel)[-1].size % 2
+    results = positions * plan.part * ROWS * plan.rows * _RESULT[together]
     fetched = plan.tile_bytes * _FETCHED
     whole = on.tiles[-1] == 1 or on.pace or not _begin_anywhere(kernel, program)
     torn = 0.0 if whole else 2 * rows * _TORN
-    return plan.channel_blocks * prod(on.tiles) * ((products + results + fetched) * _WAITING[plan.teams] + torn)
+    tile = plan.turns * (products + results) + fetched
+    return plan.channel_blocks * prod(on.tiles) * (tile * _WAITING[plan.teams] + plan.turns * torn)
 
 
 def _cost(plan: PlacesSchedule, facts: DeviceFacts) -> float:
@@ -270,4 +293,5 @@ def _cost(plan: PlacesSchedule, facts: DeviceFacts) -> float:
     waiting = {(2, 1): 1.15, (2, 2): 1.0, (1, 1): 1.6, (1, 2): 1.3}[plan.resident, plan.buffers]
     # Whole rows of the result by one block fill the lines of the second-level cache.
     pieces = 1 + 0.5 * 32 / on.tile[-1] if on.tiles[-1] > 1 else 1
-    return plan.channel_blocks * prod(on.tiles) * (products + fetched + results * pieces) * waiting
+    tile = plan.turns * (products + results * pieces) + fetched
+    return plan.channel_blocks * prod(on.tiles) * tile * waiting
