@@ -25,6 +25,7 @@ from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.places import in_places
 from fusepass.codegen.passes.products import product_of, product_rows, product_value, without_idle_views
 from fusepass.codegen.passes.rewrite import rewrite_kernel
+from fusepass.codegen.passes.windows import pool_windows
 
 Choice = Callable[[Program, Kernel], bool]
 _Anchor = Anchor | Depthwise | Halved
@@ -70,11 +71,35 @@ def _in_halves(
     program: Program, builder: Builder, call: LibraryCall, anchor: Convolution, pieces: Pieces
 ) -> Iterator[tuple[Program, Kernel]]:
     """The same forms as `_forms` gives, as a product of scaled halves, where there is one."""
-    halved = halved_of(program, builder, anchor, program.buffer(call.result)) if call.tf32 else None
-    form = None if halved is None else _generated(program, builder, call, halved, reducing=False)
-    if halved is not None and form is not None:
-        for each in filter(None, (halved.reduced(form, builder, pieces), form)):
-            yield halved.completed(each, builder)
+    result = program.buffer(call.result)
+    halved = halved_of(program, builder, anchor, result) if call.tf32 else None
+    if halved is None:
+        return
+    reducing = halved_of(program, builder, anchor, result, by_phases=True)
+    form = None if reducing is None else _generated(program, builder, call, reducing, reducing=True)
+    if reducing is not None and form is not None:
+        yield reducing.completed(form, builder)
+    pooled = _pooled(program, builder, call, halved)
+    form = _generated(program, builder, call, halved, reducing=False)
+    reduced = halved.reduced(form, builder, pieces) if form is not None else None
+    for each in filter(None, (pooled, reduced, form)):
+        yield halved.completed(each, builder)
+
+
+def _pooled(program: Program, builder: Builder, call: LibraryCall, halved: Halved) -> Program | None:
+    """`program` with a kernel in the first place that replaces `call` and the windows over its result; None where there are none."""
+    result = program.buffer(call.result)
+    found = None if halved.phases > 1 else pool_windows(program, builder, result)
+    if found is None:
+        return None
+    made, load = found
+    first, *rest = made.kernels
+    value = halved.value(builder, first.rows)
+    kernel = rewrite_kernel(first, builder, leaf=lambda node: value if node is load else None)
+    kernel = replace(kernel, anchor=_in_kernel(halved), origin=(_operator(call), *kernel.origin))
+    calls = tuple(other for other in made.calls if other is not call)
+    buffers = tuple(buffer for buffer in made.buffers if buffer.name != result.name)
+    return replace(made, calls=calls, kernels=(kernel, *rest), buffers=buffers)
 
 
 def _in_places(
@@ -214,7 +239,9 @@ def _absorbed(
     rows, cols = _rows(anchor, axes), tuple[Axis, ...]()
     if reducing:
         rows, cols = (axes[0], *axes[2:]), (axes[1],)
-        if not isinstance(anchor, Convolution) or [axis for axis in reader.cols if axis.size != 1] != [axes[1]]:
+        if not isinstance(anchor, Convolution | Halved) or [axis for axis in reader.cols if axis.size != 1] != [
+            axes[1]
+        ]:
             return None
     value = _value(program, builder, call, anchor, axes)
 

@@ -110,7 +110,7 @@ def preferred(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     cores, at 51 TFLOP/s on an H200. Three TF32 products should reach some 100 there. Nothing is known of other devices.
     """
     product = _product(kernel)
-    rows, columns = (axis.size for axis in kernel.rows[2:])
+    _, _, rows, columns = kernel.matrix
     if product.arithmetic is not Arithmetic.TF32_THREE or facts.arch != "sm_90":
         return False
     if min(rows, columns, product.inner) < _LEAST_SIZE or not serves(program, kernel, facts):
@@ -154,7 +154,7 @@ def _seconds(program: Program, kernel: Kernel, facts: DeviceFacts, length: int) 
 
 
 def _flops(kernel: Kernel) -> int:
-    return 2 * prod(axis.size for axis in kernel.rows[1:]) * _product(kernel).inner
+    return 2 * prod(kernel.matrix[1:]) * _product(kernel).inner
 
 
 def _product(kernel: Kernel) -> Product:
@@ -177,10 +177,12 @@ def _candidate(
     kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tiling, aligned: bool
 ) -> ProductSchedule | None:
     product = _product(kernel)
-    pieces, batch, rows, columns = (axis.size for axis in kernel.rows)
+    pieces, batch, rows, columns = kernel.matrix
     left = _access(program, product, product.left, batch, rows, aligned)
     right = _access(program, product, product.right, batch, columns, aligned)
     if not tiling.serves(product.arithmetic, left, right) or (tiling.groups and facts.capability != _GROUPS_ON):
+        return None
+    if kernel.cols and not _holds_columns(kernel, tiling):
         return None
     stage = tiling.stage(product, left, right)
     fitted = _fitted(tiling, stage, facts)
@@ -234,14 +236,22 @@ def _fitted(tiling: Tiling, stage: int, facts: DeviceFacts) -> Tiling | None:
 
 def _is_wide(kernel: Kernel, program: Program, tiling: Tiling) -> bool:
     """Whether a place of an operand, up to a tile and a panel past its end, or of another buffer needs 64 bits."""
-    product = _product(kernel)
+    product, (_, _, rows, columns) = _product(kernel), kernel.matrix
     extents = [program.buffer(name).extent for name in kernel.reads | kernel.writes]
-    for operand, axis, tile in (
-        (product.left, kernel.rows[2], tiling.rows),
-        (product.right, kernel.rows[3], tiling.columns),
-    ):
-        extents.append(reach(operand.row, axis.size + tile) + reach(operand.inner, product.inner + PANEL_BYTES))
-    return max(*extents, kernel.row_count) >= _MAX_INT
+    for operand, count, tile in ((product.left, rows, tiling.rows), (product.right, columns, tiling.columns)):
+        extents.append(reach(operand.row, count + tile) + reach(operand.inner, product.inner + PANEL_BYTES))
+    return max(*extents, prod(kernel.matrix)) >= _MAX_INT
+
+
+def _holds_columns(kernel: Kernel, tiling: Tiling) -> bool:
+    """Whether a tile has all columns of the kernel's rows that begin in it, as far as it has any, laid out in one piece."""
+    if not tiling.is_plain or _product(kernel).arithmetic is not Arithmetic.HALVES:
+        return False
+    apart = _product(kernel).apart
+    if not apart:
+        return tiling.columns % kernel.col_count == 0
+    together = kernel.col_count * apart
+    return together <= tiling.rows and (kernel.rows[2].size == apart or tiling.rows % together == 0)
 
 
 def _estimate(kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tiling, blocks: int) -> float:
