@@ -17,6 +17,7 @@ from fusepass.codegen.forms import Forms
 from fusepass.compile import CompiledGraph, compile_graph
 from fusepass.config import current, override
 from fusepass.fallbacks import FallbackCounter
+from fusepass.isolation import whole_resampling
 from fusepass.structure import Template
 
 Observer = Callable[[CompiledGraph], None]
@@ -63,7 +64,8 @@ class Backend:
         self._observe = observe
 
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        with override(**self._options):  # a wrong option is to be told now, not in a compiler callback
+        # A wrong option is to be told now, not in a compiler callback.
+        with override(**self._options), whole_resampling(example_inputs):
             return aot_autograd(fw_compiler=self._compile)(graph, example_inputs)
 
     def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -134,11 +134,17 @@ def _generate_others(work: Work, others: Sequence[Variant], facts: DeviceFacts) 
 
 
 def _leave_out_slower(work: Work) -> None:
-    """Beside a product of halves, a generated convolution is as a rule the slower one: it is not built, unless it alone reduces something."""
-    halves = [kernel for each in work.candidates for kernel in _of(each, AnchorSource.HALVES)]
-    if not any(isinstance(kernel.anchor, Product) for kernel in halves):
+    """Beside products of halves, a generated convolution is as a rule the slower one: it is not built.
+
+    Unless it reduces something and they do not; with tiled halves what reduces over channels may be slower.
+    """
+    streamed, tiled = (
+        [kernel for each in work.candidates for kernel in _of(each, anchor)]
+        for anchor in (AnchorSource.HALVES, AnchorSource.TILED_HALVES)
+    )
+    if not tiled and not any(isinstance(kernel.anchor, Product) for kernel in streamed):
         return
-    alone = not _reduce(halves)
+    alone = not _reduce(streamed)
     first, *others = work.candidates
     work.candidates = [first] + [
         each

@@ -145,3 +145,33 @@ def test_a_write_keeps_strides(shape: tuple[int, ...]) -> None:
         outcome = check(model, fused, (x,))
     assert outcome.ok, outcome.explain()
     assert fused.report().regions
+
+
+class UpsamplingOfWritten(nn.Module):
+    """A write to an input is traced under fake tensors, where PyTorch's Python takes upsampling apart."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        x[..., :1].mul_(2)
+        return F.interpolate(x, scale_factor=2, mode=self.mode)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear"])
+def test_upsampling_keeps_strides_where_an_input_is_written(mode: str) -> None:
+    model, x = UpsamplingOfWritten(mode), torch.randn(1, 2, 2).permute(2, 1, 0)
+    with override(debug=True):
+        fused = fusepass.optimize(model)
+        outcome = check(model, fused, (x,))
+    assert outcome.ok, outcome.explain()
+    assert fused.report().fused_share > 0
+
+
+@pytest.mark.parametrize("batch", [2, 0])
+def test_upsampling_keeps_strides_under_torch_compile(batch: int) -> None:
+    model, x = nn.Sequential(nn.ReLU(), nn.Upsample(scale_factor=2)), torch.randn(5, 4, batch).permute(2, 1, 0)
+    result = torch.compile(model, backend="fusepass")(x)
+    assert result.stride() == model(x).stride()
+    torch.testing.assert_close(result, model(x), rtol=0, atol=0)

@@ -43,6 +43,7 @@ class Case:
     warps: int = 1
     dtype: DType = F32  # of a call alone
     halves: bool = False  # scaled ones are multiplied, by groups of warps
+    tiled: bool = False  # these in tiles of the input, whatever number of channels
 
     @property
     def weight(self) -> tuple[int, ...]:
@@ -214,7 +215,7 @@ def _generated(
         return facts is None or fits(made, kernel, facts)
 
     warps = 4 if case.halves else case.warps
-    return generate_anchors(program, builder, choose, pieces, warps, halves=case.halves)
+    return generate_anchors(program, builder, choose, pieces, warps, halves=case.halves, tiled=case.tiled)
 
 
 DEPTHWISE: dict[str, Case] = {
