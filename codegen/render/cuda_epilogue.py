@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fusepass.codegen.ir.crossing import near_step
-from fusepass.codegen.ir.expr import Apply, Const, Expr, Op, Stat, children, walk
+from fusepass.codegen.ir.expr import Apply, Const, Expr, Stat, children, walk
 from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.product import Arithmetic, Product
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.vectors import is_vector, split_index
@@ -23,10 +24,6 @@ _NEIGHBOURS = "$column", "$next"
 _TOGETHER = 2, 4, 8  # rows that a warp may take together
 _DIRECT_BYTES = 4  # of an element, from which 8 neighbours are a whole sector
 _MOST_DIRECT = 16  # nodes of what is done with a sum
-_CHEAP = frozenset(
-    {Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM, Op.FMAX, Op.FMIN, Op.WHERE, Op.CAST}
-    | {Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE, Op.AND, Op.OR, Op.NOT}
-)
 _ROWS_AT_ONCE = 8  # of results: what the epilogue loads for them is on its way together
 
 
@@ -66,7 +63,7 @@ class Epilogue:
         found: Expr = self.stat
         while id(found) not in roots:
             (user, *others) = users[id(found)]
-            if others or not isinstance(user, Apply) or user.op not in _CHEAP or user.dtype is not self.stat.dtype:
+            if others or not isinstance(user, Apply) or user.op not in CHEAP or user.dtype is not self.stat.dtype:
                 break
             if any(arg is not found and not self._of_row(arg) for arg in user.args):
                 break
@@ -197,7 +194,7 @@ class Epilogue:
         if any(self.program.buffer(store.buffer).dtype.nbytes < _DIRECT_BYTES for store in self.kernel.stores):
             return False
         done = [node for node in walk(*self.kernel.roots) if not isinstance(node, Const | Stat)]
-        cheap = all(not isinstance(node, Apply) or node.op in _CHEAP for node in done)
+        cheap = all(not isinstance(node, Apply) or node.op in CHEAP for node in done)
         return cheap and len(done) <= _MOST_DIRECT
 
     def direct(self) -> Iterable[str]:

@@ -6,10 +6,13 @@ rows; of rows of the product, which several warps have, lines of the block's til
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
-from fusepass.codegen.ir.expr import Expr
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Apply, Expr, children, walk
 from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
 from fusepass.codegen.render.cuda_sweeps import Sweeps
@@ -36,6 +39,7 @@ class Lines:
         assert isinstance(kernel.anchor, Product)
         self.kernel, self.tiling, self.ready, self.index_type = kernel, plan.tiling, ready, printer.index_type
         self.apart = kernel.anchor.apart
+        printer.along = frozenset(kernel.cols)
         self.sweeps = Sweeps(kernel, program, pointers, printer, printer.names, "")
 
     @property
@@ -83,7 +87,7 @@ class Lines:
         yield f"const int $down = $line / {inner * self.tiling.columns} * {together} + $line % {inner};"
         yield f"const {whole} $row = {first} + $down / {together} * {inner} + $line % {inner};"
         yield f"const {whole} $column = {whole}($first_column) + $across;"
-        yield f"const float* const $at = reinterpret_cast<const float*>($pool) + $down * {pitch} + $across;"
+        yield f"float* const $at = reinterpret_cast<float*>($pool) + $down * {pitch} + $across;"
 
     def _existing(self) -> tuple[list[str], str]:
         """The condition that the line exists, and lines before it."""
@@ -110,9 +114,14 @@ class Lines:
         yield from lines
         yield from [f"const bool $exists = {exists};"] if exists else ()
         where = "if ($exists)" if exists else ""
-        for sweep in kernel.sweeps:
+        ends = [store.value for store in (*kernel.row_stores, *kernel.stores)]
+        ready = self.ready
+        for number, sweep in enumerate(kernel.sweeps):
             yield from map(self.sweeps.declared, sweep)
-            yield from _inside(where, self._phase([value for each in sweep for value in each.values], sweep, ()))
+            roots, *others = [[value for each in phase for value in each.values] for phase in kernel.sweeps[number:]]
+            kept = self._kept(ready, roots, [*itertools.chain(*others), *ends])
+            yield from _inside(where, self._phase(ready, roots, sweep, (), kept))
+            ready = kept or ready
             if parts > 1:
                 merge = f"fp::merge_across<{32 // parts}, 32>"
                 yield from (f"{merge}({self.sweeps.state(reduction)});" for reduction in sweep)
@@ -124,17 +133,53 @@ class Lines:
             first += [f"$lane < {32 // parts}"] if parts > 1 else []
             yield from _inside(f"if ({' && '.join(first)})" if first else "", scope.lines)
         if kernel.stores:
-            yield from _inside(where, self._phase([store.value for store in kernel.stores], (), kernel.stores))
+            roots = [store.value for store in kernel.stores]
+            yield from _inside(where, self._phase(ready, roots, (), kernel.stores, None))
 
-    def _phase(self, roots: Sequence[Expr], sweep: Sequence[Reduction], stores: Sequence[Store]) -> list[str]:
-        outer = self.sweeps.row_scope(roots, self._axes)
-        lines = self.sweeps.column(outer, "$col", self.ready, sweep, stores)
+    def _kept(self, ready: Expr, roots: Sequence[Expr], later: Sequence[Expr]) -> Expr | None:
+        """The largest value of a phase through which alone `later` ones go on from `ready`, if that saves more than keeping costs."""
+        for node in reversed(list(walk(*roots))):
+            above = [each for each in walk(node) if isinstance(each, Apply) and ready in _below(each)]
+            costly = any(each.op not in CHEAP for each in above) or (above and not self.apart)
+            if costly and node.dtype is DType.F32 and _leads(later, node, ready):
+                return node
+        return None
+
+    def _phase(
+        self,
+        ready: Expr,
+        roots: Sequence[Expr],
+        sweep: Sequence[Reduction],
+        stores: Sequence[Store],
+        kept: Expr | None,
+    ) -> list[str]:
+        outer = self.sweeps.row_scope([*roots, *([] if kept is None else [kept])], self._axes)
         sum_at = f"$at[$col * {self.apart * self.tiling.room_pitch}]" if self.apart else "$values[$col]"
+        lines = self.sweeps.column(outer, "$col", ready, sweep, stores, kept, sum_at)
         unroll = f"#pragma unroll {_AT_ONCE}" if self.apart else "#pragma unroll"
         parts = self._parts
         first, step = (f"$lane / {32 // parts}", f"$col += {parts}") if parts > 1 else ("0", "++$col")
         head = f"for (int $col = {first}; $col < {self.kernel.col_count}; {step})"
         return [*outer.lines, unroll, *block(head, [f"const float $sum = {sum_at};", *lines])]
+
+
+def _below(node: Expr) -> list[Expr]:
+    return list(walk(node))
+
+
+def _leads(roots: Sequence[Expr], node: Expr, ready: Expr) -> bool:
+    """Whether `roots` need `node`, and `ready` through it alone."""
+    seen: set[int] = set()
+    stack, found = list(roots), False
+    while stack:
+        each = stack.pop()
+        if each is ready:
+            return False
+        found |= each is node
+        if id(each) not in seen and each is not node:
+            seen.add(id(each))
+            stack.extend(children(each))
+    return found
 
 
 def _inside(head: str, lines: Sequence[str]) -> list[str]:

@@ -54,9 +54,19 @@ class Sweeps:
         return scope
 
     def column(
-        self, outer: Scope, column: str, ready: Expr, sweep: Sequence[Reduction], stores: Sequence[Store]
+        self,
+        outer: Scope,
+        column: str,
+        ready: Expr,
+        sweep: Sequence[Reduction],
+        stores: Sequence[Store],
+        kept: Expr | None = None,
+        place: str = "",
     ) -> list[str]:
-        """What is done at a `column` inside of the scope of its row; ``$sum`` is what `ready` gives there."""
+        """What is done at a `column` inside of the scope of its row; ``$sum`` is what `ready` gives there.
+
+        What is `kept` is left at its `place`.
+        """
         inner = outer.child()
         inner.define_axis(self.kernel.cols[0], column)
         inner.bind(ready, "$sum")
@@ -64,6 +74,7 @@ class Sweeps:
             values = ", ".join(self._operand(inner, reduction, value) for value in reduction.values)
             inner.lines.append(f"{self._states[reduction.name]}{self.suffix}.push({values});")
         inner.lines += [self.stored(inner, store) for store in stores]
+        inner.lines += [f"{place} = {bare(inner.value(kept))};"] if kept is not None else []
         return inner.lines
 
     def stored(self, scope: Scope, store: Store) -> str:

@@ -6,12 +6,14 @@ panels on their way through shared memory at a time. Where tiles do not fill the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.expr import Apply, Expr, walk
 from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.product import Arithmetic, Operand, Product, parts_of, reach
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.schedule_product.tiles import PANEL_BYTES, TILINGS, Access, Tiling
@@ -36,6 +38,9 @@ _GROUPS_ON = 90  # the compute capability with wgmma
 _LIBRARY_FLOAT32 = 51e12 / 132  # the library's float32 kernel: 1024 x 8192 x 8192 in 2.69 ms on an H200
 _ALONE = 0.8  # of the blocks that a multiprocessor can hold, it needs for its rate
 _STREAMS = 0.6  # of the multiprocessors must copy to reach the memory's rate
+_ISSUED = 4.8e9  # instructions of a warp that a multiprocessor issues in a second while it works on what follows sums, measured
+_COSTLY, _PHASE = 12, 8  # instructions of an operation that is not cheap, and of taking and reducing a value
+_HIDDEN = 0.5  # of what follows sums, where another block multiplies meanwhile
 _LEAST_SIZE = 256  # rows, columns and terms from which the estimates above hold
 _CLEAR = 1.5  # times faster, by estimate, to be chosen unmeasured
 
@@ -263,4 +268,22 @@ def _estimate(kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tili
     written = {store.buffer for store in kernel.stores}  # partial results, of which there are few, decide nothing
     moved = sum(program.buffer(name).nbytes for name in kernel.reads | written)
     idle = max(_STREAMS * facts.multiprocessors / blocks, 1.0) if blocks else 1.0
-    return max(computing, idle * moved / facts.bandwidth)
+    following = _following(kernel, facts) * (_HIDDEN if tiling.resident > 1 else 1)
+    return max(computing + following, idle * moved / facts.bandwidth)
+
+
+def _following(kernel: Kernel, facts: DeviceFacts) -> float:
+    """Seconds for what a kernel with columns does behind its sums, which weighs as much as they do."""
+    if not kernel.cols:
+        return 0.0
+    phases = [[value for each in sweep for value in each.values] for sweep in kernel.sweeps]
+    phases += [[store.value for store in kernel.stores]] if kernel.stores else []
+    each = sum(_PHASE + _instructions(phase) for phase in phases)
+    once = _instructions([store.value for store in kernel.row_stores])
+    count = prod(kernel.matrix[1:]) * (each + once / kernel.col_count)
+    return count / 32 / (_ISSUED * facts.multiprocessors)
+
+
+def _instructions(roots: Sequence[Expr]) -> int:
+    done = [node for node in walk(*roots) if isinstance(node, Apply)]
+    return sum(1 if node.op in CHEAP else _COSTLY for node in done)
