@@ -94,17 +94,17 @@ class Halved:
         """Of a channel: that many rows of the product."""
         return prod(step.spread for step in self.steps)
 
-    def reduced(self, program: Program, builder: Builder, pieces: Pieces) -> Program | None:
+    def reduced(self, program: Program, builder: Builder, pieces: Pieces, kept: int) -> Program | None:
         """`program` with what is reduced over positions in its first kernel, which is not laid out yet; None where nothing is.
 
-        A row has the positions of one phase, so that each phase has pieces of its own.
+        For `kept`, see `reduce_positions`. A row has the positions of one phase, so that each phase has pieces of its own.
         """
 
         def count(made: Program, kernel: Kernel) -> int | None:
             found = pieces(*self.completed(made, builder))
             return None if found is None else found * self.phases
 
-        return reduce_positions(program, builder, 0, count, least=self.phases, per_sample=True)
+        return reduce_positions(program, builder, 0, count, least=self.phases, per_sample=True, kept=kept)
 
     def _laid(self, kernel: Kernel, builder: Builder) -> Kernel:
         if self.product.apart:

@@ -43,11 +43,19 @@ class _Aligned:
 
 
 def reduce_positions(
-    program: Program, builder: Builder, position: int, pieces: Pieces, *, least: int = 1, per_sample: bool = False
+    program: Program,
+    builder: Builder,
+    position: int,
+    pieces: Pieces,
+    *,
+    least: int = 1,
+    per_sample: bool = False,
+    kept: int = 0,
 ) -> Program | None:
     """`program` with reductions over positions moved into the convolution's kernel at `position`; None where there are none.
 
-    Chains that end per element move with them. There are `least` pieces or more, of one sample each if `per_sample`.
+    Chains that end per element move with them. There are `least` pieces or more, of one sample each if `per_sample`. Readers that need
+    the values again, and keep rows of so many elements as `kept`, read them once anyway: they stay as they are.
     """
     kernel = program.kernels[position]
     if kernel.anchor is None or not kernel.is_pointwise or kernel.cols:
@@ -55,7 +63,7 @@ def reduce_positions(
     if prod(axis.size for axis in _positions(kernel)) == 1:
         return None
     written = frozenset[str]().union(*(other.writes for other in program.kernels)) - kernel.writes
-    work = _Mover(program, builder, position, written)
+    work = _Mover(program, builder, position, written, kept)
     if not work.reducing:
         return None
     per_sample = per_sample or isinstance(kernel.anchor, Product) or work.keeps_samples
@@ -67,8 +75,8 @@ def reduce_positions(
 class _Mover:
     """Moves work of later kernels into the convolution's at `position`, which reads nothing that is `written`."""
 
-    def __init__(self, program: Program, builder: Builder, position: int, written: frozenset[str]) -> None:
-        self.program, self.builder, self.position, self.written = program, builder, position, written
+    def __init__(self, program: Program, builder: Builder, position: int, written: frozenset[str], kept: int) -> None:
+        self.program, self.builder, self.position, self.written, self.kept = program, builder, position, written, kept
         self.anchored = program.kernels[position]
         self.value: Expr | None = None
         self.reducing: dict[int, _Aligned] = {}
@@ -91,6 +99,8 @@ class _Mover:
     def _reduce(self, number: int, reader: Kernel) -> bool:
         """Whether the first sweep of `reader` moves."""
         first = reader.sweeps[0]
+        if reader.col_count <= self.kept and self._reads_again(reader):
+            return False
         if any(each.op.arity != 1 or each.dtype is not DType.F32 for each in first):
             return False
         aligned = self._planes(reader)
@@ -104,6 +114,11 @@ class _Mover:
             return False
         self.value, self.reducing[number] = value, aligned
         return True
+
+    def _reads_again(self, reader: Kernel) -> bool:
+        """Whether `reader` needs values behind its first sweep."""
+        later = replace(reader, sweeps=reader.sweeps[1:])
+        return bool(later.reads & self.anchored.writes)
 
     def _reduce_by_mean(self, number: int, reader: Kernel) -> None:
         """The same for sums of what a normalisation by the value's own moments gives.

@@ -398,6 +398,13 @@ SAMPLES: dict[str, Callable[[], Program]] = {
         for name in ("2d", "transposed, by 2 and 3, odd")
         for across in Across
     },
+    **{
+        f"convolution {name}, {over.value}, products of halves": functools.partial(
+            generated_reduction, replace(HALVED[name], precision=Precision.TF32, halves=True), over
+        )
+        for name in ("2d, odd channels, one by one", "transposed 3d, by 2")
+        for over in Over
+    },
 }
 
 LARGE: dict[str, Case] = {
