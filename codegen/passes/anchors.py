@@ -83,10 +83,11 @@ def _in_halves(
     halved = halved_of(program, builder, anchor, result) if call.tf32 else None
     if halved is None:
         return
-    reducing = halved_of(program, builder, anchor, result, by_phases=True)
-    form = None if reducing is None else _generated(program, builder, call, reducing, reducing=True)
-    if reducing is not None and form is not None:
-        yield reducing.completed(form, builder)
+    if any(kernel.sweeps and result.name in kernel.reads for kernel in program.kernels):
+        by_phases = halved_of(program, builder, anchor, result, by_phases=True)
+        form = None if by_phases is None else _generated(program, builder, call, by_phases, reducing=True)
+        if by_phases is not None and form is not None:
+            yield by_phases.completed(form, builder)
     pooled = _pooled(program, builder, call, halved)
     form = _generated(program, builder, call, halved, reducing=False)
     reduced = halved.reduced(form, builder, pieces, kept) if form is not None else None

@@ -21,7 +21,7 @@ from fusepass.codegen.render.spelling import block
 from fusepass.codegen.schedule_product import ProductSchedule
 from fusepass.codegen.schedule_product.tiles import WARP_ROWS
 
-_AT_ONCE = 8  # columns that are loaded together, or lines of little
+_AT_ONCE = 16  # columns that are loaded together
 
 
 class Lines:
