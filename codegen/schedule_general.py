@@ -37,9 +37,10 @@ def generalised(plan: Schedule, kernel: Kernel, *, coarse: bool) -> Schedule:
     match plan.walk:
         case Walk.POINTWISE:
             plan = replace(plan, width=_width(plan)) if coarse else plan
+            plan = replace(plan, apart=0, unroll=1) if plan.apart else plan
             vectors = ceil(kernel.row_count, plan.width)
             blocks = ceil(vectors, _THREADS * plan.unroll)
-            return replace(plan, lanes=_THREADS, groups=1, apart=0, blocks=blocks)
+            return replace(plan, lanes=_THREADS, groups=1, blocks=blocks)
         case Walk.INNER:
             if coarse and plan.keep is Keep.REGISTERS and not plan.exchanges:
                 return _roomy(plan, kernel)

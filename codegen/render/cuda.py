@@ -8,7 +8,6 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
-from fusepass.codegen.ir.team import COUNTER_BYTES
 from fusepass.codegen.render.cuda_kernel import kernel_body
 from fusepass.codegen.render.cuda_places import places_text
 from fusepass.codegen.render.cuda_product import product_body
@@ -199,7 +198,7 @@ def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: d
     if kernel.team is not None:
         team = kernel.team
         shape = f"{team.members}, {team.teams}, {plan.threads}, {plan.shared_bytes}"
-        exchange = f"{pointers[team.exchange]}, {team.teams * COUNTER_BYTES}, stream,"
+        exchange = f"{pointers[team.exchange]}, {program.buffer(team.exchange).nbytes}, stream,"
         start = f"const int error = fp::launch_teams({name}, {shape}, {exchange}"
         return ["{", *block("", [start, *passed, "if (error != 0) return error;"])[1:]]
     lines = []

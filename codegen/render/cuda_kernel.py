@@ -19,7 +19,7 @@ from fusepass.codegen.render.cuda_kept import KeptPlaces, values_to_keep
 from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead
 from fusepass.codegen.render.cuda_patch import Patches
 from fusepass.codegen.render.cuda_rows import RowValues
-from fusepass.codegen.render.cuda_states import Around, State, declare_state, merge, name_results, push
+from fusepass.codegen.render.cuda_states import Around, State, declare_state, is_costly, merge, name_results, push
 from fusepass.codegen.render.cuda_tile import Tile, arrange
 from fusepass.codegen.render.cuda_windows import vector_windows
 from fusepass.codegen.render.numbers import free
@@ -152,7 +152,14 @@ class _Writer:
             load_steps(frame, steps, tile, start, fresh)
         steps.lines += self.arrived
         self.arrived = []
-        self._steps(steps, phase, tile, start, ahead)
+        if frame.team and tile.tail and self.schedule.unroll > 1 and any(map(is_costly, phase.states)):
+            whole, single = steps.child(), steps.child()  # a push of all steps at once is much less work
+            self._steps(whole, phase, replace(tile, tail=False), start, ahead)
+            self._steps(single, phase, tile, start, ahead)
+            within = f"{start} + {(self.schedule.unroll - 1) * tile.step} < {tile.end}"
+            steps.lines += [*block(f"if ({within})", whole.lines), *block("else", single.lines)]
+        else:
+            self._steps(steps, phase, tile, start, ahead)
         if tile.loop:
             advance = self.schedule.unroll * tile.step
             span = f"{start} = {tile.start}; {start} < {free(tile.count)}; {start} += {advance}"
@@ -177,7 +184,7 @@ class _Writer:
         for each in ahead:
             if self.schedule.unroll > 1:
                 if not each.lanes:
-                    step.bind(each.load, f"{each.name}[{self.u}]")
+                    step.bind(each.load, each.of_step(frame))
             else:
                 step.lines.append(declare(frame, each))
                 load_one(frame, step, each, each.name)
@@ -221,10 +228,9 @@ class _Writer:
         """Make known what earlier phases and loads left in registers."""
         if self.width > 1:
             lanes.define_axis(self.frame.lane, self.v)
-        at_step = f"[{self.u}]" if self.schedule.unroll > 1 else ""
         for each in ahead:
             if each.lanes:
-                lanes.bind(each.load, f"{each.name}{at_step}[{self.v}]")
+                lanes.bind(each.load, f"{each.of_step(self.frame)}[{self.v}]")
         for kept in phase.known:
             (lanes if self.frame.has_lanes(kept.node) else step).bind(kept.node, self.places.element(kept))
         for exchange in self.exchanged:

@@ -47,7 +47,7 @@ def team_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int
         return None
     if not row_bytes or read < facts.l2_bytes or inner(shape).keep is not Keep.NOTHING:
         return None
-    blocks = _RESIDENT * facts.multiprocessors
+    blocks = min(_RESIDENT * facts.multiprocessors, _LANES)  # a thread for each member
     needed = ceil(row_bytes, room)
     if 2 * needed <= blocks:
         return _fitting(shape, row_bytes, blocks, max(needed, 2))
@@ -118,6 +118,6 @@ def _kept_bytes(shape: Shape) -> int:
 
 def _room(kernel: Kernel, facts: DeviceFacts) -> int:
     """Bytes of shared memory in which a block may keep its slice."""
-    slots = _LANES // 32 + 1  # a state for each warp, and the team's
+    slots = 2 * (_LANES // 32)  # a state for each warp, of the block and then of the team
     states = sum(-(-slots * state_bytes(reduction) // 16) * 16 for reduction in kernel.reductions)
     return (facts.shared_bytes_per_block + _RESERVED) // _RESIDENT - _RESERVED - states

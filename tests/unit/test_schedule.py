@@ -288,9 +288,10 @@ def test_tiles_are_told() -> None:
 
 
 def test_samples_that_share_large_weights_are_taken_together() -> None:
-    assert "4 per thread, 256 threads, 1048576 vectors apart" in str(first(k.last_axis_bias(16, 1 << 22)))
+    assert "8 per thread, 256 threads, 1048576 vectors apart" in str(first(k.last_axis_bias(16, 1 << 22)))
+    assert "5 per thread" in str(first(k.last_axis_bias(20, 1 << 22)))  # of more there would be some left
     assert "apart" not in str(first(k.last_axis_bias(1 << 16, 1 << 10)))  # small enough for a near cache
-    assert "apart" not in str(first(k.last_axis_bias(7, 1 << 22)))
+    assert "apart" not in str(first(k.last_axis_bias(17, 1 << 22)))
 
 
 def test_a_small_kernel_between_large_ones_does_not_change_the_direction() -> None:

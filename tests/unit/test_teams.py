@@ -181,7 +181,7 @@ def test_teams_fit_the_device(rows: int, cols: int, facts: DeviceFacts) -> None:
     assert 1 <= teams <= rows
     assert plan.blocks == members * teams <= 2 * facts.multiprocessors
     assert 2 * plan.threads <= facts.max_threads
-    slots = 17 * 12 + 16
+    slots = 32 * 12
     assert 2 * (plan.shared_bytes + slots + 1024) <= facts.shared_bytes_per_block + 1024
     assert members * plan.part * plan.width >= cols
     assert 0 < plan.kept <= plan.part
