@@ -78,7 +78,7 @@ def prefetch_row(frame: Frame, roots: Sequence[Expr]) -> list[str]:
     tile, rows, cols = frame.tile, frozenset(frame.kernel.rows), frozenset(frame.kernel.cols)
     found = [each.load for each in loads_ahead(frame, roots, ()) if not each.guard and each.load.index.axes & rows]
     # Where most of a row is read again, the cache is better left to that.
-    if not found or frame.arranged.row is None or 2 * frame.schedule.kept < frame.schedule.part:
+    if not found or frame.arranged.row is None or 2 * frame.schedule.on_chip < frame.schedule.part:
         return []
     following = frame.names.exact("next")
     scope = Scope(frame.printer)  # of its own: quotients of the row at hand are not those of the next

@@ -54,8 +54,10 @@ class Frame:
             ""  # of a block in a team: the team, its row, the head of the loop over rows
         )
         self.patch: PatchPlace | None = None
-        # What is left of a block's part of a row after what it keeps.
+        # Of a block's part of a row, after what it keeps in shared memory: what it holds in registers, and what is left.
+        self.held: Tile | None = None
         self.rest: Tile | None = None
+        self.unroll = schedule.unroll  # steps at a time, in the stretch at hand
         self.again = False  # whether what is loaded now will be loaded again soon
         self.tile = self._coordinates()
 
@@ -181,15 +183,19 @@ class Frame:
             self.top.define_axis(self.arranged.row, row)
         whole = Tile(self.arranged.col, self.names.exact("col"), lane, plan.lanes, part, plan.width, True, True, False)
         whole = replace(whole, base=base, limit=limit)
-        if plan.kept < part:
-            self.rest = self._stretch(whole, plan.kept, part)
-            if limit:
-                limit = self._constant("kept_count", f"fp::least({limit}, {plan.kept})")
-        return self._stretch(replace(whole, limit=limit), 0, plan.kept)
+        if plan.held:
+            self.held = self._stretch(whole, plan.kept, plan.kept + plan.held * plan.lanes, plan.held)
+            if not limit and plan.on_chip == part:
+                self.held = replace(self.held, limit=free(part), tail=plan.on_chip < self.held.count)
+        if plan.on_chip < part:
+            self.rest = self._stretch(whole, plan.on_chip, part, plan.unroll)
+        if plan.kept < part and limit:
+            limit = self._constant("kept_count", f"fp::least({limit}, {plan.kept})")
+        return self._stretch(replace(whole, limit=limit), 0, plan.kept, plan.unroll)
 
-    def _stretch(self, whole: Tile, first: int, end: int) -> Tile:
-        """The vectors from `first` to `end` of a member's part."""
-        covered, count = self.schedule.unroll * whole.step, end - first
+    def _stretch(self, whole: Tile, first: int, end: int, unroll: int) -> Tile:
+        """The vectors from `first` to `end` of a member's part, so many at a time."""
+        covered, count = unroll * whole.step, end - first
         tail = bool(whole.limit) or count % covered != 0
         start = f"{whole.start} + {first}" if first else whole.start
         return replace(whole, start=start, count=end, loop=covered < count, tail=tail, first=first)
@@ -279,7 +285,7 @@ class Frame:
     def number(self, tile: Tile, start: str) -> str:
         """The number of the vector or column that a thread works on in step `u`."""
         parts = [start] if start != "0" else []
-        if self.schedule.unroll > 1:
+        if self.unroll > 1:
             parts.append(self.u if tile.step == 1 else f"{self.u} * {tile.step}")
         return " + ".join(parts) or "0"
 

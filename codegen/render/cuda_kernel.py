@@ -53,7 +53,7 @@ class _Writer:
         self.kept, self.places = values_to_keep(frame), KeptPlaces(frame)
         self.stats = [node for node in walk(*frame.kernel.roots) if isinstance(node, Stat)]
         self.rows = RowValues(frame, self.stats)
-        self.held: dict[int, Ahead] = {}  # loads of the rest that stay in registers
+        self.held: dict[int, Ahead] = {}  # loads that stay in registers
         self.fetches = self._fetches() if frame.schedule.fetches else None
         self.before_rows = len(self.top.lines)
         if self.fetches is not None:
@@ -114,23 +114,47 @@ class _Writer:
             self.rows.compute(roots)
         for kept in made:
             self.places.declare(kept)
-        rest_first = number > 0 or self.fetches is not None
-        if frame.rest is not None and rest_first:
-            self._rest(phase, number, frame.rest)
+        rest = replace(phase, known=(), made=())
+        if number > 0 and frame.rest is not None:
+            self._rest(rest, number, frame.rest)
+        held = self._load_held(rest, frame.held) if frame.held is not None else []
+        if number > 0 and frame.held is not None:
+            self._held(rest, frame.held, held)
         if self.fetches is not None and number == 0:
             self.top.lines.append("fp::await_copies<0>();")
         self._stretch(phase, tile)
-        if frame.rest is not None and not rest_first:
-            self._rest(phase, number, frame.rest)
+        if number == 0 and frame.held is not None:
+            self._held(rest, frame.held, held)
+        if number == 0 and frame.rest is not None:
+            self._rest(rest, number, frame.rest)
         if self.fetches is not None and stores:
             self.top.lines.append("fp::end_copies();")
 
     def _rest(self, phase: _Phase, number: int, tile: Tile) -> None:
-        """What is not kept: held in registers, or read again in every phase, each time from where the last one ended."""
-        later = number < len(self.frame.kernel.sweeps) and bool(self.frame.kernel.stores)
-        self.frame.again = later and not self.schedule.holds_rest
-        self._stretch(replace(phase, known=(), made=()), tile, down=number % 2 == 1)
+        """What does not stay on the chip: read again in every phase, each time from where the last one ended."""
+        self.frame.again = number < len(self.frame.kernel.sweeps) and bool(self.frame.kernel.stores)
+        self._stretch(phase, tile, down=number % 2 == 1)
         self.frame.again = False
+
+    def _load_held(self, phase: _Phase, tile: Tile) -> list[Ahead]:
+        """What a thread needs for the vectors that it holds in registers; what it has is not loaded again."""
+        frame, rows = self.frame, frozenset(self.frame.kernel.rows)
+        frame.unroll = self.schedule.held
+        ahead = [self.held.get(id(each.load), each) for each in loads_ahead(frame, phase.roots, ())]
+        fresh = [each for each in ahead if id(each.load) not in self.held]
+        self.held |= {id(each.load): each for each in fresh if each.load.index.axes & rows}
+        if fresh:
+            load_steps(frame, self.top, tile, tile.start, fresh)
+        frame.unroll = self.schedule.unroll
+        return ahead
+
+    def _held(self, phase: _Phase, tile: Tile, ahead: Sequence[Ahead]) -> None:
+        """`phase` for the vectors that a thread holds in registers."""
+        self.frame.unroll = self.schedule.held
+        steps = self.top.child()
+        self._all_steps(steps, phase, tile, tile.start, ahead)
+        self.top.lines += steps.lines
+        self.frame.unroll = self.schedule.unroll
 
     def _stretch(self, phase: _Phase, tile: Tile, *, down: bool = False) -> None:
         """The loop of `phase` over the vectors of `tile`, from the last to the first if `down`."""
@@ -141,27 +165,13 @@ class _Writer:
         steps = self.top.child()
         exchanged = [each.crossing.load for each in self.exchanged if each.crossing.load is not None]
         ahead = loads_ahead(frame, phase.roots, [*(kept.node for kept in phase.known), *exchanged])
-        if tile is frame.rest and self.schedule.holds_rest:
-            rows = frozenset(frame.kernel.rows)
-            ahead = [self.held.get(id(each.load), each) for each in ahead]
-            fresh = [each for each in ahead if id(each.load) not in self.held]
-            self.held |= {id(each.load): each for each in fresh if each.load.index.axes & rows}
-        else:
-            fresh = ahead
-        if self.schedule.unroll > 1 and fresh:
-            load_steps(frame, steps, tile, start, fresh)
+        if frame.unroll > 1 and ahead:
+            load_steps(frame, steps, tile, start, ahead)
         steps.lines += self.arrived
         self.arrived = []
-        if frame.team and tile.tail and self.schedule.unroll > 1 and any(map(is_costly, phase.states)):
-            whole, single = steps.child(), steps.child()  # a push of all steps at once is much less work
-            self._steps(whole, phase, replace(tile, tail=False), start, ahead)
-            self._steps(single, phase, tile, start, ahead)
-            within = f"{start} + {(self.schedule.unroll - 1) * tile.step} < {tile.end}"
-            steps.lines += [*block(f"if ({within})", whole.lines), *block("else", single.lines)]
-        else:
-            self._steps(steps, phase, tile, start, ahead)
+        self._all_steps(steps, phase, tile, start, ahead)
         if tile.loop:
-            advance = self.schedule.unroll * tile.step
+            advance = frame.unroll * tile.step
             span = f"{start} = {tile.start}; {start} < {free(tile.count)}; {start} += {advance}"
             if down:
                 beyond = (tile.count - tile.first - 1) // advance * advance
@@ -169,6 +179,17 @@ class _Writer:
             self.top.lines += block(f"for ({frame.index_type} {span})", steps.lines)
         else:
             self.top.lines += steps.lines
+
+    def _all_steps(self, steps: Scope, phase: _Phase, tile: Tile, start: str, ahead: Sequence[Ahead]) -> None:
+        """The same, for as many as there are; where all are, what is costly is pushed at once."""
+        if not (self.frame.team and tile.tail and self.frame.unroll > 1 and any(map(is_costly, phase.states))):
+            self._steps(steps, phase, tile, start, ahead)
+            return
+        whole, single = steps.child(), steps.child()
+        self._steps(whole, phase, replace(tile, tail=False), start, ahead)
+        self._steps(single, phase, tile, start, ahead)
+        within = f"{start} + {(self.frame.unroll - 1) * tile.step} < {tile.end}"
+        steps.lines += [*block(f"if ({within})", whole.lines), *block("else", single.lines)]
 
     def _steps(self, steps: Scope, phase: _Phase, tile: Tile, start: str, ahead: Sequence[Ahead]) -> None:
         """The loop over steps, each with its vector loaded."""
@@ -182,7 +203,7 @@ class _Writer:
         if not tile.once:
             frame.define_position(step, tile, number)
         for each in ahead:
-            if self.schedule.unroll > 1:
+            if frame.unroll > 1:
                 if not each.lanes:
                     step.bind(each.load, each.of_step(frame))
             else:
@@ -196,7 +217,7 @@ class _Writer:
             step.lines += self.fetches.following(number)
         lines = without_unused(step.lines)
         lines = block(f"if ({' && '.join(guards)})", lines) if guards else lines
-        looped = frame.unrolled(self.u, self.schedule.unroll, lines)
+        looped = frame.unrolled(self.u, frame.unroll, lines)
         steps.lines += [*around.before_steps, *looped, *around.after_steps]
 
     def _vector(self, step: Scope, phase: _Phase, tile: Tile, ahead: Sequence[Ahead], around: Around) -> None:

@@ -37,12 +37,12 @@ class Ahead:
 
     def of_step(self, frame: Frame) -> str:
         """The C text of what step `u` loaded."""
-        return self.name if self.same or frame.schedule.unroll == 1 else f"{self.name}[{frame.u}]"
+        return self.name if self.same or frame.unroll == 1 else f"{self.name}[{frame.u}]"
 
 
 def loads_ahead(frame: Frame, roots: Sequence[Expr], known: Collection[Expr]) -> list[Ahead]:
     """The loads below `roots` that can be issued ahead; what is below `known` values is not needed."""
-    if frame.schedule.unroll == 1 and frame.schedule.width == 1:
+    if frame.unroll == 1 and frame.schedule.width == 1:
         return []
     found = (_issue(frame, load, guards) for load, guards in guarded_loads(frame, roots, known))
     return [ahead for ahead in found if ahead is not None]
@@ -83,7 +83,7 @@ def _issue(frame: Frame, load: Load, guards: set[Guard | None]) -> Ahead | None:
         return None  # the same for a whole row: printed before the loop
     lanes = frame.has_lanes(load)
     guard = () if () in guards else next(iter(guards)) if len(guards) == 1 else None
-    if guard is None or (frame.schedule.unroll == 1 and not lanes):
+    if guard is None or (frame.unroll == 1 and not lanes):
         return None
     name = frame.names.numbered(f"{frame.pointers[load.buffer]}_in")
     same = not guard and _same_for_all_steps(frame, load)
@@ -101,8 +101,8 @@ def _same_for_all_steps(frame: Frame, load: Load) -> bool:
 
 def declare(frame: Frame, each: Ahead) -> str:
     """The declaration of what receives a load, for all steps."""
-    several = frame.schedule.unroll > 1 and not each.same
-    return declare_one(frame, each, f"[{frame.schedule.unroll}]" if several else "")
+    several = frame.unroll > 1 and not each.same
+    return declare_one(frame, each, f"[{frame.unroll}]" if several else "")
 
 
 def declare_one(frame: Frame, each: Ahead, array: str = "") -> str:
@@ -122,7 +122,7 @@ def load_steps(frame: Frame, scope: Scope, tile: Tile, start: str, ahead: Sequen
     number = frame.number(tile, start)
     number = f"fp::least({number}, {tile.last})" if tile.tail and not tile.once else number
     lines = _loads(frame, scope, tile, number, [each for each in ahead if not each.same])
-    scope.lines += frame.unrolled(frame.u, frame.schedule.unroll, lines)
+    scope.lines += frame.unrolled(frame.u, frame.unroll, lines)
 
 
 def _loads(frame: Frame, scope: Scope, tile: Tile, number: str, ahead: Sequence[Ahead]) -> list[str]:

@@ -76,7 +76,7 @@ def push(frame: Frame, tile: Tile, lanes: Scope, state: State, around: Around) -
     plan, reduction = frame.schedule, state.reduction
     values = [_accumulated(lanes, reduction, value) for value in reduction.values]
     element = C_TYPES[reduction.dtype]
-    steps = plan.unroll if not tile.tail and is_costly(state) else 1
+    steps = frame.unroll if not tile.tail and is_costly(state) else 1
     step = f"{frame.u} * {plan.width} + " if plan.width > 1 else frame.u
     if frame.vector_rows and steps > 1:
         pushed = frame.names.numbered("pushed")
