@@ -42,6 +42,7 @@ def generalised(plan: Schedule, kernel: Kernel, *, coarse: bool) -> Schedule:
             blocks = ceil(vectors, _THREADS * plan.unroll)
             return replace(plan, lanes=_THREADS, groups=1, blocks=blocks)
         case Walk.INNER:
+            plan = replace(plan, fetches=False)
             if coarse and plan.keep is Keep.REGISTERS and not plan.exchanges:
                 return _roomy(plan, kernel)
             return _with_rows(replace(plan, unroll=_unroll(plan)), kernel)

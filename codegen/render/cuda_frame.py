@@ -50,9 +50,9 @@ class Frame:
         self.first_along = self.first_across = ""
         self.place = "", ""
         self.first_of_row = ""  # the condition that a thread is the first of those on a row, where there are more
-        self.team = self.row = self.row_loop = (
-            ""  # of a block in a team: the team, its row, the head of the loop over rows
-        )
+        self.team = ""  # of a block in a team
+        # Of a block that goes from row to row: the row at hand, the head of the loop, the first row, and how far the next one is.
+        self.row = self.row_loop = self.first_row = self.row_step = ""
         self.patch: PatchPlace | None = None
         # Of a block's part of a row, after what it keeps in shared memory: what it holds in registers, and what is left.
         self.held: Tile | None = None
@@ -150,6 +150,8 @@ class Frame:
         plan, lane, here = self.schedule, "0", number
         if plan.members > 1:
             return self._member()
+        if plan.fetches:
+            self._loop_over_rows(f"{self.index_type}(blockIdx.x)", f"{self.index_type}(gridDim.x)")
         if plan.lanes > 1:
             # A remainder tells the compiler how many threads there are: conditions go where it sees that they hold.
             ends = self.may_leave(-(-self.kernel.col_count // plan.width), plan.unroll * plan.lanes)
@@ -161,8 +163,17 @@ class Frame:
         if plan.exchanges:
             self.first_across = self._constant("first_row", f"{number} * {plan.groups}")
             self.place = lane, self._constant("group", within)
-        self._define_row(here, plan.groups, 1)
+        if not plan.fetches:
+            self._define_row(here, plan.groups, 1)
         return self._tile(lane, plan.lanes, -(-self.kernel.col_count // plan.width), plan.width)
+
+    def _loop_over_rows(self, first: str, step: str) -> None:
+        """A block goes from row to row."""
+        row = self.row = self.names.exact("row")
+        self.first_row, self.row_step = first, step
+        self.row_loop = f"for ({self.index_type} {row} = {first}; {row} < {self.kernel.row_count}; {row} += {step})"
+        if self.arranged.row is not None:
+            self.top.define_axis(self.arranged.row, row)
 
     def _member(self) -> Tile:
         """A block of a team: a part of one row after another."""
@@ -177,10 +188,7 @@ class Frame:
         base = self._constant("first", f"{self.index_type}({self.team}.member) * {part}")
         even = part * plan.members == vectors
         limit = "" if even else self._constant("count", f"fp::least({self.index_type}({part}), {vectors} - {base})")
-        row = self.row = self.names.exact("row")
-        self.row_loop = f"for ({self.index_type} {row} = {self.team}.number; {row} < {self.kernel.row_count}; {row} += {self.team}.count)"
-        if self.arranged.row is not None:
-            self.top.define_axis(self.arranged.row, row)
+        self._loop_over_rows(f"{self.team}.number", f"{self.team}.count")
         whole = Tile(self.arranged.col, self.names.exact("col"), lane, plan.lanes, part, plan.width, True, True, False)
         whole = replace(whole, base=base, limit=limit)
         if plan.held:

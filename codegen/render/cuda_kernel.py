@@ -75,6 +75,8 @@ class _Writer:
             self._element_stores(kernel.stores)
         write_out(self.frame, self.exchanged)
         self.places.check()
+        if self.frame.row_loop and not self.frame.team and len(kernel.sweeps) == 1:
+            self.top.lines.append("__syncthreads();")  # the next row's states go where this one's are read
         lines = self.top.lines
         if self.frame.row_loop:
             lines = [*lines[: self.before_rows], *block(self.frame.row_loop, lines[self.before_rows :])]

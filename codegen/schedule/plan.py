@@ -69,7 +69,8 @@ class Schedule:
         part: vectors of a row that each member has.
         kept: of these, how many it keeps in shared memory, the first of them.
         held: how many of the next ones each thread holds in registers; what is left is read again.
-        fetches: whether what is kept of the next row is copied into places that the row at hand has left.
+        fetches: whether what is kept of the next row is copied into places that the row at hand has left; blocks stay and go
+            from row to row.
         resident: blocks that a multiprocessor must have room for; 0 for what comes.
         general: whether sizes come at run time as far as may be (`fusepass.codegen.schedule_general`).
     """

@@ -11,25 +11,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.dataflow import Dataflow, always_loaded, kept_in_memory
-from fusepass.codegen.ir.expr import Load
-from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory
 from fusepass.codegen.ir.program import Kernel, Program, Team
 from fusepass.codegen.ir.team import state_bytes
-from fusepass.codegen.ir.vectors import is_vector, split_index
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
-from fusepass.codegen.schedule.rows import FEW_ELEMENTS, crossing_stores, inner, prefers_rows, unroll_of
+from fusepass.codegen.schedule.rows import (
+    FEW_ELEMENTS,
+    RESERVED,
+    can_fetch,
+    crossing_stores,
+    inner,
+    prefers_rows,
+    unroll_of,
+)
 from fusepass.codegen.schedule.shape import Shape, ceil
 
 _LANES = 512
 _RESIDENT = 2  # blocks on a multiprocessor, where there are several teams
 _HELD_WORDS = {1: 64, 2: 16}  # registers of a thread for values of the row, with so many blocks on a multiprocessor
-_RESERVED = 1 << 10  # bytes of shared memory that the device takes of each block
 _LEAST_KEPT = 0.25  # of a row, or the exchange is not worth what it saves
 _MOSTLY_KEPT = 0.75  # of a row, where two teams hide each other's waits
 _UNEVEN = 1.03  # what it costs that threads have unequally many vectors: conditions, and reductions by fewer at once
-_COPIES_FROM = 80  # compute capability times ten
-_COPIED = (4, 8, 16)  # bytes that one asynchronous copy moves
 _WAIT = 3e-6  # seconds of each exchange that other teams do not hide, as measured on an H200 with teams of 16 to 132
 
 
@@ -95,7 +97,7 @@ def team(shape: Shape, team: Team) -> Schedule:
     held = _held(shape, width, part - kept, _HELD_WORDS[resident]) if kept < part else 0
     plan = replace(plan, members=team.members, part=part, kept=min(kept, part), held=held, resident=resident)
     # Where most is read again, the memory has enough to do with that.
-    return replace(plan, fetches=2 * plan.on_chip >= part and _can_fetch(shape, width))
+    return replace(plan, fetches=2 * plan.on_chip >= part and can_fetch(shape, shape.kernel, width))
 
 
 def _held(shape: Shape, width: int, vectors: int, words: int) -> int:
@@ -107,25 +109,6 @@ def _held(shape: Shape, width: int, vectors: int, words: int) -> int:
     return min(max(ceil(vectors, _LANES), 2), most) if most > 1 else 0
 
 
-def _can_fetch(shape: Shape, width: int) -> bool:
-    """Whether all that is kept is loaded as it is, whole vectors that a thread can copy to shared memory."""
-    if shape.facts.capability < _COPIES_FROM:
-        return False
-    axis, lane = shape.col_axis, Axis("lane", width)
-    assert axis is not None
-    first = [value for reduction in shape.kernel.sweeps[0] for value in reduction.values]
-    always = {id(load) for value in first for load in always_loaded(value)}
-    aligned = {access.buffer for access in shape.accesses if access.aligned}
-    return all(
-        isinstance(node, Load)
-        and id(node) in always
-        and node.buffer in aligned
-        and width * node.dtype.nbytes in _COPIED
-        and (width == 1 or is_vector(split_index(node.index, axis, lane), axis, lane))
-        for node in (kept.node for kept in kept_in_memory(shape.kernel, Dataflow()))
-    )
-
-
 def _kept_bytes(shape: Shape) -> int:
     """Bytes for each column that a later phase uses again."""
     return sum(value.node.dtype.nbytes for value in kept_in_memory(shape.kernel, Dataflow()))
@@ -135,4 +118,4 @@ def _room(kernel: Kernel, facts: DeviceFacts, resident: int) -> int:
     """Bytes of shared memory in which each of so many blocks on a multiprocessor may keep its slice."""
     slots = 2 * (_LANES // 32)  # a state for each warp, of the block and then of the team
     states = sum(-(-slots * state_bytes(reduction) // 16) * 16 for reduction in kernel.reductions)
-    return (facts.shared_bytes_per_block + _RESERVED) // resident - _RESERVED - states
+    return (facts.shared_bytes_per_block + RESERVED) // resident - RESERVED - states

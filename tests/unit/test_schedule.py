@@ -66,7 +66,7 @@ def test_every_schedule_fits_the_device_and_covers_the_kernel(name: str, aligned
         plan = schedule(kernel, program, H200, aligned=aligned)
         assert 32 <= plan.threads <= 1024
         assert plan.threads % 32 == 0 or plan.walk is Walk.PATCH
-        assert plan.shared_bytes <= H200.shared_bytes_per_block - 4096
+        assert plan.shared_bytes <= H200.shared_bytes_per_block - 1024
         rows, cols = kernel.row_count, kernel.col_count
         match plan.walk:
             case Walk.POINTWISE:
@@ -87,7 +87,7 @@ def test_every_schedule_fits_the_device_and_covers_the_kernel(name: str, aligned
                 assert plan.members * plan.part * plan.width >= cols
                 assert 0 < plan.kept <= plan.part
             case Walk.INNER:
-                assert plan.blocks * plan.groups >= rows
+                assert plan.fetches or plan.blocks * plan.groups >= rows
                 assert cols % plan.width == 0
                 assert plan.lanes & (plan.lanes - 1) == 0
                 covered = plan.lanes * plan.unroll * plan.width
@@ -222,7 +222,8 @@ def test_more_blocks_than_a_launch_has_is_an_error() -> None:
 
 
 def test_large_buffers_that_nobody_reads_again_are_passed_by() -> None:
-    assert first(k.softmax_rows(1 << 10, 49_152)).once == {"x", "y"}
+    assert first(k.softmax_rows(250, 49_152)).once == {"x", "y"}
+    assert first(k.softmax_rows(1 << 10, 49_152)).once == frozenset()  # blocks that copy ahead do without
     assert first(k.softmax_rows(1 << 7, 49_152)).once == frozenset()
     program = k.batch_norm_2d(64, 64, 1 << 14)
     stats, apply = (schedule(kernel, program, H200) for kernel in program.kernels)

@@ -111,6 +111,31 @@ def test_a_team_of_all_blocks_holds_a_part_in_registers(
 
 
 @emulated
+@pytest.mark.parametrize(
+    ("function", "shape", "dtype"),
+    [
+        (lambda x: F.layer_norm(x, x.shape[1:]), (5, 36_004), torch.float32),
+        (lambda x: x - x.amax(1, keepdim=True), (3, 33_001), torch.float32),  # one sweep; single elements
+        (lambda x: F.normalize(x, dim=1), (4, 70_000), torch.float16),
+    ],
+)
+def test_a_block_that_stays_copies_its_next_row_ahead(
+    function: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Rows that fill a block's memory, more than twice as many as blocks."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+    made = region(function, x)
+    program = made.passed(replace(NO_SPLIT, longest_cached_row=1 << 20))
+    facts = replace(H200, multiprocessors=1)
+    assert "1 blocks" in describe(program, program.kernels[0], facts)
+    assert "shared memory, fetched ahead" in describe(program, program.kernels[0], facts)
+    results = emulate(program, render(program, facts), made.memory(program))
+    (exact,) = made.exact()
+    torch.testing.assert_close(tensor_of(results[program.outputs[0]], program.buffer(program.outputs[0])), exact)
+    assert "fetched" not in describe(program, program.kernels[0], replace(H200, multiprocessors=3))
+
+
+@emulated
 def test_nan_and_infinities_stand_where_pytorch_has_them() -> None:
     x = torch.randn(4, 6000)
     x[0, 5999], x[1, 17], x[2, 3000] = torch.nan, torch.inf, -torch.inf
