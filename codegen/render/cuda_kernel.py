@@ -20,11 +20,12 @@ from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_st
 from fusepass.codegen.render.cuda_patch import Patches
 from fusepass.codegen.render.cuda_rows import RowValues
 from fusepass.codegen.render.cuda_states import Around, State, declare_state, is_costly, merge, name_results, push
+from fusepass.codegen.render.cuda_stores import write_store
 from fusepass.codegen.render.cuda_tile import Tile, arrange
 from fusepass.codegen.render.cuda_windows import vector_windows
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
+from fusepass.codegen.render.spelling import Identifiers, bare, block
 from fusepass.codegen.schedule.plan import Schedule
 
 
@@ -238,7 +239,7 @@ class _Writer:
         for state in phase.states:
             push(self.frame, tile, lanes, state, around)
         for store in phase.stores:
-            self._store(lanes, step, store, around)
+            write_store(self.frame, self.exchanged, store, lanes, step, around)
         before = [*self.places.staging(phase.made), *around.before_lanes]
         if self.width > 1:
             step.lines[mark:mark] = before
@@ -263,30 +264,6 @@ class _Writer:
             self.rows.bind(lanes)
         if self.patches is not None:
             self.patches.bind(lanes)
-
-    def _store(self, lanes: Scope, step: Scope, store: Store, around: Around) -> None:
-        frame = self.frame
-        buffer = frame.program.buffer(store.buffer)
-        pointer, element = frame.pointers[store.buffer], C_TYPES[buffer.dtype]
-        value = bare(lanes.value(store.value))
-        if store.value.dtype is not buffer.dtype:
-            value = f"fp::cast<{element}>({value})"
-        exchange = next((each for each in self.exchanged if each.crossing.store is store), None)
-        if exchange is not None:
-            exchange.write(frame, lanes, value, around)
-            return
-        if not frame.is_wide(store.buffer, store.index):
-            lanes.lines.append(f"{pointer}[{lanes.index(store.index)}] = {value};")
-            return
-        result = frame.names.numbered(f"{pointer}_out")
-        around.before_lanes.append(f"fp::Vec<{element}, {self.width}> {result};")
-        lanes.lines.append(f"{result}[{self.v}] = {value};")
-        reuse = "<fp::Reuse::none>" if store.buffer in self.schedule.once else ""
-        start = step.operand(frame.first_lane(store.index))
-        call = f"fp::store_vector{reuse}({pointer} + {start}, {result});"
-        if self.schedule.ragged:
-            call = f"fp::store_first({pointer} + {start}, {result}, {frame.left(step)});"
-        around.after_lanes.append(call)
 
     # ---- kept values
 
@@ -314,7 +291,7 @@ class _Writer:
             lanes.define_axis(frame.lane, self.v)
             self.rows.bind(lanes)
         for store in stores:
-            self._store(lanes, step, store, around)
+            write_store(frame, self.exchanged, store, lanes, step, around)
         if frame.vector_rows:
             step.lines += [*around.before_lanes, *frame.unrolled(self.v, self.width, lanes.lines), *around.after_lanes]
         self.top.lines += block(f"if ({' && '.join(guards)})", step.lines) if guards else step.lines

@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import prod
 
 import pytest
+import torch
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.crossing import Tile
@@ -18,6 +19,7 @@ from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.errors import ScheduleError
 from tests.support import kernels as k
+from tests.support.regions import region
 
 H200 = DeviceFacts.h200()
 
@@ -289,10 +291,12 @@ def test_tiles_are_told() -> None:
 
 
 def test_samples_that_share_large_weights_are_taken_together() -> None:
-    assert "8 per thread, 256 threads, 1048576 vectors apart" in str(first(k.last_axis_bias(16, 1 << 22)))
-    assert "5 per thread" in str(first(k.last_axis_bias(20, 1 << 22)))  # of more there would be some left
+    assert "16 per thread, 256 threads, 1048576 vectors apart" in str(first(k.last_axis_bias(16, 1 << 22)))
+    assert "10 per thread" in str(first(k.last_axis_bias(20, 1 << 22)))  # of more there would be some left
     assert "apart" not in str(first(k.last_axis_bias(1 << 16, 1 << 10)))  # small enough for a near cache
     assert "apart" not in str(first(k.last_axis_bias(17, 1 << 22)))
+    made = region(lambda x, w: (x - 1) * w + w, *(torch.empty(n, 1 << 22, device="meta") for n in (64, 1)))
+    assert "16 per thread" in str(first(made.passed()))  # of each there is a vector in registers
 
 
 def test_a_small_kernel_between_large_ones_does_not_change_the_direction() -> None:
