@@ -146,24 +146,25 @@ class Recorder(Tracer):
         return tensor
 
     def _batch_norm(self, func: OpOverload, args: tuple[Any, ...]) -> Any:
-        """Batch norm with the running statistics as results, whichever library computes it."""
+        """Batch norm with the running statistics as results, whichever library computes it: cuDNN's has one result more."""
         x, weight, bias, mean, var, training, momentum, eps = args
         result = func(*args)
+        normalised = tuple(result[:3])
         if not training:
             self.record(
                 aten._native_batch_norm_legit_no_training.default,
                 (x, weight, bias, mean, var, momentum, eps),
                 {},
-                result,
+                normalised,
             )
             return result
         if mean is None:
-            self.record(aten._native_batch_norm_legit.no_stats, (x, weight, bias, True, momentum, eps), {}, result)
+            self.record(aten._native_batch_norm_legit.no_stats, (x, weight, bias, True, momentum, eps), {}, normalised)
             return result
         self._check_writable(func, mean)
         self._check_writable(func, var)
         functional = aten._native_batch_norm_legit_functional.default
-        self.record(functional, (x, weight, bias, mean, var, True, momentum, eps), {}, (*result[:3], mean, var))
+        self.record(functional, (x, weight, bias, mean, var, True, momentum, eps), {}, (*normalised, mean, var))
         return result
 
     def _channels_last(self, args: tuple[Any, ...]) -> Any:

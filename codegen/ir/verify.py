@@ -144,14 +144,16 @@ def _halves_faults(program: Program, anchor: Convolution, halves: ScaledHalves) 
 
 
 def _partial_faults(program: Program, kernel: Kernel, partials: Partials, known: dict[str, int]) -> Iterator[str]:
-    if not isinstance(kernel.anchor, Convolution) or kernel.cols or kernel.sweeps or not partials.reductions:
-        yield "partial results of a kernel that is no convolution per element, or of nothing"
+    if kernel.anchor is None or kernel.cols or kernel.sweeps or not partials.reductions:
+        yield "partial results of a kernel that is no anchor per element, or of nothing"
         return
-    sample, channel, *_ = kernel.rows
+    if isinstance(kernel.anchor, Product) and (kernel.anchor.pieces > 1 or not partials.per_sample):
+        yield "partial results of parts of sums, or of several matrices"
+    sample, channel = kernel.lines
     for reduction in partials.reductions:
         if reduction.op.arity != 1 or reduction.values != (partials.value,) or partials.value.dtype is not DType.F32:
             yield f"{reduction.name} is not of the one float32 value that is reduced over positions"
-    yield from _expr_faults(program, partials.value, frozenset(kernel.rows), known)
+    yield from _expr_faults(program, partials.value, frozenset(kernel.rows), known, everywhere=not kernel.within)
     axes = frozenset((partials.pieces, channel, *((sample,) if partials.per_sample else ())))
     results = {reduction.name: reduction.op.kept for reduction in partials.reductions}
     for store in partials.stores:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from fusepass.codegen.ir.convolution import Convolution, few_channels, few_halves
+from fusepass.codegen.ir.convolution import Convolution, few_channels, few_halves, tiled_halves
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Window, walk
 from fusepass.codegen.ir.index import Axis, axis_index, linear
@@ -37,6 +37,7 @@ class AnchorSource(enum.Enum):
     LIBRARY = "library"
     GENERATED = "generated"  # generated code wherever it can, else the library
     HALVES = "scaled halves"  # the same, convolutions as products of halves wherever they can be
+    TILED_HALVES = "tiled scaled halves"  # the same, with all halves of a tile of the input on the chip wherever they have the room
 
 
 def generate_anchors(
@@ -47,11 +48,13 @@ def generate_anchors(
     warps: int = 1,
     *,
     halves: bool = False,
+    tiled: bool = False,
 ) -> Program:
     """Replace each library convolution and product for which `choose` accepts a kernel that would do it.
 
     `pieces` says in how many pieces such a kernel reduces over positions, `warps` is `Convolution.warps`. With `halves`,
-    convolutions that may be rounded to TF32, and those of few channels, become products of scaled halves.
+    convolutions that may be rounded to TF32, and those of few channels, become products of scaled halves; `tiled` ones take them from
+    a tile of the input with any number of channels.
     """
     for call in program.calls:
         anchor = _convolution(program, call, warps) or depthwise_of(program, call) or product_of(program, call)
@@ -59,8 +62,9 @@ def generate_anchors(
             continue
         forms = _forms(program, builder, call, anchor, pieces)
         if halves and isinstance(anchor, Convolution):
-            few = few_halves(program.buffer(anchor.source).shape[1], anchor.step)
-            scaled = _in_places if few and warps > 1 else _in_halves
+            channels = program.buffer(anchor.source).shape[1]
+            places = few_halves(channels, anchor.step) or (tiled and call.tf32 and tiled_halves(channels, anchor.step))
+            scaled = _in_places if places and warps > 1 else _in_halves
             forms = itertools.chain(scaled(program, builder, call, anchor, pieces), forms)
         program = next((made for made, kernel in forms if choose(made, kernel)), program)
     return without_idle_views(program)
@@ -69,11 +73,12 @@ def generate_anchors(
 def _in_halves(
     program: Program, builder: Builder, call: LibraryCall, anchor: Convolution, pieces: Pieces
 ) -> Iterator[tuple[Program, Kernel]]:
-    """The same form as `_forms` gives, as a product of scaled halves, where there is one."""
+    """The same forms as `_forms` gives, as a product of scaled halves, where there is one."""
     halved = halved_of(program, builder, anchor, program.buffer(call.result)) if call.tf32 else None
     form = None if halved is None else _generated(program, builder, call, halved, reducing=False)
     if halved is not None and form is not None:
-        yield halved.completed(form, builder)
+        for each in filter(None, (halved.reduced(form, builder, pieces), form)):
+            yield halved.completed(each, builder)
 
 
 def _in_places(
@@ -183,8 +188,10 @@ def _rows(anchor: _Anchor, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
 
 
 def _in_kernel(anchor: _Anchor) -> Anchor | None:
-    """What a kernel says of the anchor: nothing where it is part of the expressions, or comes later."""
-    return None if isinstance(anchor, Depthwise | Halved) else anchor
+    """What a kernel says of the anchor: nothing where it is part of the expressions."""
+    if isinstance(anchor, Depthwise):
+        return None
+    return anchor.anchor if isinstance(anchor, Halved) else anchor
 
 
 def _operator(call: LibraryCall) -> str:

@@ -14,10 +14,11 @@ from math import prod
 from fusepass.codegen.ir.convolution import HALVES, Convolution, fill_halves
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder, Expr
-from fusepass.codegen.ir.index import Axis, Bound, axis_index, delinearize
+from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, delinearize
 from fusepass.codegen.ir.product import Operand, Product, nested
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.passes.halves import Layout, Scales, channels_last, scales_of
+from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
 _VECTOR = 4  # float32 numbers that are read at once
@@ -59,12 +60,14 @@ class Halved:
     """A convolution as a product of scaled halves.
 
     Attributes:
+        anchor: the convolution; what its kernel has until it is laid out as a product's.
         product: what its kernel computes.
         scales: of the operands.
         kernels, buffers: what is to be added to the program before that kernel.
         steps: the spatial axes.
     """
 
+    anchor: Convolution
     product: Product
     scales: Scales
     kernels: tuple[Kernel, ...]
@@ -83,6 +86,23 @@ class Halved:
         kernels, buffers = (*self.kernels, made, *rest), (*program.buffers, *self.buffers)
         return replace(program, kernels=kernels, buffers=buffers), made
 
+    @property
+    def phases(self) -> int:
+        """Of a channel: that many rows of the product."""
+        return prod(step.spread for step in self.steps)
+
+    def reduced(self, program: Program, builder: Builder, pieces: Pieces) -> Program | None:
+        """`program` with what is reduced over positions in its first kernel, which is not laid out yet; None where nothing is.
+
+        A row has the positions of one phase, so that each phase has pieces of its own.
+        """
+
+        def count(made: Program, kernel: Kernel) -> int | None:
+            found = pieces(*self.completed(made, builder))
+            return None if found is None else found * self.phases
+
+        return reduce_positions(program, builder, 0, count, least=self.phases, per_sample=True)
+
     def _laid(self, kernel: Kernel, builder: Builder) -> Kernel:
         sample, out, *spatial = kernel.rows
         spread, positions = ([getattr(step, what) for step in self.steps] for what in ("spread", "positions"))
@@ -97,7 +117,17 @@ class Halved:
         bounds = tuple(Bound(place, 0, step.size) for place, step in zip(places, self.steps, strict=True))
         rows = (Axis(f"{out.name}_piece", 1), sample, row, column)
         within = tuple(bound for bound in bounds if not bound.always)
+        kernel, moved = self._pieces_of_rows(kernel, row, moved)
         return replace(rewrite_kernel(kernel, builder, moved), rows=rows, anchor=self.product, within=within)
+
+    def _pieces_of_rows(self, kernel: Kernel, row: Axis, moved: dict[Axis, Index]) -> tuple[Kernel, dict[Axis, Index]]:
+        """`kernel` with the pieces of a row instead of a channel, and how its axes move then."""
+        if kernel.partials is None:
+            return kernel, moved
+        old = kernel.partials.pieces
+        piece = Axis(f"{old.name}_of_row", old.size // self.phases)
+        at = axis_index(piece) * self.phases + axis_index(row) % self.phases
+        return replace(kernel, partials=replace(kernel.partials, pieces=piece)), moved | {old: at}
 
 
 def halved_of(program: Program, builder: Builder, anchor: Convolution, result: Buffer) -> Halved | None:
@@ -134,7 +164,7 @@ def halved_of(program: Program, builder: Builder, anchor: Convolution, result: B
         dtype=DType.F16,
     )
     kernels = (*scales.kernels, pack_taps, pack_image)
-    return Halved(product, scales, kernels, (*scales.buffers, taps, image), steps)
+    return Halved(anchor, product, scales, kernels, (*scales.buffers, taps, image), steps)
 
 
 def _has_even_phases(anchor: Convolution, weight: Buffer) -> bool:

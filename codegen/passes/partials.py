@@ -1,7 +1,8 @@
 """What reduces over the positions of a generated convolution is reduced in its kernel, in pieces; a small kernel merges these.
 
 Global average pooling, sums over everything, statistics of a normalisation: whatever reduces over all spatial axes, for each
-channel or several, for each sample or all. A result that would only have been read to be reduced is not written.
+channel or several, for each sample or all. A result that would only have been read to be reduced is not written. Of a matrix
+product, rows are channels, columns positions.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, ReduceOp, Stat, Window, walk
 from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, delinearize, linear
+from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel, Partials, Program, Reduction, Store
 from fusepass.codegen.passes.axes import split_axis
 from fusepass.codegen.passes.fuse import drop_unused
@@ -41,23 +42,26 @@ class _Aligned:
     along: Mapping[Axis, tuple[Axis, ...]]
 
 
-def reduce_positions(program: Program, builder: Builder, position: int, pieces: Pieces) -> Program | None:
+def reduce_positions(
+    program: Program, builder: Builder, position: int, pieces: Pieces, *, least: int = 1, per_sample: bool = False
+) -> Program | None:
     """`program` with reductions over positions moved into the convolution's kernel at `position`; None where there are none.
 
-    Chains that end per element move with them.
+    Chains that end per element move with them. There are `least` pieces or more, of one sample each if `per_sample`.
     """
     kernel = program.kernels[position]
-    if not isinstance(kernel.anchor, Convolution) or not kernel.is_pointwise or kernel.cols:
+    if kernel.anchor is None or not kernel.is_pointwise or kernel.cols:
         return None
-    if prod(axis.size for axis in kernel.rows[2:]) == 1:
+    if prod(axis.size for axis in _positions(kernel)) == 1:
         return None
     written = frozenset[str]().union(*(other.writes for other in program.kernels)) - kernel.writes
     work = _Mover(program, builder, position, written)
     if not work.reducing:
         return None
-    trial = work.moved(1)
+    per_sample = per_sample or isinstance(kernel.anchor, Product) or work.keeps_samples
+    trial = work.moved(least, per_sample)
     count = pieces(trial, trial.kernels[position])
-    return None if count is None else work.moved(count)
+    return None if count is None else work.moved(count, per_sample)
 
 
 class _Mover:
@@ -114,7 +118,7 @@ class _Mover:
         aligned = self._planes(reader) if self.value is not None and not meet else None
         if aligned is None:
             return
-        sample, channel = self.anchored.rows[:2]
+        sample, channel = self.anchored.lines
         if not {*aligned.along[sample], *aligned.along[channel]} <= set(aligned.kernel.rows):
             return
         statistics = self._statistics()
@@ -142,8 +146,8 @@ class _Mover:
     def _planes(self, reader: Kernel) -> _Aligned | None:
         """`reader` beside the convolution's kernel, if its first sweep is over all positions."""
         aligned = self._aligned(reader, [value for each in reader.sweeps[0] for value in each.values])
-        spatial = self.anchored.rows[2:]
-        if aligned is None or any(set(aligned.along[axis]) & set(aligned.kernel.rows) for axis in spatial):
+        positions = _positions(self.anchored)
+        if aligned is None or any(set(aligned.along[axis]) & set(aligned.kernel.rows) for axis in positions):
             return None
         return aligned
 
@@ -177,11 +181,16 @@ class _Mover:
 
     # ---- moving
 
-    def moved(self, count: int) -> Program:
-        """The program with reductions over positions in `count` pieces."""
-        work, anchored = Splitter(self.program, self.builder), self.anchored
-        sample, channel = anchored.rows[:2]
-        per_sample = any(set(aligned.along[sample]) & set(aligned.kernel.rows) for aligned in self.reducing.values())
+    @property
+    def keeps_samples(self) -> bool:
+        """Whether a reduction keeps the samples apart."""
+        sample, _ = self.anchored.lines
+        return any(set(aligned.along[sample]) & set(aligned.kernel.rows) for aligned in self.reducing.values())
+
+    def moved(self, count: int, per_sample: bool) -> Program:
+        """The program with reductions over positions in `count` pieces, of each sample or of all."""
+        work = Splitter(self.program, self.builder)
+        sample, channel = self.anchored.lines
         piece = Axis("piece", count)
         rows = (*((sample,) if per_sample else ()), piece, channel)
         made: dict[tuple[object, ...], Reduction] = {}
@@ -227,7 +236,7 @@ class _Mover:
         per_sample: bool,
     ) -> None:
         """What is left of a kernel whose first sweep moved: a kernel that merges, then the rest."""
-        kernel, (sample, channel, *_) = aligned.kernel, self.anchored.rows
+        kernel, (sample, channel) = aligned.kernel, self.anchored.lines
         apart = (channel, sample) if per_sample else (channel,)
         own = [axis for dimension in apart for axis in aligned.along[dimension]]
         cols = (*(axis for axis in kernel.cols if axis in own), piece)
@@ -242,6 +251,11 @@ class _Mover:
         loads = work.merge_early(kernel, first, cols, {})
         later = replace(kernel, sweeps=tuple(rest))
         work.kernels.append(rewrite_kernel(later, self.builder, leaf=forward(loads)))
+
+
+def _positions(kernel: Kernel) -> tuple[Axis, ...]:
+    """The axes of a kernel with an anchor that reductions over positions go over."""
+    return kernel.rows[kernel.rows.index(kernel.lines[1]) + 1 :]
 
 
 def _is_result(names: Collection[str], node: Expr) -> bool:

@@ -135,7 +135,8 @@ def describe_cuda(program: Program, kernel: Kernel, facts: DeviceFacts, general:
 
 def _summary(kernel: Kernel, plan: Plan) -> str:
     if isinstance(plan, ProductSchedule):
-        return f"matrix product, {kernel.row_count} elements: {plan}"
+        pieces = f", rows reduced in {kernel.partials.pieces.size} pieces" if kernel.partials else ""
+        return f"matrix product, {kernel.row_count} elements: {plan}{pieces}"
     if isinstance(plan, ConvolutionSchedule):
         pieces = f", reduced over positions in {kernel.partials.pieces.size} pieces" if kernel.partials else ""
         return f"convolution, {kernel.row_count} elements: {plan}{pieces}"

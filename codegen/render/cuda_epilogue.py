@@ -13,6 +13,7 @@ from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.product import Arithmetic, Product
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.vectors import is_vector, split_index
+from fusepass.codegen.render.cuda_partials import RowStates
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
 from fusepass.codegen.schedule_product import ProductSchedule
@@ -45,6 +46,7 @@ class Epilogue:
         self.pieces, self.batches, self.rows, self.columns = kernel.rows
         self.stat = next(node for node in walk(*kernel.roots) if isinstance(node, Stat))
         self.ready = self._ready() if self._is_plain else self.stat
+        self.states = RowStates(kernel, plan, pointers, printer, self._index) if kernel.partials else None
 
     @property
     def _is_plain(self) -> bool:
@@ -126,7 +128,10 @@ class Epilogue:
             if store.value.dtype is not buffer.dtype:
                 value = f"fp::cast<{C_TYPES[buffer.dtype]}>({value})"
             here.lines.append(f"{self.pointers[store.buffer]}[{here.index(store.index)}] = {value};")
-        body = [f"const float $sum = $room[{down} * {tiling.room_pitch} + $across + {across}];", *here.lines]
+        place = f"$room[{down} * {tiling.room_pitch} + $across + {across}]"
+        if self.kernel.partials is not None and self.kernel.partials.value is not self.ready:
+            here.lines.append(f"{place} = {bare(here.value(self.kernel.partials.value))};")
+        body = [f"const float $sum = {place};", *here.lines] if here.lines else []
         if self.kernel.within:
             test = along.child()
             test.define_axis(self.rows, "$row")
@@ -148,7 +153,9 @@ class Epilogue:
         yield from outside.lines
         yield "#pragma unroll 1"
         head = f"for (int $across = 0; $across < {long}; $across += {32 // together})"
-        yield from block(head, [f"const {self.index_type} $column = {at};", *inside])
+        if body:
+            yield from block(head, [f"const {self.index_type} $column = {at};", *inside])
+        yield from self.states.of_room() if self.states else ()
 
     def _rows_between(self) -> int:
         """How many rows lie between two neighbours of one row, that row included, where all stores have them so; else 1."""
@@ -187,11 +194,29 @@ class Epilogue:
         head = f"for (int $across = 0; $across < {self.plan.tiling.n}; ++$across)"
         inside = [*along.lines, "#pragma unroll", *block(head, inside)]
         yield from outside.lines
+        yield from ["uint64_t $real[2] = {};"] if self._marks else ()
         yield from self._two_rows(inside)
+        yield from self.states.of_sums(self._marks) if self.states else ()
+
+    @property
+    def _marks(self) -> bool:
+        """Whether a thread notes which of its values are there to be reduced."""
+        return self.states is not None and bool(self.kernel.within or self.columns.size % self.plan.tiling.columns)
+
+    def _reduced(self, here: Scope, number: int) -> list[str]:
+        """The value to be reduced takes the place of the neighbour's sum."""
+        if self.kernel.partials is None:
+            return []
+        value = bare(here.value(self.kernel.partials.value))
+        mark = [f"$real[$down] |= uint64_t(1) << ($across * 2 + {number});"] if self._marks else []
+        return [f"{self._own_sum(number)} = {value};", *mark]
+
+    def _own_sum(self, number: int) -> str:
+        return f"$sums[0][$across][$down * 2 + {number}]"
 
     def _two_elements(self, along: Scope) -> list[str]:
         """The lines for both neighbours, of which there are both or none; a store of both at once where it can be."""
-        (lines, first), (more, second) = (self._element(along, number) for number in range(2))
+        (lines, first, last), (more, second, at_last) = (self._element(along, number) for number in range(2))
         lines = [*lines, *more]
         for store, here, there in zip(self.kernel.stores, first, second, strict=True):
             target = self.pointers[store.buffer]
@@ -202,6 +227,7 @@ class Epilogue:
                 lines.append(f"*reinterpret_cast<{kind}*>({target} + ({here[0]})) = {values};")
             else:
                 lines += [f"{target}[{at}] = {value};" for at, value in (here, there)]
+        lines += [*last, *at_last]
         return (
             block(f"if ($column < {self.columns.size})", lines)
             if self.columns.size % self.plan.tiling.columns
@@ -216,16 +242,16 @@ class Epilogue:
             [f"{_NEIGHBOURS[number]} < {self.columns.size}"] if self.columns.size % self.plan.tiling.columns else []
         )
         conditions += [test.condition(self.kernel.within)] if self.kernel.within else []
-        lines, stored = self._element(along, number)
+        lines, stored, last = self._element(along, number)
         for store, (at, value) in zip(self.kernel.stores, stored, strict=True):
             lines.append(f"{self.pointers[store.buffer]}[{at}] = {value};")
-        return [*test.lines, *block(f"if ({' && '.join(conditions) or 'true'})", lines)]
+        return [*test.lines, *block(f"if ({' && '.join(conditions) or 'true'})", [*lines, *last])]
 
-    def _element(self, along: Scope, number: int) -> tuple[list[str], list[tuple[str, str]]]:
-        """Lines that compute one of the neighbours; index and value of each store."""
+    def _element(self, along: Scope, number: int) -> tuple[list[str], list[tuple[str, str]], list[str]]:
+        """Lines that compute one of the neighbours; index and value of each store; what comes behind the stores."""
         here = along.child()
         here.define_axis(self.columns, _NEIGHBOURS[number])
-        here.bind(self.stat, f"$sums[0][$across][$down * 2 + {number}]")
+        here.bind(self.stat, self._own_sum(number))
         stored = []
         for store in self.kernel.stores:
             buffer = self.program.buffer(store.buffer)
@@ -233,7 +259,8 @@ class Epilogue:
             if store.value.dtype is not buffer.dtype:
                 value = f"fp::cast<{C_TYPES[buffer.dtype]}>({value})"
             stored.append((here.index(store.index), value))
-        return here.lines, stored
+        last = self._reduced(here, number)
+        return here.lines, stored, last
 
     def _index(self, text: str) -> str:
         return text if self.plan.wide else f"int({text})"

@@ -84,18 +84,25 @@ class _Writer(ConvolutionWriter):
         yield "const int $warp = threadIdx.x / 32;"
         room = f"reinterpret_cast<float*>($pool + {plan.weight_bytes}) + $warp * {ROWS * self.on.staged_pitch}"
         yield f"float* const $room = {room};"
-        first = f"int(blockIdx.x) % {plan.channel_blocks} * {ROWS * plan.rows}" if plan.channel_blocks > 1 else "0"
-        yield f"const int $first_channel = {first};"
+        first = f"int(blockIdx.x) % {plan.channel_blocks} / {plan.phase_blocks} * {ROWS * plan.rows}"
+        yield f"const int $first_channel = {first if plan.channel_blocks > plan.phase_blocks else '0'};"
+        if plan.phase_blocks > 1:
+            each = len(self.on.phases) // plan.phase_blocks
+            yield f"const int $first_phase = int(blockIdx.x) % {plan.phase_blocks} * {each};"
+            yield f"const int $first_product = {self.steps_name}[$first_phase];"
 
     def _fetch_weights(self) -> Iterable[str]:
         """Weights as tensor cores take them: 8 columns x 8 halves side by side; see `tile_descriptor`."""
         plan, columns, outs = self.plan, self.plan.columns, self.sizes[1]
         own = ROWS * plan.rows  # columns of high parts
         column = f"$i / 32 % {columns // 8} * 8 + $i / 2 % 8"
+        product = f"$i / {4 * columns}"
+        if plan.phase_blocks > 1:
+            product = f"($first_product + {product})"
         lines = [
             f"const int $column = {column};",
             f"const int $channel = $first_channel + $column{f' % {own}' if plan.parts > 1 else ''};",
-            f"const int $place = {self.weights_name}[$i / {4 * columns} * 2 + $i / 16 % 2];",
+            f"const int $place = {self.weights_name}[{product} * 2 + $i / 16 % 2];",
             "int $half = $place + $i % 2 * 4;",
             f"bool $real = $place >= 0 && $channel < {outs};",
         ]
@@ -120,7 +127,8 @@ class _Writer(ConvolutionWriter):
         """How the input below a tile is fetched, for all layers."""
         plan, on = self.plan, self.on
         source = self.program.buffer(self.halves.source)
-        lines, conditions, index, rest = [], [], [f"$sample * {source.strides[0]}"], "$i"
+        lines, conditions, index = list[str](), [], [f"$sample * {source.strides[0]}"]
+        rest = "$element" if plan.layers > 1 else "$i"
         for number in reversed(range(len(self.axes))):
             axis, extent, tile = self.axes[number], on.extent[number], on.tile[number]
             here = remainder(rest, extent) if number else rest
@@ -137,10 +145,14 @@ class _Writer(ConvolutionWriter):
             f"const bool $real = {' && '.join(conditions)};",
             f"const {C_TYPES[source.dtype]}* const $from = {self.pointers[source.name]} + ($real ? {' + '.join(index)} : 0);",
         ]
-        to = f"$to + ($layer * {on.elements} + $i) * {2 * HALVES}"
-        copy = f"fp::begin_copy_bytes<{2 * HALVES}>({to}, $from + $layer * {HALVES}, $real ? {2 * HALVES} : 0);"
-        lines += unrolled("$layer", plan.layers, [copy])
-        loop = block(f"for (int $i = threadIdx.x; $i < {on.elements}; $i += {plan.threads})", lines)
+        to, layer = f"$to + $i * {2 * HALVES}", ""
+        if plan.layers > 1:  # those of a position are neighbours in memory
+            lines.insert(0, f"const int $element = $i / {plan.layers}, $layer = $i % {plan.layers};")
+            to = f"$to + ($layer * {plan.layer_places} + $element) * {2 * HALVES}"
+            layer = f" + $layer * {HALVES}"
+        lines.append(f"fp::begin_copy_bytes<{2 * HALVES}>({to}, $from{layer}, $real ? {2 * HALVES} : 0);")
+        copies = plan.layers * on.elements
+        loop = block(f"for (int $i = threadIdx.x; $i < {copies}; $i += {plan.threads})", lines)
         yield "// begins to fetch the input below a tile, zeros where there is none"
         yield from block("const auto $fetch = [&](int $number, unsigned char* $to)", [*self.tile_place(), *loop])[:-1]
         yield "};"
@@ -181,7 +193,9 @@ class _Writer(ConvolutionWriter):
         ]
         if len(on.phases) > 1:
             yield "#pragma unroll 1"
-            yield from block(f"for (int $phase = 0; $phase < {len(on.phases)}; $phase += {on.pair})", lines)
+            each, first = len(on.phases) // plan.phase_blocks, "$first_phase" if plan.phase_blocks > 1 else "0"
+            last = f"$first_phase + {each}" if plan.phase_blocks > 1 else str(each)
+            yield from block(f"for (int $phase = {first}; $phase < {last}; $phase += {on.pair})", lines)
         else:
             yield from lines
 
@@ -194,4 +208,6 @@ class _Writer(ConvolutionWriter):
         call = f"fp::add_places{'_exactly' if exact else ''}<{_CHAIN}>"
         unit = self.plan.columns * 2
         weights = "fp::tile_descriptor($weights, 128, 256)"
+        if self.plan.phase_blocks > 1:
+            weights += f" - $first_product * {unit}"
         return [f"{call}($sums[$p], {self.places_name}, {begin}, {end}, $inputs, {weights}, {unit});"]

@@ -10,6 +10,7 @@ from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.product import Arithmetic, Nested, Operand, Product, parts_of
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_epilogue import Epilogue
+from fusepass.codegen.render.cuda_partials import found
 from fusepass.codegen.render.printer import Printer
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers
 from fusepass.codegen.schedule_product import GROUP, ProductSchedule
@@ -20,6 +21,7 @@ _ALIGNMENT = {False: 16, True: 1024}  # bytes, of shared memory: what a group mu
 _LOCALS = (
     "pool", "Left", "Right", "Tile", "place", "piece", "batch", "first_row", "first_column", "first", "last",
     "left", "right", "sums", "sound", "room", "lane", "across", "column", "next", "down", "row", "sum",
+    "share", "real", "inside", "i", "piece_of",
 )  # fmt: skip
 
 
@@ -27,7 +29,9 @@ def product_body(
     kernel: Kernel, program: Program, plan: ProductSchedule, pointers: dict[str, str], names: Identifiers
 ) -> tuple[str, ...]:
     """The lines of the body of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
-    local = {word: names.exact(word) for word in _LOCALS}
+    states = range(len(kernel.partials.reductions) if kernel.partials else 0)
+    words = (*_LOCALS, *(found(number).removeprefix("$") for number in states))
+    local = {word: names.exact(word) for word in words}
     writer = _Writer(kernel, program, plan, pointers, names)
     return tuple(Template(line).substitute(local) for line in writer.lines())
 

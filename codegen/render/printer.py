@@ -156,8 +156,9 @@ class Scope:
             return self._find(need) is not None
         return need in self._axes or (self.parent is not None and self.parent._provides(need))
 
-    def _home(self, node: Expr) -> Scope:
-        needs, safe = self.printer.dataflow.needs(node), self.printer.dataflow.safe(node)
+    def _home(self, node: Expr, *, checked: bool = False) -> Scope:
+        """The outermost scope that can compute `node`; where it is `checked`, under the conditions that it is printed in."""
+        needs, safe = self.printer.dataflow.needs(node), not checked and self.printer.dataflow.safe(node)
         scope = self
         while (
             scope.parent is not None
@@ -249,7 +250,10 @@ class Scope:
         return bool(dividend) and not divisor
 
     def _place(self, place: Place) -> str:
-        """How many elements further along a gather reads. One that comes from data is checked once where it is known."""
+        """How many elements further along a gather reads. One that comes from data is checked once where it is known.
+
+        Places that a condition keeps from being read may be anything.
+        """
         text = self._checked(place) if place.checked else self.value(place.value)
         if not place.checked and place.value.dtype is not DType.I64 and self.printer.index_type != "int":
             text = f"{self.printer.index_type}({bare(text)})"
@@ -262,7 +266,7 @@ class Scope:
             if key in scope._places:
                 return scope._places[key]
             scope = scope.parent
-        home = self._home(place.value)
+        home = self._home(place.value, checked=True)
         fault = f", {self.printer.fault}" if self.printer.fault else ""
         name = self.printer.names.numbered("place")
         value, size = bare(home.value(place.value)), free(place.size)

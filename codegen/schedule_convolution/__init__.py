@@ -11,7 +11,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule_convolution.places import PlacesSchedule, places_schedule
 from fusepass.codegen.schedule_convolution.resident import ResidentSchedule, resident_schedule
 from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule, streamed_schedule
-from fusepass.codegen.schedule_convolution.tiles import anchor_of, unaligned
+from fusepass.codegen.schedule_convolution.tiles import anchor_of, phases_of, unaligned
 
 ConvolutionSchedule = ResidentSchedule | StreamedSchedule | PlacesSchedule
 
@@ -21,11 +21,13 @@ _LEAST_CAPABILITY = 80  # asynchronous copies, and TF32 on tensor cores
 def schedule_convolution(
     kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True
 ) -> ConvolutionSchedule | None:
-    """The schedule with the least work that fits a multiprocessor; None where none fits.
+    """The schedule with the least work that fits a multiprocessor; None where none fits, or no element has a tap.
 
     `aligned` says that inputs start at a multiple of 16 bytes; it changes nothing but how they are copied.
     """
     plan: ResidentSchedule | StreamedSchedule | None
+    if not any(phase.taps for phase in phases_of(kernel, program)):
+        return None
     if anchor_of(kernel).halves is not None:
         return places_schedule(kernel, program, facts)
     if anchor_of(kernel).packed is None:

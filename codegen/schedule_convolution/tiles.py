@@ -134,12 +134,17 @@ def tiles_of(
         origin=tuple(origin),
         pitch=_pitch(prod(extent), channels),
         phases=phases,
-        pair=2 if anchor.spread[-1] == 2 <= sizes[-1] else 1,
+        pair=pair_of(kernel),
         warps=anchor.warps,
         vector=vector,
         wide=max(*extents, prod(sizes)) >= _MAX_INT,
         state_floats=_state_floats(kernel),
     )
+
+
+def pair_of(kernel: Kernel) -> int:
+    """`Tiles.pair` of a kernel's convolution."""
+    return 2 if anchor_of(kernel).spread[-1] == 2 <= dimensions(kernel)[-1].size else 1
 
 
 def _vector(source: Buffer) -> int:

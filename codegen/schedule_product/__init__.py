@@ -31,6 +31,7 @@ _RATES = {
     False: {Arithmetic.TF32_THREE: 58.7e12 / 132, Arithmetic.TF32: 155e12 / 132, Arithmetic.HALVES: 349e12 / 132},
     True: {Arithmetic.TF32_THREE: 113e12 / 132, Arithmetic.TF32: 245e12 / 132, Arithmetic.HALVES: 663e12 / 132},
 }
+_LEAST_CAPABILITY = 80
 _GROUPS_ON = 90  # the compute capability with wgmma
 _LIBRARY_FLOAT32 = 51e12 / 132  # the library's float32 kernel: 1024 x 8192 x 8192 in 2.69 ms on an H200
 _ALONE = 0.8  # of the blocks that a multiprocessor can hold, it needs for its rate
@@ -69,6 +70,11 @@ class ProductSchedule:
         return self.tiling.threads
 
     @property
+    def pieces(self) -> int:
+        """Pieces in which each row is reduced: what a warp has of it."""
+        return self.tiles[1] * self.tiling.warps_across
+
+    @property
     def resident(self) -> int:
         return self.tiling.resident
 
@@ -83,7 +89,18 @@ class ProductSchedule:
 
 def serves(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     """Whether there is a schedule for the product of `kernel` on the device."""
-    return facts.capability >= 80 and schedule_product(kernel, program, facts) is not None
+    return facts.capability >= _LEAST_CAPABILITY and schedule_product(kernel, program, facts) is not None
+
+
+def pieces_on(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | None:
+    """In how many pieces the kernel of a product reduces each row on a device.
+
+    None where it cannot be laid out for it, or where its sums are better computed in pieces.
+    """
+    if facts.capability < _LEAST_CAPABILITY or product_length(program, kernel, facts) < _product(kernel).inner:
+        return None
+    plan = schedule_product(kernel, program, facts)
+    return None if plan is None else plan.pieces
 
 
 def preferred(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
@@ -233,6 +250,7 @@ def _estimate(kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tili
     one = 2 * tiling.rows * tiling.columns * min(product.length, product.inner)
     each = max(ceil(blocks / facts.multiprocessors), _ALONE * tiling.resident)
     computing = each * one / (_RATES[tiling.groups][product.arithmetic] * tiling.share)
-    moved = sum(program.buffer(name).nbytes for name in kernel.reads | kernel.writes)
+    written = {store.buffer for store in kernel.stores}  # partial results, of which there are few, decide nothing
+    moved = sum(program.buffer(name).nbytes for name in kernel.reads | written)
     idle = max(_STREAMS * facts.multiprocessors / blocks, 1.0) if blocks else 1.0
     return max(computing, idle * moved / facts.bandwidth)

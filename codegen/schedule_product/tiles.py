@@ -60,6 +60,11 @@ class Tiling:
         return (self._longs, self._highs) if self.turned else (self._highs, self._longs)
 
     @property
+    def warps_across(self) -> int:
+        """Warps beside each other along a row."""
+        return self.columns // self.warp_tile[1]
+
+    @property
     def _highs(self) -> int:
         return self.m * _M
 

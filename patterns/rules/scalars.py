@@ -39,12 +39,11 @@ def _never_larger(line: Affine) -> bool:
 
 def _longest(found: Match, *conditions: Callable[[Affine], bool]) -> Affine | None:
     """The longest chain that ends in the root, can be shorter, and meets `conditions`."""
-    lines = (line for line in chains(found.root) if line.terms < line.steps)
-    return max((line for line in lines if all(holds(line) for holds in conditions)), key=_steps, default=None)
-
-
-def _steps(line: Affine) -> int:
-    return line.steps
+    longest = None
+    for line in chains(found.root):  # shorter ones first
+        if line.terms < line.steps and all(holds(line) for holds in conditions):
+            longest = line
+    return longest
 
 
 def _safe(found: Match) -> Affine | None:

@@ -120,8 +120,16 @@ def draw(number: int, count: int) -> list[Example]:
     return list(found.values())
 
 
-def run(examples: list[Example], device: str, phases: Phases | None = None) -> list[Failure]:
-    """Those of `examples` that are wrong, in order; ends with one that the device is lost to."""
+def run(
+    examples: list[Example],
+    device: str,
+    phases: Phases | None = None,
+    judging: Callable[[Example], object] = lambda example: None,
+) -> list[Failure]:
+    """Those of `examples` that are wrong, in order; ends with one that the device is lost to.
+
+    `judging` is called with each example whose kernels are called next.
+    """
     failures: list[Failure] = []
     prepared: list[Prepared] = []
     phases = phases or Phases()
@@ -137,6 +145,7 @@ def run(examples: list[Example], device: str, phases: Phases | None = None) -> l
         with phases.timed("judge"):
             for each in prepared:
                 before = len(failures)
+                judging(each.example)
                 with _noted(each.example, failures), override(algebra=each.example.level):
                     failures += _judge(each)
                 if len(failures) > before and is_lost(device):

@@ -249,8 +249,10 @@ def test_large_convolutions_are_tried_so(effort: str) -> None:
         graph, _ = trace(model, torch.empty(shape, device="meta"))
         return [variant.name for variant in variants(graph, H200, effort)]
 
-    name = "scaled halves anchor"
+    name, tiled = "scaled halves anchor", "tiled scaled halves anchor"
     assert name in offered(64, 32, 64, 64)
+    assert tiled in offered(64, 32, 64, 64)
+    assert tiled not in offered(128, 16, 64, 64)  # those of few channels are so anyway
     assert offered(64, 32, 64, 64)[0] in (GENERATED, "channels last")
     assert name not in offered(2, 32, 64, 64)
     assert name in offered(128, 16, 64, 64)
@@ -359,5 +361,5 @@ def test_beside_halves_a_generated_convolution_is_tried_that_reduces(last: nn.Mo
     ):
         candidates.generate_candidates(work, Forms())
     names = [each.name for each in work.candidates]
-    assert "scaled halves anchor" in names
+    assert {"scaled halves anchor", "tiled scaled halves anchor"} <= {*names}
     assert ("generated anchor" not in names) is left_out

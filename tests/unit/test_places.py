@@ -1,4 +1,4 @@
-"""Convolutions of few channels by scaled halves: what the kernels compute, every thread run on the host, and how they are laid out."""
+"""Convolutions by scaled halves of a tile of the input: what the kernels compute, every thread run on the host, and how they are laid out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_convolution import preferred, schedule_convolution, serves
 from fusepass.codegen.schedule_convolution.places import PlacesSchedule, padded_places
-from fusepass.codegen.schedule_convolution.tiles import anchor_of
+from fusepass.codegen.schedule_convolution.tiles import MOST_ROWS, anchor_of
 from fusepass.codegen.toolchain import include_directory
 from fusepass.errors import IRError
 from tests.support.convolutions import (
@@ -87,6 +87,33 @@ def test_values_of_several_tiles(case: Case) -> None:
     check(generated(replace(case, precision=Precision.FLOAT32, halves=True)))
 
 
+MANY = {
+    "2d": Case((1, 24, 7, 20), 70, (2, 3), (1, 1), (1, 1), (1, 2)),
+    "transposed, uneven phases": Case((2, 20, 3, 9), 8, (3, 3), (2, 2), (1, 1), (1, 1), True, (1, 1)),
+    "transposed 3d, phases with nothing": Case((1, 24, 2, 3, 4), 8, (1, 3, 2), (2, 2, 3), (0, 1, 0), (1, 1, 1), True),
+}
+
+
+def many(case: Case) -> Case:
+    """`case`, of many channels, by halves of a tile."""
+    return replace(case, precision=Precision.TF32, halves=True, tiled=True)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", thinned(MANY, 2))
+def test_values_of_many_channels(name: str) -> None:
+    check(generated(many(MANY[name])))
+
+
+@needs_compiler
+def test_blocks_share_phases_whose_weights_are_large() -> None:
+    """What is reduced over channels there knows its phase."""
+    tight = replace(SMALL, shared_bytes_per_block=130 << 10)
+    program = generated_reduction(many(Case((1, 40, 3, 5), 33, (6, 4), (3, 2), (1, 1), (1, 1), True)), Over.SOFTMAX)
+    assert planned(program, tight).phase_blocks == 3
+    check(program, tight, tolerance=1e-5)
+
+
 @needs_compiler
 @pytest.mark.parametrize("precision", Precision)
 @pytest.mark.parametrize(
@@ -140,7 +167,15 @@ def test_any_geometry(
 @pytest.mark.parametrize(("precision", "where"), list(itertools.product(Precision, "xw")))
 def test_what_is_not_finite_spreads_as_in_plain_arithmetic(bits: int, precision: Precision, where: str) -> None:
     """An infinity, NaN, and a number that is finite but beyond what sums of it can be."""
-    program = generated(replace(CASES["2d"], precision=precision, halves=True), chain=False)
+    spreads(generated(replace(CASES["2d"], precision=precision, halves=True), chain=False), bits, where)
+
+
+@needs_compiler
+def test_an_infinity_meets_no_weight_of_another_phase() -> None:
+    spreads(generated(many(MANY["transposed, uneven phases"]), chain=False), 0x7F800000, "x")
+
+
+def spreads(program: Program, bits: int, where: str) -> None:
     inputs = inputs_of(program)
     inputs[where][37] = np.array(bits, np.uint32).view(np.float32)
     with np.errstate(all="ignore"):
@@ -170,12 +205,18 @@ def plans() -> Iterator[tuple[Program, PlacesSchedule]]:
     for case, precision in itertools.product(cases, Precision):
         program = generated(replace(case, precision=precision, halves=True))
         yield program, planned(program)
+    names = ("2d, 64 to 128", "3d, 32 to 64", "transposed 2d", "transposed 3d", "transposed 2d, 64 to 64")
+    for case in (*MANY.values(), *(LARGE[name] for name in names)):
+        program = generated(many(case))
+        yield program, planned(program)
 
 
 def test_a_tile_fits_and_products_have_each_place_once() -> None:
     for program, plan in plans():
         assert plan.shared_bytes <= H200.shared_bytes_per_block
-        assert plan.blocks % plan.channel_blocks == 0
+        assert plan.blocks % plan.channel_blocks == plan.channel_blocks % plan.phase_blocks == 0
+        each = len(plan.slices) // plan.phase_blocks
+        assert len({sum(plan.slices[at : at + each]) for at in range(0, len(plan.slices), each)}) == 1
         assert ("halves x 3" in describe(program, multiplying(program), H200)) is (plan.parts == 2)
         for phase, places in zip(plan.on.phases, padded_places(plan), strict=True):
             assert len(places) % 2 == 0
@@ -183,7 +224,13 @@ def test_a_tile_fits_and_products_have_each_place_once() -> None:
             assert {(number, layer) for _, real, number, layer in places if real is not None} == wanted
             offsets = [each[0] for each in places]
             assert offsets == sorted(offsets)
-            assert 0 <= offsets[0] <= offsets[-1] < min(plan.layers * plan.on.elements, 1 << 14)
+            assert 0 <= offsets[0] <= offsets[-1] < min(plan.layers * plan.layer_places, 1 << 14)
+
+
+def test_states_of_reductions_over_positions_have_a_room() -> None:
+    program = generated_pooling(many(LARGE["2d, 64 to 128"]), Across.EACH, H200)
+    assert planned(program).rows == MOST_ROWS
+    assert "gather_channel" in render(program, H200).text
 
 
 def test_chosen_by_measurement_alone_and_where_four_warps_multiply() -> None:
@@ -213,13 +260,18 @@ def test_operands_of_another_shape_are_refused() -> None:
             verify(replace(program, kernels=kernels))
 
 
-@pytest.mark.parametrize("precision", Precision)
-@pytest.mark.parametrize("name", ["3d, 8 to 32", "transposed 3d, 16 to 32", "2d, 70 channels"])
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        *itertools.product(["3d, 8 to 32", "transposed 3d, 16 to 32", "2d, 70 channels"], Precision),
+        ("transposed 3d", Precision.TF32),  # of many channels
+    ],
+)
 def test_registers_suffice_and_products_overlap(name: str, precision: Precision, tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("needs nvcc")
-    program = generated(replace((LARGE | CASES)[name], precision=precision, halves=True))
+    program = generated(replace((CASES | LARGE)[name], precision=precision, halves=True, tiled=True))
     source = tmp_path / "kernel.cu"
     source.write_text(render(program, H200).text)
     flags = ["-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a", "-Xptxas=-v", f"-I{include_directory()}"]
