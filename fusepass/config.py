@@ -116,6 +116,12 @@ def current() -> Config:
     return Config(**(_from_environment(skip=overridden) | dict(overridden)))
 
 
+def debugging() -> bool:
+    """`current().debug`, where it is asked so often that reading all options would take longer than what is checked."""
+    overridden = _overrides.get()
+    return bool(overridden["debug"] if "debug" in overridden else _environment("debug") or Config.debug)
+
+
 @contextlib.contextmanager
 def override(**options: Any) -> Iterator[Config]:
     """Set `options`, named as the fields of `Config`, in this context (thread, task) until the block ends.
@@ -191,13 +197,15 @@ _VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 
 def _from_environment(skip: Collection[str]) -> dict[str, Any]:
     """Options whose variable is set and not empty, but those in `skip`."""
-    options = {}
-    for option, (variable, parse) in _VARIABLES.items():
-        text = os.environ.get(variable, "").strip()
-        if not text or option in skip:
-            continue
-        try:
-            options[option] = parse(text)
-        except ValueError as allowed:
-            raise ValueError(f"{variable} is {text!r}; allowed is: {allowed}") from None
-    return options
+    options = {option: _environment(option) for option in _VARIABLES if option not in skip}
+    return {option: value for option, value in options.items() if value is not None}
+
+
+def _environment(option: str) -> Any:
+    """What the environment says of an option; None if its variable is not set, or empty."""
+    variable, parse = _VARIABLES[option]
+    text = os.environ.get(variable, "").strip()
+    try:
+        return parse(text) if text else None
+    except ValueError as allowed:
+        raise ValueError(f"{variable} is {text!r}; allowed is: {allowed}") from None

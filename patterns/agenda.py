@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 
 from torch import fx
 
@@ -33,30 +33,37 @@ class Agenda:
         self._next: set[fx.Node] = set()
         self._order: dict[fx.Node, int] = {}
         self._place = _BEFORE
+        self._writers: list[fx.Node] | None = None
 
     def nodes(self, graph: fx.Graph) -> Iterator[fx.Node]:
         """The calls to try in this pass, in the order of the graph, without those that are removed meanwhile."""
         self._order = {node: place for place, node in enumerate(graph.nodes)}
-        self.unwritten = True
+        first_write = self._first_write()
         for node, place in self._order.items():
             self._place = place
-            self.unwritten = self.unwritten and not writes(node.target)
-            if node.op == "call_function" and (self._now is None or node in self._now) and not node._erased:
+            if (self._now is None or node in self._now) and node.op == "call_function" and not node._erased:
+                self.unwritten = place < first_write
                 self.trials += 1
                 yield node
+
+    def _first_write(self) -> int:
+        """The place of the first operator that writes to memory. Rules replace some, and add none."""
+        if self._writers is None or any(node._erased for node in self._writers):
+            self._writers = [node for node in self._order if writes(node.target)]
+        return min(map(self._order.__getitem__, self._writers), default=len(self._order))
 
     def end_pass(self) -> bool:
         """Go on to the next pass; False if there is nothing to try in it."""
         self._now, self._next, self._order, self._place = self._next, set(), {}, _BEFORE
         return bool(self._now)
 
-    def notice(self, nodes: Iterable[fx.Node]) -> None:
+    def notice(self, nodes: Set[fx.Node]) -> None:
         """These nodes are near a change."""
-        for near in nodes:
-            if self._order.get(near, _NEW) <= self._place:
-                self._next.add(near)
-            elif self._now is not None:
-                self._now.add(near)
+        order, place = self._order, self._place
+        passed = {node for node in nodes if order.get(node, _NEW) <= place} if order else set[fx.Node]()
+        self._next |= passed
+        if self._now is not None:
+            self._now |= nodes - passed
 
 
 class Agendas:

@@ -127,7 +127,7 @@ def cost(nodes: Collection[fx.Node], *, replaced: Mapping[fx.Node, fx.Node] = Ma
         nodes: calls of operators.
         replaced: nodes with those that are about to take their place: what reads the former reads the latter.
     """
-    if not nodes:
+    if all(is_view(node.target) for node in nodes):
         return NOTHING
     rates = RATES.get(_device(nodes), RATES["cuda"])
     inside, stands_for = frozenset(nodes), {new: old for old, new in replaced.items()}
@@ -142,16 +142,17 @@ def cost(nodes: Collection[fx.Node], *, replaced: Mapping[fx.Node, fx.Node] = Ma
         flops += count
         seconds += count / rate + (rates.launch if kind is not _Kind.POINTWISE else 0.0)
         seconds += _additions(node, kind, stands_for) / rates.scalar
-        for operand in () if _fills(node) else node.all_input_nodes:
+        for operand in () if _fills(node.target) else node.all_input_nodes:
             _read(sources, operand, node, inside)
     written = sum(_bytes_written(node, inside, stands_for) for node in inside)
     traffic = written + sum(sources.values())
     return Cost(seconds + traffic / rates.bandwidth, flops, traffic)
 
 
-def _fills(node: fx.Node) -> bool:
-    """Whether `node` writes one number everywhere, whatever it reads."""
-    return isinstance(node.target, OpOverload) and node.target.overloadpacket in _FILLS
+@remembered
+def _fills(target: Any) -> bool:
+    """Whether a call of `target` writes one number everywhere, whatever it reads."""
+    return isinstance(target, OpOverload) and target.overloadpacket in _FILLS
 
 
 def _read(sources: dict[fx.Node, int], operand: fx.Node, reader: fx.Node, inside: frozenset[fx.Node]) -> None:
@@ -226,7 +227,7 @@ def _operations(node: fx.Node, kind: _Kind) -> int:
         return _products(packet, arguments(node), node.meta["val"])
     size = sum(part.numel() for part in _tensors(node))
     if kind is _Kind.POINTWISE:
-        return 0 if _fills(node) else size * (CHEAP if packet in _SIMPLE else COSTLY)
+        return 0 if _fills(node.target) else size * _per_element(node.target)
     read = sum(part.numel() for source in node.all_input_nodes for part in _tensors(source))
     window = arguments(node).get("kernel_size")
     if window is None:
@@ -235,6 +236,11 @@ def _operations(node: fx.Node, kind: _Kind) -> int:
         return read + sum(int(part.numel()) for part in values if isinstance(part, torch.Tensor))
     taps = prod(window) if len(window) > 1 else window[0] ** (_tensors(node.all_input_nodes[0])[0].dim() - 2)
     return max(read, size * int(taps))
+
+
+@remembered
+def _per_element(target: OpOverload) -> int:
+    return CHEAP if target.overloadpacket in _SIMPLE else COSTLY
 
 
 def _products(packet: OpOverloadPacket, given: Mapping[str, Any], result: Any) -> int:

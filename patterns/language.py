@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from torch._ops import OpOverloadPacket
 
@@ -39,6 +39,15 @@ class Const:
 
     name: str
     accepts: Callable[[Any], bool]
+
+
+class Flat(NamedTuple):
+    """A call of an operator on any tensors, called `names`; the other fields are as in `Call`."""
+
+    names: tuple[str, ...]
+    name: str | None
+    open: bool
+    commutative: bool
 
 
 @dataclass(frozen=True)
@@ -66,10 +75,17 @@ class Call:
     item: int | None = None
 
     @cached_property
-    def flat(self) -> str | None:
-        """The name of its only operand, where any call of the operator on a tensor will do; most patterns are so."""
-        one = len(self.args) == 1 and self.open and self.item is None and not self.kwargs and not self.single_user
-        return self.args[0].name if one and isinstance(self.args[0], Var) else None
+    def flat(self) -> Flat | None:
+        """What there is to know, where a call of the operator on any different tensors will do; most patterns are so."""
+        names = tuple(operand.name for operand in self.args if isinstance(operand, Var))
+        plain = self.item is None and not self.kwargs and not self.single_user and self.name not in names
+        different = len(set(names)) == len(self.args)
+        return Flat(names, self.name, self.open, self.commutative) if names and plain and different else None
+
+    @cached_property
+    def producer(self) -> Call:
+        """The pattern of the call of which this is one of the results."""
+        return replace(self, item=None)
 
     def __getitem__(self, name: str) -> Call:
         """The same pattern, its node captured under `name`."""

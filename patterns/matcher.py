@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from fusepass.config import current
+from fusepass.config import debugging
 from fusepass.patterns.arguments import arguments, defaults, optional
 from fusepass.patterns.infer import infer
 from fusepass.patterns.language import Call, Const, Operand, Var
@@ -81,17 +81,26 @@ class Match:
         """
         if like is not None:
             result = like.meta["val"]
-            if current().debug:
+            if debugging():
                 self._assert_alike(result, target, args, kwargs)
         else:
             try:
                 result = infer(target, args, kwargs, self.device)
             except (RuntimeError, IndexError) as error:
                 raise Declined(str(error)) from error
-        with self.root.graph.inserting_before(self.root):
-            node = self.root.graph.call_function(target, args, kwargs)
         kept = ("stack_trace", "nn_module_stack")
-        node.meta = {key: value for key, value in self.root.meta.items() if key in kept} | {"val": result}
+        meta = {key: value for key, value in self.root.meta.items() if key in kept}
+        return self._inserted(target, args, kwargs, meta, result)
+
+    def _inserted(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any, result: Any) -> fx.Node:
+        """A node before `root` that says so of its result."""
+        graph = self.root.graph
+        with graph.inserting_before(self.root):
+            node = graph.call_function(target)
+        node.args = args  # given at once, they would be searched for symbolic sizes, of which there are none
+        if kwargs:
+            node.kwargs = kwargs
+        node.meta.update(meta, val=result)
         return node
 
     def _assert_alike(self, expected: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -103,10 +112,7 @@ class Match:
 
     def item(self, call: fx.Node, number: int) -> fx.Node:
         """A new node before `root` for one of several results of `call`."""
-        with self.root.graph.inserting_before(self.root):
-            node = self.root.graph.call_function(operator.getitem, (call, number))
-        node.meta = {**call.meta, "val": call.meta["val"][number]}
-        return node
+        return self._inserted(operator.getitem, (call, number), {}, call.meta, call.meta["val"][number])
 
 
 def match(pattern: Call, node: fx.Node) -> Match | Mismatch:
@@ -116,47 +122,9 @@ def match(pattern: Call, node: fx.Node) -> Match | Mismatch:
     return found or attempt.mismatch or Mismatch(node, "no match")
 
 
-def matches(pattern: Call, node: fx.Node, *, unwritten: bool = False) -> Iterator[Match]:
-    """Every way in which `node`, a call of an operator of `pattern`, is an instance of it; `unwritten` is for `Match`."""
-    if pattern.flat is not None and node.args:
-        return _flat(pattern, pattern.flat, node, unwritten)
-    return _Attempt().matches(pattern, node, unwritten) if _plausible(pattern, node) else iter(())
-
-
-def _flat(pattern: Call, operand: str, node: fx.Node, unwritten: bool) -> Iterator[Match]:
-    """The match of a pattern that is the call of an operator on any tensor."""
-    value = node.args[0]
-    if not isinstance(value, fx.Node) or operand == pattern.name:
-        return iter(())
-    captures: dict[str, Any] = {operand: value}
-    if pattern.name is not None:
-        captures[pattern.name] = node
-    return iter((Match(node, frozenset((node,)), captures, unwritten),))
-
-
-def _plausible(pattern: Call, node: fx.Node) -> bool:
-    """Whether the arguments of `node` may be those of `pattern`: a quick look that spares most searches."""
-    if pattern.item is not None:
-        (node,) = node.all_input_nodes
-    sources = node.all_input_nodes
-    for operand in pattern.args:
-        if isinstance(operand, Call):
-            for source in sources:
-                if _may_be(operand, source):
-                    break
-            else:
-                return False
-        elif isinstance(operand, Const) and len(node.args) >= len(pattern.args):
-            values = (value for value in node.args if not isinstance(value, fx.Node))
-            if not any(operand.accepts(value) for value in values):
-                return False
-    return True
-
-
-def _may_be(pattern: Call, node: fx.Node) -> bool:
-    if pattern.item is not None:
-        return node.target is operator.getitem
-    return isinstance(node.target, OpOverload) and is_called(pattern, node.target)
+def every(pattern: Call, node: fx.Node, *, unwritten: bool = False) -> Iterator[Match]:
+    """Every way in which `node` is an instance of `pattern`; `unwritten` is for `Match`."""
+    return _Attempt().matches(pattern, node, unwritten)
 
 
 class _Found(NamedTuple):
@@ -248,7 +216,7 @@ class _Attempt:
             self._fail(producer, "another of its results is used")
             return
         start = _Found(found.captures, (*found.nodes, node), found.once)
-        yield from self._call(replace(pattern, item=None), producer, start)
+        yield from self._call(pattern.producer, producer, start)
 
     def _operands(self, operands: Sequence[Operand], values: Sequence[Any], found: _Found) -> Iterator[_Found]:
         if not operands:

@@ -10,14 +10,19 @@ T = TypeVar("T")
 
 
 def remembered(function: Callable[[Any], T]) -> Callable[[Any], T]:
-    """`function`, asked once for each operator; as `functools.cache`, which would hash operators, in Python, at each call."""
+    """`function`, asked once for each operator; as `functools.cache`, which would hash operators, in Python, at each call.
+
+    `forget` of the result is for tests that change what the function looks at.
+    """
     known: dict[int, tuple[Any, T]] = {}  # with the operator, so that no other one gets its identity
 
     @wraps(function)
     def ask(target: Any) -> T:
-        found = known.get(id(target))
-        if found is None:
-            found = known[id(target)] = target, function(target)
-        return found[1]
+        try:
+            return known[id(target)][1]
+        except KeyError:
+            known[id(target)] = target, function(target)
+            return known[id(target)][1]
 
+    ask.forget = known.clear  # type: ignore[attr-defined]
     return ask

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import operator
 from collections.abc import Hashable
-from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +17,7 @@ from fusepass.codegen.lowering import registry
 from fusepass.codegen.lowering.registry import decomposed
 from fusepass.patterns.aliasing import is_view
 from fusepass.patterns.legality import Refusal, is_random, node_refusal
+from fusepass.patterns.memo import remembered
 
 
 class OpClass(enum.Enum):
@@ -92,7 +92,7 @@ def is_elementwise(target: OpOverload) -> bool:
     return torch.Tag.pointwise in target.tags and not is_random(target)
 
 
-@cache
+@remembered
 def direct_class(target: OpOverload) -> OpClass:
     """The class of an operator that code generation expresses as it is."""
     if is_view(target):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,10 +17,12 @@ from fusepass.patterns.aliasing import base, change_seen, written
 from fusepass.patterns.arguments import key_of
 from fusepass.patterns.cost import NOTHING, Cost, cost, dying
 from fusepass.patterns.dataflow import remove_dead
-from fusepass.patterns.legality import is_random
-from fusepass.patterns.matcher import Declined, Match, is_called, matches
+from fusepass.patterns.legality import is_random, writes
+from fusepass.patterns.matcher import Declined, Match
+from fusepass.patterns.memo import remembered
 from fusepass.patterns.rule import Rule
 from fusepass.patterns.rules import RULES
+from fusepass.patterns.search import Ways, may_be, possible
 
 COMMON_SUBEXPRESSION = "common-subexpression"
 """Name of the pass that lets equal operators run once."""
@@ -153,68 +156,72 @@ def _made(root: fx.Node, previous: fx.Node, results: Collection[fx.Node]) -> lis
     return made
 
 
+_CALL = "call_function"
+
+
 class _Index:
-    """The rules that may apply to a call, by its operator, in their order."""
+    """The rules that may apply to a call, by its operator and those that make what it reads, in their order."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = rules
-        self._found: dict[tuple[int, bool], tuple[Rule, ...]] = {}
+        self._called: dict[tuple[int, int], list[Rule]] = {}
+        self._found: dict[tuple[int, ...], list[Rule]] = {}
 
-    def __getitem__(self, node: fx.Node) -> tuple[Rule, ...]:
-        part = node.target is operator.getitem
-        target = node.all_input_nodes[0].target if part else node.target
-        key = id(target), part  # operators live as long as the process, and take longer to hash than to look up
-        found = self._found.get(key)
-        if found is None:
-            found = self._found[key] = self._fitting(target, part) if isinstance(target, OpOverload) else ()
-        return found
-
-    def _fitting(self, target: OpOverload, part: bool) -> tuple[Rule, ...]:
-        rules = (rule for rule in self._rules if (rule.pattern.item is not None) == part)
-        return tuple(rule for rule in rules if is_called(rule.pattern, target))
+    def __getitem__(self, node: fx.Node) -> Sequence[Rule]:
+        call = node.all_input_nodes[0] if node.target is operator.getitem else node
+        # Operators live as long as the graph, and take longer to hash than to look up.
+        called = id(node.target), id(call.target)
+        if called not in self._called:
+            self._called[called] = [rule for rule in self._rules if may_be(rule.pattern, node)]
+        rules = self._called[called]
+        if not rules:
+            return rules
+        key = (*called, *[id(source.target) if source.op == _CALL else 0 for source in call.all_input_nodes])
+        if key not in self._found:
+            self._found[key] = [rule for rule in rules if possible(rule.pattern, call)]
+        return self._found[key]
 
 
 def _apply_rules(index: _Index, agenda: Agenda, graph: fx.Graph, agendas: Agendas) -> list[Application]:
     """Try each node of the agenda's pass over `graph` with each rule, until one applies."""
     applications: list[Application] = []
     for node in agenda.nodes(graph):
-        for rule in () if node._erased else index[node]:
-            done = _apply(rule, node, agenda.unwritten, agendas)
-            if done is not None:
-                applications.append(done)
-                break
+        rules = () if node._erased else index[node]
+        if rules:
+            done = _first(rules, Ways(node, unwritten=agenda.unwritten), agendas)
+            applications += [] if done is None else [done]
     return applications
 
 
-def _apply(rule: Rule, node: fx.Node, unwritten: bool, agendas: Agendas) -> Application | None:
-    """What `rule` does at `node`, if it applies there in any way."""
-    for found in matches(rule.pattern, node, unwritten=unwritten):
-        done = replace_match(rule, found, agendas)
-        if isinstance(done, Application):
-            return done
+def _first(rules: Sequence[Rule], ways: Ways, agendas: Agendas) -> Application | None:
+    """What the first of `rules` does that applies in any way."""
+    for rule in rules:
+        for found in ways.of(rule.pattern):
+            done = replace_match(rule, found, agendas)
+            if isinstance(done, Application):
+                return done
     return None
+
+
+_METADATA = ("shape", "strides", "type", "device", "layout", "lazy conjugation", "lazy negation", "offset")
 
 
 def _metadata_change(old: fx.Node, new: fx.Node) -> str | None:
     """How the fake results of the two differ besides in value, if they do."""
+    if not all(isinstance(node.meta["val"], torch.Tensor) for node in (old, new)):
+        return "it gives several tensors"  # and no two operators give the same
     before, after = _metadata(old), _metadata(new)
-    changed = (name for name in before if name not in after or before[name] != after[name])
-    return next((f"{name} {before[name]} would become {after.get(name, 'one tensor')}" for name in changed), None)
+    if before == after:
+        return None
+    changed = zip(_METADATA, before, after, strict=True)
+    return next(f"{name} {first} would become {second}" for name, first, second in changed if first != second)
 
 
-def _metadata(node: fx.Node) -> dict[str, object]:
+def _metadata(node: fx.Node) -> tuple[object, ...]:
     value = node.meta["val"]
-    if not isinstance(value, torch.Tensor):
-        return {"result": node}  # several tensors: no two operators give the same
-    return {
-        "shape": tuple(value.shape),
-        "strides": value.stride(),
-        "offset": value.storage_offset() if base(node) is not node else 0,
-        "type": value.dtype,
-        "device": value.device,
-        "layout": value.layout,
-        "lazy conjugation or negation": (value.is_conj(), value.is_neg()),
-    }
+    offset = value.storage_offset() if base(node) is not node else 0
+    lazy = value.is_conj(), value.is_neg()
+    return (tuple(value.shape), value.stride(), value.dtype, value.device, value.layout, *lazy, offset)
 
 
 def _share_common(graph: fx.Graph, agendas: Agendas) -> list[Application]:
@@ -223,15 +230,20 @@ def _share_common(graph: fx.Graph, agendas: Agendas) -> list[Application]:
     PyTorch has this pass too (`fx_graph_cse`), but it takes -0.0 for 0.0, knows some random operators only, and imports
     SymPy.
     """
-    first: dict[Hashable, fx.Node] = {}
+    similar: defaultdict[tuple[int, ...], list[fx.Node]] = defaultdict(list)
     applications = []
     for node in list(graph.nodes):
-        if any(written(node)):
-            first.clear()  # the same call may read something else from now on
-        if node.op != "call_function" or not _may_share(node):
+        if node.op != _CALL:
             continue
-        twin = first.setdefault((id(node.target), key_of(node.args), key_of(node.kwargs)), node)
-        if twin is not node and change_seen(node, twin) is None:
+        if writes(node.target) and any(written(node)):
+            similar.clear()  # the same call may read something else from now on
+        if not _may_share(node.target):
+            continue
+        others = similar[(id(node.target), *map(id, node.all_input_nodes))]
+        twin = next((other for other in others if _same_call(node, other)), None) if others else None
+        if twin is None:
+            others.append(node)
+        elif change_seen(node, twin) is None:
             applications.append(Application(COMMON_SUBEXPRESSION, node.name, cost([node])))
             node.replace_all_uses_with(twin)
             graph.erase_node(node)
@@ -239,9 +251,14 @@ def _share_common(graph: fx.Graph, agendas: Agendas) -> list[Application]:
     return applications
 
 
-def _may_share(node: fx.Node) -> bool:
+def _same_call(node: fx.Node, other: fx.Node) -> bool:
+    """Whether both give the one operator that they call the same arguments."""
+    return (key_of(node.args), key_of(node.kwargs)) == (key_of(other.args), key_of(other.kwargs))
+
+
+@remembered
+def _may_share(target: object) -> bool:
     """Whether calling the operator once does for calling it twice."""
-    if node.target is operator.getitem:
+    if target is operator.getitem:
         return True
-    target = node.target
-    return isinstance(target, OpOverload) and not is_random(target) and not target._schema.is_mutable
+    return isinstance(target, OpOverload) and not is_random(target) and not writes(target)

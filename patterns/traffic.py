@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from math import prod
 from typing import Any
 
 import torch
@@ -14,11 +15,11 @@ from fusepass.patterns.opclass import OpClass
 
 def nbytes(tensor: torch.Tensor) -> int:
     """Bytes of memory that the elements of `tensor` occupy; a broadcast element counts once."""
-    total = tensor.element_size()
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        if stride != 0:
-            total *= size
-    return total
+    strides = tensor.stride()
+    if 0 not in strides:
+        return tensor.numel() * tensor.element_size()
+    sizes = zip(tensor.shape, strides, strict=True)
+    return tensor.element_size() * prod(size for size, stride in sizes if stride != 0)
 
 
 def bytes_alone(unit: Unit) -> int:

@@ -53,7 +53,7 @@ class Affine:
 
 def step(node: fx.Node) -> Affine | None:
     """One operator as such a function, if it is one: with a finite number, on floats whose type it keeps."""
-    if not isinstance(node.target, OpOverload) or len(node.all_input_nodes) != 1:
+    if len(node.all_input_nodes) != 1 or not isinstance(node.target, OpOverload):
         return None
     given = arguments(node)
     source = given.get("self")

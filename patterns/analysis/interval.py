@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from math import inf
 from typing import Any
@@ -19,6 +19,7 @@ from torch._ops import OpOverload
 
 from fusepass.patterns.analysis.ranges import ANYTHING, RULES, Interval
 from fusepass.patterns.arguments import arguments
+from fusepass.patterns.memo import remembered
 
 aten = torch.ops.aten
 
@@ -32,8 +33,12 @@ def interval(node: fx.Node, depth: int = DEPTH) -> Interval:
     if not isinstance(value, torch.Tensor) or value.dtype.is_complex or value.is_quantized:
         return ANYTHING
     known = _computed(node, depth) if depth > 0 and node.op == "call_function" else ANYTHING
-    rounds = isinstance(node.target, OpOverload) and node.target.overloadpacket in _ROUNDING
-    return _held(known, value.dtype, rounds)
+    return _held(known, value.dtype, _rounds(node.target))
+
+
+@remembered
+def _rounds(target: object) -> bool:
+    return isinstance(target, OpOverload) and target.overloadpacket in _ROUNDING
 
 
 def _held(known: Interval, dtype: torch.dtype, rounded: bool) -> Interval:
@@ -69,14 +74,29 @@ def _computed(node: fx.Node, depth: int) -> Interval:
         return interval(producer.all_input_nodes[0], depth - 1) if known else ANYTHING
     if not isinstance(target, OpOverload):
         return ANYTHING
+    return _way(target)(node, depth)
+
+
+_Way = Callable[[fx.Node, int], Interval]
+
+
+@remembered
+def _way(target: OpOverload) -> _Way:
+    """How the interval of a call of `target` comes from those of its operands."""
     packet = target.overloadpacket
     if packet in _FIXED:
-        return _fixed(node, packet, depth)
+        return _fixed
     if packet in RULES:
-        return RULES[packet](arguments(node), lambda value: _of(value, depth - 1))
-    if (packet in _SAME and len(node.all_input_nodes) == 1) or _shows_same(node):
-        return interval(node.all_input_nodes[0], depth - 1)
-    return ANYTHING
+        rule = RULES[packet]
+        return lambda node, depth: rule(arguments(node), lambda value: _of(value, depth - 1))
+    if packet in _SAME or (packet in _VIEWS and target is not _REINTERPRET):
+        return _chosen
+    return lambda node, depth: ANYTHING
+
+
+def _chosen(node: fx.Node, depth: int) -> Interval:
+    """The elements of the one operand, some or all of them."""
+    return interval(node.all_input_nodes[0], depth - 1) if len(node.all_input_nodes) == 1 else ANYTHING
 
 
 def _first_chooses(node: fx.Node) -> bool:
@@ -100,9 +120,9 @@ def _of(value: Any, depth: int) -> Interval:
     return Interval(float(value), float(value), nan=math.isnan(value))
 
 
-def _fixed(node: fx.Node, packet: Any, depth: int) -> Interval:
+def _fixed(node: fx.Node, depth: int) -> Interval:
     """Functions whose range is known, whatever they are given."""
-    low, high, infinite_gives_nan = _FIXED[packet]
+    low, high, infinite_gives_nan = _FIXED[node.target.overloadpacket]  # type: ignore[union-attr]
     operand = interval(node.all_input_nodes[0], depth - 1)
     return Interval(low, high, nan=operand.nan or (infinite_gives_nan and not operand.bounded))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -68,11 +68,11 @@ class Term:
 
     def times(self, number: float) -> Term:
         """This term, multiplied by a number."""
-        return replace(self, number=self.number * number)
+        return Term(self.value, self.number * number, self.factors)
 
     def by(self, operand: Operand, divides: bool = False) -> Term:
         """This term, multiplied with or divided by a tensor."""
-        return replace(self, factors=(*self.factors, Factor(operand, divides)))
+        return Term(self.value, self.number, (*self.factors, Factor(operand, divides)))
 
 
 def terms(node: fx.Node, wanted: Wanted) -> tuple[Term, ...]:

@@ -197,7 +197,7 @@ class Builder:
         return self._call(aten._convolution.default, x, self.contiguous(weight), None, *geometry.arguments(), *flags)
 
     def _call(self, target: OpOverload, *args: Any, **kwargs: Any) -> fx.Node:
-        key = (target, key_of(args), key_of(kwargs))
+        key = (id(target), key_of(args), key_of(kwargs))
         if not self._made and not self._found.unwritten and _written_before(self._found.root):
             raise Declined("memory is written before it, which what it is made of may have read")
         if key not in self._made:

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import fx
 
-from fusepass.patterns.analysis.linearity import Factor, is_sum, summands
+from fusepass.patterns.analysis.linearity import Factor, Operand, is_sum, summands
 from fusepass.patterns.analysis.normalisation import (
     DEVIATION,
     MEAN,
@@ -23,7 +23,7 @@ from fusepass.patterns.matcher import Declined, Match
 from fusepass.patterns.rule import Rule
 from fusepass.patterns.rules.builder import Builder, shape_of
 from fusepass.patterns.rules.parted import Parted
-from fusepass.patterns.rules.reduction import Piece, times
+from fusepass.patterns.rules.reduction import times
 
 aten = torch.ops.aten
 
@@ -31,10 +31,9 @@ _LARGEST_SCALE = 2.0**20
 """A scale beyond it, or below its reciprocal, could bring eps or a running statistic out of the range of float32."""
 
 
-def _zero(build: Builder, shift: Piece) -> fx.Node | None:
+def _zero(build: Builder, shift: Operand | None) -> Operand | None:
     """What is left of a shift that cancels: 0 where it is finite, NaN elsewhere. None for a number."""
-    node, _ = shift
-    return None if node is None else build.subtract(node, node)
+    return None if shift is None else Operand(build.subtract(shift.node, shift.node), shift.shape)
 
 
 Results = Mapping[int, fx.Node]
@@ -44,7 +43,7 @@ def _unshifted(found: Match) -> Results:
     """The normalisation of what varies; the rest shows in means only."""
     norm = _known(found)
     parts, build = Parted.of(norm.source, norm.dims), Builder(found)
-    shift = parts.shift(build)
+    shift, number = parts.shift(build)
     zero = _zero(build, shift)
     x = _reshaped(build, norm, parts.value(build))
     bias = None if zero is None else _joined(build, norm, zero)
@@ -52,11 +51,11 @@ def _unshifted(found: Match) -> Results:
     results = {number: build.item(call, number) for number in _used(found.root)}
     if zero is not None and bias is None and VALUE in results:
         results[VALUE] = _added(build, norm, results[VALUE], zero)
-    moves = {MEAN: (shift, 1.0), RUNNING_MEAN: (shift, norm.momentum)}
+    moves = {MEAN: (shift, number), RUNNING_MEAN: (shift, norm.momentum * number)}
     if zero is not None:
-        moves |= dict.fromkeys((DEVIATION, RUNNING_VARIANCE), ((zero, 1.0), 1.0))
-    for number in results.keys() & moves.keys():
-        results[number] = _moved(build, norm, results[number], *moves[number])
+        moves |= dict.fromkeys((DEVIATION, RUNNING_VARIANCE), (zero, 1.0))
+    for place in results.keys() & moves.keys():
+        results[place] = _moved(build, norm, results[place], *moves[place])
     return results
 
 
@@ -78,34 +77,34 @@ def _reshaped(build: Builder, norm: Normalisation, value: fx.Node) -> fx.Node:
     return build.view(value, shape_of(norm.x))
 
 
-def _statistic(build: Builder, norm: Normalisation, node: fx.Node) -> fx.Node:
+def _statistic(build: Builder, norm: Normalisation, shift: Operand) -> fx.Node:
     """A tensor that is the same along the normalised dimensions in a shape that broadcasts with the statistics."""
     if norm.is_layer:
-        return node
-    samples, channels = _lead(norm, node)
+        return build.operand(shift)
+    samples, channels = _lead(norm, shift)
     if not norm.is_batch:
-        return build.view(node, (samples, channels))
+        return build.view(shift.node, (samples, channels))
     if norm.source is norm.x:
-        return build.view(node, (channels,))
-    return build.view(build.expand(build.view(node, (samples, channels)), shape_of(norm.source)[:2]), (-1,))
+        return build.view(shift.node, (channels,))
+    return build.view(build.expand(build.view(shift.node, (samples, channels)), shape_of(norm.source)[:2]), (-1,))
 
 
-def _lead(norm: Normalisation, node: fx.Node) -> tuple[int, ...]:
-    """The first two sizes of `node` when it has as many dimensions as the source."""
-    missing = len(shape_of(norm.source)) - len(shape_of(node))
-    return ((1,) * missing + shape_of(node))[:2]
+def _lead(norm: Normalisation, shift: Operand) -> tuple[int, ...]:
+    """The first two sizes of `shift` when it has as many dimensions as the source."""
+    missing = len(shape_of(norm.source)) - len(shift.shape)
+    return ((1,) * missing + shift.shape)[:2]
 
 
-def _joined(build: Builder, norm: Normalisation, zero: fx.Node) -> fx.Node | None:
+def _joined(build: Builder, norm: Normalisation, zero: Operand) -> fx.Node | None:
     """The bias of the normalisation with `zero` added; None where `zero` does not have the shape for it."""
-    bias, value = norm.bias, zero.meta["val"]
+    bias, value = norm.bias, zero.node.meta["val"]
     if norm.is_layer:
         fits, vector = value.numel() == 1, (1,)
     else:
         fits, vector = norm.is_batch or _lead(norm, zero)[0] == 1, (-1,)
     if not fits:
         return None
-    added = _statistic(build, norm, zero) if norm.is_batch else build.view(zero, vector)
+    added = _statistic(build, norm, zero) if norm.is_batch else build.view(zero.node, vector)
     if bias is not None:
         return build.blend(bias, added) if bias.meta["val"].dtype.itemsize >= value.dtype.itemsize else None
     channels = shape_of(norm.x)[1]
@@ -114,18 +113,17 @@ def _joined(build: Builder, norm: Normalisation, zero: fx.Node) -> fx.Node | Non
     return added if usable else None
 
 
-def _added(build: Builder, norm: Normalisation, result: fx.Node, zero: fx.Node) -> fx.Node:
+def _added(build: Builder, norm: Normalisation, result: fx.Node, zero: Operand) -> fx.Node:
     """`zero` added to what is normalised."""
     shape = shape_of(result)
-    return build.view(build.add(build.view(result, shape_of(norm.source)), zero), shape)
+    return build.view(build.add(build.view(result, shape_of(norm.source)), build.operand(zero)), shape)
 
 
-def _moved(build: Builder, norm: Normalisation, result: fx.Node, shift: Piece, factor: float) -> fx.Node:
-    """A statistic with `factor` times a shift added."""
-    node, number = shift
-    if node is None:
-        return build.shift(result, number * factor)
-    return build.blend(result, _statistic(build, norm, node), factor * number)
+def _moved(build: Builder, norm: Normalisation, result: fx.Node, shift: Operand | None, factor: float) -> fx.Node:
+    """A statistic with `factor` times a shift, or `factor` itself, added."""
+    if shift is None:
+        return build.shift(result, factor)
+    return build.blend(result, _statistic(build, norm, shift), factor)
 
 
 def _unscaled(found: Match) -> Results:
@@ -171,8 +169,8 @@ def _centred(found: Match) -> fx.Node:
         value = parts.factor(build, term, inside)
     else:
         value = parts.value(build)
-    mean, zero = build.mean(value, over), _zero(build, parts.shift(build))
-    result = build.subtract(value, mean if zero is None else build.add(mean, zero))
+    mean, zero = build.mean(value, over), _zero(build, parts.shift(build)[0])
+    result = build.subtract(value, mean if zero is None else build.add(mean, build.operand(zero)))
     if behind:
         result = build.multiply(result, times(build, None, behind))
     return build.scale(result, number)

@@ -14,6 +14,7 @@ from fusepass.patterns.infer import is_plain
 from fusepass.patterns.language import Call, of_class, op, var
 from fusepass.patterns.legality import is_constant_number
 from fusepass.patterns.matcher import Declined, Match
+from fusepass.patterns.memo import remembered
 from fusepass.patterns.opclass import OpClass, is_elementwise
 from fusepass.patterns.rule import Rule
 
@@ -39,9 +40,16 @@ def number(node: fx.Node) -> float | None:
 def _filled(node: fx.Node) -> float | None:
     if not isinstance(node.target, OpOverload):
         return None
-    packet = node.target.overloadpacket
-    value = arguments(node)[_FILLED[packet]] if packet in _FILLED else _FIXED.get(packet)
+    given = _given(node.target)
+    value = arguments(node)[given] if isinstance(given, str) else given
     return value if isinstance(value, int | float) else None
+
+
+@remembered
+def _given(target: OpOverload) -> str | int | None:
+    """The argument that is what an operator fills a tensor with, or that number itself; None of another operator."""
+    packet = target.overloadpacket
+    return _FILLED.get(packet, _FIXED.get(packet))
 
 
 def _constant(node: fx.Node) -> float | None:

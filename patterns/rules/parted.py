@@ -73,15 +73,19 @@ class Parted:
             start = build.operand(term.value) if anchor is None else anchor.without_bias(build)
         return times(build, start, tuple(factors)) if factors or start is None else start
 
-    def shift(self, build: Builder) -> Piece:
-        """The constant terms, added up: a tensor or None for 1, and a number."""
+    def shift(self, build: Builder) -> tuple[Operand | None, float]:
+        """The constant terms, added up: a tensor or None for 1, times a number."""
+        if len(self.constant) == 1:
+            (term,) = self.constant
+            if term.value is not None and not term.factors:
+                return term.value, term.number
         pieces: list[Piece] = []
         for term in self.constant:
             factors = (*([] if term.value is None else [Factor(term.value)]), *term.factors)
             pieces.append((times(build, None, factors) if factors else None, term.number))
         if all(node is None for node, _ in pieces):
             return None, sum(number for _, number in pieces)
-        return combined(build, pieces), 1.0
+        return Operand.of(combined(build, pieces)), 1.0
 
 
 def _operands(term: Term) -> list[Operand]:

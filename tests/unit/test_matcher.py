@@ -11,8 +11,9 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fusepass.patterns.language import Call, const, equals, of_class, op, result, var
-from fusepass.patterns.matcher import Declined, Match, Mismatch, match, matches
+from fusepass.patterns.matcher import Declined, Match, Mismatch, every, match
 from fusepass.patterns.opclass import OpClass
+from fusepass.patterns.search import Ways, may_be, possible
 from tests.support.aten import traced
 
 aten = torch.ops.aten
@@ -157,13 +158,50 @@ def test_a_call_of_which_two_results_are_used_is_no_single_result() -> None:
     assert "another of its results is used" in str(reason)
 
 
+def ways(pattern: Call, node: fx.Node) -> list[Match]:
+    return list(Ways(node).of(pattern))
+
+
 def test_every_way_is_found() -> None:
     node = last(lambda a, b: a + b)
-    both = [(way.x.name, way.y.name) for way in matches(op(aten.add, commutative=True)(x, y), node)]
+    both = [(way.x.name, way.y.name) for way in ways(op(aten.add, commutative=True)(x, y), node)]
     assert both == [("a_1", "b_1"), ("b_1", "a_1")]
-    assert list(matches(op(aten.add, commutative=True)(x, relu(y)), node)) == []
-    assert list(matches(op(aten.add)(x, const("number")), node)) == []
-    assert len(list(matches(op(aten.add)(x, const("number", equals(2))), last(lambda a, b: a + 2)))) == 1
+    assert ways(op(aten.add, commutative=True)(x, relu(y)), node) == []
+    assert ways(op(aten.add)(x, const("number")), node) == []
+    assert len(ways(op(aten.add)(x, const("number", equals(2))), last(lambda a, b: a + 2))) == 1
+
+
+PATTERNS = (
+    add(x), add(x, y), op(aten.add, open=True)(x), op(aten.add, open=True)(x, y), op(aten.add, commutative=True)(x, y)["sum"],
+    add(x, x), add(relu(x), y), add(x, alpha=const("alpha")), add(x, y).used_once(), op(aten.add, open=True)(y)["sum"],
+    add(x, const("number")), mul(x, y), of_class(OpClass.POINTWISE)(x), result(0, op(aten.max, open=True)(x)),
+)  # fmt: skip
+CALLS = (
+    lambda a, b: a + b,
+    lambda a, b: a + a,
+    lambda a, b: a + 2,
+    lambda a, b: a.relu() + b,
+    lambda a, b: torch.add(a, b, alpha=2),
+    lambda a, b: a * b,
+    lambda a: a.max(1).values,
+)
+
+
+def test_quick_looks_miss_nothing() -> None:
+    """What is found at once, or for several patterns together, is what the search with backtracking finds."""
+    count = 0
+    for function in CALLS:
+        node = maximum(function) if function is CALLS[-1] else last(function)
+        shared = Ways(node)
+        for pattern in PATTERNS:
+            wanted = [(way.captures, way.nodes) for way in every(pattern, node)]
+            call = node if isinstance(node.target, OpOverload) else node.all_input_nodes[0]
+            if may_be(pattern, node) and possible(pattern, call):
+                assert [(way.captures, way.nodes) for way in shared.of(pattern)] == wanted
+                count += len(wanted)
+            else:
+                assert not wanted
+    assert count > 20
 
 
 def test_new_nodes_may_have_several_results() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from fusepass.config import Algebra, override
-from fusepass.numerics import compare
+from fusepass.numerics import compare, nudged
 from fusepass.patterns.cost import NOTHING
 from fusepass.patterns.rules import RULES
 from fusepass.patterns.simplify import Application, simplify
 from tests.support.aten import traced
+from tests.support.thinned import thinned
 from tests.unit import test_algebra as algebra
 from tests.unit import test_rules_cancelling as cancelling
 from tests.unit import test_rules_convolution as convolution
@@ -118,6 +120,73 @@ def test_a_rule_applies_by_itself_and_changes_no_value(name: str) -> None:
             for found, value in zip(every(graph(*inputs)), wanted, strict=True):
                 tolerance = 1e-10 if value.dtype is torch.float64 else 1e-2
                 torch.testing.assert_close(found, value, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+TRIES, ENOUGH = 8, 2
+"""Random shapes and values for each rule, and in how many of them it has to apply."""
+
+OWN_SHAPES = frozenset(
+    {"average-pool-of-everything", "idle-view", "reduction-of-copies", "reshaped-reduction", "view-of-view"}
+)
+"""Rules whose examples name the shapes of their inputs."""
+
+
+def drawn(
+    inputs: tuple[Tensor, ...], sizes: Mapping[int, int], least: float, generator: torch.Generator
+) -> list[Tensor]:
+    """Random tensors like `inputs`, their sizes changed alike wherever they are alike."""
+    made = []
+    for value in inputs:
+        shape = [sizes.get(size, size) for size in value.shape]
+        if value.is_floating_point():
+            made.append((torch.rand(shape, generator=generator, dtype=torch.float64) + least).to(value.dtype))
+        else:
+            made.append(torch.randint(-9, 9, shape, generator=generator).to(value.dtype))
+    return made
+
+
+def converted(inputs: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    return [value.to(dtype) if value.is_floating_point() else value for value in inputs]
+
+
+@pytest.mark.parametrize("name", thinned(TESTED, 3))
+def test_a_rule_on_random_shapes_and_values(name: str) -> None:
+    """In float64 nothing but rounding changes, in float32 no more than the policy allows."""
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    least = 0.1 if NAMED[name].level is Algebra.FINITE else -0.5  # a root or a logarithm, undone, is for what it takes
+    applied = 0
+    for number in range(TRIES):
+        function, inputs = TESTED[name].fires[number % len(TESTED[name].fires)]
+        more = torch.randint(0, 4, (64,), generator=generator).tolist()
+        sizes = {size: size + more[size % 64] for value in inputs for size in value.shape if size > 1}
+        wide = drawn(inputs, {} if name in OWN_SHAPES else sizes, least, generator)
+        try:
+            before = traced(function, *wide)
+        except (RuntimeError, ValueError, IndexError):
+            continue  # the example names sizes of its own
+        after = exact.copied(before)
+        if not alone(name, after):
+            continue  # it does not apply to these sizes
+        applied += 1
+        for found, value in zip(every(after(*wide)), every(before(*wide)), strict=True):
+            tolerance = 1e-10 if value.dtype is torch.float64 else 1e-2
+            torch.testing.assert_close(found, value, rtol=tolerance, atol=tolerance, equal_nan=True)
+        if name not in OWN_TYPES:
+            _holds_in_float32(name, function, converted(wide, torch.float32), generator)
+        if applied == ENOUGH:
+            return
+    assert applied
+
+
+def _holds_in_float32(name: str, function: Function, narrow: list[Tensor], generator: torch.Generator) -> None:
+    """An error of a few roundings may be eager's on inputs that differ by one."""
+    wide = converted(narrow, torch.float64)
+    before, oracle = traced(function, *narrow), traced(function, *wide)(*wide)
+    after = exact.copied(before)
+    assert alone(name, after)
+    runs = [narrow, *([nudged(value, generator) for value in narrow] for _ in range(3))]
+    comparisons = [compare(after(*narrow), before(*inputs), oracle) for inputs in runs]
+    assert any(comparison.ok for comparison in comparisons), comparisons[0].explain()
 
 
 @pytest.mark.parametrize("name", TESTED)

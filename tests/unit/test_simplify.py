@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import cProfile
+import pstats
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from torch._ops import OpOverload
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fusepass.config import override
+from fusepass.garbage import collector_paused
 from fusepass.patterns import simplify as driver
 from fusepass.patterns.agenda import Agenda, Agendas
 from fusepass.patterns.language import op, var
@@ -416,18 +419,31 @@ def test_only_what_may_have_changed_is_tried_again(training: bool) -> None:
     assert trials < 0.9 * more
 
 
-@pytest.mark.parametrize(("training", "least", "seconds"), [(False, 56, 0.1), (True, 84, 0.15)])
-def test_five_hundred_operators_take_little_time(training: bool, least: int, seconds: float) -> None:
-    """50 ms are allowed, on a module that makes its code when it is asked for, as the pipeline's does; a busy machine may
-    take some more, quadratic work would take seconds.
+@pytest.mark.parametrize(("training", "least", "most"), [(False, 56, 330), (True, 84, 580)])
+def test_five_hundred_operators_take_little_work(training: bool, least: int, most: int) -> None:
+    """Calls of Python functions for each operator, about a quarter more than it takes; docs/algebra.md says in what time.
+
+    The module makes its code when it is asked for, as the pipeline's does.
     """
     graph, _ = exported(Long().train(training), torch.randn(2, 4, 8, 8))
-    assert len(ops(graph)) > 470
+    size = len(ops(graph))
+    assert size > 470
+    simplify(copied(graph))  # what is remembered of operators
+    copy, profile = _LazyGraphModule(graph, copied(graph).graph), cProfile.Profile()
+    with collector_paused():
+        applications = profile.runcall(simplify, copy)
+    assert len(applications) >= least
+    assert pstats.Stats(profile).total_calls < most * size
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_five_hundred_operators_take_little_time(training: bool) -> None:
+    """The time of the processor alone; a busy machine may take some more than 50 ms, quadratic work would take seconds."""
+    graph, _ = exported(Long().train(training), torch.randn(2, 4, 8, 8))
     taken = []
     for _ in range(9):
         copy = _LazyGraphModule(graph, copied(graph).graph)
         start = time.process_time()
-        applications = simplify(copy)
+        simplify(copy)
         taken.append(time.process_time() - start)
-    assert len(applications) >= least
-    assert min(taken) < seconds
+    assert min(taken) < 0.15
