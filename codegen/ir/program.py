@@ -28,6 +28,8 @@ ANCHOR_TARGETS = frozenset(f"aten.{name}.default" for name in _PRODUCTS)
 CONVERSION_TARGET = "aten.clone.default"
 """The library call that only changes a layout, for an anchor that reads the copy; a generated kernel does the same."""
 
+FEW_POINTS = 2**18
+"""Points of a kernel up to which starting it takes longer than what it does."""
 
 Anchor = Convolution | Product
 

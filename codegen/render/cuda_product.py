@@ -50,7 +50,7 @@ class _Writer:
             pointers,
         )
         self.index_type = "int64_t" if plan.wide else "int"
-        self.printer = Printer(names, pointers, self.index_type)
+        self.printer = Printer(names, pointers, self.index_type, branches=False)
         self.batches = kernel.rows[1]
 
     def lines(self) -> Iterable[str]:
