@@ -136,7 +136,7 @@ class _Sum:
                 continue
             assert term.value is not None
             alike = [other for other in parts if other.value is not None and other.value.node is term.value.node]
-            if len(alike) > 1 or _is_kept(term.value.node, self.root):
+            if len(alike) > 1 or _is_kept(term, self.root):
                 raise Declined("others read the product, and sum it on the way")
             inside, outside = self._split(term.factors)
             scale = self.build.view(self._times(None, inside), (-1,)) if inside else None
@@ -197,12 +197,13 @@ _MOST_BETWEEN = 32
 """Operators between a product and its sum that are looked at."""
 
 
-def _is_kept(node: fx.Node, root: fx.Node) -> bool:
-    """Whether more than `root`, and what comes to it alone, depends on `node`, perhaps by subtracting one from the other.
+def _is_kept(term: Term, root: fx.Node) -> bool:
+    """Whether more than `root`, and what comes to it alone, depends on the term's value, perhaps by subtracting from it.
 
     Then the product runs anyway, and what rounds in it (a library may round operands to TF32) must round in its sum, too.
     """
-    reached = [base(node)]
+    assert term.value is not None
+    reached = [base(term.value.node)]
     for node in reached:  # grows
         for user in node.users:
             if user is root or user in reached:
@@ -211,7 +212,7 @@ def _is_kept(node: fx.Node, root: fx.Node) -> bool:
             if not between or user > root or len(reached) > _MOST_BETWEEN:
                 return True
             reached.append(user)
-    return False
+    return any(factor.operand.node in reached for factor in term.factors)
 
 
 def times(build: Builder, node: fx.Node | None, factors: Sequence[Factor]) -> fx.Node:
