@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusepass.codegen.build import check_compiles
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.dtype import Precision
@@ -65,14 +63,17 @@ def with_tiles(monkeypatch: pytest.MonkeyPatch, *, groups: bool) -> None:
 @needs_compiler
 @pytest.mark.parametrize(
     ("name", "groups", "direct"),
-    [
-        ("2d, a border of whole vectors", False, False),
-        ("transposed, by 2", True, False),
-        ("transposed, by 2 and 3, odd", True, True),
-        *thinned(
-            [("2d", True, True), ("2d, odd channels, one by one", True, False), ("transposed 3d, by 2", True, False)], 4
-        ),
-    ],
+    thinned(
+        [
+            ("transposed, by 2", True, False),
+            ("2d, a border of whole vectors", False, False),
+            ("transposed, by 2 and 3, odd", True, True),
+            ("2d, odd channels, one by one", True, False),
+            ("2d", True, True),
+            ("transposed 3d, by 2", True, False),
+        ],
+        2,
+    ),
 )
 def test_convolutions(name: str, groups: bool, direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     with_tiles(monkeypatch, groups=groups)
@@ -107,7 +108,7 @@ def of_matrix(name: str) -> tuple[Region, list[ReduceOp]]:
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", thinned(MODELS, 2))
+@pytest.mark.parametrize("name", thinned(MODELS, 4))
 def test_rows_of_a_matrix(name: str) -> None:
     made, ops = of_matrix(name)
     options = replace(pass_options(H200, AnchorSource.GENERATED), longest_cached_row=100)
@@ -168,10 +169,3 @@ def test_pieces_of_all_samples_are_refused() -> None:
                 program, kernels=tuple(replace(k, partials=partials) if k is kernel else k for k in program.kernels)
             )
         )
-
-
-def test_nvcc_takes_the_source() -> None:
-    if shutil.which("nvcc") is None:
-        pytest.skip("needs nvcc")
-    with mock.patch("fusepass.codegen.schedule_product.TILINGS", tuple(t for t in TILINGS if t.groups)):
-        check_compiles(render(halved("transposed, by 2 and 3, odd"), H200))
