@@ -37,8 +37,7 @@ class Mismatch:
         return f"{self.node.name}: {self.template.format(*self.values)}"
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(NamedTuple):
     """A pattern found. Captures are attributes: nodes for `Var` and named calls, plain values for `Const`.
 
     Attributes:

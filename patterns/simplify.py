@@ -72,15 +72,18 @@ def simplify(graph_module: fx.GraphModule, rules: Sequence[Rule] = RULES) -> lis
         early, late = (_Index([rule for rule in allowed if rule.early is first]) for first in (True, False))
         early_agenda, agenda = Agenda(), Agenda()
         agendas = Agendas(early_agenda, agenda)
+        settled = -1
         for _ in range(MOST_ROUNDS):
             for _ in range(MOST_EARLY):
                 applications += _apply_rules(early, early_agenda, graph, agendas)
                 if not early_agenda.end_pass():
                     break
             applications += _apply_rules(late, agenda, graph, agendas)
-            remove_dead(graph)
-            if config.allows(COMMON_SUBEXPRESSION):
-                applications += _share_common(graph, agendas)
+            if len(applications) > settled:
+                remove_dead(graph)
+                if config.allows(COMMON_SUBEXPRESSION):
+                    applications += _share_common(graph, agendas)
+                settled = len(applications)
             if not agenda.end_pass():
                 break
     if config.debug:

@@ -70,6 +70,7 @@ class Op(enum.Enum):
     ATANH = "atanh"
     ERF = "erf"
     ERFC = "erfc"
+    NORMAL_CDF = "normal_cdf"
     LGAMMA = "lgamma"
     FLOOR = "floor"
     CEIL = "ceil"

@@ -84,10 +84,15 @@ def _in_halves(
 def _in_places(
     program: Program, builder: Builder, call: LibraryCall, anchor: Convolution, pieces: Pieces
 ) -> Iterator[tuple[Program, Kernel]]:
-    """The forms of a convolution of few channels that multiplies scaled halves, as `_forms` orders them."""
+    """The forms of a convolution that multiplies scaled halves of a tile, as `_forms` orders them.
+
+    With many channels, what reduces over channels and then stores each element is left to a kernel of its own: the arithmetic of several
+    sweeps takes longer in the few warps that these kernels have than reading the result again.
+    """
+    few = few_halves(program.buffer(anchor.source).shape[1], anchor.step)
     for reducing in (True, False):
         form = _generated(program, builder, call, anchor, reducing)
-        if form is None:
+        if form is None or (reducing and not few and form.kernels[0].stores):
             continue
         made = in_places(form, builder, 0)
         place = len(made.kernels) - len(form.kernels)

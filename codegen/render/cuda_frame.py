@@ -36,7 +36,7 @@ class Frame:
         self.program, self.schedule, self.pointers, self.names = program, schedule, pointers, names
         self.index_type = "int64_t" if schedule.wide else "int"
         self.dataflow = Dataflow()
-        self.printer = Printer(names, pointers, self.index_type, general=schedule.general)
+        self.printer = Printer(names, pointers, self.index_type, general=schedule.general, branches=False)
         self.printer.coordinates = arranged.coordinates
         if arranged.kernel.sweeps and arranged.col is not None:
             inside = {arranged.lane} if schedule.walk is Walk.INNER else set()

@@ -17,9 +17,10 @@ from fusepass.codegen.ir.program import Kernel, Partials, Reduction
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
-from fusepass.codegen.schedule_convolution import ConvolutionSchedule, piece_count
+from fusepass.codegen.schedule_convolution import ConvolutionSchedule, piece_count, takers
+from fusepass.codegen.schedule_convolution.places import PlacesSchedule
 from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule
-from fusepass.codegen.schedule_convolution.tiles import MOST_ROWS, WARPS, dimensions
+from fusepass.codegen.schedule_convolution.tiles import MOST_ROWS, dimensions
 from fusepass.codegen.schedule_product import ProductSchedule
 from fusepass.errors import ScheduleError
 
@@ -154,16 +155,18 @@ class PositionStates(PartialStores):
         super().__init__(kernel, pointers, printer)
         self.plan, self.tiles = plan, tiles
         self.high = plan.high if isinstance(plan, StreamedSchedule) else 1
-        self.warp_channels = plan.rows * ROWS
-        self.stride = plan.blocks // plan.channel_blocks
+        self.turns = plan.turns if isinstance(plan, PlacesSchedule) else 1
+        self.warp_channels = self.turns * plan.rows * ROWS
+        self.stride, self.teams = takers(plan), plan.teams if isinstance(plan, PlacesSchedule) else 1
+        self.warps = plan.on.block_warps // self.teams
         if self.partials.pieces.size != piece_count(kernel, plan):
             raise ScheduleError(f"{kernel.name} was made for {self.partials.pieces.size} pieces, and has others here")
-        assert plan.rows <= MOST_ROWS
+        assert self.turns * plan.rows <= MOST_ROWS
 
     def begin(self) -> Iterable[str]:
         """Where the states are: behind the rooms of all warps."""
-        on, count = self.plan.on, WARPS * self.warp_channels
-        place = WARPS * ROWS * on.staged_pitch
+        on, count = self.plan.on, self.plan.on.block_warps * self.warp_channels
+        place = on.block_warps * ROWS * on.staged_pitch
         yield "// what was found of each channel so far: the states of each warp"
         for number, reduction in enumerate(self.partials.reductions):
             kind = state_type(reduction)
@@ -179,7 +182,8 @@ class PositionStates(PartialStores):
         """Adds the values of 16 channels that lie in the warp's room, those of ``$inside``, to its states of channels ``$m``."""
         on = self.plan.on
         lines = [f"const fp::Share<{on.pair}> $share($room, {on.staged_pitch}, $inside);"]
-        first = f"$warp * {self.warp_channels} + $m * {ROWS}"
+        turn = f"$turn * {self.plan.rows * ROWS} + " if self.turns > 1 else ""
+        first = f"$warp * {self.warp_channels} + {turn}$m * {ROWS}"
         for number in range(len(self.partials.reductions)):
             lines.append(f"fp::leave_row({_states(number)} + {first}, $share);")
         return ["__syncwarp();", "{", *block("", lines)[1:]]
@@ -187,17 +191,17 @@ class PositionStates(PartialStores):
     def end(self, first_channel: str) -> Iterable[str]:
         """Stores the states where a piece ends with the tile; `first_channel` is the block's. Goes behind a barrier."""
         channels = self.high * self.warp_channels
-        shape = f"{WARPS}, {self.high}, {self.warp_channels}, {str(self.plan.on.warps > 1).lower()}"
-        lines = [f"const int $channel = {first_channel} + int(threadIdx.x);"]
+        shape = f"{self.warps}, {self.high}, {self.warp_channels}, {str(self.plan.on.warps > 1).lower()}"
+        thread, own = "threadIdx.x", ""
+        if self.teams > 1:
+            thread, own = f"threadIdx.x % {32 * self.warps}", f" + $team * {self.warps * self.warp_channels}"
+        lines = [f"const int $channel = {first_channel} + int({thread});"]
         for number, reduction in enumerate(self.partials.reductions):
-            lines.append(
-                f"const {state_type(reduction)} {found(number)} = fp::gather_channel<{shape}>({_states(number)}, threadIdx.x);"
-            )
+            gathered = f"fp::gather_channel<{shape}>({_states(number)}{own}, {thread})"
+            lines.append(f"const {state_type(reduction)} {found(number)} = {gathered};")
         exists = f"if ($channel < {dimensions(self.kernel)[1].size})"
         lines += block(exists, self.stored("$sample", "$channel", "$piece_of"))
-        head = " && ".join(
-            filter(None, [f"threadIdx.x < {channels}" if channels < self.plan.threads else "", self._ends()])
-        )
+        head = " && ".join(filter(None, [f"{thread} < {channels}" if channels < 32 * self.warps else "", self._ends()]))
         yield f"const int $piece_of = {self._piece()};"
         yield from block(f"if ({head})", lines) if head else ["{", *block("", lines)[1:]]
 
@@ -206,7 +210,8 @@ class PositionStates(PartialStores):
         tiles = prod(self.plan.on.tiles)
         if self.partials.per_sample and tiles < self.stride:
             return f"$number % {tiles}"
-        return f"int(blockIdx.x) / {self.plan.channel_blocks}" if self.plan.channel_blocks > 1 else "int(blockIdx.x)"
+        block = f"int(blockIdx.x) / {self.plan.channel_blocks}" if self.plan.channel_blocks > 1 else "int(blockIdx.x)"
+        return f"{block} + $team * {self.stride // self.teams}" if self.teams > 1 else block
 
     def _ends(self) -> str:
         """The condition that a piece ends with a tile; none where each does."""

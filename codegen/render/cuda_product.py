@@ -51,7 +51,7 @@ class _Writer:
             pointers,
         )
         self.index_type = "int64_t" if plan.wide else "int"
-        self.printer = Printer(names, pointers, self.index_type)
+        self.printer = Printer(names, pointers, self.index_type, branches=False)
         self.pieces, self.batches, self.rows, self.columns = kernel.rows
 
     def lines(self) -> Iterable[str]:

@@ -8,7 +8,8 @@ from math import prod
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import GROUP_ARCH, Convolution
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.schedule_convolution.places import PlacesSchedule, places_schedule
+from fusepass.codegen.schedule_convolution.places import PlacesSchedule
+from fusepass.codegen.schedule_convolution.places_search import places_schedule
 from fusepass.codegen.schedule_convolution.resident import ResidentSchedule, resident_schedule
 from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule, streamed_schedule
 from fusepass.codegen.schedule_convolution.tiles import anchor_of, phases_of, unaligned
@@ -45,11 +46,16 @@ def warps_together(facts: DeviceFacts) -> int:
 def piece_count(kernel: Kernel, plan: ConvolutionSchedule) -> int:
     """In how many pieces `kernel` reduces over positions: what a block has of a sample, or of all.
 
-    Blocks take every so-manieth tile. Where there are more of them than tiles of a sample, each tile is a piece.
+    Blocks, or teams of warps, take every so-manieth tile. Where there are more of them than tiles of a sample, each tile is a piece.
     """
     assert kernel.partials is not None
-    groups = plan.blocks // plan.channel_blocks
+    groups = takers(plan)
     return min(groups, prod(plan.on.tiles)) if kernel.partials.per_sample else groups
+
+
+def takers(plan: ConvolutionSchedule) -> int:
+    """How many take tiles side by side, for each part of the channels: blocks, or teams of theirs."""
+    return plan.blocks // plan.channel_blocks * (plan.teams if isinstance(plan, PlacesSchedule) else 1)
 
 
 def pieces_on(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | None:

@@ -12,8 +12,19 @@ __device__ __forceinline__ uint64_t place_descriptor(const void* tile, uint32_t 
     return uint64_t(place >> 4 & 0x3fff) | uint64_t(run) << 32;
 }
 
-// The same, `taps` % 2^16 places further on, with the other half of the inner dimension `taps` / 2^16 places behind.
-__device__ __forceinline__ uint64_t at_taps(uint64_t places, uint32_t taps) { return places + taps; }
+// The same, `taps` % 2^16 places further on, with the other half of the inner dimension `taps` / 2^16 places behind. Neither field runs over.
+__device__ __forceinline__ uint64_t at_taps(uint64_t places, uint32_t taps) {
+    return (places >> 32 << 32) | (uint32_t(places) + taps);
+}
+
+// Where weights begin that lie `units` of 16 bytes further on; `weights` says where others do, or would.
+__device__ __forceinline__ uint64_t at_weights(uint64_t weights, uint32_t units) {
+    return (weights >> 32 << 32) | (uint32_t(weights) + units);
+}
+
+// The number of this thread's warp. The compiler knows of it that a warp's threads agree, so what descriptors are made of is computed once for
+// a warp: a product by five instructions instead of seventeen.
+__device__ __forceinline__ int warp_number() { return __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0); }
 
 // Begins sums = a b, or sums += a b where `Add`, for 64 rows and N columns, 16 halves along the inner dimension; sums lie as those of
 // `multiply_group`. They must have a value in any case: given registers without one, the compiler was seen to leave products out.

@@ -237,3 +237,46 @@ def test_what_is_left_for_its_writes_is_counted() -> None:
         compiled(torch.randn(4, 6).double())
     compiled(torch.randn(4, 6).double())
     assert [each.count for each in fallbacks.records()] == [2]
+
+
+class Centred(nn.Module):
+    """A convolution's bias and a normalisation's, which cancel where means are subtracted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        nn.init.normal_(self.norm.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.convolution(x))
+        return y - y.mean((2, 3), keepdim=True)
+
+
+def test_what_cancels_in_training_has_the_gradients_and_statistics_that_it_has() -> None:
+    """Those of the two biases are zero, up to rounding; no region is compiled, so that nothing else is looked at."""
+    made: list[CompiledGraph] = []
+    net = Centred()
+    twin = copy.deepcopy(net)
+    x = torch.randn(4, 3, 20, 20)
+    options = {"disable": "anchor,normalisation,reduction,pooling,pointwise"}
+    compiled = torch.compile(net, backend=Backend("test", options, observe=made.append), fullgraph=True)
+    for _ in range(2):
+        ours, theirs = compiled(x), twin(x)
+        close(ours, theirs)
+        ours.pow(3).sum().backward()
+        theirs.pow(3).sum().backward()
+    for (name, parameter), other in zip(net.named_parameters(), twin.parameters(), strict=True):
+        mine, eager = parameter.grad, other.grad
+        assert mine is not None
+        assert eager is not None
+        if name.endswith("bias"):
+            assert max(float(mine.abs().max()), float(eager.abs().max())) < 1e-2
+        else:
+            torch.testing.assert_close(mine, eager, rtol=1e-4, atol=1e-2)
+            assert float(mine.abs().max()) > 1
+    for buffer, other in zip(net.buffers(), twin.buffers(), strict=True):
+        close(buffer, other)
+    rules = {rewrite.rule for graph in made for rewrite in graph.report.rewrites}
+    assert rules, "the stage has run"
+    assert not {rule for rule in rules if "shift" in rule}, "the backward pass reads what the biases were added to"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import cpu, measure, run, summary
+from benchmarks import algebra, cpu, measure, run, summary
 from benchmarks.case import Outcome, Row, Settings
 from benchmarks.implementations import Implementation
 from benchmarks.layers import Size, Workload
@@ -195,3 +195,14 @@ def test_the_cpu_benchmark_measures_both_and_says_what_serves(
     assert row["chosen"] in (["eager"], ["generated"])
     assert row["ratio"] == pytest.approx(row["eager"] / row["fusepass"])
     assert "geometric mean" in capsys.readouterr().out
+
+
+def test_the_algebra_saves_on_a_cpu_what_it_is_said_to_save() -> None:
+    """The committed figures, of each case, are what is asked for."""
+    rows = json.loads(algebra.RESULTS.read_text())["rows"]
+    assert [row["name"] for row in rows] == list(algebra.CASES)
+    for row in rows:
+        case = algebra.CASES[row["name"]]
+        assert (tuple(row["shape"]), row["least"]) == (case.shape, case.least)
+        assert row["correct"]
+        assert row["compiled"] / row["fusepass"] >= case.least

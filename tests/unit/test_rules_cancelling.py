@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 import fusepass
 from fusepass.numerics import compare
-from fusepass.patterns.cost import NOTHING
+from fusepass.patterns.cost import NOTHING, cost
 from fusepass.patterns.simplify import simplify
 from tests.support.aten import traced
 
@@ -225,3 +225,24 @@ def test_running_statistics_of_a_module_see_the_bias() -> None:
     assert SHIFT in {rewrite.rule for rewrite in fused.report().rewrites}
     for name, buffer in original.named_buffers():
         torch.testing.assert_close(dict(fused.named_buffers())[name], buffer)
+
+
+def test_the_bias_of_a_batch_norm_in_training_stays_as_leaving_it_away_saves_nothing() -> None:
+    """Where the mean of the result is subtracted it cancels; but nothing is read or launched less, and NaN must stay."""
+    shapes = ((8, 6, 32, 32), B)
+    inputs = [torch.rand(some) for some in shapes]
+
+    def function(x: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        value, *statistics = batch_norm(x, b, b, b)
+        return centred(value), *statistics
+
+    def without(x: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        value, *statistics = batch_norm(x, b, None, b)
+        return centred(value) + (b - b).view(P), *statistics
+
+    for found, wanted in zip(without(*inputs), function(*inputs), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    graphs = [traced(each, *inputs) for each in (function, without)]
+    kept, left = (cost([node for node in graph.graph.nodes if node.op == "call_function"]) for graph in graphs)
+    assert left.seconds >= kept.seconds
+    assert mine([application.rule for application in simplify(graphs[0])]) == []
