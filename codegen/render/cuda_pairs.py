@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fusepass.codegen.render.cuda_convolution import ConvolutionWriter
 
 _LANE = Axis("lane", 2)
-_NEXT = "$next"
+_BESIDE = "$beside"
 
 
 def takes_pairs(writer: ConvolutionWriter) -> bool:
@@ -50,8 +50,8 @@ def pairs(writer: ConvolutionWriter, group: str, covered: int, pragma: str) -> l
         f"const int $channel = $first_channel + $m * {ROWS} + $row;",
         *_guarded(writer, covered, [*_both(writer, f"$room[$row * {writer.on.staged_pitch} + {first}]")]),
     ]
-    next_one = f"const {writer.index_type} {_NEXT} = {writer.axes[-1]} + 1;"
-    places += [next_one] if any(_NEXT in line for line in lines) else []
+    beside = f"const {writer.index_type} {_BESIDE} = {writer.axes[-1]} + 1;"
+    places += [beside] if any(_BESIDE in line for line in lines) else []
     return [*places, *block(f"if ({inside})", unrolled("$down", ROWS // at_once, lines, pragma))]
 
 
@@ -83,7 +83,7 @@ def _both(writer: ConvolutionWriter, at: str) -> Iterable[str]:
 def _one(writer: ConvolutionWriter, shared: Scope, number: int) -> tuple[list[str], list[tuple[str, str]]]:
     """Lines that compute one of the two; index and value of each store, and the value that is reduced last."""
     kernel, here = writer.kernel, shared.child()
-    here.define_axis(kernel.rows[-1], (writer.axes[-1], _NEXT)[number])
+    here.define_axis(kernel.rows[-1], (writer.axes[-1], _BESIDE)[number])
     for node in walk(*kernel.roots):
         if isinstance(node, Stat):
             here.bind(node, f"$two[{number}]")

@@ -65,8 +65,11 @@ class Case:
         return tuple(torch.convolution(*meta, None, *self.geometry).shape)  # type: ignore[call-overload]
 
 
-def program_of(case: Case, *, chain: bool = True) -> Program:
-    """``relu(conv + bias) * 2`` as a chain of one kernel behind the library's call, or the call alone."""
+def program_of(case: Case, *, chain: bool = True, residual: bool = False) -> Program:
+    """``relu(conv + bias) * 2`` as a chain of one kernel behind the library's call, or the call alone.
+
+    With a `residual`, a tensor like the result is added.
+    """
     b = Builder()
     shape = case.result
     strides = contiguous_strides(case.source)
@@ -92,6 +95,9 @@ def program_of(case: Case, *, chain: bool = True) -> Program:
     here = linear([axis_index(axis) for axis in axes], contiguous_strides(shape))
     total = b.apply(Op.ADD, b.load("conv_out", here, F32), b.load("bias", axis_index(axes[1]), F32))
     value = b.apply(Op.MUL, b.apply(Op.MAXIMUM, total, b.const(0.0, F32)), b.const(2.0, F32))
+    if residual:
+        buffers.append(Buffer("r", F32, shape, contiguous_strides(shape), Role.INPUT))
+        inputs, value = (*inputs, "r"), b.apply(Op.ADD, value, b.load("r", here, F32))
     kernel = Kernel("conv_relu", axes, (), (), (), (Store("y", here, value),), ("relu", "mul"))
     return Program("conv_relu_mul", tuple(buffers), inputs, ("y",), (call,), (kernel,))
 
@@ -198,9 +204,9 @@ def generated_pooling(case: Case, across: Across, facts: DeviceFacts | None = No
     return _generated(case, pooled(case, across, builder), builder, pieces)
 
 
-def generated(case: Case, *, chain: bool = True, facts: DeviceFacts | None = None) -> Program:
+def generated(case: Case, *, chain: bool = True, residual: bool = False, facts: DeviceFacts | None = None) -> Program:
     """The same with the convolution as a kernel: the first form, or the first that `facts` have room for."""
-    return _generated(case, program_of(case, chain=chain), Builder(), facts=facts)
+    return _generated(case, program_of(case, chain=chain, residual=residual), Builder(), facts=facts)
 
 
 def _generated(
@@ -356,6 +362,13 @@ SAMPLES: dict[str, Callable[[], Program]] = {
         )
         for name, case in CASES.items()
         for precision in Precision
+    },
+    **{
+        f"convolution {name}, residual, {'halves' if halves else '4 warps'}": functools.partial(
+            generated, replace(CASES[name], warps=4, halves=halves), residual=True
+        )
+        for name in ("2d, 8 to 40 channels", "2d, rows of whole vectors", "transposed 3d")
+        for halves in (False, True)
     },
     **{
         f"convolution {name}, {across.value}, 4 warps": functools.partial(

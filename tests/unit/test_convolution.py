@@ -33,6 +33,7 @@ from tests.support.convolutions import (
     CASES,
     LARGE,
     REDUCED,
+    SAMPLES,
     Case,
     Over,
     generated,
@@ -62,6 +63,17 @@ def test_values(name: str, warps: int) -> None:
     inputs = inputs_of(program)
     got, wanted = emulate(program, render(program, SMALL), inputs), interpret(program, inputs)
     np.testing.assert_allclose(got["y"], wanted["y"], rtol=2e-6, atol=2e-6 * np.abs(wanted["y"]).max())
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", [name for name in SAMPLES if "residual" in name])
+def test_a_residual_is_added(name: str) -> None:
+    """Two neighbours at a time, while the next tile is fetched."""
+    program = SAMPLES[name]()
+    verify(program)
+    inputs = inputs_of(program)
+    got, wanted = emulate(program, render(program, SMALL), inputs)["y"], interpret(program, inputs)["y"]
+    np.testing.assert_allclose(got, wanted, rtol=2e-6, atol=2e-6 * np.abs(wanted).max())
 
 
 @needs_compiler
