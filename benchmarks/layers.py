@@ -22,11 +22,15 @@ class Size(enum.Enum):
 
 
 class Group(enum.Enum):
-    """Where a workload comes from: the mission names it, its list shows it, or this project added it."""
+    """Where a workload comes from: the mission names it, its list shows it, or this project added it.
+
+    Those of `SINGLE`, single operators, are measured when they are asked for.
+    """
 
     MISSION = "mission"
     VISIBLE = "visible"
     EXTRA = "extra"
+    SINGLE = "single"
 
 
 class Apply(nn.Module):

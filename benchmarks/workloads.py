@@ -10,6 +10,7 @@ from torch import nn
 
 from benchmarks.extra import EXTRA
 from benchmarks.layers import AddInput, Apply, Group, Size, With, Workload
+from benchmarks.single import SINGLE
 
 
 def _scaled_twice(_: Size) -> tuple[nn.Module, ...]:
@@ -189,4 +190,4 @@ WORKLOADS = MISSION + VISIBLE + EXTRA
 
 def by_name(name: str) -> Workload:
     """The workload called `name`. Raises KeyError where there is none."""
-    return {workload.name: workload for workload in WORKLOADS}[name]
+    return {workload.name: workload for workload in WORKLOADS + SINGLE}[name]

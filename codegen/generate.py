@@ -125,14 +125,22 @@ def pass_options(facts: DeviceFacts, anchor: AnchorSource = AnchorSource.PREFERR
             separate_from=1 << 18,
             anchors=_generates(anchor, facts),
             warps=schedule_convolution.warps_together(facts),
-            halves=anchor is AnchorSource.HALVES,
-            pieces=lambda program, kernel: schedule_convolution.pieces_on(program, kernel, facts),
+            halves=anchor in (AnchorSource.HALVES, AnchorSource.TILED_HALVES),
+            tiled=anchor is AnchorSource.TILED_HALVES,
+            pieces=lambda program, kernel: _pieces_on(program, kernel, facts),
             teams=lambda program, kernel: team_size(program, kernel, facts) if teams else None,
             product_length=lambda program, kernel: schedule_product.product_length(program, kernel, facts),
         )
     # Four pieces per core even out cores of unequal speed; a piece is worth a thread from some 64 KB on.
     policy = SplitPolicy(workers=4 * facts.cores, least_piece=16384, lanes=64)
     return PassOptions(policy, longest_cached_row=1 << 16)
+
+
+def _pieces_on(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | None:
+    """In how many pieces the kernel of an anchor reduces over positions."""
+    if isinstance(kernel.anchor, Product):
+        return schedule_product.pieces_on(program, kernel, facts)
+    return schedule_convolution.pieces_on(program, kernel, facts)
 
 
 def _generates(anchor: AnchorSource, facts: DeviceFacts) -> Choice:

@@ -37,10 +37,12 @@ def generalised(plan: Schedule, kernel: Kernel, *, coarse: bool) -> Schedule:
     match plan.walk:
         case Walk.POINTWISE:
             plan = replace(plan, width=_width(plan)) if coarse else plan
+            plan = replace(plan, apart=0, unroll=1) if plan.apart else plan
             vectors = ceil(kernel.row_count, plan.width)
             blocks = ceil(vectors, _THREADS * plan.unroll)
-            return replace(plan, lanes=_THREADS, groups=1, apart=0, blocks=blocks)
+            return replace(plan, lanes=_THREADS, groups=1, blocks=blocks)
         case Walk.INNER:
+            plan = replace(plan, fetches=False)
             if coarse and plan.keep is Keep.REGISTERS and not plan.exchanges:
                 return _roomy(plan, kernel)
             return _with_rows(replace(plan, unroll=_unroll(plan)), kernel)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -17,6 +19,7 @@ from fusepass.codegen.forms import Forms
 from fusepass.compile import CompiledGraph, compile_graph
 from fusepass.config import current, override
 from fusepass.fallbacks import FallbackCounter
+from fusepass.isolation import whole_resampling
 from fusepass.structure import Template
 
 Observer = Callable[[CompiledGraph], None]
@@ -63,8 +66,23 @@ class Backend:
         self._observe = observe
 
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        with override(**self._options):  # a wrong option is to be told now, not in a compiler callback
-            return aot_autograd(fw_compiler=self._compile)(graph, example_inputs)
+        # A wrong option is to be told now, not in a compiler callback.
+        with override(**self._options), whole_resampling(example_inputs):
+            try:
+                return aot_autograd(fw_compiler=self._compile)(graph, example_inputs)
+            except TensorifyScalarRestartAnalysis:
+                if not any(map(_writes, graph.graph.nodes)):
+                    raise
+                return self._plain(graph)
+
+    def _plain(self, graph: fx.GraphModule) -> Callable[..., Any]:
+        """`graph` as it is: traced again, it would take a float64 number in a tensor for a constant, and lose what it writes to it."""
+
+        def run(*arguments: Any) -> Any:
+            self._fallbacks.count(self._name, "PyTorch's tracing loses writes to a float64 tensor of no dimensions")
+            return graph(*arguments)
+
+        return run
 
     def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Forward, backward and inference graphs alike; AOTAutograd may ask for the backward one much later."""
@@ -79,6 +97,18 @@ class Backend:
             compiled = compile_graph(graph, name=self._name, fallbacks=self._fallbacks, forms=forms)
         self._observe(compiled)
         return compiled
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether a call, as Dynamo traced it, may write to a tensor that it is given."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    return node.op.startswith("call") and (in_place or node.target in _IN_PLACE or "out" in node.kwargs)
+
+
+_IN_PLACE = {operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv}
+_IN_PLACE |= {operator.imod, operator.ipow, operator.iand, operator.ior, operator.ixor}
+_IN_PLACE |= {operator.ilshift, operator.irshift}
 
 
 def _is_symbolic(graph: fx.GraphModule) -> bool:

@@ -134,15 +134,27 @@ def _generate_others(work: Work, others: Sequence[Variant], facts: DeviceFacts) 
 
 
 def _leave_out_slower(work: Work) -> None:
-    """Beside a product of halves, a generated convolution that nothing is reduced in is as a rule the slower one: it is not built."""
-    if any(isinstance(kernel.anchor, Product) for each in work.candidates for kernel in _of(each, AnchorSource.HALVES)):
-        reducing = [
-            each for each in work.candidates if any(k.cols or k.partials for k in _of(each, AnchorSource.GENERATED))
-        ]
-        kept = {id(each) for each in (work.candidates[0], *reducing)}
-        work.candidates = [
-            each for each in work.candidates if id(each) in kept or each.variant.anchor is not AnchorSource.GENERATED
-        ]
+    """Beside products of halves, a generated convolution is as a rule the slower one: it is not built.
+
+    Unless it reduces something and they do not; with tiled halves what reduces over channels may be slower.
+    """
+    streamed, tiled = (
+        [kernel for each in work.candidates for kernel in _of(each, anchor)]
+        for anchor in (AnchorSource.HALVES, AnchorSource.TILED_HALVES)
+    )
+    if not tiled and not any(isinstance(kernel.anchor, Product) for kernel in streamed):
+        return
+    alone = not _reduce(streamed)
+    first, *others = work.candidates
+    work.candidates = [first] + [
+        each
+        for each in others
+        if each.variant.anchor is not AnchorSource.GENERATED or (alone and _reduce(_of(each, AnchorSource.GENERATED)))
+    ]
+
+
+def _reduce(kernels: Sequence[Kernel]) -> bool:
+    return any(kernel.cols or kernel.partials for kernel in kernels)
 
 
 def _of(candidate: Candidate, anchor: AnchorSource) -> list[Kernel]:

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from fusepass.branches import MOST_BRANCHES, Condition
 from fusepass.codegen.lowering.tracer import Spec
 from fusepass.errors import CaptureError
-from fusepass.isolation import EagerWrites, quiet_fake_tensors
+from fusepass.isolation import EagerWrites, quiet_fake_tensors, whole_resampling
 from fusepass.mutation import Exported, finish
 from fusepass.naming import identifiers, input_text, positional_names
 from fusepass.pystate import hooked_module
@@ -215,7 +215,7 @@ def _export(
     shim.guard = EagerWrites
     shim.states = {name: _fake(state, fake_mode) for name, state in states.items()}
     fakes = tuple(_fake(tensor, fake_mode) for tensor in tensors)
-    with torch.no_grad(), quiet_fake_tensors():
+    with torch.no_grad(), quiet_fake_tensors(), whole_resampling(fakes):
         graph, signature = aot_export_module(shim, fakes, trace_joint=False, decompositions={})
     if not isinstance(graph, fx.GraphModule) or shim.outputs is None:
         raise CaptureError("the export gave no graph")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy
@@ -74,6 +75,49 @@ def quiet_fake_tensors() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(refuse)
+
+
+_lock = threading.Lock()
+_set_aside: dict[Any, dict[Any, Any]] = {}
+_open = 0
+
+
+@contextlib.contextmanager
+def whole_resampling(tensors: Iterable[Any]) -> Iterator[None]:
+    """While open, PyTorch's Python takes no upsampling apart that eager has a kernel for: the parts have other strides.
+
+    For all threads: that Python is registered once for the process. Where one of `tensors` is empty it stays, as shapes are
+    told by Python that rejects an empty batch, and there are no strides to keep.
+    """
+    global _open
+    if any(size == 0 for tensor in tensors for size in getattr(tensor, "shape", ()) if isinstance(size, int)):
+        yield
+        return
+    with _lock:
+        _open += 1
+        if _open == 1:
+            for operator in _resampling():
+                _set_aside[operator] = dict(operator.py_kernels)
+                operator.py_kernels.clear()
+                operator._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        with _lock:
+            _open -= 1
+            if _open == 0:
+                for operator, kernels in _set_aside.items():
+                    operator.py_kernels.update(kernels)
+                    operator._dispatch_cache.clear()
+                _set_aside.clear()
+
+
+def _resampling() -> list[Any]:
+    """The operators of upsampling that PyTorch has Python for."""
+    from torch._decomp import global_decomposition_table  # importing it registers that Python
+
+    found = global_decomposition_table["post_autograd"]
+    return [operator for operator in found if "upsample" in operator.name() and operator.py_kernels]
 
 
 _REORDERED = frozenset(

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fusepass.codegen.lowering.tracer import Spec, Tracer
+from fusepass.functional import functional_form, with_defaults
 from fusepass.patterns.analysis.layout import looks_channels_last
 from fusepass.patterns.legality import waits_for_host
 
@@ -31,19 +32,6 @@ _BATCH_NORMS = {  # operators that update running statistics without saying so i
     aten._native_batch_norm_legit.default: 5,
 }
 """Batch norms by the position of their `training` argument; momentum and eps follow it."""
-
-
-_RENAMED = {aten.bernoulli_.float: aten.bernoulli.p, aten.normal_.default: aten.normal_functional.default}
-"""In-place operators whose functional form has another name."""
-
-
-_ELEMENTWISE = frozenset(
-    {
-        aten.bernoulli_.float, aten.normal_.default, aten.uniform_.default, aten.exponential_.default,
-        aten.copy_.default, aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.masked_fill_.Scalar,
-    }
-)  # fmt: skip
-"""In-place operators that write every element where it stands, beside those that PyTorch tags as pointwise."""
 
 
 class Declined(Exception):
@@ -158,24 +146,25 @@ class Recorder(Tracer):
         return tensor
 
     def _batch_norm(self, func: OpOverload, args: tuple[Any, ...]) -> Any:
-        """Batch norm with the running statistics as results, whichever library computes it."""
+        """Batch norm with the running statistics as results, whichever library computes it: cuDNN's has one result more."""
         x, weight, bias, mean, var, training, momentum, eps = args
         result = func(*args)
+        normalised = tuple(result[:3])
         if not training:
             self.record(
                 aten._native_batch_norm_legit_no_training.default,
                 (x, weight, bias, mean, var, momentum, eps),
                 {},
-                result,
+                normalised,
             )
             return result
         if mean is None:
-            self.record(aten._native_batch_norm_legit.no_stats, (x, weight, bias, True, momentum, eps), {}, result)
+            self.record(aten._native_batch_norm_legit.no_stats, (x, weight, bias, True, momentum, eps), {}, normalised)
             return result
         self._check_writable(func, mean)
         self._check_writable(func, var)
         functional = aten._native_batch_norm_legit_functional.default
-        self.record(functional, (x, weight, bias, mean, var, True, momentum, eps), {}, (*result[:3], mean, var))
+        self.record(functional, (x, weight, bias, mean, var, True, momentum, eps), {}, (*normalised, mean, var))
         return result
 
     def _channels_last(self, args: tuple[Any, ...]) -> Any:
@@ -199,12 +188,12 @@ class Recorder(Tracer):
 
     def _write(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An in-place operator, recorded as the functional one whose result replaces the tensor's value."""
-        functional = _functional(func)
+        functional = functional_form(func)
         target = args[0] if args else None
         if functional is None or not isinstance(target, torch.Tensor):
             raise Declined(f"{func} has no functional form that is known here")
         self._check_writable(func, target)
-        args = _with_defaults(func, args)
+        args = with_defaults(func, args)
         others = [
             leaf for leaf in pytree.tree_leaves((args[1:], kwargs)) if isinstance(leaf, torch.Tensor | float | int)
         ]
@@ -215,8 +204,21 @@ class Recorder(Tracer):
             raise Declined(f"{func} converts what it writes, or leaves gaps")
         with torch.random.fork_rng(_cuda_devices(args, kwargs)):
             result = func(*args, **kwargs)
-        self.record(functional, args, kwargs, target)
+        if func is aten.bernoulli_.float and not target.is_contiguous():
+            self._bernoulli(target, args[1:], kwargs)
+        else:
+            self.record(functional, args, kwargs, target)
         return result
+
+    def _bernoulli(self, target: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Draws in the order of `target`'s memory, as eager does; the functional form would in the order of its dimensions."""
+        order = sorted(range(target.dim()), key=target.stride, reverse=True)
+        viewed, drawn = target.permute(order), target.permute(order)
+        if not viewed.is_contiguous():
+            raise Declined("random numbers for strides of a dimension of size 1")
+        self.record(aten.permute.default, (target, order), {}, viewed)
+        self.record(aten.bernoulli.p, (viewed, *args), kwargs, drawn)
+        self.record(aten.permute.default, (drawn, [order.index(dim) for dim in range(target.dim())]), {}, target)
 
     def _check_writable(self, func: OpOverload, target: torch.Tensor) -> None:
         shared = [other for other in self._relatives(target) if other is not target]
@@ -250,28 +252,6 @@ def _composite(func: OpOverload) -> Any | None:
     """
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     return func.decompose if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite) else None
-
-
-def _functional(func: OpOverload) -> OpOverload | None:
-    """The operator that computes what the in-place `func` writes to its first argument, if there is one."""
-    namespace, name = func._schema.name.split("::")
-    written = [argument.name for argument in func._schema.arguments if argument.is_write]
-    if namespace != "aten" or not name.endswith("_") or written != [func._schema.arguments[0].name]:
-        return None
-    packet = getattr(aten, name[:-1], None)
-    found = _RENAMED.get(func) or getattr(packet, func._overloadname, None)
-    if found is None or found._schema.is_mutable:
-        return None
-    if torch.Tag.pointwise not in func.tags and func not in _ELEMENTWISE:
-        return None
-    same = [argument.name for argument in found._schema.arguments] == [a.name for a in func._schema.arguments]
-    return found if same else None
-
-
-def _with_defaults(func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """All positional arguments, those that the dispatcher leaves out included."""
-    left_out = func._schema.arguments[len(args) :]
-    return (*args, *(argument.default_value for argument in left_out if not argument.kwarg_only))
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

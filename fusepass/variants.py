@@ -18,7 +18,7 @@ from fusepass import measure
 from fusepass.choice import GENERATED
 from fusepass.codegen import choices
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.convolution import GROUP_ARCH, few_channels, few_halves, fill_halves
+from fusepass.codegen.ir.convolution import GROUP_ARCH, few_channels, few_halves, fill_halves, tiled_halves
 from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, is_channels_last
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.source import Target
@@ -64,7 +64,7 @@ def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Va
     `effort` is `Config.tune`: ``"off"`` tries nothing, ``"max"`` everything. ``"fast"`` tries the anchor in both
     implementations, and the other memory format where the rule for it (`anchor_formats`) is least sure: on CUDA, where tensor
     cores may compute a convolution in either. A large convolution that has few channels, or may be rounded to TF32, is also tried as
-    a product of halves. Two variants may turn out to be the same program.
+    a product of halves, in one way or two. Two variants may turn out to be the same program.
     """
     first, *others = anchor_formats(graph, facts)
     anchored = facts.target is Target.CUDA and any(_is_anchor(node) for node in graph.graph.nodes)
@@ -76,7 +76,7 @@ def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Va
     else:
         ranked += [Variant(other, anchor) for other in others for anchor in anchors]
     if _suits_halves(graph, facts):
-        ranked.append(Variant(AnchorFormat.CALLER, AnchorSource.HALVES))
+        ranked += [Variant(AnchorFormat.CALLER, anchor) for anchor in _halves(graph)]
     return tuple(ranked[:1] if effort == "off" else ranked)
 
 
@@ -162,6 +162,14 @@ def _suits_halves(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
     if few_halves(x.shape[1], (1,) if transposed else stride):
         return work >= _LEAST_FEW
     return _tf32_allowed() and fill_halves(x.shape[1]) and work >= _LEAST_HALVED
+
+
+def _halves(graph: fx.GraphModule) -> list[AnchorSource]:
+    """The ways in which halves of such a region's convolution may be multiplied."""
+    (node,) = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
+    stride, transposed = node.args[3], node.args[6]
+    tiled = tiled_halves(node.args[0].meta["val"].shape[1], (1,) if transposed else stride)
+    return [AnchorSource.HALVES, *([AnchorSource.TILED_HALVES] if tiled else [])]
 
 
 def _prefers_channels_last(node: fx.Node) -> bool:

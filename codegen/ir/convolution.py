@@ -153,6 +153,11 @@ def few_halves(channels: int, step: Sequence[int]) -> bool:
     return channels <= _MOST_SCATTERED and max(step) == 1
 
 
+def tiled_halves(channels: int, step: Sequence[int]) -> bool:
+    """Whether a convolution of many channels may do so, if a block has the room, instead of reading them chunk by chunk."""
+    return fill_halves(channels) and max(step) == 1
+
+
 def fill_halves(channels: int) -> bool:
     """Whether a convolution has input channels enough to be a product of halves that are read chunk by chunk, 8 channels of a position.
 

@@ -70,6 +70,7 @@ class Op(enum.Enum):
     ATANH = "atanh"
     ERF = "erf"
     ERFC = "erfc"
+    NORMAL_CDF = "normal_cdf"
     LGAMMA = "lgamma"
     FLOOR = "floor"
     CEIL = "ceil"
@@ -79,6 +80,13 @@ class Op(enum.Enum):
     ISNAN = "isnan"
     ISINF = "isinf"
     SIGMOID = "sigmoid"
+
+
+CHEAP = frozenset(
+    {Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM, Op.FMAX, Op.FMIN, Op.WHERE, Op.CAST}
+    | {Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE, Op.AND, Op.OR, Op.NOT}
+)
+"""Operations of an instruction or two."""
 
 
 class ReduceOp(enum.Enum):

@@ -3,9 +3,9 @@
 A kernel's iteration domain is ``rows x cols``. A *row* is one point of `rows`; reductions run over `cols`, sweep by
 sweep, a later sweep may use the results (`Stat`) of earlier ones; `row_stores` happen once per row, `stores` once per
 (row, col). A kernel without `cols` is pointwise: only `stores`. A kernel may have an `anchor`, a convolution or a matrix
-product whose result at a point its expressions use as a `Stat`; `cols` are then the channels of the convolution or
-nothing. The rows of a kernel with sweeps may be shared by `Team`s of blocks. A pointwise kernel with a convolution may leave
-`Partials` of what is reduced over positions.
+product whose result at a point its expressions use as a `Stat`; `cols` are then the channels of the convolution, rows of the
+product or columns that are neighbours, or nothing. The rows of a kernel with sweeps may be shared by `Team`s of blocks. A pointwise kernel with an anchor may leave
+`Partials` of what is reduced over positions, or columns.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ ANCHOR_TARGETS = frozenset(f"aten.{name}.default" for name in _PRODUCTS)
 CONVERSION_TARGET = "aten.clone.default"
 """The library call that only changes a layout, for an anchor that reads the copy; a generated kernel does the same."""
 
+FEW_POINTS = 2**18
+"""Points of a kernel up to which starting it takes longer than what it does."""
 
 Anchor = Convolution | Product
 
@@ -103,9 +105,10 @@ class Team:
 
 @dataclass(frozen=True)
 class Partials:
-    """What a kernel with a convolution leaves of reductions over positions: a result for each piece and channel.
+    """What a kernel with an anchor leaves of reductions over positions: a result for each piece and channel.
 
-    A piece is a set of positions; the schedule says which. Together the pieces have each position once.
+    A piece is a set of positions; the schedule says which. Together the pieces have each position once. Of a matrix product
+    samples are the batch, channels the rows, positions the columns; those that are not `Kernel.within` bounds are in no piece.
 
     Attributes:
         pieces: their number, as an axis; of each sample where `per_sample`, else of all samples together.
@@ -145,6 +148,22 @@ class Kernel:
     @property
     def row_count(self) -> int:
         return prod(axis.size for axis in self.rows)
+
+    @property
+    def matrix(self) -> tuple[int, int, int, int]:
+        """(pieces, batch, rows, columns) of a kernel's product, of which its own columns are a part; see `Product.apart`."""
+        assert isinstance(self.anchor, Product)
+        pieces, batch, rows, columns = (axis.size for axis in self.rows)
+        several = self.col_count
+        return (
+            (pieces, batch, rows * several, columns) if self.anchor.apart else (pieces, batch, rows, columns * several)
+        )
+
+    @property
+    def lines(self) -> tuple[Axis, Axis]:
+        """The sample and the channel of a kernel with `Partials`."""
+        first = 1 if isinstance(self.anchor, Product) else 0
+        return self.rows[first], self.rows[first + 1]
 
     @property
     def col_count(self) -> int:

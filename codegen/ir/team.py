@@ -1,7 +1,7 @@
 """The memory through which a team of blocks exchanges reduction states: where what stands, in bytes.
 
-First a counter for each team, each in a cache line of its own; then, for each reduction, two turns of one state per
-block of each team. A state is written two turns after it was read at the earliest (see `fp_team.cuh`).
+For each reduction, two turns of one state per block of each team, each 32 bits of it beside the number of their turn. A
+state is written two turns after it was read at the earliest (see `fp_team.cuh`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from fusepass.codegen.ir.expr import ReduceOp
 from fusepass.codegen.ir.program import Kernel, Reduction
 
-COUNTER_BYTES = 128
 _TURNS = 2
+_TAGGED = 2  # times what a state takes: each word has the number of its turn beside it
 _ALIGNMENT = 16
 
 
@@ -32,9 +32,9 @@ def exchange_offsets(kernel: Kernel, members: int, teams: int) -> dict[str, int]
 
 
 def _offsets(kernel: Kernel, members: int, teams: int) -> Iterator[tuple[str, int]]:
-    at = teams * COUNTER_BYTES
+    at = 0
     for reduction in kernel.reductions:
         yield reduction.name, at
-        room = _TURNS * teams * members * state_bytes(reduction)
+        room = _TURNS * _TAGGED * teams * members * state_bytes(reduction)
         at += -(-room // _ALIGNMENT) * _ALIGNMENT
     yield "", at

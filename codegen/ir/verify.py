@@ -92,12 +92,12 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
             if len(reduction.values) != reduction.op.arity:
                 yield f"{reduction.name} takes {reduction.op.arity} values, has {len(reduction.values)}"
             for value in reduction.values:
-                yield from _expr_faults(program, value, everything, known)
+                yield from _expr_faults(program, value, everything, known, everywhere=not kernel.within)
         known.update({reduction.name: reduction.op.kept for reduction in sweep})
     if kernel.partials is not None:
         yield from _partial_faults(program, kernel, kernel.partials, known)
     for store in kernel.row_stores:
-        yield from _store_faults(program, store, rows, known)
+        yield from _store_faults(program, store, rows, known, everywhere=not kernel.within)
     for store in kernel.stores:
         yield from _store_faults(program, store, everything, known, everywhere=not kernel.within)
     if kernel.within and (not isinstance(kernel.anchor, Product) or kernel.anchor.pieces > 1):
@@ -144,14 +144,16 @@ def _halves_faults(program: Program, anchor: Convolution, halves: ScaledHalves) 
 
 
 def _partial_faults(program: Program, kernel: Kernel, partials: Partials, known: dict[str, int]) -> Iterator[str]:
-    if not isinstance(kernel.anchor, Convolution) or kernel.cols or kernel.sweeps or not partials.reductions:
-        yield "partial results of a kernel that is no convolution per element, or of nothing"
+    if kernel.anchor is None or kernel.cols or kernel.sweeps or not partials.reductions:
+        yield "partial results of a kernel that is no anchor per element, or of nothing"
         return
-    sample, channel, *_ = kernel.rows
+    if isinstance(kernel.anchor, Product) and (kernel.anchor.pieces > 1 or not partials.per_sample):
+        yield "partial results of parts of sums, or of several matrices"
+    sample, channel = kernel.lines
     for reduction in partials.reductions:
         if reduction.op.arity != 1 or reduction.values != (partials.value,) or partials.value.dtype is not DType.F32:
             yield f"{reduction.name} is not of the one float32 value that is reduced over positions"
-    yield from _expr_faults(program, partials.value, frozenset(kernel.rows), known)
+    yield from _expr_faults(program, partials.value, frozenset(kernel.rows), known, everywhere=not kernel.within)
     axes = frozenset((partials.pieces, channel, *((sample,) if partials.per_sample else ())))
     results = {reduction.name: reduction.op.kept for reduction in partials.reductions}
     for store in partials.stores:
@@ -172,10 +174,12 @@ def _team_faults(program: Program, kernel: Kernel, team: Team) -> Iterator[str]:
 
 
 def _product_faults(program: Program, kernel: Kernel, product: Product) -> Iterator[str]:
-    sizes = [axis.size for axis in kernel.rows]
-    if kernel.cols or len(sizes) != 4 or sizes[0] != product.pieces:
+    if len(kernel.rows) != 4 or kernel.rows[0].size != product.pieces or len(kernel.cols) > 1:
         yield f"rows of {product.name} that are not {product.pieces} pieces, batch, row and column"
         return
+    sizes = kernel.matrix
+    if kernel.cols and (product.pieces > 1 or (product.apart and kernel.rows[2].size % product.apart)):
+        yield f"columns of {product.name} that are not rows {product.apart} apart, or of sums in pieces"
     for operand, rows in ((product.left, sizes[2]), (product.right, sizes[3])):
         buffer = _find(program, operand.buffer)
         counts = ((rows, operand.row), (product.inner, operand.inner))

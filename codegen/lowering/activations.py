@@ -127,12 +127,12 @@ def formula(*targets: OpOverload) -> Callable[[Formula], Formula]:
 def gelu(x: Value, approximate: str = "none") -> Value:
     if approximate == "tanh":
         return 0.5 * x * (1.0 + tanh(sqrt(2 / pi) * (x + 0.044715 * (x * x * x))))
-    return 0.5 * x * (1.0 + (x * sqrt(0.5)).apply(Op.ERF))
+    return x * x.apply(Op.NORMAL_CDF)
 
 
 @formula(aten.silu.default)
 def silu(x: Value) -> Value:
-    return x / (1.0 + exp(-x))
+    return x * x.apply(Op.SIGMOID)
 
 
 @formula(aten.softplus.default)
@@ -143,7 +143,13 @@ def softplus(x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
 
 @formula(aten.mish.default)
 def mish(x: Value) -> Value:
-    return x * tanh(softplus(x))
+    """``x tanh(log(1 + e^x))``, where the tangent is ``n / (n + 2)`` for ``n = e^x (e^x + 2)``: one function instead of three.
+
+    All terms are positive, so nothing cancels; from 20 on, the quotient is 1.
+    """
+    power = exp(x.apply(Op.MINIMUM, 20.0))
+    grown = power * (power + 2.0)
+    return x * (grown * (grown + 2.0).apply(Op.RECIPROCAL))
 
 
 @formula(aten.elu.default)

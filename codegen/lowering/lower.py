@@ -108,7 +108,8 @@ def lower(
     lowered = graph if _in_vocabulary(graph) else decompose(graph)
     lowered.graph.eliminate_dead_code()
     placeholders = lowered.graph.find_nodes(op="placeholder")
-    cuda = any(node.meta["val"].device.type == "cuda" for node in placeholders)
+    # Decompositions describe tensors without their device.
+    cuda = any(node.meta["val"].device.type == "cuda" for node in graph.graph.find_nodes(op="placeholder"))
     context = Context(anchor_format=anchor_format, tf32=tf32, cuda=cuda)
     values: dict[torch.fx.Node, Any] = {}
     inputs: list[str] = []

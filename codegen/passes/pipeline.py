@@ -30,7 +30,7 @@ class PassOptions:
         longest_cached_row: rows of at most this many elements stay on chip between sweeps.
         anchors: whether a kernel with an anchor is better than the library's call.
         warps: that multiply together in a convolution; see `Convolution.warps`.
-        halves: whether convolutions that may be rounded to TF32 become products of scaled halves.
+        halves, tiled: whether convolutions that may be rounded to TF32 become products of scaled halves, and these in tiles.
         pieces: in how many pieces a convolution's kernel reduces over positions.
         product_length: terms that a piece of the sums of a kernel's matrix product should have.
         separate_from: elements of a kernel from which one that reads and writes along different axes is worth two launches;
@@ -43,6 +43,7 @@ class PassOptions:
     anchors: Choice = lambda program, kernel: False
     warps: int = 1
     halves: bool = False
+    tiled: bool = False
     pieces: Pieces = lambda program, kernel: None
     separate_from: int | None = None
     teams: TeamChoice = lambda program, kernel: None
@@ -91,7 +92,10 @@ def _checked(name: str, program: Program) -> None:
 
 
 def _generate_anchors(program: Program, builder: Builder, options: PassOptions) -> Program:
-    return generate_anchors(program, builder, options.anchors, options.pieces, options.warps, halves=options.halves)
+    kinds = {"halves": options.halves, "tiled": options.tiled}
+    return generate_anchors(
+        program, builder, options.anchors, options.pieces, options.warps, **kinds, kept=options.longest_cached_row
+    )
 
 
 def _rename(program: Program, builder: Builder) -> Program:

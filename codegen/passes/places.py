@@ -1,4 +1,4 @@
-"""A convolution of few input channels that multiplies scaled halves: its operands are packed by kernels before it, in each call."""
+"""A convolution that multiplies scaled halves of tiles of its input: its operands are packed by kernels before it, in each call."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
-from fusepass.codegen.ir.team import COUNTER_BYTES
 from fusepass.codegen.render.cuda_kernel import kernel_body
 from fusepass.codegen.render.cuda_places import places_text
 from fusepass.codegen.render.cuda_product import product_body
@@ -28,9 +27,19 @@ from fusepass.codegen.source import Source, Target
 from fusepass.errors import ScheduleError
 
 _INCLUDED = ("fp_index.h", "fp_merge.cuh", "fp_vector.cuh")
-_HEADERS = (*_INCLUDED, "fp_cast.h", "fp_common.h", "fp_half.h", "fp_libm.h", "fp_scalar.h", "fp_states.h")
+_HEADERS = (
+    *_INCLUDED,
+    "fp_cast.h",
+    "fp_common.h",
+    "fp_functions.h",
+    "fp_half.h",
+    "fp_libm.h",
+    "fp_scalar.h",
+    "fp_states.h",
+)
 _COPIES = ("fp_instructions.cuh",)  # for kernels that stage what they load
 _TEAMS = ("fp_instructions.cuh", "fp_launch.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
+_FETCHES = ("fp_instructions.cuh", "fp_team.cuh")  # for those whose blocks copy their next row ahead
 _PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anchor
 _CONVOLUTION_GROUPS = ("fp_wgmma.cuh", "fp_group.cuh")  # which is a convolution that four warps multiply together
 _PLACES = ("fp_wgmma_places.cuh", "fp_places.cuh")  # of scaled halves
@@ -75,12 +84,13 @@ def render_cuda(
     entry = names.exact(f"run_{program.name}")
     pointers = {buffer.name: names.exact(buffer.name) for buffer in program.arguments}
     kernels, launches = [], []
-    groups = patches = False
+    groups = patches = fetches = False
     for kernel in program.kernels:
         if is_empty(kernel):
             continue
         plan = _plan(kernel, program, facts, aligned, general)
         patches = patches or (isinstance(plan, Schedule) and plan.walk is Walk.PATCH)
+        fetches = fetches or (isinstance(plan, Schedule) and plan.fetches)
         name = names.exact(kernel.name)
         kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
         launches += _launch(kernel, name, program, plan, pointers)
@@ -95,6 +105,7 @@ def render_cuda(
     headers += _MATRIX_GROUPS if groups else ()
     headers += _COPIES if patches else ()
     headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
+    headers += _FETCHES if fetches else ()
     library = _LibraryText(
         title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
         comment=_buffer_comments(program),
@@ -135,7 +146,8 @@ def describe_cuda(program: Program, kernel: Kernel, facts: DeviceFacts, general:
 
 def _summary(kernel: Kernel, plan: Plan) -> str:
     if isinstance(plan, ProductSchedule):
-        return f"matrix product, {kernel.row_count} elements: {plan}"
+        pieces = f", rows reduced in {kernel.partials.pieces.size} pieces" if kernel.partials else ""
+        return f"matrix product, {kernel.row_count} elements: {plan}{pieces}"
     if isinstance(plan, ConvolutionSchedule):
         pieces = f", reduced over positions in {kernel.partials.pieces.size} pieces" if kernel.partials else ""
         return f"convolution, {kernel.row_count} elements: {plan}{pieces}"
@@ -199,7 +211,7 @@ def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: d
     if kernel.team is not None:
         team = kernel.team
         shape = f"{team.members}, {team.teams}, {plan.threads}, {plan.shared_bytes}"
-        exchange = f"{pointers[team.exchange]}, {team.teams * COUNTER_BYTES}, stream,"
+        exchange = f"{pointers[team.exchange]}, {program.buffer(team.exchange).nbytes}, stream,"
         start = f"const int error = fp::launch_teams({name}, {shape}, {exchange}"
         return ["{", *block("", [start, *passed, "if (error != 0) return error;"])[1:]]
     lines = []

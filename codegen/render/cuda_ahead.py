@@ -1,4 +1,4 @@
-"""What a block of a team brings closer of its team's next row, while the row at hand is finished."""
+"""What a block that goes from row to row brings closer of its next one, while the row at hand is finished."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from fusepass.codegen.render.cuda_loads import loads_ahead
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import block
 
-_PREFETCHED = 2  # times as many vectors of a team's next row as a thread loads at once
+_PREFETCHED = 4  # times as many vectors of a team's next row as a thread loads at once
+_FEW_TEAMS = 4  # where there are more, the others keep the memory busy
 _PREFETCHED_LESS = 1  # where the cache also has weights that every row meets
 
 
@@ -28,25 +29,24 @@ class Fetches:
     def first_row(self) -> list[str]:
         """Before the loop over rows: begin to copy the first one."""
         frame, tile = self.frame, self.frame.tile
-        team = frame.kernel.team
-        assert team is not None
         start = frame.names.numbered("start") if tile.loop else tile.start
         number = frame.number(tile, start)
-        lines = self._vector(f"{frame.team}.number", number)
+        lines = self._vector(frame.first_row, number)
         lines = block(f"if ({number} < {tile.end})", lines) if tile.tail else lines
         lines = frame.unrolled(frame.u, frame.schedule.unroll, lines)
         if tile.loop:
             advance = frame.schedule.unroll * tile.step
             span = f"{start} = {tile.start}; {start} < {tile.count}; {start} += {advance}"
             lines = block(f"for ({frame.index_type} {span})", lines)
-        if team.teams > frame.kernel.row_count:
-            lines = block(f"if ({frame.team}.number < {frame.kernel.row_count})", lines)
+        team = frame.kernel.team
+        if team is not None and team.teams > frame.kernel.row_count:
+            lines = block(f"if ({frame.first_row} < {frame.kernel.row_count})", lines)
         return [*lines, "fp::end_copies();"]
 
     def row(self) -> list[str]:
         """At the beginning of a row."""
         return (
-            [f"const {self.frame.index_type} {self._next} = {self.frame.row} + {self.frame.team}.count;"]
+            [f"const {self.frame.index_type} {self._next} = {self.frame.row} + {self.frame.row_step};"]
             if self._next
             else []
         )
@@ -77,8 +77,12 @@ def prefetch_row(frame: Frame, roots: Sequence[Expr]) -> list[str]:
     """
     tile, rows, cols = frame.tile, frozenset(frame.kernel.rows), frozenset(frame.kernel.cols)
     found = [each.load for each in loads_ahead(frame, roots, ()) if not each.guard and each.load.index.axes & rows]
+    team = frame.kernel.team
+    assert team is not None
+    if team.teams > _FEW_TEAMS:
+        return []
     # Where most of a row is read again, the cache is better left to that.
-    if not found or frame.arranged.row is None or 2 * frame.schedule.kept < frame.schedule.part:
+    if not found or frame.arranged.row is None or 2 * frame.schedule.on_chip < frame.schedule.part:
         return []
     following = frame.names.exact("next")
     scope = Scope(frame.printer)  # of its own: quotients of the row at hand are not those of the next
@@ -93,5 +97,5 @@ def prefetch_row(frame: Frame, roots: Sequence[Expr]) -> list[str]:
         start = inner.operand(frame.first_lane(load.index))
         inner.lines.append(f"fp::prefetch({frame.pointers[load.buffer]} + {start});")
     lines = [*scope.lines, *frame.unrolled(frame.u, steps, inner.lines)]
-    head = f"const {frame.index_type} {following} = {frame.row} + {frame.team}.count;"
+    head = f"const {frame.index_type} {following} = {frame.row} + {frame.row_step};"
     return [head, *block(f"if (threadIdx.x >= 32 && {following} < {frame.kernel.row_count})", lines)]

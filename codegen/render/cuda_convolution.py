@@ -7,13 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fusepass.codegen.ir.convolution import ROWS
-from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Expr, ReduceOp, Stat, walk
+from fusepass.codegen.ir.expr import Expr, Stat, walk
 from fusepass.codegen.ir.program import Buffer, Reduction, Store
 from fusepass.codegen.render.cuda_input import UNROLL, TileWriter, quotient, remainder, unrolled
+from fusepass.codegen.render.cuda_neighbours import store_neighbours
+from fusepass.codegen.render.cuda_pairs import pairs, takes_pairs
 from fusepass.codegen.render.cuda_partials import PositionStates
+from fusepass.codegen.render.cuda_sweeps import Sweeps
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.schedule_convolution.tiles import SECTOR
 
 GROUP_SLICES = 2  # that a thread has on their way into the tensor core where four warps multiply together
 
@@ -31,7 +34,8 @@ class Sums:
     """Where the writer of results finds them.
 
     Attributes:
-        staging: the statement that lays the sums of phase ``$p`` and 16 channels, the ``$m``-th ones, out in ``$room``.
+        staging: the statement that lays the sums of phase ``$p``, or of all phases of a pair, and 16 channels, the ``$m``-th ones, out in
+            ``$room``.
         rows: how many times 16 channels there are.
         covered: channels that all blocks together work on; those past the result's are not stored.
         group: the first of these groups in the tile.
@@ -46,6 +50,10 @@ class Sums:
     repair: tuple[str, ...] = ()
     unroll: str = UNROLL
 
+    def laid_out(self, pair: int) -> list[str]:
+        """`staging`, for each phase of a `pair`."""
+        return unrolled("$p", pair, [self.staging]) if "$p" in self.staging else [self.staging]
+
 
 class ConvolutionWriter(TileWriter):
     """Lines of a kernel, its results among them; see `TileWriter`."""
@@ -59,33 +67,43 @@ class ConvolutionWriter(TileWriter):
 
     # ---- tiles
 
-    def over_tiles(self, buffers: int, ready: Sequence[str], work: Iterable[str], pointer: str) -> Iterable[str]:
+    def over_tiles(
+        self, buffers: int, ready: Sequence[str], work: Iterable[str], pointer: str, teams: int = 1
+    ) -> Iterable[str]:
         """A block takes one tile after another: `ready` makes of what is there what `work` takes.
 
-        With two `buffers`, of type `pointer`, the next tile is fetched meanwhile.
+        With two `buffers`, of type `pointer`, the next tile is fetched meanwhile. With several `teams`, groups of four warps, each
+        takes tiles of its own, and ``$team`` is its number.
         """
         blocks = self.plan.channel_blocks
-        stride = self.plan.blocks // blocks
+        each = self.plan.blocks // blocks
+        stride, first, meet = each, quotient("int(blockIdx.x)", blocks), "__syncthreads();"
+        if teams > 1:
+            stride, first, meet = each * teams, f"{first} + $team * {each}", "fp::meet_group();"
         ahead = [
             *block(f"if ($number + {stride} < {self.tile_count})", [f"$fetch($number + {stride}, $next);"]),
             "fp::end_copies();",
             "fp::await_copies<1>();",
         ]
-        now = ["$fetch($number, $tile);", "fp::end_copies();"]
+        fetch = "$fetch($number, $tile);"
+        whole = teams == 1 or self.tile_count >= stride
+        now = [fetch if whole else f"if ($number < {self.tile_count}) {fetch}", "fp::end_copies();"]
         exchange = [f"{pointer} const $done = $tile;", "$tile = $next;", "$next = $done;"]
         double = buffers == 2
         loop = [
             *(ahead if double else [*now, "fp::await_copies<0>();"]),
             *ready,
-            "__syncthreads();",
+            meet,
             *self.tile_place(),
             *work,
-            "__syncthreads();",
+            meet,
             *(self.states.end("$first_channel") if self.states else ()),
             *(exchange if double else []),
         ]
-        yield f"int $number = {quotient('int(blockIdx.x)', blocks)};"
+        yield f"int $number = {first};"
         yield from now if double else ()
+        if teams > 1:  # what the block has in common is there for all of its groups
+            yield from ("fp::end_copies();", "fp::await_copies<0>();", *ready, "__syncthreads();")
         yield from block(f"for (; $number < {self.tile_count}; $number += {stride})", loop)
 
     # ---- sums
@@ -104,14 +122,14 @@ class ConvolutionWriter(TileWriter):
     def epilogue(self, sums: Sums) -> Iterable[str]:
         """What the kernel's expressions make of the sums: a thread takes neighbouring results, channel by channel."""
         if self.kernel.is_pointwise:
-            yield from self.over_channels(sums, self._stores(), sums.unroll)
+            each = self._pairs(sums) if takes_pairs(self) else self.over_channels(sums, self._stores(), sums.unroll)
+            yield from each
             return
         yield from self.reductions(sums)
 
     def over_channels(self, sums: Sums, lines: Sequence[str], unroll: str, ahead: Sequence[str] = ()) -> Iterable[str]:
         """`lines` for each result, ``$sum``, at ``$channel`` and the spatial axes; `ahead` before each position's channels."""
-        on = self.on
-        place = "$lane" if on.pair == 1 else "$half * 32 + $lane"
+        on, place = self.on, self._staged_place
         row = [
             f"const int $channel = $first_channel + $m * {ROWS} + $row;",
             f"const float $sum = $room[$row * {on.staged_pitch} + {place}];",
@@ -120,96 +138,126 @@ class ConvolutionWriter(TileWriter):
         if self.sizes[1] != sums.covered:
             row[1:] = block(f"if ($channel < {self.sizes[1]})", row[1:])
         taken, row = ([line.replace("$place", place) for line in text] for text in (sums.repair, row))
-        staged = ["__syncwarp();", *unrolled("$p", on.pair, [sums.staging]), "__syncwarp();"]
+        taken = block("if ($broken)", taken) if taken else []
         positions = self.over_positions(sums, [*taken, *ahead, *unrolled("$row", ROWS, row, unroll)])
-        yield from unrolled("$m", sums.rows, [*staged, *positions, *(self.states.add() if self.states else ())])
+        yield from self._over_rows(sums, positions)
+
+    def _over_rows(self, sums: Sums, lines: Sequence[str]) -> Iterable[str]:
+        """`lines` for 16 channels after another, which are laid out before and reduced behind them."""
+        staged = ["__syncwarp();", *sums.laid_out(self.on.pair), "__syncwarp();"]
+        yield from unrolled("$m", sums.rows, [*staged, *lines, *(self.states.add() if self.states else ())])
+
+    def _pairs(self, sums: Sums) -> Iterable[str]:
+        """The same for two neighbours at a time; see `cuda_pairs`."""
+        lines = self._repaired(sums)
+        if self.states:
+            lines = [*self.over_positions(sums, []), *lines]
+        yield from self._over_rows(sums, [*lines, *pairs(self, sums.group, sums.covered, sums.unroll)])
+
+    def vectors(self, sums: Sums, width: int) -> Iterable[str]:
+        """The same for `width` neighbours; see `cuda_neighbours`."""
+        stored = store_neighbours(self, sums.group, sums.covered, sums.unroll, width)
+        yield from self._over_rows(sums, [*self._repaired(sums), *stored])
+
+    def _repaired(self, sums: Sums) -> list[str]:
+        """What is not finite in ``$room`` is computed again there."""
+        repair = [line.replace("$place", self._staged_place) for line in sums.repair]
+        return block("if ($broken)", [*self._where_inside(sums, repair), "__syncwarp();"]) if repair else []
+
+    @property
+    def _staged_place(self) -> str:
+        """Where a thread's result lies in its row of ``$room``."""
+        return "$lane" if self.on.pair == 1 else "$half * 32 + $lane"
+
+    def _where_inside(self, sums: Sums, lines: Sequence[str]) -> list[str]:
+        places, inside = self.position(sums.group)
+        return unrolled("$half", self.on.pair, [*places, *block(f"if ({inside})", lines)])
 
     def over_positions(self, sums: Sums, lines: Sequence[str]) -> list[str]:
         """`lines` for each position of a thread, where it is one of the result."""
-        places, inside = self._position(sums.group)
         if self.states is None:
-            return unrolled("$half", self.on.pair, [*places, *block(f"if ({inside})", lines)])
-        places += [f"const bool $is_inside = {inside};", "$inside[$half] = __ballot_sync(0xffffffffu, $is_inside);"]
-        taken = unrolled("$half", self.on.pair, [*places, *block("if ($is_inside)", lines)])
-        return [f"unsigned $inside[{self.on.pair}];", *taken]
+            return self._where_inside(sums, lines)
+        places, inside = self.position(sums.group)
+        once = f"$is_inside && ({self._is_first()})" if self.on.pace else "$is_inside"  # of tiles that overlap
+        places += [f"const bool $is_inside = {inside};", f"$inside[$half] = __ballot_sync(0xffffffffu, {once});"]
+        if lines:
+            places += block("if ($is_inside)", lines)
+        return [f"unsigned $inside[{self.on.pair}];", *_apart(unrolled("$half", self.on.pair, places))]
 
     # ---- reductions over channels
 
     def reductions(self, sums: Sums) -> Iterable[str]:
         """The kernel's sweeps over channels and its stores: a thread has all channels of its positions, one after another."""
         kernel = self.kernel
-        self._states: dict[str, str] = {}
+        sweeps = Sweeps(kernel, self.program, self.pointers, self.printer, self.names, "[$half]")
+        axes = dict(zip(kernel.rows, ("$sample", *self.axes), strict=True))
+        (stat, *_) = [
+            node for node in walk(*kernel.roots) if isinstance(node, Stat) and node.reduction == self.anchor.name
+        ]
+
+        def phase(roots: Sequence[Expr], sweep: Sequence[Reduction], stores: Sequence[Store]) -> list[str]:
+            outer = sweeps.row_scope(roots, axes)
+            inner = sweeps.column(outer, "$channel", stat, sweep, stores)
+            return _apart(self.over_channels(sums, inner, sums.unroll, outer.lines))
+
         for sweep in kernel.sweeps:
-            for reduction in sweep:
-                kind = f"fp::{reduction.op.value}<{C_TYPES[reduction.dtype]}>"
-                self._states[reduction.name] = self.names.numbered(f"{reduction.name}_state")
-                yield f"{kind} {self._states[reduction.name]}[{self.on.pair}];"
-            yield from _apart(self._phase(sums, [value for each in sweep for value in each.values], sweep, ()))
+            yield from (sweeps.declared(reduction, f"[{self.on.pair}]") for reduction in sweep)
+            yield from phase([value for each in sweep for value in each.values], sweep, ())
         if kernel.row_stores:
-            scope = self._row_scope([store.value for store in kernel.row_stores])
+            scope = sweeps.row_scope([store.value for store in kernel.row_stores], axes)
             for store in kernel.row_stores:
-                scope.lines.append(self._store(scope, store))
+                scope.lines.append(sweeps.stored(scope, store))
             yield from _apart(self.over_positions(sums, scope.lines))
         if kernel.stores:
-            yield from _apart(self._phase(sums, [store.value for store in kernel.stores], (), kernel.stores))
-
-    def _phase(
-        self, sums: Sums, roots: Sequence[Expr], sweep: Sequence[Reduction], stores: Sequence[Store]
-    ) -> Iterable[str]:
-        outer = self._row_scope(roots)
-        inner = outer.child()
-        inner.define_axis(self.kernel.cols[0], "$channel")
-        for node in walk(*roots):
-            if isinstance(node, Stat) and node.reduction == self.anchor.name:
-                inner.bind(node, "$sum")
-        for reduction in sweep:
-            values = ", ".join(self._operand(inner, reduction, value) for value in reduction.values)
-            inner.lines.append(f"{self._states[reduction.name]}[$half].push({values});")
-        inner.lines += [self._store(inner, store) for store in stores]
-        yield from self.over_channels(sums, inner.lines, sums.unroll, outer.lines)
-
-    def _row_scope(self, roots: Sequence[Expr]) -> Scope:
-        """What is the same for all channels of a position."""
-        scope = Scope(self.printer)
-        for axis, text in zip(self.kernel.rows, ("$sample", *self.axes), strict=True):
-            scope.define_axis(axis, text)
-        for node in walk(*roots):
-            if isinstance(node, Stat) and node.reduction in self._states:
-                scope.bind(node, f"{self._states[node.reduction]}[$half].part<{node.part}>()")
-        self.printer.expect(roots)
-        return scope
-
-    def _operand(self, scope: Scope, reduction: Reduction, value: Expr) -> str:
-        positional = reduction.op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN) and value is reduction.values[1]
-        text, wanted = bare(scope.value(value)), DType.I64 if positional else reduction.dtype
-        return text if value.dtype is wanted else f"fp::cast<{C_TYPES[wanted]}>({text})"
+            yield from phase([store.value for store in kernel.stores], (), kernel.stores)
 
     # ---- where results go
 
-    def _position(self, group: str) -> tuple[list[str], str]:
-        """The coordinates of the result that a thread takes, and the condition that it exists."""
+    def position(self, group: str, column: str = "", start: str = "") -> tuple[list[str], str]:
+        """The coordinates of the result that a thread takes, and the condition that it exists.
+
+        It is the position of the warp that `column` says, in the phase of a pair that `start` says; by default a warp takes neighbours.
+        """
         on, sizes = self.on, self.sizes
-        column = "$lane" if on.pair == 1 else f"($half * 32 + $lane) / {on.pair}"
+        column = column or ("$lane" if on.pair == 1 else f"($half * 32 + $lane) / {on.pair}")
         coordinates = self.group_coordinates(f"({group} + {column} / 8)")
         inner = f"{column} % 8"
         coordinates[-1] = inner if coordinates[-1] == "0" else f"{coordinates[-1]} + {inner}"
-        starts, conditions, lines = self._phase_starts(), [], []
+        starts, conditions, lines = self._phase_starts(start or f"$lane % {on.pair}"), [], []
         for number, axis in enumerate(self.axes):
-            position = f"($tile_{axis[1:]} * {on.tile[number]} + {coordinates[number]})"
+            position = f"($tile_{axis[1:]} * {on.steps[number]} + {coordinates[number]})"
             spread = self.anchor.spread[number]
             at = position if spread == 1 else f"{position} * {spread} + {starts[number]}"
             lines.append(f"const {self.index_type} {axis} = {bare(at)};")
             conditions.append(f"{axis} < {sizes[2 + number]}")
+        if on.pace:
+            lines += self._own_sectors()
         return lines, " && ".join(conditions)
 
-    def _phase_starts(self) -> list[str]:
-        """The first result element of a phase, per axis."""
+    def _own_sectors(self) -> list[str]:
+        """``$ahead``, how far a result is from the tile's first one, and ``$own``: the tile stores it where that, counted from the beginning
+        of its sector, is less. The first tile of a row and the last one store all to its ends.
+        """
+        step = self.on.pace * self.anchor.spread[-1]
+        before = f"($tile_x ? 0 : {SECTOR})"  # of a row begins a sector
+        return [
+            f"const int $ahead = int($x) - $tile_x * {step} + {before};",
+            f"const unsigned $own = $tile_x == {self.on.tiles[-1] - 1} ? {1 << 30} : {step} + {before};",
+        ]
+
+    def _is_first(self) -> str:
+        """The condition that no later tile has a result."""
+        step = self.on.pace * self.anchor.spread[-1]
+        return f"int($x) < ($tile_x + 1) * {step} || $tile_x == {self.on.tiles[-1] - 1}"
+
+    def _phase_starts(self, start: str) -> list[str]:
+        """The first result element of a phase, per axis; `start` is that of a pair along the last one."""
         starts, rest = [], "$phase"
         for spread, size in reversed(list(zip(self.anchor.spread, self.sizes[2:], strict=True))):
             starts.append(remainder(rest, min(spread, size)) if len(self.on.phases) > 1 else "0")
             rest = quotient(rest, min(spread, size))
         if self.on.pair > 1:
-            starts[0] = f"$lane % {self.on.pair}"
+            starts[0] = start
         return starts[::-1]
 
     def _stores(self) -> list[str]:
@@ -232,7 +280,11 @@ class ConvolutionWriter(TileWriter):
         value = bare(scope.value(store.value))
         if store.value.dtype is not buffer.dtype:
             value = f"fp::cast<{C_TYPES[buffer.dtype]}>({value})"
-        return f"{self.pointers[store.buffer]}[{scope.index(store.index)}] = {value};"
+        index, target = scope.index(store.index), self.pointers[store.buffer]
+        if not self.on.pace:
+            return f"{target}[{index}] = {value};"
+        own = f"unsigned($ahead - int($at % {SECTOR // buffer.dtype.nbytes})) < $own"
+        return f"if (const {self.index_type} $at = {index}; {own}) {target}[$at] = {value};"
 
 
 def _apart(lines: Iterable[str]) -> list[str]:

@@ -25,7 +25,8 @@ def repair(writer: ConvolutionWriter) -> Iterable[str]:
         *_plain_sum(writer),
         f"{at} = $plain;",
     ]
-    yield from block("if ($broken)", [_ONCE, *block(f"for (int $row = 0; $row < {ROWS}; ++$row)", lines)])
+    yield _ONCE
+    yield from block(f"for (int $row = 0; $row < {ROWS}; ++$row)", lines)
 
 
 def _plain_sum(writer: ConvolutionWriter) -> list[str]:

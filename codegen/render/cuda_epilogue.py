@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fusepass.codegen.ir.crossing import near_step
-from fusepass.codegen.ir.expr import Apply, Const, Expr, Op, Stat, children, walk
+from fusepass.codegen.ir.expr import Apply, Const, Expr, Stat, children, walk
 from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.product import Arithmetic, Product
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.vectors import is_vector, split_index
+from fusepass.codegen.render.cuda_lines import Lines
+from fusepass.codegen.render.cuda_partials import RowStates
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
 from fusepass.codegen.schedule_product import ProductSchedule
@@ -21,10 +24,6 @@ _NEIGHBOURS = "$column", "$next"
 _TOGETHER = 2, 4, 8  # rows that a warp may take together
 _DIRECT_BYTES = 4  # of an element, from which 8 neighbours are a whole sector
 _MOST_DIRECT = 16  # nodes of what is done with a sum
-_CHEAP = frozenset(
-    {Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM, Op.FMAX, Op.FMIN, Op.WHERE, Op.CAST}
-    | {Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE, Op.AND, Op.OR, Op.NOT}
-)
 _ROWS_AT_ONCE = 8  # of results: what the epilogue loads for them is on its way together
 
 
@@ -45,6 +44,8 @@ class Epilogue:
         self.pieces, self.batches, self.rows, self.columns = kernel.rows
         self.stat = next(node for node in walk(*kernel.roots) if isinstance(node, Stat))
         self.ready = self._ready() if self._is_plain else self.stat
+        self.lines = Lines(kernel, program, plan, pointers, printer, self.ready) if kernel.cols else None
+        self.states = RowStates(kernel, plan, pointers, printer, self._index) if kernel.partials else None
 
     @property
     def _is_plain(self) -> bool:
@@ -62,7 +63,7 @@ class Epilogue:
         found: Expr = self.stat
         while id(found) not in roots:
             (user, *others) = users[id(found)]
-            if others or not isinstance(user, Apply) or user.op not in _CHEAP or user.dtype is not self.stat.dtype:
+            if others or not isinstance(user, Apply) or user.op not in CHEAP or user.dtype is not self.stat.dtype:
                 break
             if any(arg is not found and not self._of_row(arg) for arg in user.args):
                 break
@@ -71,7 +72,8 @@ class Epilogue:
 
     def _of_row(self, node: Expr) -> bool:
         needs = self.printer.dataflow.needs(node)
-        return self.columns not in needs and self.stat not in needs
+        inside = () if self.product.apart else self.kernel.cols
+        return self.stat not in needs and not needs & {self.columns, *inside}
 
     def early(self) -> Iterable[str]:
         """Makes of a thread's sums, which are those of two rows, what can be made of them with what the rows have in common."""
@@ -79,17 +81,31 @@ class Epilogue:
             return
         outside = self._outside()
         along = outside.child()
-        along.define_axis(self.rows, "$row")
+        places = self._row_axes(along)
         here = along.child()
         here.bind(self.stat, "$sum")
         self.printer.expect([self.ready])
         value = bare(here.value(self.ready))
         each = ["float& $sum = $sums[0][$across / 2][$down * 2 + $across % 2];", *here.lines, f"$sum = {value};"]
         head = f"for (int $across = 0; $across < {2 * self.plan.tiling.n}; ++$across)"
-        inside = [*along.lines, "#pragma unroll", *block(head, each)]
+        inside = [*places, *along.lines, "#pragma unroll", *block(head, each)]
         yield from outside.lines
         yield from self._two_rows(inside)
         yield ""
+
+    def _row_axes(self, along: Scope) -> list[str]:
+        """Defines what a row of the product stands for, by lines before those of `along`."""
+        apart, several = self.product.apart, self.kernel.col_count
+        if not (apart and self.kernel.cols):
+            along.define_axis(self.rows, "$row")
+            return []
+        along.define_axis(self.rows, "$phase")
+        along.define_axis(self.kernel.cols[0], "$channel")
+        phase = f"$row / {several * apart} * {apart} + $row % {apart}"
+        return [
+            f"const {self.index_type} $phase = {phase};",
+            f"const {self.index_type} $channel = $row / {apart} % {several};",
+        ]
 
     def _outside(self) -> Scope:
         outside = Scope(self.printer)
@@ -99,8 +115,9 @@ class Epilogue:
 
     def _two_rows(self, inside: list[str]) -> Iterable[str]:
         """`inside` for both rows of a thread."""
-        if self.rows.size % self.plan.tiling.rows:
-            inside = block(f"if ($row < {self.rows.size})", inside)
+        rows = self.kernel.matrix[2]
+        if rows % self.plan.tiling.rows:
+            inside = block(f"if ($row < {rows})", inside)
         row = self._index("$first_row + $Tile::warp_row() + $lane / 4 + $down * 8")
         yield "#pragma unroll"
         yield from block("for (int $down = 0; $down < 2; ++$down)", [f"const {self.index_type} $row = {row};", *inside])
@@ -110,6 +127,9 @@ class Epilogue:
 
         Where rows lie between the neighbours of others in memory, it takes as many rows together, and fewer neighbours of each.
         """
+        if self.lines:
+            yield from self.lines.write()
+            return
         tiling, together = self.plan.tiling, self._rows_between()
         down, across = ("$down", "$lane") if together == 1 else (f"($down + $lane % {together})", f"$lane / {together}")
         outside = self._outside()
@@ -126,7 +146,10 @@ class Epilogue:
             if store.value.dtype is not buffer.dtype:
                 value = f"fp::cast<{C_TYPES[buffer.dtype]}>({value})"
             here.lines.append(f"{self.pointers[store.buffer]}[{here.index(store.index)}] = {value};")
-        body = [f"const float $sum = $room[{down} * {tiling.room_pitch} + $across + {across}];", *here.lines]
+        place = f"$room[{down} * {tiling.room_pitch} + $across + {across}]"
+        if self.kernel.partials is not None and self.kernel.partials.value is not self.ready:
+            here.lines.append(f"{place} = {bare(here.value(self.kernel.partials.value))};")
+        body = [f"const float $sum = {place};", *here.lines] if here.lines else []
         if self.kernel.within:
             test = along.child()
             test.define_axis(self.rows, "$row")
@@ -148,7 +171,9 @@ class Epilogue:
         yield from outside.lines
         yield "#pragma unroll 1"
         head = f"for (int $across = 0; $across < {long}; $across += {32 // together})"
-        yield from block(head, [f"const {self.index_type} $column = {at};", *inside])
+        if body:
+            yield from block(head, [f"const {self.index_type} $column = {at};", *inside])
+        yield from self.states.of_room() if self.states else ()
 
     def _rows_between(self) -> int:
         """How many rows lie between two neighbours of one row, that row included, where all stores have them so; else 1."""
@@ -164,12 +189,12 @@ class Epilogue:
 
         All sums of a thread are written out then, so that is for little to be done with each.
         """
-        if not self._is_plain or self._rows_between() > 1:
+        if not self._is_plain or self.kernel.cols or self._rows_between() > 1:
             return False
         if any(self.program.buffer(store.buffer).dtype.nbytes < _DIRECT_BYTES for store in self.kernel.stores):
             return False
         done = [node for node in walk(*self.kernel.roots) if not isinstance(node, Const | Stat)]
-        cheap = all(not isinstance(node, Apply) or node.op in _CHEAP for node in done)
+        cheap = all(not isinstance(node, Apply) or node.op in CHEAP for node in done)
         return cheap and len(done) <= _MOST_DIRECT
 
     def direct(self) -> Iterable[str]:
@@ -187,11 +212,29 @@ class Epilogue:
         head = f"for (int $across = 0; $across < {self.plan.tiling.n}; ++$across)"
         inside = [*along.lines, "#pragma unroll", *block(head, inside)]
         yield from outside.lines
+        yield from ["uint64_t $real[2] = {};"] if self._marks else ()
         yield from self._two_rows(inside)
+        yield from self.states.of_sums(self._marks) if self.states else ()
+
+    @property
+    def _marks(self) -> bool:
+        """Whether a thread notes which of its values are there to be reduced."""
+        return self.states is not None and bool(self.kernel.within or self.columns.size % self.plan.tiling.columns)
+
+    def _reduced(self, here: Scope, number: int) -> list[str]:
+        """The value to be reduced takes the place of the neighbour's sum."""
+        if self.kernel.partials is None:
+            return []
+        value = bare(here.value(self.kernel.partials.value))
+        mark = [f"$real[$down] |= uint64_t(1) << ($across * 2 + {number});"] if self._marks else []
+        return [f"{self._own_sum(number)} = {value};", *mark]
+
+    def _own_sum(self, number: int) -> str:
+        return f"$sums[0][$across][$down * 2 + {number}]"
 
     def _two_elements(self, along: Scope) -> list[str]:
         """The lines for both neighbours, of which there are both or none; a store of both at once where it can be."""
-        (lines, first), (more, second) = (self._element(along, number) for number in range(2))
+        (lines, first, last), (more, second, at_last) = (self._element(along, number) for number in range(2))
         lines = [*lines, *more]
         for store, here, there in zip(self.kernel.stores, first, second, strict=True):
             target = self.pointers[store.buffer]
@@ -202,6 +245,7 @@ class Epilogue:
                 lines.append(f"*reinterpret_cast<{kind}*>({target} + ({here[0]})) = {values};")
             else:
                 lines += [f"{target}[{at}] = {value};" for at, value in (here, there)]
+        lines += [*last, *at_last]
         return (
             block(f"if ($column < {self.columns.size})", lines)
             if self.columns.size % self.plan.tiling.columns
@@ -216,16 +260,16 @@ class Epilogue:
             [f"{_NEIGHBOURS[number]} < {self.columns.size}"] if self.columns.size % self.plan.tiling.columns else []
         )
         conditions += [test.condition(self.kernel.within)] if self.kernel.within else []
-        lines, stored = self._element(along, number)
+        lines, stored, last = self._element(along, number)
         for store, (at, value) in zip(self.kernel.stores, stored, strict=True):
             lines.append(f"{self.pointers[store.buffer]}[{at}] = {value};")
-        return [*test.lines, *block(f"if ({' && '.join(conditions) or 'true'})", lines)]
+        return [*test.lines, *block(f"if ({' && '.join(conditions) or 'true'})", [*lines, *last])]
 
-    def _element(self, along: Scope, number: int) -> tuple[list[str], list[tuple[str, str]]]:
-        """Lines that compute one of the neighbours; index and value of each store."""
+    def _element(self, along: Scope, number: int) -> tuple[list[str], list[tuple[str, str]], list[str]]:
+        """Lines that compute one of the neighbours; index and value of each store; what comes behind the stores."""
         here = along.child()
         here.define_axis(self.columns, _NEIGHBOURS[number])
-        here.bind(self.stat, f"$sums[0][$across][$down * 2 + {number}]")
+        here.bind(self.stat, self._own_sum(number))
         stored = []
         for store in self.kernel.stores:
             buffer = self.program.buffer(store.buffer)
@@ -233,7 +277,8 @@ class Epilogue:
             if store.value.dtype is not buffer.dtype:
                 value = f"fp::cast<{C_TYPES[buffer.dtype]}>({value})"
             stored.append((here.index(store.index), value))
-        return here.lines, stored
+        last = self._reduced(here, number)
+        return here.lines, stored, last
 
     def _index(self, text: str) -> str:
         return text if self.plan.wide else f"int({text})"

@@ -36,7 +36,7 @@ class Frame:
         self.program, self.schedule, self.pointers, self.names = program, schedule, pointers, names
         self.index_type = "int64_t" if schedule.wide else "int"
         self.dataflow = Dataflow()
-        self.printer = Printer(names, pointers, self.index_type, general=schedule.general)
+        self.printer = Printer(names, pointers, self.index_type, general=schedule.general, branches=False)
         self.printer.coordinates = arranged.coordinates
         if arranged.kernel.sweeps and arranged.col is not None:
             inside = {arranged.lane} if schedule.walk is Walk.INNER else set()
@@ -50,12 +50,14 @@ class Frame:
         self.first_along = self.first_across = ""
         self.place = "", ""
         self.first_of_row = ""  # the condition that a thread is the first of those on a row, where there are more
-        self.team = self.row = self.row_loop = (
-            ""  # of a block in a team: the team, its row, the head of the loop over rows
-        )
+        self.team = ""  # of a block in a team
+        # Of a block that goes from row to row: the row at hand, the head of the loop, the first row, and how far the next one is.
+        self.row = self.row_loop = self.first_row = self.row_step = ""
         self.patch: PatchPlace | None = None
-        # What is left of a block's part of a row after what it keeps.
+        # Of a block's part of a row, after what it keeps in shared memory: what it holds in registers, and what is left.
+        self.held: Tile | None = None
         self.rest: Tile | None = None
+        self.unroll = schedule.unroll  # steps at a time, in the stretch at hand
         self.again = False  # whether what is loaded now will be loaded again soon
         self.tile = self._coordinates()
 
@@ -148,6 +150,8 @@ class Frame:
         plan, lane, here = self.schedule, "0", number
         if plan.members > 1:
             return self._member()
+        if plan.fetches:
+            self._loop_over_rows(f"{self.index_type}(blockIdx.x)", f"{self.index_type}(gridDim.x)")
         if plan.lanes > 1:
             # A remainder tells the compiler how many threads there are: conditions go where it sees that they hold.
             ends = self.may_leave(-(-self.kernel.col_count // plan.width), plan.unroll * plan.lanes)
@@ -159,8 +163,17 @@ class Frame:
         if plan.exchanges:
             self.first_across = self._constant("first_row", f"{number} * {plan.groups}")
             self.place = lane, self._constant("group", within)
-        self._define_row(here, plan.groups, 1)
+        if not plan.fetches:
+            self._define_row(here, plan.groups, 1)
         return self._tile(lane, plan.lanes, -(-self.kernel.col_count // plan.width), plan.width)
+
+    def _loop_over_rows(self, first: str, step: str) -> None:
+        """A block goes from row to row."""
+        row = self.row = self.names.exact("row")
+        self.first_row, self.row_step = first, step
+        self.row_loop = f"for ({self.index_type} {row} = {first}; {row} < {self.kernel.row_count}; {row} += {step})"
+        if self.arranged.row is not None:
+            self.top.define_axis(self.arranged.row, row)
 
     def _member(self) -> Tile:
         """A block of a team: a part of one row after another."""
@@ -175,21 +188,22 @@ class Frame:
         base = self._constant("first", f"{self.index_type}({self.team}.member) * {part}")
         even = part * plan.members == vectors
         limit = "" if even else self._constant("count", f"fp::least({self.index_type}({part}), {vectors} - {base})")
-        row = self.row = self.names.exact("row")
-        self.row_loop = f"for ({self.index_type} {row} = {self.team}.number; {row} < {self.kernel.row_count}; {row} += {self.team}.count)"
-        if self.arranged.row is not None:
-            self.top.define_axis(self.arranged.row, row)
+        self._loop_over_rows(f"{self.team}.number", f"{self.team}.count")
         whole = Tile(self.arranged.col, self.names.exact("col"), lane, plan.lanes, part, plan.width, True, True, False)
         whole = replace(whole, base=base, limit=limit)
-        if plan.kept < part:
-            self.rest = self._stretch(whole, plan.kept, part)
-            if limit:
-                limit = self._constant("kept_count", f"fp::least({limit}, {plan.kept})")
-        return self._stretch(replace(whole, limit=limit), 0, plan.kept)
+        if plan.held:
+            self.held = self._stretch(whole, plan.kept, plan.kept + plan.held * plan.lanes, plan.held)
+            if not limit and plan.on_chip == part:
+                self.held = replace(self.held, limit=free(part), tail=plan.on_chip < self.held.count)
+        if plan.on_chip < part:
+            self.rest = self._stretch(whole, plan.on_chip, part, plan.unroll)
+        if plan.kept < part and limit:
+            limit = self._constant("kept_count", f"fp::least({limit}, {plan.kept})")
+        return self._stretch(replace(whole, limit=limit), 0, plan.kept, plan.unroll)
 
-    def _stretch(self, whole: Tile, first: int, end: int) -> Tile:
-        """The vectors from `first` to `end` of a member's part."""
-        covered, count = self.schedule.unroll * whole.step, end - first
+    def _stretch(self, whole: Tile, first: int, end: int, unroll: int) -> Tile:
+        """The vectors from `first` to `end` of a member's part, so many at a time."""
+        covered, count = unroll * whole.step, end - first
         tail = bool(whole.limit) or count % covered != 0
         start = f"{whole.start} + {first}" if first else whole.start
         return replace(whole, start=start, count=end, loop=covered < count, tail=tail, first=first)
@@ -279,7 +293,7 @@ class Frame:
     def number(self, tile: Tile, start: str) -> str:
         """The number of the vector or column that a thread works on in step `u`."""
         parts = [start] if start != "0" else []
-        if self.schedule.unroll > 1:
+        if self.unroll > 1:
             parts.append(self.u if tile.step == 1 else f"{self.u} * {tile.step}")
         return " + ".join(parts) or "0"
 

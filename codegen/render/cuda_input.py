@@ -34,7 +34,7 @@ class TileWriter:
         self.sizes = [axis.size for axis in dimensions(kernel)]
         self.axes = AXES[-len(self.on.tile) :]
         self.index_type = "int64_t" if self.on.wide else "int"
-        self.printer = Printer(names, pointers, self.index_type)
+        self.printer = Printer(names, pointers, self.index_type, branches=False)
         self.names = names
         self._locals: dict[str, str] = {}
 

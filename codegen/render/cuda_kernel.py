@@ -19,12 +19,13 @@ from fusepass.codegen.render.cuda_kept import KeptPlaces, values_to_keep
 from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead
 from fusepass.codegen.render.cuda_patch import Patches
 from fusepass.codegen.render.cuda_rows import RowValues
-from fusepass.codegen.render.cuda_states import Around, State, declare_state, merge, name_results, push
+from fusepass.codegen.render.cuda_states import Around, State, declare_state, is_costly, merge, name_results, push
+from fusepass.codegen.render.cuda_stores import write_store
 from fusepass.codegen.render.cuda_tile import Tile, arrange
 from fusepass.codegen.render.cuda_windows import vector_windows
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
+from fusepass.codegen.render.spelling import Identifiers, bare, block
 from fusepass.codegen.schedule.plan import Schedule
 
 
@@ -53,7 +54,7 @@ class _Writer:
         self.kept, self.places = values_to_keep(frame), KeptPlaces(frame)
         self.stats = [node for node in walk(*frame.kernel.roots) if isinstance(node, Stat)]
         self.rows = RowValues(frame, self.stats)
-        self.held: dict[int, Ahead] = {}  # loads of the rest that stay in registers
+        self.held: dict[int, Ahead] = {}  # loads that stay in registers
         self.fetches = self._fetches() if frame.schedule.fetches else None
         self.before_rows = len(self.top.lines)
         if self.fetches is not None:
@@ -75,6 +76,8 @@ class _Writer:
             self._element_stores(kernel.stores)
         write_out(self.frame, self.exchanged)
         self.places.check()
+        if self.frame.row_loop and not self.frame.team and len(kernel.sweeps) == 1:
+            self.top.lines.append("__syncthreads();")  # the next row's states go where this one's are read
         lines = self.top.lines
         if self.frame.row_loop:
             lines = [*lines[: self.before_rows], *block(self.frame.row_loop, lines[self.before_rows :])]
@@ -114,23 +117,47 @@ class _Writer:
             self.rows.compute(roots)
         for kept in made:
             self.places.declare(kept)
-        rest_first = number > 0 or self.fetches is not None
-        if frame.rest is not None and rest_first:
-            self._rest(phase, number, frame.rest)
+        rest = replace(phase, known=(), made=())
+        if number > 0 and frame.rest is not None:
+            self._rest(rest, number, frame.rest)
+        held = self._load_held(rest, frame.held) if frame.held is not None else []
+        if number > 0 and frame.held is not None:
+            self._held(rest, frame.held, held)
         if self.fetches is not None and number == 0:
             self.top.lines.append("fp::await_copies<0>();")
         self._stretch(phase, tile)
-        if frame.rest is not None and not rest_first:
-            self._rest(phase, number, frame.rest)
+        if number == 0 and frame.held is not None:
+            self._held(rest, frame.held, held)
+        if number == 0 and frame.rest is not None:
+            self._rest(rest, number, frame.rest)
         if self.fetches is not None and stores:
             self.top.lines.append("fp::end_copies();")
 
     def _rest(self, phase: _Phase, number: int, tile: Tile) -> None:
-        """What is not kept: held in registers, or read again in every phase, each time from where the last one ended."""
-        later = number < len(self.frame.kernel.sweeps) and bool(self.frame.kernel.stores)
-        self.frame.again = later and not self.schedule.holds_rest
-        self._stretch(replace(phase, known=(), made=()), tile, down=number % 2 == 1)
+        """What does not stay on the chip: read again in every phase, each time from where the last one ended."""
+        self.frame.again = number < len(self.frame.kernel.sweeps) and bool(self.frame.kernel.stores)
+        self._stretch(phase, tile, down=number % 2 == 1)
         self.frame.again = False
+
+    def _load_held(self, phase: _Phase, tile: Tile) -> list[Ahead]:
+        """What a thread needs for the vectors that it holds in registers; what it has is not loaded again."""
+        frame, rows = self.frame, frozenset(self.frame.kernel.rows)
+        frame.unroll = self.schedule.held
+        ahead = [self.held.get(id(each.load), each) for each in loads_ahead(frame, phase.roots, ())]
+        fresh = [each for each in ahead if id(each.load) not in self.held]
+        self.held |= {id(each.load): each for each in fresh if each.load.index.axes & rows}
+        if fresh:
+            load_steps(frame, self.top, tile, tile.start, fresh)
+        frame.unroll = self.schedule.unroll
+        return ahead
+
+    def _held(self, phase: _Phase, tile: Tile, ahead: Sequence[Ahead]) -> None:
+        """`phase` for the vectors that a thread holds in registers."""
+        self.frame.unroll = self.schedule.held
+        steps = self.top.child()
+        self._all_steps(steps, phase, tile, tile.start, ahead)
+        self.top.lines += steps.lines
+        self.frame.unroll = self.schedule.unroll
 
     def _stretch(self, phase: _Phase, tile: Tile, *, down: bool = False) -> None:
         """The loop of `phase` over the vectors of `tile`, from the last to the first if `down`."""
@@ -141,20 +168,13 @@ class _Writer:
         steps = self.top.child()
         exchanged = [each.crossing.load for each in self.exchanged if each.crossing.load is not None]
         ahead = loads_ahead(frame, phase.roots, [*(kept.node for kept in phase.known), *exchanged])
-        if tile is frame.rest and self.schedule.holds_rest:
-            rows = frozenset(frame.kernel.rows)
-            ahead = [self.held.get(id(each.load), each) for each in ahead]
-            fresh = [each for each in ahead if id(each.load) not in self.held]
-            self.held |= {id(each.load): each for each in fresh if each.load.index.axes & rows}
-        else:
-            fresh = ahead
-        if self.schedule.unroll > 1 and fresh:
-            load_steps(frame, steps, tile, start, fresh)
+        if frame.unroll > 1 and ahead:
+            load_steps(frame, steps, tile, start, ahead)
         steps.lines += self.arrived
         self.arrived = []
-        self._steps(steps, phase, tile, start, ahead)
+        self._all_steps(steps, phase, tile, start, ahead)
         if tile.loop:
-            advance = self.schedule.unroll * tile.step
+            advance = frame.unroll * tile.step
             span = f"{start} = {tile.start}; {start} < {free(tile.count)}; {start} += {advance}"
             if down:
                 beyond = (tile.count - tile.first - 1) // advance * advance
@@ -162,6 +182,17 @@ class _Writer:
             self.top.lines += block(f"for ({frame.index_type} {span})", steps.lines)
         else:
             self.top.lines += steps.lines
+
+    def _all_steps(self, steps: Scope, phase: _Phase, tile: Tile, start: str, ahead: Sequence[Ahead]) -> None:
+        """The same, for as many as there are; where all are, what is costly is pushed at once."""
+        if not (self.frame.team and tile.tail and self.frame.unroll > 1 and any(map(is_costly, phase.states))):
+            self._steps(steps, phase, tile, start, ahead)
+            return
+        whole, single = steps.child(), steps.child()
+        self._steps(whole, phase, replace(tile, tail=False), start, ahead)
+        self._steps(single, phase, tile, start, ahead)
+        within = f"{start} + {(self.frame.unroll - 1) * tile.step} < {tile.end}"
+        steps.lines += [*block(f"if ({within})", whole.lines), *block("else", single.lines)]
 
     def _steps(self, steps: Scope, phase: _Phase, tile: Tile, start: str, ahead: Sequence[Ahead]) -> None:
         """The loop over steps, each with its vector loaded."""
@@ -175,9 +206,9 @@ class _Writer:
         if not tile.once:
             frame.define_position(step, tile, number)
         for each in ahead:
-            if self.schedule.unroll > 1:
+            if frame.unroll > 1:
                 if not each.lanes:
-                    step.bind(each.load, f"{each.name}[{self.u}]")
+                    step.bind(each.load, each.of_step(frame))
             else:
                 step.lines.append(declare(frame, each))
                 load_one(frame, step, each, each.name)
@@ -189,7 +220,7 @@ class _Writer:
             step.lines += self.fetches.following(number)
         lines = without_unused(step.lines)
         lines = block(f"if ({' && '.join(guards)})", lines) if guards else lines
-        looped = frame.unrolled(self.u, self.schedule.unroll, lines)
+        looped = frame.unrolled(self.u, frame.unroll, lines)
         steps.lines += [*around.before_steps, *looped, *around.after_steps]
 
     def _vector(self, step: Scope, phase: _Phase, tile: Tile, ahead: Sequence[Ahead], around: Around) -> None:
@@ -208,7 +239,7 @@ class _Writer:
         for state in phase.states:
             push(self.frame, tile, lanes, state, around)
         for store in phase.stores:
-            self._store(lanes, step, store, around)
+            write_store(self.frame, self.exchanged, store, lanes, step, around)
         before = [*self.places.staging(phase.made), *around.before_lanes]
         if self.width > 1:
             step.lines[mark:mark] = before
@@ -221,10 +252,9 @@ class _Writer:
         """Make known what earlier phases and loads left in registers."""
         if self.width > 1:
             lanes.define_axis(self.frame.lane, self.v)
-        at_step = f"[{self.u}]" if self.schedule.unroll > 1 else ""
         for each in ahead:
             if each.lanes:
-                lanes.bind(each.load, f"{each.name}{at_step}[{self.v}]")
+                lanes.bind(each.load, f"{each.of_step(self.frame)}[{self.v}]")
         for kept in phase.known:
             (lanes if self.frame.has_lanes(kept.node) else step).bind(kept.node, self.places.element(kept))
         for exchange in self.exchanged:
@@ -234,30 +264,6 @@ class _Writer:
             self.rows.bind(lanes)
         if self.patches is not None:
             self.patches.bind(lanes)
-
-    def _store(self, lanes: Scope, step: Scope, store: Store, around: Around) -> None:
-        frame = self.frame
-        buffer = frame.program.buffer(store.buffer)
-        pointer, element = frame.pointers[store.buffer], C_TYPES[buffer.dtype]
-        value = bare(lanes.value(store.value))
-        if store.value.dtype is not buffer.dtype:
-            value = f"fp::cast<{element}>({value})"
-        exchange = next((each for each in self.exchanged if each.crossing.store is store), None)
-        if exchange is not None:
-            exchange.write(frame, lanes, value, around)
-            return
-        if not frame.is_wide(store.buffer, store.index):
-            lanes.lines.append(f"{pointer}[{lanes.index(store.index)}] = {value};")
-            return
-        result = frame.names.numbered(f"{pointer}_out")
-        around.before_lanes.append(f"fp::Vec<{element}, {self.width}> {result};")
-        lanes.lines.append(f"{result}[{self.v}] = {value};")
-        reuse = "<fp::Reuse::none>" if store.buffer in self.schedule.once else ""
-        start = step.operand(frame.first_lane(store.index))
-        call = f"fp::store_vector{reuse}({pointer} + {start}, {result});"
-        if self.schedule.ragged:
-            call = f"fp::store_first({pointer} + {start}, {result}, {frame.left(step)});"
-        around.after_lanes.append(call)
 
     # ---- kept values
 
@@ -285,7 +291,7 @@ class _Writer:
             lanes.define_axis(frame.lane, self.v)
             self.rows.bind(lanes)
         for store in stores:
-            self._store(lanes, step, store, around)
+            write_store(frame, self.exchanged, store, lanes, step, around)
         if frame.vector_rows:
             step.lines += [*around.before_lanes, *frame.unrolled(self.v, self.width, lanes.lines), *around.after_lanes]
         self.top.lines += block(f"if ({' && '.join(guards)})", step.lines) if guards else step.lines

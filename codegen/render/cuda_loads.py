@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from fusepass.codegen.ir.expr import Expr, Load, Masked, Window, children
-from fusepass.codegen.ir.index import Bound
+from fusepass.codegen.ir.index import Bound, axis_index
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.printer import Scope
@@ -25,6 +25,7 @@ class Ahead:
         wide: whether it is one access for all lanes.
         lanes: whether the lanes of a vector have different elements.
         name: the C variable that receives it.
+        same: whether all steps of a thread load the same.
     """
 
     load: Load
@@ -32,11 +33,16 @@ class Ahead:
     wide: bool
     lanes: bool
     name: str
+    same: bool = False
+
+    def of_step(self, frame: Frame) -> str:
+        """The C text of what step `u` loaded."""
+        return self.name if self.same or frame.unroll == 1 else f"{self.name}[{frame.u}]"
 
 
 def loads_ahead(frame: Frame, roots: Sequence[Expr], known: Collection[Expr]) -> list[Ahead]:
     """The loads below `roots` that can be issued ahead; what is below `known` values is not needed."""
-    if frame.schedule.unroll == 1 and frame.schedule.width == 1:
+    if frame.unroll == 1 and frame.schedule.width == 1:
         return []
     found = (_issue(frame, load, guards) for load, guards in guarded_loads(frame, roots, known))
     return [ahead for ahead in found if ahead is not None]
@@ -77,15 +83,26 @@ def _issue(frame: Frame, load: Load, guards: set[Guard | None]) -> Ahead | None:
         return None  # the same for a whole row: printed before the loop
     lanes = frame.has_lanes(load)
     guard = () if () in guards else next(iter(guards)) if len(guards) == 1 else None
-    if guard is None or (frame.schedule.unroll == 1 and not lanes):
+    if guard is None or (frame.unroll == 1 and not lanes):
         return None
     name = frame.names.numbered(f"{frame.pointers[load.buffer]}_in")
-    return Ahead(load, guard, frame.is_wide(load.buffer, load.index), lanes, name)
+    same = not guard and _same_for_all_steps(frame, load)
+    return Ahead(load, guard, frame.is_wide(load.buffer, load.index), lanes, name, same)
+
+
+def _same_for_all_steps(frame: Frame, load: Load) -> bool:
+    """Whether a thread that takes the same place of several samples loads the same for each of them."""
+    plan, axis = frame.schedule, frame.arranged.axis
+    if not plan.apart or axis is None:
+        return False
+    further = load.index.substitute({axis: axis_index(axis) + plan.apart * plan.width})
+    return further == load.index
 
 
 def declare(frame: Frame, each: Ahead) -> str:
     """The declaration of what receives a load, for all steps."""
-    return declare_one(frame, each, f"[{frame.schedule.unroll}]" if frame.schedule.unroll > 1 else "")
+    several = frame.unroll > 1 and not each.same
+    return declare_one(frame, each, f"[{frame.unroll}]" if several else "")
 
 
 def declare_one(frame: Frame, each: Ahead, array: str = "") -> str:
@@ -98,15 +115,25 @@ def declare_one(frame: Frame, each: Ahead, array: str = "") -> str:
 def load_steps(frame: Frame, scope: Scope, tile: Tile, start: str, ahead: Sequence[Ahead]) -> None:
     """Declare and load for all steps; a step past the end loads what the last vector has."""
     scope.lines += [declare(frame, each) for each in ahead]
+    first = [each for each in ahead if each.same]
+    if first:
+        lines = _loads(frame, scope, tile, f"fp::least({start}, {tile.last})" if tile.tail else start, first)
+        scope.lines += ["{", *block("", lines)[1:]]
+    number = frame.number(tile, start)
+    number = f"fp::least({number}, {tile.last})" if tile.tail and not tile.once else number
+    lines = _loads(frame, scope, tile, number, [each for each in ahead if not each.same])
+    scope.lines += frame.unrolled(frame.u, frame.unroll, lines)
+
+
+def _loads(frame: Frame, scope: Scope, tile: Tile, number: str, ahead: Sequence[Ahead]) -> list[str]:
+    """The loads of vector `number`, with names of their own below `scope`."""
     inner = scope.child()
     frame.define_step(inner)
-    number = frame.number(tile, start)
     if not tile.once:
-        number = f"fp::least({number}, {tile.last})" if tile.tail else number
         frame.define_position(inner, tile, number)
     for each in ahead:
-        load_one(frame, inner, each, f"{each.name}[{frame.u}]")
-    scope.lines += frame.unrolled(frame.u, frame.schedule.unroll, without_unused(inner.lines))
+        load_one(frame, inner, each, each.of_step(frame))
+    return without_unused(inner.lines)
 
 
 def load_one(frame: Frame, scope: Scope, each: Ahead, target: str) -> None:

@@ -1,6 +1,6 @@
-"""Reductions over the positions of a generated convolution: states per channel in shared memory, stored once per piece.
+"""Reductions over the positions of a generated convolution or the columns of a product: a state per channel and piece, which is stored.
 
-A warp lays its results out for the stores. There the values that are reduced take the place of the sums; two threads a
+Of a convolution, states are in shared memory. A warp lays its results out for the stores. There the values that are reduced take the place of the sums; two threads a
 channel reduce them, and add what they find to the warp's own state of that channel. Behind the barrier that ends a
 tile, where a piece ends with it, the warps' states are merged in their order, stored, and begin anew. The next tile's
 first barrier lies between that and the next use of the states.
@@ -8,7 +8,7 @@ first barrier lies between that and the next use of the states.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import prod
 
 from fusepass.codegen.ir.convolution import ROWS
@@ -17,13 +17,131 @@ from fusepass.codegen.ir.program import Kernel, Partials, Reduction
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
-from fusepass.codegen.schedule_convolution import ConvolutionSchedule, piece_count
+from fusepass.codegen.schedule_convolution import ConvolutionSchedule, piece_count, takers
+from fusepass.codegen.schedule_convolution.places import PlacesSchedule
 from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule
-from fusepass.codegen.schedule_convolution.tiles import MOST_ROWS, WARPS, dimensions
+from fusepass.codegen.schedule_convolution.tiles import MOST_ROWS, dimensions
+from fusepass.codegen.schedule_product import ProductSchedule
 from fusepass.errors import ScheduleError
 
 
-class PositionStates:
+class PartialStores:
+    """The lines that store what was found of a kernel's `Partials`."""
+
+    def __init__(self, kernel: Kernel, pointers: dict[str, str], printer: Printer) -> None:
+        assert kernel.partials is not None
+        self.kernel, self.pointers, self.printer = kernel, pointers, printer
+        self.partials: Partials = kernel.partials
+
+    def stored(self, sample: str, channel: str, piece: str) -> list[str]:
+        """The lines for one sample, channel and piece; ``$found_n`` is the state of the n-th reduction."""
+        scope = Scope(self.printer)
+        for axis, text in zip((*self.kernel.lines, self.partials.pieces), (sample, channel, piece), strict=True):
+            scope.define_axis(axis, text)
+        for number, reduction in enumerate(self.partials.reductions):
+            for store in self.partials.stores:
+                if isinstance(store.value, Stat) and store.value.reduction == reduction.name:
+                    part = f"{found(number)}.part<{store.value.part}>()"
+                    scope.lines.append(f"{self.pointers[store.buffer]}[{scope.index(store.index)}] = {part};")
+        return scope.lines
+
+
+class RowStates(PartialStores):
+    """Reductions over the columns of a matrix product's tile: states of each of a warp's rows, in the threads that share the row.
+
+    What a warp has of a row is a piece, so that nothing is exchanged between warps or tiles. ``$word`` is a name of the writer.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        plan: ProductSchedule,
+        pointers: dict[str, str],
+        printer: Printer,
+        index: Callable[[str], str],
+    ) -> None:
+        """`index` makes a place an index.
+
+        Raises:
+            ScheduleError: the kernel was made for a device with another schedule.
+        """
+        super().__init__(kernel, pointers, printer)
+        self.tiling, self.index = plan.tiling, index
+        _, self.batches, self.rows, self.columns = kernel.rows
+        if self.partials.pieces.size != plan.pieces:
+            raise ScheduleError(f"{kernel.name} was made for {self.partials.pieces.size} pieces, and has others here")
+
+    def of_room(self) -> Iterable[str]:
+        """Reduces what a warp has laid out in ``$room``, 16 rows by 32 columns after another."""
+        high, long = self.tiling.warp_tile
+        share = f"fp::Share<1, {str(bool(self.kernel.within)).lower()}>"
+        row = f"const {self.printer.index_type} $row = {self.index(f'$first_row + $Tile::warp_row() + $down + {share}::row()')};"
+        states = [f"{state_type(each)} {found(number)};" for number, each in enumerate(self.partials.reductions)]
+        strip = [
+            *self._inside(share),
+            f"const {share} $share($room + $down * {self.tiling.room_pitch} + $across, {self.tiling.room_pitch}, $inside);",
+            *(f"fp::add_row({found(number)}, $share);" for number in range(len(states))),
+        ]
+        loop = ["#pragma unroll 1", *block(f"for (int $across = 0; $across < {long}; $across += 32)", strip)]
+        lines = [row, *states, *loop, *self._stores(share)]
+        yield "__syncwarp();"
+        if high > ROWS:
+            lines = ["#pragma unroll 1", *block(f"for (int $down = 0; $down < {high}; $down += {ROWS})", lines)]
+            yield from lines
+        else:
+            yield from ["{", *block("", ["constexpr int $down = 0;", *lines])[1:]]
+
+    def of_sums(self, masked: bool) -> Iterable[str]:
+        """Reduces the values that took the sums' places; where `masked`, those whose bits ``$real`` has."""
+        share = f"fp::Fragment<{self.tiling.n}, {str(not masked).lower()}>"
+        lines = [
+            f"const {self.printer.index_type} $row = {self.index('$first_row + $Tile::warp_row() + $lane / 4 + $down * 8')};",
+            f"const {share} $share($sums[0], $down, {'$real[$down]' if masked else '0'});",
+        ]
+        for number, each in enumerate(self.partials.reductions):
+            lines += [f"{state_type(each)} {found(number)};", f"fp::reduce_row({found(number)}, $share);"]
+        yield "#pragma unroll"
+        yield from block("for (int $down = 0; $down < 2; ++$down)", [*lines, *self._stores(share)])
+
+    def _inside(self, share: str) -> list[str]:
+        """Which of the 32 columns from ``$across`` on exist in a thread's row."""
+        first = self.index("$first_column + $Tile::warp_column() + $across")
+        if not self.kernel.within:
+            bits = "0xffffffffu"
+            if self.columns.size % self.tiling.columns:
+                bits = f"fp::lowest_bits({self.columns.size} - ({first}))"
+            return [f"const unsigned $inside[1] = {{{bits}}};"]
+        scope = Scope(self.printer)
+        scope.define_axis(self.rows, "$row")
+        scope.define_axis(self.columns, "$column")
+        condition = scope.condition(self.kernel.within)
+        if self.columns.size % self.tiling.columns:
+            condition = f"$column < {self.columns.size} && {condition}"
+        each = [
+            f"const {self.printer.index_type} $column = {first} + {share}::place($i);",
+            *scope.lines,
+            f"$inside[0] |= unsigned({condition}) << {share}::place($i);",
+        ]
+        return [
+            "unsigned $inside[1] = {};",
+            "#pragma unroll",
+            *block(f"for (int $i = 0; $i < {share}::count; ++$i)", each),
+            "$inside[0] |= __shfl_xor_sync(0xffffffffu, $inside[0], 4);",
+        ]
+
+    def _stores(self, share: str) -> list[str]:
+        across, (_, long) = self.tiling.warps_across, self.tiling.warp_tile
+        piece = "int($place.column)"
+        if across > 1:
+            piece = f"int($place.column) * {across} + $Tile::warp_column() / {long}"
+        stores = self.stored("$batch" if self.batches.size > 1 else "0", "$row", "$piece_of")
+        exists = f"{share}::is_first()"
+        if self.rows.size % self.tiling.rows:
+            exists += f" && $row < {self.rows.size}"
+        return [f"const int $piece_of = {piece};", *block(f"if ({exists})", stores)]
+
+
+class PositionStates(PartialStores):
     """The lines of a kernel that have to do with its `Partials`; ``$word`` in them is a name of the kernel's writer."""
 
     def __init__(
@@ -34,23 +152,24 @@ class PositionStates:
         Raises:
             ScheduleError: the kernel was made for a device with another schedule.
         """
-        assert kernel.partials is not None
-        self.kernel, self.plan, self.tiles, self.pointers, self.printer = kernel, plan, tiles, pointers, printer
-        self.partials: Partials = kernel.partials
+        super().__init__(kernel, pointers, printer)
+        self.plan, self.tiles = plan, tiles
         self.high = plan.high if isinstance(plan, StreamedSchedule) else 1
-        self.warp_channels = plan.rows * ROWS
-        self.stride = plan.blocks // plan.channel_blocks
+        self.turns = plan.turns if isinstance(plan, PlacesSchedule) else 1
+        self.warp_channels = self.turns * plan.rows * ROWS
+        self.stride, self.teams = takers(plan), plan.teams if isinstance(plan, PlacesSchedule) else 1
+        self.warps = plan.on.block_warps // self.teams
         if self.partials.pieces.size != piece_count(kernel, plan):
             raise ScheduleError(f"{kernel.name} was made for {self.partials.pieces.size} pieces, and has others here")
-        assert plan.rows <= MOST_ROWS
+        assert self.turns * plan.rows <= MOST_ROWS
 
     def begin(self) -> Iterable[str]:
         """Where the states are: behind the rooms of all warps."""
-        on, count = self.plan.on, WARPS * self.warp_channels
-        place = WARPS * ROWS * on.staged_pitch
+        on, count = self.plan.on, self.plan.on.block_warps * self.warp_channels
+        place = on.block_warps * ROWS * on.staged_pitch
         yield "// what was found of each channel so far: the states of each warp"
         for number, reduction in enumerate(self.partials.reductions):
-            kind = _type(reduction)
+            kind = state_type(reduction)
             yield (
                 f"{kind}* const {_states(number)} = reinterpret_cast<{kind}*>"
                 f"($room - $warp * {ROWS * on.staged_pitch} + {place});"
@@ -63,7 +182,8 @@ class PositionStates:
         """Adds the values of 16 channels that lie in the warp's room, those of ``$inside``, to its states of channels ``$m``."""
         on = self.plan.on
         lines = [f"const fp::Share<{on.pair}> $share($room, {on.staged_pitch}, $inside);"]
-        first = f"$warp * {self.warp_channels} + $m * {ROWS}"
+        turn = f"$turn * {self.plan.rows * ROWS} + " if self.turns > 1 else ""
+        first = f"$warp * {self.warp_channels} + {turn}$m * {ROWS}"
         for number in range(len(self.partials.reductions)):
             lines.append(f"fp::leave_row({_states(number)} + {first}, $share);")
         return ["__syncwarp();", "{", *block("", lines)[1:]]
@@ -71,25 +191,17 @@ class PositionStates:
     def end(self, first_channel: str) -> Iterable[str]:
         """Stores the states where a piece ends with the tile; `first_channel` is the block's. Goes behind a barrier."""
         channels = self.high * self.warp_channels
-        shape = f"{WARPS}, {self.high}, {self.warp_channels}, {str(self.plan.on.warps > 1).lower()}"
-        lines = [f"const int $channel = {first_channel} + int(threadIdx.x);"]
-        scope = Scope(self.printer)
-        sample, channel, *_ = self.kernel.rows
-        for axis, text in ((sample, "$sample"), (channel, "$channel"), (self.partials.pieces, "$piece_of")):
-            scope.define_axis(axis, text)
+        shape = f"{self.warps}, {self.high}, {self.warp_channels}, {str(self.plan.on.warps > 1).lower()}"
+        thread, own = "threadIdx.x", ""
+        if self.teams > 1:
+            thread, own = f"threadIdx.x % {32 * self.warps}", f" + $team * {self.warps * self.warp_channels}"
+        lines = [f"const int $channel = {first_channel} + int({thread});"]
         for number, reduction in enumerate(self.partials.reductions):
-            lines.append(
-                f"const {_type(reduction)} $found_{number} = fp::gather_channel<{shape}>({_states(number)}, threadIdx.x);"
-            )
-            for store in self.partials.stores:
-                if isinstance(store.value, Stat) and store.value.reduction == reduction.name:
-                    part = f"$found_{number}.part<{store.value.part}>()"
-                    scope.lines.append(f"{self.pointers[store.buffer]}[{scope.index(store.index)}] = {part};")
+            gathered = f"fp::gather_channel<{shape}>({_states(number)}{own}, {thread})"
+            lines.append(f"const {state_type(reduction)} {found(number)} = {gathered};")
         exists = f"if ($channel < {dimensions(self.kernel)[1].size})"
-        lines += block(exists, scope.lines)
-        head = " && ".join(
-            filter(None, [f"threadIdx.x < {channels}" if channels < self.plan.threads else "", self._ends()])
-        )
+        lines += block(exists, self.stored("$sample", "$channel", "$piece_of"))
+        head = " && ".join(filter(None, [f"{thread} < {channels}" if channels < 32 * self.warps else "", self._ends()]))
         yield f"const int $piece_of = {self._piece()};"
         yield from block(f"if ({head})", lines) if head else ["{", *block("", lines)[1:]]
 
@@ -98,7 +210,8 @@ class PositionStates:
         tiles = prod(self.plan.on.tiles)
         if self.partials.per_sample and tiles < self.stride:
             return f"$number % {tiles}"
-        return f"int(blockIdx.x) / {self.plan.channel_blocks}" if self.plan.channel_blocks > 1 else "int(blockIdx.x)"
+        block = f"int(blockIdx.x) / {self.plan.channel_blocks}" if self.plan.channel_blocks > 1 else "int(blockIdx.x)"
+        return f"{block} + $team * {self.stride // self.teams}" if self.teams > 1 else block
 
     def _ends(self) -> str:
         """The condition that a piece ends with a tile; none where each does."""
@@ -113,5 +226,11 @@ def _states(number: int) -> str:
     return f"$states_{number}"
 
 
-def _type(reduction: Reduction) -> str:
+def found(number: int) -> str:
+    """The state of a piece's reduction of that number."""
+    return f"$found_{number}"
+
+
+def state_type(reduction: Reduction) -> str:
+    """What its results are collected in."""
     return f"fp::{reduction.op.value}<{C_TYPES[reduction.dtype]}>"

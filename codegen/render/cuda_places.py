@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 
 from fusepass.codegen.ir.convolution import HALVES, ROWS, halves_of_place
@@ -14,7 +14,7 @@ from fusepass.codegen.render.cuda_definition import repair
 from fusepass.codegen.render.cuda_input import dot, plus, quotient, remainder, table, unrolled
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.schedule_convolution.places import BLOCK, TOGETHER, PlacesSchedule, padded_places
-from fusepass.codegen.schedule_convolution.tiles import COLUMNS, WARPS
+from fusepass.codegen.schedule_convolution.tiles import COLUMNS
 
 _CHAIN = 4  # products that are begun at once; tensor cores, which round their sums towards zero, add no more where accuracy is wanted
 
@@ -35,12 +35,13 @@ class _Writer(ConvolutionWriter):
         assert self.anchor.halves is not None
         self.halves = self.anchor.halves
         self.each = prod(halves_of_place(self.source.shape[1], plan.parts))  # halves of a position
-        self.places_name, self.weights_name, self.steps_name = (
-            names.exact(f"{kernel.name}_{what}") for what in ("places", "weights_from", "first_product")
+        self.places_name, self.weights_name, self.steps_name, self.origins_name = (
+            names.exact(f"{kernel.name}_{what}") for what in ("places", "weights_from", "first_product", "origins")
         )
 
     def write(self) -> ConvolutionText:
-        tiles = list(self.over_tiles(self.plan.buffers, ["fp::publish_to_products();"], self._sets(), "unsigned char*"))
+        plan, ready = self.plan, ["fp::publish_to_products();"]
+        tiles = list(self.over_tiles(plan.buffers, ready, self._sets(), "unsigned char*", plan.teams))
         body = [
             *self._shared(),
             *(self.states.begin() if self.states else ()),
@@ -70,6 +71,9 @@ class _Writer(ConvolutionWriter):
         yield from table(self.weights_name, weights)
         yield "// The first product of each phase, and the end of the last."
         yield from table(self.steps_name, [0, *itertools.accumulate(self.plan.slices)])
+        if self.plan.origins_vary:
+            yield "// For each part of the phases, where a tile's input begins."
+            yield from table(self.origins_name, [*itertools.chain(*self.plan.origins)])
 
     # ---- what a block fetches
 
@@ -77,25 +81,38 @@ class _Writer(ConvolutionWriter):
         plan, staged = self.plan, 4 * self.on.staged_floats
         yield "extern __shared__ __align__(128) unsigned char $pool[];"
         yield "unsigned char* const $weights = $pool;"
-        yield f"unsigned char* $tile = $pool + {plan.weight_bytes + staged};"
+        own = f" + $team * {plan.buffers * plan.tile_bytes}" if plan.teams > 1 else ""
+        if plan.teams > 1:
+            yield "const int $team = threadIdx.x / 128;"
+        yield f"unsigned char* $tile = $pool + {plan.weight_bytes + staged}{own};"
         if plan.buffers == 2:
             yield f"unsigned char* $next = $tile + {plan.tile_bytes};"
         yield "const int $lane = threadIdx.x % 32;"
-        yield "const int $warp = threadIdx.x / 32;"
+        yield "const int $warp = fp::warp_number();"
         room = f"reinterpret_cast<float*>($pool + {plan.weight_bytes}) + $warp * {ROWS * self.on.staged_pitch}"
         yield f"float* const $room = {room};"
-        first = f"int(blockIdx.x) % {plan.channel_blocks} * {ROWS * plan.rows}" if plan.channel_blocks > 1 else "0"
-        yield f"const int $first_channel = {first};"
+        first = f"int(blockIdx.x) % {plan.channel_blocks} / {plan.phase_blocks} * {ROWS * plan.rows * plan.turns}"
+        yield f"const int $first_channel = {first if plan.channel_blocks > plan.phase_blocks else '0'};"
+        if plan.phase_blocks > 1:
+            yield f"const int $part = int(blockIdx.x) % {plan.phase_blocks};"
+            yield f"const int $first_phase = $part * {plan.part};"
+            yield f"const int $first_product = {self.steps_name}[$first_phase];"
+            if plan.origins_vary:
+                for number, axis in enumerate(self.axes):
+                    yield f"const int $origin_{axis[1:]} = {self.origins_name}[$part * {len(self.axes)} + {number}];"
 
     def _fetch_weights(self) -> Iterable[str]:
         """Weights as tensor cores take them: 8 columns x 8 halves side by side; see `tile_descriptor`."""
         plan, columns, outs = self.plan, self.plan.columns, self.sizes[1]
         own = ROWS * plan.rows  # columns of high parts
         column = f"$i / 32 % {columns // 8} * 8 + $i / 2 % 8"
+        product = f"$i / {4 * columns}"
+        if plan.phase_blocks > 1:
+            product = f"($first_product + {product})"
         lines = [
             f"const int $column = {column};",
-            f"const int $channel = $first_channel + $column{f' % {own}' if plan.parts > 1 else ''};",
-            f"const int $place = {self.weights_name}[$i / {4 * columns} * 2 + $i / 16 % 2];",
+            f"const int $channel = {self._turn_channel('$turn')} + $column{f' % {own}' if plan.parts > 1 else ''};",
+            f"const int $place = {self.weights_name}[{product} * 2 + $i / 16 % 2];",
             "int $half = $place + $i % 2 * 4;",
             f"bool $real = $place >= 0 && $channel < {outs};",
         ]
@@ -108,28 +125,38 @@ class _Writer(ConvolutionWriter):
                 "else $real = $real && $high;",
             ]
         total = prod(self.weight.shape[2:]) * self.each
-        copy = f"fp::begin_copy_bytes<8>($weights + $i * 8, {self.pointers[self.halves.weight]}"
+        to = "$weights + $i * 8" if plan.turns == 1 else f"$weights + $turn * {plan.turn_bytes} + $i * 8"
+        copy = f"fp::begin_copy_bytes<8>({to}, {self.pointers[self.halves.weight]}"
         lines.append(f"{copy} + ($real ? {self.index_type}($channel) * {total} + $half : 0), $real ? 8 : 0);")
         yield "// weights, as they are multiplied"
-        yield from block(
-            f"for (int $i = threadIdx.x; $i < {plan.weight_bytes // 8}; $i += {plan.threads})",
-            lines,
-        )
+        head = f"for (int $i = threadIdx.x; $i < {plan.turn_bytes // 8}; $i += {plan.threads})"
+        yield from self._in_turns(block(head, lines))
+
+    def _turn_channel(self, turn: str) -> str:
+        """The first channel of a turn."""
+        return "$first_channel" if self.plan.turns == 1 else f"$first_channel + {turn} * {ROWS * self.plan.rows}"
+
+    def _in_turns(self, lines: Sequence[str]) -> list[str]:
+        """`lines` for each ``$turn``."""
+        if self.plan.turns == 1:
+            return list(lines)
+        return ["#pragma unroll 1", *block(f"for (int $turn = 0; $turn < {self.plan.turns}; ++$turn)", lines)]
 
     def _fetch_tile(self) -> Iterable[str]:
         """How the input below a tile is fetched, for all layers."""
         plan, on = self.plan, self.on
         source = self.program.buffer(self.halves.source)
-        lines, conditions, index, rest = [], [], [f"$sample * {source.strides[0]}"], "$i"
+        lines, conditions, index = list[str](), [], [f"$sample * {source.strides[0]}"]
+        rest = "$element" if plan.layers > 1 else "$i"
         for number in reversed(range(len(self.axes))):
-            axis, extent, tile = self.axes[number], on.extent[number], on.tile[number]
+            axis, extent, tile = self.axes[number], on.extent[number], on.steps[number]
             here = remainder(rest, extent) if number else rest
             if number == len(self.axes) - 1 and extent != plan.run:
-                lines.append(f"const int $along = {here};")
+                lines.append(f"const unsigned $along = {here};")
                 here = f"$along - $along / {plan.run} * {plan.run - BLOCK}"
-            lines.append(
-                f"const {self.index_type} {axis} = $tile_{axis[1:]} * {tile} + {here}{plus(on.origin[number])};"
-            )
+            origin = f" + $origin_{axis[1:]}" if plan.origins_vary else plus(on.origin[number])
+            first = f"$tile_{axis[1:]} * {tile}{origin}"
+            lines.append(f"const {self.index_type} {axis} = {first} + int({here});")
             conditions.append(f"{axis} >= 0 && {axis} < {self.source.shape[2 + number]}")
             index.append(f"{axis} * {source.strides[1 + number]}")
             rest = quotient(rest, extent)
@@ -137,20 +164,27 @@ class _Writer(ConvolutionWriter):
             f"const bool $real = {' && '.join(conditions)};",
             f"const {C_TYPES[source.dtype]}* const $from = {self.pointers[source.name]} + ($real ? {' + '.join(index)} : 0);",
         ]
-        to = f"$to + ($layer * {on.elements} + $i) * {2 * HALVES}"
-        copy = f"fp::begin_copy_bytes<{2 * HALVES}>({to}, $from + $layer * {HALVES}, $real ? {2 * HALVES} : 0);"
-        lines += unrolled("$layer", plan.layers, [copy])
-        loop = block(f"for (int $i = threadIdx.x; $i < {on.elements}; $i += {plan.threads})", lines)
+        to, layer = f"$to + $i * {2 * HALVES}", ""
+        if plan.layers > 1:  # those of a position are neighbours in memory
+            lines.insert(0, f"const unsigned $element = $i / {plan.layers}, $layer = $i % {plan.layers};")
+            to = f"$to + ($layer * {plan.layer_places} + $element) * {2 * HALVES}"
+            layer = f" + $layer * {HALVES}"
+        lines.append(f"fp::begin_copy_bytes<{2 * HALVES}>({to}, $from{layer}, $real ? {2 * HALVES} : 0);")
+        copies = plan.layers * on.elements
+        # without signs, quotients by known numbers take fewer instructions
+        thread = "threadIdx.x % 128" if plan.teams > 1 else "threadIdx.x"
+        loop = block(f"for (unsigned $i = {thread}; $i < {copies}; $i += {plan.threads // plan.teams})", lines)
         yield "// begins to fetch the input below a tile, zeros where there is none"
         yield from block("const auto $fetch = [&](int $number, unsigned char* $to)", [*self.tile_place(), *loop])[:-1]
         yield "};"
 
     # ---- products
 
-    def _sets(self) -> Iterable[str]:
+    def _sets(self) -> list[str]:
         plan, on = self.plan, self.on
         plane = prod(on.tile[-2:]) // BLOCK  # blocks of positions that are equally far from each other
-        blocks = f"({f'$set * {WARPS // 4} + ' if plan.sets > 1 else ''}$warp / 4) * {TOGETHER}"
+        group = "0" if plan.teams > 1 else "$warp / 4"
+        blocks = f"({f'$set * {plan.tile_warps // 4} + ' if plan.sets > 1 else ''}{group}) * {TOGETHER}"
         at = f"$block * {plan.run}"
         if len(on.tile) > 2 and on.tile[0] > 1:
             at = f"$block / {plane} * {on.extent[-2] * on.extent[-1]} + $block % {plane} * {plan.run}"
@@ -159,29 +193,36 @@ class _Writer(ConvolutionWriter):
             f"const uint64_t $inputs = fp::place_descriptor($tile, {plan.run}) + ({at});",
             *self._multiply(),
         ]
-        if plan.sets == 1:
-            yield from lines
-            return
-        yield "#pragma unroll 1"
-        yield from block(f"for (int $set = 0; $set < {plan.sets}; ++$set)", lines)
+        if plan.sets > 1:
+            lines = ["#pragma unroll 1", *block(f"for (int $set = 0; $set < {plan.sets}; ++$set)", lines)]
+        if plan.turns > 1:  # around the sets, so that a thread loads the factors of its channels once
+            lines = [line.replace("$first_channel", "$turn_channel") for line in lines]
+            lines.insert(0, f"const int $turn_channel = {self._turn_channel('$turn')};")
+        return self._in_turns(lines)
 
     def _multiply(self) -> Iterable[str]:
         plan, on = self.plan, self.on
         scales = [f"{self.pointers[name]} + $sample * {self.sizes[1]}" for name in self.halves.scales]
         staging = (
-            f"fp::stage_places<{on.pair}, {on.staged_pitch}, {plan.rows}>($room, $sums[$p], $m, $p, "
+            f"fp::stage_places<{on.staged_pitch}>($room, $sums, $m, "
             f"{scales[0]}, {scales[1]}, $first_channel + $m * {ROWS}, {self.sizes[1]});"
         )
-        first = f"($set * {WARPS} + $warp) * {COLUMNS}" if plan.sets > 1 else f"$warp * {COLUMNS}"
+        warp = f"$warp % {plan.tile_warps}" if plan.teams > 1 else "$warp"
+        first = f"($set * {plan.tile_warps} + {warp}) * {COLUMNS}" if plan.sets > 1 else f"{warp} * {COLUMNS}"
+        sums = Sums(staging, plan.rows, plan.covered, first, tuple(repair(self)))
         lines = [
-            f"float $sums[{on.pair}][2][{plan.columns // 2}] = {{}};",
+            f"float $sums[{on.pair}][2][{ROWS * plan.rows // 2}] = {{}};",
             *unrolled("$p", on.pair, self._sum_up()),
-            *self.finite("$sums[$p]", [("$p", on.pair)], f"fp::high_finite<{plan.rows}>"),
-            *self.epilogue(Sums(staging, plan.rows, plan.covered, first, tuple(repair(self)))),
+            *self.finite("$sums[$p]", [("$p", on.pair)]),
+            *(self.vectors(sums, plan.vector) if plan.vector > 1 else self.epilogue(sums)),
         ]
         if len(on.phases) > 1:
+            first, last = "0", str(plan.part)
+            if plan.phase_blocks > 1:
+                first, last = "$first_phase", f"$first_phase + {plan.part}"
+            head = f"for (int $phase = {first}; $phase < {last}; $phase += {on.pair})"
             yield "#pragma unroll 1"
-            yield from block(f"for (int $phase = 0; $phase < {len(on.phases)}; $phase += {on.pair})", lines)
+            yield from block(head, lines)
         else:
             yield from lines
 
@@ -194,4 +235,8 @@ class _Writer(ConvolutionWriter):
         call = f"fp::add_places{'_exactly' if exact else ''}<{_CHAIN}>"
         unit = self.plan.columns * 2
         weights = "fp::tile_descriptor($weights, 128, 256)"
+        if self.plan.phase_blocks > 1:
+            weights += f" - $first_product * {unit}"
+        if self.plan.turns > 1:
+            weights += f" + $turn * {self.plan.turn_bytes // 16}"
         return [f"{call}($sums[$p], {self.places_name}, {begin}, {end}, $inputs, {weights}, {unit});"]

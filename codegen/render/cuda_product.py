@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterable
 from string import Template
 
-from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.product import Arithmetic, Nested, Operand, Product, parts_of
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_epilogue import Epilogue
+from fusepass.codegen.render.cuda_partials import found
 from fusepass.codegen.render.printer import Printer
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers
 from fusepass.codegen.schedule_product import GROUP, ProductSchedule
@@ -20,6 +20,7 @@ _ALIGNMENT = {False: 16, True: 1024}  # bytes, of shared memory: what a group mu
 _LOCALS = (
     "pool", "Left", "Right", "Tile", "place", "piece", "batch", "first_row", "first_column", "first", "last",
     "left", "right", "sums", "sound", "room", "lane", "across", "column", "next", "down", "row", "sum",
+    "share", "real", "inside", "i", "piece_of", "line", "values", "at", "col", "phase", "channel", "exists",
 )  # fmt: skip
 
 
@@ -27,7 +28,9 @@ def product_body(
     kernel: Kernel, program: Program, plan: ProductSchedule, pointers: dict[str, str], names: Identifiers
 ) -> tuple[str, ...]:
     """The lines of the body of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
-    local = {word: names.exact(word) for word in _LOCALS}
+    states = range(len(kernel.partials.reductions) if kernel.partials else 0)
+    words = (*_LOCALS, *(found(number).removeprefix("$") for number in states))
+    local = {word: names.exact(word) for word in words}
     writer = _Writer(kernel, program, plan, pointers, names)
     return tuple(Template(line).substitute(local) for line in writer.lines())
 
@@ -47,13 +50,14 @@ class _Writer:
             pointers,
         )
         self.index_type = "int64_t" if plan.wide else "int"
-        self.printer = Printer(names, pointers, self.index_type)
-        self.pieces, self.batches, self.rows, self.columns = kernel.rows
+        self.printer = Printer(names, pointers, self.index_type, branches=False)
+        self.batches = kernel.rows[1]
 
     def lines(self) -> Iterable[str]:
         yield f"extern __shared__ __align__({_ALIGNMENT[self.plan.tiling.groups]}) unsigned char $pool[];"
-        yield f"using $Left = {self._operand(self.product.left, self.plan.left, self.rows)};"
-        yield f"using $Right = {self._operand(self.product.right, self.plan.right, self.columns)};"
+        _, _, rows, columns = self.kernel.matrix
+        yield f"using $Left = {self._operand(self.product.left, self.plan.left, rows)};"
+        yield f"using $Right = {self._operand(self.product.right, self.plan.right, columns)};"
         yield f"using $Tile = {self._multiplier()};"
         yield ""
         yield from self._places()
@@ -72,12 +76,11 @@ class _Writer:
         yield from epilogue.early()
         yield f"float* const $room = reinterpret_cast<float*>($pool) + threadIdx.x / 32 * {tiling.room};"
         yield f"$Tile::lay_out($room, $sound, $sums, {where});"
-        yield "__syncwarp();"
-        yield ""
+        yield from () if self.kernel.cols else ("__syncwarp();", "")
         yield from epilogue.laid_out()
 
-    def _operand(self, operand: Operand, access: Access, rows: Axis) -> str:
-        sizes, strides = (rows.size, self.product.inner), (operand.row, operand.inner)
+    def _operand(self, operand: Operand, access: Access, rows: int) -> str:
+        sizes, strides = (rows, self.product.inner), (operand.row, operand.inner)
         how = f"{str(access.inner_first).lower()}, {access.vector}"
         kind = "Operand"
         if any(isinstance(stride, Nested) for stride in strides):

@@ -66,12 +66,17 @@ def declare_state(frame: Frame, reduction: Reduction) -> State:
     return state
 
 
+def is_costly(state: State) -> bool:
+    """Whether pushing the values of all steps at once is much less work than one step after the other."""
+    return state.reduction.op in _COSTLY_PUSH
+
+
 def push(frame: Frame, tile: Tile, lanes: Scope, state: State, around: Around) -> None:
     """Push the values of one vector, or of all steps at once where a push is costly and no step is left out."""
     plan, reduction = frame.schedule, state.reduction
     values = [_accumulated(lanes, reduction, value) for value in reduction.values]
     element = C_TYPES[reduction.dtype]
-    steps = plan.unroll if not tile.tail and reduction.op in _COSTLY_PUSH else 1
+    steps = frame.unroll if not tile.tail and is_costly(state) else 1
     step = f"{frame.u} * {plan.width} + " if plan.width > 1 else frame.u
     if frame.vector_rows and steps > 1:
         pushed = frame.names.numbered("pushed")
@@ -124,23 +129,23 @@ def merge(frame: Frame, states: Sequence[State], meanwhile: Sequence[str] = ()) 
 
 
 def _met(frame: Frame, states: Sequence[State], meanwhile: Sequence[str]) -> list[str]:
-    """The warps of a block merge their states, then the first warps of the team's blocks do."""
+    """The warps of a block merge their states, then all warps those of the team's blocks."""
     team = frame.kernel.team
     assert team is not None
     offsets = exchange_offsets(frame.kernel, team.members, team.teams)
     lines = [f"fp::leave_warp({state.slots}, {state.name});" for state in states]
-    lines += ["__syncthreads();", *meanwhile]
+    lines.append("__syncthreads();")
     first = [f"fp::gather_warps({state.slots}, {state.name});" for state in states]
     first += [f"{frame.team}.leave<{offsets[state.reduction.name]}>({state.name});" for state in states]
-    first.append(f"{frame.team}.meet();")
+    lines += block("if (threadIdx.x < 32)", first)
+    lines += meanwhile
     shared = [frame.names.exact(f"{state.name}_of_team") for state in states]
     for state, place in zip(states, shared, strict=True):
-        lines.append(f"__shared__ fp::Slots<{state.type}, 1> {place};")
-        first.append(f"{state.name} = {frame.team}.gather<{offsets[state.reduction.name]}, {state.type}>();")
-        first.append(f"if (threadIdx.x == 0) {place}[0] = {state.name};")
-    lines += block("if (threadIdx.x < 32)", [*first, f"{frame.team}.next();"])
-    lines.append("__syncthreads();")
-    return [*lines, *(f"{state.name} = {place}[0];" for state, place in zip(states, shared, strict=True))]
+        lines.append(f"__shared__ fp::Slots<{state.type}, {frame.schedule.lanes // 32}> {place};")
+        lines.append(f"{state.name} = {frame.team}.find<{offsets[state.reduction.name]}, {state.type}>();")
+    lines += [f"fp::leave_warp({place}, {state.name});" for state, place in zip(states, shared, strict=True)]
+    lines += [f"{frame.team}.next();", "__syncthreads();"]
+    return [*lines, *(f"fp::gather_warps({place}, {state.name});" for state, place in zip(states, shared, strict=True))]
 
 
 def name_results(frame: Frame, states: Sequence[State], used: Iterable[Stat]) -> None:

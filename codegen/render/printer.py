@@ -42,10 +42,19 @@ class Printer:
     """What the scopes of one kernel share: names, what each expression needs, and how often it is used."""
 
     def __init__(
-        self, names: Identifiers, pointers: dict[str, str], index_type: str = "int", *, general: bool = False
+        self,
+        names: Identifiers,
+        pointers: dict[str, str],
+        index_type: str = "int",
+        *,
+        general: bool = False,
+        branches: bool = True,
     ) -> None:
-        """`pointers` names the buffers, `index_type` is ``int`` or ``int64_t``; `general`: no marked number decides on the text."""
-        self.general = general
+        """`pointers` names the buffers, `index_type` is ``int`` or ``int64_t``; `general`: no marked number decides on the text.
+
+        `branches`: whether operators may become branches; see `fp::divide`.
+        """
+        self.general, self.branches = general, branches
         self.names = names
         self.pointers = pointers
         self.index_type = index_type
@@ -156,8 +165,9 @@ class Scope:
             return self._find(need) is not None
         return need in self._axes or (self.parent is not None and self.parent._provides(need))
 
-    def _home(self, node: Expr) -> Scope:
-        needs, safe = self.printer.dataflow.needs(node), self.printer.dataflow.safe(node)
+    def _home(self, node: Expr, *, checked: bool = False) -> Scope:
+        """The outermost scope that can compute `node`; where it is `checked`, under the conditions that it is printed in."""
+        needs, safe = self.printer.dataflow.needs(node), not checked and self.printer.dataflow.safe(node)
         scope = self
         while (
             scope.parent is not None
@@ -235,21 +245,26 @@ class Scope:
                 return f"{C_TYPES[dtype]}({self.index(index)}{self.printer.unknown_zero})"
             case Apply(op, args, dtype):
                 texts = [self.value(arg) for arg in args]
-                if self._shares_divisor(node):
-                    return f"fp::quotient({', '.join(map(bare, texts))})"
+                if op is Op.DIV and dtype is DType.F32 and (function := self._division(node)):
+                    return f"{function}({', '.join(map(bare, texts))})"
                 return apply_text(op, texts, args[0].dtype, dtype)
             case _:
                 raise RenderError(f"{type(node).__name__} is not a plain expression")
 
-    def _shares_divisor(self, node: Apply) -> bool:
-        """Whether all elements of a row are divided by the same number, which is not known before."""
-        if node.op is not Op.DIV or node.dtype is not DType.F32 or isinstance(node.args[1], Const):
-            return False
+    def _division(self, node: Apply) -> str:
+        """The function that divides; none for the operator."""
+        if isinstance(node.args[1], Const):
+            return "" if self.printer.branches else "fp::divide_by"
         dividend, divisor = (self.printer.dataflow.needs(arg) & self.printer.along for arg in node.args)
-        return bool(dividend) and not divisor
+        if dividend and not divisor:
+            return "fp::quotient"  # all elements of a row by the same number, which is not known before
+        return "" if self.printer.branches else "fp::divide"
 
     def _place(self, place: Place) -> str:
-        """How many elements further along a gather reads. One that comes from data is checked once where it is known."""
+        """How many elements further along a gather reads. One that comes from data is checked once where it is known.
+
+        Places that a condition keeps from being read may be anything.
+        """
         text = self._checked(place) if place.checked else self.value(place.value)
         if not place.checked and place.value.dtype is not DType.I64 and self.printer.index_type != "int":
             text = f"{self.printer.index_type}({bare(text)})"
@@ -262,7 +277,7 @@ class Scope:
             if key in scope._places:
                 return scope._places[key]
             scope = scope.parent
-        home = self._home(place.value)
+        home = self._home(place.value, checked=True)
         fault = f", {self.printer.fault}" if self.printer.fault else ""
         name = self.printer.names.numbered("place")
         value, size = bare(home.value(place.value)), free(place.size)

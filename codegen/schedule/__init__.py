@@ -68,6 +68,8 @@ def _used_once(shape: Shape, chosen: Schedule) -> frozenset[str]:
     # is read again, or a block has a multiprocessor to itself.
     if chosen.exchanges or chosen.walk is not Walk.INNER or chosen.keep is Keep.REGISTERS:
         return frozenset()
+    if chosen.fetches and kernel.team is None:
+        return frozenset()
     order = [other.name for other in program.kernels]
     later = program.kernels[order.index(kernel.name) + 1 :]
     read_later = frozenset[str]().union(*(other.reads for other in later))

@@ -22,7 +22,8 @@ from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ACCESS, LINE, Access, Shape, ceil, power_below
 
 _POINTWISE_BYTES = 16  # read per thread of a pointwise kernel
-_REPEATED_BYTES = 96  # the same at most, where some of it is read again for the next of a thread's vectors
+_REPEATED_BYTES = 96  # of two vectors at most, where some of them are the same for the next of a thread's vectors
+_OWN_BYTES = 256  # of a thread's vectors then, that is of registers; what is the same for all of them not counted
 _STATIC_SHARED = 48 << 10  # bytes
 _CROSSING_BYTES = 8 << 10  # of a tile, for each buffer
 _CROSSING_TILE = 2, 64  # cache lines along the rows, and columns, where the rows are not few
@@ -52,7 +53,8 @@ def _pointwise(shape: Shape, width: int) -> Schedule:
         unroll = 1
     threads = 256
     if shape.repeated and 2 * bytes_per_step <= _REPEATED_BYTES and not windows:
-        together = next((count for count in (4, 2) if shape.axes[0].size % count == 0), 1)
+        most = _OWN_BYTES // (shape.repeated * width)
+        together = next((count for count in range(most, 1, -1) if shape.axes[0].size % count == 0), 1)
         apart = vectors // shape.axes[0].size
         if together > 1 and apart * shape.axes[0].size == vectors and shape.fills(vectors // together):
             blocks = ceil(vectors // together, threads)

@@ -67,8 +67,10 @@ class Schedule:
         planes: `PATCH`: images that a block takes; of more than one, all of each.
         members: blocks that share each row; with more than one, blocks are resident all at once and go from row to row.
         part: vectors of a row that each member has.
-        kept: of these, how many it keeps; the rest is read again, or held in registers.
-        fetches: whether what is kept of the next row is copied into places that the row at hand has left.
+        kept: of these, how many it keeps in shared memory, the first of them.
+        held: how many of the next ones each thread holds in registers; what is left is read again.
+        fetches: whether what is kept of the next row is copied into places that the row at hand has left; blocks stay and go
+            from row to row.
         resident: blocks that a multiprocessor must have room for; 0 for what comes.
         general: whether sizes come at run time as far as may be (`fusepass.codegen.schedule_general`).
     """
@@ -95,6 +97,7 @@ class Schedule:
     members: int = 1
     part: int = 0
     kept: int = 0
+    held: int = 0
     fetches: bool = False
     resident: int = 0
     general: bool = False
@@ -105,9 +108,9 @@ class Schedule:
         return self.lanes * self.width, self.groups * self.unroll
 
     @property
-    def holds_rest(self) -> bool:
-        """Whether what a block of a team has no room to keep is little enough for registers."""
-        return self.members > 1 and self.unroll > 1 and 0 < self.part - self.kept <= self.unroll * self.lanes
+    def on_chip(self) -> int:
+        """Vectors of its part of a row that a block of a team need not read again."""
+        return min(self.kept + self.held * self.lanes, self.part)
 
     @property
     def threads(self) -> int:
@@ -124,7 +127,7 @@ class Schedule:
             case Walk.INNER:
                 shared = f"teams of {self.members}, " if self.members > 1 else ""
                 partly = f" for {self.kept} of {self.part} vectors" if self.kept < self.part else ""
-                partly += " and registers" if self.holds_rest else ""
+                partly += f" and {self.held} a thread in registers" if self.held else ""
                 shape = f"{shared}{self.lanes} lanes x {self.groups} rows, {self.unroll} per thread at a time"
                 fetched = ", fetched ahead" if self.fetches else ""
                 shape += f", {self.keep.value}{partly}{fetched}{exchanged}"

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusepass.codegen.ir.crossing import Crossing, crossings, near_step, power_above
+from fusepass.codegen.ir.dataflow import Dataflow, always_loaded, kept_in_memory
+from fusepass.codegen.ir.expr import Builder, Load
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.team import state_bytes
+from fusepass.codegen.ir.twopass import split_statistics
+from fusepass.codegen.ir.vectors import is_vector, split_index
 from fusepass.codegen.schedule.flat import exchanged
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.shape import Shape, ceil, most_elements, power_below
@@ -19,6 +23,10 @@ FEW_ELEMENTS = 16  # per thread: enough loads in flight to fill the memory syste
 _COLUMN_THREADS = 128  # per block, where each has columns of its own
 _PAIR_THREADS = 512  # per block, where columns are shared and each thread has two rows
 _STATIC_SHARED = 48 << 10  # bytes
+_TURNS = 2  # rows of a block that stays, at least
+RESERVED = 1 << 10  # bytes of shared memory that the device takes of each block
+_COPIES_FROM = 80  # compute capability times ten
+_COPIED = (4, 8, 16)  # bytes that one asynchronous copy moves
 
 
 def prefers_rows(shape: Shape) -> bool:
@@ -88,7 +96,38 @@ def _long_rows(shape: Shape, base: Schedule, vectors: int) -> Schedule:
         shared = ceil(vectors, lanes) * lanes * base.width * shape.kept_bytes
     unroll = unroll_of(FEW_ELEMENTS // base.width, vectors, lanes)
     step = replace(base, unroll=unroll, lanes=lanes, groups=1, blocks=shape.rows)
-    return replace(step, keep=Keep.SHARED, shared_bytes=shared) if 0 < shared <= limit else step
+    if not 0 < shared <= limit:
+        return step
+    step = replace(step, keep=Keep.SHARED, shared_bytes=shared)
+    # Blocks that stay, and copy the next row into the places that the row at hand leaves.
+    together = min(
+        (shape.facts.shared_bytes_per_block + RESERVED) // (shared + RESERVED), shape.facts.max_threads // lanes
+    )
+    blocks = max(together, 1) * shape.facts.multiprocessors
+    fetches = shape.rows >= _TURNS * blocks and can_fetch(shape, split_statistics(shape.kernel, Builder()), base.width)
+    return replace(step, blocks=blocks, fetches=True) if fetches else step
+
+
+def can_fetch(shape: Shape, kernel: Kernel, width: int) -> bool:
+    """Whether all that `kernel` keeps is loaded as it is, in whole vectors that a thread can copy to shared memory.
+
+    `kernel` is that of `shape`, or what it becomes where statistics are split.
+    """
+    if shape.facts.capability < _COPIES_FROM:
+        return False
+    axis, lane = shape.col_axis, Axis("lane", width)
+    assert axis is not None
+    first = [value for reduction in kernel.sweeps[0] for value in reduction.values]
+    always = {id(load) for value in first for load in always_loaded(value)}
+    aligned = {access.buffer for access in shape.accesses if access.aligned}
+    return all(
+        isinstance(node, Load)
+        and id(node) in always
+        and node.buffer in aligned
+        and width * node.dtype.nbytes in _COPIED
+        and (width == 1 or is_vector(split_index(node.index, axis, lane), axis, lane))
+        for node in (kept.node for kept in kept_in_memory(kernel, Dataflow()))
+    )
 
 
 def unroll_of(most: int, count: int, step: int) -> int:

@@ -42,7 +42,7 @@ class Shape:
     def __init__(self, kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> None:
         builder = Builder()
         self.axes = kernel.rows
-        self.repeated = _repeated_bytes(kernel, program)
+        self.repeated = _repeated(kernel, program)
         self.kernel = flatten(kernel, builder)
         self.program = program
         self.facts = facts
@@ -108,10 +108,11 @@ class Shape:
         return threads >= self.facts.multiprocessors * _FULL_THREADS
 
 
-def _repeated_bytes(kernel: Kernel, program: Program) -> int:
-    """Bytes that a pointwise kernel reads again for each point of its slowest axis, if they are much of what it moves.
+def _repeated(kernel: Kernel, program: Program) -> int:
+    """Where a pointwise kernel reads much again for each point of its slowest axis, such as a weight for each element of a
+    sample: bytes that it loads for each element and that are not the same. Else 0.
 
-    A weight for each element of a sample, say. A thread that takes the same place of several samples reads it once.
+    A thread that takes the same place of several samples reads the weights once.
     """
     if not kernel.is_pointwise or len(kernel.rows) < 2 or kernel.rows[0].size < 2:
         return 0
@@ -119,7 +120,10 @@ def _repeated_bytes(kernel: Kernel, program: Program) -> int:
     again = {load.buffer for load in kernel.loads() if load.index.stride(outer) == 0}
     repeated = sum(program.buffer(name).nbytes for name in again)
     moved = sum(program.buffer(name).nbytes for name in kernel.reads | kernel.writes)
-    return repeated if repeated >= _LEAST_REPEATED and 4 * repeated * outer.size >= moved else 0
+    if repeated < _LEAST_REPEATED or 4 * repeated * outer.size < moved:
+        return 0
+    own = (load for load in kernel.loads() if load.index.stride(outer) != 0)
+    return sum(max(load.dtype.nbytes, 1) for load in own if program.buffer(load.buffer).numel > outer.size)
 
 
 def most_elements(shape: Shape) -> int:

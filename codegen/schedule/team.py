@@ -1,8 +1,9 @@
 """Schedules of kernels whose rows are shared by teams of blocks, and when such teams are worth it.
 
 A block keeps its slice of a row in shared memory, so that memory is read once. Two blocks are resident on each
-multiprocessor: while one waits for its team, the other moves data. Where a slice is larger than a block's memory, its
-rest is read again, the last part first, as that is still in the L2 cache.
+multiprocessor: while one waits for its team, the other moves data. A row that is too large for two teams is shared by one
+team of a block on each multiprocessor, which has all of its registers, too. What a block can keep in neither is read
+again, the last part first, as that is still in the L2 cache.
 """
 
 from __future__ import annotations
@@ -10,24 +11,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.dataflow import Dataflow, always_loaded, kept_in_memory
-from fusepass.codegen.ir.expr import Load
-from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory
 from fusepass.codegen.ir.program import Kernel, Program, Team
 from fusepass.codegen.ir.team import state_bytes
-from fusepass.codegen.ir.vectors import is_vector, split_index
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
-from fusepass.codegen.schedule.rows import FEW_ELEMENTS, crossing_stores, inner, prefers_rows, unroll_of
+from fusepass.codegen.schedule.rows import (
+    FEW_ELEMENTS,
+    RESERVED,
+    can_fetch,
+    crossing_stores,
+    inner,
+    prefers_rows,
+    unroll_of,
+)
 from fusepass.codegen.schedule.shape import Shape, ceil
 
 _LANES = 512
-_RESIDENT = 2  # blocks on a multiprocessor
-_RESERVED = 1 << 10  # bytes of shared memory that the device takes of each block
+_RESIDENT = 2  # blocks on a multiprocessor, where there are several teams
+_HELD_WORDS = {1: 64, 2: 16}  # registers of a thread for values of the row, with so many blocks on a multiprocessor
 _LEAST_KEPT = 0.25  # of a row, or the exchange is not worth what it saves
 _MOSTLY_KEPT = 0.75  # of a row, where two teams hide each other's waits
 _UNEVEN = 1.03  # what it costs that threads have unequally many vectors: conditions, and reductions by fewer at once
-_COPIES_FROM = 80  # compute capability times ten
-_COPIED = (4, 8, 16)  # bytes that one asynchronous copy moves
 _WAIT = 3e-6  # seconds of each exchange that other teams do not hide, as measured on an H200 with teams of 16 to 132
 
 
@@ -42,19 +46,20 @@ def team_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int
     if shape.single or shape.col_axis is None or not shape.rows or prefers_rows(shape) or crossing:
         return None
     read = sum(program.buffer(name).nbytes for name in {access.buffer for access in shape.main} & kernel.reads)
-    room, row_bytes = _room(kernel, facts), shape.cols * _kept_bytes(shape)
+    room, row_bytes = _room(kernel, facts, _RESIDENT), shape.cols * _kept_bytes(shape)
     if _shared_by_rows(shape) >= row_bytes:
         return None
     if not row_bytes or read < facts.l2_bytes or inner(shape).keep is not Keep.NOTHING:
         return None
-    blocks = _RESIDENT * facts.multiprocessors
+    blocks = min(_RESIDENT * facts.multiprocessors, _LANES)  # a thread for each member
+    alone = min(facts.multiprocessors, _LANES)
     needed = ceil(row_bytes, room)
     if 2 * needed <= blocks:
         return _fitting(shape, row_bytes, blocks, max(needed, 2))
     half = blocks // 2
     if shape.rows > 1 and half > 1 and half * room >= _MOSTLY_KEPT * row_bytes:
         return half, 2
-    return (blocks, 1) if blocks * room >= _LEAST_KEPT * row_bytes else None
+    return (alone, 1) if alone * _room(kernel, facts, 1) >= _LEAST_KEPT * row_bytes else None
 
 
 def _shared_by_rows(shape: Shape) -> int:
@@ -84,31 +89,24 @@ def team(shape: Shape, team: Team) -> Schedule:
     width = shape.width(shape.col_axis)
     part = ceil(ceil(shape.cols, width), team.members)
     each = width * _kept_bytes(shape)
+    resident = _RESIDENT if team.members * team.teams > shape.facts.multiprocessors else 1
     unroll = unroll_of(FEW_ELEMENTS // width, part, _LANES)
-    kept = min(ceil(part, _LANES), _room(shape.kernel, shape.facts) // (each * _LANES)) * _LANES
+    kept = min(ceil(part, _LANES), _room(shape.kernel, shape.facts, resident) // (each * _LANES)) * _LANES
     blocks = team.members * team.teams
     plan = Schedule(Walk.INNER, width, unroll, _LANES, 1, blocks, Keep.SHARED, shared_bytes=kept * each)
-    fetches = 2 * kept >= part and _can_fetch(shape, width)  # else the memory has enough to do with the rest
-    return replace(plan, members=team.members, part=part, kept=min(kept, part), resident=_RESIDENT, fetches=fetches)
+    held = _held(shape, width, part - kept, _HELD_WORDS[resident]) if kept < part else 0
+    plan = replace(plan, members=team.members, part=part, kept=min(kept, part), held=held, resident=resident)
+    # Where most is read again, the memory has enough to do with that.
+    return replace(plan, fetches=2 * plan.on_chip >= part and can_fetch(shape, shape.kernel, width))
 
 
-def _can_fetch(shape: Shape, width: int) -> bool:
-    """Whether all that is kept is loaded as it is, whole vectors that a thread can copy to shared memory."""
-    if shape.facts.capability < _COPIES_FROM:
-        return False
-    axis, lane = shape.col_axis, Axis("lane", width)
-    assert axis is not None
-    first = [value for reduction in shape.kernel.sweeps[0] for value in reduction.values]
-    always = {id(load) for value in first for load in always_loaded(value)}
-    aligned = {access.buffer for access in shape.accesses if access.aligned}
-    return all(
-        isinstance(node, Load)
-        and id(node) in always
-        and node.buffer in aligned
-        and width * node.dtype.nbytes in _COPIED
-        and (width == 1 or is_vector(split_index(node.index, axis, lane), axis, lane))
-        for node in (kept.node for kept in kept_in_memory(shape.kernel, Dataflow()))
-    )
+def _held(shape: Shape, width: int, vectors: int, words: int) -> int:
+    """How many of so many `vectors` each thread may hold in so many registers; of one alone nothing is gained."""
+    assert shape.col_axis is not None
+    loads = [load for load in shape.kernel.loads() if shape.col_axis in load.index.axes]
+    bytes_each = sum(max(load.dtype.nbytes * width, 4) for load in loads)
+    most = 4 * words // max(bytes_each, 1)
+    return min(max(ceil(vectors, _LANES), 2), most) if most > 1 else 0
 
 
 def _kept_bytes(shape: Shape) -> int:
@@ -116,8 +114,8 @@ def _kept_bytes(shape: Shape) -> int:
     return sum(value.node.dtype.nbytes for value in kept_in_memory(shape.kernel, Dataflow()))
 
 
-def _room(kernel: Kernel, facts: DeviceFacts) -> int:
-    """Bytes of shared memory in which a block may keep its slice."""
-    slots = _LANES // 32 + 1  # a state for each warp, and the team's
+def _room(kernel: Kernel, facts: DeviceFacts, resident: int) -> int:
+    """Bytes of shared memory in which each of so many blocks on a multiprocessor may keep its slice."""
+    slots = 2 * (_LANES // 32)  # a state for each warp, of the block and then of the team
     states = sum(-(-slots * state_bytes(reduction) // 16) * 16 for reduction in kernel.reductions)
-    return (facts.shared_bytes_per_block + _RESERVED) // _RESIDENT - _RESERVED - states
+    return (facts.shared_bytes_per_block + RESERVED) // resident - RESERVED - states

@@ -8,10 +8,11 @@ from math import prod
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import GROUP_ARCH, Convolution
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.schedule_convolution.places import PlacesSchedule, places_schedule
+from fusepass.codegen.schedule_convolution.places import PlacesSchedule
+from fusepass.codegen.schedule_convolution.places_search import places_schedule
 from fusepass.codegen.schedule_convolution.resident import ResidentSchedule, resident_schedule
 from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule, streamed_schedule
-from fusepass.codegen.schedule_convolution.tiles import anchor_of, unaligned
+from fusepass.codegen.schedule_convolution.tiles import anchor_of, phases_of, unaligned
 
 ConvolutionSchedule = ResidentSchedule | StreamedSchedule | PlacesSchedule
 
@@ -21,11 +22,13 @@ _LEAST_CAPABILITY = 80  # asynchronous copies, and TF32 on tensor cores
 def schedule_convolution(
     kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True
 ) -> ConvolutionSchedule | None:
-    """The schedule with the least work that fits a multiprocessor; None where none fits.
+    """The schedule with the least work that fits a multiprocessor; None where none fits, or no element has a tap.
 
     `aligned` says that inputs start at a multiple of 16 bytes; it changes nothing but how they are copied.
     """
     plan: ResidentSchedule | StreamedSchedule | None
+    if not any(phase.taps for phase in phases_of(kernel, program)):
+        return None
     if anchor_of(kernel).halves is not None:
         return places_schedule(kernel, program, facts)
     if anchor_of(kernel).packed is None:
@@ -43,11 +46,16 @@ def warps_together(facts: DeviceFacts) -> int:
 def piece_count(kernel: Kernel, plan: ConvolutionSchedule) -> int:
     """In how many pieces `kernel` reduces over positions: what a block has of a sample, or of all.
 
-    Blocks take every so-manieth tile. Where there are more of them than tiles of a sample, each tile is a piece.
+    Blocks, or teams of warps, take every so-manieth tile. Where there are more of them than tiles of a sample, each tile is a piece.
     """
     assert kernel.partials is not None
-    groups = plan.blocks // plan.channel_blocks
+    groups = takers(plan)
     return min(groups, prod(plan.on.tiles)) if kernel.partials.per_sample else groups
+
+
+def takers(plan: ConvolutionSchedule) -> int:
+    """How many take tiles side by side, for each part of the channels: blocks, or teams of theirs."""
+    return plan.blocks // plan.channel_blocks * (plan.teams if isinstance(plan, PlacesSchedule) else 1)
 
 
 def pieces_on(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | None:

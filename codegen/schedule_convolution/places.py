@@ -1,4 +1,4 @@
-"""Convolutions of few input channels by scaled halves: tensor cores take both operands from shared memory.
+"""Convolutions by scaled halves that lie in shared memory for all kernel positions: tensor cores take both operands from there.
 
 A block holds the weights of its output channels and a tile of the input with its border, packed: a *place* is 16 bytes, 8 halves
 of one position. Where a place has not all of a position's halves, there is a *layer* of places for each 8. Four warps multiply 64
@@ -9,34 +9,16 @@ everywhere in a plane of the tile.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from math import ceil, prod
+from dataclasses import dataclass
+from math import prod
 
-from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.convolution import HALVES, ROWS, Phase, halves_of_place
-from fusepass.codegen.ir.dtype import Precision
-from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.schedule_convolution.tiles import (
-    COLUMNS,
-    GROUP,
-    WARPS,
-    Tiles,
-    anchor_of,
-    border_of,
-    dimensions,
-    phases_of,
-    tiles_of,
-)
+from fusepass.codegen.ir.convolution import HALVES, ROWS, Phase
+from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP, Tiles
 
 BLOCK = 16  # neighbouring positions that lie in one piece
 TOGETHER = 8  # such blocks that four warps multiply at once, 64 positions and 64 more
-SET = WARPS * COLUMNS * GROUP  # positions that all warps of a block multiply at once
-
-_MOST_SETS = 4
-_MOST_SUMS = 128  # registers of a thread
-_STEP = 32  # bytes of a row of shared memory, of each operand, that a product takes
+SHARE = COLUMNS * GROUP  # positions of a warp at once
+STEP = 32  # bytes of a row of shared memory, of each operand, that a product takes
 
 
 @dataclass(frozen=True)
@@ -48,17 +30,26 @@ class PlacesSchedule:
         run: places from one block of positions to the next.
         layers: places of each position.
         slices: for each phase, the number of products of two places each.
-        rows: tiles of 16 output channels that a block works on.
+        origins: for each part of the phases, as large as each other, that blocks of their own work on, `Tiles.origin`.
+        rows: tiles of 16 output channels that a block works on at once.
+        turns: times that it does so for a tile of the input, each with channels of its own.
+        teams: groups of four warps that take tiles of their own, so that one multiplies while another stores; or 1, for all warps.
+        vector: neighbouring results that a thread stores at once.
         parts: halves that stand for a number; there are as many columns for an output channel.
         buffers: tiles of the input in shared memory; with two, one is fetched while the other is worked on.
-        channel_blocks, blocks, resident, shared_bytes: as those of `ResidentSchedule`.
+        channel_blocks: blocks that work on a tile: one for each part of the output channels and of the phases.
+        blocks, resident, shared_bytes: as those of `ResidentSchedule`.
     """
 
     on: Tiles
     run: int
     layers: int
     slices: tuple[int, ...]
+    origins: tuple[tuple[int, ...], ...]
     rows: int
+    turns: int
+    teams: int
+    vector: int
     parts: int
     buffers: int
     channel_blocks: int
@@ -71,9 +62,24 @@ class PlacesSchedule:
         return self.on.threads
 
     @property
+    def phase_blocks(self) -> int:
+        """Parts of the phases."""
+        return len(self.origins)
+
+    @property
+    def origins_vary(self) -> bool:
+        """Whether a block's tiles begin elsewhere than another's."""
+        return len({*self.origins}) > 1
+
+    @property
+    def part(self) -> int:
+        """Phases of a part."""
+        return len(self.on.phases) // self.phase_blocks
+
+    @property
     def covered(self) -> int:
         """Output channels that all blocks together work on."""
-        return ROWS * self.rows * self.channel_blocks
+        return ROWS * self.rows * self.turns * (self.channel_blocks // self.phase_blocks)
 
     @property
     def columns(self) -> int:
@@ -82,104 +88,46 @@ class PlacesSchedule:
 
     @property
     def sets(self) -> int:
-        """Times that a block's warps go over a tile."""
-        return prod(self.on.tile) // SET
+        """Times that its warps go over a tile."""
+        return prod(self.on.tile) // (SHARE * self.tile_warps)
+
+    @property
+    def tile_warps(self) -> int:
+        """Warps that work on a tile."""
+        return self.on.block_warps // self.teams
 
     @property
     def weight_bytes(self) -> int:
-        return sum(self.slices) * self.columns * _STEP
+        return self.turns * self.turn_bytes
+
+    @property
+    def turn_bytes(self) -> int:
+        """Of the weights that a turn takes."""
+        return sum(self.slices) // self.phase_blocks * self.columns * STEP
+
+    @property
+    def layer_places(self) -> int:
+        """Places from one layer to the next: an odd number, so that the halves of a position, copied together, lie in all banks."""
+        return self.on.elements if self.layers == 1 else self.on.elements | 1
 
     @property
     def tile_bytes(self) -> int:
-        return 2 * HALVES * self.layers * self.on.elements
+        return 2 * HALVES * self.layers * self.layer_places
 
     def __str__(self) -> str:
         tile = " x ".join(map(str, self.on.tile))
-        channels = f"{ROWS * self.rows} channels x {tile} positions"
-        phases = f", {len(self.on.phases)} phases" if len(self.on.phases) > 1 else ""
+        turns = f"{self.turns} x " if self.turns > 1 else ""
+        channels = f"{turns}{ROWS * self.rows} channels x {tile} positions"
+        parts = f" in {self.phase_blocks} parts" if self.phase_blocks > 1 else ""
+        phases = f", {len(self.on.phases)} phases{parts}" if len(self.on.phases) > 1 else ""
         products = "halves x 3" if self.parts > 1 else "halves"
         return f"{self.blocks} blocks, {channels}{phases}, {sum(self.slices)} products of two places, {products}"
 
 
-def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> PlacesSchedule | None:
-    """The schedule with the least estimated time that fits a multiprocessor; None where none fits."""
-    shapes = itertools.product(_tile_shapes(len(dimensions(kernel)) - 2), (2, 1))
-    candidates = (_candidate(kernel, program, facts, tile, buffers) for tile, buffers in shapes)
-    fitting = [(_cost(plan, facts), number, plan) for number, plan in enumerate(candidates) if plan is not None]
-    return min(fitting)[2] if fitting else None
-
-
-def _tile_shapes(axes: int) -> Iterator[tuple[int, ...]]:
-    """Whole sets of positions, in planes of which each has whole numbers of blocks that are multiplied together."""
-    powers = [1 << n for n in range((_MOST_SETS * SET).bit_length())]
-    for shape in itertools.product(powers, repeat=axes):
-        if SET <= prod(shape) <= _MOST_SETS * SET and shape[-1] >= BLOCK and prod(shape[-2:]) % (TOGETHER * BLOCK) == 0:
-            yield shape
-
-
-def _candidate(
-    kernel: Kernel, program: Program, facts: DeviceFacts, tile: tuple[int, ...], buffers: int
-) -> PlacesSchedule | None:
-    sizes, anchor = [axis.size for axis in dimensions(kernel)], anchor_of(kernel)
-    phases = phases_of(kernel, program)
-    border = border_of(phases, len(tile))
-    channels, parts = program.buffer(anchor.source).shape[1], anchor.parts
-    on = tiles_of(kernel, program, phases, border, tile, channels)
-    run = BLOCK + border[-1][1] - border[-1][0]
-    extent = [size + high - low for size, (low, high) in zip(tile, border, strict=True)]
-    extent[-1] = tile[-1] // BLOCK * run
-    on = replace(on, extent=tuple(extent), origin=tuple(low for low, _ in border), vector=1)
-    layers = prod(halves_of_place(channels, parts)) // HALVES
-    most = max(_MOST_SUMS // (2 * ROWS * parts * on.pair), 1)
-    rows = ceil(sizes[1] / ROWS) if kernel.sweeps else min(ceil(sizes[1] / ROWS), most)
-    sums = ROWS * rows * parts * on.pair
-    channel_blocks = ceil(sizes[1] / (ROWS * rows))
-    if sums > _MOST_SUMS or ROWS * rows * parts > _MOST_SUMS:
-        return None
-    plan = PlacesSchedule(
-        on=on,
-        run=run,
-        layers=layers,
-        slices=tuple(max(ceil(len(phase.taps) * layers / 2), 1) for phase in phases),
-        rows=rows,
-        parts=parts,
-        buffers=buffers,
-        channel_blocks=channel_blocks,
-        blocks=0,
-        resident=0,
-        shared_bytes=0,
-    )
-    shared = plan.weight_bytes + 4 * on.staged_floats + buffers * plan.tile_bytes
-    if shared > facts.shared_bytes_per_block:
-        return None
-    resident = max(min(facts.shared_bytes_per_block // shared, _most_resident(plan, anchor.precision)), 1)
-    each = max(min(sizes[0] * prod(on.tiles), resident * facts.multiprocessors // channel_blocks), 1)
-    return replace(plan, blocks=each * channel_blocks, resident=resident, shared_bytes=shared)
-
-
-def _most_resident(plan: PlacesSchedule, precision: Precision) -> int:
-    """Blocks for which a multiprocessor has registers: for the sums, those of a chain, and a few besides."""
-    chain = plan.columns if precision is Precision.FLOAT32 else 0
-    return 2 if plan.columns * plan.on.pair + chain <= 96 else 1
-
-
-def _cost(plan: PlacesSchedule, facts: DeviceFacts) -> float:
-    """Estimated cycles of a multiprocessor for a sample: products as fast as shared memory feeds them, and what surrounds them."""
-    on = plan.on
-    positions = prod(on.tile)
-    products = sum(plan.slices) * 2 * (positions // 128) * (2048 + _STEP * plan.columns) / 128
-    fetched = plan.layers * on.elements * 16 / 20  # bytes a cycle from the second-level cache
-    results = positions * len(on.phases) * ROWS * plan.rows * 0.2
-    waiting = {(2, 1): 1.15, (2, 2): 1.0, (1, 1): 1.6, (1, 2): 1.3}[plan.resident, plan.buffers]
-    # Whole rows of the result by one block fill the lines of the second-level cache.
-    pieces = 1 + 0.5 * 32 / on.tile[-1] if on.tiles[-1] > 1 else 1
-    return plan.channel_blocks * prod(on.tiles) * (products + fetched + results * pieces) * waiting
-
-
-def places_of(plan: PlacesSchedule, offset: tuple[int, ...]) -> int:
-    """From a position's place to that of the tap at `offset`."""
+def places_of(plan: PlacesSchedule, offset: tuple[int, ...], part: int = 0) -> int:
+    """From a position's place to that of the tap at `offset`, of a phase of that part."""
     place = 0
-    for at, origin, extent in zip(offset, plan.on.origin, plan.on.extent, strict=True):
+    for at, origin, extent in zip(offset, plan.origins[part], plan.on.extent, strict=True):
         place = place * extent + at - origin
     return place
 
@@ -190,10 +138,10 @@ def padded_places(plan: PlacesSchedule) -> list[list[tuple[int, Phase | None, in
     They ascend, because the second of a product lies behind the first; what fills a product up lies where the last one does.
     """
     found = []
-    for phase, slices in zip(plan.on.phases, plan.slices, strict=True):
+    for at, (phase, slices) in enumerate(zip(plan.on.phases, plan.slices, strict=True)):
         real: list[tuple[int, Phase | None, int, int]] = sorted(
             (
-                (layer * plan.on.elements + places_of(plan, tap.offset), phase, number, layer)
+                (layer * plan.layer_places + places_of(plan, tap.offset, at // plan.part), phase, number, layer)
                 for number, tap in enumerate(phase.taps)
                 for layer in range(plan.layers)
             ),

@@ -18,7 +18,7 @@ MOST_ROWS = 4  # tiles of 16 channels that a warp works on at once, where not al
 COLUMNS = 4  # groups of positions that a warp stores at once
 GROUP = 8  # neighbouring positions of one instruction
 _BANKS = 32
-_SECTOR = 32  # bytes that memory is written by
+SECTOR = 32  # bytes that memory is written by
 _FLOAT_CYCLES, _TORN_CYCLES = (
     0.27,
     7.0,
@@ -44,6 +44,9 @@ class Tiles:
         vector: neighbouring input elements that one copy brings, 4 or 1; tiles of the input are whole numbers of them.
         wide: whether indices need 64 bits.
         state_floats: room for the states of reductions over positions, of all warps.
+        block_warps: warps of a block.
+        pace: where tiles overlap along the last axis, positions from one to the next: each then stores whole sectors alone, those that
+            begin in its first `pace` positions; 0 where they do not.
     """
 
     tile: tuple[int, ...]
@@ -57,10 +60,17 @@ class Tiles:
     vector: int
     wide: bool
     state_floats: int = 0
+    block_warps: int = WARPS
+    pace: int = 0
 
     @property
     def threads(self) -> int:
-        return 32 * WARPS
+        return 32 * self.block_warps
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Positions from one tile to the next, per spatial axis."""
+        return (*self.tile[:-1], self.pace or self.tile[-1])
 
     @property
     def elements(self) -> int:
@@ -71,14 +81,15 @@ class Tiles:
     def staged_pitch(self) -> int:
         """Floats from one row of a warp's results to the next, where they are laid out for the stores.
 
-        A thread has neighbouring channels of one position where groups of warps multiply, else the other way round.
+        A thread has neighbouring channels of one position where groups of warps multiply, else the other way round. Those that share
+        a row where values are reduced (``fp::Share``) read longer rows of pairs.
         """
-        return GROUP * COLUMNS * self.pair + (4 if self.warps > 1 and self.pair == 1 else 8)
+        return GROUP * COLUMNS * self.pair + (4 if self.warps > 1 and not (self.pair > 1 and self.state_floats) else 8)
 
     @property
     def staged_floats(self) -> int:
         """Floats of all warps' results that are laid out at once, and of states behind them."""
-        return WARPS * ROWS * self.staged_pitch + self.state_floats
+        return self.block_warps * ROWS * self.staged_pitch + self.state_floats
 
 
 def phases_of(kernel: Kernel, program: Program) -> tuple[Phase, ...]:
@@ -134,12 +145,17 @@ def tiles_of(
         origin=tuple(origin),
         pitch=_pitch(prod(extent), channels),
         phases=phases,
-        pair=2 if anchor.spread[-1] == 2 <= sizes[-1] else 1,
+        pair=pair_of(kernel),
         warps=anchor.warps,
         vector=vector,
         wide=max(*extents, prod(sizes)) >= _MAX_INT,
         state_floats=_state_floats(kernel),
     )
+
+
+def pair_of(kernel: Kernel) -> int:
+    """`Tiles.pair` of a kernel's convolution."""
+    return 2 if anchor_of(kernel).spread[-1] == 2 <= dimensions(kernel)[-1].size else 1
 
 
 def _vector(source: Buffer) -> int:
@@ -193,8 +209,8 @@ def written_cycles(kernel: Kernel, program: Program, on: Tiles, channels: int) -
     for store in kernel.stores:
         *others, last = (store.index.stride(axis) for axis in kernel.rows)
         nbytes = program.buffer(store.buffer).dtype.nbytes
-        whole = all(stride is not None and stride * nbytes % _SECTOR == 0 for stride in others)
-        torn = 0 if last != 1 or (whole and width * nbytes % _SECTOR == 0) else 2 * rows * channels
+        whole = all(stride is not None and stride * nbytes % SECTOR == 0 for stride in others)
+        torn = 0 if last != 1 or (whole and width * nbytes % SECTOR == 0) else 2 * rows * channels
         cycles += rows * width * channels * _FLOAT_CYCLES * nbytes / DType.F32.nbytes + torn * _TORN_CYCLES
     return cycles
 

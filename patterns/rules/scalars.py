@@ -21,10 +21,15 @@ _SMALL = 1e-3
 
 
 def _representable(line: Affine) -> bool:
-    """Whether scale and shift are ordinary numbers of the type: neither overflown nor, unless meant, vanished."""
-    facts = torch.finfo(line.source.meta["val"].dtype)
+    """Whether scale and shift are ordinary numbers of the type: neither overflown nor, unless meant, vanished.
+
+    What is added to a half is rounded to one, the same way for every element, which sums would gather. So there it is to be one.
+    """
+    dtype = line.source.meta["val"].dtype
+    facts = torch.finfo(dtype)
     fits = facts.tiny <= abs(line.scale) <= facts.max and line.offsets <= _SMALL * facts.max
-    return fits and not 0 < abs(line.shift) < facts.tiny
+    rounded = dtype.itemsize <= 2 and float(torch.tensor(line.shift, dtype=dtype)) != line.shift
+    return fits and not rounded and not 0 < abs(line.shift) < facts.tiny
 
 
 def _never_larger(line: Affine) -> bool:

@@ -3,12 +3,12 @@
 
 namespace fp {
 
-// Launches `kernel` with as many teams of `members` blocks as are resident at once, at most `teams`, after zeroing the first
-// `counters` bytes of `exchange`. Where not even one team is, or the driver says so, the error is cudaErrorCooperativeLaunchTooLarge,
+// Launches `kernel` with as many teams of `members` blocks as are resident at once, at most `teams`, after zeroing the
+// `nbytes` of `exchange`. Where not even one team is, or the driver says so, the error is cudaErrorCooperativeLaunchTooLarge,
 // and nothing is launched.
 template <typename... Parameters>
 int launch_teams(void (*kernel)(Parameters...), int members, int teams, int threads, int shared, void* exchange,
-                 int counters, void* stream, Parameters... parameters) {
+                 int nbytes, void* stream, Parameters... parameters) {
     const void* const function = reinterpret_cast<const void*>(kernel);
     const cudaStream_t where = static_cast<cudaStream_t>(stream);
     int device = 0, multiprocessors = 0, resident = 0;
@@ -24,7 +24,7 @@ int launch_teams(void (*kernel)(Parameters...), int members, int teams, int thre
     if (error != cudaSuccess) return static_cast<int>(error);
     const int fitting = multiprocessors * resident / members;
     if (fitting == 0) return static_cast<int>(cudaErrorCooperativeLaunchTooLarge);
-    error = cudaMemsetAsync(exchange, 0, counters, where);
+    error = cudaMemsetAsync(exchange, 0, nbytes, where);
     if (error != cudaSuccess) return static_cast<int>(error);
     void* pointers[] = {&parameters...};
     const dim3 blocks(unsigned((fitting < teams ? fitting : teams) * members));

@@ -56,10 +56,70 @@ __device__ __forceinline__ void merge_across(State& state) {
     }
 }
 
+// What the thread has whose number differs in the bit `mask`.
+template <typename T>
+__device__ __forceinline__ T other_lane(const T& value, int mask) {
+    Words<T> words(value);
+#pragma unroll
+    for (int i = 0; i < Words<T>::count; ++i) words.words[i] = __shfl_xor_sync(0xffffffffu, words.words[i], mask);
+    return words.state();
+}
+
+// The sum over Lanes neighbouring threads, the same bits in each.
+template <int Lanes, typename T>
+__device__ __forceinline__ T sum_lanes(T value) {
+#pragma unroll
+    for (int mask = Lanes / 2; mask >= 1; mask /= 2) value += other_lane(value, mask);
+    return value;
+}
+
 // Every group of Lanes neighbouring threads (a power of two, at most a warp) gets its merged state in each of its threads.
 template <int Lanes, typename State>
 __device__ __forceinline__ void merge_lanes(State& state) {
     merge_across<1, Lanes>(state);
+}
+
+// Moments of all lanes at once: one division instead of one for each pair. Means are summed as differences from that of the first
+// lane, so that equal ones are exactly their mean.
+template <int Lanes, typename T>
+__device__ __forceinline__ void merge_lanes(Moments<T>& state) {
+    if constexpr (Lanes < 4) {
+        merge_across<1, Lanes>(state);
+    } else {
+        T first = state.mean;
+#pragma unroll
+        for (int mask = Lanes / 2; mask >= 1; mask /= 2) {
+            const T other = other_lane(first, mask);
+            first = threadIdx.x & mask ? other : first;
+        }
+        const T all = sum_lanes<Lanes>(state.count);
+        const bool some = state.count > T(0);
+        const T mean = first + sum_lanes<Lanes>(some ? (state.mean - first) * (state.count / all) : T(0));
+        const T difference = some ? state.mean - mean : T(0);
+        state.m2 = sum_lanes<Lanes>(state.m2 + (difference * state.count) * difference);
+        state.mean = mean;
+        state.count = all;
+    }
+}
+
+template <int Lanes, typename T>
+__device__ __forceinline__ void merge_lanes(MergeMoments<T>& state) {
+    merge_lanes<Lanes>(state.moments);
+}
+
+// The same for online softmax: one exponential.
+template <int Lanes, typename T>
+__device__ __forceinline__ void merge_lanes(Softmax<T>& state) {
+    Max<T> bound;
+    bound.value = state.value;
+    merge_across<1, Lanes>(bound);
+    state.total = sum_lanes<Lanes>(state.total * exp(state.value - Softmax<T>::shift(bound.value)));
+    state.value = bound.value;
+}
+
+template <int Lanes, typename T>
+__device__ __forceinline__ void merge_lanes(MergeSoftmax<T>& state) {
+    merge_lanes<Lanes>(state.softmax);
 }
 
 // A block of Warps warps (a power of two): each leaves its merged state, and after a barrier each gathers all of them.

@@ -1,21 +1,36 @@
-// Reductions over the positions of a convolution: of what a warp has laid out for its stores, one state for each channel.
+// Reductions over the positions of a convolution, or the columns of a product: of what a warp has laid out for its stores, or of what
+// its threads have, one state for each channel.
 #pragma once
 
 #include "fp_merge.cuh"
 
 namespace fp {
 
+// As many bits as `count` says, at most 32.
+__device__ __forceinline__ unsigned lowest_bits(int64_t count) {
+    return count >= 32 ? 0xffffffffu : count > 0 ? (1u << count) - 1 : 0;
+}
+
 // A thread's share of a row of 32 Pair results; the warp has 16 such rows. Two threads share one, each has every second four
-// of its results: so the 8 threads that shared memory serves at once meet in no bank.
-template <int Pair>
+// of its results: so the 8 threads that shared memory serves at once meet in no bank. Rows may have their results `Apart` from each other.
+template <int Pair, bool Apart = false>
 struct Share {
-    static constexpr int count = 16 * Pair;
+    static constexpr int count = 16 * Pair, all = 32 * Pair;
     float values[count];
     unsigned real[Pair];  // which of the values are results: bits 0 to 3, 8 to 11, and so on
     int total = 0;        // how many of the whole row are
 
     static __device__ __forceinline__ int row() { return threadIdx.x % 32 / 8 * 4 + threadIdx.x % 4; }
     static __device__ __forceinline__ int half() { return threadIdx.x / 4 % 2; }
+    static __device__ __forceinline__ bool is_first() { return half() == 0; }  // of the threads of a row
+
+    // Where the value `i` of this thread stands in its row.
+    static __device__ __forceinline__ int place(int i) { return half() * 4 + i / 4 * 8 + i % 4; }
+
+    template <typename State>
+    static __device__ __forceinline__ void merge(State& state) {
+        merge_across<4, 8>(state);
+    }
 
     // `inside` has a bit for each result of a row, set where it is one: the others lie past the end.
     __device__ __forceinline__ Share(const float* room, int pitch, const unsigned (&inside)[Pair]) {
@@ -33,12 +48,44 @@ struct Share {
     }
 
     __device__ __forceinline__ bool is_real(int i) const { return real[i / 16] >> (i % 16 / 4 * 8 + i % 4) & 1; }
-    __device__ __forceinline__ bool whole() const { return total == 32 * Pair; }  // the same for all threads of a warp
+    // Whether all are, which is the same for all threads of a warp.
+    __device__ __forceinline__ bool whole() const { return Apart ? !__any_sync(0xffffffffu, total != all) : total == all; }
 };
 
-// Both threads of a row get the state of its results.
-template <typename State, int Pair>
-__device__ __forceinline__ void reduce_row(State& state, const Share<Pair>& share) {
+// A thread's share of one of the two rows, 8 apart, of which it has sums as `multiply_tile` leaves them; four threads share a row.
+template <int N, bool Whole>
+struct Fragment {
+    static constexpr int count = N * 2, all = N * 8;
+    float values[count];
+    uint64_t real;  // a bit for each value
+    int total = all;
+
+    static __device__ __forceinline__ bool is_first() { return threadIdx.x % 4 == 0; }
+
+    template <typename State>
+    static __device__ __forceinline__ void merge(State& state) {
+        merge_across<1, 4>(state);
+    }
+
+    __device__ __forceinline__ Fragment(const float (&sums)[N][4], int down, uint64_t inside) : real(inside) {
+        static_assert(count <= 64);
+#pragma unroll
+        for (int i = 0; i < count; ++i) values[i] = sums[i / 2][down * 2 + i % 2];
+        if constexpr (!Whole) {
+            Sum<unsigned> found;
+            found.total = __popc(unsigned(real)) + __popc(unsigned(real >> 32));
+            merge(found);
+            total = int(found.total);
+        }
+    }
+
+    __device__ __forceinline__ bool is_real(int i) const { return real >> i & 1; }
+    __device__ __forceinline__ bool whole() const { return Whole || !__any_sync(0xffffffffu, total != all); }
+};
+
+// All threads of a row get the state of its results.
+template <typename State, typename Share>
+__device__ __forceinline__ void reduce_row(State& state, const Share& share) {
     if (share.whole()) {
         state.push_many(share.values);
     } else {
@@ -47,43 +94,44 @@ __device__ __forceinline__ void reduce_row(State& state, const Share<Pair>& shar
             if (share.is_real(i)) state.push(share.values[i]);
         }
     }
-    merge_across<4, 8>(state);
+    share.merge(state);
 }
 
-template <typename T>
+template <typename Share, typename T>
 __device__ __forceinline__ T sum_of_row(T mine) {
     Sum<T> sum;
     sum.total = mine;
-    merge_across<4, 8>(sum);
+    Share::merge(sum);
     return sum.total;
 }
 
 // Moments by the corrected two-pass algorithm of Chan, Golub and LeVeque 1983: the values are at hand twice.
-template <bool Whole, typename T, int Pair>
-__device__ __forceinline__ Moments<T> moments_of_row(const Share<Pair>& share) {
-    const T total = Whole ? T(32 * Pair) : T(share.total);
-    const T one_of = Whole ? T(1) / T(32 * Pair) : share.total > 0 ? T(1) / total : T(0);
-    T sum = T(0), off = T(0), squares = T(0);
+template <bool Whole, typename T, typename Share>
+__device__ __forceinline__ Moments<T> moments_of_row(const Share& share) {
+    constexpr int chains = 4;  // sums that do not wait for each other
+    const T total = Whole ? T(share.all) : T(share.total);
+    const T one_of = Whole ? T(1) / T(share.all) : share.total > 0 ? T(1) / total : T(0);
+    T sums[chains] = {}, offs[chains] = {}, squares[chains] = {};
 #pragma unroll
-    for (int i = 0; i < share.count; ++i) sum += Whole || share.is_real(i) ? share.values[i] : T(0);
-    const T mean = sum_of_row(sum) * one_of;
+    for (int i = 0; i < share.count; ++i) sums[i % chains] += Whole || share.is_real(i) ? share.values[i] : T(0);
+    const T mean = sum_of_row<Share>(sum_by_halves<0, chains>(sums)) * one_of;
 #pragma unroll
     for (int i = 0; i < share.count; ++i) {
         const T difference = Whole || share.is_real(i) ? share.values[i] - mean : T(0);
-        off += difference;
-        squares += difference * difference;
+        offs[i % chains] += difference;
+        squares[i % chains] += difference * difference;
     }
-    off = sum_of_row(off);
+    const T off = sum_of_row<Share>(sum_by_halves<0, chains>(offs));
     const T shift = off * one_of;
     Moments<T> state;
     state.count = total;
     state.mean = mean + shift;
-    state.m2 = maximum(sum_of_row(squares) - off * shift, T(0));
+    state.m2 = maximum(sum_of_row<Share>(sum_by_halves<0, chains>(squares)) - off * shift, T(0));
     return state;
 }
 
-template <typename T, int Pair>
-__device__ __forceinline__ void reduce_row(Moments<T>& state, const Share<Pair>& share) {
+template <typename T, typename Share>
+__device__ __forceinline__ void reduce_row(Moments<T>& state, const Share& share) {
     state = share.whole() ? moments_of_row<true, T>(share) : moments_of_row<false, T>(share);
 }
 
@@ -101,12 +149,20 @@ __device__ __forceinline__ void merge_into(Moments<float>& state, const Moments<
     state.count = all;
 }
 
-// Adds the results of a row to those that this warp had before.
-template <typename State, int Pair>
-__device__ __forceinline__ void leave_row(State* states, const Share<Pair>& share) {
+// Adds the results of a row to those that its threads had before.
+template <typename State, typename Share>
+__device__ __forceinline__ void add_row(State& before, const Share& share) {
     State state;
     reduce_row(state, share);
-    if (share.half() == 0) merge_into(states[share.row()], state);
+    merge_into(before, state);
+}
+
+// Adds the results of a row to those that this warp had before.
+template <typename State, typename Share>
+__device__ __forceinline__ void leave_row(State* states, const Share& share) {
+    State state;
+    reduce_row(state, share);
+    if (share.is_first()) merge_into(states[share.row()], state);
 }
 
 // The states of channel number `channel` of a block, which one in High of its Warps has, in the warps' order; they begin anew. Warps with

@@ -20,9 +20,9 @@ __device__ __forceinline__ void add_places(
         begin_products();
 #pragma unroll
         for (int u = 0; u < U; ++u) {
-            const uint64_t a = at_taps(inputs, taps[i + u]), b = weights + (i + u) * step;
+            const uint64_t a = at_taps(inputs, taps[i + u]), b = at_weights(weights, (i + u) * step);
             multiply_places<Half * 2, true>(sums[0], a, b);
-            multiply_places<Half * 2, true>(sums[1], a + 8, b);
+            multiply_places<Half * 2, true>(sums[1], at_taps(a, 8), b);
         }
         end_products();
         await_products<0>();
@@ -30,60 +30,66 @@ __device__ __forceinline__ void add_places(
     if constexpr (U > 1) add_places<U / 2>(sums, taps, i, last, inputs, weights, step);
 }
 
-// part = U products for the tile of positions that is `t` places further on; see `add_places`.
-template <int U, int Half>
-__device__ __forceinline__ void begin_chain(
-    float (&part)[Half], const int* taps, int first, int t, uint64_t inputs, uint64_t weights, uint32_t step)
+// Begins part = `U` products for `Side` tiles of positions, from the `tile`-th one on, and awaits them.
+template <int U, int Side, int Half>
+__device__ __forceinline__ void multiply_chain(
+    float (&part)[Side][Half], const int* taps, int first, int tile, uint64_t inputs, uint64_t weights, uint32_t step)
 {
-    multiply_places<Half * 2, false>(part, at_taps(inputs, taps[first]) + t, weights + first * step);
+    begin_products();
 #pragma unroll
-    for (int u = 1; u < U; ++u) {
-        multiply_places<Half * 2, true>(part, at_taps(inputs, taps[first + u]) + t, weights + (first + u) * step);
+    for (int s = 0; s < Side; ++s) {
+        multiply_places<Half * 2, false>(part[s], at_taps(inputs, taps[first] + (tile + s) * 8), at_weights(weights, first * step));
+#pragma unroll
+        for (int u = 1; u < U; ++u) {
+            const uint64_t a = at_taps(inputs, taps[first + u] + (tile + s) * 8);
+            multiply_places<Half * 2, true>(part[s], a, at_weights(weights, (first + u) * step));
+        }
     }
+    end_products();
+    await_products<0>();
 }
 
-// As `add_places` with float32 accuracy: U products are added inside of the tensor core, which rounds towards zero, the rest outside.
+// sums += products, U at a time: so many are added inside of the tensor core, which rounds towards zero.
+template <int U, int Side, int Half>
+__device__ __forceinline__ void add_chains(
+    float (&sums)[Side][Half], const int* taps, int first, int last, int tile, uint64_t inputs, uint64_t weights, uint32_t step)
+{
+    int i = first;
+#pragma unroll 1
+    for (; i + U <= last; i += U) {
+        float part[Side][Half] = {};  // without a value, products would be left out; see `multiply_places`
+        multiply_chain<U>(part, taps, i, tile, inputs, weights, step);
+#pragma unroll
+        for (int j = 0; j < Side * Half; ++j) sums[j / Half][j % Half] += part[j / Half][j % Half];
+    }
+    if constexpr (U > 1) add_chains<U / 2>(sums, taps, i, last, tile, inputs, weights, step);
+}
+
+// As `add_places`, but sums = what is added, with float32 accuracy. There are twice as many columns as sums, those with low parts first.
 template <int U, int Half>
 __device__ __forceinline__ void add_places_exactly(
     float (&sums)[2][Half], const int* taps, int first, int last, uint64_t inputs, uint64_t weights, uint32_t step)
 {
-    constexpr int side = Half <= 16 ? 2 : 1;  // tiles at once, as there are registers
-    int i = first;
-#pragma unroll 1
-    for (; i + U <= last; i += U) {
+    constexpr int side = Half <= 8 ? 2 : 1;  // tiles at once, as there are registers
 #pragma unroll
-        for (int t = 0; t < 2; t += side) {
-            float part[side][Half] = {};  // without a value, products would be left out; see `multiply_places`
-            begin_products();
+    for (int t = 0; t < 2; t += side) {
+        float both[side][2 * Half] = {};
+        const bool many = first + U <= last;
+        if (many) multiply_chain<U>(both, taps, first, t, inputs, weights, step);
+        add_chains<U>(both, taps, many ? first + U : first, last, t, inputs, weights, step);
 #pragma unroll
-            for (int s = 0; s < side; ++s) begin_chain<U>(part[s], taps, i, (t + s) * 8, inputs, weights, step);
-            end_products();
-            await_products<0>();
-#pragma unroll
-            for (int j = 0; j < side * Half; ++j) sums[t + j / Half][j % Half] += part[j / Half][j % Half];
+        for (int j = 0; j < side * Half; ++j) {
+            sums[t + j / Half][j % Half] = both[j / Half][Half + j % Half] + both[j / Half][j % Half] * low_part;
         }
     }
-    if constexpr (U > 1) add_places_exactly<U / 2>(sums, taps, i, last, inputs, weights, step);
 }
 
-// Whether the sums of high parts are finite: those with low parts are where these are.
-template <int Rows, int Half>
-__device__ __forceinline__ bool high_finite(const float (&sums)[2][Half]) {
-    float zeros[4] = {};  // NaN where a sum is not finite; four, so that they do not wait for each other
-#pragma unroll
-    for (int t = 0; t < 2; ++t) {
-#pragma unroll
-        for (int i = Half - Rows * 8; i < Half; ++i) zeros[i % 4] += sums[t][i] * 0.0f;
-    }
-    return zeros[0] + zeros[1] + zeros[2] + zeros[3] == 0.0f;
-}
-
-// Lays results of channels 16 m and on out in `room`, for the 32 positions of a warp: rows `Pitch` floats apart, position c at place
-// c * Pair + `which`. A result is its sums, of low parts first, times both factors of its channel, of which there are `channels`; the first
-// of these 16 is `channel`.
-template <int Pair, int Pitch, int Rows, int Half>
+// Lays results of channels 16 m and on out in `room`, for the 32 positions of a warp: rows `Pitch` floats apart, the Pair phases of a
+// position side by side. A result is its sum times both factors of its channel, of which there are `channels`; the first of these 16 is
+// `channel`.
+template <int Pitch, int Pair, int Half>
 __device__ __forceinline__ void stage_places(
-    float* room, const float (&sums)[2][Half], int m, int which, const float* factors, const float* more, int channel, int channels)
+    float* room, const float (&sums)[Pair][2][Half], int m, const float* factors, const float* more, int channel, int channels)
 {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -92,9 +98,10 @@ __device__ __forceinline__ void stage_places(
         const float factor = factors[at], another = more[at];
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
-            float sum = sums[t][Half - Rows * 8 + m * 8 + i];
-            if constexpr (Half > Rows * 8) sum += sums[t][m * 8 + i] * low_part;
-            room[row * Pitch + (i / 2 % 2 * 16 + t * 8 + lane / 4) * Pair + which] = sum * factor * another;
+            Vec<float, Pair> results;
+#pragma unroll
+            for (int p = 0; p < Pair; ++p) results[p] = sums[p][t][m * 8 + i] * factor * another;
+            *reinterpret_cast<Vec<float, Pair>*>(room + row * Pitch + (i / 2 % 2 * 16 + t * 8 + lane / 4) * Pair) = results;
         }
     }
 }

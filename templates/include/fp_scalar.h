@@ -3,10 +3,10 @@
 // even, integers wrap. Selections instead of branches where a loop over them should vectorise.
 #pragma once
 
+#include <cmath>
 #include <cstring>
 
 #include "fp_cast.h"
-#include "fp_libm.h"
 
 namespace fp {
 
@@ -245,99 +245,6 @@ FP_FN T shift_right(T a, T count) {
     constexpr int width = 8 * int(sizeof(T));
     const bool inside = Unsigned<T>(count) < Unsigned<T>(width);
     return inside ? T(a >> (count & T(width - 1))) : T(std::is_signed_v<T> ? a >> (width - 1) : 0);
-}
-
-// ---- Powers, exponentials and other functions
-
-FP_FN float sqrt(float x) { return ::sqrtf(x); }
-FP_FN double sqrt(double x) { return ::sqrt(x); }
-
-template <typename T>
-FP_FN T reciprocal(T x) {
-    return T(1) / x;
-}
-
-// 1 / x, towards zero.
-FP_FN float reciprocal_towards_zero(float x) {
-#if defined(__CUDA_ARCH__)
-    return __frcp_rz(x);
-#else
-    const float nearest = 1.0f / x;
-    if (!(abs(nearest) < Limits<float>::highest)) return nearest;
-    const bool beyond = ::fmaf(abs(nearest), abs(x), -1.0f) > 0.0f;
-    return beyond ? nextafter(nearest, 0.0f) : nearest;
-#endif
-}
-
-// a / by, for many `a` and one `by`: the compiler takes what depends on `by` alone out of loops, which leaves half of a
-// division's instructions. Markstein 1990: a product with the reciprocal, corrected by its remainder, is the rounded quotient.
-// The last bit may differ where the remainder is not exact (|a| < 2^-100) or the mantissa of `by` is all ones. The reciprocal is
-// rounded towards zero, so that the estimate overflows only where the quotient does.
-FP_FN float quotient(float a, float by) {
-    const float scale = abs(by) < 0x1p-64f ? 0x1p64f : 1.0f;  // the reciprocal must not overflow
-    const float divisor = by * scale, inverse = reciprocal_towards_zero(divisor);
-    const float dividend = a * scale, estimate = dividend * inverse;
-    const float result = ::fmaf(::fmaf(-estimate, divisor, dividend), inverse, estimate);
-    const bool ordinary = (abs(estimate) < Limits<float>::highest) & (estimate != 0.0f);
-    return ordinary ? result : estimate;  // zeros with their sign, infinities and NaN come out of the product
-}
-
-#if defined(__CUDA_ARCH__)
-FP_FN float rsqrt(float x) { return ::rsqrtf(x); }
-FP_FN double rsqrt(double x) { return ::rsqrt(x); }
-#else
-FP_FN float rsqrt(float x) { return 1.0f / ::sqrtf(x); }
-FP_FN double rsqrt(double x) { return 1.0 / ::sqrt(x); }
-#endif
-
-using libm::acos;
-using libm::acosh;
-using libm::asin;
-using libm::asinh;
-using libm::atan;
-using libm::atan2;
-using libm::atanh;
-using libm::cos;
-using libm::cosh;
-using libm::erf;
-using libm::erfc;
-using libm::exp;
-using libm::exp2;
-using libm::expm1;
-using libm::hypot;
-using libm::log;
-using libm::log10;
-using libm::log1p;
-using libm::log2;
-using libm::pow;
-using libm::sin;
-using libm::sinh;
-using libm::tan;
-using libm::tanh;
-
-// Integer power by squaring, wrapping; a negative exponent gives the reciprocal rounded towards zero.
-template <typename T>
-FP_FN IfInt<T> pow(T base, T exponent) {
-    if (exponent < T(0)) {
-        if (base == T(1)) return T(1);
-        if (base == T(-1)) return exponent & T(1) ? T(-1) : T(1);
-        return T(0);
-    }
-    std::uint64_t result = 1;
-    std::uint64_t factor = static_cast<std::uint64_t>(base);
-    for (auto rest = Unsigned<T>(exponent); rest != 0; rest >>= 1) {
-        if (rest & 1) result *= factor;
-        factor *= factor;
-    }
-    return T(result);
-}
-
-FP_FN float lgamma(float x) { return ::lgammaf(x); }
-FP_FN double lgamma(double x) { return ::lgamma(x); }
-
-template <typename T>
-FP_FN T sigmoid(T x) {  // exp(-x) overflowing to infinity gives the right 0
-    return T(1) / (T(1) + exp(-x));
 }
 
 }  // namespace fp

@@ -16,27 +16,26 @@ __device__ __forceinline__ void prefetch(const T* from) {
 #endif
 }
 
-// Adds one; what this thread, and those it has met at a barrier, did before comes before it.
-__device__ __forceinline__ void add_release(unsigned* to) {
+// Leaves 32 bits with the turn they belong to, as one number: who sees the turn has the bits, too.
+__device__ __forceinline__ void leave_word(std::uint64_t* to, unsigned word, unsigned turn) {
+    const std::uint64_t number = (static_cast<std::uint64_t>(turn) << 32) | word;
 #if defined(__CUDA_ARCH__)
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(to) : "memory");
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(number) : "memory");
 #else
-    __threadfence();
-    atomicAdd(to, 1u);
+    *static_cast<volatile std::uint64_t*>(to) = number;
 #endif
 }
 
-// What this thread, and those it meets at a barrier, do next comes after it.
-__device__ __forceinline__ unsigned load_acquire(const unsigned* from) {
-    unsigned value;
+// Such a number as it stands: never from the first-level cache.
+__device__ __forceinline__ std::uint64_t look(const std::uint64_t* from) {
+    std::uint64_t number;
 #if defined(__CUDA_ARCH__)
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(number) : "l"(from) : "memory");
 #else
     __nanosleep(20);
-    value = *static_cast<const volatile unsigned*>(from);
-    __threadfence();
+    number = *static_cast<const volatile std::uint64_t*>(from);
 #endif
-    return value;
+    return number;
 }
 
 // Begins to copy a vector from global to shared memory (see `begin_copy_bytes` in fp_instructions.cuh, which comes before).
@@ -58,16 +57,17 @@ __device__ __forceinline__ void fetch(Vec<T, N>* to, const T* from) {
 
 // A block's place in its team, and how the team meets. `Members` neighbouring blocks are a team; there are at most `Teams`.
 //
-// Members meet once for each sweep over each row, all of them equally often. In turn n each member's first warp leaves its
-// states, arrives, waits until all members have arrived n times, and reads what they left. A member that writes in turn
-// n + 2 has seen all arrive in turn n + 1, which they do after they have read in turn n: so two places per member suffice.
-// All blocks are resident, so nobody waits for a block that cannot start.
+// Members meet once for each sweep over each row, all of them equally often. In turn n (from 1) each member leaves its states,
+// every word of them with the number of the turn; a thread of each member for each member looks until it finds that number. So
+// nothing is in order but what stands in one word, and no fence is needed. A member that writes in turn n + 2 has found all
+// states of turn n + 1, which their members left after they had found those of turn n: so two places per member suffice. All
+// blocks are resident, so nobody waits for a block that cannot start.
 template <int Members, int Teams>
 class Team {
 public:
     const int number, count, member;  // which team of how many, and which of its blocks
 
-    // `exchange` begins with a counter for each team, in a line of its own, all of them zero when the kernel starts.
+    // All of `exchange` is zero when the kernel starts.
     __device__ __forceinline__ explicit Team(void* exchange)
         : number(int(blockIdx.x) / Members),
           count(int(gridDim.x) / Members),
@@ -79,60 +79,46 @@ public:
     __device__ __forceinline__ void leave(const State& state) {
         if (threadIdx.x != 0) return;
         const Words<State> words(state);
-        volatile unsigned* to = place<Offset, State>(member);
+        std::uint64_t* to = place<Offset, State>(member);
 #pragma unroll
-        for (int i = 0; i < Words<State>::count; ++i) to[i] = words.words[i];
+        for (int i = 0; i < Words<State>::count; ++i) leave_word(to + i, words.words[i], turn_);
     }
 
-    // To be called by the first warp: what any member left before it came is visible after it.
-    __device__ __forceinline__ void meet() {
-        if (threadIdx.x == 0) {
-            unsigned* const arrived = reinterpret_cast<unsigned*>(exchange_ + number * 128);
-            const unsigned wanted = (turn_ + 1) * Members;
-            add_release(arrived);  // what this block has left and read comes before its arrival
-            while (load_acquire(arrived) < wanted) {  // what is read next comes after all arrivals
-            }
-        }
-        __syncwarp();
-    }
-
-    // To be called by the first warp, after the meeting: the states of all members merged, in the same order in each of them.
+    // To be called by all threads of a block, after its own first thread has left a state: the state of the member that has the
+    // thread's number, none where there is no such member. A block has a thread for each member, or more.
     template <int Offset, typename State>
-    __device__ __forceinline__ State gather() const {
-        constexpr int rounds = (Members + 31) / 32;
-        const int lane = threadIdx.x % 32;
-        State merged;
-        unsigned left[rounds][Words<State>::count];  // all of them under way before the first is merged
+    __device__ __forceinline__ State find() const {
+        State found;
+        if (threadIdx.x >= Members) return found;
+        const std::uint64_t* from = place<Offset, State>(int(threadIdx.x));
+        Words<State> words(found);
+        bool all;
+        do {
+            std::uint64_t left[Words<State>::count];  // all of them under way before the first is looked at
 #pragma unroll
-        for (int i = 0; i < rounds; ++i) {
-            const int other = i * 32 + lane < Members ? i * 32 + lane : 0;
-            const volatile unsigned* from = place<Offset, State>(other);  // volatile: never from the first-level cache, nor earlier
+            for (int i = 0; i < Words<State>::count; ++i) left[i] = look(from + i);
+            all = true;
 #pragma unroll
-            for (int k = 0; k < Words<State>::count; ++k) left[i][k] = from[k];
-        }
-#pragma unroll
-        for (int i = 0; i < rounds; ++i) {
-            Words<State> words(merged);
-#pragma unroll
-            for (int k = 0; k < Words<State>::count; ++k) words.words[k] = left[i][k];
-            if (i * 32 + lane < Members) merged.merge(words.state());
-        }
-        merge_lanes<32>(merged);
-        return merged;
+            for (int i = 0; i < Words<State>::count; ++i) {
+                words.words[i] = static_cast<unsigned>(left[i]);
+                all &= static_cast<unsigned>(left[i] >> 32) == turn_;
+            }
+        } while (!all);
+        return words.state();
     }
 
-    // After the last state of a sweep is gathered.
+    // To be called by all threads, after the states of a sweep are found.
     __device__ __forceinline__ void next() { ++turn_; }
 
 private:
     template <int Offset, typename State>
-    __device__ __forceinline__ unsigned* place(int of) const {
+    __device__ __forceinline__ std::uint64_t* place(int of) const {
         const int first = (int(turn_ % 2) * Teams + number) * Members + of;
-        return reinterpret_cast<unsigned*>(exchange_ + Offset) + first * Words<State>::count;
+        return reinterpret_cast<std::uint64_t*>(exchange_ + Offset) + first * Words<State>::count;
     }
 
     unsigned char* const exchange_;
-    unsigned turn_ = 0;
+    unsigned turn_ = 1;
 };
 
 }  // namespace fp

@@ -15,6 +15,9 @@ __device__ __forceinline__ uint64_t tile_descriptor(const void* tile, uint32_t d
 // What this thread has written to shared memory may be read by products after the next barrier.
 __device__ __forceinline__ void publish_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// As `__syncthreads`, for the 128 threads of a group alone: each group has a barrier of its own.
+__device__ __forceinline__ void meet_group() { asm volatile("bar.sync %0, 128;" ::"r"(1 + threadIdx.x / 128) : "memory"); }
+
 // Goes before products whose registers were written since the last ones.
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 

@@ -12,8 +12,19 @@ __device__ __forceinline__ uint64_t place_descriptor(const void* tile, uint32_t 
     return uint64_t(place >> 4 & 0x3fff) | uint64_t(run) << 32;
 }
 
-// The same, `taps` % 2^16 places further on, with the other half of the inner dimension `taps` / 2^16 places behind.
-__device__ __forceinline__ uint64_t at_taps(uint64_t places, uint32_t taps) { return places + taps; }
+// The same, `taps` % 2^16 places further on, with the other half of the inner dimension `taps` / 2^16 places behind. Neither field runs over.
+__device__ __forceinline__ uint64_t at_taps(uint64_t places, uint32_t taps) {
+    return (places >> 32 << 32) | (uint32_t(places) + taps);
+}
+
+// Where weights begin that lie `units` of 16 bytes further on; `weights` says where others do, or would.
+__device__ __forceinline__ uint64_t at_weights(uint64_t weights, uint32_t units) {
+    return (weights >> 32 << 32) | (uint32_t(weights) + units);
+}
+
+// The number of this thread's warp. The compiler knows of it that a warp's threads agree, so what descriptors are made of is computed once for
+// a warp: a product by five instructions instead of seventeen.
+__device__ __forceinline__ int warp_number() { return __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0); }
 
 // Begins sums = a b, or sums += a b where `Add`, for 64 rows and N columns, 16 halves along the inner dimension; sums lie as those of
 // `multiply_group`. They must have a value in any case: given registers without one, the compiler was seen to leave products out.
@@ -39,7 +50,9 @@ FP_MULTIPLY_PLACES(16, FP_REGISTERS_0, "%8", "%9", FP_EIGHT(0))
 FP_MULTIPLY_PLACES(32, FP_REGISTERS_0 ", " FP_REGISTERS_1, "%16", "%17", FP_EIGHT(0), FP_EIGHT(8))
 FP_MULTIPLY_PLACES(48, FP_REGISTERS_0 ", " FP_REGISTERS_1 ", " FP_REGISTERS_2, "%24", "%25", FP_EIGHT(0), FP_EIGHT(8), FP_EIGHT(16))
 FP_MULTIPLY_PLACES(64, FP_REGISTERS_0 ", " FP_REGISTERS_1 ", " FP_REGISTERS_2 ", " FP_REGISTERS_3, "%32", "%33", FP_EIGHT(0), FP_EIGHT(8), FP_EIGHT(16), FP_EIGHT(24))
+FP_MULTIPLY_PLACES(80, FP_REGISTERS_0 ", " FP_REGISTERS_1 ", " FP_REGISTERS_2 ", " FP_REGISTERS_3 ", " FP_REGISTERS_4, "%40", "%41", FP_EIGHT(0), FP_EIGHT(8), FP_EIGHT(16), FP_EIGHT(24), FP_EIGHT(32))
 FP_MULTIPLY_PLACES(96, FP_REGISTERS_0 ", " FP_REGISTERS_1 ", " FP_REGISTERS_2 ", " FP_REGISTERS_3 ", " FP_REGISTERS_4 ", " FP_REGISTERS_5, "%48", "%49", FP_EIGHT(0), FP_EIGHT(8), FP_EIGHT(16), FP_EIGHT(24), FP_EIGHT(32), FP_EIGHT(40))
+FP_MULTIPLY_PLACES(112, FP_REGISTERS_0 ", " FP_REGISTERS_1 ", " FP_REGISTERS_2 ", " FP_REGISTERS_3 ", " FP_REGISTERS_4 ", " FP_REGISTERS_5 ", " FP_REGISTERS_6, "%56", "%57", FP_EIGHT(0), FP_EIGHT(8), FP_EIGHT(16), FP_EIGHT(24), FP_EIGHT(32), FP_EIGHT(40), FP_EIGHT(48))
 FP_MULTIPLY_PLACES(128, FP_REGISTERS_0 ", " FP_REGISTERS_1 ", " FP_REGISTERS_2 ", " FP_REGISTERS_3 ", " FP_REGISTERS_4 ", " FP_REGISTERS_5 ", " FP_REGISTERS_6 ", " FP_REGISTERS_7, "%64", "%65", FP_EIGHT(0), FP_EIGHT(8), FP_EIGHT(16), FP_EIGHT(24), FP_EIGHT(32), FP_EIGHT(40), FP_EIGHT(48), FP_EIGHT(56))
 
 }  // namespace fp

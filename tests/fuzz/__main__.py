@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,10 @@ from tests.fuzz.record import Record
 
 ROOT = Path(__file__).parents[2]
 _GRACE = 60.0
-"""Seconds after the last start at which what still runs is ended: a kernel may never come to its end."""
+"""Seconds after the last start at which what still runs is ended."""
+
+_LONGEST = 240.0
+"""Seconds after which a chunk is ended: a kernel may never come to its end."""
 
 
 def main() -> int:
@@ -46,7 +50,7 @@ def main() -> int:
                     record.save(asked.record)
                     rate = 60 * (record.total - before) / (time.monotonic() - started)
                     print(f"{record.total} examples, {len(record.failures)} wrong, {rate:.0f} a minute", flush=True)
-                elif time.monotonic() > end + _GRACE:
+                elif time.monotonic() > min(end + _GRACE, worker.since + _LONGEST):
                     worker.kill()
             time.sleep(0.1)
         for worker in workers:
@@ -79,10 +83,12 @@ class _Worker:
 
     Attributes:
         seed: of the chunk that it is at.
+        since: when it began that, by `time.monotonic`.
     """
 
     def __init__(self, asked: argparse.Namespace, directory: Path) -> None:
         self.seed: int | None = None
+        self.since = 0.0
         self._directory = directory
         self._command = [sys.executable, "-m", "tests.fuzz.worker", "--directory", str(directory)]
         self._command += ["--device", asked.device, "--size", str(asked.size)]
@@ -93,7 +99,7 @@ class _Worker:
 
     def begin(self, seed: int) -> None:
         """Have a chunk tried."""
-        self.seed = seed
+        self.seed, self.since = seed, time.monotonic()
         if self._process is None:
             self._process = subprocess.Popen(
                 self._command, cwd=ROOT, env=self._environment, stdin=subprocess.PIPE, text=True
@@ -115,7 +121,9 @@ class _Worker:
             return None
         else:
             problem = f"the process of the chunk ended with {status}"
-            failure = {"seed": self.seed, "algebra": "", "problem": problem, "program": ""}
+            judged = self._directory / f"{self.seed}.judged"
+            program = judged.read_text() if judged.exists() else ""
+            failure = {"seed": self.seed, "algebra": "", "problem": problem, "program": program}
             found = {"seed": self.seed, "examples": 0, "failures": [failure], "noise": [], "seconds": 0.0}
             found |= {"phases": {}, "last": True}
         self.seed = None
@@ -124,9 +132,9 @@ class _Worker:
         return found
 
     def kill(self) -> None:
-        """Have the chunk that it is at fail."""
+        """Have the chunk that it is at fail, and tell where it was."""
         if self._process is not None and self.seed is not None:
-            self._process.kill()
+            self._process.send_signal(signal.SIGABRT)
 
     def end(self) -> None:
         """Let the process come to its end."""

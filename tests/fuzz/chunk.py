@@ -7,13 +7,15 @@ import logging
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any
 
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
 
 import fusepass
 from fusepass.config import Algebra, override
@@ -118,8 +120,16 @@ def draw(number: int, count: int) -> list[Example]:
     return list(found.values())
 
 
-def run(examples: list[Example], device: str, phases: Phases | None = None) -> list[Failure]:
-    """Those of `examples` that are wrong, in order; ends with one that the device is lost to."""
+def run(
+    examples: list[Example],
+    device: str,
+    phases: Phases | None = None,
+    judging: Callable[[Example], object] = lambda example: None,
+) -> list[Failure]:
+    """Those of `examples` that are wrong, in order; ends with one that the device is lost to.
+
+    `judging` is called with each example whose kernels are called next.
+    """
     failures: list[Failure] = []
     prepared: list[Prepared] = []
     phases = phases or Phases()
@@ -135,6 +145,7 @@ def run(examples: list[Example], device: str, phases: Phases | None = None) -> l
         with phases.timed("judge"):
             for each in prepared:
                 before = len(failures)
+                judging(each.example)
                 with _noted(each.example, failures), override(algebra=each.example.level):
                     failures += _judge(each)
                 if len(failures) > before and is_lost(device):
@@ -174,15 +185,36 @@ def _judge(prepared: Prepared) -> list[Failure]:
             break
         outcome = check(module, kept, inputs)
         if not outcome.ok:
-            noise = is_noise(module, inputs, outcome, example.model.dtype)
+            noise = is_noise(module, inputs, outcome, example.model.coarsest)
             return [Failure(example, f"{call} call: {outcome.explain()}", noise)]
+    eager, actual = (_sharing(call, module, inputs) for call in (module, prepared.fused))
+    if eager != actual:
+        return [Failure(example, f"memory is shared otherwise: {actual} instead of {eager}")]
     reasons = [region.reason for region in prepared.fused.report().regions]
     failed = [reason for reason in reasons if reason is not None and reason not in KNOWN]
     return [Failure(example, f"a region fell back: {failed[0]}")] if failed else []
 
 
-def _same(first: tuple[torch.Tensor, ...], second: tuple[torch.Tensor, ...]) -> bool:
-    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(first, second, strict=True))
+def _same(first: Any, second: Any) -> bool:
+    pairs = zip(pytree.tree_leaves(first), pytree.tree_leaves(second), strict=True)
+    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs if isinstance(a, torch.Tensor))
+
+
+def _sharing(
+    call: Callable[..., Any], module: torch.nn.Module, inputs: Sequence[torch.Tensor]
+) -> list[tuple[int, int]]:
+    """Which parameters, buffers, inputs and results of a call share memory, as pairs; what is empty has none."""
+    tensors: list[torch.Tensor] = []
+
+    def observed(*arguments: torch.Tensor) -> Any:
+        result = call(*arguments)
+        results = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        tensors.extend([*module.parameters(), *module.buffers(), *arguments, *results])
+        return result
+
+    observe(observed, inputs, state=module)
+    memory = [tensor.untyped_storage().data_ptr() if tensor.numel() else None for tensor in tensors]
+    return [(i, j) for i, j in combinations(range(len(tensors)), 2) if memory[i] is not None and memory[i] == memory[j]]
 
 
 @contextlib.contextmanager

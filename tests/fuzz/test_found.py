@@ -114,9 +114,17 @@ class LargestSoftplus(nn.Module):
         return F.softplus(x, beta=2, threshold=3).max(1).values
 
 
+class SumOfSteps(nn.Module):
+    """Numbers added one by one are rounded less than their sum, which is larger and pulls every element to one side."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (((x > -9).to(x.dtype) - 1) + (2**-8 + 2**-13)).sum() * 0.1
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "dtype"),
     [
+        (SumOfSteps(), (9000,), torch.float16),
         (LargestSoftplus(), (2049, 13), torch.float64),
         (GatheredProduct(), (1, 1, 31, 16), torch.float32),
         (TriangleOfCopies(), (1, 4), torch.float32),
@@ -130,7 +138,7 @@ class LargestSoftplus(nn.Module):
 def test_once_wrong_or_not_generated(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     torch.manual_seed(34)
     x = torch.randn(shape).to(dtype)
-    with override(debug=True):
+    with override(debug=True, tune="off"):
         fused = fusepass.optimize(model)
         outcome = check(model, fused, (x,))
     assert outcome.ok, outcome.explain()
@@ -145,3 +153,43 @@ def test_a_write_keeps_strides(shape: tuple[int, ...]) -> None:
         outcome = check(model, fused, (x,))
     assert outcome.ok, outcome.explain()
     assert fused.report().regions
+
+
+class UpsamplingOfWritten(nn.Module):
+    """A write to an input is traced under fake tensors, where PyTorch's Python takes upsampling apart."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        x[..., :1].mul_(2)
+        return F.interpolate(x, scale_factor=2, mode=self.mode)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear"])
+def test_upsampling_keeps_strides_where_an_input_is_written(mode: str) -> None:
+    model, x = UpsamplingOfWritten(mode), torch.randn(1, 2, 2).permute(2, 1, 0)
+    with override(debug=True):
+        fused = fusepass.optimize(model)
+        outcome = check(model, fused, (x,))
+    assert outcome.ok, outcome.explain()
+    assert fused.report().fused_share > 0
+
+
+@pytest.mark.parametrize("batch", [2, 0])
+def test_upsampling_keeps_strides_under_torch_compile(batch: int) -> None:
+    model, x = nn.Sequential(nn.ReLU(), nn.Upsample(scale_factor=2)), torch.randn(5, 4, batch).permute(2, 1, 0)
+    result = torch.compile(model, backend="fusepass")(x)
+    assert result.stride() == model(x).stride()
+    torch.testing.assert_close(result, model(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("order", [(0, 3, 1, 2), (3, 1, 0, 2), (0, 1, 2, 3)])
+def test_random_numbers_are_drawn_in_the_order_of_memory(order: tuple[int, ...]) -> None:
+    model, x = nn.Sequential(nn.ReLU(), nn.Dropout(0.3), nn.Tanh()).train(), torch.randn(2, 5, 6, 7).permute(order)
+    with override(debug=True):
+        fused = fusepass.optimize(model)
+        outcome = check(model, fused, (x,))
+    assert outcome.ok, outcome.explain()
+    assert fused.report().fused_share > 0

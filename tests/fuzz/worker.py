@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import sys
@@ -19,10 +20,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.worker", description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     parser.add_argument("--size", type=int, required=True, help="models of a chunk")
-    parser.add_argument("--directory", type=Path, required=True, help="where <seed>.json is left")
+    parser.add_argument(
+        "--directory", type=Path, required=True, help="where <seed>.json is left, and <seed>.judged, the model at work"
+    )
     asked = parser.parse_args()
+    faulthandler.enable()  # a process that hangs is ended by SIGABRT
     for line in sys.stdin:
-        outcome = tried(int(line), asked.size, asked.device)
+        outcome = tried(int(line), asked.size, asked.device, asked.directory)
         path = asked.directory / f"{outcome['seed']}.json"
         aside = path.with_suffix(".part")
         aside.write_text(json.dumps(outcome))
@@ -31,7 +35,7 @@ def main() -> None:
             return
 
 
-def tried(seed: int, size: int, device: str) -> dict[str, Any]:
+def tried(seed: int, size: int, device: str, directory: Path) -> dict[str, Any]:
     """What came of the chunk of `seed`, as `Record.add` takes it.
 
     A failure that takes the device with it (an illegal access, say) is told as it is, and what came after it in the chunk
@@ -41,7 +45,9 @@ def tried(seed: int, size: int, device: str) -> dict[str, Any]:
     phases = Phases()
     with phases.timed("draw"):
         examples = draw(seed, size)
-    failures = run(examples, device, phases)
+    judged = directory / f"{seed}.judged"
+    failures = run(examples, device, phases, lambda example: judged.write_text(example.model.text))
+    judged.unlink(missing_ok=True)
     lost = next((failure.example for failure in failures if failure.lost), None)
     told, noise = {}, []
     for failure in failures:

@@ -26,6 +26,7 @@ from tests.support.convolutions import LARGE, Case, generated
 from tests.support.precision import cudnn
 
 _REPEATS = 20
+_HALVES = (False, False), (True, False), (True, True)  # whether scaled ones are multiplied, and in tiles
 
 
 def main() -> None:
@@ -33,15 +34,17 @@ def main() -> None:
     cases = [LARGE[name] for name in sys.argv[1:] or LARGE]
     warps = warps_together(facts)
     forms = [
-        replace(case, precision=precision, warps=warps, halves=halves)
+        replace(case, precision=precision, warps=warps, halves=halves, tiled=tiled)
         for case in cases
-        for precision, halves in itertools.product(Precision, (False, True) if warps > 1 else (False,))
+        for precision, (halves, tiled) in itertools.product(Precision, _HALVES[: 3 if warps > 1 else 1])
+        if not tiled or precision is Precision.TF32
     ]
     programs = [generated(case, facts=facts) for case in forms]
     sources = [render(program, facts) for program in programs]
     told = None
     for case, program, source, path in zip(forms, programs, sources, build_all(sources), strict=True):
-        precision = f"{case.precision.value}{', halves' if case.halves else ''}"
+        halves = f", {'tiled ' if case.tiled else ''}halves" if case.halves else ""
+        precision = f"{case.precision.value}{halves}"
         if (case.source, case.weight) != told:
             _tell_eager(case)
         told = (case.source, case.weight)

@@ -28,9 +28,11 @@ from tests.support.products import Case, generated
 from tests.support.regions import region
 
 
-def _passed(function: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...]) -> Program:
+def _passed(
+    function: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> Program:
     """The kernels that `function` of a tensor becomes."""
-    made = region(function, torch.empty(shape, device="meta"))
+    made = region(function, torch.empty(shape, device="meta", dtype=dtype))
     return made.passed(pass_options(device_facts(torch.device("cuda"))))
 
 
@@ -80,7 +82,15 @@ KERNELS: dict[str, Callable[[], Program]] = {
     "group norm 2097152": lambda: _passed(lambda x: F.group_norm(x, 8), (28, 64, 512, 512)),
     "layer norm 4194304": lambda: _passed(nn.LayerNorm(1 << 22, device="meta"), (64, 1 << 22)),
     "layer norm 4194304 in teams": lambda: _in_teams(k.layer_norm(64, 1 << 22, weighted=False)),
+    "layer norm 4194304, 16 samples": lambda: _passed(nn.LayerNorm(1 << 22, device="meta"), (16, 1 << 22)),
     "batch norm 16777216": lambda: _passed(_batch_norm, (64, 16, 512, 512)),
+    "batch norm 16777216, 64 channels": lambda: _passed(_batch_norm, (64, 64, 512, 512)),
+    "layer norm 49152, plain": lambda: k.layer_norm(2640, 49_152, weighted=False),
+    "layer norm 80000, plain": lambda: _in_teams(k.layer_norm(1600, 80_000, weighted=False)),
+    "batch norm 2d half": lambda: _passed(_batch_norm, (64, 64, 256, 256), torch.float16),
+    "group norm 2097152 half": lambda: _passed(lambda x: F.group_norm(x, 8), (56, 64, 512, 512), torch.float16),
+    "softmax 1000 half": lambda: _passed(lambda x: x.softmax(1), (1 << 18, 1000), torch.float16),
+    "softmax 196608 half": lambda: _passed(lambda x: x.softmax(1), (4096, 196_608), torch.float16),
     "product 1024 x 8192 x 8192": lambda: generated(Case(1024, 8192, 8192)),
     "product 4096 x 4096 x 4096, TF32": lambda: generated(Case(4096, 4096, 4096, tf32=True)),
     "product 4096 x 4096 x 4096, half": lambda: generated(Case(4096, 4096, 4096, dtype=k.F16)),

@@ -7,9 +7,11 @@ from math import prod
 import torch
 from hypothesis import strategies as st
 
-from tests.property.script import Model
-from tests.property.steps import STEPS, Draw, Sketch
+from tests.property import kinds, state, steps, windows
+from tests.property.script import FORMS, Model
+from tests.property.steps import Draw, Sketch
 
+STEPS = (*steps.STEPS, *windows.STEPS, *kinds.STEPS, *state.STEPS)
 SIZES = (1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 64)
 MOST_ELEMENTS = 20_000
 LONG = ([4097], [9000], [16384])
@@ -25,6 +27,14 @@ LARGE = (
     [512, 2, 9, 8],
 )
 """Shapes beyond a tile, a thread block or a row of a cache, many of them primes."""
+OTHER_TYPES = (
+    "torch.bool", "torch.uint8", "torch.int8", "torch.int16", "torch.int32", "torch.int64", "torch.int64",
+    "torch.float16", "torch.bfloat16", "torch.float32", "torch.float64",
+)  # fmt: skip
+"""Of the second and third input, now and then."""
+FORMS_OF_INPUTS = (
+    "", "", "", "", "channels_last", "transposed", "permuted", "strided", "offset", "sliced", "expanded", "overlapping",
+)  # fmt: skip
 DTYPES = (torch.float32, torch.float32, torch.float64, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -34,7 +44,7 @@ def models(draw: st.DrawFn, most_steps: int = 14, large: bool = False) -> Model:
     dtype = draw(st.sampled_from(DTYPES))
     model = Model(dtype, draw(st.integers(0, 99)), draw(st.booleans()), draw(st.booleans()))
     sketch = Sketch(draw, model, MOST_ELEMENTS)
-    for number in range(draw(st.integers(1, 2))):
+    for number in range(draw(st.sampled_from([1, 1, 2, 2, 2, 3]))):
         made = _input(draw, model, number, large)
         model.inputs.append(made)
         torch.default_generator.manual_seed(model.seed + number)
@@ -42,15 +52,18 @@ def models(draw: st.DrawFn, most_steps: int = 14, large: bool = False) -> Model:
         sketch.most = max(sketch.most, 3 * value.numel())
         sketch.exact.add(f"x{number}")
     torch.default_generator.manual_seed(model.seed)  # of the CPU: asking for those of all devices takes milliseconds
-    steps = draw(st.lists(st.sampled_from(STEPS), min_size=1, max_size=most_steps))
-    for step in steps:
+    count = draw(st.integers(1, most_steps))  # lists of any length would be short ones mostly
+    for step in draw(st.lists(st.sampled_from(STEPS), min_size=count, max_size=count)):
         step(sketch)
     made = [name for name in sketch.values if name.startswith("v")]
     if not made:
         model.lines.append("v = x0 * 2")
         made = ["v"]
-    extra = draw(st.lists(st.sampled_from(made), max_size=2))
+    extra = draw(
+        st.lists(st.sampled_from([*made, *sketch.values] if draw(st.integers(0, 7)) == 0 else made), max_size=2)
+    )
     model.results = [made[-1], *extra]
+    model.form = draw(st.sampled_from(FORMS))
     return model
 
 
@@ -61,7 +74,7 @@ def marked_models(draw: st.DrawFn, most_steps: int = 14, large: bool = False) ->
     if draw(st.integers(0, 5)) == 5 and "torch.int" not in model.text and "torch.uint" not in model.text:
         _, inputs = model.make()
         number = draw(st.integers(0, len(inputs) - 1))
-        if inputs[number].numel():
+        if inputs[number].numel() and inputs[number].is_floating_point():
             place = tuple(draw(st.integers(0, size - 1)) for size in inputs[number].shape)
             # The mean that comes with a variance is infinite or NaN by the order in which eager meets an infinity.
             means = "var_mean" in model.text or (model.training and "track_running_stats=True" in model.text)
@@ -79,16 +92,38 @@ def _input(draw: Draw, model: Model, number: int, large: bool) -> str:
         shape[shape.index(max(shape))] //= 2
     if draw(st.integers(0, 20)) == 0:
         shape = draw(st.sampled_from(LARGE if large else LONG))
-    made = f"torch.randn({tuple(shape)}).to({model.dtype})"
-    form = draw(st.sampled_from(["", "", "", "channels_last", "transposed", "strided", "offset", "expanded"]))
+    dtype = str(model.dtype)
+    if number and draw(st.integers(0, 3)) == 0:
+        dtype = draw(st.sampled_from(OTHER_TYPES))
+    whole = not getattr(torch, dtype.removeprefix("torch.")).is_floating_point
+
+    def numbers(*sizes: int) -> str:
+        if whole:
+            return f"torch.randint({0 if dtype in ('torch.bool', 'torch.uint8') else -9}, {2 if dtype == 'torch.bool' else 10}, {sizes}).to({dtype})"
+        return f"torch.randn({sizes}).to({dtype})"
+
+    made = numbers(*shape)
+    form = draw(st.sampled_from(FORMS_OF_INPUTS))
     if form == "channels_last" and len(shape) in (4, 5):
         made += f".contiguous(memory_format=torch.channels_last{'_3d' if len(shape) == 5 else ''})"
     elif form == "transposed" and len(shape) > 1:
         made += f".transpose(0, {len(shape) - 1}).contiguous().transpose(0, {len(shape) - 1})"
+    elif form == "permuted" and len(shape) > 1:
+        order = draw(st.permutations(range(len(shape))))
+        made = (
+            f"{numbers(*(shape[dim] for dim in order))}.permute({tuple(order.index(dim) for dim in range(len(shape)))})"
+        )
     elif form == "strided" and shape:
         made += ".repeat_interleave(2, -1)[..., ::2]"
     elif form == "offset" and shape:
-        made = f"torch.randn({prod(shape) + 1}).to({model.dtype})[1:].view({tuple(shape)})"
+        made = f"{numbers(prod(shape) + 1)}[1:].view({tuple(shape)})"
+    elif form == "sliced" and shape:
+        made = f"{numbers(shape[0] + 1, *shape[1:-1], *(size + 2 for size in shape[1:][-1:]))}[1:{', ..., 1:-1' if len(shape) > 1 else ''}]"
     elif form == "expanded" and shape:
-        made = f"torch.randn({(1, *shape[1:])}).to({model.dtype}).expand({tuple(shape)})"
+        axis = draw(st.integers(0, len(shape) - 1))
+        made = f"{numbers(*shape[:axis], 1, *shape[axis + 1 :])}.expand({tuple(shape)})"
+    elif form == "overlapping" and shape:
+        strides = tuple(draw(st.integers(0, 3)) for _ in shape)
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        made = f"{numbers(max(extent, 1) + 1)}.as_strided({tuple(shape)}, {strides}, 1)"
     return made

@@ -11,6 +11,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+FORMS = ("tuple", "tuple", "tuple", "dict", "nested")
+
 Name = TypeVar("Name", bound=Hashable)
 
 
@@ -24,6 +26,7 @@ class Model:
         lines: the body of forward.
         results: the names that it returns.
         marks: statements about inputs, which follow them.
+        form: of the result, one of `FORMS`.
     """
 
     dtype: torch.dtype
@@ -35,11 +38,29 @@ class Model:
     lines: list[str] = field(default_factory=list)
     results: list[str] = field(default_factory=list)
     marks: list[str] = field(default_factory=list)
+    form: str = "tuple"
 
     @property
     def aliased(self) -> bool:
         """Whether inputs share memory."""
         return any("x0" in made for made in self.inputs)
+
+    @property
+    def coarsest(self) -> torch.dtype:
+        """The type of the fewest digits that is named: what comes of it is no better."""
+        named = [dtype for dtype in (torch.bfloat16, torch.float16, torch.float32) if str(dtype) in self.text]
+        return named[0] if named else self.dtype
+
+    @property
+    def returned(self) -> str:
+        """The result's expression."""
+        listed = ", ".join(self.results)
+        match self.form:
+            case "dict":
+                return "{" + ", ".join(f"'r{number}': {name}" for number, name in enumerate(self.results)) + "}"
+            case "nested":
+                return f"[{self.results[0]}, {{'all': ({listed},), 'number': 2, 'nothing': None}}]"
+        return f"{listed},"
 
     @property
     def text(self) -> str:
@@ -51,7 +72,7 @@ class Model:
         return (
             f"import torch, torch.nn.functional as F\nfrom torch import nn\n\n\nclass Model(nn.Module):\n"
             f"    def __init__(self):\n        super().__init__()\n{layers}\n\n    def forward(self, {names}):\n{body}\n"
-            f"        return {', '.join(self.results)},\n\n\ntorch.default_generator.manual_seed({self.seed})\n"
+            f"        return {self.returned}\n\n\ntorch.default_generator.manual_seed({self.seed})\n"
             f"model = Model().to({self.dtype}).train({self.training})\n{values}\ninputs = ({names},)\n"
         )
 

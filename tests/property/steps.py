@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -41,6 +43,7 @@ class Sketch:
         self.values: dict[str, Tensor] = {}
         self.exact: set[str] = set()
         self.owned: set[str] = set()
+        self._prefix = ""
 
     def pick(self, fits: Callable[[Tensor], bool] = lambda _: True, recent: bool = True) -> str | None:
         names = [name for name, value in self.values.items() if value.is_floating_point() and fits(value)]
@@ -65,25 +68,72 @@ class Sketch:
             return
         if not may_be_empty and value.numel() == 0:
             return
-        if value.is_floating_point() and not bool((value.isfinite() & (value.abs() < 1e3)).all()):
+        if not _is_tame(value):
             return
         name = f"v{len(self.values)}"
-        self.model.lines.append(f"{name} = {expression}")
+        self.model.lines.append(f"{self._prefix}{name} = {expression}")
         self.values[name] = value
         self.owned.add(name)
 
-    def layer(self, made: str, like: Tensor) -> str:
+    @contextlib.contextmanager
+    def within(self, context: str) -> Iterator[None]:
+        """What is added while open runs in `context`."""
+        self._prefix = f"with {context}: "
+        try:
+            with eval(context, self.scope, dict(self.values)):
+                yield
+        finally:
+            self._prefix = ""
+
+    def layer(self, made: str) -> str:
+        """A submodule; returns how forward calls it."""
         name = f"l{len(self.model.layers)}"
         self.model.layers[name] = made
-        module = eval(made, self.scope).to(like.dtype).train(self.model.training)
+        module = eval(made, self.scope).to(self.model.dtype).train(self.model.training)
         setattr(self.scope["self"], name, module)
         return f"self.{name}"
 
+    def hold(self, made: str) -> str:
+        """A parameter or buffer; returns how forward calls it."""
+        name = f"l{len(self.model.layers)}"
+        self.model.layers[name] = made
+        setattr(self.scope["self"], name, eval(made, self.scope))
+        self.scope["self"].to(self.model.dtype)
+        return f"self.{name}"
 
-def _template(sketch: Sketch, templates: Sequence[str], x: str) -> None:
+    def try_line(self, line: str) -> bool:
+        """A line that names no value, unless eager rejects it or numbers grow beyond use."""
+        trial, kept = copies(self.values), copy.deepcopy(self.scope["self"].state_dict())
+        try:
+            with torch.no_grad():
+                exec(line, self.scope, trial)
+        except (RuntimeError, IndexError):
+            return False
+        held = [buffer for _, buffer in self.scope["self"].named_buffers()]
+        if not all(map(_is_tame, [*trial.values(), *held])):
+            self.scope["self"].load_state_dict(kept)
+            return False
+        if any(not torch.equal(trial[name], self.values[name]) for name in self.exact):
+            self.exact = {name for name in self.exact if torch.equal(trial[name], self.values[name])}
+            if self.draw(st.integers(0, 5)) or self.model.aliased:
+                return False  # writes an input, which is rare in models; the oracle has no second input that shares its memory
+        self.model.lines.append(line)
+        self.values = {name: trial[name] for name in self.values}
+        return True
+
+
+def _is_tame(value: Any) -> bool:
+    """Whether numbers are finite and of a size at which half types are of use."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return True
+    return bool((value.isfinite() & (value.abs() < 1e3)).all())
+
+
+def fill(sketch: Sketch, templates: Sequence[str], x: str) -> None:
+    """A line by one of `templates`, for the value `x`."""
     draw, value = sketch.draw, sketch.values[x]
     text = draw(st.sampled_from(templates))
-    fill: dict[str, Any] = {"x": x, "v": x}
+    blanks: dict[str, Any] = {"x": x, "v": x}
     if value.dim():
         axis = draw(st.integers(0, value.dim() - 1))
         other = draw(st.integers(0, value.dim() - 1))
@@ -92,24 +142,24 @@ def _template(sketch: Sketch, templates: Sequence[str], x: str) -> None:
         dims = draw(st.lists(st.integers(0, value.dim() - 1), min_size=1, max_size=value.dim(), unique=True))
         if draw(st.booleans()):
             dims = [d - value.dim() for d in dims]
-        fill |= {"i": axis, "j": other, "at": at, "length": length, "d": tuple(dims)}
-        fill["k"] = ", keepdim=True" if draw(st.booleans()) else ""
+        blanks |= {"i": axis, "j": other, "at": at, "length": length, "d": tuple(dims)}
+        blanks["k"] = ", keepdim=True" if draw(st.booleans()) else ""
     elif "{i}" in text or "{d}" in text:
         return
-    sketch.add(text.format(**fill))
+    sketch.add(text.format(**blanks))
 
 
 def _pointwise(sketch: Sketch) -> None:
     x = sketch.pick()
     if x is not None:
-        _template(sketch, (*SMOOTH, *KINKED, *(JUMPING * sketch.is_exact(x))), x)
+        fill(sketch, (*SMOOTH, *KINKED, *(JUMPING * sketch.is_exact(x))), x)
 
 
 def _kind(templates: Sequence[str], fits: Callable[[Tensor], bool] = lambda v: v.dim() > 0) -> Callable[[Sketch], None]:
     def step(sketch: Sketch) -> None:
         x = sketch.pick(fits)
         if x is not None:
-            _template(sketch, templates, x)
+            fill(sketch, templates, x)
 
     return step
 
@@ -124,24 +174,7 @@ def _in_place(sketch: Sketch) -> None:
     if not direct:
         sketch.add(f"{x}.clone()")
         x = list(sketch.values)[-1]
-    line = text.format(v=x)
-    trial = copies(sketch.values)
-    try:
-        with torch.no_grad():
-            exec(line, sketch.scope, trial)
-    except (RuntimeError, IndexError):
-        return
-    if any(
-        value.is_floating_point() and not bool((value.isfinite() & (value.abs() < 1e3)).all())
-        for value in trial.values()
-    ):
-        return
-    if any(not torch.equal(trial[name], sketch.values[name]) for name in sketch.exact):
-        sketch.exact = {name for name in sketch.exact if torch.equal(trial[name], sketch.values[name])}
-        if sketch.draw(st.integers(0, 5)) or sketch.model.aliased:
-            return  # writes an input, which is rare in models; the oracle has no second input that shares its memory
-    sketch.model.lines.append(line)
-    sketch.values = {name: trial[name] for name in sketch.values}
+    sketch.try_line(text.format(v=x))
 
 
 def _binary(sketch: Sketch) -> None:
@@ -166,7 +199,7 @@ def _binary(sketch: Sketch) -> None:
 
 def _norm(sketch: Sketch) -> None:
     draw = sketch.draw
-    x = sketch.pick(lambda v: v.dim() >= 2 and v.shape[1] > 0 and v.numel() > 0)
+    x = sketch.pick(lambda v: v.dim() >= 2 and v.numel() > 0 and v.dtype is sketch.model.dtype)
     if x is None:
         return
     value = sketch.values[x]
@@ -191,66 +224,39 @@ def _norm(sketch: Sketch) -> None:
         ]
         if value.dim() > 2 and value[0, 0].numel() > 1:
             kinds += [f"nn.InstanceNorm{rank}d({c}, eps=1e-2, affine={affine}, track_running_stats={track})"]
-    sketch.add(f"{sketch.layer(draw(st.sampled_from(kinds)), value)}({x})")
-
-
-def _pool(sketch: Sketch) -> None:
-    draw = sketch.draw
-    x = sketch.pick(lambda v: 3 <= v.dim() <= 5 and v.numel() > 0)
-    if x is None:
-        return
-    value = sketch.values[x]
-    rank = value.dim() - 2
-    kernel, stride = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    padding = draw(st.integers(0, kernel // 2))
-    ceil = draw(st.booleans())
-    size = draw(st.integers(1, 3))
-    pools = [
-        f"F.avg_pool{rank}d({x}, {kernel}, {stride}, {padding}, ceil_mode={ceil}, count_include_pad={draw(st.booleans())})"
-    ]
-    pools += [f"F.max_pool{rank}d({x}, {kernel}, {stride}, {padding}, {draw(st.integers(1, 2))}, ceil_mode={ceil})"]
-    pools += [f"F.adaptive_avg_pool{rank}d({x}, {size})", f"F.adaptive_max_pool{rank}d({x}, {size})"]
-    pools += [f"F.lp_pool{rank}d({x}.abs() + 0.1, 2, {kernel})"] if rank < 3 else []
-    if rank > 1:
-        pools += [f"F.max_pool{rank}d(torch.sigmoid({x}), {kernel}, {stride}, {padding})"]
-        pools += [f"F.max_pool{rank}d(F.max_pool{rank}d({x}, {kernel}, {stride}, {padding}), 2, 1)"]
-        pools += [
-            f"F.avg_pool{rank}d(F.avg_pool{rank}d({x}, {kernel}), 2, 1)",
-            f"F.avg_pool{rank}d({x}, {kernel}).mean((-1, -2))",
-        ]
-    pools += [f"F.interpolate({x}, scale_factor=2, mode='nearest')"]
-    pools += (
-        [
-            f"F.interpolate({x}, scale_factor=2, mode='bilinear')",
-            f"F.pixel_shuffle({x}, 2)",
-            f"F.pixel_unshuffle({x}, 2)",
-        ]
-        if rank == 2
-        else []
-    )
-    pools += [f"F.pad({x}, [1] * {2 * rank}, mode='{draw(st.sampled_from(['reflect', 'replicate', 'circular']))}')"]
-    sketch.add(draw(st.sampled_from(pools)))
+    sketch.add(f"{sketch.layer(draw(st.sampled_from(kinds)))}({x})")
 
 
 def _anchor(sketch: Sketch) -> None:
-    draw = sketch.draw
-    x = sketch.pick(lambda v: v.dim() >= 2 and v.numel() > 0)
-    if x is None:
-        return
-    value = sketch.values[x]
+    x = sketch.pick(lambda v: v.dim() >= 2 and v.numel() > 0 and v.dtype is sketch.model.dtype)
+    if x is not None:
+        add_layer(sketch, x)
+
+
+def add_layer(sketch: Sketch, x: str) -> None:
+    """A matrix product or a convolution of `x`, which has two dimensions at least."""
+    draw, value = sketch.draw, sketch.values[x]
     bias, out = draw(st.booleans()), draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
     kinds = [f"nn.Linear({value.shape[-1]}, {out}, bias={bias})"]
     if 3 <= value.dim() <= 5:
         rank, c = value.dim() - 2, value.shape[1]
         kernel, stride, padding = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(0, 1))
-        common = f"{kernel}, stride={stride}, padding={padding}, bias={bias}"
+        common = (
+            f"{kernel}, stride={stride}, padding={padding}, bias={bias}, dilation={draw(st.sampled_from([1, 1, 2]))}"
+        )
+        groups = draw(st.sampled_from([g for g in range(1, c + 1) if c % g == 0]))
+        mode = draw(st.sampled_from(["zeros", "reflect", "circular", "replicate"]))
         kinds += [f"nn.Conv{rank}d({c}, {out}, {common})", f"nn.Conv{rank}d({c}, {c}, {common}, groups={c})"]
+        kinds += [f"nn.Conv{rank}d({c}, {out * groups}, {common}, groups={groups}, padding_mode='{mode}')"]
         kinds += [f"nn.ConvTranspose{rank}d({c}, {out}, {common})"] * 2
+        kinds += [
+            f"nn.ConvTranspose{rank}d({c}, {out * groups}, {common}, groups={groups}, output_padding={stride - 1})"
+        ]
     if value.dim() >= 2 and draw(st.integers(0, 4)) == 0:
         sketch.add(f"{x} @ {x}.mT * 0.1")
         return
     # PyTorch's float32 convolution gives an empty result where its float64 one, which is the oracle, raises.
-    sketch.add(f"{sketch.layer(draw(st.sampled_from(kinds)), value)}({x})", may_be_empty=False)
+    sketch.add(f"{sketch.layer(draw(st.sampled_from(kinds)))}({x})", may_be_empty=False)
 
 
 def _odd(sketch: Sketch) -> None:
@@ -258,11 +264,7 @@ def _odd(sketch: Sketch) -> None:
     x = sketch.pick()
     if x is None:
         return
-    _template(
-        sketch,
-        ODD,
-        x,
-    )  # fmt: skip
+    fill(sketch, ODD, x)
 
 
 def _whole_number(sketch: Sketch) -> None:
@@ -271,21 +273,18 @@ def _whole_number(sketch: Sketch) -> None:
     if not names:
         return
     x = sketch.draw(st.sampled_from(names))
-    _template(
-        sketch,
-        WHOLE_NUMBERS,
-        x,
-    )  # fmt: skip
+    fill(sketch, WHOLE_NUMBERS, x)
 
 
 def _again(sketch: Sketch) -> None:
     """A layer that is there already, with the same parameters."""
-    x = sketch.pick(lambda v: v.numel() > 0)
-    if x is not None and sketch.model.layers:
-        sketch.add(f"self.{sketch.draw(st.sampled_from(list(sketch.model.layers)))}({x})", may_be_empty=False)
+    x = sketch.pick(lambda v: v.numel() > 0 and v.dtype is sketch.model.dtype)
+    layers = [name for name, made in sketch.model.layers.items() if not made.startswith(("nn.Parameter", "nn.Buffer"))]
+    if x is not None and layers:
+        sketch.add(f"self.{sketch.draw(st.sampled_from(layers))}({x})", may_be_empty=False)
 
 
 STEPS: tuple[Callable[[Sketch], None], ...] = (
     _pointwise, _pointwise, _pointwise, _binary, _binary, _kind(ALONG), _kind(REDUCTIONS), _kind(VIEWS), _kind(VIEWS), _kind(WHOLE, lambda v: True), _kind(ALGEBRA), _kind(ALGEBRA),
-    _norm, _norm, _pool, _anchor, _again, _odd, _in_place, _whole_number,
+    _norm, _norm, _anchor, _anchor, _again, _odd, _in_place, _whole_number,
 )  # fmt: skip

@@ -34,7 +34,7 @@ def run(drawn: Model) -> None:
         fused = fusepass.optimize(model)
         for call in ("first", "second"):
             outcome = check(model, fused, inputs)
-            right = outcome.ok or is_noise(model, inputs, outcome, drawn.dtype)
+            right = outcome.ok or is_noise(model, inputs, outcome, drawn.coarsest)
             assert right, f"{call} call: {outcome.explain()}\n{fused.report()}"
     report = fused.report()
     failed = [region.reason for region in report.regions if region.reason is not None]

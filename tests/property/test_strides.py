@@ -133,7 +133,6 @@ def test_strides_are_those_of_eager(case: Case, algebra: Algebra) -> None:
 @settings(max_examples=20, deadline=None)
 @given(cases())
 def test_strides_are_those_of_eager_in_the_slow_export(case: Case) -> None:
-    assume(case.made not in ("nearest", "exact"))  # which PyTorch's Python takes apart under export
     declined = mock.patch.object(capture, "_record", side_effect=capture.Declined("not recorded"))
     with declined as record:
         hold(case, Algebra.OFF)

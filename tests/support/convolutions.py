@@ -11,6 +11,7 @@ from math import prod
 import torch
 
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder, Op, ReduceOp
 from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides, linear
@@ -18,7 +19,7 @@ from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Reduction, Ref, Role, Store
 from fusepass.codegen.passes.anchors import generate_anchors
 from fusepass.codegen.passes.partials import Pieces
-from fusepass.codegen.schedule_convolution import pieces_on, serves
+from fusepass.codegen.schedule_convolution import serves
 from fusepass.codegen.schedule_product import serves as serves_product
 
 F32 = DType.F32
@@ -42,6 +43,7 @@ class Case:
     warps: int = 1
     dtype: DType = F32  # of a call alone
     halves: bool = False  # scaled ones are multiplied, by groups of warps
+    tiled: bool = False  # these in tiles of the input, whatever number of channels
 
     @property
     def weight(self) -> tuple[int, ...]:
@@ -191,7 +193,7 @@ def pooled(case: Case, across: Across, b: Builder) -> Program:
 def generated_pooling(case: Case, across: Across, facts: DeviceFacts | None = None) -> Program:
     """The same with the reductions in the convolution's kernel, as far as they can be there."""
     facts = facts or DeviceFacts.h200()
-    pieces = functools.partial(pieces_on, facts=facts)
+    pieces = pass_options(facts).pieces
     builder = Builder()
     return _generated(case, pooled(case, across, builder), builder, pieces)
 
@@ -213,7 +215,7 @@ def _generated(
         return facts is None or fits(made, kernel, facts)
 
     warps = 4 if case.halves else case.warps
-    return generate_anchors(program, builder, choose, pieces, warps, halves=case.halves)
+    return generate_anchors(program, builder, choose, pieces, warps, halves=case.halves, tiled=case.tiled)
 
 
 DEPTHWISE: dict[str, Case] = {
@@ -388,6 +390,18 @@ SAMPLES: dict[str, Callable[[], Program]] = {
             generated, replace(case, precision=Precision.TF32, halves=True)
         )
         for name, case in HALVED.items()
+    },
+    **{
+        f"convolution {name}, {across.value}, products of halves": functools.partial(
+            generated_pooling, replace(HALVED[name], precision=Precision.TF32, halves=True), across
+        )
+        for name, across in (("2d", Across.LAYER), ("transposed, by 2 and 3, odd", Across.EACH))
+    },
+    **{
+        f"convolution {name}, {over.value}, products of halves": functools.partial(
+            generated_reduction, replace(HALVED[name], precision=Precision.TF32, halves=True), over
+        )
+        for name, over in (("2d, odd channels, one by one", Over.ARGMAX), ("transposed 3d, by 2", Over.SOFTMAX))
     },
 }
 

@@ -67,7 +67,7 @@ struct Dim {
 };
 constexpr std::size_t guard_bytes = 1 << 12;  // behind dynamic shared memory
 constexpr std::size_t pool_alignment = 1 << 10;  // of dynamic shared memory
-enum class State { running, at_warp, at_block, finished };
+enum class State { running, at_warp, at_group, at_block, finished };
 
 struct Thread {
     ucontext_t context;
@@ -141,6 +141,7 @@ inline void run_block(unsigned count) {
         }
         bool moved = false;
         for (unsigned warp = 0; warp + 32 <= count; warp += 32) moved |= release(warp, warp + 32, State::at_warp);
+        for (unsigned group = 0; group + 128 <= count; group += 128) moved |= release(group, group + 128, State::at_group);
         if (moved || release(0, count, State::at_block)) continue;
         for (const Thread& thread : threads) {
             if (thread.state != State::finished) fail("not all threads reach a barrier or a shuffle");

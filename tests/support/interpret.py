@@ -18,7 +18,7 @@ import torch
 from fusepass.codegen.ir.convolution import Convolution, Precision
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, Op, Position, ReduceOp, Stat, Window
-from fusepass.codegen.ir.index import Axis, FloorDiv, Index
+from fusepass.codegen.ir.index import Axis, Bound, FloorDiv, Index
 from fusepass.codegen.ir.product import Operand, Product, parts_of
 from fusepass.codegen.ir.program import Buffer, Kernel, Partials, Program, Role, Store
 from tests.support.numpy_ops import APPLY, REDUCE, Array, tf32
@@ -91,6 +91,15 @@ def _value(values: Array, dtype: DType) -> Array:
     return values.astype(np.float64) if dtype.is_float else _convert(values, dtype)
 
 
+def _reduced(op: ReduceOp, values: Array, real: Array) -> tuple[Array, ...]:
+    """What `op` makes of those `values` along the last axis that are `real`."""
+    if real.all():
+        return REDUCE[op](values)
+    lines = zip(values.reshape(-1, values.shape[-1]), real.reshape(-1, real.shape[-1]), strict=True)
+    each = [REDUCE[op](line[there]) for line, there in lines]
+    return tuple(np.array(part).reshape(values.shape[:-1]) for part in zip(*each, strict=True))
+
+
 class _Run:
     """One kernel's execution. Values are arrays over (rows, cols), with size 1 along what they do not depend on."""
 
@@ -130,21 +139,26 @@ class _Run:
 
     def _leave(self, partials: Partials) -> None:
         """Partial results of some pieces of about equal size."""
-        value = np.broadcast_to(_Evaluation(self, self.axes)(partials.value), self.shape)
-        samples, channels, *_ = self.shape
-        value = value.reshape(samples, channels, -1)
+        evaluate = _Evaluation(self, self.axes)
+        evaluate.active = evaluate.holds(self.kernel.within)
+        samples, channels = (axis.size for axis in self.kernel.lines)
+        value, real = (
+            np.broadcast_to(each, self.shape).reshape(samples, channels, -1)
+            for each in (evaluate(partials.value), evaluate.active)
+        )
         if not partials.per_sample:
             value = np.moveaxis(value, 1, 0).reshape(1, channels, -1)
+            real = np.moveaxis(real, 1, 0).reshape(1, channels, -1)
         shape = (value.shape[0], channels, partials.pieces.size)
         at = [np.arange(size).reshape(-1, *(1,) * (2 - number)) for number, size in enumerate(shape)]
-        axes = dict(zip((*self.kernel.rows[:2], partials.pieces), at, strict=True))
-        pieces = np.array_split(value, shape[-1], axis=-1)
+        axes = dict(zip((*self.kernel.lines, partials.pieces), at, strict=True))
+        pieces = list(zip(*(np.array_split(each, shape[-1], axis=-1) for each in (value, real)), strict=True))
         for reduction in partials.reductions:
-            each = [REDUCE[reduction.op](piece) for piece in pieces]
+            each = [_reduced(reduction.op, *piece) for piece in pieces]
             for number, part in enumerate(zip(*each, strict=True)):
                 self.stats[reduction.name, number] = np.stack(part, axis=-1)
         for store in partials.stores:
-            self._store(store, shape, axes)
+            self._store(store, shape, axes, bounds=())
 
     def _convolution(self, anchor: Convolution) -> Array:
         source, weight = self._tensor(anchor.source), self._tensor(anchor.weight)
@@ -166,14 +180,19 @@ class _Run:
 
     def _product(self, product: Product) -> Array:
         """The sums of each piece, in float64."""
-        pieces, batch, rows, columns = self.shape
+        pieces, batch, rows, columns = self.kernel.matrix
         left = self._operand(product.left, batch, rows, product.inner)
         right = self._operand(product.right, batch, columns, product.inner)
         firsts = range(0, product.inner, product.length)
         steps = [slice(first, first + product.length) for first in firsts]
         assert len(steps) == pieces
         # A product of an infinity and zero is NaN in each term: no blocked product of a library gets in between.
-        return np.stack([np.einsum("brk,bck->brc", left[..., step], right[..., step]) for step in steps])
+        found = np.stack([np.einsum("brk,bck->brc", left[..., step], right[..., step]) for step in steps])
+        if not product.apart or not self.kernel.cols:
+            return found.reshape(self.shape)
+        outer = rows // (product.apart * self.kernel.col_count)
+        found = found.reshape(pieces, batch, outer, self.kernel.col_count, product.apart, columns)
+        return np.moveaxis(found, 3, -1).reshape(self.shape)
 
     def _operand(self, operand: Operand, batch: int, rows: int, inner: int) -> Array:
         memory = decode(self.memory[operand.buffer], self.program.buffer(operand.buffer).dtype)
@@ -191,10 +210,17 @@ class _Run:
         shape[position] = self.shape[position]
         return np.arange(self.shape[position]).reshape(shape)
 
-    def _store(self, store: Store, shape: tuple[int, ...], axes: Mapping[Axis, Array] | None = None) -> None:
+    def _store(
+        self,
+        store: Store,
+        shape: tuple[int, ...],
+        axes: Mapping[Axis, Array] | None = None,
+        bounds: tuple[Bound, ...] | None = None,
+    ) -> None:
+        """Stores where `bounds` hold, or those of the kernel."""
         buffer = self.program.buffer(store.buffer)
         evaluate = _Evaluation(self, self.axes if axes is None else axes)
-        evaluate.active = real = evaluate.holds(self.kernel.within)
+        evaluate.active = real = evaluate.holds(self.kernel.within if bounds is None else bounds)
         there = np.broadcast_to(real, shape).reshape(-1)
         index = np.broadcast_to(evaluate.index(store.index), shape).reshape(-1)[there]
         value = np.broadcast_to(evaluate(store.value), shape).reshape(-1)[there]

@@ -165,6 +165,7 @@ APPLY: dict[Op, Callable[..., Any]] = {
     Op.ATANH: np.arctanh,
     Op.ERF: _by_torch(torch.erf),
     Op.ERFC: _by_torch(torch.erfc),
+    Op.NORMAL_CDF: _by_torch(torch.special.ndtr),
     Op.LGAMMA: _by_torch(torch.lgamma),
     Op.FLOOR: np.floor,
     Op.CEIL: np.ceil,

@@ -123,7 +123,7 @@ def run(entry: Entry, *, training: bool, device: str = "cpu", kernels: str = "in
     where = f"{device}, {kernels}"
     report, detail = None, ""
     cpu_seconds = mock.patch.object(time, "perf_counter", time.process_time)  # the machine may be busy otherwise
-    with override(debug=True), warnings.catch_warnings(), KERNELS[kernels](), cpu_seconds:
+    with override(debug=True, tune="off"), warnings.catch_warnings(), KERNELS[kernels](), cpu_seconds:
         warnings.simplefilter("ignore")
         try:
             torch.manual_seed(0)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import operator
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +14,8 @@ from torch import Tensor, nn
 
 from fusepass.backend import Backend, fusepass_backend
 from fusepass.compile import CompiledGraph
+from fusepass.errors import FusepassWarning
+from fusepass.fallbacks import FallbackCounter
 
 X = torch.randn(4, 6)
 
@@ -195,6 +200,43 @@ def test_algebra_keeps_results_and_gradients(algebra: str) -> None:
     rules = {rewrite.rule for graph in made for rewrite in graph.report.rewrites}
     assert len(made) == 2
     assert ("affine-chain" in rules) == ("idle-clamp" in rules) == (algebra != "off")
+
+
+class Counted(nn.Module):
+    """Writes to a number that it made before a break of the graph."""
+
+    def __init__(self, write: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.write = write
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        total = x.sum()
+        torch._dynamo.graph_break()
+        self.write(total)
+        return x.exp() + 1, total
+
+
+@pytest.mark.parametrize(
+    "write", [lambda t: t.add_(1), lambda t: operator.iadd(t, 1), lambda t: torch.add(t, 1, out=t)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_number_that_is_written_to_is_no_constant(write: Callable[[Tensor], object], dtype: torch.dtype) -> None:
+    x = torch.randn(4, 6, dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(Counted(write), backend=Backend("test", {}))
+        results = [compiled(x) for _ in range(2)]
+    for result in results:
+        torch.testing.assert_close(result, Counted(write)(x))
+
+
+def test_what_is_left_for_its_writes_is_counted() -> None:
+    fallbacks = FallbackCounter()
+    compiled = torch.compile(Counted(lambda t: t.add_(1)), backend=Backend("test", {}, fallbacks=fallbacks))
+    with pytest.warns(FusepassWarning, match="loses writes to a float64 tensor of no dimensions"):
+        compiled(torch.randn(4, 6).double())
+    compiled(torch.randn(4, 6).double())
+    assert [each.count for each in fallbacks.records()] == [2]
 
 
 class Centred(nn.Module):

@@ -17,6 +17,7 @@ from benchmarks.implementations import Implementation
 from benchmarks.layers import Size, Workload
 from benchmarks.limits import cost
 from benchmarks.measure import Timing
+from benchmarks.single import SINGLE
 from benchmarks.worker import Worker
 from benchmarks.workloads import EXTRA, MISSION, VISIBLE, WORKLOADS, by_name
 
@@ -62,10 +63,18 @@ def test_cost_of_one_linear_layer() -> None:
 
 def test_ten_extra_workloads_and_no_name_twice() -> None:
     assert len(EXTRA) == 10
-    assert len({workload.name for workload in WORKLOADS}) == len(WORKLOADS)
+    assert len({workload.name for workload in WORKLOADS + SINGLE}) == len(WORKLOADS + SINGLE)
 
 
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
+def test_single_operators_are_measured_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[str] = []
+    monkeypatch.setattr(run, "_measure", lambda found, *_: (chosen.extend(each.name for each in found), ([], []))[1])
+    assert run.main(["--device", "cpu", "--only", "softmax_small"]) == 2
+    assert run.main(["--device", "cpu", "--group", "single", "--only", "softmax_small|maxpool_odd"]) == 0
+    assert chosen == ["softmax_small", "maxpool_odd"]
+
+
+@pytest.mark.parametrize("workload", WORKLOADS + SINGLE, ids=lambda workload: workload.name)
 def test_reduced_workloads_run_and_use_every_parameter(workload: Workload) -> None:
     model, x = workload.model(Size.REDUCED, "cpu"), workload.input(Size.REDUCED, "cpu")
     assert model.training is workload.training

@@ -367,5 +367,5 @@ def test_explain_for_real(net: str, cache_dir: Path, capsys: pytest.CaptureFixtu
     assert (found.bytes_before, found.bytes_after) == (64 + 80, 32 + 16 + 32)
     [source] = found.sources
     assert Path("out", found.name, source.name).read_text() == source.text
-    assert "erf" in source.text
+    assert "normal_cdf" in source.text
     assert [entry.name for entry in cache.entries()] == [found.name]

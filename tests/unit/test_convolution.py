@@ -248,6 +248,19 @@ def test_phases_cover_each_tap_of_each_element_once() -> None:
     assert seen == reachable
 
 
+@pytest.mark.parametrize("channels", [5, 13, 40])
+def test_a_transposed_convolution_of_borders_alone_is_left(channels: int) -> None:
+    """No element of the result has a tap: with one output per axis, padding takes away all that has."""
+
+    def generates(case: Case) -> bool:
+        program = generate_anchors(program_of(case), Builder(), functools.partial(serves, facts=H200))
+        return any(kernel.anchor is not None for kernel in program.kernels)
+
+    case = Case((1, channels, 2, 2), 3, (1, 1), (2, 2), (1, 1), (1, 1), transposed=True)
+    assert not generates(case)
+    assert generates(replace(case, output_padding=(1, 1)))
+
+
 def test_chosen_unmeasured_for_few_channels_only() -> None:
     def served(case: Case, facts: DeviceFacts = H200, ask: Callable[..., bool] = preferred) -> bool:
         program = generated(case)

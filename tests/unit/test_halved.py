@@ -249,8 +249,10 @@ def test_large_convolutions_are_tried_so(effort: str) -> None:
         graph, _ = trace(model, torch.empty(shape, device="meta"))
         return [variant.name for variant in variants(graph, H200, effort)]
 
-    name = "scaled halves anchor"
+    name, tiled = "scaled halves anchor", "tiled scaled halves anchor"
     assert name in offered(64, 32, 64, 64)
+    assert tiled in offered(64, 32, 64, 64)
+    assert tiled not in offered(128, 16, 64, 64)  # those of few channels are so anyway
     assert offered(64, 32, 64, 64)[0] in (GENERATED, "channels last")
     assert name not in offered(2, 32, 64, 64)
     assert name in offered(128, 16, 64, 64)
@@ -344,9 +346,19 @@ def test_nvcc_takes_the_source(name: str) -> None:
     check_compiles(render(halved(CASES[name]), H200))
 
 
-@pytest.mark.parametrize(("last", "left_out"), [(nn.ReLU(), True), (nn.Softmax(1), False)])
-def test_beside_halves_a_generated_convolution_is_tried_that_reduces(last: nn.Module, left_out: bool) -> None:
-    graph, _ = trace(nn.Sequential(nn.Conv1d(32, 64, 3), last).to("meta"), torch.empty(64, 32, 20_000, device="meta"))
+@pytest.mark.parametrize(
+    ("first", "last", "left_out"),
+    [
+        (nn.Conv1d(32, 64, 3), nn.ReLU(), True),
+        (nn.Conv1d(32, 64, 3), nn.Softmax(1), True),
+        (nn.ConvTranspose3d(32, 48, 4, 2), nn.Softmax(1), False),
+    ],
+)
+def test_beside_halves_a_generated_convolution_is_tried_that_alone_reduces(
+    first: nn.Module, last: nn.Module, left_out: bool
+) -> None:
+    size = (64, 32, 20_000) if isinstance(first, nn.Conv1d) else (16, 32, 16, 16, 16)
+    graph, _ = trace(nn.Sequential(first, last).to("meta"), torch.empty(size, device="meta"))
     for node in graph.graph.nodes:
         if isinstance(value := node.meta.get("val"), Tensor):
             node.meta["val"] = Spec.of(value, torch.device("cuda"))
@@ -359,5 +371,5 @@ def test_beside_halves_a_generated_convolution_is_tried_that_reduces(last: nn.Mo
     ):
         candidates.generate_candidates(work, Forms())
     names = [each.name for each in work.candidates]
-    assert "scaled halves anchor" in names
+    assert {"scaled halves anchor", "tiled scaled halves anchor"} <= {*names}
     assert ("generated anchor" not in names) is left_out

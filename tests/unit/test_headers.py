@@ -93,6 +93,7 @@ BINARY_INT: dict[Op, Callable[..., torch.Tensor]] = {
     Op.SHIFT_LEFT: torch.bitwise_left_shift,
     Op.SHIFT_RIGHT: torch.bitwise_right_shift,
 }
+NORMAL_CDF = ("normal_cdf", "polynomial_normal_cdf")
 INEXACT = {Op.POW: 4, Op.ATAN2: 4, Op.HYPOT: 4}
 SPECIAL = [
     *(0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, -7.0, 1e-3, -1e-3, 1e10, -1e10, 2.0**31, 2.0**63),
@@ -132,6 +133,11 @@ def probe() -> Probe:
             parts.append(loop(f"cast_{half}_{kind}", kind, [f"fp::{half}"], f"fp::cast<{kind}>(a)"))
             parts.append(loop(f"cast_{kind}_{half}", f"fp::{half}", [kind], f"fp::cast<fp::{half}>(a)"))
     parts.append(loop("quotient_float", "float", ["float", "float"], "fp::quotient(a, b)"))
+    parts += [
+        loop(f"{name}_float", "float", ["float", "float"], f"fp::{name}(a, b)") for name in ("divide", "divide_by")
+    ]
+    parts += [loop(name, "float", ["float"], f"fp::{name}(a)") for name in NORMAL_CDF]
+    parts.append(loop("corrected_log1p_float", "float", ["float"], "fp::corrected_log1p(a)"))
     parts.append(loop("tf32_float", "float", ["float"], "fp::tf32(a)"))
     return Probe("headers", "\n".join(parts))
 
@@ -362,6 +368,50 @@ def test_tf32_is_rounded_to_nearest() -> None:
     assert bool(((got - x)[finite].abs() <= spacing / 2).all())
     assert not bool((got[finite].view(torch.int32) & 0x1FFF).any())
     assert torch.equal(got.isinf(), x.isinf() | (x.abs() > 3.4026e38))
+
+
+@pytest.mark.parametrize("function", ["divide", "divide_by"])
+def test_quotients_without_a_branch(function: str) -> None:
+    """They are within a unit of the last place, rounded but for a few, exact where the quotient is, and infinite or NaN where it is."""
+    random = torch.randn(2, 200_000, dtype=torch.float64) * 2.0 ** torch.randint(-120, 120, (2, 200_000))
+    whole = torch.randint(-4095, 4096, (2, 100_000)).float()
+    edges = [3.4028235e38, -3.4028235e38, 1.1754944e-38, 2.3509887e-38, 1e-42, 1 - 2.0**-24, 2.0**126, 2.0**-64]
+    for a, b in (random.float(), pairs(torch.tensor([*SPECIAL, *edges])), (whole[0] * whole[1], whole[1])):
+        got, want = run(f"{function}_float", a, b, dtype=torch.float32), a / b
+        assert torch.equal(got.isnan(), want.isnan())
+        assert torch.equal(got.isinf(), want.isinf())
+        assert torch.equal(got.signbit()[want == 0], want.signbit()[want == 0])
+        finite = want.isfinite()
+        assert ulps(got[finite], want[finite]).max() <= 1
+        all_ones = (b.view(torch.int32) & 0x7FFFFF) == 0x7FFFFF
+        rounded = finite & (a.abs() > 2.0**-100) & (want.abs() > 2.0**-75) & ~all_ones
+        assert (got[rounded] != want[rounded]).sum() <= 1e-5 * rounded.sum()
+    assert torch.equal(got[finite], whole[0][finite])
+
+
+@pytest.mark.parametrize("function", NORMAL_CDF)
+def test_the_normal_distribution(function: str) -> None:
+    """As near to the exact integral as 1 + erf comes, and where that is small, nearer."""
+    x = torch.cat([torch.linspace(-12, 12, 200_001), torch.tensor(SPECIAL)])
+    got, want = run(function, x, dtype=torch.float32), torch.special.ndtr(x.double())
+    assert torch.equal(got.isnan(), want.isnan())
+    error = (got - want).abs().nan_to_num()
+    assert error.max() <= 1.2e-7
+    assert got[x == INF] == 1
+    assert got[x == -INF] == 0
+    if function == "polynomial_normal_cdf":
+        near = x.abs() < 4
+        assert (error[near] / want[near]).max() <= 2e-4
+
+
+def test_log1p_without_a_branch() -> None:
+    exponents = torch.randint(-30, 100, (200_000,))
+    x = torch.cat([torch.randn(200_000) * 2.0**exponents, torch.rand(200_000) * 2 - 1, torch.tensor(SPECIAL)]).float()
+    got, want = run("corrected_log1p_float", x, dtype=torch.float32), x.double().log1p()
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(got.isinf(), want.isinf())
+    finite = want.isfinite()
+    assert ulps(got[finite], want[finite]).max() <= 6  # 4 of them the logarithm's
 
 
 def test_a_shared_divisor_gives_the_rounded_quotient() -> None:

@@ -52,6 +52,8 @@ CASES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "replicate": lambda x, i: F.pad(x, (2, 1, 3, 4), mode="replicate"),
     "reflected and summed": lambda x, i: F.pad(x.exp(), (1, 1), mode="reflect").sum(-1),
     "circular": lambda x, i: F.pad(x, (1, 2), mode="circular") * 2,
+    "computed places, then padded": lambda x, i: F.pad(x[:, :, (torch.arange(6) * 0.5).long()], (2, 1)),
+    "looked up, then padded": lambda x, i: F.pad(x[i.flatten()], (0, 0, 0, 0, 2, 1)),
     "upsampled and pooled": lambda x, i: F.avg_pool2d(F.interpolate(x[None].tanh(), (8, 8), mode="bilinear"), 3),
     "upsampled and normalised": lambda x, i: F.group_norm(F.interpolate(x[None], (7, 6), mode="bilinear"), 1),
     "nll_loss": lambda x, i: F.nll_loss(F.log_softmax(x[:2], 1), i % 5, ignore_index=1),
@@ -148,7 +150,11 @@ def test_a_place_is_checked_once_per_row() -> None:
     assert any(line.startswith("for") for line in lines[check + 1 :])
 
 
-@pytest.mark.parametrize("name", ["embedding", "gather", "summed", "bilinear", "indices apart"])
+FOR_A_GPU = ["embedding", "gather", "summed", "bilinear", "indices apart"]
+PADDED = ["computed places, then padded", "looked up, then padded"]
+
+
+@pytest.mark.parametrize("name", FOR_A_GPU + PADDED)
 def test_the_kernel_for_a_gpu(name: str) -> None:
     made = region(CASES[name], TABLE.float(), IDS)
     generated = generate(made.program, made.builder, DeviceFacts.h200())

@@ -254,14 +254,18 @@ def test_layout(name: str) -> None:
 
 
 @pytest.mark.parametrize("target", [torch.ops.aten.hardswish.default, torch.ops.aten.hardsigmoid.default])
-def test_a_sixth_is_the_device_s(target: Any) -> None:
+@pytest.mark.parametrize("behind", [False, True], ids=["alone", "before what is decomposed"])
+def test_a_sixth_is_the_device_s(target: Any, behind: bool) -> None:
     """ATen's CUDA kernels multiply float64 with a sixth that is rounded to float32; its C++ ones divide by six."""
     texts = {}
     for device in ("cpu", "cuda"):
         graph = torch.fx.Graph()
-        for node in (x := graph.placeholder("x"), call := graph.call_function(target, (x,))):
+        x = graph.placeholder("x")
+        call = graph.call_function(target, (x,))
+        decomposed = graph.call_function(torch.ops.aten.logaddexp.default, (call, x))
+        for node in (x, call, decomposed):
             node.meta["val"] = Spec.described((4,), (1,), torch.float64, torch.device(device))
-        graph.output((call,))
+        graph.output((decomposed if behind else call,))
         texts[device] = program_text(lower(torch.fx.GraphModule({}, graph), "region", ["x"])[0])
     assert "0.16666667163372" in texts["cuda"]
     assert "0.16666667163372" not in texts["cpu"]

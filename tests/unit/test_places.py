@@ -1,4 +1,4 @@
-"""Convolutions of few channels by scaled halves: what the kernels compute, every thread run on the host, and how they are laid out."""
+"""Convolutions by scaled halves of a tile of the input: what the kernels compute, every thread run on the host, and how they are laid out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_convolution import preferred, schedule_convolution, serves
 from fusepass.codegen.schedule_convolution.places import PlacesSchedule, padded_places
-from fusepass.codegen.schedule_convolution.tiles import anchor_of
+from fusepass.codegen.schedule_convolution.tiles import MOST_ROWS, anchor_of
 from fusepass.codegen.toolchain import include_directory
 from fusepass.errors import IRError
 from tests.support.convolutions import (
@@ -87,6 +87,64 @@ def test_values_of_several_tiles(case: Case) -> None:
     check(generated(replace(case, precision=Precision.FLOAT32, halves=True)))
 
 
+MANY = {
+    "2d": Case((1, 24, 7, 20), 70, (2, 3), (1, 1), (1, 1), (1, 2)),
+    "transposed, uneven phases": Case((2, 20, 3, 10), 8, (3, 3), (2, 2), (1, 1), (1, 1), True, (1, 1)),
+    "transposed 3d, phases with nothing": Case((1, 24, 2, 3, 4), 8, (1, 3, 2), (2, 2, 3), (0, 1, 0), (1, 1, 1), True),
+}
+
+
+def many(case: Case) -> Case:
+    """`case`, of many channels, by halves of a tile."""
+    return replace(case, precision=Precision.TF32, halves=True, tiled=True)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("name", "vector"), thinned(zip(MANY, (1, 4, 1), strict=True), 2))
+def test_values_of_many_channels(name: str, vector: int) -> None:
+    program = generated(many(MANY[name]))
+    assert planned(program, SMALL).vector == vector
+    check(program)
+
+
+@needs_compiler
+def test_tiles_overlap_where_rows_begin_anywhere() -> None:
+    """Each stores its own sectors, and each result is counted once; several groups of warps have tiles of their own."""
+    case = many(Case((2, 24, 2, 70), 8, (2, 4), (1, 2), (0, 1), (1, 1), True, (0, 1)))
+    program = generated_pooling(case, Across.BATCH, SMALL)
+    plan = planned(program, SMALL)
+    assert multiplying(program).partials is not None
+    assert plan.teams > 1
+    assert 0 < plan.on.pace < plan.on.tile[-1]
+    check(program, tolerance=1e-5)
+    even = planned(generated(replace(case, output_padding=())), SMALL)
+    assert not even.on.pace
+    assert even.vector == 4
+
+
+@needs_compiler
+def test_blocks_share_phases_whose_weights_are_large() -> None:
+    """What is reduced over channels there knows its phase; where all results are stored as well, another kernel reduces them."""
+    tight = replace(SMALL, shared_bytes_per_block=130 << 10)
+    program = generated_reduction(many(Case((1, 40, 3, 5), 33, (6, 4), (3, 2), (1, 1), (1, 1), True)), Over.LOGSUMEXP)
+    assert multiplying(program).cols
+    assert planned(program, tight).phase_blocks == 3
+    check(program, tight, tolerance=1e-5)
+    assert not multiplying(generated_reduction(many(MANY["2d"]), Over.SOFTMAX)).cols
+
+
+_TURNS = Case((2, 3, 12, 70), 50, (3, 2), (1, 1), (1, 1), (1, 1), halves=True)
+
+
+@needs_compiler
+def test_values_of_channels_that_take_turns() -> None:
+    transposed = Case((2, 4, 9, 40), 33, (3, 3), (2, 2), (1, 1), (1, 1), True, (1, 1), halves=True)
+    pooled = generated_pooling(_TURNS, Across.EACH, SMALL)
+    for program, tolerance in ((generated(_TURNS), 2e-6), (generated(transposed), 2e-6), (pooled, 1e-5)):
+        assert planned(program, SMALL).turns > 1
+        check(program, tolerance=tolerance)
+
+
 @needs_compiler
 @pytest.mark.parametrize("precision", Precision)
 @pytest.mark.parametrize(
@@ -140,7 +198,17 @@ def test_any_geometry(
 @pytest.mark.parametrize(("precision", "where"), list(itertools.product(Precision, "xw")))
 def test_what_is_not_finite_spreads_as_in_plain_arithmetic(bits: int, precision: Precision, where: str) -> None:
     """An infinity, NaN, and a number that is finite but beyond what sums of it can be."""
-    program = generated(replace(CASES["2d"], precision=precision, halves=True), chain=False)
+    # Neighbours are taken one at a time, or, with a result of even width, two.
+    case = CASES["2d" if where == "w" else "2d, 8 to 40 channels"]
+    spreads(generated(replace(case, precision=precision, halves=True), chain=False), bits, where)
+
+
+@needs_compiler
+def test_an_infinity_meets_no_weight_of_another_phase() -> None:
+    spreads(generated(many(MANY["transposed, uneven phases"]), chain=False), 0x7F800000, "x")
+
+
+def spreads(program: Program, bits: int, where: str) -> None:
     inputs = inputs_of(program)
     inputs[where][37] = np.array(bits, np.uint32).view(np.float32)
     with np.errstate(all="ignore"):
@@ -170,12 +238,18 @@ def plans() -> Iterator[tuple[Program, PlacesSchedule]]:
     for case, precision in itertools.product(cases, Precision):
         program = generated(replace(case, precision=precision, halves=True))
         yield program, planned(program)
+    names = ("2d, 64 to 128", "3d, 32 to 64", "transposed 2d", "transposed 3d", "transposed 2d, 64 to 64")
+    for case in (*MANY.values(), *(LARGE[name] for name in names)):
+        program = generated(many(case))
+        yield program, planned(program)
 
 
 def test_a_tile_fits_and_products_have_each_place_once() -> None:
     for program, plan in plans():
         assert plan.shared_bytes <= H200.shared_bytes_per_block
-        assert plan.blocks % plan.channel_blocks == 0
+        assert plan.blocks % plan.channel_blocks == plan.channel_blocks % plan.phase_blocks == 0
+        each = len(plan.slices) // plan.phase_blocks
+        assert len({sum(plan.slices[at : at + each]) for at in range(0, len(plan.slices), each)}) == 1
         assert ("halves x 3" in describe(program, multiplying(program), H200)) is (plan.parts == 2)
         for phase, places in zip(plan.on.phases, padded_places(plan), strict=True):
             assert len(places) % 2 == 0
@@ -183,7 +257,24 @@ def test_a_tile_fits_and_products_have_each_place_once() -> None:
             assert {(number, layer) for _, real, number, layer in places if real is not None} == wanted
             offsets = [each[0] for each in places]
             assert offsets == sorted(offsets)
-            assert 0 <= offsets[0] <= offsets[-1] < min(plan.layers * plan.on.elements, 1 << 14)
+            assert 0 <= offsets[0] <= offsets[-1] < min(plan.layers * plan.layer_places, 1 << 14)
+
+
+def test_a_tile_is_fetched_once_for_channels_that_take_turns() -> None:
+    program = generated(replace(LARGE["2d, 8 to 64"], halves=True))
+    plan = planned(program)
+    assert plan.turns > 1
+    assert plan.channel_blocks == 1
+    assert plan.covered == 64
+    assert plan.weight_bytes == plan.turns * plan.turn_bytes
+    assert "2 x 32 channels" in describe(program, multiplying(program), H200)
+
+
+def test_states_of_reductions_over_positions_have_a_room() -> None:
+    program = generated_pooling(many(LARGE["2d, 64 to 128"]), Across.EACH, H200)
+    plan = planned(program)
+    assert plan.rows * plan.turns == MOST_ROWS
+    assert "gather_channel" in render(program, H200).text
 
 
 def test_chosen_by_measurement_alone_and_where_four_warps_multiply() -> None:
@@ -213,13 +304,18 @@ def test_operands_of_another_shape_are_refused() -> None:
             verify(replace(program, kernels=kernels))
 
 
-@pytest.mark.parametrize("precision", Precision)
-@pytest.mark.parametrize("name", ["3d, 8 to 32", "transposed 3d, 16 to 32", "2d, 70 channels"])
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        *itertools.product(["3d, 8 to 32", "transposed 3d, 16 to 32", "2d, 70 channels"], Precision),
+        ("transposed 3d", Precision.TF32),  # of many channels
+    ],
+)
 def test_registers_suffice_and_products_overlap(name: str, precision: Precision, tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("needs nvcc")
-    program = generated(replace((LARGE | CASES)[name], precision=precision, halves=True))
+    program = generated(replace((CASES | LARGE)[name], precision=precision, halves=True, tiled=True))
     source = tmp_path / "kernel.cu"
     source.write_text(render(program, H200).text)
     flags = ["-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a", "-Xptxas=-v", f"-I{include_directory()}"]
@@ -232,4 +328,5 @@ def test_registers_suffice_and_products_overlap(name: str, precision: Precision,
     if disassembler() is not None:  # by fours, twos and one, of both tiles, for each phase of a pair: none was left out
         code = instructions(tmp_path / "kernel.cubin")
         products = sum(operation.startswith("HGMMA") for operation, _ in code)
-        assert products == 2 * (4 + 2 + 1) * planned(program).on.pair
+        first = 4 if precision is Precision.FLOAT32 else 0  # which are not added to others
+        assert products == 2 * (first + 4 + 2 + 1) * planned(program).on.pair

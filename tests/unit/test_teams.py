@@ -38,8 +38,8 @@ from tests.support.thinned import thinned
 
 H200 = DeviceFacts.h200()
 A100 = replace(H200, arch="sm_80", multiprocessors=108, l2_bytes=40 << 20, shared_bytes_per_block=163 << 10)
-LITTLE = replace(H200, l2_bytes=4096, shared_bytes_per_block=24 << 10)
-"""A block keeps some 2500 floats."""
+LITTLE = replace(H200, l2_bytes=4096, shared_bytes_per_block=24 << 10, multiprocessors=1)
+"""A block, one of two on a multiprocessor, keeps some 2500 floats."""
 MUCH = replace(LITTLE, shared_bytes_per_block=96 << 10)
 emulated = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
@@ -86,6 +86,53 @@ def test_values(name: str, members: int, teams: int, facts: DeviceFacts) -> None
         got = tensor_of(results[program.outputs[number]], program.buffer(program.outputs[number])).double()
         allowed = 2 * (eager.double() - exact.double()).abs().max() + 8 * 2**-24 * exact.double().abs().max()
         assert (got - exact.double()).abs().max() <= allowed
+
+
+@emulated
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("cols", [50_000, 49_152 * 4, 60_001])
+def test_a_team_of_all_blocks_holds_a_part_in_registers(
+    cols: int, aligned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left is read again; slices are of any length."""
+    monkeypatch.setitem(team_size.__globals__, "_HELD_WORDS", {1: 12, 2: 0})
+    facts = replace(LITTLE, multiprocessors=4)
+    program = k.in_teams(k.layer_norm(3, cols, weighted=False), 4, 1)
+    plan = schedule(program.kernels[0], program, facts, aligned=aligned)
+    assert plan.resident == 1
+    assert plan.held == 12 // plan.width
+    assert plan.on_chip < plan.part
+    random = np.random.default_rng(0)
+    inputs = {"x": random.standard_normal(3 * cols).astype(np.float32) + 3}
+    results = emulate(program, render(program, facts, aligned=aligned), inputs, shift=0 if aligned else 1)
+    exact = inputs["x"].reshape(3, cols).astype(np.float64)
+    exact = (exact - exact.mean(1, keepdims=True)) / np.sqrt(exact.var(1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(results["y"].reshape(3, cols), exact, atol=4e-6)
+
+
+@emulated
+@pytest.mark.parametrize(
+    ("function", "shape", "dtype"),
+    [
+        (lambda x: F.layer_norm(x, x.shape[1:]), (5, 36_004), torch.float32),
+        (lambda x: x - x.amax(1, keepdim=True), (3, 33_001), torch.float32),  # one sweep; single elements
+        (lambda x: F.normalize(x, dim=1), (4, 70_000), torch.float16),
+    ],
+)
+def test_a_block_that_stays_copies_its_next_row_ahead(
+    function: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Rows that fill a block's memory, more than twice as many as blocks."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+    made = region(function, x)
+    program = made.passed(replace(NO_SPLIT, longest_cached_row=1 << 20))
+    facts = replace(H200, multiprocessors=1)
+    assert "1 blocks" in describe(program, program.kernels[0], facts)
+    assert "shared memory, fetched ahead" in describe(program, program.kernels[0], facts)
+    results = emulate(program, render(program, facts), made.memory(program))
+    (exact,) = made.exact()
+    torch.testing.assert_close(tensor_of(results[program.outputs[0]], program.buffer(program.outputs[0])), exact)
+    assert "fetched" not in describe(program, program.kernels[0], replace(H200, multiprocessors=3))
 
 
 @emulated
@@ -152,7 +199,7 @@ def test_wide_indices_and_unaligned_inputs(monkeypatch: pytest.MonkeyPatch) -> N
         (k.softmax_rows(4096, 393_216), (16, 16)),  # 14 blocks keep it; with 16 all threads have equally many vectors
         (k.layer_norm(16, 64 * 256 * 256, weighted=False), (132, 2)),  # 16.8 MB, of which two teams keep nine tenths
         (k.layer_norm(16, 64 * 256 * 256), None),  # all rows read weights twice as large as they are
-        (k.layer_norm(4, 16 << 20, weighted=False), (264, 1)),  # 67 MB, of which the device keeps less than half
+        (k.layer_norm(4, 16 << 20, weighted=False), (132, 1)),  # 67 MB, of which the device keeps less than all
         (k.layer_norm(2, 1 << 28, weighted=False), None),  # and here next to nothing
         (k.layer_norm(2048, 49_152), None),  # a block keeps a row
         (k.layer_norm(64, 100_000, weighted=False), None),  # the second time all is in the cache
@@ -180,9 +227,10 @@ def test_teams_fit_the_device(rows: int, cols: int, facts: DeviceFacts) -> None:
     assert members >= 2
     assert 1 <= teams <= rows
     assert plan.blocks == members * teams <= 2 * facts.multiprocessors
-    assert 2 * plan.threads <= facts.max_threads
-    slots = 17 * 12 + 16
-    assert 2 * (plan.shared_bytes + slots + 1024) <= facts.shared_bytes_per_block + 1024
+    assert plan.resident == (1 if plan.blocks <= facts.multiprocessors else 2)
+    assert plan.resident * plan.threads <= facts.max_threads
+    slots = 32 * 12
+    assert plan.resident * (plan.shared_bytes + slots + 1024) <= facts.shared_bytes_per_block + 1024
     assert members * plan.part * plan.width >= cols
     assert 0 < plan.kept <= plan.part
     assert plan.keep is Keep.SHARED
@@ -231,7 +279,9 @@ def test_large_layer_norm_is_one_kernel() -> None:
     program = made.passed(pass_options(H200))
     assert [kernel.team is not None for kernel in program.kernels] == [True]
     assert "teams of 132, 512 lanes x 1 rows" in describe(program, program.kernels[0], H200)
-    assert "for 7168 of 7944 vectors and registers, fetched ahead" in describe(program, program.kernels[0], H200)
+    assert "for 7168 of 7944 vectors and 2 a thread in registers, fetched ahead" in describe(
+        program, program.kernels[0], H200
+    )
     assert "rows shared by 2 x 132 blocks through exchange_" in program_text(program)
 
 

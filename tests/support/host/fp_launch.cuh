@@ -9,11 +9,11 @@ namespace fp {
 // EMULATED_TEAMS in the environment says how many teams the device has room for.
 template <typename... Parameters>
 int launch_teams(void (*kernel)(Parameters...), int members, int teams, int threads, int shared, void* exchange,
-                 int counters, void*, Parameters... parameters) {
+                 int nbytes, void*, Parameters... parameters) {
     const char* const room = std::getenv("EMULATED_TEAMS");
     const int fitting = room ? std::atoi(room) : teams;
     if (fitting == 0) return cudaErrorCooperativeLaunchTooLarge;
-    std::memset(exchange, 0, counters);
+    std::memset(exchange, 0, nbytes);
     emulation::launch_together((fitting < teams ? fitting : teams) * members, threads, shared, [&] { kernel(parameters...); });
     return cudaSuccess;
 }

@@ -18,6 +18,7 @@ inline uint64_t tile_descriptor(const void* tile, uint32_t deeper, uint32_t acro
     return uint64_t(place >> 4) | uint64_t(deeper >> 4) << 48 | uint64_t(across >> 4) << 56;
 }
 
+inline void meet_group() { emulation::wait(emulation::State::at_group); }
 inline void publish_to_products() {}
 inline void begin_products() {}
 

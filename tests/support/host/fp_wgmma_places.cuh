@@ -21,6 +21,10 @@ inline uint64_t at_taps(uint64_t places, uint32_t taps) {
     return places + (taps & 0xffff) + (uint64_t(taps >> 16) << 43);
 }
 
+inline uint64_t at_weights(uint64_t weights, uint32_t units) { return weights + units; }
+
+inline int warp_number() { return int(threadIdx.x) / 32; }
+
 template <int N, bool Add>
 void multiply_places(float (&sums)[N / 2], uint64_t a, uint64_t b) {
     emulation::wait(emulation::State::at_warp);

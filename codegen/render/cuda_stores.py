@@ -1,0 +1,39 @@
+"""Stores of a CUDA kernel's results: whole vectors, single elements, or into a tile that leaves later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusepass.codegen.ir.program import Store
+from fusepass.codegen.render.cuda_exchange import Exchange
+from fusepass.codegen.render.cuda_frame import Frame
+from fusepass.codegen.render.cuda_states import Around
+from fusepass.codegen.render.printer import Scope
+from fusepass.codegen.render.spelling import C_TYPES, bare
+
+
+def write_store(
+    frame: Frame, exchanged: Sequence[Exchange], store: Store, lanes: Scope, step: Scope, around: Around
+) -> None:
+    """Add `store` of the vector at hand to the scope of its `lanes`, or to what comes `around` them; `step` is the vector's scope."""
+    buffer = frame.program.buffer(store.buffer)
+    pointer, element = frame.pointers[store.buffer], C_TYPES[buffer.dtype]
+    value = bare(lanes.value(store.value))
+    if store.value.dtype is not buffer.dtype:
+        value = f"fp::cast<{element}>({value})"
+    exchange = next((each for each in exchanged if each.crossing.store is store), None)
+    if exchange is not None:
+        exchange.write(frame, lanes, value, around)
+        return
+    if not frame.is_wide(store.buffer, store.index):
+        lanes.lines.append(f"{pointer}[{lanes.index(store.index)}] = {value};")
+        return
+    result = frame.names.numbered(f"{pointer}_out")
+    around.before_lanes.append(f"fp::Vec<{element}, {frame.schedule.width}> {result};")
+    lanes.lines.append(f"{result}[{frame.v}] = {value};")
+    reuse = "<fp::Reuse::none>" if store.buffer in frame.schedule.once else ""
+    start = step.operand(frame.first_lane(store.index))
+    call = f"fp::store_vector{reuse}({pointer} + {start}, {result});"
+    if frame.schedule.ragged:
+        call = f"fp::store_first({pointer} + {start}, {result}, {frame.left(step)});"
+    around.after_lanes.append(call)

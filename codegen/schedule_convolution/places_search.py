@@ -1,0 +1,297 @@
+"""The schedule of `places` with the least estimated time."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil, prod
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.convolution import HALVES, ROWS, Phase, few_halves, halves_of_place
+from fusepass.codegen.ir.dtype import DType, Precision
+from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.program import Kernel, Program, Store
+from fusepass.codegen.ir.vectors import is_vector, split_index
+from fusepass.codegen.schedule_convolution.places import BLOCK, SHARE, STEP, TOGETHER, PlacesSchedule
+from fusepass.codegen.schedule_convolution.tiles import (
+    MOST_ROWS,
+    SECTOR,
+    WARPS,
+    Tiles,
+    anchor_of,
+    border_of,
+    dimensions,
+    pair_of,
+    phases_of,
+    tiles_of,
+)
+
+_ACCESS = 16  # bytes of the widest store
+_NEIGHBOURS = 4
+_MOST_SETS = 4
+_MOST_TURNS = 4
+_RESULT = {
+    1: 0.28,
+    2: 0.23,
+    4: 0.2,
+}  # cycles of a multiprocessor for a result, by how many are stored at once; the latter two guessed
+_FETCHED, _TORN = 0.035, 5.0  # the same for a byte of the input, and a sector of the results that is written in part
+_WAITING = {4: 1.0, 3: 1.05, 2: 1.15, 1: 1.2}  # times as long, with so many teams
+_LARGE_TEAMS = 3  # for which threads have registers for all of these sums
+_TEAMS = 4, 3, 2, 1  # groups of four warps of a block, where each has tiles of its own
+_MOST_SUMS = 128  # registers of a thread
+
+
+def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> PlacesSchedule | None:
+    """The schedule with the least estimated time that fits a multiprocessor; None where none fits."""
+    phases, axes = phases_of(kernel, program), len(dimensions(kernel)) - 2
+    shares, vector = list(itertools.product((2, 1), _rows(kernel, program))), _vector(kernel, program)
+    parts = [_Part.of(phases, count) for count in _phase_blocks(kernel)]
+    room = facts.shared_bytes_per_block // (2 * HALVES * _layers(kernel, program))  # places of tiles, of one layer
+    candidates = (
+        _candidate(kernel, program, facts, on, part.origins, teams, vector, turns, *share)
+        for teams in _teams(kernel, program)
+        for tile in _tile_shapes(axes, teams)
+        for part in parts
+        if teams * prod(part.extent(tile)) <= room
+        for on in [_tiles(kernel, program, phases, tile, part)]
+        for share in shares
+        for turns in _turns(kernel, share[-1])
+    )
+    few = _is_few(kernel, program)
+    fitting = [
+        (_cost(plan, facts) if few else _cost_of_many(kernel, program, plan), number, plan)
+        for number, plan in enumerate(candidates)
+        if plan is not None
+    ]
+    return min(fitting)[2] if fitting else None
+
+
+def _vector(kernel: Kernel, program: Program) -> int:
+    """`PlacesSchedule.vector`: 4 where rows of the results are whole numbers of these, and nothing but results goes along them; else 1."""
+    last = kernel.rows[-1]
+    if not kernel.is_pointwise or kernel.partials or _is_few(kernel, program):
+        return 1
+    if any(load.index.stride(last) != 0 for load in kernel.loads()):
+        return 1
+
+    def fits(store: Store) -> bool:
+        nbytes = lane.size * program.buffer(store.buffer).dtype.nbytes
+        return nbytes <= _ACCESS and is_vector(split_index(store.index, last, lane), last, lane)
+
+    whole = anchor_of(kernel).spread[-1] == pair_of(kernel)  # neighbours of a position are neighbours of the next one
+    lane = Axis("lane", _NEIGHBOURS)
+    fit = whole and last.size % lane.size == 0 and all(fits(store) for store in kernel.stores)
+    return lane.size if fit else 1
+
+
+def _is_few(kernel: Kernel, program: Program) -> bool:
+    """Whether a kernel's convolution has few input channels: then two blocks share a multiprocessor."""
+    anchor = anchor_of(kernel)
+    return few_halves(program.buffer(anchor.source).shape[1], anchor.step)
+
+
+def _teams(kernel: Kernel, program: Program) -> tuple[int, ...]:
+    return (1,) if _is_few(kernel, program) else _TEAMS
+
+
+def _tile_shapes(axes: int, teams: int) -> Iterator[tuple[int, ...]]:
+    """Whole sets of positions, in planes of which each has whole numbers of blocks that are multiplied together."""
+    least, sets = (SHARE * WARPS, _MOST_SETS) if teams == 1 else (SHARE * 4, _MOST_SETS // 2)
+    powers = [1 << n for n in range((sets * least).bit_length())]
+    for shape in itertools.product(powers, repeat=axes):
+        if least <= prod(shape) <= sets * least and shape[-1] >= BLOCK and prod(shape[-2:]) % (TOGETHER * BLOCK) == 0:
+            yield shape
+
+
+def _rows(kernel: Kernel, program: Program) -> list[int]:
+    """How many times 16 output channels a block may work on; all of them where it reduces over these.
+
+    Where two blocks share a multiprocessor, a thread has half of the registers for its sums.
+    """
+    anchor = anchor_of(kernel)
+    every = ceil(dimensions(kernel)[1].size / ROWS)
+    if kernel.sweeps:
+        return [every]
+    room = _MOST_SUMS // (ROWS * anchor.parts * pair_of(kernel))
+    most = min(every, MOST_ROWS) if kernel.partials else every
+    return sorted(
+        {max(min(most, each), 1) for each in ((room // 2,) if _is_few(kernel, program) else (room // 2, room))}
+    )
+
+
+def _turns(kernel: Kernel, rows: int) -> list[int]:
+    """How many times a block may take as many channels as it works on at once, so that it fetches a tile once for all of these."""
+    every = ceil(dimensions(kernel)[1].size / (ROWS * rows))
+    most = MOST_ROWS // rows if kernel.partials else _MOST_TURNS
+    return [
+        turns for turns in range(1, _MOST_TURNS + 1) if turns <= min(every, max(most, 1)) and not kernel.sweeps
+    ] or [1]
+
+
+def _phase_blocks(kernel: Kernel) -> list[int]:
+    """Into how many parts the phases may fall: whole pairs, and along an axis all phases or one."""
+    if kernel.partials is not None:
+        return [1]
+    pairs = zip(anchor_of(kernel).spread, (axis.size for axis in dimensions(kernel)[2:]), strict=True)
+    *outer, _ = map(min, pairs)
+    return sorted(set(itertools.accumulate([1, *outer], operator.mul)))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The phases in parts: `PlacesSchedule.origins`, and how far the border of any part reaches along each axis."""
+
+    origins: tuple[tuple[int, ...], ...]
+    reach: tuple[int, ...]
+
+    @staticmethod
+    def of(phases: tuple[Phase, ...], count: int) -> _Part:
+        each, axes = len(phases) // count, len(phases[0].start)
+        borders = [border_of(phases[at : at + each], axes) for at in range(0, len(phases), each)]
+        reach = tuple(max(high - low for low, high in along) for along in zip(*borders, strict=True))
+        return _Part(tuple(tuple(low for low, _ in border) for border in borders), reach)
+
+    def extent(self, tile: tuple[int, ...]) -> tuple[int, ...]:
+        """The places of a tile, those of the borders of all blocks among them."""
+        *outer, _ = (size + more for size, more in zip(tile, self.reach, strict=True))
+        return (*outer, tile[-1] // BLOCK * (BLOCK + self.reach[-1]))
+
+
+def _layers(kernel: Kernel, program: Program) -> int:
+    """Places of a position."""
+    anchor = anchor_of(kernel)
+    return prod(halves_of_place(program.buffer(anchor.source).shape[1], anchor.parts)) // HALVES
+
+
+def _tiles(kernel: Kernel, program: Program, phases: tuple[Phase, ...], tile: tuple[int, ...], part: _Part) -> Tiles:
+    """The positions in tiles of a shape, each with the places of its blocks."""
+    channels = program.buffer(anchor_of(kernel).source).shape[1]
+    on = tiles_of(kernel, program, phases, [(0, 0)] * len(tile), tile, channels)
+    on = replace(on, extent=part.extent(tile), origin=part.origins[0], vector=1)
+    odd = on.pair > 1 and dimensions(kernel)[-1].size % 2 > 0
+    return _overlapping(kernel, program, on) if odd else on
+
+
+def _overlapping(kernel: Kernel, program: Program, on: Tiles) -> Tiles:
+    """The same tiles, overlapping by a sector of the results where theirs begin anywhere: two blocks that write to one at different times
+    cost more than what is computed twice.
+    """
+    spread, size = anchor_of(kernel).spread[-1], dimensions(kernel)[-1].size
+    if on.tiles[-1] == 1 or spread != on.pair or not _begin_anywhere(kernel, program):
+        return on
+    pace = on.tile[-1] - SECTOR // DType.F32.nbytes // spread
+    tiles = 1 + ceil((ceil(size / spread) - on.tile[-1]) / pace)
+    return replace(on, pace=pace, tiles=(*on.tiles[:-1], tiles))
+
+
+def _begin_anywhere(kernel: Kernel, program: Program) -> bool:
+    """Whether all that is stored are rows of float32 numbers along the last axis, which begin at any place in a sector."""
+    *others, last = dimensions(kernel)
+    for store in (*kernel.row_stores, *kernel.stores):
+        nbytes = program.buffer(store.buffer).dtype.nbytes
+        if nbytes != DType.F32.nbytes or store.index.stride(last) != 1:
+            return False
+        strides = [store.index.stride(axis) for axis in others if axis.size > 1]
+        if all(stride is not None and stride * nbytes % SECTOR == 0 for stride in strides):
+            return False
+    return True
+
+
+def _candidate(
+    kernel: Kernel,
+    program: Program,
+    facts: DeviceFacts,
+    on: Tiles,
+    origins: tuple[tuple[int, ...], ...],
+    teams: int,
+    vector: int,
+    turns: int,
+    buffers: int,
+    rows: int,
+) -> PlacesSchedule | None:
+    sizes, anchor = [axis.size for axis in dimensions(kernel)], anchor_of(kernel)
+    if teams > 1:
+        on = replace(on, block_warps=4 * teams, state_floats=on.state_floats * 4 * teams // WARPS)
+    parts = anchor.parts
+    layers = _layers(kernel, program)
+    sums = ROWS * rows * parts * on.pair
+    channel_blocks = ceil(sizes[1] / (ROWS * rows * turns)) * len(origins)
+    slices = tuple(max(ceil(len(phase.taps) * layers / 2), 1) for phase in on.phases)
+    each = len(slices) // len(origins)
+    if len({sum(slices[at : at + each]) for at in range(0, len(slices), each)}) > 1:
+        return None
+    if sums > (_MOST_SUMS if teams <= _LARGE_TEAMS else _MOST_SUMS // 2) or ROWS * rows * parts > _MOST_SUMS:
+        return None
+    plan = PlacesSchedule(
+        on=on,
+        run=on.extent[-1] // (on.tile[-1] // BLOCK),
+        layers=layers,
+        slices=slices,
+        origins=origins,
+        rows=rows,
+        turns=turns,
+        teams=teams,
+        vector=vector,
+        parts=parts,
+        buffers=buffers,
+        channel_blocks=channel_blocks,
+        blocks=0,
+        resident=0,
+        shared_bytes=0,
+    )
+    shared = plan.weight_bytes + 4 * on.staged_floats + teams * buffers * plan.tile_bytes
+    if shared > facts.shared_bytes_per_block:
+        return None
+    resident = max(min(facts.shared_bytes_per_block // shared, _most_resident(plan, anchor.precision)), 1)
+    tiles = sizes[0] * prod(on.tiles)
+    if kernel.partials and tiles < teams:  # each has a piece
+        return None
+    if turns > 1 and tiles < resident * facts.multiprocessors:  # a block for each turn
+        return None
+    each = max(min(tiles // teams, resident * facts.multiprocessors // channel_blocks), 1)
+    return replace(plan, blocks=each * channel_blocks, resident=resident, shared_bytes=shared)
+
+
+def _most_resident(plan: PlacesSchedule, precision: Precision) -> int:
+    """Blocks for which a multiprocessor has registers: for the results of two tiles of positions, and some besides.
+
+    With float32 accuracy, sums of high parts outside of the tensor core and of both in it are those of one tile, of both where they
+    are few; see `fp::add_places_exactly`.
+    """
+    if plan.teams > 1:
+        return 1
+    each = ROWS * plan.rows // 2
+    beside = 3 * each * (2 if plan.rows == 1 else 1) if precision is Precision.FLOAT32 else 0
+    return 2 if 2 * each * plan.on.pair + beside <= 96 else 1
+
+
+def _cost_of_many(kernel: Kernel, program: Program, plan: PlacesSchedule) -> float:
+    """The same with many input channels, after measurements on an H200: teams of warps hide little of each other's work."""
+    on = plan.on
+    positions, shares = prod(on.tile), plan.phase_blocks
+    products = sum(plan.slices) // shares * positions / 64 * (2048 + STEP * plan.columns) / 128
+    rows = ROWS * plan.rows * prod(on.tile[:-1]) * plan.part // on.pair
+    together = plan.vector if plan.vector > 1 else 2 - dimensions(kernel)[-1].size % 2
+    results = positions * plan.part * ROWS * plan.rows * _RESULT[together]
+    fetched = plan.tile_bytes * _FETCHED
+    whole = on.tiles[-1] == 1 or on.pace or not _begin_anywhere(kernel, program)
+    torn = 0.0 if whole else 2 * rows * _TORN
+    tile = plan.turns * (products + results) + fetched
+    return plan.channel_blocks * prod(on.tiles) * (tile * _WAITING[plan.teams] + plan.turns * torn)
+
+
+def _cost(plan: PlacesSchedule, facts: DeviceFacts) -> float:
+    """Estimated cycles of a multiprocessor for a sample: products as fast as shared memory feeds them, and what surrounds them."""
+    on = plan.on
+    positions = prod(on.tile)
+    products = sum(plan.slices) // plan.phase_blocks * 2 * (positions // 128) * (2048 + STEP * plan.columns) / 128
+    fetched = plan.tile_bytes / 20  # bytes a cycle from the second-level cache
+    results = positions * len(on.phases) // plan.phase_blocks * ROWS * plan.rows * 0.2
+    waiting = {(2, 1): 1.15, (2, 2): 1.0, (1, 1): 1.6, (1, 2): 1.3}[plan.resident, plan.buffers]
+    # Whole rows of the result by one block fill the lines of the second-level cache.
+    pieces = 1 + 0.5 * 32 / on.tile[-1] if on.tiles[-1] > 1 else 1
+    tile = plan.turns * (products + results * pieces) + fetched
+    return plan.channel_blocks * prod(on.tiles) * tile * waiting

@@ -1,0 +1,44 @@
+"""Functional forms of operators that write to their first argument."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+aten = torch.ops.aten
+
+_RENAMED = {aten.bernoulli_.float: aten.bernoulli.p, aten.normal_.default: aten.normal_functional.default}
+"""In-place operators whose functional form has another name."""
+
+
+_ELEMENTWISE = frozenset(
+    {
+        aten.bernoulli_.float, aten.normal_.default, aten.uniform_.default, aten.exponential_.default,
+        aten.copy_.default, aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.masked_fill_.Scalar,
+    }
+)  # fmt: skip
+"""In-place operators that write every element where it stands, beside those that PyTorch tags as pointwise."""
+
+
+def functional_form(func: OpOverload) -> OpOverload | None:
+    """The operator that computes what the in-place `func` writes to its first argument, if there is one."""
+    namespace, name = func._schema.name.split("::")
+    written = [argument.name for argument in func._schema.arguments if argument.is_write]
+    if namespace != "aten" or not name.endswith("_") or written != [func._schema.arguments[0].name]:
+        return None
+    packet = getattr(aten, name[:-1], None)
+    found = _RENAMED.get(func) or getattr(packet, func._overloadname, None)
+    if found is None or found._schema.is_mutable:
+        return None
+    if torch.Tag.pointwise not in func.tags and func not in _ELEMENTWISE:
+        return None
+    same = [argument.name for argument in found._schema.arguments] == [a.name for a in func._schema.arguments]
+    return found if same else None
+
+
+def with_defaults(func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """All positional arguments, those that the dispatcher leaves out included."""
+    left_out = func._schema.arguments[len(args) :]
+    return (*args, *(argument.default_value for argument in left_out if not argument.kwarg_only))
