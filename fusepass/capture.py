@@ -109,7 +109,7 @@ def capture(
     try:
         return _trace(Shim(model, forward or model.forward, inputs), live, tensors, branches)
     except CaptureError as error:
-        return CaptureFailure(str(error))
+        return CaptureFailure(str(error), final=error.final)
     except _DATA_DEPENDENT as error:  # tracing's own: the call is not at fault
         return CaptureFailure(_one_line(error))
     except Exception as error:  # whatever the model's Python raises under tracing

@@ -11,7 +11,15 @@ class FusepassError(Exception):
 
 
 class CaptureError(FusepassError):
-    """A model could not be turned into an ATen graph; the text says which construct stopped it."""
+    """A model could not be turned into an ATen graph; the text says which construct stopped it.
+
+    Args:
+        final: no other way of capturing can help either.
+    """
+
+    def __init__(self, text: str, *, final: bool = False) -> None:
+        super().__init__(text)
+        self.final = final
 
 
 class IRError(FusepassError):

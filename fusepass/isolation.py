@@ -137,6 +137,10 @@ _REORDERED = frozenset(
 """Methods that write to their tensor, and whose forms that do not give another memory format than it has."""
 
 
+_FILLS = frozenset({"fill_", "zero_", "__setitem__"})
+"""What may write to an expanded tensor; made functional by PyTorch, it would be written once for each of its copies."""
+
+
 class EagerWrites(TorchFunctionMode):
     """Lets PyTorch's tracing follow writes as eager makes them.
 
@@ -151,6 +155,10 @@ class EagerWrites(TorchFunctionMode):
         if func in (nn.functional.dropout, torch.dropout, torch.dropout_) and _is_idle(*args, **kwargs):
             return args[0] if args else kwargs["input"]
         name = getattr(func, "__name__", "")
+        if name in _FILLS and any(
+            stride == 0 and size > 1 for size, stride in zip(args[0].shape, args[0].stride(), strict=True)
+        ):
+            raise CaptureError("forward writes to a tensor that is expanded", final=True)
         if name in _REORDERED and func is getattr(torch.Tensor, name):
             return args[0].copy_(getattr(torch.Tensor, name[:-1])(*args, **kwargs))
         return func(*args, **kwargs)

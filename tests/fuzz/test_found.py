@@ -216,3 +216,20 @@ def test_numpy_s_random_numbers_leave_pytorch_s_alone() -> None:
     for result, drawn, other in found[1:]:
         torch.testing.assert_close(result, found[0][0])
         assert (drawn, other) == found[0][1:]
+
+
+class FillsExpanded(nn.Module):
+    """Functional forms of such a write add up what each copy is changed by."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.unsqueeze(0).expand(2, *x.shape)
+        y.fill_(0.3)
+        return y
+
+
+def test_a_write_to_an_expanded_tensor() -> None:
+    model = FillsExpanded()
+    fused = fusepass.optimize(model)
+    with pytest.warns(fusepass.FusepassWarning, match="expanded"):
+        outcome = check(model, fused, (torch.randn(3, 4),))
+    assert outcome.ok, outcome.explain()
