@@ -245,7 +245,12 @@ def _candidate(
     shared = plan.weight_bytes + 4 * on.staged_floats + teams * buffers * plan.tile_bytes
     if shared > facts.shared_bytes_per_block:
         return None
-    resident = max(min(facts.shared_bytes_per_block // shared, _most_resident(plan, anchor.precision)), 1)
+    most = _most_resident(plan, anchor.precision)
+    resident = max(min(facts.shared_bytes_per_block // shared, most), 1)
+    if (
+        turns > 1 and resident < most and _is_few(kernel, program)
+    ):  # weights in place of a block, which hides more than they save
+        return None
     tiles = sizes[0] * prod(on.tiles)
     if kernel.partials and tiles < teams:  # each has a piece
         return None
