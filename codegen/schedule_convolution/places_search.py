@@ -245,11 +245,12 @@ def _candidate(
     shared = plan.weight_bytes + 4 * on.staged_floats + teams * buffers * plan.tile_bytes
     if shared > facts.shared_bytes_per_block:
         return None
-    resident = max(min(facts.shared_bytes_per_block // shared, _most_resident(plan, anchor.precision)), 1)
-    tiles = sizes[0] * prod(on.tiles)
+    most, tiles = _most_resident(plan, anchor.precision), sizes[0] * prod(on.tiles)
+    resident = max(min(facts.shared_bytes_per_block // shared, most), 1)
     if kernel.partials and tiles < teams:  # each has a piece
         return None
-    if turns > 1 and tiles < resident * facts.multiprocessors:  # a block for each turn
+    # A block for each turn, or in the room of the weights, hides more than turns save.
+    if turns > 1 and (tiles < resident * facts.multiprocessors or (resident < most and _is_few(kernel, program))):
         return None
     each = max(min(tiles // teams, resident * facts.multiprocessors // channel_blocks), 1)
     return replace(plan, blocks=each * channel_blocks, resident=resident, shared_bytes=shared)
