@@ -155,7 +155,10 @@ class _Writer:
         """`phase` for the vectors that a thread holds in registers."""
         self.frame.unroll = self.schedule.held
         steps = self.top.child()
-        self._all_steps(steps, phase, tile, tile.start, ahead)
+        # Values that are computed would all take registers beside what they are computed from.
+        computed = any(not isinstance(value, Load) for state in phase.states for value in state.reduction.values)
+        write = self._steps if computed else self._all_steps
+        write(steps, phase, tile, tile.start, ahead)
         self.top.lines += steps.lines
         self.frame.unroll = self.schedule.unroll
 
