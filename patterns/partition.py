@@ -12,8 +12,8 @@ import torch
 from torch import fx
 
 from fusepass.codegen.lowering import registry
+from fusepass.patterns import companions, naming
 from fusepass.patterns import library as library  # registers the patterns
-from fusepass.patterns import naming
 from fusepass.patterns.dataflow import Candidate, Dataflow, bits, remove_dead
 from fusepass.patterns.growth import grow
 from fusepass.patterns.legality import Refusal, final_reason, step_reason
@@ -75,7 +75,7 @@ def partition(graph_module: fx.GraphModule, vocabulary: Vocabulary = registry) -
     remove_dead(graph_module.graph)
     flow = Dataflow(graph_module.graph, vocabulary)
     reasons: dict[int, str] = {}
-    chosen = sorted(_chosen(flow, reasons), key=lambda offer: offer.first)
+    chosen = _joined(flow, sorted(_chosen(flow, reasons), key=lambda offer: offer.first))
     regions = _own_views(graph_module.graph, flow, [offer.region for offer in chosen])
     if not size == len(flow.position) == len(graph_module.graph.nodes):
         graph_module.recompile()
@@ -98,6 +98,26 @@ def _chosen(flow: Dataflow, reasons: dict[int, str]) -> Iterator[_Offer]:
         flow.contract(members)
         free &= ~members
         yield offer
+
+
+def _joined(flow: Dataflow, offers: list[_Offer]) -> list[_Offer]:
+    """`offers` in order, with those that are better as one, as one."""
+    alike: dict[companions.Elements, list[int]] = {}
+    found: list[_Offer] = []
+    for offer in offers:
+        walked = companions.elements(offer.region)
+        places = [] if walked is None else alike.setdefault(walked, [])
+        for place in places:
+            units = sorted((*found[place].candidate.units, *offer.candidate.units), key=lambda unit: unit.index)
+            candidate = reduce(Candidate.plus, units, Candidate(flow))
+            if companions.pays(found[place].region, offer.region) and step_reason(candidate) is None:
+                flow.contract(candidate.members)
+                found[place] = _Offer(candidate, offer.pattern, make_region(candidate, offer.pattern))
+                break
+        else:
+            places.append(len(found))
+            found.append(offer)
+    return found
 
 
 def _is_legal(flow: Dataflow, candidate: Candidate) -> bool:

@@ -82,6 +82,13 @@ class Op(enum.Enum):
     SIGMOID = "sigmoid"
 
 
+CHEAP = frozenset(
+    {Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM, Op.FMAX, Op.FMIN, Op.WHERE, Op.CAST}
+    | {Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE, Op.AND, Op.OR, Op.NOT}
+)
+"""Operations of an instruction or two."""
+
+
 class ReduceOp(enum.Enum):
     """How the values of a row (or window) become one. The value is the state's name in the device header.
 

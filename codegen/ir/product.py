@@ -100,6 +100,8 @@ class Product:
         length: terms that one piece of a sum has, the last maybe fewer; `inner` where sums are whole.
         dtype: of the operands.
         precision: of the products, where they are float32.
+        apart: where the kernel's columns are rows of the product, how far one is from the next: so many rows of the kernel lie between
+            each other. 0 where they are columns of the product, neighbours of each other.
     """
 
     name: str
@@ -109,6 +111,7 @@ class Product:
     length: int
     dtype: DType
     precision: Precision = Precision.FLOAT32
+    apart: int = 0
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -131,6 +134,7 @@ class Product:
     def description(self) -> str:
         """It in words, for the text form of a program."""
         split = f", {self.pieces} pieces of {self.length}" if self.pieces > 1 else ""
+        split += f", columns are rows {self.apart} apart" if self.apart else ""
         return (
             f"product of {_text(self.left)} by {_text(self.right)}, {self.inner} terms{split}, {self.arithmetic.value}"
         )

@@ -3,8 +3,8 @@
 A kernel's iteration domain is ``rows x cols``. A *row* is one point of `rows`; reductions run over `cols`, sweep by
 sweep, a later sweep may use the results (`Stat`) of earlier ones; `row_stores` happen once per row, `stores` once per
 (row, col). A kernel without `cols` is pointwise: only `stores`. A kernel may have an `anchor`, a convolution or a matrix
-product whose result at a point its expressions use as a `Stat`; `cols` are then the channels of the convolution or
-nothing. The rows of a kernel with sweeps may be shared by `Team`s of blocks. A pointwise kernel with an anchor may leave
+product whose result at a point its expressions use as a `Stat`; `cols` are then the channels of the convolution, rows of the
+product or columns that are neighbours, or nothing. The rows of a kernel with sweeps may be shared by `Team`s of blocks. A pointwise kernel with an anchor may leave
 `Partials` of what is reduced over positions, or columns.
 """
 
@@ -28,6 +28,8 @@ ANCHOR_TARGETS = frozenset(f"aten.{name}.default" for name in _PRODUCTS)
 CONVERSION_TARGET = "aten.clone.default"
 """The library call that only changes a layout, for an anchor that reads the copy; a generated kernel does the same."""
 
+FEW_POINTS = 2**18
+"""Points of a kernel up to which starting it takes longer than what it does."""
 
 Anchor = Convolution | Product
 
@@ -146,6 +148,16 @@ class Kernel:
     @property
     def row_count(self) -> int:
         return prod(axis.size for axis in self.rows)
+
+    @property
+    def matrix(self) -> tuple[int, int, int, int]:
+        """(pieces, batch, rows, columns) of a kernel's product, of which its own columns are a part; see `Product.apart`."""
+        assert isinstance(self.anchor, Product)
+        pieces, batch, rows, columns = (axis.size for axis in self.rows)
+        several = self.col_count
+        return (
+            (pieces, batch, rows * several, columns) if self.anchor.apart else (pieces, batch, rows, columns * several)
+        )
 
     @property
     def lines(self) -> tuple[Axis, Axis]:

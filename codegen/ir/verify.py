@@ -92,12 +92,12 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
             if len(reduction.values) != reduction.op.arity:
                 yield f"{reduction.name} takes {reduction.op.arity} values, has {len(reduction.values)}"
             for value in reduction.values:
-                yield from _expr_faults(program, value, everything, known)
+                yield from _expr_faults(program, value, everything, known, everywhere=not kernel.within)
         known.update({reduction.name: reduction.op.kept for reduction in sweep})
     if kernel.partials is not None:
         yield from _partial_faults(program, kernel, kernel.partials, known)
     for store in kernel.row_stores:
-        yield from _store_faults(program, store, rows, known)
+        yield from _store_faults(program, store, rows, known, everywhere=not kernel.within)
     for store in kernel.stores:
         yield from _store_faults(program, store, everything, known, everywhere=not kernel.within)
     if kernel.within and (not isinstance(kernel.anchor, Product) or kernel.anchor.pieces > 1):
@@ -174,10 +174,12 @@ def _team_faults(program: Program, kernel: Kernel, team: Team) -> Iterator[str]:
 
 
 def _product_faults(program: Program, kernel: Kernel, product: Product) -> Iterator[str]:
-    sizes = [axis.size for axis in kernel.rows]
-    if kernel.cols or len(sizes) != 4 or sizes[0] != product.pieces:
+    if len(kernel.rows) != 4 or kernel.rows[0].size != product.pieces or len(kernel.cols) > 1:
         yield f"rows of {product.name} that are not {product.pieces} pieces, batch, row and column"
         return
+    sizes = kernel.matrix
+    if kernel.cols and (product.pieces > 1 or (product.apart and kernel.rows[2].size % product.apart)):
+        yield f"columns of {product.name} that are not rows {product.apart} apart, or of sums in pieces"
     for operand, rows in ((product.left, sizes[2]), (product.right, sizes[3])):
         buffer = _find(program, operand.buffer)
         counts = ((rows, operand.row), (product.inner, operand.inner))

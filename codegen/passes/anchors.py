@@ -25,6 +25,7 @@ from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.places import in_places
 from fusepass.codegen.passes.products import product_of, product_rows, product_value, without_idle_views
 from fusepass.codegen.passes.rewrite import rewrite_kernel
+from fusepass.codegen.passes.windows import pool_windows
 
 Choice = Callable[[Program, Kernel], bool]
 _Anchor = Anchor | Depthwise | Halved
@@ -49,36 +50,65 @@ def generate_anchors(
     *,
     halves: bool = False,
     tiled: bool = False,
+    kept: int = 0,
 ) -> Program:
     """Replace each library convolution and product for which `choose` accepts a kernel that would do it.
 
     `pieces` says in how many pieces such a kernel reduces over positions, `warps` is `Convolution.warps`. With `halves`,
     convolutions that may be rounded to TF32, and those of few channels, become products of scaled halves; `tiled` ones take them from
-    a tile of the input with any number of channels.
+    a tile of the input with any number of channels. Behind a product, rows of `kept` elements stay on the chip where they are read.
     """
     for call in program.calls:
         anchor = _convolution(program, call, warps) or depthwise_of(program, call) or product_of(program, call)
         if anchor is None:
             continue
-        forms = _forms(program, builder, call, anchor, pieces)
+        forms = _forms(program, builder, call, anchor, pieces, kept)
         if halves and isinstance(anchor, Convolution):
             channels = program.buffer(anchor.source).shape[1]
             places = few_halves(channels, anchor.step) or (tiled and call.tf32 and tiled_halves(channels, anchor.step))
-            scaled = _in_places if places and warps > 1 else _in_halves
-            forms = itertools.chain(scaled(program, builder, call, anchor, pieces), forms)
+            if places and warps > 1:
+                scaled = _in_places(program, builder, call, anchor, pieces)
+            else:
+                scaled = _in_halves(program, builder, call, anchor, pieces, kept)
+            forms = itertools.chain(scaled, forms)
         program = next((made for made, kernel in forms if choose(made, kernel)), program)
     return without_idle_views(program)
 
 
 def _in_halves(
-    program: Program, builder: Builder, call: LibraryCall, anchor: Convolution, pieces: Pieces
+    program: Program, builder: Builder, call: LibraryCall, anchor: Convolution, pieces: Pieces, kept: int
 ) -> Iterator[tuple[Program, Kernel]]:
     """The same forms as `_forms` gives, as a product of scaled halves, where there is one."""
-    halved = halved_of(program, builder, anchor, program.buffer(call.result)) if call.tf32 else None
-    form = None if halved is None else _generated(program, builder, call, halved, reducing=False)
-    if halved is not None and form is not None:
-        for each in filter(None, (halved.reduced(form, builder, pieces), form)):
-            yield halved.completed(each, builder)
+    result = program.buffer(call.result)
+    halved = halved_of(program, builder, anchor, result) if call.tf32 else None
+    if halved is None:
+        return
+    if any(kernel.sweeps and result.name in kernel.reads for kernel in program.kernels):
+        by_phases = halved_of(program, builder, anchor, result, by_phases=True)
+        form = None if by_phases is None else _generated(program, builder, call, by_phases, reducing=True)
+        if by_phases is not None and form is not None:
+            yield by_phases.completed(form, builder)
+    pooled = _pooled(program, builder, call, halved)
+    form = _generated(program, builder, call, halved, reducing=False)
+    reduced = halved.reduced(form, builder, pieces, kept) if form is not None else None
+    for each in filter(None, (pooled, reduced, form)):
+        yield halved.completed(each, builder)
+
+
+def _pooled(program: Program, builder: Builder, call: LibraryCall, halved: Halved) -> Program | None:
+    """`program` with a kernel in the first place that replaces `call` and the windows over its result; None where there are none."""
+    result = program.buffer(call.result)
+    found = None if halved.phases > 1 else pool_windows(program, builder, result)
+    if found is None:
+        return None
+    made, load = found
+    first, *rest = made.kernels
+    value = halved.value(builder, first.rows)
+    kernel = rewrite_kernel(first, builder, leaf=lambda node: value if node is load else None)
+    kernel = replace(kernel, anchor=_in_kernel(halved), origin=(_operator(call), *kernel.origin))
+    calls = tuple(other for other in made.calls if other is not call)
+    buffers = tuple(buffer for buffer in made.buffers if buffer.name != result.name)
+    return replace(made, calls=calls, kernels=(kernel, *rest), buffers=buffers)
 
 
 def _in_places(
@@ -102,13 +132,14 @@ def _in_places(
 
 
 def _forms(
-    program: Program, builder: Builder, call: LibraryCall, anchor: _Anchor, pieces: Pieces
+    program: Program, builder: Builder, call: LibraryCall, anchor: _Anchor, pieces: Pieces, kept: int
 ) -> Iterator[tuple[Program, Kernel]]:
     """`program` with a kernel that replaces `call`, and that kernel; first with what is reduced over channels or positions in it.
 
     With few input channels weights stay on the chip as they are, unless the device has no room for that.
     """
     forms = [_generated(program, builder, call, anchor, reducing) for reducing in (True, False)]
+    kept = kept if isinstance(anchor, Product) else 0
     many = isinstance(anchor, Convolution) and not few_channels(program.buffer(anchor.source).shape[1], anchor.spread)
     layouts = ([] if many else [False]) + ([True] if isinstance(anchor, Convolution) else [])
     for packed in layouts:
@@ -116,7 +147,7 @@ def _forms(
             if form is None:
                 continue
             made, place = (pack_weights(form, builder, 0), 1) if packed else (form, 0)
-            reduced = None if reducing else reduce_positions(made, builder, place, pieces)
+            reduced = None if reducing else reduce_positions(made, builder, place, pieces, kept=kept)
             if reduced is not None:
                 yield reduced, reduced.kernels[place]
             yield made, made.kernels[place]
@@ -223,7 +254,9 @@ def _absorbed(
     rows, cols = _rows(anchor, axes), tuple[Axis, ...]()
     if reducing:
         rows, cols = (axes[0], *axes[2:]), (axes[1],)
-        if not isinstance(anchor, Convolution) or [axis for axis in reader.cols if axis.size != 1] != [axes[1]]:
+        if not isinstance(anchor, Convolution | Halved) or [axis for axis in reader.cols if axis.size != 1] != [
+            axes[1]
+        ]:
             return None
     value = _value(program, builder, call, anchor, axes)
 

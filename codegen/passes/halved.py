@@ -8,6 +8,7 @@ same steps everywhere, so that columns overlap in memory.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -65,6 +66,7 @@ class Halved:
         scales: of the operands.
         kernels, buffers: what is to be added to the program before that kernel.
         steps: the spatial axes.
+        across: strides of the packed input along them.
     """
 
     anchor: Convolution
@@ -73,6 +75,7 @@ class Halved:
     kernels: tuple[Kernel, ...]
     buffers: tuple[Buffer, ...]
     steps: tuple[_Step, ...]
+    across: tuple[int, ...]
 
     def value(self, builder: Builder, axes: tuple[Axis, ...]) -> Expr:
         """The element of the result at `axes`, its dimensions."""
@@ -91,34 +94,73 @@ class Halved:
         """Of a channel: that many rows of the product."""
         return prod(step.spread for step in self.steps)
 
-    def reduced(self, program: Program, builder: Builder, pieces: Pieces) -> Program | None:
+    def reduced(self, program: Program, builder: Builder, pieces: Pieces, kept: int) -> Program | None:
         """`program` with what is reduced over positions in its first kernel, which is not laid out yet; None where nothing is.
 
-        A row has the positions of one phase, so that each phase has pieces of its own.
+        For `kept`, see `reduce_positions`. A row has the positions of one phase, so that each phase has pieces of its own.
         """
 
         def count(made: Program, kernel: Kernel) -> int | None:
             found = pieces(*self.completed(made, builder))
             return None if found is None else found * self.phases
 
-        return reduce_positions(program, builder, 0, count, least=self.phases, per_sample=True)
+        return reduce_positions(program, builder, 0, count, least=self.phases, per_sample=True, kept=kept)
 
     def _laid(self, kernel: Kernel, builder: Builder) -> Kernel:
+        if self.product.apart:
+            return self._laid_by_phases(kernel, builder)
+        if kernel.cols:
+            return self._laid_by_windows(kernel, builder)
         sample, out, *spatial = kernel.rows
-        spread, positions = ([getattr(step, what) for step in self.steps] for what in ("spread", "positions"))
-        row, column = Axis(f"{out.name}_row", out.size * prod(spread)), Axis(f"{out.name}_column", prod(positions))
-        channel, *phases = delinearize(axis_index(row), [out.size, *spread])
+        row = Axis(f"{out.name}_row", out.size * self.phases)
+        channel, *phases = delinearize(axis_index(row), [out.size, *(step.spread for step in self.steps)])
+        column, moved, within = self._moved(spatial, phases)
+        moved |= {out: channel} if out.size > 1 else {}
+        rows = (Axis(f"{out.name}_piece", 1), sample, row, column)
+        kernel, moved = self._pieces_of_rows(kernel, row, moved)
+        return replace(rewrite_kernel(kernel, builder, moved), rows=rows, anchor=self.product, within=within)
+
+    def _laid_by_phases(self, kernel: Kernel, builder: Builder) -> Kernel:
+        """The same of a kernel that reduces over channels, its columns."""
+        (sample, *spatial), (out,) = kernel.rows, kernel.cols
+        row = Axis(f"{out.name}_row", self.phases)
+        phases = delinearize(axis_index(row), [step.spread for step in self.steps])
+        column, moved, within = self._moved(spatial, phases)
+        rows = (Axis(f"{out.name}_piece", 1), sample, row, column)
+        return replace(rewrite_kernel(kernel, builder, moved), rows=rows, anchor=self.product, within=within)
+
+    def _laid_by_windows(self, kernel: Kernel, builder: Builder) -> Kernel:
+        """The same of a kernel that pools windows, whose points are its columns."""
+        (sample, out, *spatial), inside = kernel.rows, kernel.cols
+        sizes = [*(axis.size for axis in spatial), *(axis.size for axis in inside)]
+        steps = [step.step * across for step, across in zip(self.steps, self.across, strict=True)]
+        strides = [*(step * axis.size for step, axis in zip(steps, inside, strict=True)), *steps]
+        product = replace(self.product, right=replace(self.product.right, row=nested(sizes, strides)))
+        column, point = (
+            Axis(f"{out.name}_column", prod(sizes[: len(spatial)])),
+            Axis(f"{out.name}_point", kernel.col_count),
+        )
+        moved: dict[Axis, Index] = {}
+        for axes, whole in ((spatial, column), (inside, point)):
+            places = delinearize(axis_index(whole), [axis.size for axis in axes])
+            moved |= {axis: place for axis, place in zip(axes, places, strict=True) if axis.size > 1}
+        rows = (Axis(f"{out.name}_piece", 1), sample, out, column)
+        return replace(rewrite_kernel(kernel, builder, moved), rows=rows, cols=(point,), anchor=product)
+
+    def _moved(
+        self, spatial: Sequence[Axis], phases: Sequence[Index]
+    ) -> tuple[Axis, dict[Axis, Index], tuple[Bound, ...]]:
+        """A product's columns for positions of `phases`; the `spatial` axes in terms of them; the bounds of those that exist."""
+        positions = [step.positions for step in self.steps]
+        column = Axis(f"{self.product.name}_column", prod(positions))
         at = delinearize(axis_index(column), positions)
         places = [
             position * step.spread + step.shift + phase
             for position, step, phase in zip(at, self.steps, phases, strict=True)
         ]
-        moved = {axis: place for axis, place in zip((out, *spatial), (channel, *places), strict=True) if axis.size > 1}
+        moved = {axis: place for axis, place in zip(spatial, places, strict=True) if axis.size > 1}
         bounds = tuple(Bound(place, 0, step.size) for place, step in zip(places, self.steps, strict=True))
-        rows = (Axis(f"{out.name}_piece", 1), sample, row, column)
-        within = tuple(bound for bound in bounds if not bound.always)
-        kernel, moved = self._pieces_of_rows(kernel, row, moved)
-        return replace(rewrite_kernel(kernel, builder, moved), rows=rows, anchor=self.product, within=within)
+        return column, moved, tuple(bound for bound in bounds if not bound.always)
 
     def _pieces_of_rows(self, kernel: Kernel, row: Axis, moved: dict[Axis, Index]) -> tuple[Kernel, dict[Axis, Index]]:
         """`kernel` with the pieces of a row instead of a channel, and how its axes move then."""
@@ -130,8 +172,13 @@ class Halved:
         return replace(kernel, partials=replace(kernel.partials, pieces=piece)), moved | {old: at}
 
 
-def halved_of(program: Program, builder: Builder, anchor: Convolution, result: Buffer) -> Halved | None:
-    """A product of scaled halves for a convolution whose operands may be rounded to TF32; None where it would not pay or is not known."""
+def halved_of(
+    program: Program, builder: Builder, anchor: Convolution, result: Buffer, *, by_phases: bool = False
+) -> Halved | None:
+    """A product of scaled halves for a convolution whose operands may be rounded to TF32; None where it would not pay or is not known.
+
+    Rows are channels, each with its phases; if `by_phases`, phases, but for those along the last axis, each with its channels.
+    """
     source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
     channels = source.shape[1]
     padded = -(-channels // HALVES) * HALVES
@@ -146,7 +193,9 @@ def halved_of(program: Program, builder: Builder, anchor: Convolution, result: B
     first = before[-1]
     before[-1], after[-1] = _aligned(source.shape[-1], before[-1], after[-1])
     image, pack_image = scales.pack_source(builder, f"{name}_input", channels_last(source.shape, before, after))
-    taps, pack_taps = scales.pack_weight(builder, f"{name}_weight", _weight_layout(anchor, weight, steps, padded))
+    taps, pack_taps = scales.pack_weight(
+        builder, f"{name}_weight", _weight_layout(anchor, weight, steps, padded, by_phases)
+    )
     across, sizes = image.strides[1:-1], [step.taps for step in steps]
     terms = prod(sizes) * padded
     product = Product(
@@ -162,9 +211,10 @@ def halved_of(program: Program, builder: Builder, anchor: Convolution, result: B
         inner=terms,
         length=terms,
         dtype=DType.F16,
+        apart=steps[-1].spread if by_phases else 0,
     )
     kernels = (*scales.kernels, pack_taps, pack_image)
-    return Halved(anchor, product, scales, kernels, (*scales.buffers, taps, image), steps)
+    return Halved(anchor, product, scales, kernels, (*scales.buffers, taps, image), steps, across)
 
 
 def _has_even_phases(anchor: Convolution, weight: Buffer) -> bool:
@@ -213,8 +263,10 @@ def _step(anchor: Convolution, source: Buffer, weight: Buffer, result: Buffer, a
     )
 
 
-def _weight_layout(anchor: Convolution, weight: Buffer, steps: tuple[_Step, ...], padded: int) -> Layout:
-    """(output channel, *phases, *taps, input channel)"""
+def _weight_layout(
+    anchor: Convolution, weight: Buffer, steps: tuple[_Step, ...], padded: int, by_phases: bool
+) -> Layout:
+    """(output channel, *phases, *taps, input channel), or the channel before the last axis' phases."""
     out, channel = Axis("ho", weight.shape[int(anchor.transposed)]), Axis("hc", padded)
     taps = tuple(Axis(f"ht{number}", step.taps) for number, step in enumerate(steps))
     phases = tuple(Axis(f"hs{number}", step.spread) for number, step in enumerate(steps))
@@ -223,7 +275,8 @@ def _weight_layout(anchor: Convolution, weight: Buffer, steps: tuple[_Step, ...]
         for tap, phase, step in zip(taps, phases, steps, strict=True)
     ]
     channels = [axis_index(channel), axis_index(out)] if anchor.transposed else [axis_index(out), axis_index(channel)]
-    return Layout((out, *phases, *taps, channel), (*channels, *places))
+    rows = (*phases[:-1], out, phases[-1]) if by_phases else (out, *phases)
+    return Layout((*rows, *taps, channel), (*channels, *places))
 
 
 def _free_name(program: Program, wanted: str) -> str:

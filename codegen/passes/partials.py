@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, ReduceOp, Stat, Window, walk
-from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, delinearize, linear
+from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel, Partials, Program, Reduction, Store
-from fusepass.codegen.passes.axes import split_axis
+from fusepass.codegen.passes.alignment import Aligned, align
 from fusepass.codegen.passes.fuse import drop_unused
 from fusepass.codegen.passes.means import keeps_nan, sums_from_means
 from fusepass.codegen.passes.rewrite import rewrite_kernel
@@ -27,27 +27,20 @@ Pieces = Callable[[Program, Kernel], int | None]
 """In how many pieces a kernel with `Partials` reduces over positions; None where it cannot be."""
 
 
-@dataclass(frozen=True)
-class _Aligned:
-    """A kernel that reads what a convolution's kernel writes, each element once.
-
-    Attributes:
-        kernel: with each of its axes along one of the other's.
-        places: its axes in terms of the other's.
-        along: for each of the other's axes, its own, slowest first.
-    """
-
-    kernel: Kernel
-    places: Mapping[Axis, Index]
-    along: Mapping[Axis, tuple[Axis, ...]]
-
-
 def reduce_positions(
-    program: Program, builder: Builder, position: int, pieces: Pieces, *, least: int = 1, per_sample: bool = False
+    program: Program,
+    builder: Builder,
+    position: int,
+    pieces: Pieces,
+    *,
+    least: int = 1,
+    per_sample: bool = False,
+    kept: int = 0,
 ) -> Program | None:
     """`program` with reductions over positions moved into the convolution's kernel at `position`; None where there are none.
 
-    Chains that end per element move with them. There are `least` pieces or more, of one sample each if `per_sample`.
+    Chains that end per element move with them. There are `least` pieces or more, of one sample each if `per_sample`. Readers that need
+    the values again, and keep rows of so many elements as `kept`, read them once anyway: they stay as they are.
     """
     kernel = program.kernels[position]
     if kernel.anchor is None or not kernel.is_pointwise or kernel.cols:
@@ -55,7 +48,7 @@ def reduce_positions(
     if prod(axis.size for axis in _positions(kernel)) == 1:
         return None
     written = frozenset[str]().union(*(other.writes for other in program.kernels)) - kernel.writes
-    work = _Mover(program, builder, position, written)
+    work = _Mover(program, builder, position, written, kept)
     if not work.reducing:
         return None
     per_sample = per_sample or isinstance(kernel.anchor, Product) or work.keeps_samples
@@ -67,12 +60,12 @@ def reduce_positions(
 class _Mover:
     """Moves work of later kernels into the convolution's at `position`, which reads nothing that is `written`."""
 
-    def __init__(self, program: Program, builder: Builder, position: int, written: frozenset[str]) -> None:
-        self.program, self.builder, self.position, self.written = program, builder, position, written
+    def __init__(self, program: Program, builder: Builder, position: int, written: frozenset[str], kept: int) -> None:
+        self.program, self.builder, self.position, self.written, self.kept = program, builder, position, written, kept
         self.anchored = program.kernels[position]
         self.value: Expr | None = None
-        self.reducing: dict[int, _Aligned] = {}
-        self.joining: dict[int, _Aligned] = {}
+        self.reducing: dict[int, Aligned] = {}
+        self.joining: dict[int, Aligned] = {}
         for number, reader in enumerate(program.kernels):
             if number == position or reader.anchor is not None or not reader.reads & self.anchored.writes:
                 continue
@@ -91,6 +84,8 @@ class _Mover:
     def _reduce(self, number: int, reader: Kernel) -> bool:
         """Whether the first sweep of `reader` moves."""
         first = reader.sweeps[0]
+        if reader.col_count <= self.kept and self._reads_again(reader):
+            return False
         if any(each.op.arity != 1 or each.dtype is not DType.F32 for each in first):
             return False
         aligned = self._planes(reader)
@@ -104,6 +99,11 @@ class _Mover:
             return False
         self.value, self.reducing[number] = value, aligned
         return True
+
+    def _reads_again(self, reader: Kernel) -> bool:
+        """Whether `reader` needs values behind its first sweep."""
+        later = replace(reader, sweeps=reader.sweeps[1:])
+        return bool(later.reads & self.anchored.writes)
 
     def _reduce_by_mean(self, number: int, reader: Kernel) -> None:
         """The same for sums of what a normalisation by the value's own moments gives.
@@ -143,7 +143,7 @@ class _Mover:
                     found[store.buffer] = store.index.substitute(aligned.places)
         return found
 
-    def _planes(self, reader: Kernel) -> _Aligned | None:
+    def _planes(self, reader: Kernel) -> Aligned | None:
         """`reader` beside the convolution's kernel, if its first sweep is over all positions."""
         aligned = self._aligned(reader, [value for each in reader.sweeps[0] for value in each.values])
         positions = _positions(self.anchored)
@@ -151,7 +151,7 @@ class _Mover:
             return None
         return aligned
 
-    def _here(self, aligned: _Aligned, value: Expr) -> Expr | None:
+    def _here(self, aligned: Aligned, value: Expr) -> Expr | None:
         """`value` as the convolution's kernel computes it at its own point; None where it cannot."""
         written = {store.buffer: store for store in self.anchored.stores}
 
@@ -172,12 +172,12 @@ class _Mover:
         assert self.anchored.anchor is not None
         return stat.reduction == self.anchored.anchor.name
 
-    def _aligned(self, reader: Kernel, roots: Sequence[Expr]) -> _Aligned | None:
+    def _aligned(self, reader: Kernel, roots: Sequence[Expr]) -> Aligned | None:
         """`reader` beside the convolution's kernel, by the first load of what that writes below `roots`."""
         written = {store.buffer: store for store in self.anchored.stores}
         loads = (node for node in walk(*roots) if isinstance(node, Load) and node.buffer in written)
         load = next(loads, None)
-        return None if load is None else _align(reader, self.builder, load.index, self.anchored, written[load.buffer])
+        return None if load is None else align(reader, self.builder, load.index, self.anchored, written[load.buffer])
 
     # ---- moving
 
@@ -230,7 +230,7 @@ class _Mover:
     def _merge(
         self,
         work: Splitter,
-        aligned: _Aligned,
+        aligned: Aligned,
         parts: Mapping[str, tuple[Expr, ...]],
         piece: Axis,
         per_sample: bool,
@@ -264,42 +264,3 @@ def _is_result(names: Collection[str], node: Expr) -> bool:
 
 def _flat(axes: tuple[Axis, ...]) -> Index:
     return linear([axis_index(axis) for axis in axes], contiguous_strides([axis.size for axis in axes]))
-
-
-def _align(reader: Kernel, builder: Builder, read: Index, anchored: Kernel, store: Store) -> _Aligned | None:
-    """`reader`, which loads from what `store` of `anchored` writes at the index `read`, with axes that lie along its axes."""
-    steps = {axis: store.index.stride(axis) or 0 for axis in anchored.rows if axis.size > 1}
-    if not all(steps.values()):
-        return None
-    waiting = [axis for axis in (*reader.rows, *reader.cols) if axis.size > 1]
-    strides = {axis: read.stride(axis) or 0 for axis in waiting}
-    while waiting:
-        axis = waiting.pop()
-        stride = strides[axis]
-        if stride <= 0:
-            return None
-        inside = (step for step in steps.values() if stride < step < stride * axis.size)
-        step = next(inside, None)
-        if step is None:
-            continue
-        if step % stride or stride * axis.size % step:
-            return None
-        reader = split_axis(reader, builder, axis, step // stride)
-        outer, inner = Axis(f"{axis.name}o", stride * axis.size // step), Axis(f"{axis.name}i", step // stride)
-        read = read.substitute({axis: axis_index(outer) * inner.size + axis_index(inner)})
-        strides |= {outer: step, inner: stride}
-        waiting += [outer, inner]
-    own = [axis for axis in (*reader.rows, *reader.cols) if axis.size > 1]
-    along: dict[Axis, tuple[Axis, ...]] = dict.fromkeys(anchored.rows, ())
-    places: dict[Axis, Index] = {}
-    for axis, step in steps.items():
-        within = sorted(
-            (each for each in own if step <= strides[each] < step * axis.size), key=lambda each: -strides[each]
-        )
-        along[axis] = tuple(within)
-        if prod(each.size for each in within) != axis.size:
-            return None
-        places |= zip(within, delinearize(axis_index(axis), [each.size for each in within]), strict=True)
-    if set(places) != set(own) or read.substitute(places) != store.index:
-        return None
-    return _Aligned(reader, places, along)

@@ -93,7 +93,9 @@ def _checked(name: str, program: Program) -> None:
 
 def _generate_anchors(program: Program, builder: Builder, options: PassOptions) -> Program:
     kinds = {"halves": options.halves, "tiled": options.tiled}
-    return generate_anchors(program, builder, options.anchors, options.pieces, options.warps, **kinds)
+    return generate_anchors(
+        program, builder, options.anchors, options.pieces, options.warps, **kinds, kept=options.longest_cached_row
+    )
 
 
 def _rename(program: Program, builder: Builder) -> Program:

@@ -152,7 +152,7 @@ def split_products(program: Program, builder: Builder, length_of: Length) -> Pro
     `length_of` gives the terms that a piece of a kernel's product should have.
     """
     for kernel in program.kernels:
-        if isinstance(kernel.anchor, Product) and not kernel.within and kernel.partials is None:
+        if isinstance(kernel.anchor, Product) and not (kernel.within or kernel.partials or kernel.cols):
             length = length_of(program, kernel)
             if length < kernel.anchor.inner:
                 program = _split(program, builder, kernel, replace(kernel.anchor, length=length))

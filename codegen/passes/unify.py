@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.index import Axis, Index, axis_index
-from fusepass.codegen.ir.program import Kernel
+from fusepass.codegen.ir.program import FEW_POINTS, Kernel
 from fusepass.codegen.passes.axes import count, split_axes, split_axis
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
@@ -52,7 +52,10 @@ def unify(producer: Kernel, consumer: Kernel, through: Collection[str], builder:
 
 
 def unify_siblings(first: Kernel, second: Kernel, builder: Builder) -> Unified | None:
-    """Rename the axes of `second` to those of `first` where both read one buffer at every point of their domains."""
+    """Rename the axes of `second` to those of `first` where both read one buffer at every point of their domains.
+
+    Where the points are few, it is enough that both write in the same order.
+    """
     first, second = split_axes(first, builder), split_axes(second, builder)
     points = first.row_count * first.col_count
     if points != second.row_count * second.col_count:
@@ -64,7 +67,12 @@ def unify_siblings(first: Kernel, second: Kernel, builder: Builder) -> Unified |
             matched = _match(first, second, load.index, other.index, builder)
             if matched is not None and count(tuple(matched[2])) == points:
                 return Unified(matched[0], _renamed(matched[1], matched[2], builder))
-    return None
+    if points > FEW_POINTS or not (first.is_pointwise and second.is_pointwise):
+        return None
+    matched = _match(first, second, first.stores[0].index, second.stores[0].index, builder)
+    if matched is None or count(tuple(matched[2])) != points:
+        return None
+    return Unified(matched[0], _renamed(matched[1], matched[2], builder))
 
 
 def _renamed(kernel: Kernel, names: dict[Axis, Axis], builder: Builder) -> Kernel:

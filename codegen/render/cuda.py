@@ -27,7 +27,16 @@ from fusepass.codegen.source import Source, Target
 from fusepass.errors import ScheduleError
 
 _INCLUDED = ("fp_index.h", "fp_merge.cuh", "fp_vector.cuh")
-_HEADERS = (*_INCLUDED, "fp_cast.h", "fp_common.h", "fp_half.h", "fp_libm.h", "fp_scalar.h", "fp_states.h")
+_HEADERS = (
+    *_INCLUDED,
+    "fp_cast.h",
+    "fp_common.h",
+    "fp_functions.h",
+    "fp_half.h",
+    "fp_libm.h",
+    "fp_scalar.h",
+    "fp_states.h",
+)
 _COPIES = ("fp_instructions.cuh",)  # for kernels that stage what they load
 _TEAMS = ("fp_instructions.cuh", "fp_launch.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
 _FETCHES = ("fp_instructions.cuh", "fp_team.cuh")  # for those whose blocks copy their next row ahead

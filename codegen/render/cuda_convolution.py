@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fusepass.codegen.ir.convolution import ROWS
-from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Expr, ReduceOp, Stat, walk
+from fusepass.codegen.ir.expr import Expr, Stat, walk
 from fusepass.codegen.ir.program import Buffer, Reduction, Store
 from fusepass.codegen.render.cuda_input import UNROLL, TileWriter, quotient, remainder, unrolled
 from fusepass.codegen.render.cuda_neighbours import store_neighbours
 from fusepass.codegen.render.cuda_pairs import pairs, takes_pairs
 from fusepass.codegen.render.cuda_partials import PositionStates
+from fusepass.codegen.render.cuda_sweeps import Sweeps
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
 from fusepass.codegen.schedule_convolution.tiles import SECTOR
@@ -189,51 +189,27 @@ class ConvolutionWriter(TileWriter):
     def reductions(self, sums: Sums) -> Iterable[str]:
         """The kernel's sweeps over channels and its stores: a thread has all channels of its positions, one after another."""
         kernel = self.kernel
-        self._states: dict[str, str] = {}
+        sweeps = Sweeps(kernel, self.program, self.pointers, self.printer, self.names, "[$half]")
+        axes = dict(zip(kernel.rows, ("$sample", *self.axes), strict=True))
+        (stat, *_) = [
+            node for node in walk(*kernel.roots) if isinstance(node, Stat) and node.reduction == self.anchor.name
+        ]
+
+        def phase(roots: Sequence[Expr], sweep: Sequence[Reduction], stores: Sequence[Store]) -> list[str]:
+            outer = sweeps.row_scope(roots, axes)
+            inner = sweeps.column(outer, "$channel", stat, sweep, stores)
+            return _apart(self.over_channels(sums, inner, sums.unroll, outer.lines))
+
         for sweep in kernel.sweeps:
-            for reduction in sweep:
-                kind = f"fp::{reduction.op.value}<{C_TYPES[reduction.dtype]}>"
-                self._states[reduction.name] = self.names.numbered(f"{reduction.name}_state")
-                yield f"{kind} {self._states[reduction.name]}[{self.on.pair}];"
-            yield from _apart(self._phase(sums, [value for each in sweep for value in each.values], sweep, ()))
+            yield from (sweeps.declared(reduction, f"[{self.on.pair}]") for reduction in sweep)
+            yield from phase([value for each in sweep for value in each.values], sweep, ())
         if kernel.row_stores:
-            scope = self._row_scope([store.value for store in kernel.row_stores])
+            scope = sweeps.row_scope([store.value for store in kernel.row_stores], axes)
             for store in kernel.row_stores:
-                scope.lines.append(self._store(scope, store))
+                scope.lines.append(sweeps.stored(scope, store))
             yield from _apart(self.over_positions(sums, scope.lines))
         if kernel.stores:
-            yield from _apart(self._phase(sums, [store.value for store in kernel.stores], (), kernel.stores))
-
-    def _phase(
-        self, sums: Sums, roots: Sequence[Expr], sweep: Sequence[Reduction], stores: Sequence[Store]
-    ) -> Iterable[str]:
-        outer = self._row_scope(roots)
-        inner = outer.child()
-        inner.define_axis(self.kernel.cols[0], "$channel")
-        for node in walk(*roots):
-            if isinstance(node, Stat) and node.reduction == self.anchor.name:
-                inner.bind(node, "$sum")
-        for reduction in sweep:
-            values = ", ".join(self._operand(inner, reduction, value) for value in reduction.values)
-            inner.lines.append(f"{self._states[reduction.name]}[$half].push({values});")
-        inner.lines += [self._store(inner, store) for store in stores]
-        yield from self.over_channels(sums, inner.lines, sums.unroll, outer.lines)
-
-    def _row_scope(self, roots: Sequence[Expr]) -> Scope:
-        """What is the same for all channels of a position."""
-        scope = Scope(self.printer)
-        for axis, text in zip(self.kernel.rows, ("$sample", *self.axes), strict=True):
-            scope.define_axis(axis, text)
-        for node in walk(*roots):
-            if isinstance(node, Stat) and node.reduction in self._states:
-                scope.bind(node, f"{self._states[node.reduction]}[$half].part<{node.part}>()")
-        self.printer.expect(roots)
-        return scope
-
-    def _operand(self, scope: Scope, reduction: Reduction, value: Expr) -> str:
-        positional = reduction.op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN) and value is reduction.values[1]
-        text, wanted = bare(scope.value(value)), DType.I64 if positional else reduction.dtype
-        return text if value.dtype is wanted else f"fp::cast<{C_TYPES[wanted]}>({text})"
+            yield from phase([store.value for store in kernel.stores], (), kernel.stores)
 
     # ---- where results go
 

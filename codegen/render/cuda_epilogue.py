@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fusepass.codegen.ir.crossing import near_step
-from fusepass.codegen.ir.expr import Apply, Const, Expr, Op, Stat, children, walk
+from fusepass.codegen.ir.expr import Apply, Const, Expr, Stat, children, walk
 from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.product import Arithmetic, Product
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.vectors import is_vector, split_index
+from fusepass.codegen.render.cuda_lines import Lines
 from fusepass.codegen.render.cuda_partials import RowStates
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
@@ -22,10 +24,6 @@ _NEIGHBOURS = "$column", "$next"
 _TOGETHER = 2, 4, 8  # rows that a warp may take together
 _DIRECT_BYTES = 4  # of an element, from which 8 neighbours are a whole sector
 _MOST_DIRECT = 16  # nodes of what is done with a sum
-_CHEAP = frozenset(
-    {Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM, Op.FMAX, Op.FMIN, Op.WHERE, Op.CAST}
-    | {Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE, Op.AND, Op.OR, Op.NOT}
-)
 _ROWS_AT_ONCE = 8  # of results: what the epilogue loads for them is on its way together
 
 
@@ -46,6 +44,7 @@ class Epilogue:
         self.pieces, self.batches, self.rows, self.columns = kernel.rows
         self.stat = next(node for node in walk(*kernel.roots) if isinstance(node, Stat))
         self.ready = self._ready() if self._is_plain else self.stat
+        self.lines = Lines(kernel, program, plan, pointers, printer, self.ready) if kernel.cols else None
         self.states = RowStates(kernel, plan, pointers, printer, self._index) if kernel.partials else None
 
     @property
@@ -64,7 +63,7 @@ class Epilogue:
         found: Expr = self.stat
         while id(found) not in roots:
             (user, *others) = users[id(found)]
-            if others or not isinstance(user, Apply) or user.op not in _CHEAP or user.dtype is not self.stat.dtype:
+            if others or not isinstance(user, Apply) or user.op not in CHEAP or user.dtype is not self.stat.dtype:
                 break
             if any(arg is not found and not self._of_row(arg) for arg in user.args):
                 break
@@ -73,7 +72,8 @@ class Epilogue:
 
     def _of_row(self, node: Expr) -> bool:
         needs = self.printer.dataflow.needs(node)
-        return self.columns not in needs and self.stat not in needs
+        inside = () if self.product.apart else self.kernel.cols
+        return self.stat not in needs and not needs & {self.columns, *inside}
 
     def early(self) -> Iterable[str]:
         """Makes of a thread's sums, which are those of two rows, what can be made of them with what the rows have in common."""
@@ -81,17 +81,31 @@ class Epilogue:
             return
         outside = self._outside()
         along = outside.child()
-        along.define_axis(self.rows, "$row")
+        places = self._row_axes(along)
         here = along.child()
         here.bind(self.stat, "$sum")
         self.printer.expect([self.ready])
         value = bare(here.value(self.ready))
         each = ["float& $sum = $sums[0][$across / 2][$down * 2 + $across % 2];", *here.lines, f"$sum = {value};"]
         head = f"for (int $across = 0; $across < {2 * self.plan.tiling.n}; ++$across)"
-        inside = [*along.lines, "#pragma unroll", *block(head, each)]
+        inside = [*places, *along.lines, "#pragma unroll", *block(head, each)]
         yield from outside.lines
         yield from self._two_rows(inside)
         yield ""
+
+    def _row_axes(self, along: Scope) -> list[str]:
+        """Defines what a row of the product stands for, by lines before those of `along`."""
+        apart, several = self.product.apart, self.kernel.col_count
+        if not (apart and self.kernel.cols):
+            along.define_axis(self.rows, "$row")
+            return []
+        along.define_axis(self.rows, "$phase")
+        along.define_axis(self.kernel.cols[0], "$channel")
+        phase = f"$row / {several * apart} * {apart} + $row % {apart}"
+        return [
+            f"const {self.index_type} $phase = {phase};",
+            f"const {self.index_type} $channel = $row / {apart} % {several};",
+        ]
 
     def _outside(self) -> Scope:
         outside = Scope(self.printer)
@@ -101,8 +115,9 @@ class Epilogue:
 
     def _two_rows(self, inside: list[str]) -> Iterable[str]:
         """`inside` for both rows of a thread."""
-        if self.rows.size % self.plan.tiling.rows:
-            inside = block(f"if ($row < {self.rows.size})", inside)
+        rows = self.kernel.matrix[2]
+        if rows % self.plan.tiling.rows:
+            inside = block(f"if ($row < {rows})", inside)
         row = self._index("$first_row + $Tile::warp_row() + $lane / 4 + $down * 8")
         yield "#pragma unroll"
         yield from block("for (int $down = 0; $down < 2; ++$down)", [f"const {self.index_type} $row = {row};", *inside])
@@ -112,6 +127,9 @@ class Epilogue:
 
         Where rows lie between the neighbours of others in memory, it takes as many rows together, and fewer neighbours of each.
         """
+        if self.lines:
+            yield from self.lines.write()
+            return
         tiling, together = self.plan.tiling, self._rows_between()
         down, across = ("$down", "$lane") if together == 1 else (f"($down + $lane % {together})", f"$lane / {together}")
         outside = self._outside()
@@ -171,12 +189,12 @@ class Epilogue:
 
         All sums of a thread are written out then, so that is for little to be done with each.
         """
-        if not self._is_plain or self._rows_between() > 1:
+        if not self._is_plain or self.kernel.cols or self._rows_between() > 1:
             return False
         if any(self.program.buffer(store.buffer).dtype.nbytes < _DIRECT_BYTES for store in self.kernel.stores):
             return False
         done = [node for node in walk(*self.kernel.roots) if not isinstance(node, Const | Stat)]
-        cheap = all(not isinstance(node, Apply) or node.op in _CHEAP for node in done)
+        cheap = all(not isinstance(node, Apply) or node.op in CHEAP for node in done)
         return cheap and len(done) <= _MOST_DIRECT
 
     def direct(self) -> Iterable[str]:

@@ -26,14 +26,17 @@ _NEXT = "$next"
 
 
 def takes_pairs(writer: ConvolutionWriter) -> bool:
-    """Whether a thread may take two neighbours: they are results both or none, and stored side by side."""
+    """Whether a thread may take two neighbours: they are results both or none, and stored side by side.
+
+    Where nothing is stored, the second need not be a result: who reduces them knows which are.
+    """
     kernel, last = writer.kernel, writer.kernel.rows[-1]
-    beside = writer.anchor.spread[-1] == 1 or writer.on.pair == 2
-    return (
-        beside
-        and writer.sizes[-1] % 2 == 0
-        and all(is_vector(split_index(store.index, last, _LANE), last, _LANE) for store in kernel.stores)
-    )
+    if writer.anchor.spread[-1] > 1 and writer.on.pair == 1:
+        return False
+    if kernel.partials is not None and not kernel.stores:
+        return last not in writer.printer.dataflow.needs(kernel.partials.value)
+    side_by_side = (is_vector(split_index(store.index, last, _LANE), last, _LANE) for store in kernel.stores)
+    return writer.sizes[-1] % 2 == 0 and all(side_by_side)
 
 
 def pairs(writer: ConvolutionWriter, group: str, covered: int, pragma: str) -> list[str]:

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterable
 from string import Template
 
-from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.product import Arithmetic, Nested, Operand, Product, parts_of
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_epilogue import Epilogue
@@ -21,7 +20,7 @@ _ALIGNMENT = {False: 16, True: 1024}  # bytes, of shared memory: what a group mu
 _LOCALS = (
     "pool", "Left", "Right", "Tile", "place", "piece", "batch", "first_row", "first_column", "first", "last",
     "left", "right", "sums", "sound", "room", "lane", "across", "column", "next", "down", "row", "sum",
-    "share", "real", "inside", "i", "piece_of",
+    "share", "real", "inside", "i", "piece_of", "line", "values", "at", "col", "phase", "channel", "exists",
 )  # fmt: skip
 
 
@@ -52,12 +51,13 @@ class _Writer:
         )
         self.index_type = "int64_t" if plan.wide else "int"
         self.printer = Printer(names, pointers, self.index_type, branches=False)
-        self.pieces, self.batches, self.rows, self.columns = kernel.rows
+        self.batches = kernel.rows[1]
 
     def lines(self) -> Iterable[str]:
         yield f"extern __shared__ __align__({_ALIGNMENT[self.plan.tiling.groups]}) unsigned char $pool[];"
-        yield f"using $Left = {self._operand(self.product.left, self.plan.left, self.rows)};"
-        yield f"using $Right = {self._operand(self.product.right, self.plan.right, self.columns)};"
+        _, _, rows, columns = self.kernel.matrix
+        yield f"using $Left = {self._operand(self.product.left, self.plan.left, rows)};"
+        yield f"using $Right = {self._operand(self.product.right, self.plan.right, columns)};"
         yield f"using $Tile = {self._multiplier()};"
         yield ""
         yield from self._places()
@@ -76,12 +76,11 @@ class _Writer:
         yield from epilogue.early()
         yield f"float* const $room = reinterpret_cast<float*>($pool) + threadIdx.x / 32 * {tiling.room};"
         yield f"$Tile::lay_out($room, $sound, $sums, {where});"
-        yield "__syncwarp();"
-        yield ""
+        yield from () if self.kernel.cols else ("__syncwarp();", "")
         yield from epilogue.laid_out()
 
-    def _operand(self, operand: Operand, access: Access, rows: Axis) -> str:
-        sizes, strides = (rows.size, self.product.inner), (operand.row, operand.inner)
+    def _operand(self, operand: Operand, access: Access, rows: int) -> str:
+        sizes, strides = (rows, self.product.inner), (operand.row, operand.inner)
         how = f"{str(access.inner_first).lower()}, {access.vector}"
         kind = "Operand"
         if any(isinstance(stride, Nested) for stride in strides):

@@ -6,12 +6,14 @@ panels on their way through shared memory at a time. Where tiles do not fill the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.expr import Apply, Expr, walk
 from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.product import Arithmetic, Operand, Product, parts_of, reach
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.schedule_product.tiles import PANEL_BYTES, TILINGS, Access, Tiling
@@ -36,6 +38,9 @@ _GROUPS_ON = 90  # the compute capability with wgmma
 _LIBRARY_FLOAT32 = 51e12 / 132  # the library's float32 kernel: 1024 x 8192 x 8192 in 2.69 ms on an H200
 _ALONE = 0.8  # of the blocks that a multiprocessor can hold, it needs for its rate
 _STREAMS = 0.6  # of the multiprocessors must copy to reach the memory's rate
+_ISSUED = 4.8e9  # instructions of a warp that a multiprocessor issues in a second while it works on what follows sums, measured
+_COSTLY, _PHASE = 12, 8  # instructions of an operation that is not cheap, and of taking and reducing a value
+_HIDDEN = 0.5  # of what follows sums, where another block multiplies meanwhile
 _LEAST_SIZE = 256  # rows, columns and terms from which the estimates above hold
 _CLEAR = 1.5  # times faster, by estimate, to be chosen unmeasured
 
@@ -110,7 +115,7 @@ def preferred(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     cores, at 51 TFLOP/s on an H200. Three TF32 products should reach some 100 there. Nothing is known of other devices.
     """
     product = _product(kernel)
-    rows, columns = (axis.size for axis in kernel.rows[2:])
+    _, _, rows, columns = kernel.matrix
     if product.arithmetic is not Arithmetic.TF32_THREE or facts.arch != "sm_90":
         return False
     if min(rows, columns, product.inner) < _LEAST_SIZE or not serves(program, kernel, facts):
@@ -154,7 +159,7 @@ def _seconds(program: Program, kernel: Kernel, facts: DeviceFacts, length: int) 
 
 
 def _flops(kernel: Kernel) -> int:
-    return 2 * prod(axis.size for axis in kernel.rows[1:]) * _product(kernel).inner
+    return 2 * prod(kernel.matrix[1:]) * _product(kernel).inner
 
 
 def _product(kernel: Kernel) -> Product:
@@ -177,10 +182,12 @@ def _candidate(
     kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tiling, aligned: bool
 ) -> ProductSchedule | None:
     product = _product(kernel)
-    pieces, batch, rows, columns = (axis.size for axis in kernel.rows)
+    pieces, batch, rows, columns = kernel.matrix
     left = _access(program, product, product.left, batch, rows, aligned)
     right = _access(program, product, product.right, batch, columns, aligned)
     if not tiling.serves(product.arithmetic, left, right) or (tiling.groups and facts.capability != _GROUPS_ON):
+        return None
+    if kernel.cols and not _holds_columns(kernel, tiling):
         return None
     stage = tiling.stage(product, left, right)
     fitted = _fitted(tiling, stage, facts)
@@ -234,14 +241,22 @@ def _fitted(tiling: Tiling, stage: int, facts: DeviceFacts) -> Tiling | None:
 
 def _is_wide(kernel: Kernel, program: Program, tiling: Tiling) -> bool:
     """Whether a place of an operand, up to a tile and a panel past its end, or of another buffer needs 64 bits."""
-    product = _product(kernel)
+    product, (_, _, rows, columns) = _product(kernel), kernel.matrix
     extents = [program.buffer(name).extent for name in kernel.reads | kernel.writes]
-    for operand, axis, tile in (
-        (product.left, kernel.rows[2], tiling.rows),
-        (product.right, kernel.rows[3], tiling.columns),
-    ):
-        extents.append(reach(operand.row, axis.size + tile) + reach(operand.inner, product.inner + PANEL_BYTES))
-    return max(*extents, kernel.row_count) >= _MAX_INT
+    for operand, count, tile in ((product.left, rows, tiling.rows), (product.right, columns, tiling.columns)):
+        extents.append(reach(operand.row, count + tile) + reach(operand.inner, product.inner + PANEL_BYTES))
+    return max(*extents, prod(kernel.matrix)) >= _MAX_INT
+
+
+def _holds_columns(kernel: Kernel, tiling: Tiling) -> bool:
+    """Whether a tile has all columns of the kernel's rows that begin in it, as far as it has any, laid out in one piece."""
+    if not tiling.is_plain or _product(kernel).arithmetic is not Arithmetic.HALVES:
+        return False
+    apart = _product(kernel).apart
+    if not apart:
+        return tiling.columns % kernel.col_count == 0
+    together = kernel.col_count * apart
+    return together <= tiling.rows and (kernel.rows[2].size == apart or tiling.rows % together == 0)
 
 
 def _estimate(kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tiling, blocks: int) -> float:
@@ -253,4 +268,22 @@ def _estimate(kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tili
     written = {store.buffer for store in kernel.stores}  # partial results, of which there are few, decide nothing
     moved = sum(program.buffer(name).nbytes for name in kernel.reads | written)
     idle = max(_STREAMS * facts.multiprocessors / blocks, 1.0) if blocks else 1.0
-    return max(computing, idle * moved / facts.bandwidth)
+    following = _following(kernel, facts) * (_HIDDEN if tiling.resident > 1 else 1)
+    return max(computing + following, idle * moved / facts.bandwidth)
+
+
+def _following(kernel: Kernel, facts: DeviceFacts) -> float:
+    """Seconds for what a kernel with columns does behind its sums, which weighs as much as they do."""
+    if not kernel.cols:
+        return 0.0
+    phases = [[value for each in sweep for value in each.values] for sweep in kernel.sweeps]
+    phases += [[store.value for store in kernel.stores]] if kernel.stores else []
+    each = sum(_PHASE + _instructions(phase) for phase in phases)
+    once = _instructions([store.value for store in kernel.row_stores])
+    count = prod(kernel.matrix[1:]) * (each + once / kernel.col_count)
+    return count / 32 / (_ISSUED * facts.multiprocessors)
+
+
+def _instructions(roots: Sequence[Expr]) -> int:
+    done = [node for node in walk(*roots) if isinstance(node, Apply)]
+    return sum(1 if node.op in CHEAP else _COSTLY for node in done)

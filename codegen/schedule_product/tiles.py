@@ -8,6 +8,8 @@ from fusepass.codegen.ir.product import Arithmetic, Product
 
 PANEL_BYTES = 128
 _M, _N = 16, 8  # rows and columns of one instruction of a warp
+WARP_ROWS = _M
+"""Rows of a warp, where a tiling is plain."""
 _SPARE = 8  # numbers between rows of a panel whose rows are neighbours, floats between rows of results
 _EVERY = tuple(Arithmetic)
 
@@ -58,6 +60,11 @@ class Tiling:
     def warp_tile(self) -> tuple[int, int]:
         """Rows and columns of one warp."""
         return (self._longs, self._highs) if self.turned else (self._highs, self._longs)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether warps have 16 rows each, one below the other, and all columns of the tile."""
+        return self.groups and not self.turned and self.m == 1 and self.warp_columns == 1
 
     @property
     def warps_across(self) -> int:

@@ -117,6 +117,21 @@ __device__ __forceinline__ void exchange(float (&first)[P][M][N][4], float (&sec
     }
 }
 
+// N neighbours in shared memory, a power of two, at a multiple of their size or of 16 bytes.
+template <int N>
+__device__ __forceinline__ void take(float (&to)[N], const float* from) {
+    if constexpr (N % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < N; i += 4) {
+            const uint4 four = *reinterpret_cast<const uint4*>(from + i);
+            memcpy(to + i, &four, sizeof(four));
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; ++i) to[i] = from[i];
+    }
+}
+
 template <int M, int N>
 __device__ __forceinline__ bool all_finite(const float (&sums)[M][N][4]) {
     float zeros[4] = {};  // NaN where a sum is not finite; four, so that they do not wait for each other

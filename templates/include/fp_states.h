@@ -3,7 +3,7 @@
 // `part<I>()` is the result's I-th number. All of them are exact about NaN and infinities as PyTorch's reductions are.
 #pragma once
 
-#include "fp_scalar.h"
+#include "fp_functions.h"
 
 namespace fp {
 

@@ -395,8 +395,13 @@ SAMPLES: dict[str, Callable[[], Program]] = {
         f"convolution {name}, {across.value}, products of halves": functools.partial(
             generated_pooling, replace(HALVED[name], precision=Precision.TF32, halves=True), across
         )
-        for name in ("2d", "transposed, by 2 and 3, odd")
-        for across in Across
+        for name, across in (("2d", Across.LAYER), ("transposed, by 2 and 3, odd", Across.EACH))
+    },
+    **{
+        f"convolution {name}, {over.value}, products of halves": functools.partial(
+            generated_reduction, replace(HALVED[name], precision=Precision.TF32, halves=True), over
+        )
+        for name, over in (("2d, odd channels, one by one", Over.ARGMAX), ("transposed 3d, by 2", Over.SOFTMAX))
     },
 }
 

@@ -180,14 +180,19 @@ class _Run:
 
     def _product(self, product: Product) -> Array:
         """The sums of each piece, in float64."""
-        pieces, batch, rows, columns = self.shape
+        pieces, batch, rows, columns = self.kernel.matrix
         left = self._operand(product.left, batch, rows, product.inner)
         right = self._operand(product.right, batch, columns, product.inner)
         firsts = range(0, product.inner, product.length)
         steps = [slice(first, first + product.length) for first in firsts]
         assert len(steps) == pieces
         # A product of an infinity and zero is NaN in each term: no blocked product of a library gets in between.
-        return np.stack([np.einsum("brk,bck->brc", left[..., step], right[..., step]) for step in steps])
+        found = np.stack([np.einsum("brk,bck->brc", left[..., step], right[..., step]) for step in steps])
+        if not product.apart or not self.kernel.cols:
+            return found.reshape(self.shape)
+        outer = rows // (product.apart * self.kernel.col_count)
+        found = found.reshape(pieces, batch, outer, self.kernel.col_count, product.apart, columns)
+        return np.moveaxis(found, 3, -1).reshape(self.shape)
 
     def _operand(self, operand: Operand, batch: int, rows: int, inner: int) -> Array:
         memory = decode(self.memory[operand.buffer], self.program.buffer(operand.buffer).dtype)

@@ -54,6 +54,8 @@ def _less(x: Tensor, rows: Tensor) -> Tensor:
 
 
 FUSED: dict[str, Case] = {
+    "few points of different inputs": Case(lambda x, y: (torch.relu(x), torch.relu(y)), (4, 9), ((),)),
+    "two halves": Case(lambda x: (x[:2].relu(), x[2:].relu()), (4, 9), ((),)),
     "layer norm": Case(_sequence(nn.LayerNorm(12)), (5, 3, 12), ((1,),)),
     "layer norm over three dimensions": Case(_sequence(nn.LayerNorm((4, 3, 5))), (2, 4, 3, 5), ((1,),)),
     "layer norm and gelu": Case(_sequence(nn.LayerNorm(12), nn.GELU()), (5, 12), ((1,),)),
@@ -111,9 +113,9 @@ APART: dict[str, Case] = {
         2,
     ),
     "a window of rows": Case(lambda x: F.avg_pool1d(x - x.mean(2, keepdim=True), 3, 1, 1), (2, 4, 9), ((1,), ()), 1),
-    "different inputs": Case(lambda x, y: (torch.relu(x), torch.relu(y)), (4, 9), ((), ())),
+    "many points of different inputs": Case(lambda x, y: (torch.relu(x), torch.relu(y)), (513, 512), ((), ())),
+    "another order of different inputs": Case(lambda x, y: (torch.relu(x), torch.relu(y.t()).t()), (4, 9), ((),)),
     "pointwise beside rows of one element": Case(lambda x: (x.relu(), x.sum(1)), (5, 1), ((), (1,))),
-    "two halves": Case(lambda x: (x[:2].relu(), x[2:].relu()), (4, 9), ((), ())),
     "different lengths": Case(lambda x: (x.relu(), x[:, :4].relu()), (4, 9), ((), ())),
     "batch norm, pool, softmax": Case(
         lambda x: F.max_pool2d(F.batch_norm(x, None, None, training=True), 2).softmax(1), (3, 4, 6, 6), ((1,), (1, 1)), 2
@@ -132,7 +134,7 @@ def _temporaries(program: Program) -> int:
 @pytest.mark.parametrize("name", [*FUSED, *APART])
 def test_kernels_left(name: str) -> None:
     case = (FUSED | APART)[name]
-    inputs = [torch.randn(case.shape, dtype=F64) for _ in range(2 if name == "different inputs" else 1)]
+    inputs = [torch.randn(case.shape, dtype=F64) for _ in range(2 if name.endswith("different inputs") else 1)]
     if case.channels_last:
         inputs = [x.to(memory_format=torch.channels_last) for x in inputs]
     made = region(case.model, *inputs)

@@ -346,9 +346,19 @@ def test_nvcc_takes_the_source(name: str) -> None:
     check_compiles(render(halved(CASES[name]), H200))
 
 
-@pytest.mark.parametrize(("last", "left_out"), [(nn.ReLU(), True), (nn.Softmax(1), False)])
-def test_beside_halves_a_generated_convolution_is_tried_that_reduces(last: nn.Module, left_out: bool) -> None:
-    graph, _ = trace(nn.Sequential(nn.Conv1d(32, 64, 3), last).to("meta"), torch.empty(64, 32, 20_000, device="meta"))
+@pytest.mark.parametrize(
+    ("first", "last", "left_out"),
+    [
+        (nn.Conv1d(32, 64, 3), nn.ReLU(), True),
+        (nn.Conv1d(32, 64, 3), nn.Softmax(1), True),
+        (nn.ConvTranspose3d(32, 48, 4, 2), nn.Softmax(1), False),
+    ],
+)
+def test_beside_halves_a_generated_convolution_is_tried_that_alone_reduces(
+    first: nn.Module, last: nn.Module, left_out: bool
+) -> None:
+    size = (64, 32, 20_000) if isinstance(first, nn.Conv1d) else (16, 32, 16, 16, 16)
+    graph, _ = trace(nn.Sequential(first, last).to("meta"), torch.empty(size, device="meta"))
     for node in graph.graph.nodes:
         if isinstance(value := node.meta.get("val"), Tensor):
             node.meta["val"] = Spec.of(value, torch.device("cuda"))

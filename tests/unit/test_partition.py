@@ -252,17 +252,52 @@ def test_an_alias_that_the_caller_sees_stays_an_alias() -> None:
 
 
 def test_a_view_that_two_regions_read_is_copied_for_each() -> None:
-    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def function(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
         bias = y.view(1, 8)
-        return (x.relu() + bias).cumsum(0), (x.exp() * bias).cumsum(0), bias
+        return (x.relu() + bias).cumsum(0), (z.exp() * bias).cumsum(0), bias
 
-    x, y = torch.randn(4, 8), torch.randn(8)
-    graph = traced(function, x, y)
+    x, y, z = torch.randn(4, 8), torch.randn(8), torch.randn(3, 8)
+    graph = traced(function, x, y, z)
     parts = partition(graph)
     assert names(parts) == ["relu_add", "exp_mul"]
-    for result, value in zip(run_regions(graph, parts, [x, y]), function(x, y), strict=True):
+    for result, value in zip(run_regions(graph, parts, [x, y, z]), function(x, y, z), strict=True):
         torch.testing.assert_close(result, value, rtol=0, atol=0)
     assert all(set(node.users) <= set(r.nodes) for r in parts.regions for node in r.nodes if node not in r.outputs)
+
+
+Chains = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
+
+
+@pytest.mark.parametrize(
+    ("chains", "shape", "expected"),
+    [
+        (lambda x, y: (x.relu() * 2, x.sigmoid() + 1), (1024, 512), ["relu_mul_sigmoid_add"]),
+        (lambda x, y: (x.relu() * 2, y.sigmoid() + 1), (4, 8), ["relu_mul_sigmoid_add"]),
+        (lambda x, y: (x.relu() * 2, y.sigmoid() + 1), (1024, 512), ["relu_mul", "sigmoid_add"]),
+        (lambda x, y: (x.relu() * 2, y[:2].sigmoid() + 1), (4, 8), ["relu_mul", "sigmoid_add"]),
+        (lambda x, y: (x.relu() * 2, y.t().sigmoid() + 1), (8, 8), ["relu_mul", "sigmoid_add"]),
+        (lambda x, y: ((x.relu() * 2).cumsum(0).sigmoid() + 1, y), (4, 8), ["relu_mul", "sigmoid_add"]),
+        (
+            lambda x, y: ((x.relu() * 2).cumsum(0).sigmoid() + 1, y.tanh() * 2),
+            (4, 8),
+            ["relu_mul_tanh_mul", "sigmoid_add"],
+        ),
+        (
+            lambda x, y: ((x.relu() * 2).cumsum(0) @ (y.tanh() * 2).cumsum(0), (x.exp() - 1).cumsum(0) + 1),
+            (8, 8),
+            ["relu_mul_tanh_mul_exp_sub"],
+        ),
+    ],
+)
+def test_chains_over_the_same_elements_are_one_region_where_it_pays(
+    chains: Chains, shape: tuple[int, ...], expected: list[str]
+) -> None:
+    x, y = torch.randn(shape), torch.randn(shape)
+    graph = traced(chains, x, y)
+    parts = partition(graph)
+    assert names(parts) == expected
+    for result, value in zip(run_regions(graph, parts, [x, y]), chains(x, y), strict=True):
+        torch.testing.assert_close(result, value, rtol=0, atol=0)
 
 
 def test_weights_are_transposed_inside_but_views_of_activations_stay_outside() -> None:

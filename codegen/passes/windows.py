@@ -1,0 +1,156 @@
+"""Windows over a convolution's result that do not overlap: its kernel pools what it computes, and computes nothing else.
+
+Max and average pooling with a stride as large as the window, and without a border. A result that a window does not reach, at the end
+of an odd size, is never computed. A reader that does more than map what was pooled reads it from a temporary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Builder, Const, Expr, Gather, Load, Masked, ReduceOp, Window, children, walk
+from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides, linear
+from fusepass.codegen.ir.program import Buffer, Kernel, Program, Reduction, Role, Store
+from fusepass.codegen.passes.rewrite import rewrite_kernel
+
+_MOST_POINTS = 32  # of a window; as many columns of a tile lie beside each other
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a window stands: axes along the dimensions of the result, and those inside of it, one for each spatial dimension."""
+
+    dimensions: tuple[Axis, ...]
+    inside: tuple[Axis, ...]
+
+
+def pool_windows(program: Program, builder: Builder, result: Buffer) -> tuple[Program, Load] | None:
+    """`program` with a first kernel for the windows over `result`, by rows (sample, channel, *windows), columns inside of them.
+
+    It reads `result` by the load that is returned. None where nothing else reads `result` but one window, or where windows overlap.
+    """
+    readers = [kernel for kernel in program.kernels if result.name in kernel.reads]
+    if len(readers) != 1 or result.name in program.outputs or readers[0].anchor is not None:
+        return None
+    reader = rewrite_kernel(readers[0], builder, leaf=lambda node: _constant(node, builder))
+    found = _window(reader, result)
+    place = None if found is None else _place(reader, *found, result)
+    if found is None or place is None:
+        return None
+    window, load = found
+    total = Reduction(f"{result.name}_window", window.op, (window.value,), window.dtype)
+    pooled = builder.stat(total.name, 0, window.dtype)
+    buffers, rest = program.buffers, tuple(kernel for kernel in program.kernels if kernel is not readers[0])
+    several = {axis for axis in place.dimensions if axis.size > 1}
+    if reader.is_pointwise and {axis for axis in reader.rows if axis.size > 1} == several:
+        made = rewrite_kernel(reader, builder, leaf=lambda node: pooled if node is window else None)
+        kernel = replace(made, row_stores=made.stores, stores=())
+        kernels = rest
+    else:
+        shape = tuple(axis.size for axis in place.dimensions)
+        name = _free_name(program, f"{result.name}_pooled")
+        buffer = Buffer(name, window.dtype, shape, contiguous_strides(shape), Role.TEMP)
+        at = linear([axis_index(axis) for axis in place.dimensions], buffer.strides)
+        kernel = Kernel(f"{name}_kernel", (), (), (), (Store(name, at, pooled),), (), reader.origin)
+        again = builder.load(name, at, window.dtype)
+        later = rewrite_kernel(reader, builder, leaf=lambda node: again if node is window else None)
+        kernels = tuple(later if each is readers[0] else each for each in program.kernels)
+        buffers = (*buffers, buffer)
+    kernel = replace(kernel, rows=place.dimensions, cols=place.inside, sweeps=((total,),))
+    written = frozenset[str]().union(*(each.writes for each in program.kernels))
+    if (kernel.reads - {result.name}) & written:
+        return None
+    return replace(program, kernels=(kernel, *kernels), buffers=buffers), load
+
+
+def _window(reader: Kernel, result: Buffer) -> tuple[Window, Load] | None:
+    """The one window through which `reader` reads `result`, and how."""
+    outside = list(_outside_of_windows(reader))
+    if any(isinstance(node, Load) and node.buffer == result.name for node in outside):
+        return None
+    windows = [node for node in outside if isinstance(node, Window)]
+    if len(windows) != 1:
+        return None
+    (window,) = windows
+    inside = list(walk(window.value))
+    if window.dtype is not DType.F32 or any(isinstance(node, Masked | Gather | Window) for node in inside):
+        return None
+    loads = [node for node in inside if isinstance(node, Load) and node.buffer == result.name]
+    return (window, loads[0]) if len(loads) == 1 else None
+
+
+def _count(node: Expr) -> int | None:
+    """How many points a window has that only counts them, as average pooling does."""
+    if not isinstance(node, Window) or node.op is not ReduceOp.SUM:
+        return None
+    ones = isinstance(node.value, Const) and node.value.value == 1
+    return prod(axis.size for axis in node.axes) if ones else None
+
+
+def _constant(node: Expr, builder: Builder) -> Expr | None:
+    count = _count(node)
+    return None if count is None else builder.const(count, node.dtype)
+
+
+def _outside_of_windows(kernel: Kernel) -> Iterator[Expr]:
+    """Every expression that is not inside of a window alone; windows themselves, too."""
+    seen: set[int] = set()
+    stack = list(kernel.roots)
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            stack.extend(() if isinstance(node, Window) else children(node))
+
+
+def _place(reader: Kernel, window: Window, load: Load, result: Buffer) -> _Place | None:
+    """The axes of `window` if it takes each element of `result` once at most, whole windows of a power of two."""
+    unused = [axis for axis in (*reader.rows, *reader.cols, *window.axes) if axis.size > 1]
+    dimensions, inside = list[Axis](), list[Axis]()
+
+    def take(stride: int, fits: int, number: int, what: str) -> Axis:
+        found = next((axis for axis in unused if load.index.stride(axis) == stride and axis.size <= fits), None)
+        if found is None:
+            return Axis(f"{what}{number}", 1)
+        unused.remove(found)
+        return found
+
+    for number, (size, stride) in enumerate(zip(result.shape, result.strides, strict=True)):
+        if number < 2:
+            dimensions.append(take(stride, size, number, "one"))
+            continue
+        point = next((axis for axis in window.axes if axis in unused and load.index.stride(axis) == stride), None)
+        if point is None:
+            point = Axis(f"point{number}", 1)
+        else:
+            unused.remove(point)
+        inside.append(point)
+        dimensions.append(take(stride * point.size, size // point.size, number, "one"))
+    points = prod(axis.size for axis in inside)
+    exact = linear(
+        [*map(axis_index, dimensions), *map(axis_index, inside)],
+        [
+            *result.strides[:2],
+            *(s * axis.size for s, axis in zip(result.strides[2:], inside, strict=True)),
+            *result.strides[2:],
+        ],
+    )
+    whole = all(axis.size == size for axis, size in zip(dimensions[:2], result.shape[:2], strict=True))
+    suits = 1 < points <= _MOST_POINTS and points & (points - 1) == 0
+    outer = {axis for axis in unused if axis in window.axes}
+    if not (whole and suits) or outer or load.index != exact:
+        return None
+    own = {*dimensions, *inside}
+    needed = {axis for node in walk(window.value) if isinstance(node, Load) for axis in node.index.axes}
+    return _Place(tuple(dimensions), tuple(inside)) if needed <= own else None
+
+
+def _free_name(program: Program, wanted: str) -> str:
+    taken = {buffer.name for buffer in program.buffers}
+    while wanted in taken:
+        wanted += "_"
+    return wanted

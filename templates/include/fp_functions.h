@@ -1,0 +1,202 @@
+// Functions of the kernel IR that are computed: quotients, powers, exponentials and what is made of them, with PyTorch's semantics. On a GPU they
+// have no branches; see docs/kernels.md.
+#pragma once
+
+#include "fp_libm.h"
+#include "fp_scalar.h"
+
+namespace fp {
+
+// ---- Quotients without a branch. A GPU's division is a short sequence and, for rare operands, a call. The branch to it keeps the compiler
+// from working on several elements at once, behind which a warp hides what it waits for.
+
+// 1 / x: on a GPU within one unit of the last place, exact for powers of two.
+template <typename T>
+FP_FN T reciprocal(T x) {
+    return T(1) / x;
+}
+
+#if defined(__CUDA_ARCH__)
+FP_FN float reciprocal(float x) {
+    float result;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+#endif
+
+// The same where neither is a denormal number.
+FP_FN float reciprocal_of_tame(float x) {
+#if defined(__CUDA_ARCH__)
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+#else
+    return 1.0f / x;
+#endif
+}
+
+// 1 / x, towards zero.
+FP_FN float reciprocal_towards_zero(float x) {
+#if defined(__CUDA_ARCH__)
+    return __frcp_rz(x);
+#else
+    const float nearest = 1.0f / x;
+    if (!(abs(nearest) < Limits<float>::highest)) return nearest;
+    const bool beyond = ::fmaf(abs(nearest), abs(x), -1.0f) > 0.0f;
+    return beyond ? nextafter(nearest, 0.0f) : nearest;
+#endif
+}
+
+// What numbers are multiplied with so that the reciprocal of `by` is neither infinite nor a denormal number.
+FP_FN float tamed(float by) { return abs(by) > 0x1p64f ? 0x1p-64f : abs(by) < 0x1p-64f ? 0x1p64f : 1.0f; }
+
+// a / by. Markstein 1990: a product with the reciprocal, corrected by its remainder. The last bit may differ from the rounded quotient
+// where the remainder is not exact (|a| < 2^-100), and where the reciprocal's error decides a tie; exact quotients are exact.
+FP_FN float divide(float a, float by) {
+    const float scale = tamed(by), divisor = by * scale, inverse = reciprocal_of_tame(divisor);
+    const float dividend = a * scale, estimate = dividend * inverse;
+    const float result = ::fmaf(::fmaf(-estimate, divisor, dividend), inverse, estimate);
+    // zeros with their sign, infinities and NaN come out of the product
+    return isnan(result) | (estimate == 0.0f) ? estimate : result;
+}
+
+// a / by for a number that the compiler knows: a product with the reciprocal in two parts, as good as `divide`. Both parts have one sign
+// and neither is zero where `by` is finite, so that infinities stay what they are.
+FP_FN float divide_by(float a, float by) {
+    const float scale = tamed(by), divisor = by * scale, high = reciprocal_towards_zero(divisor);
+    const float rest = ::fmaf(-high, divisor, 1.0f);
+    const float low = high * (rest > 0.0f ? rest : 0x1p-60f);
+    const float dividend = a * scale;
+    return ::fmaf(dividend, high, dividend * low);
+}
+
+// ---- Powers, exponentials and other functions
+
+FP_FN float sqrt(float x) { return ::sqrtf(x); }
+FP_FN double sqrt(double x) { return ::sqrt(x); }
+
+// a / by, for many `a` and one `by`: the compiler takes what depends on `by` alone out of loops, which leaves half of a
+// division's instructions. Markstein 1990: a product with the reciprocal, corrected by its remainder, is the rounded quotient.
+// The last bit may differ where the remainder is not exact (|a| < 2^-100) or the mantissa of `by` is all ones. The reciprocal is
+// rounded towards zero, so that the estimate overflows only where the quotient does.
+FP_FN float quotient(float a, float by) {
+    const float scale = abs(by) < 0x1p-64f ? 0x1p64f : 1.0f;  // the reciprocal must not overflow
+    const float divisor = by * scale, inverse = reciprocal_towards_zero(divisor);
+    const float dividend = a * scale, estimate = dividend * inverse;
+    const float result = ::fmaf(::fmaf(-estimate, divisor, dividend), inverse, estimate);
+    const bool ordinary = (abs(estimate) < Limits<float>::highest) & (estimate != 0.0f);
+    return ordinary ? result : estimate;  // zeros with their sign, infinities and NaN come out of the product
+}
+
+#if defined(__CUDA_ARCH__)
+FP_FN float rsqrt(float x) { return ::rsqrtf(x); }
+FP_FN double rsqrt(double x) { return ::rsqrt(x); }
+#else
+FP_FN float rsqrt(float x) { return 1.0f / ::sqrtf(x); }
+FP_FN double rsqrt(double x) { return 1.0 / ::sqrt(x); }
+#endif
+
+using libm::acos;
+using libm::acosh;
+using libm::asin;
+using libm::asinh;
+using libm::atan;
+using libm::atan2;
+using libm::atanh;
+using libm::cos;
+using libm::cosh;
+using libm::erf;
+using libm::erfc;
+using libm::exp;
+using libm::exp2;
+using libm::expm1;
+using libm::hypot;
+using libm::log;
+using libm::log10;
+using libm::log2;
+using libm::pow;
+using libm::sin;
+using libm::sinh;
+using libm::tan;
+using libm::tanh;
+
+FP_FN double log1p(double x) { return libm::log1p(x); }
+
+// Kahan 1980: the logarithm of the rounded sum, corrected by what rounding left.
+FP_FN float corrected_log1p(float x) {
+    const float sum = 1.0f + x, estimate = log(sum);
+    const float result = estimate + (x - (sum - 1.0f)) * reciprocal_of_tame(sum);
+    return isnan(result) ? estimate : result;  // infinities are those of the logarithm
+}
+
+FP_FN float log1p(float x) {
+#if defined(__CUDA_ARCH__)
+    return corrected_log1p(x);  // CUDA's own branches
+#else
+    return libm::log1p(x);
+#endif
+}
+
+// 2^x, and 0 for what would be a denormal number.
+FP_FN float power_of_two(float x) {
+#if defined(__CUDA_ARCH__)
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+#else
+    return exp2(x);
+#endif
+}
+
+// The normal distribution's integral up to x within 1e-7, as near as 1 + erf(x / sqrt(2)) comes: half of what |x| leaves is
+// 2^-(|x| P(|x|) + 1). The polynomial, of degree 7, is fitted so that the largest error of the result is least, 8e-9 for |x| < 5.8; beyond,
+// it grows. CUDA's erf chooses between two polynomials, coefficient by coefficient: twice the instructions.
+FP_FN float polynomial_normal_cdf(float x) {
+    const float distance = abs(x);
+    float sum = 2.834867473e-06f;
+    sum = ::fmaf(sum, distance, -3.937722431e-05f);
+    sum = ::fmaf(sum, distance, 1.861783676e-04f);
+    sum = ::fmaf(sum, distance, 1.369401288e-04f);
+    sum = ::fmaf(sum, distance, -7.063424215e-03f);
+    sum = ::fmaf(sum, distance, 5.249617994e-02f);
+    sum = ::fmaf(sum, distance, 4.592081904e-01f);
+    sum = ::fmaf(sum, distance, 1.151105165e+00f);
+    const float rest = power_of_two(::fmaf(sum, -distance, -1.0f));
+    return x > 0.0f ? 1.0f - rest : rest;
+}
+
+template <typename T>
+FP_FN T normal_cdf(T x) {
+    return T(0.5) * (T(1) + erf(x * T(0.70710678118654752440)));
+}
+
+#if defined(__CUDA_ARCH__)
+FP_FN float normal_cdf(float x) { return polynomial_normal_cdf(x); }
+#endif
+
+// Integer power by squaring, wrapping; a negative exponent gives the reciprocal rounded towards zero.
+template <typename T>
+FP_FN IfInt<T> pow(T base, T exponent) {
+    if (exponent < T(0)) {
+        if (base == T(1)) return T(1);
+        if (base == T(-1)) return exponent & T(1) ? T(-1) : T(1);
+        return T(0);
+    }
+    std::uint64_t result = 1;
+    std::uint64_t factor = static_cast<std::uint64_t>(base);
+    for (auto rest = Unsigned<T>(exponent); rest != 0; rest >>= 1) {
+        if (rest & 1) result *= factor;
+        factor *= factor;
+    }
+    return T(result);
+}
+
+FP_FN float lgamma(float x) { return ::lgammaf(x); }
+FP_FN double lgamma(double x) { return ::lgamma(x); }
+
+template <typename T>
+FP_FN T sigmoid(T x) {  // exp(-x) overflowing to infinity gives the right 0
+    return reciprocal(T(1) + exp(-x));
+}
+
+}  // namespace fp
