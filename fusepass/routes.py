@@ -52,7 +52,10 @@ class Untouched:
 
 
 class Dynamo:
-    """``torch.compile`` with this package's backend, graph breaks allowed; frames it cannot trace run as they are."""
+    """``torch.compile`` with this package's backend, graph breaks allowed; frames it cannot trace run as they are.
+
+    What forward draws from NumPy comes from NumPy: unless told, Dynamo takes it from PyTorch's generator.
+    """
 
     kind = CaptureRoute.DYNAMO
 
@@ -67,7 +70,8 @@ class Dynamo:
         self._compiled = torch.compile(forward, backend=backend)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with torch._dynamo.config.patch(suppress_errors=True, recompile_limit=self._limit):
+        asked = {"suppress_errors": True, "recompile_limit": self._limit, "use_numpy_random_stream": True}
+        with torch._dynamo.config.patch(asked):
             return self._compiled(*args, **kwargs)
 
     def reports(self) -> list[Report]:

@@ -235,7 +235,7 @@ def _operations(node: fx.Node, kind: _Kind) -> int:
         values = value if isinstance(value, tuple | list) else (value,)
         return read + sum(int(part.numel()) for part in values if isinstance(part, torch.Tensor))
     taps = prod(window) if len(window) > 1 else window[0] ** (_tensors(node.all_input_nodes[0])[0].dim() - 2)
-    return max(read, size * int(taps))
+    return max(read, size * int(taps)) + 2 * size  # each result finds out where its window begins and ends
 
 
 @remembered

@@ -13,10 +13,10 @@ from fusepass.codegen.render.cuda_input import UNROLL, TileWriter, quotient, rem
 from fusepass.codegen.render.cuda_neighbours import store_neighbours
 from fusepass.codegen.render.cuda_pairs import pairs, takes_pairs
 from fusepass.codegen.render.cuda_partials import PositionStates
+from fusepass.codegen.render.cuda_sectors import is_first, own_sectors, store_own
 from fusepass.codegen.render.cuda_sweeps import Sweeps
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
-from fusepass.codegen.schedule_convolution.tiles import SECTOR
 
 GROUP_SLICES = 2  # that a thread has on their way into the tensor core where four warps multiply together
 
@@ -178,7 +178,7 @@ class ConvolutionWriter(TileWriter):
         if self.states is None:
             return self._where_inside(sums, lines)
         places, inside = self.position(sums.group)
-        once = f"$is_inside && ({self._is_first()})" if self.on.pace else "$is_inside"  # of tiles that overlap
+        once = f"$is_inside && ({is_first(self.on, self.anchor.spread[-1])})" if self.on.pace else "$is_inside"
         places += [f"const bool $is_inside = {inside};", f"$inside[$half] = __ballot_sync(0xffffffffu, {once});"]
         if lines:
             places += block("if ($is_inside)", lines)
@@ -231,24 +231,8 @@ class ConvolutionWriter(TileWriter):
             lines.append(f"const {self.index_type} {axis} = {bare(at)};")
             conditions.append(f"{axis} < {sizes[2 + number]}")
         if on.pace:
-            lines += self._own_sectors()
+            lines += own_sectors(on, self.anchor.spread[-1])
         return lines, " && ".join(conditions)
-
-    def _own_sectors(self) -> list[str]:
-        """``$ahead``, how far a result is from the tile's first one, and ``$own``: the tile stores it where that, counted from the beginning
-        of its sector, is less. The first tile of a row and the last one store all to its ends.
-        """
-        step = self.on.pace * self.anchor.spread[-1]
-        before = f"($tile_x ? 0 : {SECTOR})"  # of a row begins a sector
-        return [
-            f"const int $ahead = int($x) - $tile_x * {step} + {before};",
-            f"const unsigned $own = $tile_x == {self.on.tiles[-1] - 1} ? {1 << 30} : {step} + {before};",
-        ]
-
-    def _is_first(self) -> str:
-        """The condition that no later tile has a result."""
-        step = self.on.pace * self.anchor.spread[-1]
-        return f"int($x) < ($tile_x + 1) * {step} || $tile_x == {self.on.tiles[-1] - 1}"
 
     def _phase_starts(self, start: str) -> list[str]:
         """The first result element of a phase, per axis; `start` is that of a pair along the last one."""
@@ -283,8 +267,7 @@ class ConvolutionWriter(TileWriter):
         index, target = scope.index(store.index), self.pointers[store.buffer]
         if not self.on.pace:
             return f"{target}[{index}] = {value};"
-        own = f"unsigned($ahead - int($at % {SECTOR // buffer.dtype.nbytes})) < $own"
-        return f"if (const {self.index_type} $at = {index}; {own}) {target}[$at] = {value};"
+        return store_own(target, index, value, self.index_type, buffer.dtype.nbytes)
 
 
 def _apart(lines: Iterable[str]) -> list[str]:

@@ -52,7 +52,10 @@ def _row(writer: ConvolutionWriter, room: str, width: int, some: bool) -> list[s
         begin.append(f"{kind} {found};")
         each.lines.append(f"{found}[$e] = {value};")
         end.append(f"fp::store_vector({writer.pointers[store.buffer]} + ({where.index(store.index)}), {found});")
-    own = [f"const {writer.index_type} $near = {names[-1]} + $e;", "const float $sum = $numbers[$e];", *each.lines]
+    place = (
+        [f"const {writer.index_type} $near = {names[-1]} + $e;"] if any("$near" in line for line in each.lines) else []
+    )
+    own = [*place, "const float $sum = $numbers[$e];", *each.lines]
     lines = [
         f"const auto $numbers = fp::as_vector<{width}>({room});",
         *begin,

@@ -19,6 +19,9 @@ from fusepass.patterns.arguments import arguments
 
 aten = torch.ops.aten
 
+_EVALUATED = aten._native_batch_norm_legit_no_training.default
+"""Batch normalisation by running statistics."""
+
 MOST_TERMS = 16
 MOST_DEPTH = 24
 """A value that is made of more terms, or in more steps, is not taken apart."""
@@ -109,6 +112,7 @@ def _usable(found: tuple[Term, ...] | None, node: fx.Node) -> tuple[Term, ...] |
     """
     if found is None or not all(math.isfinite(term.number) for term in found):
         return None
+    found = _collected(found)
     if len(found) > MOST_TERMS:
         raise _TooMany
     sources = node.all_input_nodes
@@ -116,9 +120,27 @@ def _usable(found: tuple[Term, ...] | None, node: fx.Node) -> tuple[Term, ...] |
     return found if all(alike(source, node) for source in read) else None
 
 
+def _collected(found: tuple[Term, ...]) -> tuple[Term, ...]:
+    """`found` with multiples of the same added up, so that nobody adds them up once they are rounded."""
+    if len(found) < 2:
+        return found
+    numbers: dict[tuple[Operand | None, tuple[Factor, ...]], float] = {}
+    for term in found:
+        what = term.value, term.factors
+        numbers[what] = numbers.get(what, 0.0) + term.number
+    if len(numbers) == len(found) or 0.0 in numbers.values():
+        return found  # what is zero for finite numbers stays NaN for others
+    return tuple(Term(value, number, factors) for (value, factors), number in numbers.items())
+
+
 def is_sum(node: fx.Node) -> bool:
     """Whether `node` adds or subtracts, so that there are several terms."""
     return _STEPS.get(node.target) in (_sum, _difference, _reverse_difference)
+
+
+def is_linear_step(node: fx.Node) -> bool:
+    """Whether `node` is an operator that is taken apart, where its arguments allow that."""
+    return node.target in _STEPS or node.target is _EVALUATED
 
 
 def summands(node: fx.Node) -> tuple[Term, ...]:
@@ -225,7 +247,7 @@ def _same(node: fx.Node, inner: Inner) -> tuple[Term, ...] | None:
 def _by_running_statistics(node: fx.Node, inner: Inner) -> tuple[Term, ...] | None:
     """Batch normalisation in evaluation: ``(x - mean) / sqrt(variance + eps) * weight + bias`` per channel."""
     producer = node.all_input_nodes[0]
-    if producer.target is not aten._native_batch_norm_legit_no_training.default or node.args[1] != 0:
+    if producer.target is not _EVALUATED or node.args[1] != 0:
         return None
     given = arguments(producer)
     found = inner(given["input"])

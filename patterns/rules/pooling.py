@@ -228,6 +228,7 @@ RULES: tuple[Rule, ...] = (
         guards=(plain_floats, whole_windows),
         rewrite=lambda m: _mean(m),
         why="a window over all elements is their mean",
+        early=True,
     ),
     Rule(
         name="average-pool-of-products",

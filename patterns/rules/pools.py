@@ -89,11 +89,12 @@ def unpadded(found: Match) -> str | None:
 
 
 def whole(found: Match) -> str | None:
-    """The mean must be over all windows, and these over all elements."""
+    """The mean must be over all windows along the dimensions that they pool, and these over all elements."""
     inner = windows(found.inner) or []
     shape, over = found.x.meta["val"].shape, set(dims(found.root))
     last = range(len(shape) - len(inner), len(shape))
-    fits = all(dim in over and shape[dim] % window.size == 0 for dim, window in zip(last, inner, strict=True))
+    pooled = [(dim, window.size) for dim, window in zip(last, inner, strict=True) if window.size > 1]
+    fits = all(dim in over and shape[dim] % size == 0 for dim, size in pooled)
     return None if fits else "some elements are in no window, or some windows not in the mean"
 
 
@@ -168,6 +169,7 @@ RULES: tuple[Rule, ...] = (
         guards=(floats, plain, tiled, unpadded),
         rewrite=lambda m: _composed(m, m.root),
         why="the mean of means of as many numbers each is the mean of all",
+        early=True,
     ),
     Rule(
         name="mean-of-average-pool",
@@ -175,6 +177,7 @@ RULES: tuple[Rule, ...] = (
         guards=(floats, tiled, whole),
         rewrite=_mean,
         why="the mean of means of as many numbers each is the mean of all",
+        early=True,
     ),
     Rule(
         name="increasing-function-before-max-pool",

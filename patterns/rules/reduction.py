@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 from torch import fx
 
-from fusepass.patterns.aliasing import base
-from fusepass.patterns.analysis.linearity import Factor, Operand, Term, terms
+from fusepass.patterns.aliasing import base, is_view
+from fusepass.patterns.analysis.linearity import Factor, Operand, Term, is_linear_step, terms
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.matcher import Declined, Match
 from fusepass.patterns.rules.builder import Builder, count, shape_of
@@ -135,7 +135,8 @@ class _Sum:
                 free.append(term)
                 continue
             assert term.value is not None
-            if _is_kept(term.value.node, self.root):
+            alike = [other for other in parts if other.value is not None and other.value.node is term.value.node]
+            if len(alike) > 1 or _is_kept(term, self.root):
                 raise Declined("others read the product, and sum it on the way")
             inside, outside = self._split(term.factors)
             scale = self.build.view(self._times(None, inside), (-1,)) if inside else None
@@ -192,17 +193,26 @@ class _Sum:
         return times(self.build, node, factors)
 
 
-def _is_kept(node: fx.Node, root: fx.Node) -> bool:
-    """Whether more than `root` depends on `node`, perhaps by subtracting one from the other.
+_MOST_BETWEEN = 32
+"""Operators between a product and its sum that are looked at."""
+
+
+def _is_kept(term: Term, root: fx.Node) -> bool:
+    """Whether more than `root`, and what comes to it alone, depends on the term's value, perhaps by subtracting from it.
 
     Then the product runs anyway, and what rounds in it (a library may round operands to TF32) must round in its sum, too.
     """
-    node = base(node)
-    while node is not root:
-        if len(node.users) != 1:
-            return True
-        (node,) = node.users
-    return False
+    assert term.value is not None
+    reached = [base(term.value.node)]
+    for node in reached:  # grows
+        for user in node.users:
+            if user is root or user in reached:
+                continue
+            between = is_view(user.target) or is_linear_step(user)
+            if not between or user > root or len(reached) > _MOST_BETWEEN:
+                return True
+            reached.append(user)
+    return any(factor.operand.node in reached for factor in term.factors)
 
 
 def times(build: Builder, node: fx.Node | None, factors: Sequence[Factor]) -> fx.Node:

@@ -74,7 +74,10 @@ def _joined(found: Match) -> fx.Node:
     """One reduction over the dimensions of two."""
     inner, rank = dims(found.inner), found.x.meta["val"].dim()
     left = list(range(rank)) if keeps(found.inner) else [dim for dim in range(rank) if dim not in inner]
-    return shaped(found, _reduced(found, found.x, sorted({*inner, *(left[dim] for dim in dims(found.root))})))
+    over = sorted({*inner, *(left[dim] for dim in dims(found.root))})
+    if keeps(found.inner) or keeps(found.root):
+        return shaped(found, _reduced(found, found.x, over))
+    return found.call(OVER_DIMS[found.root.target.overloadpacket], found.x, over, False)  # type: ignore[union-attr]
 
 
 def _repeated(spread: fx.Node) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -193,3 +194,25 @@ def test_random_numbers_are_drawn_in_the_order_of_memory(order: tuple[int, ...])
         outcome = check(model, fused, (x,))
     assert outcome.ok, outcome.explain()
     assert fused.report().fused_share > 0
+
+
+class DrawsFromNumPy(nn.Module):
+    """Masks by NumPy, as models of speech do, beside dropout."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.dropout(x.relu(), 0.3, training=True) * float(numpy.random.rand())
+        return y.tanh() * torch.from_numpy(numpy.random.rand(x.shape[-1]).astype(numpy.float32))
+
+
+def test_numpy_s_random_numbers_leave_pytorch_s_alone() -> None:
+    model, x = DrawsFromNumPy(), torch.randn(4, 6)
+    fused = fusepass.optimize(model)
+    found = []
+    for call in (model, fused, fused):
+        numpy.random.seed(3)
+        torch.manual_seed(5)
+        with torch.no_grad():
+            found.append((call(x), torch.rand(()), numpy.random.rand()))
+    for result, drawn, other in found[1:]:
+        torch.testing.assert_close(result, found[0][0])
+        assert (drawn, other) == found[0][1:]

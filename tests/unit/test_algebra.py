@@ -368,7 +368,11 @@ CASES = {
         shape=IMAGE,
     ),
     "mean-of-average-pool": Case(
-        fires=(lambda x: F.avg_pool2d(x, 2).mean((2, 3)), lambda x: F.avg_pool2d(x, 3).mean((1, 2, 3), keepdim=True)),
+        fires=(
+            lambda x: F.avg_pool2d(x, 2).mean((2, 3)),
+            lambda x: F.avg_pool2d(x, 3).mean((1, 2, 3), keepdim=True),
+            lambda x: F.avg_pool2d(x, (1, 4)).mean(3),
+        ),
         near=(
             lambda x: F.avg_pool2d(x, 5).mean((2, 3)),
             lambda x: F.avg_pool2d(x, 2, 1).mean((2, 3)),

@@ -63,6 +63,11 @@ SUMS: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
     ),
     "with a scale for each sample": (lambda x, w, s: (F.conv2d(x, w) * s).mean((2, 3)), (X2, W2, (2, 1, 1, 1))),
     "plus a tensor": (lambda x, w, z: (F.conv1d(x, w) + z).mean(2), (X1, W1, (2, 6, 9))),
+    "plus itself": (lambda x, w, b: (lambda y: ((y + y) * 3 - y + 1).mean((2, 3)))(F.conv2d(x, w, b)), (X2, W2, B)),
+    "less most of itself": (
+        lambda x, w, b: (lambda y: (y - 0.999 * y).mean((2, 3)))(F.conv2d(x, w, b)),
+        (X2, W2, B),
+    ),
 }
 
 
@@ -113,6 +118,13 @@ NEAR: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
     ),
     "a long kernel": (lambda x, w: F.conv1d(x, w).sum(2), ((2, 4, 60), (6, 4, 30))),
     "cast": (lambda x, w: F.conv1d(x, w).float().sum(2), (X1, W1)),
+    "less its mean": (lambda x, w: (lambda y: (y - y.mean((2, 3), True)).mean((2, 3)))(F.conv2d(x, w)), (X2, W2)),
+    "less itself": (lambda x, w: (lambda y: (y - y).mean((2, 3)))(F.conv2d(x, w)), (X2, W2)),
+    "less itself, scaled in another way": (
+        lambda x, w, p: (lambda y: (y * p - y * p.sin()).mean((2, 3)))(F.conv2d(x, w)),
+        (X2, W2, P),
+    ),
+    "beside a function of itself": (lambda x, w: (lambda y: (y + y.exp()).mean((2, 3)))(F.conv2d(x, w)), (X2, W2)),
     "without samples": (lambda x, w: F.conv1d(x, w).relu().sum(1), ((4, 11), W1)),
 }
 
@@ -146,7 +158,10 @@ def test_what_no_weight_reads_does_not_count() -> None:
     assert result.after(x, w).isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["all positions", "one axis", "transposed, cropped", "by running statistics"])
+@pytest.mark.parametrize(
+    "name",
+    ["all positions", "one axis", "transposed, cropped", "by running statistics", "plus itself", "less most of itself"],
+)
 @pytest.mark.parametrize("shift", [0.0, 0.3, 0.8])
 def test_float32_stays_within_the_policy(name: str, shift: float) -> None:
     function, ((samples, channels, *extents), *rest) = SUMS[name]

@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fusepass.patterns.simplify import simplify
 from tests.support.algebra import Function, rewritten, same_value, within_policy
+from tests.support.aten import traced
 
 RULE = "sum-of-products"
 
@@ -19,6 +21,7 @@ X, W, B, P = (6, 10), (8, 10), (8,), (8,)
 
 SUMS: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
     "mean of features": (lambda x, w, b, p: (F.linear(x, w, b) - p).mean(1, keepdim=True), (X, W, B, P)),
+    "sum of features, with itself": (lambda x, w, b: (lambda y: (y + y / 2).sum(-1))(F.linear(x, w, b)), (X, W, B)),
     "sum of features": (lambda x, w, b: F.linear(x, w, b).sum(-1), (X, W, B)),
     "sum of rows": (lambda x, w, b: F.linear(x, w, b).sum(0), (X, W, B)),
     "sum of all": (lambda x, w, b: F.linear(x, w, b).sum(), (X, W, B)),
@@ -171,3 +174,12 @@ def test_float32_stays_within_the_policy(shift: float) -> None:
         return (F.linear(x, w, b) - p).mean(1, keepdim=True)
 
     within_policy(function, torch.rand(64, 512), (torch.rand(256, 512) - shift) / 22, rand(256), torch.rand(256))
+
+
+def test_a_mean_in_steps_is_seen_behind_its_views() -> None:
+    """No step of this costs more or less than another but the last."""
+    inputs = torch.rand(64, 256), torch.rand(512, 256)
+    graph = traced(lambda x, w: F.linear(x, w).view(64, 8, 64).mean(2).mean(1), *inputs)
+    wanted = graph(*inputs)
+    assert RULE in [application.rule for application in simplify(graph)]
+    torch.testing.assert_close(graph(*inputs), wanted)

@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fusepass.patterns.simplify import simplify
 from tests.support.algebra import Function, rewritten, same_value, within_policy
+from tests.support.aten import traced
 
 aten = torch.ops.aten
 
@@ -150,6 +152,21 @@ NEAR: Cases = {
 def test_what_is_only_similar_stays(name: str) -> None:
     function, shapes = NEAR[name]
     assert same_value(function, *(rand(*shape) for shape in shapes)).rules == []
+
+
+def test_pools_of_pools_are_one_before_a_convolution_takes_them_in() -> None:
+    x, w = rand(2, 3, 34, 34), rand(5, 3, 3, 3)
+    twice = same_value(lambda x, w: F.avg_pool2d(F.avg_pool2d(F.conv2d(x, w), 2), 4), x, w)
+    assert (twice.rules[0], twice.rules.count(FILTER)) == ("average-pool-of-average-pool", 1)
+    mean = same_value(lambda x, w: F.avg_pool2d(F.conv2d(x, w), 2).mean((2, 3)), x, w)
+    assert mean.rules == ["mean-of-average-pool", "sum-of-convolution"]
+    whole = same_value(lambda x, w: F.avg_pool2d(F.conv2d(x, w), 32), x, w)
+    assert whole.rules == ["average-pool-of-everything", "sum-of-convolution"]
+    row = same_value(lambda x, w: F.avg_pool1d(F.linear(x, w), 4).mean(1), rand(6, 10), rand(8, 10))
+    assert {"mean-of-average-pool", "sum-of-products"} <= set(row.rules)
+    assert PRODUCT not in row.rules
+    graph = traced(lambda x, w: F.avg_pool2d(F.conv2d(x, w), 32), x, w)
+    assert [done.rule for done in simplify(graph)] == ["average-pool-of-everything", "sum-of-convolution"], "it pays"
 
 
 def test_whole_windows_in_ceil_mode_are_pooled() -> None:
