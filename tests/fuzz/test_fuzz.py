@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -56,6 +57,11 @@ def test_exceptions_are_failures() -> None:
         (failure,) = chunk.run([Example(LONG, Algebra.SAFE)], "cpu")
     assert failure.kind == "RuntimeError"
     assert "planted" in failure.problem
+
+
+def test_what_eager_refuses_is_no_failure() -> None:
+    refused = dataclasses.replace(LONG, lines=[*LONG.lines[:-1], "v5 = x0.view(7, 7)"])
+    assert chunk.run([Example(refused, Algebra.SAFE)], "cpu") == []
 
 
 class _Cancels(nn.Module):

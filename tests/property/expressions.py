@@ -146,9 +146,12 @@ AUTOCAST = (
 RANDOM = (
     "F.dropout(torch.ones({x}.shape, device={x}.device), 0.4).to({x}.dtype) * {x}", "{x} + torch.rand({x}.shape, device={x}.device).to({x}.dtype) * 0.1", "{x} * torch.bernoulli(torch.full({x}.shape, 0.5, device={x}.device)).to({x}.dtype)",
     "{x} * torch.randint(0, 3, {x}.shape, device={x}.device).to({x}.dtype)", "{x}[..., torch.randperm({x}.shape[-1], device={x}.device)] if {x}.dim() else {x}", "F.dropout({x}, 0.3) if {x}.device.type == 'cpu' else {x}",
-    "F.dropout({x}.relu(), 0.5) * 2 + {x} if {x}.device.type == 'cpu' else {x}", "{x} + torch.empty({x}.shape, device={x}.device).uniform_(-1, 1).to({x}.dtype)", "F.alpha_dropout({x}, 0.2, training=True) if {x}.device.type == 'cpu' else {x}",
+    "F.dropout({x}.relu(), 0.5) * 2 + {x} if {x}.device.type == 'cpu' else {x}", "{x} + torch.empty({x}.shape, device={x}.device).uniform_(-1, 1).to({x}.dtype)", "F.alpha_dropout({x}.float(), 0.2, training=True).to({x}.dtype) if {x}.device.type == 'cpu' else {x}",
 )  # fmt: skip
-"""What draws random numbers, the same ones in every type: a GPU's dropout draws by the type."""
+"""What draws random numbers, the same ones in every type: a GPU's dropout draws by the type.
+
+What alpha dropout adds has two values, whose roundings in halves would add up in a sum.
+"""
 
 BRANCHES = (
     "{x} * 2 if bool({e}.flatten()[0] > 0) else {x} - 1", "{x}.relu() if {e}.flatten()[0] > 0.5 else {x}.tanh() * 2", "{x} + 1 if ({e} > 0).any() else {x} * 3", "{x} * (1 + int({e}.flatten()[0] > 0))",
