@@ -65,47 +65,6 @@ class ConvolutionWriter(TileWriter):
             return None
         return PositionStates(self.kernel, self.plan, self.tile_count, self.pointers, self.printer)
 
-    # ---- tiles
-
-    def over_tiles(
-        self, buffers: int, ready: Sequence[str], work: Iterable[str], pointer: str, teams: int = 1
-    ) -> Iterable[str]:
-        """A block takes one tile after another: `ready` makes of what is there what `work` takes.
-
-        With two `buffers`, of type `pointer`, the next tile is fetched meanwhile. With several `teams`, groups of four warps, each
-        takes tiles of its own, and ``$team`` is its number.
-        """
-        blocks = self.plan.channel_blocks
-        each = self.plan.blocks // blocks
-        stride, first, meet = each, quotient("int(blockIdx.x)", blocks), "__syncthreads();"
-        if teams > 1:
-            stride, first, meet = each * teams, f"{first} + $team * {each}", "fp::meet_group();"
-        ahead = [
-            *block(f"if ($number + {stride} < {self.tile_count})", [f"$fetch($number + {stride}, $next);"]),
-            "fp::end_copies();",
-            "fp::await_copies<1>();",
-        ]
-        fetch = "$fetch($number, $tile);"
-        whole = teams == 1 or self.tile_count >= stride
-        now = [fetch if whole else f"if ($number < {self.tile_count}) {fetch}", "fp::end_copies();"]
-        exchange = [f"{pointer} const $done = $tile;", "$tile = $next;", "$next = $done;"]
-        double = buffers == 2
-        loop = [
-            *(ahead if double else [*now, "fp::await_copies<0>();"]),
-            *ready,
-            meet,
-            *self.tile_place(),
-            *work,
-            meet,
-            *(self.states.end("$first_channel") if self.states else ()),
-            *(exchange if double else []),
-        ]
-        yield f"int $number = {first};"
-        yield from now if double else ()
-        if teams > 1:  # what the block has in common is there for all of its groups
-            yield from ("fp::end_copies();", "fp::await_copies<0>();", *ready, "__syncthreads();")
-        yield from block(f"for (; $number < {self.tile_count}; $number += {stride})", loop)
-
     # ---- sums
 
     def finite(self, sums: str, loops: Sequence[tuple[str, int]], test: str = "fp::all_finite") -> Iterable[str]:

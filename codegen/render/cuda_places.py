@@ -9,9 +9,10 @@ from math import prod
 from fusepass.codegen.ir.convolution import HALVES, ROWS, halves_of_place
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cuda_convolution import ConvolutionText, ConvolutionWriter, Sums
+from fusepass.codegen.render.cuda_convolution import ConvolutionText, Sums
 from fusepass.codegen.render.cuda_definition import repair
 from fusepass.codegen.render.cuda_input import dot, plus, quotient, remainder, table, unrolled
+from fusepass.codegen.render.cuda_persistent import PersistentWriter
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.schedule_convolution.places import BLOCK, TOGETHER, PlacesSchedule, padded_places
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS
@@ -26,7 +27,7 @@ def places_text(
     return _Writer(kernel, program, plan, pointers, names).write()
 
 
-class _Writer(ConvolutionWriter):
+class _Writer(PersistentWriter):
     def __init__(
         self, kernel: Kernel, program: Program, plan: PlacesSchedule, pointers: dict[str, str], names: Identifiers
     ) -> None:
@@ -40,19 +41,8 @@ class _Writer(ConvolutionWriter):
         )
 
     def write(self) -> ConvolutionText:
-        plan, ready = self.plan, ["fp::publish_to_products();"]
-        tiles = list(self.over_tiles(plan.buffers, ready, self._sets(), "unsigned char*", plan.teams))
-        body = [
-            *self._shared(),
-            *(self.states.begin() if self.states else ()),
-            "",
-            *self._fetch_weights(),
-            "",
-            *self._fetch_tile(),
-            "",
-            *tiles,
-        ]
-        return ConvolutionText(tuple(self._tables()), tuple(map(self.named, body)))
+        plan = self.plan
+        return self.text(plan.buffers, ["fp::publish_to_products();"], self._sets(), "unsigned char*", plan.teams)
 
     # ---- tables
 

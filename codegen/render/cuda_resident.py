@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cuda_convolution import GROUP_SLICES, ConvolutionText, ConvolutionWriter, Sums
+from fusepass.codegen.render.cuda_convolution import GROUP_SLICES, ConvolutionText, Sums
 from fusepass.codegen.render.cuda_definition import repair
 from fusepass.codegen.render.cuda_input import UNROLL, dot, table, unrolled
+from fusepass.codegen.render.cuda_persistent import PersistentWriter
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule_convolution.resident import SLICE, ResidentSchedule, first_steps, padded_taps
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS
@@ -21,7 +22,7 @@ def resident_text(
     return _Writer(kernel, program, plan, pointers, names).write()
 
 
-class _Writer(ConvolutionWriter):
+class _Writer(PersistentWriter):
     def __init__(
         self, kernel: Kernel, program: Program, plan: ResidentSchedule, pointers: dict[str, str], names: Identifiers
     ) -> None:
@@ -33,19 +34,7 @@ class _Writer(ConvolutionWriter):
         )
 
     def write(self) -> ConvolutionText:
-        rounding = ["$round();"] if self.rounds else []
-        tiles = list(self.over_tiles(self.plan.buffers, rounding, self._multiply(), "float*"))
-        body = [
-            *self._shared(),
-            *(self.states.begin() if self.states else ()),
-            "",
-            *self._fetch_weights(),
-            "",
-            *self._fetch_tile(),
-            "",
-            *tiles,
-        ]
-        return ConvolutionText(tuple(self._tables()), tuple(map(self.named, body)))
+        return self.text(self.plan.buffers, ["$round();"] if self.rounds else [], self._multiply(), "float*")
 
     # ---- tables
 
