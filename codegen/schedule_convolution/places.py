@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 
 from fusepass.codegen.ir.convolution import HALVES, ROWS, Phase
-from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP, Tiles
+from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP, Launch
 
 BLOCK = 16  # neighbouring positions that lie in one piece
 TOGETHER = 8  # such blocks that four warps multiply at once, 64 positions and 64 more
@@ -22,8 +22,8 @@ STEP = 32  # bytes of a row of shared memory, of each operand, that a product ta
 
 
 @dataclass(frozen=True)
-class PlacesSchedule:
-    """The shape of one launch.
+class PlacesSchedule(Launch):
+    """The shape of one launch; see `Launch`.
 
     Attributes:
         on: the positions in tiles; `Tiles.extent` counts places, those of the borders of all blocks among them.
@@ -37,11 +37,8 @@ class PlacesSchedule:
         vector: neighbouring results that a thread stores at once.
         parts: halves that stand for a number; there are as many columns for an output channel.
         buffers: tiles of the input in shared memory; with two, one is fetched while the other is worked on.
-        channel_blocks: blocks that work on a tile: one for each part of the output channels and of the phases.
-        blocks, resident, shared_bytes: as those of `ResidentSchedule`.
     """
 
-    on: Tiles
     run: int
     layers: int
     slices: tuple[int, ...]
@@ -52,14 +49,6 @@ class PlacesSchedule:
     vector: int
     parts: int
     buffers: int
-    channel_blocks: int
-    blocks: int
-    resident: int
-    shared_bytes: int
-
-    @property
-    def threads(self) -> int:
-        return self.on.threads
 
     @property
     def phase_blocks(self) -> int:

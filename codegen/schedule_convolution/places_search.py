@@ -23,8 +23,10 @@ from fusepass.codegen.schedule_convolution.tiles import (
     anchor_of,
     border_of,
     dimensions,
+    launched_blocks,
     pair_of,
     phases_of,
+    resident_blocks,
     tiles_of,
 )
 
@@ -246,14 +248,14 @@ def _candidate(
     if shared > facts.shared_bytes_per_block:
         return None
     most, tiles = _most_resident(plan, anchor.precision), sizes[0] * prod(on.tiles)
-    resident = max(min(facts.shared_bytes_per_block // shared, most), 1)
+    resident = resident_blocks(facts, shared, most)
     if kernel.partials and tiles < teams:  # each has a piece
         return None
     # A block for each turn, or in the room of the weights, hides more than turns save.
     if turns > 1 and (tiles < resident * facts.multiprocessors or (resident < most and _is_few(kernel, program))):
         return None
-    each = max(min(tiles // teams, resident * facts.multiprocessors // channel_blocks), 1)
-    return replace(plan, blocks=each * channel_blocks, resident=resident, shared_bytes=shared)
+    blocks = launched_blocks(facts, resident, channel_blocks, tiles // teams)
+    return replace(plan, blocks=blocks, resident=resident, shared_bytes=shared)
 
 
 def _most_resident(plan: PlacesSchedule, precision: Precision) -> int:

@@ -20,14 +20,17 @@ from fusepass.codegen.schedule_convolution.tiles import (
     COLUMNS,
     MOST_ROWS,
     WARPS,
+    Launch,
     Tiles,
     anchor_of,
     border_of,
     dimensions,
     group_cycles,
     group_registers,
+    launched_blocks,
     phases_of,
     products_in_words,
+    resident_blocks,
     tile_shapes,
     tiles_of,
     written_cycles,
@@ -38,34 +41,20 @@ _BESIDE = 0.35  # of what takes less time is not done while the other is
 
 
 @dataclass(frozen=True)
-class ResidentSchedule:
-    """The shape of one launch.
+class ResidentSchedule(Launch):
+    """The shape of one launch; see `Launch`.
 
     Attributes:
-        on: the positions in tiles.
         steps: for each phase, the number of slices of 8 taps.
         rows: tiles of 16 output channels that a block works on.
         buffers: tiles of the input in shared memory; with two, one is fetched while the other is worked on.
         precision: of the products.
-        channel_blocks: blocks that share the output channels of one tile.
-        blocks: blocks of the launch, a multiple of `channel_blocks`.
-        resident: blocks that a multiprocessor should hold, which bounds a thread's registers.
-        shared_bytes: dynamic shared memory of a block.
     """
 
-    on: Tiles
     steps: tuple[int, ...]
     rows: int
     buffers: int
     precision: Precision
-    channel_blocks: int
-    blocks: int
-    resident: int
-    shared_bytes: int
-
-    @property
-    def threads(self) -> int:
-        return self.on.threads
 
     @property
     def covered(self) -> int:
@@ -106,8 +95,7 @@ def _candidate(kernel: Kernel, facts: DeviceFacts, channels: int, on: Tiles, buf
     channel_blocks = ceil(sizes[1] / (ROWS * rows))
     if kernel.sweeps and channel_blocks > 1:
         return None  # a thread reduces what its block has
-    resident = max(min(facts.shared_bytes_per_block // shared, _most_resident(on, rows, anchor.precision)), 1)
-    each = max(min(sizes[0] * prod(on.tiles), resident * facts.multiprocessors // channel_blocks), 1)
+    resident = resident_blocks(facts, shared, _most_resident(on, rows, anchor.precision))
     return ResidentSchedule(
         on=on,
         steps=steps,
@@ -115,7 +103,7 @@ def _candidate(kernel: Kernel, facts: DeviceFacts, channels: int, on: Tiles, buf
         buffers=buffers,
         precision=anchor.precision,
         channel_blocks=channel_blocks,
-        blocks=each * channel_blocks,
+        blocks=launched_blocks(facts, resident, channel_blocks, sizes[0] * prod(on.tiles)),
         resident=resident,
         shared_bytes=shared,
     )

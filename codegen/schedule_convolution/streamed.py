@@ -21,14 +21,17 @@ from fusepass.codegen.schedule_convolution.tiles import (
     GROUP,
     MOST_ROWS,
     WARPS,
+    Launch,
     Tiles,
     anchor_of,
     border_of,
     dimensions,
     group_cycles,
     group_registers,
+    launched_blocks,
     phases_of,
     products_in_words,
+    resident_blocks,
     tile_shapes,
     tiles_of,
     written_cycles,
@@ -70,11 +73,10 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class StreamedSchedule:
-    """The shape of one launch.
+class StreamedSchedule(Launch):
+    """The shape of one launch; see `Launch`.
 
     Attributes:
-        on: the positions in tiles.
         depth: groups of 8 input channels in a chunk.
         chunks: of the input channels; one stays in shared memory for all phases of a tile.
         longest: slices of a piece, at most.
@@ -85,13 +87,8 @@ class StreamedSchedule:
         high: warps side by side along the output channels; the others lie along the positions.
         precision: of the products.
         parts_of_weights: see `Convolution.parts`.
-        channel_blocks: blocks that share the output channels of one tile.
-        blocks: blocks of the launch, a multiple of `channel_blocks`.
-        resident: blocks that a multiprocessor should hold, which bounds a thread's registers.
-        shared_bytes: dynamic shared memory of a block.
     """
 
-    on: Tiles
     depth: int
     chunks: int
     longest: int
@@ -102,14 +99,6 @@ class StreamedSchedule:
     high: int
     precision: Precision
     parts_of_weights: int
-    channel_blocks: int
-    blocks: int
-    resident: int
-    shared_bytes: int
-
-    @property
-    def threads(self) -> int:
-        return self.on.threads
 
     @property
     def covered(self) -> int:
@@ -225,8 +214,7 @@ def _arrangements(
             shared = 4 * (streams + on.staged_floats)
             if shared > facts.shared_bytes_per_block:
                 continue
-            resident = max(min(facts.shared_bytes_per_block // shared, most), 1)
-            each = max(min(sizes[0] * prod(on.tiles), resident * facts.multiprocessors // channel_blocks), 1)
+            resident = resident_blocks(facts, shared, most)
             plan = StreamedSchedule(
                 on=on,
                 depth=depth,
@@ -240,7 +228,7 @@ def _arrangements(
                 precision=anchor.precision,
                 parts_of_weights=anchor.parts,
                 channel_blocks=channel_blocks,
-                blocks=each * channel_blocks,
+                blocks=launched_blocks(facts, resident, channel_blocks, sizes[0] * prod(on.tiles)),
                 resident=resident,
                 shared_bytes=shared,
             )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
+from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import ROWS, Convolution, Phase
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.index import Axis
@@ -96,6 +97,39 @@ def phases_of(kernel: Kernel, program: Program) -> tuple[Phase, ...]:
     """The phases of a kernel's convolution."""
     anchor = anchor_of(kernel)
     return anchor.phases(program.buffer(anchor.weight).shape[2:], [axis.size for axis in dimensions(kernel)[2:]])
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the schedules of convolutions have in common.
+
+    Attributes:
+        on: the positions in tiles.
+        channel_blocks: blocks that work on one tile: they share its output channels, and may share its phases.
+        blocks: blocks of the launch, a multiple of `channel_blocks`.
+        resident: blocks that a multiprocessor should hold, which bounds a thread's registers.
+        shared_bytes: dynamic shared memory of a block.
+    """
+
+    on: Tiles
+    channel_blocks: int
+    blocks: int
+    resident: int
+    shared_bytes: int
+
+    @property
+    def threads(self) -> int:
+        return self.on.threads
+
+
+def resident_blocks(facts: DeviceFacts, shared_bytes: int, most: int) -> int:
+    """`Launch.resident`: blocks for whose shared memory a multiprocessor has the room, if it has registers for `most`."""
+    return max(min(facts.shared_bytes_per_block // shared_bytes, most), 1)
+
+
+def launched_blocks(facts: DeviceFacts, resident: int, channel_blocks: int, tiles: int) -> int:
+    """`Launch.blocks`: as many as the device holds at once, or fewer where there are fewer `tiles` of all samples."""
+    return max(min(tiles, resident * facts.multiprocessors // channel_blocks), 1) * channel_blocks
 
 
 def dimensions(kernel: Kernel) -> tuple[Axis, ...]:

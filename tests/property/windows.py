@@ -10,7 +10,7 @@ from tests.property.steps import Draw, Sketch
 def _pool(sketch: Sketch) -> None:
     """A window of the same size along each axis."""
     draw = sketch.draw
-    x = sketch.pick(lambda v: 3 <= v.dim() <= 5 and v.numel() > 0)
+    x = _image(sketch)
     if x is None:
         return
     value = sketch.values[x]
@@ -32,14 +32,8 @@ def _pool(sketch: Sketch) -> None:
             f"F.avg_pool{rank}d(F.avg_pool{rank}d({x}, {kernel}), 2, 1)",
             f"F.avg_pool{rank}d({x}, {kernel}).mean((-1, -2))",
         ]
-    pools += (
-        [
-            f"F.pixel_shuffle({x}, 2)",
-            f"F.pixel_unshuffle({x}, 2)",
-        ]
-        if rank == 2
-        else []
-    )
+    if rank == 2:
+        pools += [f"F.pixel_shuffle({x}, 2)", f"F.pixel_unshuffle({x}, 2)"]
     pools += [f"F.pad({x}, [1] * {2 * rank}, mode='{draw(st.sampled_from(['reflect', 'replicate', 'circular']))}')"]
     sketch.add(draw(st.sampled_from(pools)))
 
@@ -47,7 +41,7 @@ def _pool(sketch: Sketch) -> None:
 def _uneven_pool(sketch: Sketch) -> None:
     """A window with another size, step and border along each axis."""
     draw = sketch.draw
-    x = sketch.pick(lambda v: 3 <= v.dim() <= 5 and v.numel() > 0)
+    x = _image(sketch)
     if x is None:
         return
     rank = sketch.values[x].dim() - 2
@@ -72,7 +66,7 @@ def _uneven_pool(sketch: Sketch) -> None:
 
 def _resample(sketch: Sketch) -> None:
     draw = sketch.draw
-    x = sketch.pick(lambda v: 3 <= v.dim() <= 5 and v.numel() > 0)
+    x = _image(sketch)
     if x is None:
         return
     rank = sketch.values[x].dim() - 2
@@ -98,6 +92,11 @@ def _pad(sketch: Sketch) -> None:
     widths = [draw(st.sampled_from([0, 1, 2, 0, 1, 2, -1])) for _ in range(2 * axes)]
     mode = draw(st.sampled_from(["constant", "reflect", "replicate", "circular"]))
     sketch.add(f"F.pad({x}, {widths}, mode='{mode}')")
+
+
+def _image(sketch: Sketch) -> str | None:
+    """A value with one to three spatial axes."""
+    return sketch.pick(lambda v: 3 <= v.dim() <= 5 and v.numel() > 0)
 
 
 def _each(draw: Draw, rank: int, most: int) -> tuple[int, ...]:
