@@ -63,7 +63,7 @@ class ScaledHalves:
 class Convolution:
     """What a kernel computes before its stores: a convolution without bias of two buffers, for each element of its rows.
 
-    The kernel's rows are (sample, channel, *spatial); where it reduces over channels, they are its one column axis. Its
+    The kernel's rows are (sample, channel, *spatial); the one that it reduces over is its one column axis instead. Its
     expressions have the result as ``Stat(name, 0)``.
 
     Attributes:
@@ -76,6 +76,7 @@ class Convolution:
         packed: buffer of `packed_shape` with the weights in slices, rounded as `precision` says; None where a kernel takes
             them as they are.
         halves: what is multiplied instead of `source` and `weight`, which say what is meant; None where nothing is.
+        column: the dimension of the result that the kernel's column axis is, if it has one: 1, the channels, or the last.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Convolution:
     warps: int = 1
     packed: str | None = None
     halves: ScaledHalves | None = None
+    column: int = 1
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -103,9 +105,9 @@ class Convolution:
         geometry = f"stride {self.stride}, padding {self.padding}, dilation {self.dilation}"
         packed = f" packed as {self.packed}" if self.packed else ""
         halves = f" of halves {self.halves.source} by {self.halves.weight}" if self.halves else ""
-        return (
-            f"{kind} of {self.source} by {self.weight}{packed}, {geometry}, products{halves} in {self.precision.value}"
-        )
+        along = "" if self.column == 1 else f", columns along dimension {self.column}"
+        products = f"products{halves} in {self.precision.value}"
+        return f"{kind} of {self.source} by {self.weight}{packed}, {geometry}, {products}{along}"
 
     @property
     def parts(self) -> int:

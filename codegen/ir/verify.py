@@ -112,6 +112,8 @@ def _anchor_faults(program: Program, kernel: Kernel, anchor: Anchor) -> Iterator
         return
     if len(kernel.cols) > 1 or len(kernel.rows) + len(kernel.cols) != len(anchor.stride) + 2:
         yield f"axes of {anchor.name} that are not sample, channel and {len(anchor.stride)} spatial axes"
+    if anchor.column not in (1, len(anchor.stride) + 1):
+        yield f"columns of {anchor.name} that are neither channels nor the last axis"
     for name in (anchor.source, anchor.weight):
         buffer = _find(program, name)
         if buffer is None or len(buffer.shape) != len(anchor.stride) + 2:

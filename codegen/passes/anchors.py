@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from fusepass.codegen.ir.along import reduced_along
 from fusepass.codegen.ir.convolution import Convolution, few_channels, few_halves, tiled_halves
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Window, walk
@@ -29,6 +30,7 @@ from fusepass.codegen.passes.windows import pool_windows
 
 Choice = Callable[[Program, Kernel], bool]
 _Anchor = Anchor | Depthwise | Halved
+_CHANNELS = 1  # their dimension
 
 
 class AnchorSource(enum.Enum):
@@ -85,11 +87,11 @@ def _in_halves(
         return
     if any(kernel.sweeps and result.name in kernel.reads for kernel in program.kernels):
         by_phases = halved_of(program, builder, anchor, result, by_phases=True)
-        form = None if by_phases is None else _generated(program, builder, call, by_phases, reducing=True)
+        form = None if by_phases is None else _generated(program, builder, call, by_phases, _CHANNELS)
         if by_phases is not None and form is not None:
             yield by_phases.completed(form, builder)
     pooled = _pooled(program, builder, call, halved)
-    form = _generated(program, builder, call, halved, reducing=False)
+    form = _generated(program, builder, call, halved, None)
     reduced = halved.reduced(form, builder, pieces, kept) if form is not None else None
     for each in filter(None, (pooled, reduced, form)):
         yield halved.completed(each, builder)
@@ -117,16 +119,17 @@ def _in_places(
     """The forms of a convolution that multiplies scaled halves of a tile, as `_forms` orders them.
 
     With many channels, what reduces over channels and then stores each element is left to a kernel of its own: the arithmetic of several
-    sweeps takes longer in the few warps that these kernels have than reading the result again.
+    sweeps takes longer in the few warps that these kernels have than reading the result again. Only these reduce along the last axis.
     """
     few = few_halves(program.buffer(anchor.source).shape[1], anchor.step)
-    for reducing in (True, False):
-        form = _generated(program, builder, call, anchor, reducing)
-        if form is None or (reducing and not few and form.kernels[0].stores):
+    last = len(program.buffer(call.result).shape) - 1
+    for over in (_CHANNELS, *(() if few else (last,)), None):
+        form = _generated(program, builder, call, anchor, over)
+        if form is None or (over == _CHANNELS and not few and form.kernels[0].stores):
             continue
         made = in_places(form, builder, 0)
         place = len(made.kernels) - len(form.kernels)
-        reduced = None if reducing else reduce_positions(made, builder, place, pieces)
+        reduced = None if over else reduce_positions(made, builder, place, pieces)
         for each in filter(None, (reduced, made)):
             yield each, each.kernels[place]
 
@@ -138,7 +141,7 @@ def _forms(
 
     With few input channels weights stay on the chip as they are, unless the device has no room for that.
     """
-    forms = [_generated(program, builder, call, anchor, reducing) for reducing in (True, False)]
+    forms = [_generated(program, builder, call, anchor, over) for over in (_CHANNELS, None)]
     kept = kept if isinstance(anchor, Product) else 0
     many = isinstance(anchor, Convolution) and not few_channels(program.buffer(anchor.source).shape[1], anchor.spread)
     layouts = ([] if many else [False]) + ([True] if isinstance(anchor, Convolution) else [])
@@ -181,30 +184,34 @@ def _convolution(program: Program, call: LibraryCall, warps: int) -> Convolution
 
 
 def _generated(
-    program: Program, builder: Builder, call: LibraryCall, anchor: _Anchor, reducing: bool
+    program: Program, builder: Builder, call: LibraryCall, anchor: _Anchor, over: int | None
 ) -> Program | None:
-    """`program` with the kernel that replaces `call` in the first place; None where there is nothing to reduce in it."""
+    """`program` with the kernel that replaces `call` in the first place, and what reduces over that dimension of its result in it.
+
+    None where nothing reduces over it. What is reduced along the last axis may be read by others, too: then it is stored.
+    """
     result = program.buffer(call.result)
     calls = tuple(other for other in program.calls if other is not call)
+    role = Role.OUTPUT if result.name in program.outputs else Role.TEMP
+    stored = tuple(replace(buffer, role=role) if buffer is result else buffer for buffer in program.buffers)
     readers = [kernel for kernel in program.kernels if result.name in kernel.reads]
-    if len(readers) == 1 and result.name not in program.outputs:
-        absorbed = _absorbed(program, readers[0], builder, call, anchor, reducing)
+    alone = len(readers) == 1 and result.name not in program.outputs
+    for reader in readers if alone or over not in (_CHANNELS, None) else ():
+        absorbed = _absorbed(program, reader, builder, call, anchor, over, keep=not alone)
         # Nothing that the epilogue reads is written by a kernel before it, or it could not come first.
         written = frozenset[str]().union(*(kernel.writes for kernel in program.kernels))
         if absorbed is not None and not absorbed.reads & written:
-            rest = tuple(kernel for kernel in program.kernels if kernel is not readers[0])
-            buffers = tuple(buffer for buffer in program.buffers if buffer is not result)
+            rest = tuple(kernel for kernel in program.kernels if kernel is not reader)
+            buffers = tuple(buffer for buffer in program.buffers if buffer is not result) if alone else stored
             return replace(program, calls=calls, kernels=(absorbed, *rest), buffers=buffers)
-    if reducing:
+    if over is not None:
         return None
     axes = tuple(Axis(f"d{number}", size) for number, size in enumerate(result.shape))
     value = _value(program, builder, call, anchor, axes)
     store = Store(result.name, linear([axis_index(axis) for axis in axes], result.strides), value)
     rows, origin = _rows(anchor, axes), (_operator(call),)
     kernel = Kernel(f"{result.name}_kernel", rows, (), (), (), (store,), origin, _in_kernel(anchor))
-    role = Role.OUTPUT if result.name in program.outputs else Role.TEMP
-    buffers = tuple(replace(buffer, role=role) if buffer is result else buffer for buffer in program.buffers)
-    return replace(program, calls=calls, kernels=(kernel, *program.kernels), buffers=buffers)
+    return replace(program, calls=calls, kernels=(kernel, *program.kernels), buffers=stored)
 
 
 def _value(program: Program, builder: Builder, call: LibraryCall, anchor: _Anchor, axes: tuple[Axis, ...]) -> Expr:
@@ -235,14 +242,21 @@ def _operator(call: LibraryCall) -> str:
 
 
 def _absorbed(
-    program: Program, reader: Kernel, builder: Builder, call: LibraryCall, anchor: _Anchor, reducing: bool
+    program: Program,
+    reader: Kernel,
+    builder: Builder,
+    call: LibraryCall,
+    anchor: _Anchor,
+    over: int | None,
+    *,
+    keep: bool = False,
 ) -> Kernel | None:
     """`reader` as the epilogue of `call`, if it takes each element of its result once, at its own point.
 
-    With `reducing` it must reduce, over the channels of a convolution and nothing else, without it must not.
+    It must reduce `over` that dimension of a convolution and nothing else, or not at all. With `keep` the result is stored as well.
     """
     result = program.buffer(call.result)
-    if reader.is_pointwise is reducing or reader.anchor is not None:
+    if reader.is_pointwise is (over is not None) or reader.anchor is not None:
         return None
     if any(isinstance(node, Window | Gather) for node in walk(*reader.roots)):
         return None
@@ -252,12 +266,12 @@ def _absorbed(
     if axes is None or any(load.index != loads[0].index for load in loads):
         return None
     rows, cols = _rows(anchor, axes), tuple[Axis, ...]()
-    if reducing:
-        rows, cols = (axes[0], *axes[2:]), (axes[1],)
-        if not isinstance(anchor, Convolution | Halved) or [axis for axis in reader.cols if axis.size != 1] != [
-            axes[1]
-        ]:
+    if over is not None:
+        rows, cols = (*axes[:over], *axes[over + 1 :]), (axes[over],)
+        if not isinstance(anchor, Convolution | Halved) or [axis for axis in reader.cols if axis.size != 1] != [*cols]:
             return None
+        if isinstance(anchor, Convolution):
+            anchor = replace(anchor, column=over)
     value = _value(program, builder, call, anchor, axes)
 
     def leaf(node: Expr) -> Expr | None:
@@ -265,7 +279,9 @@ def _absorbed(
 
     rewritten = rewrite_kernel(reader, builder, leaf=leaf)
     origin = (_operator(call), *reader.origin)
-    return replace(rewritten, rows=rows, cols=cols, anchor=_in_kernel(anchor), origin=origin)
+    stores = (*rewritten.stores, *([Store(result.name, loads[0].index, value)] if keep else []))
+    made = replace(rewritten, rows=rows, cols=cols, stores=stores, anchor=_in_kernel(anchor), origin=origin)
+    return made if over in (_CHANNELS, None) or reduced_along(made, axes) is not None else None
 
 
 def _with_whole_dimensions(reader: Kernel, builder: Builder, result: Buffer) -> Kernel:

@@ -43,7 +43,7 @@ _FETCHES = ("fp_instructions.cuh", "fp_team.cuh")  # for those whose blocks copy
 _PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anchor
 _CONVOLUTION_GROUPS = ("fp_wgmma.cuh", "fp_group.cuh")  # which is a convolution that four warps multiply together
 _PLACES = ("fp_wgmma_places.cuh", "fp_places.cuh")  # of scaled halves
-_PARTIALS = ("fp_partials.cuh",)  # for those that reduce over positions
+_PARTIALS = ("fp_partials.cuh",)  # for those that reduce over positions, or along the last axis
 _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
 _MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
 
@@ -100,7 +100,8 @@ def render_cuda(
     headers += _PRODUCTS if anchors else ()
     headers += _CONVOLUTION_GROUPS if any(isinstance(a, Convolution) and a.warps > 1 for a in anchors) else ()
     headers += _PLACES if any(isinstance(a, Convolution) and a.halves is not None for a in anchors) else ()
-    headers += _PARTIALS if any(kernel.partials is not None for kernel in program.kernels) else ()
+    along = any(isinstance(a, Convolution) and a.column > 1 for a in anchors)
+    headers += _PARTIALS if along or any(kernel.partials is not None for kernel in program.kernels) else ()
     headers += _MATRICES if any(isinstance(a, Product) for a in anchors) else ()
     headers += _MATRIX_GROUPS if groups else ()
     headers += _COPIES if patches else ()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.expr import Expr, Stat, walk
 from fusepass.codegen.ir.program import Buffer, Reduction, Store
+from fusepass.codegen.render.cuda_along import Along
 from fusepass.codegen.render.cuda_input import UNROLL, TileWriter, quotient, remainder, unrolled
 from fusepass.codegen.render.cuda_neighbours import store_neighbours
 from fusepass.codegen.render.cuda_pairs import pairs, takes_pairs
@@ -117,6 +118,12 @@ class ConvolutionWriter(TileWriter):
         """The same for `width` neighbours; see `cuda_neighbours`."""
         stored = store_neighbours(self, sums.group, sums.covered, sums.unroll, width)
         yield from self._over_rows(sums, [*self._repaired(sums), *stored])
+
+    def along(self, sums: Sums, width: int) -> Iterable[str]:
+        """The same where rows along the last axis are reduced; see `cuda_along`."""
+        along = Along(self, sums.group, sums.covered)
+        yield from along.begin()
+        yield from self._over_rows(sums, [*self._repaired(sums), *along.lines(sums.unroll, width)])
 
     def _repaired(self, sums: Sums) -> list[str]:
         """What is not finite in ``$room`` is computed again there."""

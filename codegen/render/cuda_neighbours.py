@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fusepass.codegen.ir.convolution import ROWS
-from fusepass.codegen.ir.expr import Stat, walk
+from fusepass.codegen.ir.expr import Expr, Stat, walk
 from fusepass.codegen.render.cuda_input import unrolled
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.schedule_convolution.tiles import dimensions
 
 if TYPE_CHECKING:
     from fusepass.codegen.render.cuda_convolution import ConvolutionWriter
 
 
-def store_neighbours(writer: ConvolutionWriter, group: str, covered: int, pragma: str, width: int) -> list[str]:
+def store_neighbours(
+    writer: ConvolutionWriter,
+    group: str,
+    covered: int,
+    pragma: str,
+    width: int,
+    ahead: Sequence[str] = (),
+    known: Sequence[tuple[Expr, str]] = (),
+) -> list[str]:
     """What is done with the 16 channels that lie in the warp's room, `width` neighbours at a time; the first 8 of its positions are the
-    `group`-th ones.
+    `group`-th ones. All threads of the warp do what comes `ahead` of a ``$row``; by default what is `known` there are the results.
     """
     on = writer.on
     lanes = 32 * on.pair // width  # of a row
@@ -24,25 +34,26 @@ def store_neighbours(writer: ConvolutionWriter, group: str, covered: int, pragma
     first = f"$lane % {lanes} * {width}"
     row = f"$down * {together} + $lane / {lanes}" if together > 1 else "$down"
     places, inside = writer.position(group, f"({first})" if on.pair == 1 else f"({first}) / {on.pair}", "0")
-    lines = [
-        f"const int $row = {row};",
-        f"const int $channel = $first_channel + $m * {ROWS} + $row;",
-        *_row(writer, f"$room[$row * {on.staged_pitch} + {first}]", width, writer.sizes[1] != covered),
-    ]
-    return [*places, *block(f"if ({inside})", unrolled("$down", ROWS // together, lines, pragma))]
+    place = [f"const int $row = {row};", f"const int $channel = $first_channel + $m * {ROWS} + $row;"]
+    room = f"$room[$row * {on.staged_pitch} + {first}]"
+    stored = _row(writer, room, width, writer.sizes[1] != covered, known)
+    if ahead:
+        rows = [*place, *ahead, *block(f"if ({inside})", stored)]
+        return [*places, *unrolled("$down", ROWS // together, rows, pragma)]
+    return [*places, *block(f"if ({inside})", unrolled("$down", ROWS // together, [*place, *stored], pragma))]
 
 
-def _row(writer: ConvolutionWriter, room: str, width: int, some: bool) -> list[str]:
+def _row(writer: ConvolutionWriter, room: str, width: int, some: bool, known: Sequence[tuple[Expr, str]]) -> list[str]:
     """The neighbours from the result in scope on, of ``$channel``, which may not exist where there are only `some`."""
     kernel, names = writer.kernel, ("$sample", "$channel", *writer.axes)
     each, where = Scope(writer.printer), Scope(writer.printer)
     for scope, last in ((each, "$near"), (where, names[-1])):
-        for axis, text in zip(kernel.rows, (*names[:-1], last), strict=True):
+        for axis, text in zip(dimensions(kernel), (*names[:-1], last), strict=True):
             scope.define_axis(axis, text)
-    for node in walk(*kernel.roots):
-        if isinstance(node, Stat):
-            each.bind(node, "$sum")
-    writer.printer.expect(kernel.roots)
+    values = [store.value for store in kernel.stores]
+    for node, text in known or [(node, "$sum") for node in walk(*values) if isinstance(node, Stat)]:
+        each.bind(node, text)
+    writer.printer.expect(values)
     begin, end = [], []
     for number, store in enumerate(kernel.stores):
         dtype = writer.program.buffer(store.buffer).dtype

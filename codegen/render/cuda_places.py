@@ -200,11 +200,15 @@ class _Writer(PersistentWriter):
         warp = f"$warp % {plan.tile_warps}" if plan.teams > 1 else "$warp"
         first = f"($set * {plan.tile_warps} + {warp}) * {COLUMNS}" if plan.sets > 1 else f"{warp} * {COLUMNS}"
         sums = Sums(staging, plan.rows, plan.covered, first, tuple(repair(self)))
+        if self.kernel.sweeps and self.anchor.column > 1:
+            results = self.along(sums, plan.vector)
+        else:
+            results = self.vectors(sums, plan.vector) if plan.vector > 1 else self.epilogue(sums)
         lines = [
             f"float $sums[{on.pair}][2][{ROWS * plan.rows // 2}] = {{}};",
             *unrolled("$p", on.pair, self._sum_up()),
             *self.finite("$sums[$p]", [("$p", on.pair)]),
-            *(self.vectors(sums, plan.vector) if plan.vector > 1 else self.epilogue(sums)),
+            *results,
         ]
         if len(on.phases) > 1:
             first, last = "0", str(plan.part)

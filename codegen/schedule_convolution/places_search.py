@@ -52,10 +52,13 @@ def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> Pla
     shares, vector = list(itertools.product((2, 1), _rows(kernel, program))), _vector(kernel, program)
     parts = [_Part.of(phases, count) for count in _phase_blocks(kernel)]
     room = facts.shared_bytes_per_block // (2 * HALVES * _layers(kernel, program))  # places of tiles, of one layer
+    if _reduces_along(kernel) and not _has_whole_rows(kernel, vector):
+        return None
     candidates = (
         _candidate(kernel, program, facts, on, part.origins, teams, vector, turns, *share)
         for teams in _teams(kernel, program)
         for tile in _tile_shapes(axes, teams)
+        if tile[-1] == SHARE or not _reduces_along(kernel)
         for part in parts
         if teams * prod(part.extent(tile)) <= room
         for on in [_tiles(kernel, program, phases, tile, part)]
@@ -71,12 +74,27 @@ def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> Pla
     return min(fitting)[2] if fitting else None
 
 
+def _reduces_along(kernel: Kernel) -> bool:
+    """Whether a kernel reduces along the last axis."""
+    return bool(kernel.sweeps) and anchor_of(kernel).column > 1
+
+
+def _has_whole_rows(kernel: Kernel, vector: int) -> bool:
+    """Whether a warp has whole rows of the result, and stores what goes along them as vectors."""
+    last, spread = dimensions(kernel)[-1].size, anchor_of(kernel).spread[-1]
+    positions = ceil(last / spread)
+    return spread == pair_of(kernel) and SHARE // 2 < positions <= SHARE and (vector > 1 or not kernel.stores)
+
+
 def _vector(kernel: Kernel, program: Program) -> int:
-    """`PlacesSchedule.vector`: 4 where rows of the results are whole numbers of these, and nothing but results goes along them; else 1."""
-    last = kernel.rows[-1]
-    if not kernel.is_pointwise or kernel.partials or _is_few(kernel, program):
+    """`PlacesSchedule.vector`: 4 where rows of the results are whole numbers of these, and nothing but results goes along them; else 1.
+
+    Where rows are reduced, what else goes along them is the same for many of them.
+    """
+    last = dimensions(kernel)[-1]
+    if kernel.partials or _is_few(kernel, program) or not (kernel.is_pointwise or _reduces_along(kernel)):
         return 1
-    if any(load.index.stride(last) != 0 for load in kernel.loads()):
+    if kernel.is_pointwise and any(load.index.stride(last) != 0 for load in kernel.loads()):
         return 1
 
     def fits(store: Store) -> bool:
@@ -115,7 +133,7 @@ def _rows(kernel: Kernel, program: Program) -> list[int]:
     """
     anchor = anchor_of(kernel)
     every = ceil(dimensions(kernel)[1].size / ROWS)
-    if kernel.sweeps:
+    if kernel.sweeps and not _reduces_along(kernel):
         return [every]
     room = _MOST_SUMS // (ROWS * anchor.parts * pair_of(kernel))
     most = min(every, MOST_ROWS) if kernel.partials else every
@@ -128,9 +146,9 @@ def _turns(kernel: Kernel, rows: int) -> list[int]:
     """How many times a block may take as many channels as it works on at once, so that it fetches a tile once for all of these."""
     every = ceil(dimensions(kernel)[1].size / (ROWS * rows))
     most = MOST_ROWS // rows if kernel.partials else _MOST_TURNS
-    return [
-        turns for turns in range(1, _MOST_TURNS + 1) if turns <= min(every, max(most, 1)) and not kernel.sweeps
-    ] or [1]
+    if kernel.sweeps and not _reduces_along(kernel):
+        return [1]
+    return [turns for turns in range(1, _MOST_TURNS + 1) if turns <= min(every, max(most, 1))]
 
 
 def _phase_blocks(kernel: Kernel) -> list[int]:

@@ -134,7 +134,8 @@ def launched_blocks(facts: DeviceFacts, resident: int, channel_blocks: int, tile
 
 def dimensions(kernel: Kernel) -> tuple[Axis, ...]:
     """The axes of a kernel's convolution: sample, channel, then spatial ones."""
-    return (*kernel.rows[:1], *kernel.cols, *kernel.rows[1:])
+    column = anchor_of(kernel).column
+    return (*kernel.rows[:column], *kernel.cols, *kernel.rows[column:])
 
 
 def anchor_of(kernel: Kernel) -> Convolution:

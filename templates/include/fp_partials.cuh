@@ -47,10 +47,24 @@ struct Share {
         }
     }
 
+    // Puts the values back where they came from.
+    __device__ __forceinline__ void leave(float* room, int pitch) const {
+        float* const to = room + row() * pitch + half() * 4;
+#pragma unroll
+        for (int i = 0; i < count / 4; ++i) {
+            uint4 four;
+            memcpy(&four, values + i * 4, sizeof(four));
+            *reinterpret_cast<uint4*>(to + i * 8) = four;
+        }
+    }
+
     __device__ __forceinline__ bool is_real(int i) const { return real[i / 16] >> (i % 16 / 4 * 8 + i % 4) & 1; }
     // Whether all are, which is the same for all threads of a warp.
     __device__ __forceinline__ bool whole() const { return Apart ? !__any_sync(0xffffffffu, total != all) : total == all; }
 };
+
+// What the threads of row `row` have, for all; see `Share::row`.
+__device__ __forceinline__ float of_row(float value, int row) { return __shfl_sync(0xffffffffu, value, row / 4 * 8 + row % 4); }
 
 // A thread's share of one of the two rows, 8 apart, of which it has sums as `multiply_tile` leaves them; four threads share a row.
 template <int N, bool Whole>

@@ -232,6 +232,17 @@ inline float __fdividef(float a, float b) { return a / b; }
 
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
+inline float __shfl_sync(unsigned members, float value, int from) {
+    if (members != 0xffffffffu) emulation::fail("a shuffle among part of a warp");
+    const unsigned self = emulation::thread_index.x;
+    std::memcpy(&emulation::exchanged[self], &value, sizeof(value));
+    emulation::wait(emulation::State::at_warp);
+    float other;
+    std::memcpy(&other, &emulation::exchanged[self / 32 * 32 + static_cast<unsigned>(from) % 32], sizeof(other));
+    emulation::wait(emulation::State::at_warp);
+    return other;
+}
+
 inline unsigned __shfl_xor_sync(unsigned members, unsigned value, int mask) {
     if (members != 0xffffffffu) emulation::fail("a shuffle among part of a warp");
     const unsigned self = emulation::thread_index.x;

@@ -21,6 +21,7 @@ from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, O
 from fusepass.codegen.ir.index import Axis, Bound, FloorDiv, Index
 from fusepass.codegen.ir.product import Operand, Product, parts_of
 from fusepass.codegen.ir.program import Buffer, Kernel, Partials, Program, Role, Store
+from fusepass.codegen.schedule_convolution.tiles import dimensions
 from tests.support.numpy_ops import APPLY, REDUCE, Array, tf32
 
 STORAGE: dict[DType, type[np.generic]] = {
@@ -172,11 +173,11 @@ class _Run:
                 (size - 1) * s - 2 * p + r
                 for size, s, p, r in zip(source.shape[2:], anchor.stride, anchor.padding, reach, strict=True)
             ]
-            spatial = self.kernel.rows[1 if self.kernel.cols else 2 :]
-            missing = [row.size - size for row, size in zip(spatial, plain, strict=True)]
+            spatial = dimensions(self.kernel)[2:]
+            missing = [axis.size - size for axis, size in zip(spatial, plain, strict=True)]
         result = torch.convolution(source, weight, None, *geometry, anchor.transposed, missing, 1)
         found: Array = result.numpy()
-        return np.moveaxis(found, 1, -1) if self.kernel.cols else found
+        return np.moveaxis(found, anchor.column, -1) if self.kernel.cols else found
 
     def _product(self, product: Product) -> Array:
         """The sums of each piece, in float64."""

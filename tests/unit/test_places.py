@@ -5,20 +5,24 @@ from __future__ import annotations
 import itertools
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.convolution import ScaledHalves
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_convolution import preferred, schedule_convolution, serves
 from fusepass.codegen.schedule_convolution.places import PlacesSchedule, padded_places
@@ -39,6 +43,7 @@ from tests.support.convolutions import (
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
 from tests.support.machine_code import disassembler, instructions
+from tests.support.regions import Region, region
 from tests.support.thinned import thinned
 from tests.unit.test_render_cuda import inputs_of
 
@@ -131,6 +136,77 @@ def test_blocks_share_phases_whose_weights_are_large() -> None:
     assert planned(program, tight).phase_blocks == 3
     check(program, tight, tolerance=1e-5)
     assert not multiplying(generated_reduction(many(MANY["2d"]), Over.SOFTMAX)).cols
+
+
+def _normalised(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    result = F.conv_transpose2d(x, weight, bias, 2, 1)
+    return F.gelu(F.layer_norm(result, result.shape[-1:], scale, scale - 1)) * 2
+
+
+def _pooled(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    result = F.conv_transpose3d(x, weight, None, 2, 1, 1)
+    return F.avg_pool3d(F.layer_norm(result, result.shape[-1:]), 2)
+
+
+def _largest(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.conv2d(x, weight).relu().amax(-1)
+
+
+def _softmax(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.conv2d(x, weight).softmax(-1)
+
+
+ALONG = {  # a model, the shapes of its arguments, whether it stores what it finds of a row, and elements
+    "normalised": (_normalised, [(2, 24, 3, 20), (24, 20, 4, 4), (20,), (40,)], False, True),
+    "largest": (_largest, [(2, 24, 7, 31), (20, 24, 3, 3)], True, False),
+    "pooled, which reads the result as well": (_pooled, [(1, 24, 2, 3, 20), (24, 16, 3, 3, 3)], True, True),
+}
+
+
+def along(model: Callable[..., torch.Tensor], shapes: Sequence[tuple[int, ...]]) -> tuple[Region, Program]:
+    """`model` of random numbers, with products of scaled halves in tiles."""
+    torch.manual_seed(0)
+    made = region(model, *(torch.randn(shape) for shape in shapes))
+    calls = tuple(replace(call, tf32=True) for call in made.program.calls)
+    made = replace(made, program=replace(made.program, calls=calls))
+    return made, made.passed(pass_options(SMALL, AnchorSource.TILED_HALVES))
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", thinned(ALONG, 3))
+def test_rows_along_the_last_axis(name: str) -> None:
+    """A warp has whole rows, so that what reduces them is done before they are stored; what is not finite spreads over its row."""
+    model, shapes, per_row, per_element = ALONG[name]
+    made, program = along(model, shapes)
+    kernel = multiplying(program)
+    assert kernel.cols
+    assert anchor_of(kernel).column == len(shapes[0]) - 1
+    assert (bool(kernel.row_stores), bool(kernel.stores)) == (per_row, per_element)
+    verify(program)
+    for number in (1.0, np.inf):
+        made.arguments[0].view(-1)[50] = number
+        memory = made.memory(program)
+        got, wanted = emulate(program, render(program, SMALL), memory), interpret(program, memory)
+        for output, exact in zip(program.outputs, made.exact(), strict=True):
+            np.testing.assert_allclose(got[output], wanted[output], rtol=1e-5, atol=1e-5)
+            np.testing.assert_array_equal(np.isnan(got[output]), exact.isnan().numpy().ravel())
+
+
+@pytest.mark.parametrize(
+    ("model", "shapes"),
+    [
+        (_softmax, [(2, 24, 7, 30), (20, 24, 3, 3)]),  # two sweeps
+        (_largest, [(2, 24, 7, 70), (20, 24, 3, 3)]),  # rows of three warps
+        (_largest, [(2, 24, 7, 12), (20, 24, 3, 3)]),  # half of a warp would be idle
+        (_normalised, [(2, 24, 3, 19), (24, 20, 3, 4), (20,), (38,)]),  # no vectors
+    ],
+)
+def test_other_rows_along_the_last_axis_have_a_kernel_of_their_own(
+    model: Callable[..., torch.Tensor], shapes: list[tuple[int, ...]]
+) -> None:
+    made, program = along(model, shapes)
+    assert not multiplying(program).cols
+    made.check(program, tolerance=5e-3)
 
 
 _TURNS = Case((2, 3, 12, 70), 50, (3, 2), (1, 1), (1, 1), (1, 1), halves=True)

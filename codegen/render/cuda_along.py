@@ -1,0 +1,150 @@
+"""Reductions along the last axis of a convolution's result, where a warp has laid whole rows out: 16 channels by 32 (or 64) neighbours.
+
+Two threads share a row and reduce it in pieces of 32 neighbours. What follows from the row's results alone is computed by these two, and
+handed to the threads that store its elements, several neighbours at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from fusepass.codegen.ir.along import reduced_along
+from fusepass.codegen.ir.convolution import ROWS
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Expr, Stat, children, walk
+from fusepass.codegen.render.cuda_input import unrolled
+from fusepass.codegen.render.cuda_neighbours import store_neighbours
+from fusepass.codegen.render.cuda_sweeps import Sweeps
+from fusepass.codegen.render.printer import Scope
+from fusepass.codegen.render.spelling import bare, block
+from fusepass.codegen.schedule_convolution.tiles import dimensions
+from fusepass.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from fusepass.codegen.render.cuda_convolution import ConvolutionWriter
+
+_SHARE = "fp::Share<1>"
+
+
+class Along:
+    """The lines of a kernel that have to do with its rows; the results of 16 channels lie in ``$room``."""
+
+    def __init__(self, writer: ConvolutionWriter, group: str, covered: int) -> None:
+        """The first 8 of a warp's positions are the `group`-th ones of the tile; blocks work on `covered` channels.
+
+        Raises:
+            ScheduleError: the kernel has a form for which there are no such lines.
+        """
+        kernel = writer.kernel
+        value = reduced_along(kernel, dimensions(kernel))
+        if value is None:
+            raise ScheduleError(f"{kernel.name} cannot reduce along the last axis")
+        self.writer, self.kernel, self.group, self.value = writer, kernel, group, value
+        self.covered, self.some = covered, covered != writer.sizes[1]  # whether channels may not exist
+        self.sweeps = Sweeps(kernel, writer.program, writer.pointers, writer.printer, writer.names, "")
+
+    def begin(self) -> list[str]:
+        """``$inside``: which results of a row exist."""
+        pair = self.writer.on.pair
+        places, inside = self.writer.position(self.group)
+        votes = [*places, f"$inside[$half] = __ballot_sync(0xffffffffu, {inside});"]
+        lines = unrolled("$half", pair, votes)
+        return [f"unsigned $inside[{pair}];", "{", *block("", lines)[1:]]
+
+    def lines(self, pragma: str, width: int) -> list[str]:
+        """What is done with the 16 channels ``$m``; stores of elements take `width` of them at once."""
+        (sweep,), writer = self.kernel.sweeps, self.writer
+        states = [self.sweeps.declared(reduction) for reduction in sweep]
+        last = writer.sizes[1] - 1
+        own = f"$first_channel + $m * {ROWS} + {_SHARE}::row()"
+        channel = f"$own < {last} ? $own : {last}" if self.some else "$own"
+        nodes = self._frontier([store.value for store in self.kernel.stores])
+        lines = [f"const int $own = {own}, $channel = {channel};", *states, *self._reduced()]
+        lines += [*self._row_values(nodes), *self._row_stores()]
+        if self.kernel.stores:
+            handed = [(node, f"$of_row_{number}") for number, node in enumerate(nodes)]
+            ahead = [
+                f"const float {text} = fp::of_row($row_value_{number}, $row);"
+                for number, (_, text) in enumerate(handed)
+            ]
+            known = [(self.value, "$sum"), *handed]
+            lines += ["__syncwarp();"] if self._moves else []
+            lines += store_neighbours(writer, self.group, self.covered, pragma, width, ahead, known)
+        return ["{", *block("", lines)[1:]]
+
+    @property
+    def _moves(self) -> bool:
+        """Whether what is reduced takes the place of the results."""
+        return not isinstance(self.value, Stat)
+
+    def _reduced(self) -> list[str]:
+        """The states of a thread's row."""
+        pitch = self.writer.on.staged_pitch
+        lines = [
+            "const unsigned $bits[1] = {$inside[$strip]};",
+            f"{_SHARE} $share($room + $strip * 32, {pitch}, $bits);",
+        ]
+        if self._moves:
+            scope = self._near("$channel")
+            scope.bind(self._result(self.value), "$sum")
+            self.writer.printer.expect([self.value])
+            value = bare(scope.value(self.value))
+            each = ["const float $sum = $share.values[$i];", *scope.lines, f"$share.values[$i] = {value};"]
+            lines += [*unrolled("$i", 16, each), f"$share.leave($room + $strip * 32, {pitch});"]
+        (sweep,) = self.kernel.sweeps
+        lines += [f"fp::add_row({self.sweeps.state(reduction)}, $share);" for reduction in sweep]
+        strips = unrolled("$strip", self.writer.on.pair, lines)
+        return strips if self.writer.on.pair > 1 else ["{", *block("", strips)[1:]]
+
+    def _near(self, channel: str) -> Scope:
+        """A scope that knows the sample and the channel."""
+        scope = Scope(self.writer.printer)
+        for axis, text in zip(dimensions(self.kernel), ("$sample", channel), strict=False):
+            scope.define_axis(axis, text)
+        return scope
+
+    def _result(self, root: Expr) -> Expr:
+        """The convolution's result below `root`."""
+        assert self.kernel.anchor is not None
+        name = self.kernel.anchor.name
+        return next(node for node in walk(root) if isinstance(node, Stat) and node.reduction == name)
+
+    def _row_stores(self) -> list[str]:
+        """What is stored once for a row, by the first of its threads."""
+        if not self.kernel.row_stores:
+            return []
+        axes = dict(zip(self.kernel.rows, ("$sample", "$channel", *self.writer.axes[:-1]), strict=True))
+        scope = self.sweeps.row_scope([store.value for store in self.kernel.row_stores], axes)
+        for store in self.kernel.row_stores:
+            scope.lines.append(self.sweeps.stored(scope, store))
+        places, _ = self.writer.position(self.group, "0", "0")
+        exists = f"{_SHARE}::is_first() && ($inside[0] & 1)" + (
+            f" && $own < {self.writer.sizes[1]}" if self.some else ""
+        )
+        return block(f"if ({exists})", [*places, *scope.lines])
+
+    def _row_values(self, nodes: Sequence[Expr]) -> list[str]:
+        """What the threads of a row compute for those that store its elements."""
+        scope = self.sweeps.row_scope(nodes, {})
+        made = [f"const float $row_value_{number} = {bare(scope.value(node))};" for number, node in enumerate(nodes)]
+        return [*scope.lines, *made]
+
+    def _frontier(self, roots: Iterable[Expr]) -> list[Expr]:
+        """The largest numbers below `roots` that follow from the row's results alone."""
+        (sweep,) = self.kernel.sweeps
+        names = {reduction.name for reduction in sweep}
+        needs = self.writer.printer.dataflow.needs
+        found: dict[int, Expr] = {}
+        seen, stack = {id(self.value)}, list(roots)
+        while stack:
+            node = stack.pop()
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            below = needs(node)
+            if below and node.dtype is DType.F32 and all(isinstance(n, Stat) and n.reduction in names for n in below):
+                found[id(node)] = node
+            else:
+                stack.extend(children(node))
+        return list(found.values())
