@@ -130,8 +130,20 @@ class Partials:
 
 
 @dataclass(frozen=True)
+class Alarm:
+    """``buffer[0] = 1`` if `condition` holds at any element of a pointwise kernel; else the buffer stays as it is."""
+
+    buffer: str
+    condition: Expr
+
+
+@dataclass(frozen=True)
 class Kernel:
-    """One launch over ``rows x cols``; see the module's text. With a product, points that are not `within` bounds do not exist."""
+    """One launch over ``rows x cols``; see the module's text. With a product, points that are not `within` bounds do not exist.
+
+    A kernel without an anchor may raise an `Alarm`, and one may run only `when` the first number of a buffer is not zero: what it then
+    writes may have been written before.
+    """
 
     name: str
     rows: tuple[Axis, ...]
@@ -144,6 +156,8 @@ class Kernel:
     team: Team | None = None
     partials: Partials | None = None
     within: tuple[Bound, ...] = ()
+    alarm: Alarm | None = None
+    when: str | None = None
 
     @property
     def row_count(self) -> int:
@@ -184,6 +198,7 @@ class Kernel:
         values += (
             [value for reduction in self.partials.reductions for value in reduction.values] if self.partials else []
         )
+        values += [self.alarm.condition] if self.alarm else []
         return (*values, *(store.value for store in (*self.row_stores, *self.stores)))
 
     def loads(self) -> Iterator[Load]:
@@ -192,8 +207,8 @@ class Kernel:
 
     @property
     def reads(self) -> frozenset[str]:
-        anchor = self.anchor.reads if self.anchor else ()
-        return frozenset((*anchor, *(node.buffer for node in walk(*self.roots) if isinstance(node, Load | Gather))))
+        others = (*(self.anchor.reads if self.anchor else ()), *([self.when] if self.when else []))
+        return frozenset((*others, *(node.buffer for node in walk(*self.roots) if isinstance(node, Load | Gather))))
 
     @property
     def checks(self) -> bool:
@@ -209,7 +224,8 @@ class Kernel:
     @property
     def buffers(self) -> frozenset[str]:
         """Every buffer that a launch needs."""
-        return self.reads | self.writes | ({self.team.exchange} if self.team else frozenset())
+        own = {each for each in (self.team and self.team.exchange, self.alarm and self.alarm.buffer) if each}
+        return self.reads | self.writes | own
 
 
 @dataclass(frozen=True)

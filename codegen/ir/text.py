@@ -56,6 +56,8 @@ def _kernel_lines(kernel: Kernel) -> Iterator[str]:
         yield f"  where {' and '.join(map(str, kernel.within))}"
     if kernel.team is not None:
         yield f"  rows shared by {kernel.team.teams} x {kernel.team.members} blocks through {kernel.team.exchange}"
+    if kernel.when is not None:
+        yield f"  when {kernel.when}[0] is not zero"
     names = _Names()
     for number, sweep in enumerate(kernel.sweeps):
         yield f"  sweep {number}"
@@ -69,6 +71,10 @@ def _kernel_lines(kernel: Kernel) -> Iterator[str]:
         if stores:
             yield f"  {title}"
             yield from ("    " + line for line in _store_lines(stores, names))
+    if kernel.alarm is not None:
+        yield "  alarm"
+        yield from ("    " + line for line in names.define([kernel.alarm.condition]))
+        yield f"    {kernel.alarm.buffer}[0] = 1 if {names[kernel.alarm.condition]}"
 
 
 def _partial_lines(partials: Partials, names: _Names) -> Iterator[str]:

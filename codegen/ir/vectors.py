@@ -88,6 +88,7 @@ def map_values(kernel: Kernel, value: Callable[[Expr], Expr], index: Callable[[I
         ),
         row_stores=mapped(kernel.row_stores),
         stores=mapped(kernel.stores),
+        alarm=kernel.alarm and replace(kernel.alarm, condition=value(kernel.alarm.condition)),
     )
 
 

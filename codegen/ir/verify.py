@@ -48,8 +48,12 @@ def _program_faults(program: Program) -> Iterator[str]:
         for name in sorted(kernel.reads):
             if roles.get(name) not in (Role.INPUT,) and name not in written:
                 yield f"{kernel.name} reads {name} before it is written"
+        if kernel.alarm is not None and (
+            kernel.alarm.buffer not in written or roles[kernel.alarm.buffer] is not Role.TEMP
+        ):
+            yield f"{kernel.name} raises an alarm in {kernel.alarm.buffer}, which is no temporary written before"
         for name in sorted(kernel.writes):
-            if name in written:
+            if name in written and kernel.when is None:
                 yield f"{kernel.name} writes {name}, which was written before"
             if roles.get(name) in (Role.INPUT, Role.ANCHOR):
                 yield f"{kernel.name} writes {name}, which is not its to write"
@@ -73,6 +77,12 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
         yield "two axes share a name"
     if bool(kernel.cols) != bool(kernel.sweeps):
         yield "columns without a reduction, or a reduction without columns"
+    if kernel.when is not None and (kernel.anchor is not None or kernel.team is not None):
+        yield "an anchor, or rows that blocks share, in a kernel that may not run"
+    if kernel.alarm is not None:
+        if kernel.alarm.condition.dtype is not DType.BOOL or kernel.anchor is not None or not kernel.is_pointwise:
+            yield "an alarm that is no condition per element"
+        yield from _expr_faults(program, kernel.alarm.condition, frozenset(kernel.rows), {})
     if kernel.row_stores and not kernel.sweeps:
         yield "row stores in a pointwise kernel"
     partial = kernel.partials.stores if kernel.partials else ()

@@ -213,7 +213,7 @@ def halved_of(
         dtype=DType.F16,
         apart=steps[-1].spread if by_phases else 0,
     )
-    kernels = (*scales.kernels, pack_taps, pack_image)
+    kernels = (*pack_image, *scales.kernels, pack_taps)
     return Halved(anchor, product, scales, kernels, (*scales.buffers, taps, image), steps, across)
 
 

@@ -9,30 +9,34 @@ where the largest finite numbers of each x^[n] and w^[o] are near 2^13. So a num
 than 2^27 times smaller than the largest one of its sample, or output channel. A channel whose numbers are small beside the others of
 every sample is measured by its own. NaN and infinities stay what they are, and no number but zero becomes zero: with an infinity it
 makes an infinity.
+
+Of a large input the largest numbers are guessed from some of its rows, and brought near 2^9, so that there are 23 binades below and no
+number is too large that is up to 2^6 times larger than the guess. What packs the input looks whether that holds, and raises an alarm
+where it does not, or where a guess was made from zeros alone. Then kernels that otherwise do nothing find the largest numbers of all, and
+pack the input again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.convolution import HALVES
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp
+from fusepass.codegen.ir.expr import Builder, Expr, Op
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, contiguous_strides, linear
-from fusepass.codegen.ir.program import Buffer, Kernel, Reduction, Role, Store
+from fusepass.codegen.ir.program import Alarm, Buffer, Kernel, Role
+from fusepass.codegen.passes.scales import LARGEST, ORIGIN, Finder, powers, some_places, store_at
 
 LOW_SHIFT = 11
 """Low parts are what high parts leave of a number, times 2^LOW_SHIFT."""
 
 _F32 = DType.F32
-_TOP = 13  # exponent of the largest halves
+_TOO_LARGE = 65520.0  # rounded to a half it is an infinity
+_GUESSED_BYTES = (
+    64 << 20
+)  # of an input from which scales are guessed: 15 us to read it, beside four kernels that do nothing
 _LEAST_HALF = 2.0**-24
-_LEAST_SAMPLE = -126  # exponents of the scales of tiny numbers, so that what numbers are multiplied with is finite
-_LEAST_CHANNEL = -100
-_LARGEST = float.fromhex("0x1.fffffep+127")
-_ORIGIN = ("scaled halves",)
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,11 @@ class Scales:
     Attributes:
         source, weight: its operands.
         transposed: whether the first two dimensions of the weight are exchanged.
-        kernels, buffers: what is to be added to the program for them.
-        factors: buffers of ``1 / s``, by sample, and of ``1 / t``, by input channel.
+        first: the kernels before the one that packs the input, which find s and t.
+        again: those behind it that find them once more after an alarm, and whether there was one; none where nothing is guessed.
+        kernels: those that find u and the scales of the result, behind these.
+        buffers: what is to be added to the program for all of them.
+        factors: buffers of ``1 / s``, by sample, and of ``1 / t``, by input channel; negative where guessed from zeros alone.
         channel, out: buffers of exponents: of t, by input channel, and of u, by output channel.
         result: buffers (samples, out_channels), the product of which is ``s u``; one alone may not be finite.
     """
@@ -84,6 +91,8 @@ class Scales:
     source: Buffer
     weight: Buffer
     transposed: bool
+    first: tuple[Kernel, ...]
+    again: tuple[Kernel, ...]
     kernels: tuple[Kernel, ...]
     buffers: tuple[Buffer, ...]
     factors: tuple[Buffer, Buffer]
@@ -98,130 +107,56 @@ class Scales:
             value = builder.apply(Op.MUL, value, scale)
         return value
 
-    def pack_source(self, builder: Builder, name: str, layout: Layout) -> tuple[Buffer, Kernel]:
-        """The scaled input in halves, as a buffer `name`, and the kernel that writes it."""
-        factors = [_of(builder, each, at) for each, at in zip(self.factors, layout.coordinates, strict=False)]
-        return _pack(builder, self.source, name, layout, factors)
+    def pack_source(self, builder: Builder, name: str, layout: Layout) -> tuple[Buffer, tuple[Kernel, ...]]:
+        """The scaled input in halves, as a buffer `name`, and the kernels that find its scales and write it."""
+        found = [_of(builder, each, at) for each, at in zip(self.factors, layout.coordinates, strict=False)]
+        if not self.again:
+            made, kernel = _pack(builder, self.source, name, layout, found)
+            return made, (*self.first, kernel)
+        factors = [builder.apply(Op.ABS, each) for each in found]
+        made, kernel = _pack(builder, self.source, name, layout, factors)
+        number = _number(builder, self.source, layout)
+        alarm = Alarm(self.flag, _alarming(builder, number, found, factors))
+        once_more = replace(kernel, name=f"{kernel.name}_again", when=self.flag)
+        return made, (*self.first, replace(kernel, alarm=alarm), *self.again, once_more)
+
+    @property
+    def flag(self) -> str:
+        """The buffer of the alarm."""
+        (flag,) = {kernel.when for kernel in self.again if kernel.when is not None}
+        return flag
 
     def pack_weight(self, builder: Builder, name: str, layout: Layout) -> tuple[Buffer, Kernel]:
         """The same of the weight, whose coordinates are in the order of its dimensions."""
         first, second, *_ = layout.coordinates
         out, channel = (second, first) if self.transposed else (first, second)
         exponent = builder.apply(Op.SUB, _of(builder, self.channel, channel), _of(builder, self.out, out))
-        return _pack(builder, self.weight, name, layout, _powers(builder, exponent))
+        return _pack(builder, self.weight, name, layout, powers(builder, exponent))
 
 
-def scales_of(builder: Builder, name: str, source: Buffer, weight: Buffer, *, transposed: bool) -> Scales:
-    """The scales of the convolution of `source` with `weight`, in buffers whose names begin with `name`."""
-    work = _Finder(builder, name)
-    samples, channels = source.shape[:2]
-    outs = weight.shape[1 if transposed else 0]
-    planes = work.largest_of_planes(source)
-    sample, by_sample = work.sample_exponents(planes, samples, channels)
-    channel, by_channel = work.channel_exponents(planes, sample, samples, channels)
+def scales_of(
+    builder: Builder, name: str, source: Buffer, weight: Buffer, *, transposed: bool, least: int = _GUESSED_BYTES
+) -> Scales:
+    """The scales of the convolution of `source` with `weight`, in buffers whose names begin with `name`.
+
+    Those of an input of at `least` so many bytes are guessed, if it has rows enough.
+    """
+    samples, outs = source.shape[0], weight.shape[1 if transposed else 0]
+    some = some_places(source) if source.nbytes >= least else None
+    flag = Buffer(f"{name}_alarm", _F32, (samples,), (1,), Role.TEMP) if some else None
+    work = Finder(builder, name, flag)
+    (sample, by_sample), (channel, by_channel) = work.source_exponents(source, some)
+    first, again = tuple(work.kernels), tuple[Kernel, ...]()
+    if flag is not None:
+        exact = Finder(builder, name)
+        exact.source_exponents(source, None)
+        again = tuple(replace(kernel, name=f"{kernel.name}_again", when=flag.name) for kernel in exact.kernels)
+    work.kernels = []
     out = work.out_exponents(weight, channel, transposed=transposed)
     result = work.result_factors(sample, out, samples, outs)
-    kernels, buffers = tuple(work.kernels), tuple(work.buffers)
-    return Scales(source, weight, transposed, kernels, buffers, (by_sample, by_channel), channel, out, result)
-
-
-class _Finder:
-    """Makes the kernels that find scales, one after another; all that they write are exponents, but for the factors."""
-
-    def __init__(self, builder: Builder, name: str) -> None:
-        self.builder, self.name = builder, name
-        self.kernels: list[Kernel] = []
-        self.buffers: list[Buffer] = []
-
-    def largest_of_planes(self, source: Buffer) -> Buffer:
-        """The exponent of the largest finite number of each sample and channel; minus infinity where there is none but zero."""
-        b = self.builder
-        axes = tuple(Axis(f"m{number}", size) for number, size in enumerate(source.shape))
-        at = linear([axis_index(axis) for axis in axes], source.strides)
-        value = _finite_magnitude(b, b.load(source.name, at, _F32))
-        largest = Reduction("largest", ReduceOp.MAX, (value,), _F32)
-        made = self._buffer("planes", source.shape[:2])
-        exponent = b.apply(Op.FLOOR, b.apply(Op.LOG2, b.stat("largest", 0, _F32)))
-        self._kernel(axes[:2], axes[2:], largest, [_store(made, axes[:2], exponent)])
-        return made
-
-    def sample_exponents(self, planes: Buffer, samples: int, channels: int) -> tuple[Buffer, Buffer]:
-        """The exponent of s, and ``1 / s``, which is finite."""
-        b = self.builder
-        sample, channel = Axis("s0", samples), Axis("s1", channels)
-        value = b.load(planes.name, linear([axis_index(sample), axis_index(channel)], planes.strides), _F32)
-        found = b.stat("largest", 0, _F32)
-        lowered = b.apply(Op.SUB, found, b.const(float(_TOP), _F32))
-        exponent = _unless_nothing(b, found, b.apply(Op.MAXIMUM, lowered, b.const(float(_LEAST_SAMPLE), _F32)))
-        return self._with_factors("sample", sample, channel, value, exponent)
-
-    def channel_exponents(self, planes: Buffer, scale: Buffer, samples: int, channels: int) -> tuple[Buffer, Buffer]:
-        """The same of t: the largest number of a channel beside that of its sample, in the sample where it is most.
-
-        So a sample with a number that is far too large changes nothing for the others.
-        """
-        b = self.builder
-        sample, channel = Axis("c0", samples), Axis("c1", channels)
-        plane = b.load(planes.name, linear([axis_index(sample), axis_index(channel)], planes.strides), _F32)
-        beside = b.apply(Op.SUB, plane, b.load(scale.name, axis_index(sample), _F32))
-        found = b.stat("largest", 0, _F32)
-        lowered = b.apply(Op.SUB, found, b.const(float(_TOP), _F32))
-        exponent = _unless_nothing(b, found, b.apply(Op.MAXIMUM, lowered, b.const(float(_LEAST_CHANNEL), _F32)))
-        return self._with_factors("channel", channel, sample, beside, exponent)
-
-    def _with_factors(self, what: str, row: Axis, column: Axis, value: Expr, exponent: Expr) -> tuple[Buffer, Buffer]:
-        """Buffers of `exponent`, made of the largest `value`, and of ``2^-exponent``."""
-        b = self.builder
-        made, factor = self._buffer(what, (row.size,)), self._buffer(f"{what}_factor", (row.size,))
-        stores = [
-            _store(made, (row,), exponent),
-            _store(factor, (row,), b.apply(Op.EXP2, b.apply(Op.NEG, exponent))),
-        ]
-        self._kernel((row,), (column,), Reduction("largest", ReduceOp.MAX, (value,), _F32), stores)
-        return made, factor
-
-    def out_exponents(self, weight: Buffer, scale: Buffer, *, transposed: bool) -> Buffer:
-        b = self.builder
-        axes = tuple(Axis(f"o{number}", size) for number, size in enumerate(weight.shape))
-        out, channel = (axes[1], axes[0]) if transposed else axes[:2]
-        at = linear([axis_index(axis) for axis in axes], weight.strides)
-        magnitude = _finite_magnitude(b, b.load(weight.name, at, _F32))
-        exponent = b.apply(Op.FLOOR, b.apply(Op.LOG2, magnitude))
-        value = b.apply(Op.ADD, exponent, b.load(scale.name, axis_index(channel), _F32))
-        made = self._buffer("out", (out.size,))
-        found = b.stat("largest", 0, _F32)
-        lowered = b.apply(Op.SUB, found, b.const(float(_TOP), _F32))
-        largest = Reduction("largest", ReduceOp.MAX, (value,), _F32)
-        columns = tuple(axis for axis in axes if axis is not out)
-        self._kernel((out,), columns, largest, [_store(made, (out,), _unless_nothing(b, found, lowered))])
-        return made
-
-    def result_factors(self, sample: Buffer, out: Buffer, samples: int, outs: int) -> tuple[Buffer, Buffer]:
-        b = self.builder
-        axes = Axis("r0", samples), Axis("r1", outs)
-        exponents = (b.load(each.name, axis_index(axis), _F32) for each, axis in zip((sample, out), axes, strict=True))
-        powers = _powers(b, b.apply(Op.ADD, *exponents))
-        made = self._buffer("result", (samples, outs)), self._buffer("result_too", (samples, outs))
-        stores = [_store(buffer, axes, power) for buffer, power in zip(made, powers, strict=True)]
-        self._kernel(axes, (), None, [], stores)
-        return made
-
-    def _buffer(self, what: str, shape: tuple[int, ...]) -> Buffer:
-        made = Buffer(f"{self.name}_{what}", _F32, shape, contiguous_strides(shape), Role.TEMP)
-        self.buffers.append(made)
-        return made
-
-    def _kernel(
-        self,
-        rows: tuple[Axis, ...],
-        columns: tuple[Axis, ...],
-        reduction: Reduction | None,
-        row_stores: Sequence[Store],
-        stores: Sequence[Store] = (),
-    ) -> None:
-        name = f"{(*row_stores, *stores)[0].buffer}_kernel"
-        sweeps = ((reduction,),) if reduction else ()
-        self.kernels.append(Kernel(name, rows, columns, sweeps, tuple(row_stores), tuple(stores), _ORIGIN))
+    buffers = (*work.buffers, *([flag] if flag else []))
+    factors, kernels = (by_sample, by_channel), tuple(work.kernels)
+    return Scales(source, weight, transposed, first, again, kernels, buffers, factors, channel, out, result)
 
 
 def _of(b: Builder, buffer: Buffer, at: Index) -> Expr:
@@ -229,43 +164,44 @@ def _of(b: Builder, buffer: Buffer, at: Index) -> Expr:
     return b.masked((Bound(at, 0, buffer.numel),), b.load(buffer.name, at, _F32), b.const(0.0, _F32))
 
 
-def _store(buffer: Buffer, axes: Sequence[Axis], value: Expr) -> Store:
-    return Store(buffer.name, linear([axis_index(axis) for axis in axes], buffer.strides), value)
+def _number(b: Builder, operand: Buffer, layout: Layout) -> Expr:
+    """The element of `operand` at a place of `layout`, or zero."""
+    bounds = zip(layout.coordinates, operand.shape, strict=True)
+    real = tuple(Bound(index, 0, size) for index, size in bounds)
+    number = b.load(operand.name, linear(layout.coordinates, operand.strides), _F32)
+    return b.masked(real, number, b.const(0.0, _F32))
 
 
-def _finite_magnitude(b: Builder, value: Expr) -> Expr:
-    """``|value|``, or 0 where that is not finite."""
-    magnitude = b.apply(Op.ABS, value)
-    finite = b.apply(Op.LE, magnitude, b.const(_LARGEST, _F32), dtype=DType.BOOL)
-    return b.apply(Op.WHERE, finite, magnitude, b.const(0.0, _F32))
+def _scaled(b: Builder, number: Expr, factors: Sequence[Expr]) -> Expr:
+    for factor in factors:
+        number = b.apply(Op.MUL, number, factor)
+    return number
 
 
-def _unless_nothing(b: Builder, found: Expr, exponent: Expr) -> Expr:
-    """`exponent`, or 0 where nothing but zeros was found."""
-    nothing = b.apply(Op.EQ, found, b.const(-inf, _F32), dtype=DType.BOOL)
-    return b.apply(Op.WHERE, nothing, b.const(0.0, _F32), exponent)
-
-
-def _powers(b: Builder, exponent: Expr) -> tuple[Expr, Expr]:
-    """Two finite numbers whose product is 2^exponent; multiplied one after the other, neither is beyond 1 and the product."""
-    half = b.apply(Op.FLOOR, b.apply(Op.MUL, exponent, b.const(0.5, _F32)))
-    return b.apply(Op.EXP2, half), b.apply(Op.EXP2, b.apply(Op.SUB, exponent, half))
+def _alarming(b: Builder, number: Expr, found: Sequence[Expr], factors: Sequence[Expr]) -> Expr:
+    """Whether `number` is too large for the `factors`, or none but zero was `found` where it is not zero."""
+    zero = b.const(0.0, _F32)
+    magnitude = b.apply(Op.ABS, _scaled(b, number, factors))
+    large = b.apply(Op.GE, magnitude, b.const(_TOO_LARGE, _F32), dtype=DType.BOOL)
+    finite = b.apply(Op.LE, b.apply(Op.ABS, number), b.const(LARGEST, _F32), dtype=DType.BOOL)
+    alarming = b.apply(Op.AND, large, finite, dtype=DType.BOOL)
+    real = b.apply(Op.NE, number, zero, dtype=DType.BOOL)
+    for factor in found:
+        nothing = b.apply(Op.LT, factor, zero, dtype=DType.BOOL)
+        alarming = b.apply(Op.OR, alarming, b.apply(Op.AND, nothing, real, dtype=DType.BOOL), dtype=DType.BOOL)
+    return alarming
 
 
 def _pack(b: Builder, operand: Buffer, name: str, layout: Layout, factors: Sequence[Expr]) -> tuple[Buffer, Kernel]:
-    bounds = zip(layout.coordinates, operand.shape, strict=True)
-    real = tuple(Bound(index, 0, size) for index, size in bounds)
     # Zeros go the way of all numbers: what they are multiplied with is then read without a condition, several at once.
-    number = b.load(operand.name, linear(layout.coordinates, operand.strides), _F32)
-    value = number = b.masked(real, number, b.const(0.0, _F32))
-    for factor in factors:
-        value = b.apply(Op.MUL, value, factor)
+    number = _number(b, operand, layout)
+    value = _scaled(b, number, factors)
     half = b.cast(_visible(b, number, value), DType.F16)
     if layout.part is not None:
         half = b.masked((Bound(layout.part, 0, 1),), half, _rest(b, value, half))
     shape = tuple(axis.size for axis in layout.axes)
     made = Buffer(name, DType.F16, shape, contiguous_strides(shape), Role.TEMP)
-    return made, Kernel(f"{name}_kernel", layout.axes, (), (), (), (_store(made, layout.axes, half),), _ORIGIN)
+    return made, Kernel(f"{name}_kernel", layout.axes, (), (), (), (store_at(made, layout.axes, half),), ORIGIN)
 
 
 def _visible(b: Builder, number: Expr, value: Expr) -> Expr:
@@ -281,5 +217,5 @@ def _rest(b: Builder, value: Expr, half: Expr) -> Expr:
     """The low part of `value`, whose high part is `half`; 0 where that is not finite."""
     high = b.cast(half, _F32)
     low = b.apply(Op.MUL, b.apply(Op.SUB, value, high), b.const(2.0**LOW_SHIFT, _F32))
-    finite = b.apply(Op.LE, b.apply(Op.ABS, high), b.const(_LARGEST, _F32), dtype=DType.BOOL)
+    finite = b.apply(Op.LE, b.apply(Op.ABS, high), b.const(LARGEST, _F32), dtype=DType.BOOL)
     return b.cast(b.apply(Op.WHERE, finite, low, b.const(0.0, _F32)), DType.F16)

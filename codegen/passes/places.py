@@ -28,7 +28,7 @@ def in_places(program: Program, builder: Builder, position: int) -> Program:
     halves = ScaledHalves(packed.name, weights.name, (first.name, second.name))
     kernels = list(program.kernels)
     multiplying = replace(kernel, anchor=replace(anchor, halves=halves))
-    kernels[position : position + 1] = [*scales.kernels, pack, pack_weights, multiplying]
+    kernels[position : position + 1] = [*pack, *scales.kernels, pack_weights, multiplying]
     buffers = (*program.buffers, *scales.buffers, packed, weights)
     return replace(program, buffers=buffers, kernels=tuple(kernels))
 

@@ -37,6 +37,7 @@ def rewrite_kernel(
         stores=tuple(store(s) for s in kernel.stores),
         partials=kernel.partials and partials(kernel.partials),
         within=tuple(Bound(bound.index.substitute(axes), bound.low, bound.high) for bound in kernel.within),
+        alarm=kernel.alarm and replace(kernel.alarm, condition=expr(kernel.alarm.condition)),
     )
 
 

@@ -185,6 +185,8 @@ def _kernel_text(
             text = streamed_text(kernel, program, plan, pointers, names)
         return _KernelText(name, text.tables, tuple(comment), f"{plan.threads}, {plan.resident}", parameters, text.body)
     body = kernel_body(kernel, program, plan, pointers, names)
+    if kernel.when is not None:
+        body = [f"if ({pointers[kernel.when]}[0] == 0.0f) return;", *body]
     bounds = f"{plan.threads}, {plan.resident}" if plan.resident else str(plan.threads)
     return _KernelText(name, (), tuple(comment), bounds, parameters, tuple(body))
 

@@ -103,7 +103,9 @@ class _Writer:
     def _element_stores(self, stores: tuple[Store, ...]) -> None:
         if self.frame.kernel.sweeps:
             self._say("results")
-        self._phase(len(self.frame.kernel.sweeps), [store.value for store in stores], (), stores)
+        alarm = self.frame.kernel.alarm
+        roots = [*(store.value for store in stores), *([alarm.condition] if alarm else [])]
+        self._phase(len(self.frame.kernel.sweeps), roots, (), stores)
 
     def _phase(self, number: int, roots: Sequence[Expr], states: tuple[State, ...], stores: tuple[Store, ...]) -> None:
         frame, tile = self.frame, self.frame.tile
@@ -243,6 +245,10 @@ class _Writer:
             push(self.frame, tile, lanes, state, around)
         for store in phase.stores:
             write_store(self.frame, self.exchanged, store, lanes, step, around)
+        if phase.stores and self.frame.kernel.alarm is not None:
+            alarm = self.frame.kernel.alarm
+            condition = bare(lanes.value(alarm.condition))
+            lanes.lines.append(f"if ({condition}) {self.frame.pointers[alarm.buffer]}[0] = 1.0f;")
         before = [*self.places.staging(phase.made), *around.before_lanes]
         if self.width > 1:
             step.lines[mark:mark] = before

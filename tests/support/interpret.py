@@ -113,6 +113,8 @@ class _Run:
         self.stats: dict[tuple[str, int], Array] = {}
 
     def run(self) -> None:
+        if self.kernel.when is not None and not self.memory[self.kernel.when][0]:
+            return
         if self.kernel.anchor is not None:
             anchor = self.kernel.anchor
             result = self._product(anchor) if isinstance(anchor, Product) else self._convolution(anchor)
@@ -137,6 +139,8 @@ class _Run:
             self._store(store, self.shape[: len(self.kernel.rows)] + (1,) * len(self.kernel.cols))
         for store in self.kernel.stores:
             self._store(store, self.shape)
+        if self.kernel.alarm is not None and np.any(_Evaluation(self, self.axes)(self.kernel.alarm.condition)):
+            self.memory[self.kernel.alarm.buffer][0] = 1
 
     def _leave(self, partials: Partials) -> None:
         """Partial results of some pieces of about equal size."""

@@ -26,6 +26,7 @@ from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.lowering.tracer import Spec
 from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
 from fusepass.codegen.passes.axes import order_and_merge
+from fusepass.codegen.passes.halves import scales_of
 from fusepass.codegen.passes.products import split_products
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_product import schedule_product
@@ -184,6 +185,23 @@ def test_scales_of_samples_and_channels_cost_nothing() -> None:
     program = halved(case)
     found = interpret(program, memory(case, given))["y"].reshape(case.result) / scale.numpy()
     assert (np.abs(found - exact(case, plain)) <= bound(case, plain)).all()
+
+
+@needs_compiler
+def test_an_input_is_packed_again_after_an_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to pack it run, in the emulation too: a number that its guessed scale makes too large is in a row that was not looked at."""
+    monkeypatch.setitem(scales_of.__kwdefaults__, "least", 0)
+    case = replace(CASES["2d"], source=(2, 24, 20, 11))
+    program = halved(case)
+    given = operands(case)
+    alarming = given | {"x": given["x"].clone()}
+    alarming["x"][1, 3, 0, 5] = 2000.0
+    source = render(program, ONE)
+    for number, each in enumerate((given, alarming)):
+        for found in (interpret(program, memory(case, each)), emulate(program, source, memory(case, each))):
+            assert (np.abs(found["y"].reshape(case.result) - exact(case, each)) <= bound(case, each)).all()
+            alarms = [found[name][0] for name in found if name.endswith("_alarm")]
+            assert all(alarm == number for alarm in alarms)
 
 
 NOT_FINITE = {

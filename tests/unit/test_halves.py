@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,13 +29,16 @@ class Halved:
     border: Array
 
 
+NEVER = 1 << 62  # bytes of an input from which scales are guessed
+
+
 def packed_program(
-    shape: tuple[int, ...], weight: tuple[int, ...], *, transposed: bool, parts: int
+    shape: tuple[int, ...], weight: tuple[int, ...], *, transposed: bool = False, parts: int = 1, least: int = NEVER
 ) -> tuple[Program, Scales]:
     b = Builder()
     x = Buffer("x", DType.F32, shape, contiguous_strides(shape), Role.INPUT)
     w = Buffer("w", DType.F32, weight, contiguous_strides(weight), Role.INPUT)
-    scales = scales_of(b, "conv", x, w, transposed=transposed)
+    scales = scales_of(b, "conv", x, w, transposed=transposed, least=least)
     spatial = len(shape) - 2
     layout = channels_last(shape, (1,) * spatial, (2,) * spatial, parts=parts)
     source, pack_source = scales.pack_source(b, "conv_source", layout)
@@ -47,15 +51,23 @@ def packed_program(
         for each in (source, packed, *scales.result)
     ]
     kept = [each for each in scales.buffers if each not in scales.result]
-    kernels = (*scales.kernels, pack_source, pack_weight)
+    kernels = (*pack_source, *scales.kernels, pack_weight)
     program = Program("halved", (x, w, *kept, *results), ("x", "w"), tuple(each.name for each in results), (), kernels)
     verify(program)
     return program, scales
 
 
-def halved(x: Array, w: Array, *, transposed: bool = False, parts: int = 1, low: float = 2.0**-LOW_SHIFT) -> Halved:
+def halved(
+    x: Array,
+    w: Array,
+    *,
+    transposed: bool = False,
+    parts: int = 1,
+    low: float = 2.0**-LOW_SHIFT,
+    least: int = NEVER,
+) -> Halved:
     """The operands of ``parts`` halves each, the second times `low`."""
-    program, scales = packed_program(x.shape, w.shape, transposed=transposed, parts=parts)
+    program, scales = packed_program(x.shape, w.shape, transposed=transposed, parts=parts, least=least)
     found = interpret(program, {"x": x.ravel(), "w": w.ravel()})
     memory = {name: found[name].reshape(program.buffer(name).shape).astype(np.float64) for name in program.outputs}
     source = memory["conv_source"]
@@ -70,6 +82,81 @@ def halved(x: Array, w: Array, *, transposed: bool = False, parts: int = 1, low:
         weight = weight.swapaxes(0, 1)
     scale = memory[scales.result[0].name] * memory[scales.result[1].name]
     return Halved(np.moveaxis(inside, -1, 1), weight, scale, border)
+
+
+GUESSED = {
+    "1d": ((3, 5, 1100), (4, 5, 3)),
+    "2d": ((2, 9, 33, 6), (3, 9, 2, 3)),
+    "3d": ((2, 16, 3, 40, 5), (5, 16, 1, 2, 2)),
+    "3d, planes": ((2, 16, 50, 4, 5), (5, 16, 1, 2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", GUESSED)
+def test_large_inputs_are_packed_by_guesses_from_some_rows(name: str) -> None:
+    shape, weight = GUESSED[name]
+    x, w = operands(5, shape, weight)
+    scale = 2.0 ** np.random.default_rng(1).integers(-9, 9, (shape[0], shape[1], *(1,) * len(shape[2:])))
+    x = (x * scale).astype(np.float32)
+    assert not packed(x, w, 0)["conv_alarm"][0]
+    found = halved(x, w, least=0)
+    assert 2.0**8 <= np.abs(found.source).max() <= 2.0**12
+    product = np.einsum("nca,ocb->nocab", _flat(x.astype(np.float64)), _flat(w.astype(np.float64)))
+    largest = np.abs(product).max((2, 3, 4), keepdims=True)
+    assert (np.abs(restored(found) - product) <= 2.0**-10 * np.abs(product) + 2.0**-28 * largest).all()
+
+
+def _beyond(x: Array) -> None:
+    x[0, 1, 0, 0, 1] = 2.0**8 * np.abs(x).max()
+
+
+def _empty_sample(x: Array) -> None:
+    x[1] = 0
+    x[1, 3, 0, 1, 1] = 1e-20
+
+
+def _empty_channel(x: Array) -> None:
+    x[:, 4] = 0
+    x[0, 4, 1, 1, 1] = -1e-42
+
+
+def _empty_both(x: Array) -> None:
+    x[1], x[:, 4] = 0, 0
+    x[1, 4, 2, 1, 1] = np.inf
+
+
+@pytest.mark.parametrize("change", [_beyond, _empty_sample, _empty_channel, _empty_both])
+def test_an_alarm_where_a_guess_is_wrong(change: Callable[[Array], None]) -> None:
+    """Then all is as if nothing had been guessed."""
+    shape, weight = GUESSED["3d"]
+    x, w = operands(6, shape, weight)
+    change(x)
+    found, exact = (packed(x, w, least) for least in (0, NEVER))
+    assert found["conv_alarm"][0]
+    for name in ("conv_source", "conv_weight", "conv_result", "conv_result_too"):
+        np.testing.assert_array_equal(found[name], exact[name])
+
+
+def test_no_alarm_for_what_is_not_finite_and_zeros() -> None:
+    shape, weight = GUESSED["2d"]
+    x, w = operands(7, shape, weight)
+    x[0, 1, 2, 3], x[0, 2, 8, 0], x[1, 0, 1, 1] = np.inf, np.nan, -np.inf
+    x[0, 7] = 0
+    found = packed(x, w, 0)
+    assert not found["conv_alarm"][0]
+    assert np.isinf(found["conv_source"]).sum() == 2
+
+
+def test_inputs_of_few_rows_are_read_whole() -> None:
+    for shape in ((2, 9, 12, 900), (2, 9, 900), (2, 9, 8, 10, 900)):
+        _, scales = packed_program(shape, (3, 9, *(1,) * (len(shape) - 2)), least=0)
+        assert not scales.again
+
+
+def packed(x: Array, w: Array, least: int) -> dict[str, Array]:
+    """What a program leaves in memory."""
+    program, _ = packed_program(x.shape, w.shape, least=least)
+    return interpret(program, {"x": x.ravel(), "w": w.ravel()})
 
 
 def operands(seed: int, shape: tuple[int, ...], weight: tuple[int, ...]) -> tuple[Array, Array]:

@@ -10,7 +10,18 @@ import pytest
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp, Window
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
-from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Reduction, Ref, Role, Store
+from fusepass.codegen.ir.program import (
+    Alarm,
+    Buffer,
+    Kernel,
+    LibraryCall,
+    Program,
+    Reduction,
+    Ref,
+    Role,
+    Store,
+    Team,
+)
 from fusepass.codegen.ir.verify import verify
 from fusepass.errors import IRError
 
@@ -80,6 +91,16 @@ BROKEN: dict[str, Callable[[], Program]] = {
     "k: row stores in a pointwise kernel": lambda: with_kernel(
         sweeps=(), cols=(), stores=(), row_stores=(Store("t", i, b.const(0, F32)),)
     ),
+    "later raises an alarm in sums, which is no temporary": lambda: replace(
+        PROGRAM, kernels=(KERNEL, replace(READER, alarm=Alarm("sums", b.const(True, DType.BOOL))))
+    ),
+    "later: an alarm that is no condition per element": lambda: replace(
+        PROGRAM, kernels=(KERNEL, replace(READER, alarm=Alarm("t", b.load("t", i, F32))))
+    ),
+    "k: an anchor, or rows that blocks share, in a kernel that may not run": lambda: with_kernel(
+        when="x", team=Team(2, 1, "t")
+    ),
+    "later reads gone before it is written": lambda: replace(PROGRAM, kernels=(KERNEL, replace(READER, when="gone"))),
     "k: two stores to one buffer": lambda: with_kernel(stores=KERNEL.stores * 2),
     "k: two reductions share a name": lambda: with_kernel(sweeps=((SUM,), (SUM,))),
     "k: r0 takes 1 values, has 2": lambda: with_kernel(sweeps=((replace(SUM, values=(X, X)),),)),

@@ -1,0 +1,185 @@
+"""The kernels that find the scales of a convolution's operands; `halves` says which these are, and what they serve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp
+from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, linear
+from fusepass.codegen.ir.program import Buffer, Kernel, Reduction, Role, Store
+
+LARGEST = float.fromhex("0x1.fffffep+127")
+"""The largest finite float32."""
+
+ORIGIN = ("scaled halves",)
+
+_F32 = DType.F32
+_TOP = 13  # exponent of the largest halves
+_GUESSED_TOP = 9  # the same where they are guessed
+_RUN, _EVERY = 32, 16  # neighbours, and of how many such groups or rows one is looked at
+_LEAST_SAMPLE = -126  # exponents of the scales of tiny numbers, so that what numbers are multiplied with is finite
+_LEAST_CHANNEL = -100
+
+Places = tuple[tuple[Axis, ...], tuple[Index, ...]]
+
+
+def some_places(source: Buffer) -> Places | None:
+    """Axes over some of the positions of `source`, and its spatial coordinates there; None where it has too few rows.
+
+    Whole rows, a distance apart along the axis above, or along one further up; of a single axis groups of neighbours.
+    """
+    axes = [Axis(f"m{number + 2}", size) for number, size in enumerate(source.shape[2:])]
+    places = [axis_index(axis) for axis in axes]
+    if len(axes) == 1:
+        apart = _RUN * _EVERY
+        groups, near = Axis("m3", axes[0].size // apart), Axis("m4", _RUN)
+        start = axis_index(groups) * apart + (apart // 2)
+        return ((groups, near), (start + axis_index(near),)) if groups.size > 1 else None
+    for number in reversed(range(len(axes) - 1)):
+        size = axes[number].size
+        apart = min(_EVERY, size // 2)
+        if apart >= _EVERY // 2:
+            axes[number] = Axis(axes[number].name, (size - apart // 2 - 1) // apart + 1)
+            places[number] = axis_index(axes[number]) * apart + apart // 2
+            return tuple(axes), tuple(places)
+    return None
+
+
+class Finder:
+    """Makes the kernels that find scales, one after another; all that they write are exponents, but for the factors."""
+
+    def __init__(self, builder: Builder, name: str, flag: Buffer | None = None) -> None:
+        """With a `flag`, for an alarm, scales of the input are guesses."""
+        self.builder, self.name, self.flag = builder, name, flag
+        self.top = _TOP if flag is None else _GUESSED_TOP
+        self.kernels: list[Kernel] = []
+        self.buffers: list[Buffer] = []
+
+    def source_exponents(
+        self, source: Buffer, some: Places | None
+    ) -> tuple[tuple[Buffer, Buffer], tuple[Buffer, Buffer]]:
+        """The exponents of s and of t, and ``1 / s`` and ``1 / t``, from all numbers of the input or `some`."""
+        samples, channels = source.shape[:2]
+        planes = self.largest_of_planes(source, some)
+        sample = self.sample_exponents(planes, samples, channels)
+        return sample, self.channel_exponents(planes, sample[0], samples, channels)
+
+    def largest_of_planes(self, source: Buffer, some: Places | None) -> Buffer:
+        """The exponent of the largest finite number of each sample and channel; minus infinity where there is none but zero."""
+        b = self.builder
+        axes = tuple(Axis(f"m{number}", size) for number, size in enumerate(source.shape))
+        places: tuple[Index, ...] = tuple(map(axis_index, axes[2:]))
+        if some is not None:
+            axes, places = (*axes[:2], *some[0]), some[1]
+        at = linear([*map(axis_index, axes[:2]), *places], source.strides)
+        value = _finite_magnitude(b, b.load(source.name, at, _F32))
+        largest = Reduction("largest", ReduceOp.MAX, (value,), _F32)
+        made = self._buffer("planes", source.shape[:2])
+        exponent = b.apply(Op.FLOOR, b.apply(Op.LOG2, b.stat("largest", 0, _F32)))
+        self._kernel(axes[:2], axes[2:], largest, [store_at(made, axes[:2], exponent)])
+        return made
+
+    def sample_exponents(self, planes: Buffer, samples: int, channels: int) -> tuple[Buffer, Buffer]:
+        """The exponent of s, and ``1 / s``, which is finite."""
+        b = self.builder
+        sample, channel = Axis("s0", samples), Axis("s1", channels)
+        value = b.load(planes.name, linear([axis_index(sample), axis_index(channel)], planes.strides), _F32)
+        found = b.stat("largest", 0, _F32)
+        lowered = b.apply(Op.SUB, found, b.const(float(self.top), _F32))
+        exponent = _unless_nothing(b, found, b.apply(Op.MAXIMUM, lowered, b.const(float(_LEAST_SAMPLE), _F32)))
+        return self._with_factors("sample", sample, channel, value, exponent)
+
+    def channel_exponents(self, planes: Buffer, scale: Buffer, samples: int, channels: int) -> tuple[Buffer, Buffer]:
+        """The same of t: the largest number of a channel beside that of its sample, in the sample where it is most.
+
+        So a sample with a number that is far too large changes nothing for the others.
+        """
+        b = self.builder
+        sample, channel = Axis("c0", samples), Axis("c1", channels)
+        plane = b.load(planes.name, linear([axis_index(sample), axis_index(channel)], planes.strides), _F32)
+        beside = b.apply(Op.SUB, plane, b.load(scale.name, axis_index(sample), _F32))
+        found = b.stat("largest", 0, _F32)
+        lowered = b.apply(Op.SUB, found, b.const(float(self.top), _F32))
+        exponent = _unless_nothing(b, found, b.apply(Op.MAXIMUM, lowered, b.const(float(_LEAST_CHANNEL), _F32)))
+        return self._with_factors("channel", channel, sample, beside, exponent)
+
+    def _with_factors(self, what: str, row: Axis, column: Axis, value: Expr, exponent: Expr) -> tuple[Buffer, Buffer]:
+        """Buffers of `exponent`, made of the largest `value`, and of ``2^-exponent``."""
+        b = self.builder
+        made, factor = self._buffer(what, (row.size,)), self._buffer(f"{what}_factor", (row.size,))
+        power = b.apply(Op.EXP2, b.apply(Op.NEG, exponent))
+        if self.flag is not None:
+            power = _unless_nothing(b, b.stat("largest", 0, _F32), power, -1.0)
+        stores = [store_at(made, (row,), exponent), store_at(factor, (row,), power)]
+        if self.flag is not None and what == "sample":
+            stores.append(store_at(self.flag, (row,), b.const(0.0, _F32)))
+        self._kernel((row,), (column,), Reduction("largest", ReduceOp.MAX, (value,), _F32), stores)
+        return made, factor
+
+    def out_exponents(self, weight: Buffer, scale: Buffer, *, transposed: bool) -> Buffer:
+        b = self.builder
+        axes = tuple(Axis(f"o{number}", size) for number, size in enumerate(weight.shape))
+        out, channel = (axes[1], axes[0]) if transposed else axes[:2]
+        at = linear([axis_index(axis) for axis in axes], weight.strides)
+        magnitude = _finite_magnitude(b, b.load(weight.name, at, _F32))
+        exponent = b.apply(Op.FLOOR, b.apply(Op.LOG2, magnitude))
+        value = b.apply(Op.ADD, exponent, b.load(scale.name, axis_index(channel), _F32))
+        made = self._buffer("out", (out.size,))
+        found = b.stat("largest", 0, _F32)
+        lowered = b.apply(Op.SUB, found, b.const(float(_TOP), _F32))
+        largest = Reduction("largest", ReduceOp.MAX, (value,), _F32)
+        columns = tuple(axis for axis in axes if axis is not out)
+        self._kernel((out,), columns, largest, [store_at(made, (out,), _unless_nothing(b, found, lowered))])
+        return made
+
+    def result_factors(self, sample: Buffer, out: Buffer, samples: int, outs: int) -> tuple[Buffer, Buffer]:
+        b = self.builder
+        axes = Axis("r0", samples), Axis("r1", outs)
+        exponents = (b.load(each.name, axis_index(axis), _F32) for each, axis in zip((sample, out), axes, strict=True))
+        both = powers(b, b.apply(Op.ADD, *exponents))
+        made = self._buffer("result", (samples, outs)), self._buffer("result_too", (samples, outs))
+        stores = [store_at(buffer, axes, power) for buffer, power in zip(made, both, strict=True)]
+        self._kernel(axes, (), None, [], stores)
+        return made
+
+    def _buffer(self, what: str, shape: tuple[int, ...]) -> Buffer:
+        made = Buffer(f"{self.name}_{what}", _F32, shape, contiguous_strides(shape), Role.TEMP)
+        self.buffers.append(made)
+        return made
+
+    def _kernel(
+        self,
+        rows: tuple[Axis, ...],
+        columns: tuple[Axis, ...],
+        reduction: Reduction | None,
+        row_stores: Sequence[Store],
+        stores: Sequence[Store] = (),
+    ) -> None:
+        name = f"{(*row_stores, *stores)[0].buffer}_kernel"
+        sweeps = ((reduction,),) if reduction else ()
+        self.kernels.append(Kernel(name, rows, columns, sweeps, tuple(row_stores), tuple(stores), ORIGIN))
+
+
+def store_at(buffer: Buffer, axes: Sequence[Axis], value: Expr) -> Store:
+    return Store(buffer.name, linear([axis_index(axis) for axis in axes], buffer.strides), value)
+
+
+def _finite_magnitude(b: Builder, value: Expr) -> Expr:
+    """``|value|``, or 0 where that is not finite."""
+    magnitude = b.apply(Op.ABS, value)
+    finite = b.apply(Op.LE, magnitude, b.const(LARGEST, _F32), dtype=DType.BOOL)
+    return b.apply(Op.WHERE, finite, magnitude, b.const(0.0, _F32))
+
+
+def _unless_nothing(b: Builder, found: Expr, value: Expr, other: float = 0.0) -> Expr:
+    """`value`, or `other` where nothing but zeros was found."""
+    nothing = b.apply(Op.EQ, found, b.const(-inf, _F32), dtype=DType.BOOL)
+    return b.apply(Op.WHERE, nothing, b.const(other, _F32), value)
+
+
+def powers(b: Builder, exponent: Expr) -> tuple[Expr, Expr]:
+    """Two finite numbers whose product is 2^exponent; multiplied one after the other, neither is beyond 1 and the product."""
+    half = b.apply(Op.FLOOR, b.apply(Op.MUL, exponent, b.const(0.5, _F32)))
+    return b.apply(Op.EXP2, half), b.apply(Op.EXP2, b.apply(Op.SUB, exponent, half))
