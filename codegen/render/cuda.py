@@ -48,6 +48,7 @@ _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
 _MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
 
 Plan = Schedule | ConvolutionSchedule | ProductSchedule
+_MOST_WAITING = 1 << 10  # blocks of a kernel that may have nothing to do
 _DEFAULT_SHARED = 48 << 10  # a launch that asks for more dynamic shared memory needs an attribute
 
 
@@ -186,9 +187,17 @@ def _kernel_text(
         return _KernelText(name, text.tables, tuple(comment), f"{plan.threads}, {plan.resident}", parameters, text.body)
     body = kernel_body(kernel, program, plan, pointers, names)
     if kernel.when is not None:
-        body = [f"if ({pointers[kernel.when]}[0] == 0.0f) return;", *body]
+        body = _where_wanted(body, f"{pointers[kernel.when]}[0] == 0.0f", plan.blocks, names)
     bounds = f"{plan.threads}, {plan.resident}" if plan.resident else str(plan.threads)
     return _KernelText(name, (), tuple(comment), bounds, parameters, tuple(body))
+
+
+def _where_wanted(body: list[str], idle: str, blocks: int, names: Identifiers) -> list[str]:
+    """`body` unless a kernel is `idle`: a few of its `blocks`, which do the work of the others, find that out sooner."""
+    number = names.exact("number_of_block")
+    lines = [line.replace("blockIdx.x", number).replace("gridDim.x", str(blocks)) for line in body]
+    head = f"for (unsigned {number} = blockIdx.x; {number} < {blocks}; {number} += gridDim.x)"
+    return [f"if ({idle}) return;", *block(head, [*lines, "__syncthreads();"])]
 
 
 def _parameters(kernel: Kernel, program: Program, pointers: dict[str, str]) -> tuple[str, ...]:
@@ -223,7 +232,8 @@ def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: d
         call = f"const cudaError_t error = cudaFuncSetAttribute({name}, {attribute}, {free(plan.shared_bytes)});"
         lines = block("", [call, "if (error != cudaSuccess) return static_cast<int>(error);"])
         lines[0] = "{"
-    shape = f"{free(plan.blocks)}, {plan.threads}, {free(plan.shared_bytes)}"
+    blocks = free(plan.blocks) if kernel.when is None else min(plan.blocks, _MOST_WAITING)
+    shape = f"{blocks}, {plan.threads}, {free(plan.shared_bytes)}"
     head = f"{name}<<<{shape}, static_cast<cudaStream_t>(stream)>>>("
     return [*lines, head, *passed]
 
