@@ -86,9 +86,8 @@ class Backend:
 
     def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Forward, backward and inference graphs alike; AOTAutograd may ask for the backward one much later."""
-        if _is_symbolic(graph):
-            return make_boxed_func(_PerShape(graph, self.specialise))
-        return make_boxed_func(self.specialise(graph).call)
+        per_shape = _PerShape(graph, self.specialise)
+        return make_boxed_func(per_shape if _is_symbolic(graph) else _AsTraced(graph, self.specialise, per_shape))
 
     def specialise(self, graph: fx.GraphModule, forms: Forms | None = None) -> CompiledGraph:
         """Compile a graph of constant shapes; `forms` has the libraries for other shapes of it."""
@@ -118,6 +117,33 @@ def _is_symbolic(graph: fx.GraphModule) -> bool:
         or (isinstance(value, torch.Tensor) and value._has_symbolic_sizes_strides)
         for value in values
     )
+
+
+class _AsTraced:
+    """A graph of constant shapes, for arguments of the types that it was traced with.
+
+    A backward graph is traced with what PyTorch's fake kernels say that forward saves. Where that has other types (statistics
+    of normalisations on a CPU), `per_shape` serves, which looks at the arguments themselves.
+    """
+
+    def __init__(
+        self, graph: fx.GraphModule, specialise: Callable[[fx.GraphModule], CompiledGraph], per_shape: _PerShape
+    ) -> None:
+        self._dtypes = [_dtype(node.meta.get("val")) for node in graph.graph.find_nodes(op="placeholder")]
+        self._per_shape = per_shape
+        self._run: Callable[..., Any] = specialise(graph).call
+        self._compared = False
+
+    def __call__(self, *arguments: Any) -> Any:
+        if not self._compared:  # what calls the graph gives the same types each time
+            if [_dtype(argument) for argument in arguments] != self._dtypes:
+                self._run = self._per_shape
+            self._compared = True
+        return self._run(*arguments)
+
+
+def _dtype(value: Any) -> torch.dtype | None:
+    return value.dtype if isinstance(value, torch.Tensor) else None
 
 
 class _PerShape:
@@ -160,5 +186,5 @@ class _PerShape:
 
 def _shape_key(argument: Any) -> object:
     if isinstance(argument, torch.Tensor):
-        return tuple(argument.shape), argument.stride()
+        return tuple(argument.shape), argument.stride(), argument.dtype
     return type(argument), argument

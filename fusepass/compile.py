@@ -27,6 +27,7 @@ from fusepass.patterns.partition import Region, partition
 from fusepass.patterns.simplify import simplify
 from fusepass.report import RegionState, Report
 from fusepass.runtime import FusedRegion
+from fusepass.saved import correct_types
 from fusepass.shorter import shorten
 from fusepass.splice import keep_code, splice, subgraph
 from fusepass.summary import summary
@@ -106,6 +107,7 @@ def compile_graph(
     counter = fallbacks if fallbacks is not None else FallbackCounter()
     graph = _LazyGraphModule(graph, _copied(graph.graph))  # few ever read its code, which takes long to make
     with clock.stage("simplify"):
+        correct_types(graph.graph)
         applications = simplify(graph)
     with clock.stage("partition"):
         parts = partition(graph)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +128,19 @@ class OptimizedModule(nn.Module):
 
     def __reduce__(self) -> tuple[Callable[..., OptimizedModule], tuple[nn.Module, dict[str, Any]]]:
         return type(self), (self.original, self._options)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The original's arguments, for those who ask for them before they call."""
+        return inspect.signature(self.original.forward)
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """TorchScript compiles the original, which has types where this has any arguments."""
+        return self.original
+
+    def _replicate_for_data_parallel(self) -> nn.Module:
+        """``nn.DataParallel`` runs replicas of the original: theirs are new tensors in each call."""
+        return self.original._replicate_for_data_parallel()  # type: ignore[no-any-return]
 
     # What nn.Module does to itself or asks of itself, the original does, in its own way if it has one.
 

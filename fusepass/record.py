@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fusepass.codegen.lowering.tracer import Spec, Tracer
+from fusepass.errors import CaptureError
 from fusepass.functional import functional_form, with_defaults
 from fusepass.patterns.analysis.layout import looks_channels_last
 from fusepass.patterns.legality import waits_for_host
@@ -54,6 +55,11 @@ class NoEscape(TorchFunctionMode):
     ) -> Any:
         if func in self._ESCAPES or getattr(func, "__name__", "") in ("__format__", "__repr__"):
             raise Declined(f"forward reads the values or the address of a tensor ({func.__name__})")
+        if func is torch._nested_tensor_from_mask_left_aligned:
+            raise CaptureError(
+                "nn.TransformerEncoder makes a padded batch a nested tensor, but for enable_nested_tensor=False",
+                only_children=True,
+            )
         if func in _POOLS_1D and args:
             args = (_unambiguous(args[0]), *args[1:])
         return func(*args, **(kwargs or {}))

@@ -75,7 +75,9 @@ def obstacle(tensors: Sequence[torch.Tensor]) -> str | None:
     if torch._C._get_tracing_state() is not None:
         return "torch.jit is tracing"
     other = next((t for t in tensors if type(t) not in (torch.Tensor, nn.Parameter)), None)
-    return None if other is None else f"an input is a {type(other).__name__}"
+    if other is None:
+        return "an input is a nested tensor" if any(t.is_nested for t in tensors) else None
+    return f"an input is a {type(other).__name__}"
 
 
 def distinct(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

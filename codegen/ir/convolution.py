@@ -60,6 +60,17 @@ class ScaledHalves:
 
 
 @dataclass(frozen=True)
+class Pooling:
+    """The largest of a convolution's results at all phases of a position, which windows as large as the stride give.
+
+    Attributes:
+        bias: buffer (out_channels,), added to each result before; None where nothing is.
+    """
+
+    bias: str | None
+
+
+@dataclass(frozen=True)
 class Convolution:
     """What a kernel computes before its stores: a convolution without bias of two buffers, for each element of its rows.
 
@@ -77,6 +88,7 @@ class Convolution:
             them as they are.
         halves: what is multiplied instead of `source` and `weight`, which say what is meant; None where nothing is.
         column: the dimension of the result that the kernel's column axis is, if it has one: 1, the channels, or the last.
+        pooled: how the results of all phases become one, which then is the result of a position; None where each is one itself.
     """
 
     name: str
@@ -91,12 +103,14 @@ class Convolution:
     packed: str | None = None
     halves: ScaledHalves | None = None
     column: int = 1
+    pooled: Pooling | None = None
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The buffers that it reads."""
         halves = (self.halves.source, self.halves.weight, *self.halves.scales) if self.halves else ()
-        return (self.source, self.weight, *filter(None, [self.packed]), *halves)
+        bias = self.pooled.bias if self.pooled else None
+        return (self.source, self.weight, *filter(None, [self.packed, bias]), *halves)
 
     @property
     def description(self) -> str:
@@ -105,9 +119,11 @@ class Convolution:
         geometry = f"stride {self.stride}, padding {self.padding}, dilation {self.dilation}"
         packed = f" packed as {self.packed}" if self.packed else ""
         halves = f" of halves {self.halves.source} by {self.halves.weight}" if self.halves else ""
-        along = "" if self.column == 1 else f", columns along dimension {self.column}"
+        bias = f" and {self.pooled.bias}" if self.pooled and self.pooled.bias else ""
+        last = ", largest of all phases" if self.pooled else ""
+        last += "" if self.column == 1 else f", columns along dimension {self.column}"
         products = f"products{halves} in {self.precision.value}"
-        return f"{kind} of {self.source} by {self.weight}{packed}, {geometry}, {products}{along}"
+        return f"{kind} of {self.source} by {self.weight}{packed}{bias}, {geometry}, {products}{last}"
 
     @property
     def parts(self) -> int:
@@ -122,11 +138,12 @@ class Convolution:
     @property
     def spread(self) -> tuple[int, ...]:
         """Result elements from one position to the next."""
-        return self.stride if self.transposed else (1,) * len(self.stride)
+        return self.stride if self.transposed and self.pooled is None else (1,) * len(self.stride)
 
     def phases(self, kernel: Sequence[int], result: Sequence[int]) -> tuple[Phase, ...]:
         """The phases of a result with spatial sizes `result`, for spatial kernel sizes `kernel`."""
-        starts = itertools.product(*map(range, map(min, self.spread, result)))
+        counts = map(min, self.spread, result) if self.pooled is None else self.stride
+        starts = itertools.product(*map(range, counts))
         return tuple(Phase(start, tuple(self._taps(start, kernel))) for start in starts)
 
     def _taps(self, start: tuple[int, ...], kernel: Sequence[int]) -> Iterator[Tap]:
