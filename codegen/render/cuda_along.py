@@ -48,6 +48,8 @@ class Along:
         """``$inside``: which results of a row exist."""
         pair = self.writer.on.pair
         places, inside = self.writer.position(self.group)
+        if inside == "true":
+            return [f"const unsigned $inside[{pair}] = {{{', '.join(['0xffffffffu'] * pair)}}};"]
         votes = [*places, f"$inside[$half] = __ballot_sync(0xffffffffu, {inside});"]
         lines = unrolled("$half", pair, votes)
         return [f"unsigned $inside[{pair}];", "{", *block("", lines)[1:]]

@@ -195,10 +195,11 @@ class ConvolutionWriter(TileWriter):
             spread = self.anchor.spread[number]
             at = position if spread == 1 else f"{position} * {spread} + {starts[number]}"
             lines.append(f"const {self.index_type} {axis} = {bare(at)};")
-            conditions.append(f"{axis} < {sizes[2 + number]}")
+            if on.pace or on.tiles[number] * on.tile[number] * spread > sizes[2 + number]:
+                conditions.append(f"{axis} < {sizes[2 + number]}")
         if on.pace:
             lines += own_sectors(on, self.anchor.spread[-1])
-        return lines, " && ".join(conditions)
+        return lines, " && ".join(conditions) or "true"
 
     def _phase_starts(self, start: str) -> list[str]:
         """The first result element of a phase, per axis; `start` is that of a pair along the last one."""
