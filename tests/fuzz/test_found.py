@@ -146,6 +146,34 @@ def test_once_wrong_or_not_generated(model: nn.Module, shape: tuple[int, ...], d
     assert fused.report().regions
 
 
+class ProductUnderAutocast(nn.Module):
+    """Eager rounds the product twice and may come out exact; what stays in float32 between is rounded once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return F.relu(x @ x.mT * 0.1) + x.sum(-1, keepdim=True) * 0.1
+
+
+class InFloat32(nn.Module):
+    """Arithmetic of float32 in a model of float64, whose own eager run is the oracle."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (torch.arctan2(x, x.abs() + 1).float() * 3 + 0.1).double()
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "dtype"),
+    [(ProductUnderAutocast(), (4, 1, 1), torch.float32), (InFloat32(), (80, 32), torch.float64)],
+)
+def test_roundings_to_a_narrower_type(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(11)).to(dtype)
+    with override(debug=True, tune="off"):
+        fused = fusepass.optimize(model)
+        outcome = check(model, fused, (x,))
+    assert outcome.ok, outcome.explain()
+    assert fused.report().regions
+
+
 @pytest.mark.parametrize("shape", [(1, 2, 2, 8, 2), (3, 5)])
 def test_a_write_keeps_strides(shape: tuple[int, ...]) -> None:
     model, x = WriteInMemoryFormat(), torch.rand(shape).transpose(0, -1).contiguous().transpose(0, -1)
