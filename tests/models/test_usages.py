@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 
@@ -140,3 +141,59 @@ def test_a_slip_in_a_name_to_disable_is_told() -> None:
     (text,) = (str(warning.message) for warning in told)
     assert text.startswith("'avg-pool-of-everything' is disabled, but no")
     assert text.endswith("'average-pool-of-everything'")
+
+
+@torch.no_grad()
+def test_a_buffer_that_forward_overwrites_without_reading_it() -> None:
+    """Spectral norm in training does so with its two vectors."""
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), nn.GELU())
+    twin = copy.deepcopy(model)
+    optimised, x = fusepass.optimize(model), torch.randn(3, 8)
+    for _ in range(3):
+        torch.testing.assert_close(optimised(x), twin(x))
+    torch.testing.assert_close(model.state_dict(), twin.state_dict())
+    assert optimised.report().capture is CaptureRoute.TRACED
+
+
+SCALE = 2.0
+SETTINGS = {"shift": 1.0}
+
+
+def shifted(x: Tensor) -> Tensor:
+    return x + SETTINGS["shift"]
+
+
+@torch.no_grad()
+def test_plain_values_around_the_module_are_seen_to_change(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    power = 2
+
+    class Around(nn.Module):
+        slope = 0.1
+
+        def forward(self, x: Tensor) -> Tensor:
+            return shifted(self.activation(x)) * SCALE
+
+        def activation(self, x: Tensor) -> Tensor:
+            return F.leaky_relu(x, self.slope) ** power
+
+    model = Around()
+    optimised = fusepass.optimize(model, tune="off")
+    seen = []
+
+    def compare() -> None:
+        torch.testing.assert_close(optimised(x), model(x))
+        seen.append(optimised(x))
+        assert len(seen) < 2 or not torch.equal(seen[-1], seen[-2])
+
+    compare()
+    monkeypatch.setitem(SETTINGS, "shift", 3.0)
+    compare()
+    monkeypatch.setitem(globals(), "SCALE", 5.0)
+    compare()
+    Around.slope = 0.5
+    compare()
+    power = 3
+    compare()
+    power = 2
+    torch.testing.assert_close(optimised(x), model(x))
+    assert len(optimised.report().regions) == 5, "the one for the values before serves again"
