@@ -26,7 +26,11 @@ Observer = Callable[[CompiledGraph], None]
 
 
 def fusepass_backend(
-    graph: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str = "default",
 ) -> Callable[..., Any]:
     """What ``torch.compile(model, backend="fusepass", options=...)`` calls for each graph that Dynamo finds.
 
@@ -34,12 +38,21 @@ def fusepass_backend(
         graph: the graph, as Dynamo traced it.
         example_inputs: fake tensors and, where shapes are dynamic, symbolic numbers.
         options: options of `fusepass.config.Config`, by name.
+        mode: ``"max-autotune-no-cudagraphs"`` stands for the option ``tune="max"``.
 
     Raises:
         TypeError: an option is unknown.
-        ValueError: an option is out of range.
+        ValueError: an option is out of range, or there is no such mode.
     """
-    return Backend("graph", options or {})(graph, example_inputs)
+    if mode not in _MODES:
+        names = ", ".join(_MODES)
+        raise ValueError(
+            f"mode is {mode!r}; allowed is one of {names}; fusepass.optimize(model, cuda_graphs=True) replays graphs"
+        )
+    return Backend("graph", {**_MODES[mode], **(options or {})})(graph, example_inputs)
+
+
+_MODES: Mapping[str, Mapping[str, Any]] = {"default": {}, "max-autotune-no-cudagraphs": {"tune": "max"}}
 
 
 class Backend:
@@ -66,8 +79,10 @@ class Backend:
         self._observe = observe
 
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        # A wrong option is to be told now, not in a compiler callback.
-        with override(**self._options), whole_resampling(example_inputs):
+        # A wrong option is to be told now, not in a compiler callback. No buffer is donated: none is written, so that a
+        # graph may be kept for another backward.
+        kept = torch._functorch.config.patch(donated_buffer=False)
+        with override(**self._options), whole_resampling(example_inputs), kept:
             try:
                 return aot_autograd(fw_compiler=self._compile)(graph, example_inputs)
             except TensorifyScalarRestartAnalysis:

@@ -7,6 +7,7 @@ tensors is put back and reported.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -109,6 +110,7 @@ def capture(
     if refused is not None:
         return refused
     try:
+        _state.captures = getattr(_state, "captures", 0) + 1
         return _trace(Shim(model, forward or model.forward, inputs), live, tensors, branches)
     except CaptureError as error:
         return CaptureFailure(str(error), final=error.final, only_children=error.only_children)
@@ -116,6 +118,16 @@ def capture(
         return CaptureFailure(_one_line(error))
     except Exception as error:  # whatever the model's Python raises under tracing
         return CaptureFailure(_one_line(error), error)
+    finally:
+        _state.captures -= 1
+
+
+_state = threading.local()
+
+
+def capturing() -> bool:
+    """Whether this thread is tracing a model, of which what asks may be a part."""
+    return bool(getattr(_state, "captures", 0))
 
 
 def _refusal(model: nn.Module, inputs: Template, tensors: Sequence[torch.Tensor]) -> CaptureFailure | None:

@@ -19,6 +19,7 @@ from fusepass.codegen.detect import device_facts
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.lowering.formats import AnchorFormat
+from fusepass.disabled import warn_of_unknown_names
 from fusepass.fallbacks import FallbackCounter
 from fusepass.garbage import collector_paused
 from fusepass.handover import hand_over
@@ -101,6 +102,7 @@ def compile_graph(
         forms: the libraries of the model for other sizes; none by default.
         exact_inputs: whether the caller compares strides, so that regions need not.
     """
+    warn_of_unknown_names()
     clock = _Clock()
     forms = forms or Forms()
     forms.next_round()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -187,10 +187,24 @@ class OptimizedModule(nn.Module):
 
 
 class OptimizedContainer(OptimizedModule):
-    """An optimised module whose original can be indexed and has a length."""
+    """An optimised module whose original can be indexed; what it can besides, such as be iterated over, this can."""
+
+    original: Any
 
     def __getitem__(self, index: Any) -> Any:
-        return self.original[index]  # type: ignore[index]
+        return self.original[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.original[index] = value
+
+    def __delitem__(self, index: Any) -> None:
+        del self.original[index]
 
     def __len__(self) -> int:
-        return len(self.original)  # type: ignore[arg-type]
+        return len(self.original)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.original)
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self.original

@@ -21,6 +21,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
+from fusepass import surroundings
 from fusepass.capture import Captured
 from fusepass.pystate import PythonState
 from fusepass.tensors import LiveTensors
@@ -122,7 +123,7 @@ class Signature:
         self._states_guard = _tensor_guards(self._live.tensors)
         self._same_tensors = _tensor_guards(distinct([*self._live.tensors, *inputs])).check
         self._globals_unchanged = _guards.GlobalStateGuard().check
-        self._settings = settings(captured)
+        self._settings = (*settings(captured), *surroundings.readers(model))
         self._set = [read() for read in self._settings]
         self._devices = _default_devices()
         indices = captured.state_indices

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fusepass.branches import MOST_BRANCHES
-from fusepass.capture import CaptureFailure, capture
+from fusepass.capture import CaptureFailure, capture, capturing
 from fusepass.codegen.forms import Forms
 from fusepass.compile import compile_graph
 from fusepass.config import Config, override
@@ -167,6 +167,8 @@ class Specialiser:
 
     def _look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call in full: nested inputs, what stands against it, gradients, a new signature."""
+        if capturing():
+            return self.original(*args, **kwargs)  # a model around this one is traced, and takes it in
         tensors, inputs = Template.of((args, kwargs))
         reason = obstacle(tensors)
         if reason is None and self._needs_gradients(tensors):

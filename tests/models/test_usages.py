@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 
@@ -11,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusepass
+from fusepass.backend import fusepass_backend
+from fusepass.errors import FusepassWarning
 from fusepass.report import CaptureRoute
 
 pytestmark = pytest.mark.models
@@ -79,3 +82,118 @@ def test_a_padded_batch_that_eager_makes_a_nested_tensor() -> None:
     assert optimised.report().capture is CaptureRoute.CHILDREN
     assert "enable_nested_tensor=False" in str(optimised.report()).replace("\n    ", " ")
     assert fusepass.explain(model, x).capture is CaptureRoute.TRACED
+
+
+@torch.no_grad()
+def test_containers_do_what_the_original_does(x: Tensor) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Tanh()).eval()
+    optimised = fusepass.optimize(model)
+    optimised(x)
+    optimised[1] = nn.ReLU()
+    del optimised[2]
+    optimised.append(nn.LayerNorm(8))
+    assert list(optimised) == list(model)
+    assert model[0] in optimised
+    assert nn.Tanh() not in optimised
+    torch.testing.assert_close(optimised(x), model(x))
+
+
+@torch.no_grad()
+def test_an_optimised_part_of_a_model_is_no_fallback(x: Tensor) -> None:
+    model = nn.Sequential(fusepass.optimize(nn.Sequential(nn.Linear(8, 8), nn.GELU())), nn.LayerNorm(8)).eval()
+    optimised = fusepass.optimize(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FusepassWarning)
+        torch.testing.assert_close(optimised(x), model(x))
+    assert [region.name for region in optimised.report().regions] == ["linear_gelu_layer_norm"]
+    assert optimised.report().fallbacks == model[0].report().fallbacks == ()
+
+
+def test_a_graph_can_be_kept_for_another_backward(x: Tensor) -> None:
+    torch._dynamo.reset()
+    model = Scaled()
+    loss = torch.compile(model, backend="fusepass")(x).square().sum()
+    parameters = list(model.parameters())
+    first = torch.autograd.grad(loss, parameters, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(loss, parameters), first, rtol=0, atol=0)
+    wanted = torch.autograd.grad(model(x).square().sum(), parameters)
+    torch.testing.assert_close(first, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_modes_of_torch_compile(x: Tensor) -> None:
+    torch._dynamo.reset()
+    model = Scaled().eval()
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="fusepass", mode="max-autotune-no-cudagraphs", options=None)
+        torch.testing.assert_close(compiled(x), model(x))
+    graph = torch.fx.symbolic_trace(model)
+    with pytest.raises(ValueError, match="'reduce-overhead'; allowed is one of default, max-autotune-no-cudagraphs"):
+        fusepass_backend(graph, [x], mode="reduce-overhead")
+    with pytest.raises(TypeError, match="unknown option tunes; the options are"):
+        fusepass_backend(graph, [x], options={"tunes": "max"})
+
+
+def test_a_slip_in_a_name_to_disable_is_told() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU()).eval()
+    optimised = fusepass.optimize(model, disable="avg-pool-of-everything,teams,pointwise,common-subexpression")
+    with torch.no_grad(), pytest.warns(FusepassWarning) as told:
+        optimised(torch.randn(3, 8))
+    (text,) = (str(warning.message) for warning in told)
+    assert text.startswith("'avg-pool-of-everything' is disabled, but no")
+    assert text.endswith("'average-pool-of-everything'")
+
+
+@torch.no_grad()
+def test_a_buffer_that_forward_overwrites_without_reading_it() -> None:
+    """Spectral norm in training does so with its two vectors."""
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), nn.GELU())
+    twin = copy.deepcopy(model)
+    optimised, x = fusepass.optimize(model), torch.randn(3, 8)
+    for _ in range(3):
+        torch.testing.assert_close(optimised(x), twin(x))
+    torch.testing.assert_close(model.state_dict(), twin.state_dict())
+    assert optimised.report().capture is CaptureRoute.TRACED
+
+
+SCALE = 2.0
+SETTINGS = {"shift": 1.0}
+
+
+def shifted(x: Tensor) -> Tensor:
+    return x + SETTINGS["shift"]
+
+
+@torch.no_grad()
+def test_plain_values_around_the_module_are_seen_to_change(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    power = 2
+
+    class Around(nn.Module):
+        slope = 0.1
+
+        def forward(self, x: Tensor) -> Tensor:
+            return shifted(self.activation(x)) * SCALE
+
+        def activation(self, x: Tensor) -> Tensor:
+            return F.leaky_relu(x, self.slope) ** power
+
+    model = Around()
+    optimised = fusepass.optimize(model, tune="off")
+    seen = []
+
+    def compare() -> None:
+        torch.testing.assert_close(optimised(x), model(x))
+        seen.append(optimised(x))
+        assert len(seen) < 2 or not torch.equal(seen[-1], seen[-2])
+
+    compare()
+    monkeypatch.setitem(SETTINGS, "shift", 3.0)
+    compare()
+    monkeypatch.setitem(globals(), "SCALE", 5.0)
+    compare()
+    Around.slope = 0.5
+    compare()
+    power = 3
+    compare()
+    power = 2
+    torch.testing.assert_close(optimised(x), model(x))
+    assert len(optimised.report().regions) == 5, "the one for the values before serves again"
