@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, conv_transpose2d, gelu, group_norm
 
 from fusepass import candidates, override
 from fusepass.choice import GENERATED
-from fusepass.codegen import schedule_product
 from fusepass.codegen.build import check_compiles
 from fusepass.codegen.forms import Forms
-from fusepass.codegen.generate import generate, pass_options
+from fusepass.codegen.generate import generate
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.index import Bound, axis_index
@@ -31,7 +29,7 @@ from fusepass.codegen.passes.axes import order_and_merge
 from fusepass.codegen.passes.halves import scales_of
 from fusepass.codegen.passes.products import split_products
 from fusepass.codegen.render import describe, render
-from fusepass.codegen.schedule_product.tiles import TILINGS
+from fusepass.codegen.schedule_product import schedule_product
 from fusepass.errors import IRError
 from fusepass.patterns.partition import partition
 from fusepass.splice import subgraph
@@ -45,8 +43,7 @@ from tests.support.native import run_native
 from tests.support.numpy_ops import Array
 from tests.support.precision import cudnn
 from tests.support.products import H200, ONE
-from tests.support.regions import region, trace
-from tests.support.thinned import thinned
+from tests.support.regions import trace
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
@@ -188,56 +185,6 @@ def test_scales_of_samples_and_channels_cost_nothing() -> None:
     program = halved(case)
     found = interpret(program, memory(case, given))["y"].reshape(case.result) / scale.numpy()
     assert (np.abs(found - exact(case, plain)) <= bound(case, plain)).all()
-
-
-def _by_teams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule_product, "TILINGS", tuple(each for each in TILINGS if each.teams > 1))
-
-
-TEAMS = {  # a model of an input and a weight
-    "positions reduced": (lambda x, w: group_norm(gelu(conv2d(x, w)), 4), (2, 24, 12, 120), (40, 24, 3, 3)),
-    "stores from registers": (lambda x, w: conv2d(x, w).relu(), (2, 24, 12, 60), (70, 24, 3, 3)),
-    "phases": (lambda x, w: conv_transpose2d(x, w, None, 2, 1).tanh(), (2, 24, 9, 40), (24, 50, 4, 4)),
-}
-
-
-@needs_compiler
-@pytest.mark.parametrize("name", thinned(TEAMS, 3))
-def test_teams_share_the_rows_of_a_product(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each takes several tiles; blocks have one of the tiles of rows each."""
-    _by_teams(monkeypatch)
-    model, *shapes = TEAMS[name]
-    torch.manual_seed(0)
-    made = region(model, *map(torch.randn, shapes))
-    calls = tuple(replace(call, tf32=True) for call in made.program.calls)
-    facts = replace(ONE, multiprocessors=4)
-    program = replace(made, program=replace(made.program, calls=calls)).passed(pass_options(facts, AnchorSource.HALVES))
-    kernel = program.kernels[product_kernel(program)]
-    plan = schedule_product.schedule_product(kernel, program, facts)
-    assert plan is not None
-    assert plan.tiling.teams > 1
-    assert plan.blocks * plan.tiling.teams < plan.batches * plan.tiles[0] * plan.tiles[1]
-    found, wanted = emulate(program, render(program, facts), made.memory(program)), made.run(program)
-    for output, exact in zip(program.outputs, wanted, strict=True):
-        np.testing.assert_allclose(
-            found[output], exact.numpy().ravel(), rtol=1e-5, atol=1e-5 * float(exact.abs().max())
-        )
-
-
-def test_teams_have_whole_sums_of_rows_that_all_batches_share() -> None:
-    several = [each for each in TILINGS if each.teams > 1]
-    assert several
-    for each in several:
-        assert each.threads == 128 * each.teams
-        assert each.is_plain
-    program = halved(replace(CASES["2d"], source=(2, 24, 60, 60)))
-    kernel = program.kernels[product_kernel(program)]
-    plan = schedule_product.schedule_product(kernel, program, H200)
-    assert plan is not None
-    batched = replace(kernel.anchor, left=replace(kernel.anchor.left, batch=1))
-    other = schedule_product.schedule_product(replace(kernel, anchor=batched), program, H200)
-    assert other is not None
-    assert other.tiling.teams == 1
 
 
 @needs_compiler
@@ -388,7 +335,7 @@ def test_copies_are_of_16_bytes() -> None:
     for name, case in CASES.items():
         program = halved(case)
         kernel = program.kernels[product_kernel(program)]
-        plan = schedule_product.schedule_product(kernel, program, H200)
+        plan = schedule_product(kernel, program, H200)
         assert plan is not None
         assert (plan.left.vector, plan.right.vector) == (8, 8), name
         assert plan.right.inner_first
