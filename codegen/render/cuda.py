@@ -46,7 +46,6 @@ _PLACES = ("fp_wgmma_places.cuh", "fp_places.cuh")  # of scaled halves
 _PARTIALS = ("fp_partials.cuh",)  # for those that reduce over positions, or along the last axis
 _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
 _MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
-_MATRIX_TEAMS = ("fp_matmul_team.cuh",)  # several times
 
 Plan = Schedule | ConvolutionSchedule | ProductSchedule
 _MOST_WAITING = 1 << 10  # blocks of a kernel that may have nothing to do
@@ -86,7 +85,7 @@ def render_cuda(
     entry = names.exact(f"run_{program.name}")
     pointers = {buffer.name: names.exact(buffer.name) for buffer in program.arguments}
     kernels, launches = [], []
-    groups = teams = patches = fetches = False
+    groups = patches = fetches = False
     for kernel in program.kernels:
         if is_empty(kernel):
             continue
@@ -97,7 +96,6 @@ def render_cuda(
         kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
         launches += _launch(kernel, name, program, plan, pointers)
         groups |= isinstance(plan, ProductSchedule) and plan.tiling.groups
-        teams |= isinstance(plan, ProductSchedule) and plan.tiling.teams > 1
     anchors = [kernel.anchor for kernel in program.kernels if kernel.anchor is not None]
     headers = [*_INCLUDED]
     headers += _PRODUCTS if anchors else ()
@@ -107,7 +105,6 @@ def render_cuda(
     headers += _PARTIALS if along or any(kernel.partials is not None for kernel in program.kernels) else ()
     headers += _MATRICES if any(isinstance(a, Product) for a in anchors) else ()
     headers += _MATRIX_GROUPS if groups else ()
-    headers += _MATRIX_TEAMS if teams else ()
     headers += _COPIES if patches else ()
     headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
     headers += _FETCHES if fetches else ()

@@ -11,7 +11,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_epilogue import Epilogue
 from fusepass.codegen.render.cuda_partials import found
 from fusepass.codegen.render.printer import Printer
-from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
+from fusepass.codegen.render.spelling import C_TYPES, Identifiers
 from fusepass.codegen.schedule_product import GROUP, ProductSchedule
 from fusepass.codegen.schedule_product.tiles import Access
 
@@ -20,7 +20,7 @@ _ALIGNMENT = {False: 16, True: 1024}  # bytes, of shared memory: what a group mu
 _LOCALS = (
     "pool", "Left", "Right", "Tile", "place", "piece", "batch", "first_row", "first_column", "first", "last",
     "left", "right", "sums", "sound", "room", "lane", "across", "column", "next", "down", "row", "sum",
-    "own", "number", "share", "real", "inside", "i", "piece_of", "line", "values", "at", "col", "phase", "channel", "exists",
+    "share", "real", "inside", "i", "piece_of", "line", "values", "at", "col", "phase", "channel", "exists",
 )  # fmt: skip
 
 
@@ -60,15 +60,12 @@ class _Writer:
         yield f"using $Right = {self._operand(self.product.right, self.plan.right, columns)};"
         yield f"using $Tile = {self._multiplier()};"
         yield ""
-        tiling = self.plan.tiling
-        epilogue = Epilogue(self.kernel, self.program, self.plan, self.pointers, self.printer)
-        if tiling.teams > 1:
-            yield from self._by_teams(epilogue)
-            return
         yield from self._places()
         yield ""
+        tiling = self.plan.tiling
         yield f"float $sums[{tiling.m}][{tiling.n}][4] = {{}};"
         where = "$left, $right, $first_row, $first_column, $first, $last"
+        epilogue = Epilogue(self.kernel, self.program, self.plan, self.pointers, self.printer)
         if epilogue.is_direct:
             yield f"$Tile::run($sums, $pool, {where});"
             yield "const int $lane = threadIdx.x % 32;"
@@ -81,34 +78,6 @@ class _Writer:
         yield f"$Tile::lay_out($room, $sound, $sums, {where});"
         yield from () if self.kernel.cols else ("__syncwarp();", "")
         yield from epilogue.laid_out()
-
-    def _by_teams(self, epilogue: Epilogue) -> Iterable[str]:
-        """The same where teams of warps take tiles of their own, one after another."""
-        tiling, (high, long) = self.plan.tiling, self.plan.tiles
-        batches, right = self.batches.size, self.product.right
-        yield "const int $lane = threadIdx.x % 32;"
-        yield "unsigned char* const $own = $pool + $Tile::kept_bytes + threadIdx.x / 128 * $Tile::own_bytes;"
-        yield f"const int64_t $first_row = blockIdx.x % {high} * $Tile::rows;"
-        yield f"$Tile::keep($pool, {self._pointer(self.product.left, '')}, $first_row);"
-        moved = f" + int64_t($batch) * {right.batch}" if right.batch and batches > 1 else ""
-        inside = [
-            f"const fp::TilePlace<1, {long}, {GROUP}> $place($number % {long});",
-            "const int64_t $first_column = $place.column * $Tile::columns;",
-            *([f"const int $batch = $number / {long};"] if batches > 1 else []),
-            f"const {C_TYPES[self.product.dtype]}* const $right = {self._pointer(right, moved)};",
-            f"float $sums[1][{tiling.n}][4];",
-            "$Tile::run($sums, $pool, $own, $right, $first_column);",
-        ]
-        if epilogue.is_direct:
-            inside += epilogue.direct()
-        else:
-            room = f"float* const $room = reinterpret_cast<float*>($own) + threadIdx.x / 32 % 4 * {tiling.room};"
-            laid_out = ["$Tile::lay_out($room, $sums);", "__syncwarp();", *epilogue.laid_out()]
-            inside += [*epilogue.early(), room, *laid_out]
-        first = f"blockIdx.x / {high} * {tiling.teams} + threadIdx.x / 128"
-        step = self.plan.blocks // high * tiling.teams
-        head = f"for (unsigned $number = {first}; $number < {long * batches}; $number += {step})"
-        yield from block(head, inside)
 
     def _operand(self, operand: Operand, access: Access, rows: int) -> str:
         sizes, strides = (rows, self.product.inner), (operand.row, operand.inner)
@@ -124,8 +93,6 @@ class _Writer:
 
     def _multiplier(self) -> str:
         tiling = self.plan.tiling
-        if tiling.teams > 1:
-            return f"fp::TeamMultiplier<$Left, $Right, {tiling.teams}, {tiling.n}, {tiling.stages}>"
         kind, turned = ("GroupMultiplier", (str(tiling.turned).lower(),)) if tiling.groups else ("Multiplier", ())
         numbers = (*turned, tiling.warp_rows, tiling.warp_columns, tiling.m, tiling.n, tiling.stages)
         arithmetic = f"fp::Arithmetic::{_ARITHMETIC[self.product.arithmetic]}"
@@ -148,12 +115,9 @@ class _Writer:
         else:
             yield f"const int64_t $first = 0, $last = {product.inner};"
         for name, operand in (("$left", product.left), ("$right", product.right)):
+            start = f" + {operand.offset}" if operand.offset else ""
             moved = f" + int64_t($batch) * {operand.batch}" if operand.batch and batches > 1 else ""
-            yield f"const {C_TYPES[product.dtype]}* const {name} = {self._pointer(operand, moved)};"
-
-    def _pointer(self, operand: Operand, moved: str) -> str:
-        start = f" + {operand.offset}" if operand.offset else ""
-        return f"{self.pointers[operand.buffer]}{start}{moved}"
+            yield f"const {C_TYPES[product.dtype]}* const {name} = {self.pointers[operand.buffer]}{start}{moved};"
 
     def _index(self, text: str) -> str:
         return text if self.plan.wide else f"int({text})"

@@ -56,7 +56,6 @@ class ProductSchedule:
         batches: matrices, times pieces.
         shared_bytes: dynamic shared memory of a block.
         wide: whether indices need 64 bits.
-        most: blocks that stay on the device, where teams take one tile after another; else 0.
         arithmetic: the product's.
         seconds: how long it takes, by estimate.
     """
@@ -68,7 +67,6 @@ class ProductSchedule:
     batches: int
     shared_bytes: int
     wide: bool
-    most: int
     arithmetic: Arithmetic
     seconds: float
 
@@ -87,14 +85,10 @@ class ProductSchedule:
 
     @property
     def blocks(self) -> int:
-        high, long = self.tiles
-        if self.most:  # as many for each tile of rows
-            return high * min(ceil(self.batches * long / self.tiling.teams), self.most // high)
-        return self.batches * high * long
+        return self.batches * prod(self.tiles)
 
     def __str__(self) -> str:
         tile = f"tiles of {self.tiling.rows} x {self.tiling.columns}, {self.tiling.stages} stages"
-        tile += f", {self.tiling.teams} teams" if self.tiling.teams > 1 else ""
         return f"{self.blocks} blocks, {tile}, {self.arithmetic.value}"
 
 
@@ -195,11 +189,8 @@ def _candidate(
         return None
     if kernel.cols and not _holds_columns(kernel, tiling):
         return None
-    most = facts.multiprocessors * tiling.resident if tiling.teams > 1 else 0
-    if most and not _suits_teams(kernel, tiling, most):
-        return None
-    stage, kept = tiling.stage(product, left, right), tiling.kept(product)
-    fitted = _fitted(tiling, stage, kept, facts)
+    stage = tiling.stage(product, left, right)
+    fitted = _fitted(tiling, stage, facts)
     if fitted is None:
         return None
     tiles = (ceil(rows / tiling.rows), ceil(columns / tiling.columns))
@@ -212,9 +203,8 @@ def _candidate(
         right=right,
         tiles=tiles,
         batches=pieces * batch,
-        shared_bytes=fitted.shared(stage) + kept,
+        shared_bytes=fitted.shared(stage),
         wide=_is_wide(kernel, program, fitted),
-        most=most,
         arithmetic=product.arithmetic,
         seconds=_estimate(kernel, program, facts, fitted, blocks),
     )
@@ -238,20 +228,13 @@ def _access(program: Program, product: Product, operand: Operand, batch: int, ro
     return Access(inner_first, vector)
 
 
-def _suits_teams(kernel: Kernel, tiling: Tiling, most: int) -> bool:
-    """Whether a product's rows are the same for all batches, their tiles no more than there are blocks, and its sums whole."""
-    product = _product(kernel)
-    _, _, rows, _ = kernel.matrix
-    return rows <= tiling.rows * most and product.pieces == 1 and not product.left.batch and not kernel.cols
-
-
-def _fitted(tiling: Tiling, stage: int, kept: int, facts: DeviceFacts) -> Tiling | None:
-    """`tiling` with as many resident blocks, then stages, as the shared memory has room for beside what is `kept`."""
+def _fitted(tiling: Tiling, stage: int, facts: DeviceFacts) -> Tiling | None:
+    """`tiling` with as many resident blocks, then stages, as the shared memory has room for."""
     room = facts.shared_bytes_per_block + _BLOCK_SHARED
     for resident in range(tiling.resident, 0, -1):
         for stages in range(tiling.stages, tiling.least_stages - 1, -1):
             fitted = replace(tiling, stages=stages, resident=resident)
-            if resident * (fitted.shared(stage) + kept + _BLOCK_SHARED) <= room:
+            if resident * (fitted.shared(stage) + _BLOCK_SHARED) <= room:
                 return fitted
     return None
 
@@ -278,24 +261,23 @@ def _holds_columns(kernel: Kernel, tiling: Tiling) -> bool:
 
 def _estimate(kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tiling, blocks: int) -> float:
     """Seconds: the multiprocessor with most blocks, or memory if that takes longer."""
-    product, beside = _product(kernel), tiling.resident * tiling.teams
+    product = _product(kernel)
     one = 2 * tiling.rows * tiling.columns * min(product.length, product.inner)
-    each = max(ceil(blocks / facts.multiprocessors), _ALONE * beside)
+    each = max(ceil(blocks / facts.multiprocessors), _ALONE * tiling.resident)
     computing = each * one / (_RATES[tiling.groups][product.arithmetic] * tiling.share)
     written = {store.buffer for store in kernel.stores}  # partial results, of which there are few, decide nothing
     moved = sum(program.buffer(name).nbytes for name in kernel.reads | written)
     idle = max(_STREAMS * facts.multiprocessors / blocks, 1.0) if blocks else 1.0
-    following = _following(kernel, facts) * (_HIDDEN if beside > 1 else 1)
+    following = _following(kernel, facts) * (_HIDDEN if tiling.resident > 1 else 1)
     return max(computing + following, idle * moved / facts.bandwidth)
 
 
 def _following(kernel: Kernel, facts: DeviceFacts) -> float:
-    """Seconds for what a kernel does behind its sums, where multiplying halves takes no longer than that; see `Epilogue`."""
-    if _product(kernel).arithmetic is not Arithmetic.HALVES:
+    """Seconds for what a kernel with columns does behind its sums, which weighs as much as they do."""
+    if not kernel.cols:
         return 0.0
     phases = [[value for each in sweep for value in each.values] for sweep in kernel.sweeps]
     phases += [[store.value for store in kernel.stores]] if kernel.stores else []
-    phases += [[kernel.partials.value]] if kernel.partials else []
     each = sum(_PHASE + _instructions(phase) for phase in phases)
     once = _instructions([store.value for store in kernel.row_stores])
     count = prod(kernel.matrix[1:]) * (each + once / kernel.col_count)

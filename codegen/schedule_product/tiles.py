@@ -10,7 +10,6 @@ PANEL_BYTES = 128
 _M, _N = 16, 8  # rows and columns of one instruction of a warp
 WARP_ROWS = _M
 """Rows of a warp, where a tiling is plain."""
-_ALIGNED = 1024  # bytes, of what a team has of its own
 _SPARE = 8  # numbers between rows of a panel whose rows are neighbours, floats between rows of results
 _EVERY = tuple(Arithmetic)
 
@@ -35,7 +34,6 @@ class Tiling:
         share: of the arithmetic's rate that it reaches: large tiles load less per product.
         groups: whether four warps along the rows multiply together (wgmma), which takes columns from shared memory.
         turned: whether that is done for the transpose: what is said of rows holds for columns, and the other way round.
-        teams: groups of warps that have such tiles of their own, one after another; more than one share all panels of their rows.
         arithmetics: those it is made for.
     """
 
@@ -49,7 +47,6 @@ class Tiling:
     groups: bool = False
     turned: bool = False
     arithmetics: tuple[Arithmetic, ...] = _EVERY
-    teams: int = 1
 
     @property
     def rows(self) -> int:
@@ -84,7 +81,7 @@ class Tiling:
 
     @property
     def threads(self) -> int:
-        return 32 * self.warp_rows * self.warp_columns * self.teams
+        return 32 * self.warp_rows * self.warp_columns
 
     @property
     def room_pitch(self) -> int:
@@ -112,9 +109,7 @@ class Tiling:
         return left.inner_first and not right.inner_first if self.turned else right.inner_first
 
     def stage(self, product: Product, left: Access, right: Access) -> int:
-        """Bytes of shared memory of one stage: both panels, and low parts of one where a group multiplies these; or the columns'."""
-        if self.teams > 1:
-            return self.columns * PANEL_BYTES
+        """Bytes of shared memory of one stage: both panels, and low parts of one where a group multiplies these."""
         spare = 0 if self.groups and product.arithmetic is Arithmetic.HALVES else _SPARE
         found = sum(
             rows * PANEL_BYTES + (0 if access.inner_first else spare * PANEL_BYTES)
@@ -124,15 +119,9 @@ class Tiling:
             found += PANEL_BYTES * (self.rows if self.turned else self.columns)
         return found
 
-    def kept(self, product: Product) -> int:
-        """Bytes of the rows' panels that stay in shared memory."""
-        depth = PANEL_BYTES // product.dtype.nbytes
-        return self.rows * PANEL_BYTES * -(-product.inner // depth) if self.teams > 1 else 0
-
     def shared(self, stage: int) -> int:
-        """Bytes of shared memory, besides what is kept: panels, and results once these are done with."""
-        each = max(self.stages * stage, 4 * self.warp_rows * self.warp_columns * self.room)
-        return each if self.teams == 1 else self.teams * -(-each // _ALIGNED) * _ALIGNED
+        """Bytes of shared memory: panels, and results once these are done with."""
+        return max(self.stages * stage, 4 * self.warp_rows * self.warp_columns * self.room)
 
 
 _THREE = (Arithmetic.TF32_THREE,)
@@ -158,6 +147,4 @@ TILINGS = (
     Tiling(8, 1, 1, 16, 3, 2, 0.75, groups=True, arithmetics=_ONE),  # 128 x 128
     Tiling(4, 1, 1, 16, 4, 2, 0.6, groups=True, arithmetics=_ONE),  # 64 x 128
     Tiling(4, 1, 1, 16, 3, 3, 0.65, groups=True, arithmetics=_HALVES),  # 64 x 128
-    Tiling(4, 1, 1, 16, 4, 1, 0.7, groups=True, arithmetics=_HALVES, teams=3),
-    Tiling(4, 1, 1, 16, 4, 1, 0.66, groups=True, arithmetics=_HALVES, teams=2),
 )

@@ -106,9 +106,8 @@ struct Panel {
         static constexpr int count = Rows * depth / vector / Threads;
         static_assert(Threads % across == 0 && count * size == (Operand::inner_first ? Rows : depth));
 
-        static __device__ __forceinline__ int row() { return Operand::inner_first ? line() : threadIdx.x % across * vector; }
-        static __device__ __forceinline__ int inner() { return Operand::inner_first ? threadIdx.x % across * vector : line(); }
-        static __device__ __forceinline__ int line() { return threadIdx.x % Threads / across; }
+        static __device__ __forceinline__ int row() { return Operand::inner_first ? threadIdx.x / across : threadIdx.x % across * vector; }
+        static __device__ __forceinline__ int inner() { return Operand::inner_first ? threadIdx.x % across * vector : threadIdx.x / across; }
 
         // Where the vector `number` of this thread lies in a panel.
         static __device__ __forceinline__ int place(int number) {
