@@ -11,8 +11,8 @@ every sample is measured by its own. NaN and infinities stay what they are, and 
 makes an infinity.
 
 Of a large input the largest numbers are guessed from some of its rows, and brought near 2^9, so that there are 23 binades below and no
-number is too large that is up to 2^6 times larger than the guess. What packs the input looks whether that holds, and raises an alarm
-where it does not, or where a guess was made from zeros alone. Then kernels that otherwise do nothing find the largest numbers of all, and
+number is too large that is up to 2^6 times larger than the guess. Where nothing but zeros was seen, others are taken for tiny. What packs
+the input raises an alarm where a half becomes an infinity. Then kernels that otherwise do nothing find the largest numbers of all, and
 pack the input again.
 """
 
@@ -83,7 +83,7 @@ class Scales:
         again: those behind it that find them once more after an alarm, and whether there was one; none where nothing is guessed.
         kernels: those that find u and the scales of the result, behind these.
         buffers: what is to be added to the program for all of them.
-        factors: buffers of ``1 / s``, by sample, and of ``1 / t``, by input channel; negative where guessed from zeros alone.
+        factors: buffers of ``1 / s``, by sample, and of ``1 / t``, by input channel.
         channel, out: buffers of exponents: of t, by input channel, and of u, by output channel.
         result: buffers (samples, out_channels), the product of which is ``s u``; one alone may not be finite.
     """
@@ -109,14 +109,13 @@ class Scales:
 
     def pack_source(self, builder: Builder, name: str, layout: Layout) -> tuple[Buffer, tuple[Kernel, ...]]:
         """The scaled input in halves, as a buffer `name`, and the kernels that find its scales and write it."""
-        found = [_of(builder, each, at) for each, at in zip(self.factors, layout.coordinates, strict=False)]
-        if not self.again:
-            made, kernel = _pack(builder, self.source, name, layout, found)
-            return made, (*self.first, kernel)
-        factors = [builder.apply(Op.ABS, each) for each in found]
+        factors = [_of(builder, each, at) for each, at in zip(self.factors, layout.coordinates, strict=False)]
         made, kernel = _pack(builder, self.source, name, layout, factors)
-        number = _number(builder, self.source, layout)
-        alarm = Alarm(self.flag, _alarming(builder, number, found, factors))
+        if not self.again:
+            return made, (*self.first, kernel)
+        magnitude = builder.apply(Op.ABS, _scaled(builder, _number(builder, self.source, layout), factors))
+        large = builder.apply(Op.GE, magnitude, builder.const(_TOO_LARGE, _F32), dtype=DType.BOOL)
+        alarm = Alarm(self.flag, large)
         once_more = replace(kernel, name=f"{kernel.name}_again", when=self.flag)
         return made, (*self.first, replace(kernel, alarm=alarm), *self.again, once_more)
 
@@ -176,20 +175,6 @@ def _scaled(b: Builder, number: Expr, factors: Sequence[Expr]) -> Expr:
     for factor in factors:
         number = b.apply(Op.MUL, number, factor)
     return number
-
-
-def _alarming(b: Builder, number: Expr, found: Sequence[Expr], factors: Sequence[Expr]) -> Expr:
-    """Whether `number` is too large for the `factors`, or none but zero was `found` where it is not zero."""
-    zero = b.const(0.0, _F32)
-    magnitude = b.apply(Op.ABS, _scaled(b, number, factors))
-    large = b.apply(Op.GE, magnitude, b.const(_TOO_LARGE, _F32), dtype=DType.BOOL)
-    finite = b.apply(Op.LE, b.apply(Op.ABS, number), b.const(LARGEST, _F32), dtype=DType.BOOL)
-    alarming = b.apply(Op.AND, large, finite, dtype=DType.BOOL)
-    real = b.apply(Op.NE, number, zero, dtype=DType.BOOL)
-    for factor in found:
-        nothing = b.apply(Op.LT, factor, zero, dtype=DType.BOOL)
-        alarming = b.apply(Op.OR, alarming, b.apply(Op.AND, nothing, real, dtype=DType.BOOL), dtype=DType.BOOL)
-    return alarming
 
 
 def _pack(b: Builder, operand: Buffer, name: str, layout: Layout, factors: Sequence[Expr]) -> tuple[Buffer, Kernel]:

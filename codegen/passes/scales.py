@@ -88,7 +88,7 @@ class Finder:
         value = b.load(planes.name, linear([axis_index(sample), axis_index(channel)], planes.strides), _F32)
         found = b.stat("largest", 0, _F32)
         lowered = b.apply(Op.SUB, found, b.const(float(self.top), _F32))
-        exponent = _unless_nothing(b, found, b.apply(Op.MAXIMUM, lowered, b.const(float(_LEAST_SAMPLE), _F32)))
+        exponent = self._unless_nothing(found, lowered, _LEAST_SAMPLE)
         return self._with_factors("sample", sample, channel, value, exponent)
 
     def channel_exponents(self, planes: Buffer, scale: Buffer, samples: int, channels: int) -> tuple[Buffer, Buffer]:
@@ -102,16 +102,20 @@ class Finder:
         beside = b.apply(Op.SUB, plane, b.load(scale.name, axis_index(sample), _F32))
         found = b.stat("largest", 0, _F32)
         lowered = b.apply(Op.SUB, found, b.const(float(self.top), _F32))
-        exponent = _unless_nothing(b, found, b.apply(Op.MAXIMUM, lowered, b.const(float(_LEAST_CHANNEL), _F32)))
+        exponent = self._unless_nothing(found, lowered, _LEAST_CHANNEL)
         return self._with_factors("channel", channel, sample, beside, exponent)
+
+    def _unless_nothing(self, found: Expr, exponent: Expr, least: int) -> Expr:
+        """`exponent`, which is `least` or more; where nothing but zeros was found it is 0, and `least` if that is a guess."""
+        b = self.builder
+        at_least = b.apply(Op.MAXIMUM, exponent, b.const(float(least), _F32))
+        return at_least if self.flag else _unless_nothing(b, found, at_least)
 
     def _with_factors(self, what: str, row: Axis, column: Axis, value: Expr, exponent: Expr) -> tuple[Buffer, Buffer]:
         """Buffers of `exponent`, made of the largest `value`, and of ``2^-exponent``."""
         b = self.builder
         made, factor = self._buffer(what, (row.size,)), self._buffer(f"{what}_factor", (row.size,))
         power = b.apply(Op.EXP2, b.apply(Op.NEG, exponent))
-        if self.flag is not None:
-            power = _unless_nothing(b, b.stat("largest", 0, _F32), power, -1.0)
         stores = [store_at(made, (row,), exponent), store_at(factor, (row,), power)]
         if self.flag is not None and what == "sample":
             stores.append(store_at(self.flag, (row,), b.const(0.0, _F32)))
@@ -173,10 +177,10 @@ def _finite_magnitude(b: Builder, value: Expr) -> Expr:
     return b.apply(Op.WHERE, finite, magnitude, b.const(0.0, _F32))
 
 
-def _unless_nothing(b: Builder, found: Expr, value: Expr, other: float = 0.0) -> Expr:
-    """`value`, or `other` where nothing but zeros was found."""
+def _unless_nothing(b: Builder, found: Expr, exponent: Expr) -> Expr:
+    """`exponent`, or 0 where nothing but zeros was found."""
     nothing = b.apply(Op.EQ, found, b.const(-inf, _F32), dtype=DType.BOOL)
-    return b.apply(Op.WHERE, nothing, b.const(other, _F32), value)
+    return b.apply(Op.WHERE, nothing, b.const(0.0, _F32), exponent)
 
 
 def powers(b: Builder, exponent: Expr) -> tuple[Expr, Expr]:

@@ -62,6 +62,7 @@ class _Writer:
         self.patches = Patches(frame) if frame.patch is not None else None
         self.exchanged: tuple[Exchange, ...] = exchanges(frame)
         self.arrived: list[str] = []  # what the loads of a phase are followed by
+        self.alarmed = ""  # whether a thread has met an alarm
 
     def write(self) -> list[str]:
         kernel = self.frame.kernel
@@ -103,9 +104,14 @@ class _Writer:
     def _element_stores(self, stores: tuple[Store, ...]) -> None:
         if self.frame.kernel.sweeps:
             self._say("results")
-        alarm = self.frame.kernel.alarm
-        roots = [*(store.value for store in stores), *([alarm.condition] if alarm else [])]
+        alarm, roots = self.frame.kernel.alarm, [store.value for store in stores]
+        if alarm is not None:
+            self.alarmed = self.frame.names.exact("alarmed")
+            self.top.lines.append(f"bool {self.alarmed} = false;")
+            roots.append(alarm.condition)
         self._phase(len(self.frame.kernel.sweeps), roots, (), stores)
+        if alarm is not None:
+            self.top.lines.append(f"if ({self.alarmed}) {self.frame.pointers[alarm.buffer]}[0] = 1.0f;")
 
     def _phase(self, number: int, roots: Sequence[Expr], states: tuple[State, ...], stores: tuple[Store, ...]) -> None:
         frame, tile = self.frame, self.frame.tile
@@ -246,9 +252,7 @@ class _Writer:
         for store in phase.stores:
             write_store(self.frame, self.exchanged, store, lanes, step, around)
         if phase.stores and self.frame.kernel.alarm is not None:
-            alarm = self.frame.kernel.alarm
-            condition = bare(lanes.value(alarm.condition))
-            lanes.lines.append(f"if ({condition}) {self.frame.pointers[alarm.buffer]}[0] = 1.0f;")
+            lanes.lines.append(f"{self.alarmed} |= {lanes.value(self.frame.kernel.alarm.condition)};")
         before = [*self.places.staging(phase.made), *around.before_lanes]
         if self.width > 1:
             step.lines[mark:mark] = before

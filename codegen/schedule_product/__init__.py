@@ -273,11 +273,12 @@ def _estimate(kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tili
 
 
 def _following(kernel: Kernel, facts: DeviceFacts) -> float:
-    """Seconds for what a kernel with columns does behind its sums, which weighs as much as they do."""
-    if not kernel.cols:
+    """Seconds for what a kernel does behind its sums, where multiplying halves may take no longer than that."""
+    if _product(kernel).arithmetic is not Arithmetic.HALVES:
         return 0.0
     phases = [[value for each in sweep for value in each.values] for sweep in kernel.sweeps]
     phases += [[store.value for store in kernel.stores]] if kernel.stores else []
+    phases += [[kernel.partials.value]] if kernel.partials else []
     each = sum(_PHASE + _instructions(phase) for phase in phases)
     once = _instructions([store.value for store in kernel.row_stores])
     count = prod(kernel.matrix[1:]) * (each + once / kernel.col_count)

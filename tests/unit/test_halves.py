@@ -112,12 +112,12 @@ def _beyond(x: Array) -> None:
 
 def _empty_sample(x: Array) -> None:
     x[1] = 0
-    x[1, 3, 0, 1, 1] = 1e-20
+    x[1, 3, 0, 1, 1] = 1e-30
 
 
 def _empty_channel(x: Array) -> None:
     x[:, 4] = 0
-    x[0, 4, 1, 1, 1] = -1e-42
+    x[0, 4, 1, 1, 1] = -1e-20
 
 
 def _empty_both(x: Array) -> None:
@@ -137,14 +137,19 @@ def test_an_alarm_where_a_guess_is_wrong(change: Callable[[Array], None]) -> Non
         np.testing.assert_array_equal(found[name], exact[name])
 
 
-def test_no_alarm_for_what_is_not_finite_and_zeros() -> None:
+@pytest.mark.parametrize("tiny", [0.0, 2.0**-149, 2.0**-120])
+def test_no_alarm_for_zeros_and_what_is_tiny(tiny: float) -> None:
     shape, weight = GUESSED["2d"]
     x, w = operands(7, shape, weight)
-    x[0, 1, 2, 3], x[0, 2, 8, 0], x[1, 0, 1, 1] = np.inf, np.nan, -np.inf
-    x[0, 7] = 0
-    found = packed(x, w, 0)
-    assert not found["conv_alarm"][0]
-    assert np.isinf(found["conv_source"]).sum() == 2
+    x[0] = tiny * np.sign(x[0])
+    x[0, :, 8::16] = 0
+    x[:, 7] = 0
+    x[1, 2, 8, 0] = np.nan
+    assert not packed(x, w, 0)["conv_alarm"][0]
+    found = halved(x, w, least=0)
+    product = np.einsum("nca,ocb->nocab", _flat(x[:1].astype(np.float64)), _flat(w.astype(np.float64)))
+    least = 2.0**-150 * np.abs(w).max()  # half of the smallest number
+    assert (np.abs(restored(found)[:1] - product) <= 2.0**-10 * np.abs(product) + least).all()
 
 
 def test_inputs_of_few_rows_are_read_whole() -> None:
