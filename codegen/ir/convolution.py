@@ -60,6 +60,21 @@ class ScaledHalves:
 
 
 @dataclass(frozen=True)
+class ScaledWeights:
+    """The weights of a convolution as scaled halves, where its kernel scales tiles of the input itself (`passes.scaled_tiles`).
+
+    Attributes:
+        weight: as that of `ScaledHalves`.
+        channels: buffer (in_channels,) of the exponents of input channels' scales.
+        outs: buffer (out_channels,) of those of output channels.
+    """
+
+    weight: str
+    channels: str
+    outs: str
+
+
+@dataclass(frozen=True)
 class Pooling:
     """The largest of a convolution's results at all phases of a position, which windows as large as the stride give.
 
@@ -100,13 +115,17 @@ class Convolution:
     precision: Precision = Precision.FLOAT32
     warps: int = 1
     packed: str | None = None
-    halves: ScaledHalves | None = None
+    halves: ScaledHalves | ScaledWeights | None = None
     pooled: Pooling | None = None
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The buffers that it reads."""
-        halves = (self.halves.source, self.halves.weight, *self.halves.scales) if self.halves else ()
+        halves: tuple[str, ...] = ()
+        if isinstance(self.halves, ScaledWeights):
+            halves = (self.halves.weight, self.halves.channels, self.halves.outs)
+        elif self.halves is not None:
+            halves = (self.halves.source, self.halves.weight, *self.halves.scales)
         bias = self.pooled.bias if self.pooled else None
         return (self.source, self.weight, *filter(None, [self.packed, bias]), *halves)
 
@@ -116,7 +135,10 @@ class Convolution:
         kind = "transposed convolution" if self.transposed else "convolution"
         geometry = f"stride {self.stride}, padding {self.padding}, dilation {self.dilation}"
         packed = f" packed as {self.packed}" if self.packed else ""
-        halves = f" of halves {self.halves.source} by {self.halves.weight}" if self.halves else ""
+        halves = ""
+        if self.halves is not None:
+            source = f"{self.halves.source} " if isinstance(self.halves, ScaledHalves) else ""
+            halves = f" of halves {source}by {self.halves.weight}"
         bias = f" and {self.pooled.bias}" if self.pooled and self.pooled.bias else ""
         pooled = ", largest of all phases" if self.pooled else ""
         products = f"products{halves} in {self.precision.value}"

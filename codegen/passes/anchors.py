@@ -25,6 +25,7 @@ from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.places import in_places
 from fusepass.codegen.passes.products import product_of, product_rows, product_value, without_idle_views
 from fusepass.codegen.passes.rewrite import rewrite_kernel
+from fusepass.codegen.passes.scaled_tiles import in_scaled_tiles
 from fusepass.codegen.passes.windows import pool_phases, pool_windows
 
 Choice = Callable[[Program, Kernel], bool]
@@ -140,7 +141,7 @@ def _in_places(
         form = _generated(program, builder, call, anchor, reducing)
         if form is None or (reducing and not few and form.kernels[0].stores):
             continue
-        made = in_places(form, builder, 0)
+        made = in_scaled_tiles(form, builder, 0) if few else in_places(form, builder, 0)
         place = len(made.kernels) - len(form.kernels)
         reduced = None if reducing else reduce_positions(made, builder, place, pieces)
         for each in filter(None, (reduced, made)):
