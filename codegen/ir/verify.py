@@ -297,6 +297,8 @@ def _index_faults(index: Index, axes: frozenset[Axis], buffer: Buffer, what: str
         return  # never evaluated
     low, high = index.bounds
     if low < 0 or high >= max(buffer.extent, 1):
+        low, high = index.tight_bounds
+    if low < 0 or high >= max(buffer.extent, 1):
         yield f"{what}: index {index} spans {low}..{high} of {buffer.extent} elements"
 
 
