@@ -25,6 +25,7 @@ GROUP_ARCH = "sm_90"
 
 _MOST_CHANNELS = 8
 _MOST_PADDED = 4 / 3  # channels with those that fill up chunks of halves, of those that are there
+_MOST_REACHES = 2
 _MOST_SCATTERED = 16  # of transposed convolutions with a stride, whose phases have few taps each
 
 
@@ -189,6 +190,13 @@ def few_halves(channels: int, step: Sequence[int]) -> bool:
     positions read neighbours; see `Convolution.step`.
     """
     return channels <= _MOST_SCATTERED and max(step) == 1
+
+
+def scales_tiles(kernel: Sequence[int]) -> bool:
+    """Whether such a convolution of few channels makes halves of tiles of its input itself: its kernel reaches along two axes at most,
+    or borders would be several times as large as tiles.
+    """
+    return sum(size > 1 for size in kernel) <= _MOST_REACHES
 
 
 def tiled_halves(channels: int, step: Sequence[int]) -> bool:

@@ -81,7 +81,8 @@ def test_values(name: str, precision: Precision) -> None:
     "case",
     [
         Case((1, 16, 20, 150), 17, (3, 2), (1, 1), (1, 0), (1, 1)),  # two layers of places, rows of several blocks
-        Case((2, 12, 9, 20, 40), 9, (2, 2, 3), (1, 1, 1), (1, 0, 1), (1, 1, 1)),  # several planes in a tile
+        Case((2, 12, 9, 20, 40), 9, (2, 2, 3), (1, 1, 1), (1, 0, 1), (1, 1, 1)),  # several planes in a tile, of halves
+        Case((1, 12, 5, 20, 40), 9, (2, 1, 3), (1, 1, 1), (1, 0, 1), (1, 1, 1)),  # of the input as it is
     ],
 )
 def test_values_of_several_tiles(case: Case) -> None:
