@@ -10,11 +10,13 @@ from collections.abc import Iterable, Sequence
 
 from fusepass.codegen.ir.convolution import HALVES, ROWS, ScaledWeights, halves_of_place
 from fusepass.codegen.ir.dtype import Precision
+from fusepass.codegen.ir.expr import ReduceOp, Stat, walk
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cuda_convolution import ConvolutionText
-from fusepass.codegen.render.cuda_input import dot, quotient, remainder
+from fusepass.codegen.render.cuda_convolution import ConvolutionText, Sums
+from fusepass.codegen.render.cuda_input import dot, quotient, remainder, unrolled
 from fusepass.codegen.render.cuda_places import PlacesWriter
+from fusepass.codegen.render.cuda_sweeps import Sweeps
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule_convolution.places import BLOCK, PlacesSchedule
 from fusepass.codegen.schedule_convolution.tiles import Tiles
@@ -22,6 +24,9 @@ from fusepass.codegen.schedule_convolution.tiles import Tiles
 _BINADES = {Precision.TF32: 14, Precision.FLOAT32: 20}
 """How many powers of two a channel may be smaller than the largest of its tile: of its numbers, halves lose digits only of those that are
 2^13 times smaller than its own largest; two for a number, 2^18 times."""
+
+
+_EXTREMES = (ReduceOp.MAX, ReduceOp.MIN)  # whose results do not depend on the order
 
 
 def places_text(
@@ -111,6 +116,56 @@ class _ScalingWriter(PlacesWriter):
     def finite(self, sums: str, loops: Sequence[tuple[str, int]], test: str = "") -> Iterable[str]:
         """Of finite halves, all sums are: what is not finite is found where halves are made."""
         return ()
+
+    def reductions(self, sums: Sums) -> Iterable[str]:
+        """Where one sweep suffices, of values that are the same function of each position's sums, these stay in registers."""
+        laid_out = list(super().reductions(sums))
+        if not self._reduces_registers():
+            return laid_out
+        return [*block("if ($broken)", laid_out)[:-1], *block("} else", self._reduced_registers(sums))]
+
+    def _reduces_registers(self) -> bool:
+        kernel = self.kernel
+        if len(kernel.sweeps) != 1 or kernel.stores or self.on.pair > 1:
+            return False
+        (sweep,) = kernel.sweeps
+        values = [value for reduction in sweep for value in reduction.values]
+        along = {axis for value in values for axis in self.printer.dataflow.needs(value)} & {*kernel.rows[1:]}
+        return not along and all(reduction.op in _EXTREMES for reduction in sweep)
+
+    def _reduced_registers(self, sums: Sums) -> list[str]:
+        """A thread has every fourth pair of channels of four positions: `fp::stage_scaled` says which."""
+        kernel, (sweep,) = self.kernel, self.kernel.sweeps
+        sweeps = Sweeps(kernel, self.program, self.pointers, self.printer, self.names, "[$j]")
+        states = [sweeps.declared(reduction, "[4]") for reduction in sweep]
+        values = [value for reduction in sweep for value in reduction.values]
+        (stat,) = [each for each in walk(*values) if isinstance(each, Stat) and each.reduction == self.anchor.name]
+        outer = sweeps.row_scope(values, {kernel.rows[0]: "$sample"})
+        each = [
+            "const int $j = $i / 2 % 2 * 2 + $t;",
+            f"const float $sum = $sums[0][$t][$m * {ROWS // 2} + $i] * $factor;",
+            *outer.lines,
+            *sweeps.column(outer, "$channel", stat, sweep, ()),
+        ]
+        row = "$i / 4 * 8 + $lane % 4 * 2 + $i % 2"
+        lines = [
+            f"const int $row = $m * {ROWS} + {row}, $channel = $first_channel + $row;",
+            "const float $factor = $factors[$row];",
+            *unrolled("$t", 2, each),
+        ]
+        if self.sizes[1] != sums.covered:
+            lines[1:] = block(f"if ($channel < {self.sizes[1]})", lines[1:])
+        pushed = unrolled("$m", sums.rows, unrolled("$i", ROWS // 2, lines))
+        # Of four threads that share positions, each then has one of these.
+        own = []
+        for name in map(sweeps.state, sweep):
+            own += [f"fp::merge_across<1, 4>({name}[$j]);", f"if ($lane % 4 == $j) {name}[0] = {name}[$j];"]
+        places, inside = self.position(sums.group, "($lane % 4 * 8 + $lane / 4)")
+        axes = dict(zip(kernel.rows, ("$sample", *self.axes), strict=True))
+        scope = sweeps.row_scope([store.value for store in kernel.row_stores], axes)
+        scope.lines += [sweeps.stored(scope, store) for store in kernel.row_stores]
+        stored = [line.replace("[$j]", "[0]") for line in block(f"if ({inside})", scope.lines)]
+        return [*states, *pushed, *unrolled("$j", 4, own), *places, *stored]
 
     def _staging(self) -> str:
         turn = f"$turn * {ROWS * self.plan.rows} + " if self.plan.turns > 1 else ""

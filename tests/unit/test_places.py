@@ -5,21 +5,26 @@ from __future__ import annotations
 import itertools
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.convolution import ScaledHalves, ScaledWeights
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_convolution import preferred, schedule_convolution, serves
 from fusepass.codegen.schedule_convolution.places import PlacesSchedule, padded_places
@@ -40,6 +45,7 @@ from tests.support.convolutions import (
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
 from tests.support.machine_code import disassembler, instructions
+from tests.support.regions import region
 from tests.support.thinned import thinned
 from tests.unit.test_render_cuda import inputs_of
 
@@ -157,6 +163,33 @@ def test_reductions_over_channels(name: str, over: Over, precision: Precision) -
     program = generated_reduction(replace(CASES[name], precision=precision, halves=True), over)
     assert multiplying(program).cols
     check(program, tolerance=1e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("out", "extreme"),
+    [
+        (40, lambda y: y.amin(1).tanh()),
+        *thinned([(17, lambda y: y.relu().amax(1)), (64, lambda y: torch.stack([y.amin(1), y.amax(1)]))], 2),
+    ],
+)
+def test_extremes_of_channels_are_found_in_registers(out: int, extreme: Callable[[Tensor], Tensor]) -> None:
+    """Of numbers that are not finite, too, where results are computed by their definition."""
+    x, w, b = torch.randn(2, 9, 11, 45), torch.randn(out, 9, 3, 2), torch.randn(out)
+    made = region(lambda x, w, b: extreme(F.conv2d(x, w, b, padding=1)), x, w, b)
+    program = made.passed(pass_options(SMALL, AnchorSource.HALVES))
+    assert multiplying(program).cols
+    source = render(program, SMALL)
+    assert "fp::merge_across<1, 4>" in source.text
+    check(program)
+    inputs = inputs_of(program)
+    inputs[program.inputs[0]][777] = np.nan
+    inputs[program.inputs[0]][5000] = np.inf
+    got, wanted = emulate(program, source, inputs), interpret(program, inputs)
+    for name in program.outputs:
+        assert np.isnan(wanted[name]).any()
+        bound = 2e-6 * np.abs(wanted[name][np.isfinite(wanted[name])]).max()
+        np.testing.assert_allclose(got[name], wanted[name], rtol=2e-6, atol=bound, err_msg=name)
 
 
 @needs_compiler
