@@ -47,6 +47,15 @@ def test_torchscript_compiles_the_original(x: Tensor) -> None:
 
 
 @torch.no_grad()
+def test_torch_fx_traces_the_original(x: Tensor) -> None:
+    optimised = fusepass.optimize(nn.Sequential(nn.Linear(8, 8), nn.GELU()))
+    model = nn.Sequential(optimised, nn.ReLU())
+    torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), model(x))
+    with pytest.raises(TypeError, match="trace its `original`"):
+        torch.fx.symbolic_trace(optimised)
+
+
+@torch.no_grad()
 def test_replicas_of_data_parallel_run_the_original(x: Tensor) -> None:
     model = Scaled().eval()
     optimised = fusepass.optimize(model)
