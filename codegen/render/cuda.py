@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import Convolution
@@ -26,7 +26,7 @@ from fusepass.codegen.schedule_product import ProductSchedule, schedule_product
 from fusepass.codegen.source import Source, Target
 from fusepass.errors import ScheduleError
 
-_INCLUDED = ("fp_index.h", "fp_merge.cuh", "fp_vector.cuh")
+_INCLUDED = ("fp_index.h", "fp_launch.cuh", "fp_merge.cuh", "fp_vector.cuh")
 _HEADERS = (
     *_INCLUDED,
     "fp_cast.h",
@@ -38,7 +38,7 @@ _HEADERS = (
     "fp_states.h",
 )
 _COPIES = ("fp_instructions.cuh",)  # for kernels that stage what they load
-_TEAMS = ("fp_instructions.cuh", "fp_launch.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
+_TEAMS = ("fp_instructions.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
 _FETCHES = ("fp_instructions.cuh", "fp_team.cuh")  # for those whose blocks copy their next row ahead
 _PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anchor
 _CONVOLUTION_GROUPS = ("fp_wgmma.cuh", "fp_group.cuh")  # which is a convolution that four warps multiply together
@@ -48,7 +48,7 @@ _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
 _MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
 
 Plan = Schedule | ConvolutionSchedule | ProductSchedule
-_DEFAULT_SHARED = 48 << 10  # a launch that asks for more dynamic shared memory needs an attribute
+_PROGRAMMATIC = 90  # the capability from which a kernel can wait for the one before it
 
 
 @dataclass(frozen=True)
@@ -85,15 +85,18 @@ def render_cuda(
     pointers = {buffer.name: names.exact(buffer.name) for buffer in program.arguments}
     kernels, launches = [], []
     groups = patches = fetches = False
-    for kernel in program.kernels:
-        if is_empty(kernel):
-            continue
+    launched = [kernel for kernel in program.kernels if not is_empty(kernel)]
+    early = [*(_starts_early(number, kernel, facts) for number, kernel in enumerate(launched)), False]
+    for number, kernel in enumerate(launched):
         plan = _plan(kernel, program, facts, aligned, general)
         patches = patches or (isinstance(plan, Schedule) and plan.walk is Walk.PATCH)
         fetches = fetches or (isinstance(plan, Schedule) and plan.fetches)
         name = names.exact(kernel.name)
-        kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
-        launches += _launch(kernel, name, program, plan, pointers)
+        start = ["fp::wait_for_previous();"] if early[number] else []
+        start += ["fp::let_next_start();"] if early[number + 1] else []
+        text = _kernel_text(kernel, name, program, plan, pointers, names.copy())
+        kernels.append(replace(text, body=(*start, *text.body)))
+        launches += _launch(kernel, name, program, plan, pointers, early=early[number])
         groups |= isinstance(plan, ProductSchedule) and plan.tiling.groups
     anchors = [kernel.anchor for kernel in program.kernels if kernel.anchor is not None]
     headers = [*_INCLUDED]
@@ -202,7 +205,17 @@ def _pointer_type(buffer: Buffer, kernel: Kernel) -> str:
     return f"{'const ' if buffer.name in kernel.reads - kernel.writes else ''}{C_TYPES[buffer.dtype]}*"
 
 
-def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: dict[str, str]) -> list[str]:
+def _starts_early(number: int, kernel: Kernel, facts: DeviceFacts) -> bool:
+    """Whether the kernel that is launched as the `number`th may be, before the one before it is over, for which it waits itself.
+
+    The first one follows what another library launches. Teams follow the filling of the memory in which they meet.
+    """
+    return number > 0 and kernel.team is None and facts.capability >= _PROGRAMMATIC
+
+
+def _launch(
+    kernel: Kernel, name: str, program: Program, plan: Plan, pointers: dict[str, str], *, early: bool
+) -> list[str]:
     arguments = [
         f"    static_cast<{_pointer_type(buffer, kernel)}>({pointers[buffer.name]})"
         for buffer in _touched(kernel, program)
@@ -212,17 +225,10 @@ def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: d
         team = kernel.team
         shape = f"{team.members}, {team.teams}, {plan.threads}, {plan.shared_bytes}"
         exchange = f"{pointers[team.exchange]}, {program.buffer(team.exchange).nbytes}, stream,"
-        start = f"const int error = fp::launch_teams({name}, {shape}, {exchange}"
+        start = f"const int error = fp::launch_teams<{name}>({shape}, {exchange}"
         return ["{", *block("", [start, *passed, "if (error != 0) return error;"])[1:]]
-    lines = []
-    if plan.shared_bytes > _DEFAULT_SHARED:
-        attribute = "cudaFuncAttributeMaxDynamicSharedMemorySize"
-        call = f"const cudaError_t error = cudaFuncSetAttribute({name}, {attribute}, {free(plan.shared_bytes)});"
-        lines = block("", [call, "if (error != cudaSuccess) return static_cast<int>(error);"])
-        lines[0] = "{"
-    shape = f"{free(plan.blocks)}, {plan.threads}, {free(plan.shared_bytes)}"
-    head = f"{name}<<<{shape}, static_cast<cudaStream_t>(stream)>>>("
-    return [*lines, head, *passed]
+    call = "launch_next" if early else "launch"
+    return [f"fp::{call}<{name}>({free(plan.blocks)}, {plan.threads}, {free(plan.shared_bytes)}, stream,", *passed]
 
 
 def _buffer_comments(program: Program) -> tuple[str, ...]:

@@ -161,6 +161,34 @@ def test_capture_in_a_graph(name: str, libraries: Libraries) -> None:
     torch.testing.assert_close(mean, x.mean(1), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["chain", "chain_short"])
+def test_kernels_that_start_early_wait(name: str, libraries: Libraries) -> None:
+    """Each reads all that the one before wrote, launched anew and from a graph, time after time over the same memory."""
+    program = SAMPLES[name]()
+    source, path = libraries[name, True]
+    if isinstance(path, BuildError):
+        raise path
+    run = load(path, source.entry, len(program.arguments))
+    memory = {b.name: torch.zeros(b.extent, device="cuda") for b in program.arguments}
+    pointers = [memory[b.name].data_ptr() for b in program.arguments]
+    steps = len(program.kernels)
+
+    def expected() -> torch.Tensor:
+        return (memory["x"].flip(0) if steps % 2 else memory["x"]) + steps
+
+    def call() -> None:
+        assert run(*pointers, torch.cuda.current_stream().cuda_stream) == 0
+
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    for start in range(40):
+        torch.arange(start, start + len(memory["x"]), out=memory["x"])
+        (graph.replay if start % 2 else call)()
+        torch.testing.assert_close(memory["y"], expected(), rtol=0, atol=0)
+
+
 def test_launches_on_two_streams_do_not_hold_each_other_up(libraries: Libraries) -> None:
     """Blocks that wait for each other are started all or none, whatever else runs."""
     program = SAMPLES["team_softmax"]()
