@@ -116,6 +116,7 @@ def compile_graph(
     with clock.stage("splice"):
         kept = [work for work in works if work.state is RegionState.FUSED]
         for work in kept:
+            fused[work.region.name].stay()
             work.call = fused[work.region.name].run
         regions = [work.region for work in kept]
         arguments = {work.region.name: work.arguments for work in kept}

@@ -116,6 +116,7 @@ class FusedRegion:
         self.fallbacks = fallbacks
         self._unaligned: Entry | None = None
         self._lock = threading.Lock()
+        self._library = library
         self._entry = Entry(library, generated.source, len(program.arguments))
         self.conversions = conversions or {}
         self._source, scope = _launcher(self, self._entry, used, exact)
@@ -125,6 +126,13 @@ class FusedRegion:
 
     def __call__(self, *inputs: torch.Tensor) -> Result:
         return self.run(*inputs)
+
+    def stay(self) -> None:
+        """To be called when this region is what serves calls from now on: launches that come again and again are replayed."""
+        source = self.generated.source
+        if source.replay is not None:
+            replay = build.load(self._library, source.replay, len(self.generated.program.arguments))
+            self.run.__globals__["entry"] = replay
 
     def checked(self, *inputs: torch.Tensor) -> Result:
         """As the call, for arguments from anywhere.

@@ -48,6 +48,8 @@ _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
 _MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
 
 Plan = Schedule | ConvolutionSchedule | ProductSchedule
+_REPLAYS = ("fp_replay.cuh",)  # for programs that launch more than once
+_FEW_BLOCKS = 4  # for each multiprocessor, so that all of them run at once: to wait takes each half a microsecond
 _PROGRAMMATIC = 90  # the capability from which a kernel can wait for the one before it
 
 
@@ -70,6 +72,7 @@ class _LibraryText:
     entry: str
     parameters: tuple[str, ...]
     launches: tuple[str, ...]
+    replay: tuple[str, ...]
 
 
 def render_cuda(
@@ -86,18 +89,21 @@ def render_cuda(
     kernels, launches = [], []
     groups = patches = fetches = False
     launched = [kernel for kernel in program.kernels if not is_empty(kernel)]
-    early = [*(_starts_early(number, kernel, facts) for number, kernel in enumerate(launched)), False]
-    for number, kernel in enumerate(launched):
-        plan = _plan(kernel, program, facts, aligned, general)
+    plans = [_plan(kernel, program, facts, aligned, general) for kernel in launched]
+    small = [plan.blocks <= _FEW_BLOCKS * facts.multiprocessors and not general for plan in plans]
+    early = [_starts_early(number, kernel, facts) and small[number] for number, kernel in enumerate(launched)]
+    for number, (kernel, plan) in enumerate(zip(launched, plans, strict=True)):
         patches = patches or (isinstance(plan, Schedule) and plan.walk is Walk.PATCH)
         fetches = fetches or (isinstance(plan, Schedule) and plan.fetches)
         name = names.exact(kernel.name)
         start = ["fp::wait_for_previous();"] if early[number] else []
-        start += ["fp::let_next_start();"] if early[number + 1] else []
+        start += ["fp::let_next_start();"] if small[number] and any(early[number + 1 : number + 2]) else []
         text = _kernel_text(kernel, name, program, plan, pointers, names.copy())
         kernels.append(replace(text, body=(*start, *text.body)))
         launches += _launch(kernel, name, program, plan, pointers, early=early[number])
         groups |= isinstance(plan, ProductSchedule) and plan.tiling.groups
+    several = len(launched) + sum(kernel.team is not None for kernel in launched) > 1
+    again = names.exact(f"replay_{program.name}") if several and not general else None
     anchors = [kernel.anchor for kernel in program.kernels if kernel.anchor is not None]
     headers = [*_INCLUDED]
     headers += _PRODUCTS if anchors else ()
@@ -109,6 +115,7 @@ def render_cuda(
     headers += _COPIES if patches else ()
     headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
     headers += _FETCHES if fetches else ()
+    headers += _REPLAYS if again else ()
     library = _LibraryText(
         title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
         comment=_buffer_comments(program),
@@ -117,10 +124,12 @@ def render_cuda(
         entry=entry,
         parameters=with_slot([f"void* {pointers[buffer.name]}" for buffer in program.arguments], Slot.ENTRY),
         launches=unpacked(launches),
+        replay=_replay(again, entry, list(pointers.values())) if again else (),
     )
     marked = fill("cuda/library.cu.j2", library=library)
     text = marked if general else plain(marked)
-    return Source(program.name, entry, Target.CUDA, text, tuple(sorted({*_HEADERS, *headers})), facts.arch)
+    included = tuple(sorted({*_HEADERS, *headers}))
+    return Source(program.name, entry, Target.CUDA, text, included, facts.arch, replay=again)
 
 
 def _plan(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool, general: Generality) -> Plan:
@@ -229,6 +238,24 @@ def _launch(
         return ["{", *block("", [start, *passed, "if (error != 0) return error;"])[1:]]
     call = "launch_next" if early else "launch"
     return [f"fp::{call}<{name}>({free(plan.blocks)}, {plan.threads}, {free(plan.shared_bytes)}, stream,", *passed]
+
+
+def _replay(name: str, entry: str, pointers: list[str]) -> tuple[str, ...]:
+    """The function that launches what `entry` does, as a graph where it can."""
+    listed = ", ".join(pointers)
+    return (
+        "",
+        "// The same for calls that come again and again with the same pointers.",
+        f'extern "C" int {name}(',
+        *(f"    void* {pointer}," for pointer in pointers),
+        "    void* stream)",
+        "{",
+        f"    static fp::Replayed<{len(pointers)}> replayed;",
+        f"    return replayed.run({{{listed}}}, stream, [=](void* where) {{",
+        f"        return {entry}({listed}, where);",
+        "    });",
+        "}",
+    )
 
 
 def _buffer_comments(program: Program) -> tuple[str, ...]:

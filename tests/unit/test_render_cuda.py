@@ -16,7 +16,7 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import ReduceOp
 from fusepass.codegen.ir.product import Arithmetic, Product
 from fusepass.codegen.ir.program import Program, Role
-from fusepass.codegen.render import describe, render
+from fusepass.codegen.render import describe, render, render_general
 from tests.support import kernels as k
 from tests.support.emulate import emulate
 from tests.support.interpret import STORAGE, decode, interpret
@@ -248,6 +248,24 @@ def test_kernels_start_early_and_wait_for_the_one_before() -> None:
     assert [each.splitlines()[0] for each in others] == ["    fp::wait_for_previous();"] * 2
     assert [each.splitlines()[1] == "    fp::let_next_start();" for each in others] == [True, False]
     assert re.findall(r"fp::launch\w*", text) == ["fp::launch", "fp::launch_next", "fp::launch_next"]
+
+
+def test_large_kernels_are_launched_when_all_before_them_is_over() -> None:
+    """Each block's wait takes time, which shows where there are many."""
+    text = render(k.chain(8_000_001, 3), H200).text
+    assert re.findall(r"fp::(?:launch\w*|wait_for_previous|let_next_start)", text) == ["fp::launch"] * 3
+
+
+def test_several_launches_can_be_replayed() -> None:
+    several = render(k.chain(1_001, 2), H200)
+    assert several.replay == "replay_chain"
+    assert 'extern "C" int replay_chain(' in several.text
+    assert render(k.in_teams(k.layer_norm(4, 600), 2, 2), H200).replay is not None  # memory is filled first
+    one = render(k.affine(100), H200)
+    assert one.replay is None
+    assert "replay" not in one.text
+    general = render_general(k.chain(1_001, 2), H200)
+    assert general.replay is None
 
 
 def test_no_kernel_starts_early_where_none_can_wait() -> None:
