@@ -98,8 +98,8 @@ def render_cuda(
         name = names.exact(kernel.name)
         start = ["fp::wait_for_previous();"] if early[number] else []
         start += ["fp::let_next_start();"] if small[number] and any(early[number + 1 : number + 2]) else []
-        text = _kernel_text(kernel, name, program, plan, pointers, names.copy())
-        kernels.append(replace(text, body=(*start, *text.body)))
+        written = _kernel_text(kernel, name, program, plan, pointers, names.copy())
+        kernels.append(replace(written, body=(*start, *written.body)))
         launches += _launch(kernel, name, program, plan, pointers, early=early[number])
         groups |= isinstance(plan, ProductSchedule) and plan.tiling.groups
     several = len(launched) + sum(kernel.team is not None for kernel in launched) > 1

@@ -120,6 +120,40 @@ def test_as_many_are_built_at_once_as_there_are_jobs(jobs: int, monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("directory")
+def test_a_build_goes_on_beside_what_else_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was begun is not built again; with one job nothing is begun."""
+    real, built, begun = builds._load_inline, [], threading.Event()
+
+    def logged(source: Source, key: str, directory: Path) -> Path:
+        built.append(source.text)
+        begun.set()
+        return real(source, key, directory)
+
+    monkeypatch.setattr(builds, "_load_inline", logged)
+    with override(jobs=1):
+        builds.begin(scale(11))
+    assert not built
+    with override(jobs=2):
+        builds.begin(scale(11))
+        assert begun.wait(60)
+        builds.begin(scale(12))  # as many are under way as may be
+        found = build_all([scale(11), scale(12)])
+        builds.begin(scale(11))  # which is there
+    assert [run(path)[1].item() for path in found if isinstance(path, Path)] == [11, 12]
+    assert sorted(built) == sorted([scale(11).text, scale(12).text])
+
+
+@pytest.mark.usefixtures("directory")
+def test_what_was_begun_and_fails_is_told_by_who_waits_for_it() -> None:
+    broken = Source("broken", "run", Target.CPU, "int g() { return missing_name; }\n", (), "native")
+    with override(jobs=4):
+        builds.begin(broken)
+        (failed,) = build_all([broken])
+    assert isinstance(failed, BuildError)
+    assert "missing_name" in failed.stderr
+
+
+@pytest.mark.usefixtures("directory")
 def test_one_broken_source_does_not_stop_the_others() -> None:
     broken = Source("broken", "run", Target.CPU, "int f() { return missing_name; }\n", (), "native")
     good, bad = build_all([scale(7), broken])
