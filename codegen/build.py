@@ -27,6 +27,7 @@ from fusepass.errors import BuildError
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _PROGRESS_AFTER = 1.0  # seconds
+_UNUSED = "unused"  # a folder where a library is built
 _begun: dict[str, threading.Thread] = {}  # those of `begin` that run, by key
 
 
@@ -169,6 +170,9 @@ def _load_inline(source: Source, key: str, directory: Path) -> Path:
     if cuda and torch.version.cuda is None:
         raise BuildError(f"{source.name} needs CUDA, and this PyTorch ({torch.__version__}) has none")
     flags = list(toolchain.flags(source.target, source.arch))
+    (directory / _UNUSED).mkdir()
+    for name in toolchain.UNUSED_LIBRARIES:
+        (directory / _UNUSED / f"lib{name}.a").write_text("!<arch>\n")  # an archive of nothing
     try:
         library = load_inline(
             name=f"fusepass_{key[:16]}",
@@ -176,7 +180,7 @@ def _load_inline(source: Source, key: str, directory: Path) -> Path:
             cuda_sources=source.text if cuda else None,
             extra_cflags=[] if cuda else flags,
             extra_cuda_cflags=flags if cuda else [],
-            extra_ldflags=[*toolchain.link_flags(source.target)],
+            extra_ldflags=[f"-L{_UNUSED}", *toolchain.link_flags(source.target)],
             extra_include_paths=[str(toolchain.include_directory())],
             build_directory=str(directory),
             is_python_module=False,

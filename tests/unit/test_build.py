@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -84,6 +85,17 @@ def test_a_built_library_needs_no_torch() -> None:
     program = f"import ctypes, sys; ctypes.CDLL({str(build(scale(3)))!r}).run; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.usefixtures("directory")
+def test_the_linker_reads_no_library_of_torch(tmp_path: Path) -> None:
+    library = builds._load_inline(scale(3), 16 * "0", tmp_path)
+    (flags,) = re.findall(r"^ldflags = (.*)", (tmp_path / "build.ninja").read_text(), re.MULTILINE)
+    named = re.findall(r"-l((?:c10|torch)\w*)", flags)
+    first = re.findall(r"-L(\S+)", flags)[0]
+    assert {"c10", "torch_cpu"} <= {*named}
+    assert all((tmp_path / first / f"lib{name}.a").read_bytes() == b"!<arch>\n" for name in named)
+    assert torch.equal(run(library), 3 * torch.arange(1000.0))
 
 
 @pytest.mark.usefixtures("directory")
