@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.dataflow import Kept
-from fusepass.codegen.ir.expr import Expr, Load, Stat, walk
+from fusepass.codegen.ir.expr import Expr, Load, Stat
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
 from fusepass.codegen.render.cuda_ahead import Fetches, prefetch_row
 from fusepass.codegen.render.cuda_exchange import Exchange, exchanges, read_in, write_out
@@ -52,7 +52,7 @@ class _Writer:
         self.frame, self.schedule, self.top = frame, frame.schedule, frame.top
         self.width, self.u, self.v = frame.schedule.width, frame.u, frame.v
         self.kept, self.places = values_to_keep(frame), KeptPlaces(frame)
-        self.stats = [node for node in walk(*frame.kernel.roots) if isinstance(node, Stat)]
+        self.stats = [node for node in frame.kernel.nodes if isinstance(node, Stat)]
         self.rows = RowValues(frame, self.stats)
         self.held: dict[int, Ahead] = {}  # loads that stay in registers
         self.fetches = self._fetches() if frame.schedule.fetches else None

@@ -50,14 +50,31 @@ FP_FN float reciprocal_towards_zero(float x) {
 // What numbers are multiplied with so that the reciprocal of `by` is neither infinite nor a denormal number.
 FP_FN float tamed(float by) { return abs(by) > 0x1p64f ? 0x1p-64f : abs(by) < 0x1p-64f ? 0x1p64f : 1.0f; }
 
-// a / by. Markstein 1990: a product with the reciprocal, corrected by its remainder. The last bit may differ from the rounded quotient
-// where the remainder is not exact (|a| < 2^-100), and where the reciprocal's error decides a tie; exact quotients are exact.
+// An estimate of dividend / divisor, which is a product with the reciprocal, corrected by its remainder (Markstein 1990). The last bit may
+// differ from the rounded quotient where the remainder is not exact (|dividend| < 2^-100), and as the callers say; exact quotients are exact.
+FP_FN float corrected(float estimate, float dividend, float divisor, float inverse) {
+    return ::fmaf(::fmaf(-estimate, divisor, dividend), inverse, estimate);
+}
+
+// a / by; the last bit may differ where the reciprocal's error decides a tie.
 FP_FN float divide(float a, float by) {
     const float scale = tamed(by), divisor = by * scale, inverse = reciprocal_of_tame(divisor);
     const float dividend = a * scale, estimate = dividend * inverse;
-    const float result = ::fmaf(::fmaf(-estimate, divisor, dividend), inverse, estimate);
+    const float result = corrected(estimate, dividend, divisor, inverse);
     // zeros with their sign, infinities and NaN come out of the product
     return isnan(result) | (estimate == 0.0f) ? estimate : result;
+}
+
+// a / by, for many `a` and one `by`: the compiler takes what depends on `by` alone out of loops, which leaves half of a
+// division's instructions. The last bit may differ where the mantissa of `by` is all ones. The reciprocal is rounded towards zero, so that
+// the estimate overflows only where the quotient does.
+FP_FN float quotient(float a, float by) {
+    const float scale = abs(by) < 0x1p-64f ? 0x1p64f : 1.0f;  // the reciprocal must not overflow
+    const float divisor = by * scale, inverse = reciprocal_towards_zero(divisor);
+    const float dividend = a * scale, estimate = dividend * inverse;
+    const float result = corrected(estimate, dividend, divisor, inverse);
+    const bool ordinary = (abs(estimate) < Limits<float>::highest) & (estimate != 0.0f);
+    return ordinary ? result : estimate;  // zeros with their sign, infinities and NaN come out of the product
 }
 
 // a / by for a number that the compiler knows: a product with the reciprocal in two parts, as good as `divide`. Both parts have one sign
@@ -74,19 +91,6 @@ FP_FN float divide_by(float a, float by) {
 
 FP_FN float sqrt(float x) { return ::sqrtf(x); }
 FP_FN double sqrt(double x) { return ::sqrt(x); }
-
-// a / by, for many `a` and one `by`: the compiler takes what depends on `by` alone out of loops, which leaves half of a
-// division's instructions. Markstein 1990: a product with the reciprocal, corrected by its remainder, is the rounded quotient.
-// The last bit may differ where the remainder is not exact (|a| < 2^-100) or the mantissa of `by` is all ones. The reciprocal is
-// rounded towards zero, so that the estimate overflows only where the quotient does.
-FP_FN float quotient(float a, float by) {
-    const float scale = abs(by) < 0x1p-64f ? 0x1p64f : 1.0f;  // the reciprocal must not overflow
-    const float divisor = by * scale, inverse = reciprocal_towards_zero(divisor);
-    const float dividend = a * scale, estimate = dividend * inverse;
-    const float result = ::fmaf(::fmaf(-estimate, divisor, dividend), inverse, estimate);
-    const bool ordinary = (abs(estimate) < Limits<float>::highest) & (estimate != 0.0f);
-    return ordinary ? result : estimate;  // zeros with their sign, infinities and NaN come out of the product
-}
 
 #if defined(__CUDA_ARCH__)
 FP_FN float rsqrt(float x) { return ::rsqrtf(x); }
