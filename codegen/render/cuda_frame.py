@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusepass.codegen.ir.dataflow import Dataflow
+from fusepass.codegen.ir.digits import few_digits
 from fusepass.codegen.ir.expr import Expr, Load, Stat
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Program, Role
@@ -38,6 +39,7 @@ class Frame:
         self.dataflow = Dataflow()
         self.printer = Printer(names, pointers, self.index_type, general=schedule.general, branches=False)
         self.printer.coordinates = arranged.coordinates
+        self.printer.few = few_digits(arranged.kernel, program)
         if arranged.kernel.sweeps and arranged.col is not None:
             inside = {arranged.lane} if schedule.walk is Walk.INNER else set()
             self.printer.along = frozenset({arranged.col} | inside)

@@ -25,16 +25,19 @@ class State:
     Attributes:
         element: the state of the row at hand; `name` is an array where a thread may have several rows.
         slots: shared memory to merge through, where a row has threads of several warps.
+        few: whether what it sums needs few digits.
     """
 
     reduction: Reduction
     name: str
     element: str
     slots: str
+    few: bool = False
 
     @property
     def type(self) -> str:
-        return f"fp::{self.reduction.op.value}<{C_TYPES[self.reduction.dtype]}>"
+        digits = ", true" if self.few else ""
+        return f"fp::{self.reduction.op.value}<{C_TYPES[self.reduction.dtype]}{digits}>"
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,8 @@ def declare_state(frame: Frame, reduction: Reduction) -> State:
     array, element = "", name
     if plan.walk is Walk.OUTER:
         array, element = f"[{plan.width}]", f"{name}[{frame.v if frame.vector_rows else 0}]"
-    state = State(reduction, name, element, frame.names.exact(f"{name}_slots"))
+    few = reduction.name in frame.printer.few.sums
+    state = State(reduction, name, element, frame.names.exact(f"{name}_slots"), few)
     room = 0
     if plan.walk is Walk.INNER and plan.lanes > 32:
         room = plan.lanes // 32
