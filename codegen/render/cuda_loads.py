@@ -119,10 +119,14 @@ def load_steps(frame: Frame, scope: Scope, tile: Tile, start: str, ahead: Sequen
     if first:
         lines = _loads(frame, scope, tile, f"fp::least({start}, {tile.last})" if tile.tail else start, first)
         scope.lines += ["{", *block("", lines)[1:]]
+    fill_steps(frame, scope, tile, start, [each for each in ahead if not each.same])
+
+
+def fill_steps(frame: Frame, scope: Scope, tile: Tile, start: str, ahead: Sequence[Ahead]) -> None:
+    """Load for all steps into what is declared."""
     number = frame.number(tile, start)
     number = f"fp::least({number}, {tile.last})" if tile.tail and not tile.once else number
-    lines = _loads(frame, scope, tile, number, [each for each in ahead if not each.same])
-    scope.lines += frame.unrolled(frame.u, frame.unroll, lines)
+    scope.lines += frame.unrolled(frame.u, frame.unroll, _loads(frame, scope, tile, number, ahead))
 
 
 def _loads(frame: Frame, scope: Scope, tile: Tile, number: str, ahead: Sequence[Ahead]) -> list[str]:

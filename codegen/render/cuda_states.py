@@ -118,7 +118,7 @@ def merge(frame: Frame, states: Sequence[State], meanwhile: Sequence[str] = ()) 
     """
     plan, lines = frame.schedule, frame.top.lines
     if frame.team:
-        lines += _met(frame, states, meanwhile)
+        lines += [*left(frame, states), *meanwhile, *found(frame, states, [state.name for state in states])]
     elif plan.walk is Walk.INNER and 1 < plan.lanes <= 32:
         lines += [f"fp::merge_lanes<{plan.lanes}>({state.name});" for state in states]
     elif plan.walk is Walk.INNER and plan.lanes > 32:
@@ -132,24 +132,32 @@ def merge(frame: Frame, states: Sequence[State], meanwhile: Sequence[str] = ()) 
         lines += [f"fp::gather_groups<{shape}>({state.slots}, {state.name});" for state in states]
 
 
-def _met(frame: Frame, states: Sequence[State], meanwhile: Sequence[str]) -> list[str]:
-    """The warps of a block merge their states, then all warps those of the team's blocks."""
-    team = frame.kernel.team
-    assert team is not None
-    offsets = exchange_offsets(frame.kernel, team.members, team.teams)
+def left(frame: Frame, states: Sequence[State]) -> list[str]:
+    """The warps of a block merge their states, and leave them for the team's blocks."""
+    offsets = _offsets(frame)
     lines = [f"fp::leave_warp({state.slots}, {state.name});" for state in states]
     lines.append("__syncthreads();")
     first = [f"fp::gather_warps({state.slots}, {state.name});" for state in states]
     first += [f"{frame.team}.leave<{offsets[state.reduction.name]}>({state.name});" for state in states]
-    lines += block("if (threadIdx.x < 32)", first)
-    lines += meanwhile
+    return [*lines, *block("if (threadIdx.x < 32)", first)]
+
+
+def found(frame: Frame, states: Sequence[State], names: Sequence[str]) -> list[str]:
+    """All warps find the states of the team's blocks and merge them, into variables with these `names`."""
+    offsets, lines = _offsets(frame), list[str]()
     shared = [frame.names.exact(f"{state.name}_of_team") for state in states]
-    for state, place in zip(states, shared, strict=True):
+    for state, place, name in zip(states, shared, names, strict=True):
         lines.append(f"__shared__ fp::Slots<{state.type}, {frame.schedule.lanes // 32}> {place};")
-        lines.append(f"{state.name} = {frame.team}.find<{offsets[state.reduction.name]}, {state.type}>();")
-    lines += [f"fp::leave_warp({place}, {state.name});" for state, place in zip(states, shared, strict=True)]
+        lines.append(f"{name} = {frame.team}.find<{offsets[state.reduction.name]}, {state.type}>();")
+    lines += [f"fp::leave_warp({place}, {name});" for place, name in zip(shared, names, strict=True)]
     lines += [f"{frame.team}.next();", "__syncthreads();"]
-    return [*lines, *(f"fp::gather_warps({place}, {state.name});" for state, place in zip(states, shared, strict=True))]
+    return [*lines, *(f"fp::gather_warps({place}, {name});" for place, name in zip(shared, names, strict=True))]
+
+
+def _offsets(frame: Frame) -> dict[str, int]:
+    team = frame.kernel.team
+    assert team is not None
+    return exchange_offsets(frame.kernel, team.members, team.teams)
 
 
 def name_results(frame: Frame, states: Sequence[State], used: Iterable[Stat]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory
+from fusepass.codegen.ir.expr import Load, walk
 from fusepass.codegen.ir.program import Kernel, Program, Team
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
@@ -29,6 +30,9 @@ from fusepass.codegen.schedule.shape import Shape, ceil
 _LANES = 512
 _RESIDENT = 2  # blocks on a multiprocessor, where there are several teams
 _HELD_WORDS = {1: 64, 2: 16}  # registers of a thread for values of the row, with so many blocks on a multiprocessor
+_AT_ONCE = 2  # vectors that a thread takes in each step of a ring
+_UNDER_WAY = 2  # places of a ring, at least, to which copies are under way
+_WAITING_WORDS = 80  # registers of a thread for what is the same for all rows
 _LEAST_KEPT = 0.25  # of a row, or the exchange is not worth what it saves
 _MOSTLY_KEPT = 0.75  # of a row, where two teams hide each other's waits
 _UNEVEN = 1.03  # what it costs that threads have unequally many vectors: conditions, and reductions by fewer at once
@@ -88,6 +92,9 @@ def team(shape: Shape, team: Team) -> Schedule:
     assert shape.col_axis is not None
     width = shape.width(shape.col_axis)
     part = ceil(ceil(shape.cols, width), team.members)
+    ring = _ring(shape, team, width, part)
+    if ring is not None:
+        return ring
     each = width * _kept_bytes(shape)
     resident = _RESIDENT if team.members * team.teams > shape.facts.multiprocessors else 1
     unroll = unroll_of(FEW_ELEMENTS // width, part, _LANES)
@@ -98,6 +105,31 @@ def team(shape: Shape, team: Team) -> Schedule:
     plan = replace(plan, members=team.members, part=part, kept=min(kept, part), held=held, resident=resident)
     # Where most is read again, the memory has enough to do with that.
     return replace(plan, fetches=2 * plan.on_chip >= part and can_fetch(shape, shape.kernel, width))
+
+
+def _ring(shape: Shape, team: Team, width: int, part: int) -> Schedule | None:
+    """The schedule with a ring, where a block has a multiprocessor to itself and room for more than its part of a row."""
+    kernel, blocks = shape.kernel, team.members * team.teams
+    room = _room(kernel, shape.facts, 1) // (width * max(_kept_bytes(shape), 1) * _LANES)  # vectors of a thread
+    ring = room // _AT_ONCE
+    turns = ceil(part, _AT_ONCE * _LANES)
+    ahead = min(2 * turns - 1, ring - 1 - _UNDER_WAY)
+    fits = ahead >= turns and blocks <= shape.facts.multiprocessors and shape.rows > team.teams
+    if not fits or len(kernel.sweeps) != 1 or not can_fetch(shape, kernel, width):
+        return None
+    shared = ring * _AT_ONCE * _LANES * width * _kept_bytes(shape)
+    plan = Schedule(Walk.INNER, width, _AT_ONCE, _LANES, 1, blocks, Keep.SHARED, shared_bytes=shared)
+    weights = sum(load.dtype.nbytes for load in _for_all_rows(shape)) * width
+    waiting = min(_WAITING_WORDS * 4 // weights, ceil(part, _LANES)) // _AT_ONCE * _AT_ONCE if weights else 0
+    plan = replace(plan, members=team.members, part=part, kept=part, resident=1, ring=ring, ahead=ahead)
+    return replace(plan, waiting=waiting)
+
+
+def _for_all_rows(shape: Shape) -> list[Load]:
+    """Loads along the columns that are the same for all rows."""
+    rows, cols = frozenset(shape.kernel.rows), frozenset(shape.kernel.cols)
+    loads = walk(*(store.value for store in shape.kernel.stores))
+    return [n for n in loads if isinstance(n, Load) and n.index.axes & cols and not n.index.axes & rows]
 
 
 def _held(shape: Shape, width: int, vectors: int, words: int) -> int:
