@@ -69,6 +69,8 @@ class _RingWriter(KernelWriter):
         top.lines.append(f"int {self.place} = 0;")
         before = len(top.lines)
         top.lines.append(f"const {frame.index_type} {frame.row} = {frame.turn} < 0 ? 0 : {frame.turn};")
+        narrow = (each for each in coming if each.waiting and each.load.dtype.compute is not each.load.dtype)
+        top.lines += [f"fp::stay({each.waiting});" for each in narrow]
         self._say("what the team found of the row")
         self._find(states)
         if frame.kernel.row_stores:

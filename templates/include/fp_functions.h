@@ -208,7 +208,13 @@ FP_FN T sigmoid(T x) {  // exp(-x) overflowing to infinity gives the right 0
     return reciprocal(T(1) + exp(-x));
 }
 
-// For what is rounded to 16 bits.
-FP_FN float sigmoid_few(float x) { return reciprocal(1.0f + exp_few(-x)); }
+// For what is rounded to 16 bits: within 2^-17, 0 for what would be a denormal number.
+FP_FN float sigmoid_few(float x) { return reciprocal_of_tame(1.0f + exp_few(-x)); }
+
+// For what is rounded to 16 bits: within 2^-14. Near 0, where the difference has few digits left, x itself is as near.
+FP_FN float tanh_few(float x) {
+    const float result = ::fmaf(-2.0f, reciprocal_of_tame(1.0f + power_of_two(x * 2.88539008f)), 1.0f);
+    return abs(x) < 0x1p-8f ? x : result;
+}
 
 }  // namespace fp

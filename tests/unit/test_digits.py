@@ -17,6 +17,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[str, ...]]] = {
     "softmax": (lambda x: x.softmax(1), ("exp_few", "quotient_few")),
     "softmax and a factor": (lambda x: -2 * x.softmax(1), ("exp_few", "quotient_few")),
     "a gate": (lambda x: F.silu(x), ("sigmoid_few",)),
+    "a hyperbolic tangent": (lambda x: 3 * x.tanh(), ("tanh_few",)),
     "an exponential": (lambda x: x.exp(), ("exp_few",)),
     "a difference": (lambda x: x.exp() - 1, ()),
     "a difference of gates": (lambda x: x.sigmoid() - x.sigmoid().flip(1), ()),
@@ -34,7 +35,7 @@ def test_few_digits(name: str, dtype: torch.dtype) -> None:
     made = region(function, torch.randn(3, 40).to(dtype))
     program = made.passed(NO_SPLIT)
     source = render(program, DeviceFacts.h200())
-    used = {text for text in ("exp_few", "quotient_few", "sigmoid_few") if f"fp::{text}(" in source.text}
+    used = {text for text in ("exp_few", "quotient_few", "sigmoid_few", "tanh_few") if f"fp::{text}(" in source.text}
     assert used == set(few)
 
 
