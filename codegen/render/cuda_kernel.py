@@ -211,7 +211,7 @@ class KernelWriter:
         if not tile.once:
             frame.define_position(step, tile, number)
         for each in ahead:
-            if frame.unroll > 1:
+            if frame.unroll > 1 or each.under_way:
                 if not each.lanes:
                     step.bind(each.load, each.of_step(frame))
             else:

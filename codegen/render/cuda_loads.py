@@ -26,6 +26,7 @@ class Ahead:
         lanes: whether the lanes of a vector have different elements.
         name: the C variable that receives it.
         same: whether all steps of a thread load the same.
+        under_way: whether it was issued in the step before.
     """
 
     load: Load
@@ -34,6 +35,7 @@ class Ahead:
     lanes: bool
     name: str
     same: bool = False
+    under_way: bool = False
 
     def of_step(self, frame: Frame) -> str:
         """The C text of what step `u` loaded."""

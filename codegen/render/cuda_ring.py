@@ -15,7 +15,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_ahead import Fetches
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.cuda_kernel import KernelWriter, Phase
-from fusepass.codegen.render.cuda_loads import Ahead, declare_one, fill_steps, loads_ahead
+from fusepass.codegen.render.cuda_loads import Ahead, declare, declare_one, fill_steps, loads_ahead
 from fusepass.codegen.render.cuda_states import State, declare_state, found, left, name_results
 from fusepass.codegen.render.cuda_tile import arrange
 from fusepass.codegen.render.printer import Scope
@@ -45,8 +45,9 @@ class _Coming(Ahead):
     place: str = ""
 
     def of_step(self, frame: Frame) -> str:
-        loaded = f"{self.name}[{frame.u}]"
-        return f"({self.within} ? {self.waiting}[{self.place} + {frame.u}] : {loaded})" if self.waiting else loaded
+        loaded = super().of_step(frame)
+        place = f"{self.place} + {frame.u}" if frame.unroll > 1 else self.place
+        return f"({self.within} ? {self.waiting}[{place}] : {loaded})" if self.waiting else loaded
 
 
 class _RingWriter(KernelWriter):
@@ -139,8 +140,8 @@ class _RingWriter(KernelWriter):
         self._stand(scope, later)
         frame.printer.expect(roots)
         ahead = loads_ahead(frame, roots, [kept.node for kept in self.kept])
-        scope.lines += [declare_one(frame, each, f"[{frame.unroll}]") for each in ahead]
-        if ahead:
+        scope.lines += [declare(frame, each) for each in ahead if frame.unroll > 1]
+        if ahead and frame.unroll > 1:
             fill_steps(frame, scope, frame.tile, start, ahead)
         self.all_steps(scope, Phase(tuple(roots), states, (), self.kept, ()), frame.tile, start, ahead)
         last = f"if (({self.q} + {plan.ahead}) % {plan.turns} == {plan.turns - 1})"
@@ -174,7 +175,7 @@ class _RingWriter(KernelWriter):
         frame, plan = self.frame, self.schedule
         first = frame.names.numbered("stand")
         scope.lines.append(f"const int {first} = {place} * {plan.unroll * plan.lanes} + {frame.tile.start};")
-        self.places.place = f"{first} + {frame.u} * {plan.lanes}"
+        self.places.place = f"{first} + {frame.u} * {plan.lanes}" if plan.unroll > 1 else first
 
     # ---- loads for results, a step before these
 
@@ -187,11 +188,11 @@ class _RingWriter(KernelWriter):
             waits = plan.waiting > 0 and not each.load.index.axes & rows and not each.guard
             waiting = frame.names.exact(f"{each.name}_waiting") if waits else ""
             within, place = f"{self.q} < {plan.waiting // plan.unroll}", f"{self.q} * {plan.unroll}"
-            made.append(_Coming(each.load, each.guard, each.wide, each.lanes, each.name, False, waiting, within, place))
-            self.top.lines.append(declare_one(frame, each, f"[{plan.unroll}]"))
+            made.append(_Coming(each.load, each.guard, each.wide, each.lanes, each.name, False, True, waiting, within, place))
+            self.top.lines.append(declare(frame, each))
             if waits:
-                held = replace(each, name=waiting)
-                self.top.lines.append(declare_one(frame, held, f"[{plan.waiting}]"))
+                held = replace(each, name=waiting if plan.waiting > 1 else f"{waiting}[0]")
+                self.top.lines.append(declare_one(frame, replace(each, name=waiting), f"[{plan.waiting}]"))
                 frame.unroll = plan.waiting
                 fill_steps(frame, self.top, frame.tile, frame.tile.start, [held])
                 frame.unroll = plan.unroll
