@@ -188,7 +188,9 @@ class _RingWriter(KernelWriter):
             waits = plan.waiting > 0 and not each.load.index.axes & rows and not each.guard
             waiting = frame.names.exact(f"{each.name}_waiting") if waits else ""
             within, place = f"{self.q} < {plan.waiting // plan.unroll}", f"{self.q} * {plan.unroll}"
-            made.append(_Coming(each.load, each.guard, each.wide, each.lanes, each.name, False, True, waiting, within, place))
+            made.append(
+                _Coming(each.load, each.guard, each.wide, each.lanes, each.name, False, True, waiting, within, place)
+            )
             self.top.lines.append(declare(frame, each))
             if waits:
                 held = replace(each, name=waiting if plan.waiting > 1 else f"{waiting}[0]")
