@@ -1,4 +1,4 @@
-"""The ways of running a model that are compared: eager PyTorch, torch.compile and fusepass."""
+"""The ways of running a model that are compared: eager PyTorch, torch.compile in two modes, and fusepass."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class Implementation(enum.Enum):
 
     EAGER = "eager"
     COMPILE = "compile"
+    AUTOTUNE = "autotune"
     FUSEPASS = "fusepass"
 
     def prepare(self, model: nn.Module) -> Call:
@@ -25,6 +26,8 @@ class Implementation(enum.Enum):
                 return model
             case Implementation.COMPILE:
                 return torch.compile(model)
+            case Implementation.AUTOTUNE:
+                return torch.compile(model, mode="max-autotune-no-cudagraphs")
             case Implementation.FUSEPASS:
                 import fusepass  # here, so that its import counts as part of the first call
 

@@ -8,8 +8,12 @@ import platform
 import re
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -39,13 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"no workload matches --only {options.only!r}", file=sys.stderr)
         return 2
     settings = Settings(
-        device=options.device,
-        size=Size.FULL if options.device.startswith("cuda") else Size.REDUCED,
+        device=options.device[0],
+        size=Size.FULL if options.device[0].startswith("cuda") else Size.REDUCED,
         implementations=options.implementations,
         seconds=options.seconds,
         first_calls=frozenset(w.name for w in chosen if options.first_calls and w.group is Group.MISSION),
     )
-    machine = _machine(options.device)
+    machine = _machine(settings.device) | {"devices": len(options.device)}
     rows, left_out = _measure(chosen, settings, options, machine)
     print(f"\n{machine['device']}, torch {machine['torch']}, commit {machine['commit']}")
     print(summary.text(rows, left_out))
@@ -56,18 +60,26 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description="Correctness, medians, kernel counts, time to the first result; mission workloads first.",
         epilog="On a GPU allow about 15 s a workload, most of it for torch.compile's compiler; "
-        "--implementations eager,fusepass takes about 4 s. A CPU runs reduced shapes.",
+        "--implementations eager,fusepass takes about 4 s, and autotune a minute more where there are convolutions or "
+        "matrix products. A CPU runs reduced shapes.",
     )
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", default=device, help="cuda or cpu (here: %(default)s)")
+    parser.add_argument(
+        "--device",
+        type=lambda names: tuple(names.split(",")),
+        default=(device,),
+        metavar="LIST",
+        help=f"cuda or cpu (here: {device}); several, as in cuda:0,cuda:1, share the workloads",
+    )
     parser.add_argument("--only", default="", metavar="REGEX", help="workloads whose name matches")
     parser.add_argument("--group", choices=[group.value for group in Group], help="workloads of one group")
     parser.add_argument(
         "--implementations",
         type=lambda names: tuple(Implementation(name) for name in names.split(",")),
-        default=tuple(Implementation),
+        default=(Implementation.EAGER, Implementation.COMPILE, Implementation.FUSEPASS),
         metavar="LIST",
-        help="of eager, compile, fusepass, with commas (all)",
+        help="of eager, compile, autotune (torch.compile's max-autotune-no-cudagraphs), fusepass, with commas "
+        "(all but autotune)",
     )
     parser.add_argument("--json", type=Path, metavar="PATH", help="where to write everything measured")
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="start no workload after this")
@@ -83,25 +95,37 @@ def _measure(
     chosen: Sequence[Workload], settings: Settings, options: argparse.Namespace, machine: dict[str, object]
 ) -> tuple[list[Row], list[str]]:
     """Rows, and the names of workloads that did not fit the budget. JSON is kept up to date all along."""
-    rows: list[Row] = []
-    left_out = [workload.name for workload in chosen]
-    worker = Worker(settings)
+    rows: dict[str, Row] = {}
+    waiting = deque(chosen)
+    lock = threading.Lock()
     end = time.perf_counter() + options.budget_s
-    try:
-        for workload in chosen:
-            longest = max((row.seconds for row in rows), default=0.0)
-            remaining = end - time.perf_counter()
-            if remaining < longest:
-                break
-            row = worker.measure(workload, min(options.timeout_s, max(remaining, 1.0)))
-            rows.append(row)
-            left_out.remove(workload.name)
-            print(f"[{len(rows)}/{len(chosen)}] {row.workload} {row.seconds:.1f} s {row.error}", flush=True)
-            if options.json:
-                summary.write_json(options.json, machine, rows, left_out)
-    finally:
-        worker.stop()
-    return rows, left_out
+
+    def result() -> tuple[list[Row], list[str]]:
+        measured = [rows[workload.name] for workload in chosen if workload.name in rows]
+        return measured, [workload.name for workload in chosen if workload.name not in rows]
+
+    def measure_on(device: str) -> None:
+        worker = Worker(replace(settings, device=device))
+        try:
+            while True:
+                with lock:
+                    longest = max((row.seconds for row in rows.values()), default=0.0)
+                    remaining = end - time.perf_counter()
+                    if not waiting or remaining < longest:
+                        return
+                    workload = waiting.popleft()
+                row = worker.measure(workload, min(options.timeout_s, max(remaining, 1.0)))
+                with lock:
+                    rows[workload.name] = row
+                    print(f"[{len(rows)}/{len(chosen)}] {row.workload} {row.seconds:.1f} s {row.error}", flush=True)
+                    if options.json:
+                        summary.write_json(options.json, machine, *result())
+        finally:
+            worker.stop()
+
+    with ThreadPoolExecutor(len(options.device)) as pool:
+        list(pool.map(measure_on, options.device))
+    return result()
 
 
 def _machine(device: str) -> dict[str, object]:

@@ -62,6 +62,8 @@ class Worker:
 
 
 def _serve(connection: Connection, settings: Settings) -> None:
+    if settings.device.startswith("cuda"):
+        torch.cuda.set_device(settings.device)  # events are recorded on the current device
     healthy = True
     while healthy:
         try:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.conversions import converts_along
 from fusepass.codegen.ir.dataflow import Dataflow, Kept, kept_values
 from fusepass.codegen.ir.expr import Apply, Load, Masked, Op, Position, walk
 from fusepass.codegen.ir.index import Axis, FloorDiv, Mod
@@ -31,6 +32,8 @@ _WIDTH = 64  # rows side by side: eight vectors of eight floats, four cache line
 _LEAST_WIDTH = 16
 _WIDE = 256  # where rows are read once: longer pieces of memory
 _CHUNK = 8192  # elements of a long axis that one thread takes at a time
+_CONVERTED = 1024
+_LEAST_CONVERTED = 64
 LEAST_PARALLEL = 32768  # operations worth waking threads for; PyTorch's grain size, too
 _KEPT_BYTES = 1 << 18  # of a row's values on the stack: half a second-level cache
 _LEAST_ROOM = 16
@@ -83,7 +86,7 @@ def cpu_schedule(kernel: Kernel, program: Program, facts: DeviceFacts, *, genera
     wide = not _computes_with_indices(kernel) or _too_large(kernel, program)
     base = CpuSchedule(Walk.POINTWISE, work > LEAST_PARALLEL, wide=wide, work=work, general=general)
     if kernel.is_pointwise:
-        return replace(base, chunk=_chunk(kernel, facts))
+        return replace(base, chunk=_converted(kernel, program) or _chunk(kernel, facts))
     kept = kept_on_cpu(kernel)
     cols = max(kernel.col_count, 1)
     row_bytes = (general_room(cols) if general else kernel.col_count) * sum(value.node.dtype.nbytes for value in kept)
@@ -125,6 +128,14 @@ def _chunk(kernel: Kernel, facts: DeviceFacts) -> int:
     if len(axes) < 2 or axes[-1] < 2 * _CHUNK or prod(axes[:-1]) >= 8 * facts.cores:
         return 0
     return _CHUNK
+
+
+def _converted(kernel: Kernel, program: Program) -> int:
+    """Pieces of the last axis, where halves lie along it, that fit in the first-level cache as floats."""
+    axis = last_axis(kernel.rows)
+    if axis is None or axis.size < _LEAST_CONVERTED or not converts_along(axis, kernel, program):
+        return 0
+    return _CONVERTED
 
 
 def _prefers_rows(kernel: Kernel, program: Program) -> bool:

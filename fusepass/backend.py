@@ -26,7 +26,11 @@ Observer = Callable[[CompiledGraph], None]
 
 
 def fusepass_backend(
-    graph: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str = "default",
 ) -> Callable[..., Any]:
     """What ``torch.compile(model, backend="fusepass", options=...)`` calls for each graph that Dynamo finds.
 
@@ -34,12 +38,21 @@ def fusepass_backend(
         graph: the graph, as Dynamo traced it.
         example_inputs: fake tensors and, where shapes are dynamic, symbolic numbers.
         options: options of `fusepass.config.Config`, by name.
+        mode: ``"max-autotune-no-cudagraphs"`` stands for the option ``tune="max"``.
 
     Raises:
         TypeError: an option is unknown.
-        ValueError: an option is out of range.
+        ValueError: an option is out of range, or there is no such mode.
     """
-    return Backend("graph", options or {})(graph, example_inputs)
+    if mode not in _MODES:
+        names = ", ".join(_MODES)
+        raise ValueError(
+            f"mode is {mode!r}; allowed is one of {names}; fusepass.optimize(model, cuda_graphs=True) replays graphs"
+        )
+    return Backend("graph", {**_MODES[mode], **(options or {})})(graph, example_inputs)
+
+
+_MODES: Mapping[str, Mapping[str, Any]] = {"default": {}, "max-autotune-no-cudagraphs": {"tune": "max"}}
 
 
 class Backend:
@@ -66,8 +79,10 @@ class Backend:
         self._observe = observe
 
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        # A wrong option is to be told now, not in a compiler callback.
-        with override(**self._options), whole_resampling(example_inputs):
+        # A wrong option is to be told now, not in a compiler callback. No buffer is donated: none is written, so that a
+        # graph may be kept for another backward.
+        kept = torch._functorch.config.patch(donated_buffer=False)
+        with override(**self._options), whole_resampling(example_inputs), kept:
             try:
                 return aot_autograd(fw_compiler=self._compile)(graph, example_inputs)
             except TensorifyScalarRestartAnalysis:
@@ -86,9 +101,8 @@ class Backend:
 
     def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Forward, backward and inference graphs alike; AOTAutograd may ask for the backward one much later."""
-        if _is_symbolic(graph):
-            return make_boxed_func(_PerShape(graph, self.specialise))
-        return make_boxed_func(self.specialise(graph).call)
+        per_shape = _PerShape(graph, self.specialise)
+        return make_boxed_func(per_shape if _is_symbolic(graph) else _AsTraced(graph, self.specialise, per_shape))
 
     def specialise(self, graph: fx.GraphModule, forms: Forms | None = None) -> CompiledGraph:
         """Compile a graph of constant shapes; `forms` has the libraries for other shapes of it."""
@@ -118,6 +132,33 @@ def _is_symbolic(graph: fx.GraphModule) -> bool:
         or (isinstance(value, torch.Tensor) and value._has_symbolic_sizes_strides)
         for value in values
     )
+
+
+class _AsTraced:
+    """A graph of constant shapes, for arguments of the types that it was traced with.
+
+    A backward graph is traced with what PyTorch's fake kernels say that forward saves. Where that has other types (statistics
+    of normalisations on a CPU), `per_shape` serves, which looks at the arguments themselves.
+    """
+
+    def __init__(
+        self, graph: fx.GraphModule, specialise: Callable[[fx.GraphModule], CompiledGraph], per_shape: _PerShape
+    ) -> None:
+        self._dtypes = [_dtype(node.meta.get("val")) for node in graph.graph.find_nodes(op="placeholder")]
+        self._per_shape = per_shape
+        self._run: Callable[..., Any] = specialise(graph).call
+        self._compared = False
+
+    def __call__(self, *arguments: Any) -> Any:
+        if not self._compared:  # what calls the graph gives the same types each time
+            if [_dtype(argument) for argument in arguments] != self._dtypes:
+                self._run = self._per_shape
+            self._compared = True
+        return self._run(*arguments)
+
+
+def _dtype(value: Any) -> torch.dtype | None:
+    return value.dtype if isinstance(value, torch.Tensor) else None
 
 
 class _PerShape:
@@ -160,5 +201,5 @@ class _PerShape:
 
 def _shape_key(argument: Any) -> object:
     if isinstance(argument, torch.Tensor):
-        return tuple(argument.shape), argument.stride()
+        return tuple(argument.shape), argument.stride(), argument.dtype
     return type(argument), argument

@@ -7,6 +7,7 @@ tensors is put back and reported.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -50,12 +51,14 @@ class CaptureFailure:
         error: what forward raised, if it did: perhaps the fault of the inputs.
         final: no other way of capturing can help either.
         lasting: trying the same call again would fail again.
+        only_children: no way of capturing it whole gives eager's results.
     """
 
     reason: str
     error: Exception | None = None
     final: bool = False
     lasting: bool = False
+    only_children: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,13 +110,24 @@ def capture(
     if refused is not None:
         return refused
     try:
+        _state.captures = getattr(_state, "captures", 0) + 1
         return _trace(Shim(model, forward or model.forward, inputs), live, tensors, branches)
     except CaptureError as error:
-        return CaptureFailure(str(error), final=error.final)
+        return CaptureFailure(str(error), final=error.final, only_children=error.only_children)
     except _DATA_DEPENDENT as error:  # tracing's own: the call is not at fault
         return CaptureFailure(_one_line(error))
     except Exception as error:  # whatever the model's Python raises under tracing
         return CaptureFailure(_one_line(error), error)
+    finally:
+        _state.captures -= 1
+
+
+_state = threading.local()
+
+
+def capturing() -> bool:
+    """Whether this thread is tracing a model, of which what asks may be a part."""
+    return bool(getattr(_state, "captures", 0))
 
 
 def _refusal(model: nn.Module, inputs: Template, tensors: Sequence[torch.Tensor]) -> CaptureFailure | None:
@@ -153,7 +167,9 @@ def _trace(shim: Shim, live: LiveTensors, tensors: Sequence[torch.Tensor], branc
     names = identifiers(texts)
     try:
         finished = finish(_record(shim, states, tensors, names, branches))
-    except Exception:  # the export knows more, and says what forward itself raises
+    except Exception as error:  # the export knows more, and says what forward itself raises
+        if isinstance(error, CaptureError) and error.only_children:
+            raise
         finished = finish(_export(shim, states, tensors, names))
     clean_metadata(finished.graph.graph)
     assert shim.outputs is not None, "the model has run"

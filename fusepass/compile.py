@@ -19,6 +19,7 @@ from fusepass.codegen.detect import device_facts
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.lowering.formats import AnchorFormat
+from fusepass.disabled import warn_of_unknown_names
 from fusepass.fallbacks import FallbackCounter
 from fusepass.garbage import collector_paused
 from fusepass.handover import hand_over
@@ -27,6 +28,7 @@ from fusepass.patterns.partition import Region, partition
 from fusepass.patterns.simplify import simplify
 from fusepass.report import RegionState, Report
 from fusepass.runtime import FusedRegion
+from fusepass.saved import correct_types
 from fusepass.shorter import shorten
 from fusepass.splice import keep_code, splice, subgraph
 from fusepass.summary import summary
@@ -100,12 +102,14 @@ def compile_graph(
         forms: the libraries of the model for other sizes; none by default.
         exact_inputs: whether the caller compares strides, so that regions need not.
     """
+    warn_of_unknown_names()
     clock = _Clock()
     forms = forms or Forms()
     forms.next_round()
     counter = fallbacks if fallbacks is not None else FallbackCounter()
     graph = _LazyGraphModule(graph, _copied(graph.graph))  # few ever read its code, which takes long to make
     with clock.stage("simplify"):
+        correct_types(graph.graph)
         applications = simplify(graph)
     with clock.stage("partition"):
         parts = partition(graph)

@@ -7,7 +7,7 @@ import enum
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -85,13 +85,24 @@ class Config:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "disable", _names(self.disable))
-        object.__setattr__(self, "algebra", _algebra(self.algebra))
+        if self.algebra not in list(Algebra):
+            raise ValueError(f"algebra is {self.algebra!r}; allowed is one of {', '.join(Algebra)}")
+        object.__setattr__(self, "algebra", Algebra(self.algebra))
         object.__setattr__(self, "cache_dir", Path(self.cache_dir).expanduser().absolute())
         if self.dump is not None:
             object.__setattr__(self, "dump", Path(self.dump).expanduser().absolute())
         for option in ("jobs", "max_signatures", "max_builds"):
-            if getattr(self, option) < 1:
-                raise ValueError(f"{option} is {getattr(self, option)}; allowed is a whole number from 1 on")
+            value = getattr(self, option)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{option} is {value!r}; allowed is a whole number from 1 on")
+        for option, allowed in (
+            ("debug", (True, False)),
+            ("cuda_graphs", (True, False)),
+            ("progress", (True, False, None)),
+        ):
+            if not any(getattr(self, option) is value for value in allowed):
+                names = ", ".join(map(str, allowed))
+                raise ValueError(f"{option} is {getattr(self, option)!r}; allowed is one of {names}")
         if self.tune not in EFFORTS:
             raise ValueError(f"tune is {self.tune!r}; allowed is one of {', '.join(EFFORTS)}")
 
@@ -133,6 +144,10 @@ def override(**options: Any) -> Iterator[Config]:
         TypeError: an option is unknown.
         ValueError: an option is out of range.
     """
+    valid = [option.name for option in fields(Config)]
+    unknown = [name for name in options if name not in valid]
+    if unknown:
+        raise TypeError(f"unknown option {', '.join(unknown)}; the options are {', '.join(valid)}")
     token = _overrides.set(MappingProxyType({**_overrides.get(), **options}))
     try:
         yield current()
@@ -178,17 +193,17 @@ def _names(names: str | Collection[str]) -> frozenset[str]:
     return frozenset(parts)
 
 
-def _algebra(text: str) -> Algebra:
-    if text not in list(Algebra):
-        raise ValueError(", ".join(Algebra))
-    return Algebra(text)
+def _level(text: str) -> Algebra:
+    if text.lower() not in list(Algebra):
+        raise ValueError(f"one of {', '.join(Algebra)}")
+    return Algebra(text.lower())
 
 
 _VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "debug": ("FUSEPASS_DEBUG", _flag),
     "dump": ("FUSEPASS_DUMP", Path),
     "disable": ("FUSEPASS_DISABLE", _names),
-    "algebra": ("FUSEPASS_ALGEBRA", lambda text: _algebra(text.lower())),
+    "algebra": ("FUSEPASS_ALGEBRA", _level),
     "cache_dir": ("FUSEPASS_CACHE_DIR", Path),
     "jobs": ("FUSEPASS_JOBS", _count),
     "tune": ("FUSEPASS_TUNE", _effort),

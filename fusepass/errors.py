@@ -15,11 +15,13 @@ class CaptureError(FusepassError):
 
     Args:
         final: no other way of capturing can help either.
+        only_children: no way of capturing it whole gives eager's results.
     """
 
-    def __init__(self, text: str, *, final: bool = False) -> None:
+    def __init__(self, text: str, *, final: bool = False, only_children: bool = False) -> None:
         super().__init__(text)
         self.final = final
+        self.only_children = only_children
 
 
 class IRError(FusepassError):

@@ -137,7 +137,7 @@ _REORDERED = frozenset(
 """Methods that write to their tensor, and whose forms that do not give another memory format than it has."""
 
 
-_FILLS = frozenset({"fill_", "zero_", "__setitem__"})
+_FILLS = _REORDERED | {"fill_", "index_fill_", "index_put_", "scatter_", "zero_", "__setitem__"}
 """What may write to an expanded tensor; made functional by PyTorch, it would be written once for each of its copies."""
 
 

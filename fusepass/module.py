@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -128,6 +129,19 @@ class OptimizedModule(nn.Module):
     def __reduce__(self) -> tuple[Callable[..., OptimizedModule], tuple[nn.Module, dict[str, Any]]]:
         return type(self), (self.original, self._options)
 
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The original's arguments, for those who ask for them before they call."""
+        return inspect.signature(self.original.forward)
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """TorchScript compiles the original, which has types where this has any arguments."""
+        return self.original
+
+    def _replicate_for_data_parallel(self) -> nn.Module:
+        """``nn.DataParallel`` runs replicas of the original: theirs are new tensors in each call."""
+        return self.original._replicate_for_data_parallel()  # type: ignore[no-any-return]
+
     # What nn.Module does to itself or asks of itself, the original does, in its own way if it has one.
 
     def train(self, mode: bool = True) -> OptimizedModule:
@@ -173,10 +187,24 @@ class OptimizedModule(nn.Module):
 
 
 class OptimizedContainer(OptimizedModule):
-    """An optimised module whose original can be indexed and has a length."""
+    """An optimised module whose original can be indexed; what it can besides, such as be iterated over, this can."""
+
+    original: Any
 
     def __getitem__(self, index: Any) -> Any:
-        return self.original[index]  # type: ignore[index]
+        return self.original[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.original[index] = value
+
+    def __delitem__(self, index: Any) -> None:
+        del self.original[index]
 
     def __len__(self) -> int:
-        return len(self.original)  # type: ignore[arg-type]
+        return len(self.original)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.original)
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self.original

@@ -75,7 +75,7 @@ def finish(exported: Exported) -> Finished:
     used = []
     asked = {node for node, _ in exported.branches}
     for index, (node, name) in enumerate(zip(placeholders, exported.names, strict=True)):
-        if index < exported.states and not node.users and node not in asked:
+        if index < exported.states and not node.users and node not in asked and index not in exported.mutated:
             continue
         copied[node] = graph.placeholder(name)
         copied[node].meta = node.meta.copy()

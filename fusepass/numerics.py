@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusepass.comparison import Comparison, compare
 
@@ -25,7 +26,8 @@ def check(model: nn.Module, candidate: Callable[..., Any], inputs: Sequence[Any]
     off.
 
     Where a result is ill-conditioned (a normalisation of five nearly equal numbers, say), one eager run may be right by luck. So before
-    a value counts as wrong it is held to the error of eager on inputs and parameters that differ by one rounding.
+    a value counts as wrong it is held to the error of eager on inputs and parameters that differ by one rounding, as do
+    results of casts to narrower types, which autocast makes, too.
     """
     oracle = observe(*in_float64(model, inputs))
     actual = observe(candidate, inputs, state=model)
@@ -33,15 +35,36 @@ def check(model: nn.Module, candidate: Callable[..., Any], inputs: Sequence[Any]
     for seed in range(_NUDGED_RUNS):
         if comparison.ok:
             break
-        nudged = compare(actual, observe(*_nudged(model, inputs, seed)), oracle)
+        generator = torch.Generator().manual_seed(seed)
+        others = _nudged(model, inputs, generator)
+        with _NudgedCasts(generator):
+            nudged = compare(actual, observe(*others), oracle)
         leaves = zip(comparison.leaves, nudged.leaves, strict=True)
         comparison = Comparison(tuple(other if leaf.problem and not other.problem else leaf for leaf, other in leaves))
     return comparison
 
 
-def _nudged(model: nn.Module, inputs: Sequence[Any], seed: int) -> tuple[nn.Module, tuple[Any, ...]]:
+class _NudgedCasts(TorchDispatchMode):
+    """What is cast to a floating-point type of fewer digits is one rounding of that type off."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = generator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and _narrower(args[0].dtype, result.dtype):
+            return nudged(result, self._generator)
+        return result
+
+
+def _narrower(dtype: torch.dtype, other: torch.dtype) -> bool:
+    both = dtype.is_floating_point and other.is_floating_point
+    return both and torch.finfo(other).eps > torch.finfo(dtype).eps
+
+
+def _nudged(model: nn.Module, inputs: Sequence[Any], generator: torch.Generator) -> tuple[nn.Module, tuple[Any, ...]]:
     """Copies of both in which every floating-point number is one rounding off."""
-    generator = torch.Generator().manual_seed(seed)
     copied = copy.deepcopy(model)
     for parameter in copied.parameters():
         parameter.data = nudged(parameter.data, generator)
@@ -49,12 +72,18 @@ def _nudged(model: nn.Module, inputs: Sequence[Any], seed: int) -> tuple[nn.Modu
 
 
 def nudged(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """A copy of `tensor` in which every floating-point number is about one rounding off, up or down at random."""
+    """A copy of `tensor` in which every floating-point number is about one rounding off, up or down at random.
+
+    What is one number in memory, as in an expanded tensor, stays one.
+    """
     if not tensor.is_floating_point():
         return tensor
     step = torch.finfo(tensor.dtype).eps
-    up = torch.rand(tensor.shape, generator=generator, device=generator.device).to(tensor.device) < 0.5
-    return torch.empty_like(tensor).copy_(tensor * torch.where(up, 1 + step, 1 - step).to(tensor.dtype))
+    held = tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
+    up = torch.rand(held.shape, generator=generator, device=generator.device).to(tensor.device) < 0.5
+    return (
+        torch.empty_like(held).copy_(held * torch.where(up, 1 + step, 1 - step).to(tensor.dtype)).expand(tensor.shape)
+    )
 
 
 def reference(model: nn.Module, inputs: Sequence[Any]) -> Any:

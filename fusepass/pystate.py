@@ -4,7 +4,7 @@ Tracing runs Python once. What the traced code read must be the same at a later 
 changed would not be changed again, so a model that changes anything is not traced (`Snapshot`).
 
 Seen are the attributes of every submodule, and what they hold: lists, dicts, sets and plain objects, to a few
-levels. Globals, closures and class attributes are not, as nothing short of reading bytecode finds them.
+levels. Globals, closures and class attributes are found by reading bytecode (`fusepass.surroundings`).
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fusepass.codegen.lowering.tracer import Spec, Tracer
+from fusepass.errors import CaptureError
 from fusepass.functional import functional_form, with_defaults
 from fusepass.patterns.analysis.layout import looks_channels_last
 from fusepass.patterns.legality import waits_for_host
@@ -54,6 +55,11 @@ class NoEscape(TorchFunctionMode):
     ) -> Any:
         if func in self._ESCAPES or getattr(func, "__name__", "") in ("__format__", "__repr__"):
             raise Declined(f"forward reads the values or the address of a tensor ({func.__name__})")
+        if func is torch._nested_tensor_from_mask_left_aligned:
+            raise CaptureError(
+                "nn.TransformerEncoder makes a padded batch a nested tensor, but for enable_nested_tensor=False",
+                only_children=True,
+            )
         if func in _POOLS_1D and args:
             args = (_unambiguous(args[0]), *args[1:])
         return func(*args, **(kwargs or {}))
@@ -88,6 +94,15 @@ class Recorder(Tracer):
         self._sharing: dict[int, WeakIdKeyDictionary] = {}
         self._fixed: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.branches: list[tuple[fx.Node, bool]] = []
+        self._caller: FrameType | None = None
+
+    def __enter__(self) -> Any:
+        self._caller = sys._getframe(1)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *exception: Any) -> None:
+        self._caller = None
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
     def fix(self, name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, fx.Node]:
         """A placeholder that forward may not write, and the tensor for it: `tensor`, or an alias where that has one."""
@@ -229,7 +244,7 @@ class Recorder(Tracer):
         """Where forward called the running operator, in the form that torch's tracers use."""
         frames: list[str] = []
         modules: dict[str, tuple[str, type]] = {}
-        for frame in _frames(sys._getframe(2)):
+        for frame in _frames(sys._getframe(2), self._caller):
             found = self._paths.get(id(frame.f_locals.get("self")))
             if found is not None:
                 modules.setdefault(found[0], found)
@@ -238,9 +253,13 @@ class Recorder(Tracer):
         return {"stack_trace": "".join(reversed(frames)), "nn_module_stack": dict(reversed(modules.items()))}
 
 
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """`frame` and its callers, innermost first."""
-    while frame is not None:
+def _frames(frame: FrameType | None, outside: FrameType | None) -> Iterator[FrameType]:
+    """`frame` and its callers within `outside`, innermost first.
+
+    Who looks at the local variables of a frame makes it keep what they are, until it is left: models and batches of a
+    program's main loop would stay in memory.
+    """
+    while frame is not None and frame is not outside:
         yield frame
         frame = frame.f_back
 

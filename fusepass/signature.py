@@ -21,6 +21,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
+from fusepass import surroundings
 from fusepass.capture import Captured
 from fusepass.pystate import PythonState
 from fusepass.tensors import LiveTensors
@@ -75,7 +76,9 @@ def obstacle(tensors: Sequence[torch.Tensor]) -> str | None:
     if torch._C._get_tracing_state() is not None:
         return "torch.jit is tracing"
     other = next((t for t in tensors if type(t) not in (torch.Tensor, nn.Parameter)), None)
-    return None if other is None else f"an input is a {type(other).__name__}"
+    if other is None:
+        return "an input is a nested tensor" if any(t.is_nested for t in tensors) else None
+    return f"an input is a {type(other).__name__}"
 
 
 def distinct(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -120,7 +123,7 @@ class Signature:
         self._states_guard = _tensor_guards(self._live.tensors)
         self._same_tensors = _tensor_guards(distinct([*self._live.tensors, *inputs])).check
         self._globals_unchanged = _guards.GlobalStateGuard().check
-        self._settings = settings(captured)
+        self._settings = (*settings(captured), *surroundings.readers(model))
         self._set = [read() for read in self._settings]
         self._devices = _default_devices()
         indices = captured.state_indices

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fusepass.branches import MOST_BRANCHES
-from fusepass.capture import CaptureFailure, capture
+from fusepass.capture import CaptureFailure, capture, capturing
 from fusepass.codegen.forms import Forms
 from fusepass.compile import compile_graph
 from fusepass.config import Config, override
@@ -106,7 +106,9 @@ class Specialiser:
         return self._look_up(args, kwargs)
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The same inside of torch.compile or torch.export; specialises nothing."""
+        """The same inside of torch.compile or torch.export; specialises nothing, and nothing serves sizes left open."""
+        if torch.compiler.is_exporting() and _open_sizes(args, kwargs):
+            return self.original(*args, **kwargs)
         for made in self._traceable:
             if made.inline is not None and made.inline.matches(args, kwargs):
                 return made.inline(args, kwargs)
@@ -165,6 +167,8 @@ class Specialiser:
 
     def _look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call in full: nested inputs, what stands against it, gradients, a new signature."""
+        if capturing():
+            return self.original(*args, **kwargs)  # a model around this one is traced, and takes it in
         tensors, inputs = Template.of((args, kwargs))
         reason = obstacle(tensors)
         if reason is None and self._needs_gradients(tensors):
@@ -244,7 +248,7 @@ class Specialiser:
         """What serves calls like this one from now on; None where tracing is to be tried again."""
         self.refuse("trace", failure.reason)
         if not failure.final:
-            self._routes[key] = self._route(failure.reason, config)
+            self._routes[key] = self._route(failure, config)
         elif failure.lasting:
             self._routes[key] = Untouched(self.original, self._name, failure.reason, self._fallbacks)
         return self._routes.get(key)
@@ -280,10 +284,10 @@ class Specialiser:
         self.table.add(made, tensors, config.max_signatures)
         return made
 
-    def _route(self, reason: str, config: Config) -> Route:
-        """What serves a model that cannot be traced, because of `reason`."""
-        if not self._dynamo_allowed:
-            return self._children_route(reason)
+    def _route(self, failure: CaptureFailure, config: Config) -> Route:
+        """What serves a model that cannot be traced."""
+        if failure.only_children or not self._dynamo_allowed:
+            return self._children_route(failure.reason)
         if self._dynamo is None:
             self._dynamo = Dynamo(
                 self.original, self._name, self._options, self._fallbacks, limit=config.max_signatures
@@ -318,6 +322,12 @@ class Specialiser:
             return
         self._refusals[text] = RefusalReport(self._name, step, reason)
         warnings.warn(f"{self._name} is not captured whole ({text})", FusepassWarning, stacklevel=2)
+
+
+def _open_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether torch.export is to leave a size of a tensor open; comparing it with a number would fix it."""
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+    return any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape)
 
 
 def _device(model: nn.Module) -> str:

@@ -22,6 +22,7 @@ from fusepass.codegen.ir.convolution import GROUP_ARCH, few_channels, few_halves
 from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, is_channels_last
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.source import Target
+from fusepass.patterns.cost import tf32_convolutions
 from fusepass.patterns.opclass import OpClass, direct_class
 
 _CONVOLUTION = torch.ops.aten.convolution.default
@@ -88,7 +89,7 @@ def is_precise(variant: Variant, graph: fx.GraphModule, facts: DeviceFacts) -> b
     if facts.target is not Target.CUDA or variant.anchor_format is not AnchorFormat.CHANNELS_LAST:
         return True
     (node,) = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
-    return node.args[0].meta["val"].dtype is not torch.float32 or not _tf32_allowed() or _rounds_to_tf32(node)
+    return node.args[0].meta["val"].dtype is not torch.float32 or not tf32_convolutions() or _rounds_to_tf32(node)
 
 
 def _is_anchor(node: fx.Node) -> bool:
@@ -161,7 +162,7 @@ def _suits_halves(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
     work: int = 2 * weight.numel() * over.numel() // max(over.shape[1], 1)  # each weight meets each position
     if few_halves(x.shape[1], (1,) if transposed else stride):
         return work >= _LEAST_FEW
-    return _tf32_allowed() and fill_halves(x.shape[1]) and work >= _LEAST_HALVED
+    return tf32_convolutions() and fill_halves(x.shape[1]) and work >= _LEAST_HALVED
 
 
 def _halves(graph: fx.GraphModule) -> list[AnchorSource]:
@@ -186,7 +187,7 @@ def _suits_tensor_cores(node: fx.Node) -> bool:
     if groups != 1 or any(each.shape[1] * each.itemsize % _ACCESS for each in (x, result)):
         return False
     few = few_channels(x.shape[1], stride if transposed else (1,))  # type: ignore[arg-type]
-    return x.dtype is not torch.float32 or (_tf32_allowed() and x.shape[1] >= _LEAST_FLOAT32 and not few)
+    return x.dtype is not torch.float32 or (tf32_convolutions() and x.shape[1] >= _LEAST_FLOAT32 and not few)
 
 
 def library_rounds(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
@@ -194,12 +195,7 @@ def library_rounds(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
     nodes = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
     if facts.target is not Target.CUDA or len(nodes) != 1 or nodes[0].args[0].meta["val"].dtype is not torch.float32:
         return False
-    return _tf32_allowed() and _rounds_to_tf32(nodes[0])
-
-
-def _tf32_allowed() -> bool:
-    # Unlike `torch.backends.cudnn.allow_tf32` this does not raise where convolutions and RNNs are set differently.
-    return bool(torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32")
+    return tf32_convolutions() and _rounds_to_tf32(nodes[0])
 
 
 def _rounds_to_tf32(node: fx.Node) -> bool:

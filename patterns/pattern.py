@@ -73,4 +73,9 @@ def patterns() -> tuple[Pattern, ...]:
     return tuple(pattern for pattern in _patterns.values() if config.allows(pattern.name))
 
 
+def names() -> tuple[str, ...]:
+    """The names of all registered patterns, disabled or not."""
+    return tuple(_patterns)
+
+
 _patterns: dict[str, Pattern] = {}

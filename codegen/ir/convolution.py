@@ -60,6 +60,17 @@ class ScaledHalves:
 
 
 @dataclass(frozen=True)
+class Pooling:
+    """The largest of a convolution's results at all phases of a position, which windows as large as the stride give.
+
+    Attributes:
+        bias: buffer (out_channels,), added to each result before; None where nothing is.
+    """
+
+    bias: str | None
+
+
+@dataclass(frozen=True)
 class Convolution:
     """What a kernel computes before its stores: a convolution without bias of two buffers, for each element of its rows.
 
@@ -76,6 +87,7 @@ class Convolution:
         packed: buffer of `packed_shape` with the weights in slices, rounded as `precision` says; None where a kernel takes
             them as they are.
         halves: what is multiplied instead of `source` and `weight`, which say what is meant; None where nothing is.
+        pooled: how the results of all phases become one, which then is the result of a position; None where each is one itself.
     """
 
     name: str
@@ -89,12 +101,14 @@ class Convolution:
     warps: int = 1
     packed: str | None = None
     halves: ScaledHalves | None = None
+    pooled: Pooling | None = None
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The buffers that it reads."""
         halves = (self.halves.source, self.halves.weight, *self.halves.scales) if self.halves else ()
-        return (self.source, self.weight, *filter(None, [self.packed]), *halves)
+        bias = self.pooled.bias if self.pooled else None
+        return (self.source, self.weight, *filter(None, [self.packed, bias]), *halves)
 
     @property
     def description(self) -> str:
@@ -103,9 +117,10 @@ class Convolution:
         geometry = f"stride {self.stride}, padding {self.padding}, dilation {self.dilation}"
         packed = f" packed as {self.packed}" if self.packed else ""
         halves = f" of halves {self.halves.source} by {self.halves.weight}" if self.halves else ""
-        return (
-            f"{kind} of {self.source} by {self.weight}{packed}, {geometry}, products{halves} in {self.precision.value}"
-        )
+        bias = f" and {self.pooled.bias}" if self.pooled and self.pooled.bias else ""
+        pooled = ", largest of all phases" if self.pooled else ""
+        products = f"products{halves} in {self.precision.value}"
+        return f"{kind} of {self.source} by {self.weight}{packed}{bias}, {geometry}, {products}{pooled}"
 
     @property
     def parts(self) -> int:
@@ -120,11 +135,12 @@ class Convolution:
     @property
     def spread(self) -> tuple[int, ...]:
         """Result elements from one position to the next."""
-        return self.stride if self.transposed else (1,) * len(self.stride)
+        return self.stride if self.transposed and self.pooled is None else (1,) * len(self.stride)
 
     def phases(self, kernel: Sequence[int], result: Sequence[int]) -> tuple[Phase, ...]:
         """The phases of a result with spatial sizes `result`, for spatial kernel sizes `kernel`."""
-        starts = itertools.product(*map(range, map(min, self.spread, result)))
+        counts = map(min, self.spread, result) if self.pooled is None else self.stride
+        starts = itertools.product(*map(range, counts))
         return tuple(Phase(start, tuple(self._taps(start, kernel))) for start in starts)
 
     def _taps(self, start: tuple[int, ...], kernel: Sequence[int]) -> Iterator[Tap]:

@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from itertools import combinations, product
+from math import prod
+
+_MOST_POINTS = 4096  # that are gone through for bounds
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,17 @@ class Index:
             low += min(a * c, b * c)
             high += max(a * c, b * c)
         return low, high
+
+    @cached_property
+    def tight_bounds(self) -> tuple[int, int]:
+        """As `bounds`, which takes terms by themselves; axes of several terms, as in -3 * i + (i + 1) // 2, are gone through."""
+        axes = [frozenset({atom}) if isinstance(atom, Axis) else atom.index.axes for atom, _ in self.terms]
+        shared = list(dict.fromkeys(axis for a, b in combinations(axes, 2) for axis in a & b))
+        if prod(axis.size for axis in shared) > _MOST_POINTS:
+            return self.bounds
+        points = product(*(range(axis.size) for axis in shared))
+        found = [self.substitute(dict(zip(shared, map(Index, point), strict=True))).bounds for point in points]
+        return min(low for low, _ in found), max(high for _, high in found)
 
     @cached_property
     def axes(self) -> frozenset[Axis]:

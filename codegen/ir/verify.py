@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from fusepass.codegen.ir.convolution import Convolution, ScaledHalves, halves_of_place, packed_shape
+from fusepass.codegen.ir.convolution import Convolution, Pooling, ScaledHalves, halves_of_place, packed_shape
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Expr, Gather, Load, Masked, Op, Stat, Window, children, own_indices, walk
 from fusepass.codegen.ir.index import Axis, Index, contiguous_strides
@@ -118,6 +118,8 @@ def _anchor_faults(program: Program, kernel: Kernel, anchor: Anchor) -> Iterator
             yield f"{anchor.name} of {name}, which is no buffer with {len(anchor.stride)} spatial axes"
     if anchor.halves is not None:
         yield from _halves_faults(program, anchor, anchor.halves)
+    if anchor.pooled is not None:
+        yield from _pooling_faults(program, anchor, anchor.pooled)
     packed, weight = (_find(program, name) for name in (anchor.packed or "", anchor.weight))
     if anchor.packed is None or weight is None:
         return
@@ -141,6 +143,19 @@ def _halves_faults(program: Program, anchor: Convolution, halves: ScaledHalves) 
         buffer = _find(program, name)
         if buffer is None or (buffer.dtype, buffer.shape, buffer.strides) != (dtype, shape, contiguous_strides(shape)):
             yield f"{anchor.name} reads {name}, which does not have {dtype} as {shape}"
+
+
+def _pooling_faults(program: Program, anchor: Convolution, pooled: Pooling) -> Iterator[str]:
+    if not anchor.transposed:
+        yield f"{anchor.name} pools phases, which only a transposed convolution has"
+    if anchor.packed is not None or anchor.halves is not None:
+        yield f"{anchor.name} pools products of packed operands"
+    outs = program.buffer(anchor.weight).shape[1]
+    bias = None if pooled.bias is None else _find(program, pooled.bias)
+    if pooled.bias is not None and (
+        bias is None or (bias.dtype, bias.shape, bias.strides) != (DType.F32, (outs,), (1,))
+    ):
+        yield f"{anchor.name} adds {pooled.bias}, which is not a number for each channel"
 
 
 def _partial_faults(program: Program, kernel: Kernel, partials: Partials, known: dict[str, int]) -> Iterator[str]:
@@ -273,6 +288,8 @@ def _index_faults(index: Index, axes: frozenset[Axis], buffer: Buffer, what: str
     if any(axis.size == 0 for axis in axes):
         return  # never evaluated
     low, high = index.bounds
+    if low < 0 or high >= max(buffer.extent, 1):
+        low, high = index.tight_bounds
     if low < 0 or high >= max(buffer.extent, 1):
         yield f"{what}: index {index} spans {low}..{high} of {buffer.extent} elements"
 

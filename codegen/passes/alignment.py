@@ -1,4 +1,4 @@
-"""A kernel that reads what another one writes, with axes that lie along the other's."""
+"""A kernel that reads what another one writes, with axes that lie along the other's, or along the dimensions of what it reads."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from fusepass.codegen.ir.expr import Builder
-from fusepass.codegen.ir.index import Axis, Index, axis_index, delinearize
-from fusepass.codegen.ir.program import Kernel, Store
-from fusepass.codegen.passes.axes import split_axis
+from fusepass.codegen.ir.expr import Builder, Load
+from fusepass.codegen.ir.index import Axis, Index, axis_index, delinearize, linear
+from fusepass.codegen.ir.program import Buffer, Kernel, Store
+from fusepass.codegen.passes.axes import merged_axes, split_axis
 
 
 @dataclass(frozen=True)
@@ -64,3 +64,35 @@ def align(reader: Kernel, builder: Builder, read: Index, anchored: Kernel, store
     if set(places) != set(own) or read.substitute(places) != store.index:
         return None
     return Aligned(reader, places, along)
+
+
+def with_whole_dimensions(reader: Kernel, builder: Builder, result: Buffer) -> Kernel:
+    """`reader` with one axis where several walk a dimension of `result` together, if nothing tells them apart."""
+    load = next(load for load in reader.loads() if load.buffer == result.name)
+    for size, stride in zip(result.shape, result.strides, strict=True):
+        inner = next((axis for axis in reader.rows if axis.size != 1 and load.index.stride(axis) == stride), None)
+        if inner is None or inner.size == size:
+            continue
+        above = stride * inner.size
+        outer = next((axis for axis in reader.rows if axis.size != 1 and load.index.stride(axis) == above), None)
+        merged = outer and size % (outer.size * inner.size) == 0 and merged_axes(reader, builder, outer, inner)
+        if merged:
+            return with_whole_dimensions(merged, builder, result)
+    return reader
+
+
+def dimensions_of(reader: Kernel, load: Load, result: Buffer) -> tuple[Axis, ...] | None:
+    """The axes of `reader` in the order of the dimensions of `result`, if `load` takes each element at one point."""
+    unused = [axis for axis in (*reader.rows, *reader.cols) if axis.size != 1]
+    rows = []
+    for number, (size, stride) in enumerate(zip(result.shape, result.strides, strict=True)):
+        found = next((axis for axis in unused if axis.size == size and load.index.stride(axis) == stride), None)
+        if size == 1:
+            rows.append(Axis(f"one{number}", 1))
+        elif found is None:
+            return None
+        else:
+            unused.remove(found)
+            rows.append(found)
+    exact = not unused and load.index == linear([axis_index(axis) for axis in rows], result.strides)
+    return tuple(rows) if exact else None

@@ -16,8 +16,8 @@ from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Window, walk
 from fusepass.codegen.ir.index import Axis, axis_index, linear
 from fusepass.codegen.ir.product import Product
-from fusepass.codegen.ir.program import Anchor, Buffer, Kernel, LibraryCall, Program, Ref, Role, Store
-from fusepass.codegen.passes.axes import merged_axes
+from fusepass.codegen.ir.program import Anchor, Kernel, LibraryCall, Program, Ref, Role, Store
+from fusepass.codegen.passes.alignment import dimensions_of, with_whole_dimensions
 from fusepass.codegen.passes.depthwise import CONVOLUTIONS, Depthwise, depthwise_of, depthwise_value, per_axis
 from fusepass.codegen.passes.halved import Halved, halved_of
 from fusepass.codegen.passes.packing import pack_weights
@@ -25,7 +25,7 @@ from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.places import in_places
 from fusepass.codegen.passes.products import product_of, product_rows, product_value, without_idle_views
 from fusepass.codegen.passes.rewrite import rewrite_kernel
-from fusepass.codegen.passes.windows import pool_windows
+from fusepass.codegen.passes.windows import pool_phases, pool_windows
 
 Choice = Callable[[Program, Kernel], bool]
 _Anchor = Anchor | Depthwise | Halved
@@ -63,6 +63,8 @@ def generate_anchors(
         if anchor is None:
             continue
         forms = _forms(program, builder, call, anchor, pieces, kept)
+        if isinstance(anchor, Convolution):
+            forms = itertools.chain(_pooling(program, builder, call, anchor, pieces), forms)
         if halves and isinstance(anchor, Convolution):
             channels = program.buffer(anchor.source).shape[1]
             places = few_halves(channels, anchor.step) or (tiled and call.tf32 and tiled_halves(channels, anchor.step))
@@ -111,6 +113,20 @@ def _pooled(program: Program, builder: Builder, call: LibraryCall, halved: Halve
     return replace(made, calls=calls, kernels=(kernel, *rest), buffers=buffers)
 
 
+def _pooling(
+    program: Program, builder: Builder, call: LibraryCall, anchor: Convolution, pieces: Pieces
+) -> Iterator[tuple[Program, Kernel]]:
+    """The forms of a transposed convolution of few channels whose phases are what windows over its result pool, as `_forms` orders them."""
+    if not anchor.transposed or not few_channels(program.buffer(anchor.source).shape[1], anchor.spread):
+        return
+    found = pool_phases(program, builder, program.buffer(call.result), anchor.stride)
+    if found is not None:
+        made, result, pooled = found
+        whole = replace(call, result=result.name)
+        made = replace(made, calls=tuple(whole if each is call else each for each in made.calls))
+        yield from _forms(made, builder, whole, replace(anchor, name=f"{result.name}_sum", pooled=pooled), pieces, 0)
+
+
 def _in_places(
     program: Program, builder: Builder, call: LibraryCall, anchor: Convolution, pieces: Pieces
 ) -> Iterator[tuple[Program, Kernel]]:
@@ -140,8 +156,11 @@ def _forms(
     """
     forms = [_generated(program, builder, call, anchor, reducing) for reducing in (True, False)]
     kept = kept if isinstance(anchor, Product) else 0
-    many = isinstance(anchor, Convolution) and not few_channels(program.buffer(anchor.source).shape[1], anchor.spread)
-    layouts = ([] if many else [False]) + ([True] if isinstance(anchor, Convolution) else [])
+    many = pooling = False
+    if isinstance(anchor, Convolution):
+        pooling = anchor.pooled is not None
+        many = not pooling and not few_channels(program.buffer(anchor.source).shape[1], anchor.spread)
+    layouts = ([] if many else [False]) + ([True] if isinstance(anchor, Convolution) and not pooling else [])
     for packed in layouts:
         for form, reducing in zip(forms, (True, False), strict=True):
             if form is None:
@@ -246,9 +265,9 @@ def _absorbed(
         return None
     if any(isinstance(node, Window | Gather) for node in walk(*reader.roots)):
         return None
-    reader = _with_whole_dimensions(reader, builder, result)
+    reader = with_whole_dimensions(reader, builder, result)
     loads = [load for load in reader.loads() if load.buffer == result.name]
-    axes = _axes(reader, loads[0], result)
+    axes = dimensions_of(reader, loads[0], result)
     if axes is None or any(load.index != loads[0].index for load in loads):
         return None
     rows, cols = _rows(anchor, axes), tuple[Axis, ...]()
@@ -266,35 +285,3 @@ def _absorbed(
     rewritten = rewrite_kernel(reader, builder, leaf=leaf)
     origin = (_operator(call), *reader.origin)
     return replace(rewritten, rows=rows, cols=cols, anchor=_in_kernel(anchor), origin=origin)
-
-
-def _with_whole_dimensions(reader: Kernel, builder: Builder, result: Buffer) -> Kernel:
-    """`reader` with one axis where several walk a dimension of `result` together, if nothing tells them apart."""
-    load = next(load for load in reader.loads() if load.buffer == result.name)
-    for size, stride in zip(result.shape, result.strides, strict=True):
-        inner = next((axis for axis in reader.rows if axis.size != 1 and load.index.stride(axis) == stride), None)
-        if inner is None or inner.size == size:
-            continue
-        above = stride * inner.size
-        outer = next((axis for axis in reader.rows if axis.size != 1 and load.index.stride(axis) == above), None)
-        merged = outer and size % (outer.size * inner.size) == 0 and merged_axes(reader, builder, outer, inner)
-        if merged:
-            return _with_whole_dimensions(merged, builder, result)
-    return reader
-
-
-def _axes(reader: Kernel, load: Load, result: Buffer) -> tuple[Axis, ...] | None:
-    """The axes of `reader` in the order of the dimensions of `result`, if `load` takes each element at one point."""
-    unused = [axis for axis in (*reader.rows, *reader.cols) if axis.size != 1]
-    rows = []
-    for number, (size, stride) in enumerate(zip(result.shape, result.strides, strict=True)):
-        found = next((axis for axis in unused if axis.size == size and load.index.stride(axis) == stride), None)
-        if size == 1:
-            rows.append(Axis(f"one{number}", 1))
-        elif found is None:
-            return None
-        else:
-            unused.remove(found)
-            rows.append(found)
-    exact = not unused and load.index == linear([axis_index(axis) for axis in rows], result.strides)
-    return tuple(rows) if exact else None

@@ -1,18 +1,33 @@
 """Windows over a convolution's result that do not overlap: its kernel pools what it computes, and computes nothing else.
 
 Max and average pooling with a stride as large as the window, and without a border. A result that a window does not reach, at the end
-of an odd size, is never computed. A reader that does more than map what was pooled reads it from a temporary.
+of an odd size, is never computed. A reader that does more than map what was pooled reads it from a temporary. Where windows over a
+transposed convolution are as large as its stride, what they pool is the phases of one position (`Convolution.pooled`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from fusepass.codegen.ir.convolution import Pooling
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Builder, Const, Expr, Gather, Load, Masked, ReduceOp, Window, children, walk
-from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides, linear
+from fusepass.codegen.ir.expr import (
+    Apply,
+    Builder,
+    Const,
+    Expr,
+    Gather,
+    Load,
+    Masked,
+    Op,
+    ReduceOp,
+    Window,
+    children,
+    walk,
+)
+from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Reduction, Role, Store
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
@@ -32,38 +47,95 @@ def pool_windows(program: Program, builder: Builder, result: Buffer) -> tuple[Pr
 
     It reads `result` by the load that is returned. None where nothing else reads `result` but one window, or where windows overlap.
     """
-    readers = [kernel for kernel in program.kernels if result.name in kernel.reads]
-    if len(readers) != 1 or result.name in program.outputs or readers[0].anchor is not None:
+    only = _only_reader(program, result)
+    if only is None:
         return None
-    reader = rewrite_kernel(readers[0], builder, leaf=lambda node: _constant(node, builder))
+    reader = rewrite_kernel(only, builder, leaf=lambda node: _constant(node, builder))
     found = _window(reader, result)
     place = None if found is None else _place(reader, *found, result)
     if found is None or place is None:
         return None
     window, load = found
+    points = prod(axis.size for axis in place.inside)
+    if not (1 < points <= _MOST_POINTS and points & (points - 1) == 0):
+        return None
     total = Reduction(f"{result.name}_window", window.op, (window.value,), window.dtype)
     pooled = builder.stat(total.name, 0, window.dtype)
-    buffers, rest = program.buffers, tuple(kernel for kernel in program.kernels if kernel is not readers[0])
+    buffers, rest = program.buffers, tuple(kernel for kernel in program.kernels if kernel is not only)
     several = {axis for axis in place.dimensions if axis.size > 1}
     if reader.is_pointwise and {axis for axis in reader.rows if axis.size > 1} == several:
         made = rewrite_kernel(reader, builder, leaf=lambda node: pooled if node is window else None)
         kernel = replace(made, row_stores=made.stores, stores=())
         kernels = rest
     else:
-        shape = tuple(axis.size for axis in place.dimensions)
-        name = _free_name(program, f"{result.name}_pooled")
-        buffer = Buffer(name, window.dtype, shape, contiguous_strides(shape), Role.TEMP)
-        at = linear([axis_index(axis) for axis in place.dimensions], buffer.strides)
-        kernel = Kernel(f"{name}_kernel", (), (), (), (Store(name, at, pooled),), (), reader.origin)
-        again = builder.load(name, at, window.dtype)
-        later = rewrite_kernel(reader, builder, leaf=lambda node: again if node is window else None)
-        kernels = tuple(later if each is readers[0] else each for each in program.kernels)
+        buffer, at, later = _read_again(program, builder, reader, window, place, result)
+        kernel = Kernel(f"{buffer.name}_kernel", (), (), (), (Store(buffer.name, at, pooled),), (), reader.origin)
+        kernels = tuple(later if each is only else each for each in program.kernels)
         buffers = (*buffers, buffer)
     kernel = replace(kernel, rows=place.dimensions, cols=place.inside, sweeps=((total,),))
     written = frozenset[str]().union(*(each.writes for each in program.kernels))
     if (kernel.reads - {result.name}) & written:
         return None
     return replace(program, kernels=(kernel, *kernels), buffers=buffers), load
+
+
+def pool_phases(
+    program: Program, builder: Builder, result: Buffer, stride: Sequence[int]
+) -> tuple[Program, Buffer, Pooling] | None:
+    """`program` with what windows as large as `stride` give of `result` in a buffer instead, which nothing writes.
+
+    None where nothing else reads `result` but one such window, which may add a number for each channel before it takes the largest.
+    """
+    reader = _only_reader(program, result)
+    found = None if reader is None else _window(reader, result)
+    if reader is None or found is None or found[0].op is not ReduceOp.MAX:
+        return None
+    window, load = found
+    place = _place(reader, window, load, result)
+    if place is None or tuple(axis.size for axis in place.inside) != tuple(stride):
+        return None
+    bias = _bias(program, window.value, load, place.dimensions[1])
+    if bias is None and window.value is not load:
+        return None
+    buffer, _, later = _read_again(program, builder, reader, window, place, result)
+    kernels = tuple(later if kernel is reader else kernel for kernel in program.kernels)
+    buffers = (*(each for each in program.buffers if each is not result), replace(buffer, role=Role.ANCHOR))
+    return replace(program, kernels=kernels, buffers=buffers), buffers[-1], Pooling(bias)
+
+
+def _bias(program: Program, value: Expr, load: Load, channel: Axis) -> str | None:
+    """The buffer of the numbers, one for each `channel`, whose sum with `load` is `value`."""
+    if not isinstance(value, Apply) or value.op is not Op.ADD or load not in value.args:
+        return None
+    (other,) = [arg for arg in value.args if arg is not load] or [load]
+    if not isinstance(other, Load) or other.index != axis_index(channel):
+        return None
+    buffer = program.buffer(other.buffer)
+    fits = buffer.role is Role.INPUT and (buffer.dtype, buffer.shape, buffer.strides) == (
+        DType.F32,
+        (channel.size,),
+        (1,),
+    )
+    return buffer.name if fits else None
+
+
+def _only_reader(program: Program, result: Buffer) -> Kernel | None:
+    """The kernel that alone reads `result`."""
+    readers = [kernel for kernel in program.kernels if result.name in kernel.reads]
+    alone = len(readers) == 1 and result.name not in program.outputs and readers[0].anchor is None
+    return readers[0] if alone else None
+
+
+def _read_again(
+    program: Program, builder: Builder, reader: Kernel, window: Window, place: _Place, result: Buffer
+) -> tuple[Buffer, Index, Kernel]:
+    """A temporary for what `window` gives, where that lies in it, and `reader` that reads it there."""
+    shape = tuple(axis.size for axis in place.dimensions)
+    name = _free_name(program, f"{result.name}_pooled")
+    buffer = Buffer(name, window.dtype, shape, contiguous_strides(shape), Role.TEMP)
+    at = linear([axis_index(axis) for axis in place.dimensions], buffer.strides)
+    again = builder.load(name, at, window.dtype)
+    return buffer, at, rewrite_kernel(reader, builder, leaf=lambda node: again if node is window else None)
 
 
 def _window(reader: Kernel, result: Buffer) -> tuple[Window, Load] | None:
@@ -108,7 +180,7 @@ def _outside_of_windows(kernel: Kernel) -> Iterator[Expr]:
 
 
 def _place(reader: Kernel, window: Window, load: Load, result: Buffer) -> _Place | None:
-    """The axes of `window` if it takes each element of `result` once at most, whole windows of a power of two."""
+    """The axes of `window` if it takes each element of `result` once at most."""
     unused = [axis for axis in (*reader.rows, *reader.cols, *window.axes) if axis.size > 1]
     dimensions, inside = list[Axis](), list[Axis]()
 
@@ -130,7 +202,6 @@ def _place(reader: Kernel, window: Window, load: Load, result: Buffer) -> _Place
             unused.remove(point)
         inside.append(point)
         dimensions.append(take(stride * point.size, size // point.size, number, "one"))
-    points = prod(axis.size for axis in inside)
     exact = linear(
         [*map(axis_index, dimensions), *map(axis_index, inside)],
         [
@@ -140,9 +211,8 @@ def _place(reader: Kernel, window: Window, load: Load, result: Buffer) -> _Place
         ],
     )
     whole = all(axis.size == size for axis, size in zip(dimensions[:2], result.shape[:2], strict=True))
-    suits = 1 < points <= _MOST_POINTS and points & (points - 1) == 0
     outer = {axis for axis in unused if axis in window.axes}
-    if not (whole and suits) or outer or load.index != exact:
+    if not whole or outer or load.index != exact:
         return None
     own = {*dimensions, *inside}
     needed = {axis for node in walk(window.value) if isinstance(node, Load) for axis in node.index.axes}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fusepass.codegen.ir.expr import Builder
+from fusepass.codegen.ir.conversions import narrowed, widened_along
+from fusepass.codegen.ir.expr import Builder, Load
 from fusepass.codegen.ir.product import Product
-from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.program import Kernel, Program, Store
 from fusepass.codegen.ir.unroll import unroll_windows
 from fusepass.codegen.render.cpu_inner import InnerWriter
 from fusepass.codegen.render.cpu_loops import SIMD, KernelWriter
@@ -45,12 +46,34 @@ class PointwiseWriter(KernelWriter):
                 scope.lines[at] = f"#pragma omp parallel for simd{self.if_worthwhile} schedule(static)"
 
     def _piece(self, scope: Scope) -> None:
-        last = self.rows[-1]
-        count = self.tile_count(scope, last, self.schedule.chunk, "count")
-        inner, step = scope.child(), self.names.numbered("step")
+        last, chunk = self.rows[-1], self.schedule.chunk
+        count = self.tile_count(scope, last, chunk, "count")
+        start, inner, step = scope.child(), scope.child(), self.names.numbered("step")
+        start.define_axis(last, self.variables[last])
         inner.define_axis(last, f"({self.variables[last]} + {step})")
-        self._element(inner)
-        scope.lines += [SIMD, *block(self.head(step, count), inner.lines)]
+        behind = []
+        for node, load in widened_along(last, [store.value for store in self.kernel.stores]):
+            name = self._array(start, "widened")
+            start.lines.append(f"fp::widen({count}, {self._address(start, load)}, {name});")
+            inner.bind(node, f"{name}[{step}]")
+        for store in self.kernel.stores:
+            value = narrowed(store, self.program) if store.index.stride(last) == 1 else None
+            if value is None:
+                self.store(inner, [store])
+                continue
+            name = self._array(start, "wide")
+            inner.lines.append(f"{name}[{step}] = {inner.value(value)};")
+            behind.append(f"fp::narrow({count}, {name}, {self._address(start, store)});")
+        scope.lines += [*start.lines, SIMD, *block(self.head(step, count), inner.lines), *behind]
+
+    def _array(self, scope: Scope, hint: str) -> str:
+        """A name for an array of floats, one for each element of a piece."""
+        name = self.names.numbered(hint)
+        scope.lines.append(f"float {name}[{self.schedule.chunk}];")
+        return name
+
+    def _address(self, scope: Scope, access: Load | Store) -> str:
+        return f"{self.printer.pointers[access.buffer]} + {scope.index(access.index)}"
 
     def _element(self, scope: Scope) -> None:
         self.store(scope, self.kernel.stores)

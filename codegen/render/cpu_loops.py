@@ -110,7 +110,7 @@ class KernelWriter:
 
     def tile_count(self, scope: Scope, axis: Axis, step: int, hint: str) -> int | str:
         """How many points the tile of `axis` has that starts at its variable."""
-        if axis.size <= step or (axis.size % step == 0 and not self.schedule.general):
+        if not self.schedule.general and (axis.size <= step or axis.size % step == 0):
             return min(axis.size, step)
         name = self.names.numbered(hint)
         left = f"{free(axis.size)} - {self.variables[axis]}"

@@ -6,16 +6,16 @@ call: for `INNER` a block of one row (`fp::Row`), for `OUTER` a panel of a few c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from math import prod
+from collections.abc import Callable, Mapping, Sequence
 
+from fusepass.codegen.ir.conversions import narrowed, widened
 from fusepass.codegen.ir.dataflow import Kept
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Apply, Expr, Load, Masked, ReduceOp, Stat, Window, children
-from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, linear
-from fusepass.codegen.ir.program import Kernel, Program, Reduction
+from fusepass.codegen.ir.expr import Expr, Load, ReduceOp
+from fusepass.codegen.ir.index import Index
+from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
+from fusepass.codegen.render.cpu_columns import points, position, scaled, tile
 from fusepass.codegen.render.cpu_loops import SIMD, Body, KernelWriter, from_memory, memory_type
-from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule_cpu import CpuSchedule, general_room, kept_on_cpu
@@ -53,7 +53,7 @@ class RowsWriter(KernelWriter):
         self.kept: dict[int, tuple[Kept, str]] = {id(k.node): (k, names.numbered("kept")) for k in kept}
         self.col_values: list[tuple[Expr, str, Index]] = []
         self.column = position(kernel.cols)
-        self.outer, self.tiled, self.trailing = _tile(self.cols, schedule.block)
+        self.outer, self.tiled, self.trailing = tile(self.cols, schedule.block)
         self.steps = max(schedule.block // points(self.trailing), 1)
 
     def element_loop(self, scope: Scope, body: Body) -> None:
@@ -81,11 +81,55 @@ class RowsWriter(KernelWriter):
             roots = [store.value for store in self.kernel.stores]
             self.printer.expect(roots)
             self.prepare(scope, roots)
-            self.nest(scope, self.cols, lambda inner: self.element_loop(inner, self._stores), simd=self.simd_columns)
+            if any(self._narrows(store) for store in self.kernel.stores):
+                self._stores_of_halves(scope)
+            else:
+                self.nest(scope, self.cols, lambda s: self.element_loop(s, self._stores), simd=self.simd_columns)
 
     def _stores(self, scope: Scope) -> None:
         self._bind_known(scope, len(self.kernel.sweeps))
         self.store(scope, self.kernel.stores)
+
+    def _narrows(self, store: Store) -> bool:
+        return (
+            self.simd_columns
+            and self.tiled is not None
+            and bool(narrowed(store, self.program))
+            and self.contiguous(store.index)
+        )
+
+    def _stores_of_halves(self, scope: Scope) -> None:
+        """The stores, tile by tile: halves are rounded where all floats of a tile are there."""
+        rounded = [(store, self.names.numbered("wide")) for store in self.kernel.stores if self._narrows(store)]
+        others = [store for store in self.kernel.stores if not self._narrows(store)]
+        scope.lines += [self.array(DType.F32, name, self.tile_points) for _, name in rounded]
+
+        def element(inner: Scope, place: str) -> None:
+            self._bind_known(inner, len(self.kernel.sweeps))
+            for store, name in rounded:
+                value = narrowed(store, self.program)
+                assert value is not None
+                inner.lines.append(f"{name}[{place}] = {inner.value(value)};")
+            self.store(inner, others)
+
+        def tile(inner: Scope, start: str, count: int | str) -> None:
+            self._elements(inner, start, count, element)
+            for store, name in rounded:
+                target = self.address(inner, start, self.printer.pointers[store.buffer], store.index)
+                inner.lines.append(f"fp::narrow({scaled(count, points(self.trailing))}, {name}, {target});")
+
+        self.nest(scope, self.outer, lambda inner: self._tiles(inner, tile), simd=False)
+
+    @property
+    def tile_points(self) -> int:
+        """The points of a tile, at most."""
+        size = self.steps * points(self.trailing)
+        return size if self.schedule.general else min(size, max(self.kernel.col_count, 1))
+
+    def address(self, scope: Scope, start: str, pointer: str, index: Index) -> str:
+        """The text of a pointer to the element at `index` that is the first of the tile that starts at `start`."""
+        offset = self.tile_start(scope, start, index)
+        return pointer if offset == "0" else f"{pointer} + {offset}"
 
     def _sweep(self, scope: Scope, phase: int, sweep: Sequence[Reduction]) -> None:
         roots = [value for reduction in sweep for value in reduction.values]
@@ -100,9 +144,11 @@ class RowsWriter(KernelWriter):
                 (name, [arrays.pointer(v, t) for v, t in zip(r.values, element_types(r), strict=True)])
                 for name, r in states
             ]
-            if arrays.filled or any(kept.first == phase for kept, _ in self.kept.values()):
-                self._elements(inner, start, count, lambda s, place: self._fill(s, place, phase, arrays))
             total = scaled(count, points(self.trailing))
+            kept = {node: name for node, name in self.kept.values() if node.first == phase}
+            arrays.widen(total, kept)
+            if not arrays.complete(kept):
+                self._elements(inner, start, count, lambda s, place: self._fill(s, place, phase, arrays))
             inner.lines += [f"{name}.push({total}, {', '.join(values)});" for name, values in pushes]
 
         self.nest(scope, self.outer, lambda inner: self._tiles(inner, tile), simd=False)
@@ -123,11 +169,15 @@ class RowsWriter(KernelWriter):
 
     def _fill(self, scope: Scope, place: str, phase: int, arrays: _Arrays) -> None:
         self._bind_known(scope, phase)
-        for kept, name in self.kept.values():
-            if kept.first == phase:
-                scope.lines.append(f"{self._kept_element(scope, name)} = {scope.value(kept.node)};")
-        for (_, dtype), (name, node) in arrays.filled.items():
-            scope.lines.append(f"{name}[{place}]{self.lane} = {self.value(scope, node, dtype)};")
+        kept = [(k.node, self._kept_element(scope, name)) for k, name in self.kept.values() if k.first == phase]
+        blocks = [(dtype, node, f"{name}[{place}]{self.lane}") for (_, dtype), (name, node) in arrays.filled.items()]
+        for node, text in (*kept, *((node, text) for _, node, text in blocks)):
+            if id(node) in arrays.widened:
+                scope.bind(node, text)
+        scope.lines += [f"{text} = {scope.value(node)};" for node, text in kept if id(node) not in arrays.widened]
+        for dtype, node, text in blocks:
+            if id(node) not in arrays.widened:
+                scope.lines.append(f"{text} = {self.value(scope, node, dtype)};")
 
     def _bind_known(self, scope: Scope, phase: int) -> None:
         """Make known in `scope`, where all columns are defined, what was computed before `phase`."""
@@ -193,6 +243,27 @@ class _Arrays:
         self.scope = scope
         self.start = start
         self.filled: dict[tuple[int, DType], tuple[str, Expr]] = {}
+        self.widened: set[int] = set()
+
+    def widen(self, count: str, kept: Mapping[Kept, str]) -> None:
+        """Fill at once what is nothing but neighbouring halves as floats, of `kept` and of the arrays."""
+        arrays = [(k.node, self._address(name, self.writer.column)) for k, name in kept.items() if self._widens(k.node)]
+        arrays += [(node, name) for name, node in self.filled.values() if self._widens(node)]
+        for node, array in arrays:
+            load = widened(node)
+            assert load is not None
+            source = self._address(self.writer.printer.pointers[load.buffer], load.index)
+            self.scope.lines.append(f"fp::widen({count}, {source}, {array});")
+            self.widened.add(id(node))
+
+    def _widens(self, node: Expr) -> bool:
+        load = widened(node) if self.writer.simd_columns and self.writer.tiled is not None else None
+        return load is not None and self.writer.contiguous(load.index)
+
+    def complete(self, kept: Mapping[Kept, str]) -> bool:
+        """Whether nothing is left to fill, of `kept` or of the arrays."""
+        nodes = (*(each.node for each in kept), *(node for _, node in self.filled.values()))
+        return all(id(node) in self.widened for node in nodes)
 
     def pointer(self, node: Expr, dtype: DType) -> str:
         """The text of a pointer to the tile's values of `node` as elements of `dtype`."""
@@ -203,56 +274,9 @@ class _Arrays:
             return self._address(writer.printer.pointers[node.buffer], node.index)
         if (id(node), dtype) not in self.filled:
             name = writer.names.numbered("block")
-            size = writer.steps * points(writer.trailing)
-            if not writer.schedule.general:
-                size = min(size, max(writer.kernel.col_count, 1))
-            self.outside.lines.append(writer.array(dtype, name, size))
+            self.outside.lines.append(writer.array(dtype, name, writer.tile_points))
             self.filled[id(node), dtype] = (name, node)
         return self.filled[id(node), dtype][0]
 
     def _address(self, pointer: str, index: Index) -> str:
-        offset = self.writer.tile_start(self.scope, self.start, index)
-        return pointer if offset == "0" else f"{pointer} + {offset}"
-
-
-def largest(roots: Sequence[Expr], wanted: Callable[[Expr], bool]) -> Iterator[Expr]:
-    """The largest computed values below `roots` that are `wanted`; none from below a condition."""
-    stack, seen = list(reversed(roots)), set[int]()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, Apply | Stat) and wanted(node):
-            yield node
-        elif isinstance(node, Masked):
-            stack.append(node.other)
-        elif not isinstance(node, Window):
-            stack += reversed(children(node))
-
-
-def position(axes: Sequence[Axis]) -> Index:
-    """Where a point of `axes` lies in an array over them."""
-    return linear([axis_index(axis) for axis in axes], contiguous_strides([axis.size for axis in axes]))
-
-
-def points(axes: Sequence[Axis]) -> int:
-    """How many points `axes` have."""
-    return prod(axis.size for axis in axes)
-
-
-def scaled(count: int | str, factor: int) -> str:
-    """The text of ``count * factor``."""
-    if isinstance(count, int):
-        return free(count * factor)
-    return count if factor == 1 else f"{free(factor)} * {count}"
-
-
-def _tile(cols: tuple[Axis, ...], size: int) -> tuple[tuple[Axis, ...], Axis | None, tuple[Axis, ...]]:
-    """The axis of `cols` to cut into tiles of about `size` points: (axes before it, the axis, axes after it)."""
-    if not cols:
-        return (), None, ()
-    first = len(cols) - 1
-    while first > 0 and points(cols[first:]) * 2 <= size:
-        first -= 1
-    return cols[:first], cols[first], cols[first + 1 :]
+        return self.writer.address(self.scope, self.start, pointer, index)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fusepass.codegen.ir.convolution import ROWS
+from fusepass.codegen.ir.convolution import ROWS, Pooling
 from fusepass.codegen.render.cuda_convolution import ConvolutionWriter
 from fusepass.codegen.render.cuda_input import plus, quotient
 from fusepass.codegen.render.spelling import block
@@ -18,15 +18,25 @@ def repair(writer: ConvolutionWriter) -> Iterable[str]:
     The lines are part of `ConvolutionWriter.epilogue`; ``$broken`` says for a warp whether there is something to do.
     """
     at = f"$room[$row * {writer.on.staged_pitch} + $place]"
-    lines = [
-        f"const int $channel = $first_channel + $m * {ROWS} + $row;",
-        f"if ($channel >= {writer.sizes[1]} || {at} * 0.0f == 0.0f) continue;",
-        "float $plain = 0.0f;",
-        *_plain_sum(writer),
-        f"{at} = $plain;",
-    ]
+    pooled = writer.anchor.pooled
+    there = f"$channel >= {writer.sizes[1]}"
+    if pooled is None:
+        found = ["float $plain = 0.0f;", *_plain_sum(writer), f"{at} = $plain;"]
+        there += f" || {at} * 0.0f == 0.0f"
+    else:  # the largest may hide what is not finite
+        found = [*_largest(writer, pooled), f"{at} = $largest;"]
+    lines = [f"const int $channel = $first_channel + $m * {ROWS} + $row;", f"if ({there}) continue;", *found]
     yield _ONCE
     yield from block(f"for (int $row = 0; $row < {ROWS}; ++$row)", lines)
+
+
+def _largest(writer: ConvolutionWriter, pooled: Pooling) -> list[str]:
+    """The largest of the results at all phases of the position in scope, as ``$largest``."""
+    bias = f" + {writer.pointers[pooled.bias]}[$channel]" if pooled.bias else ""
+    lines = ["float $plain = 0.0f;", *_plain_sum(writer), f"$largest = fp::maximum($largest, $plain{bias});"]
+    for axis, size in reversed(list(zip(writer.axes, writer.anchor.stride, strict=True))):
+        lines = [_ONCE, *block(f"for (int $r{axis[1:]} = 0; $r{axis[1:]} < {size}; ++$r{axis[1:]})", lines)]
+    return ["float $largest = fp::Limits<float>::lowest;", *lines]
 
 
 def _plain_sum(writer: ConvolutionWriter) -> list[str]:
@@ -62,7 +72,8 @@ def _place(writer: ConvolutionWriter, number: int, tap: str, place: str) -> Iter
         far = axis if stride == 1 else f"{axis} * {stride}"
         yield f"const {whole} {place} = {far}{plus(-padding)} + {reach};"
         return
-    yield f"const {whole} {place}s = {axis}{plus(padding)} - {reach};"
+    at = axis if anchor.pooled is None else f"{axis} * {stride} + $r{axis[1:]}"
+    yield f"const {whole} {place}s = {at}{plus(padding)} - {reach};"
     if stride > 1:
         yield f"if ({place}s % {stride} != 0) continue;"
     yield f"const {whole} {place} = {quotient(f'{place}s', stride)};"

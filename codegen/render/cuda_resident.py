@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fusepass.codegen.ir.convolution import Pooling
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_convolution import GROUP_SLICES, ConvolutionText, Sums
@@ -142,31 +143,52 @@ class _Writer(PersistentWriter):
     # ---- products
 
     def _multiply(self) -> Iterable[str]:
-        plan, on = self.plan, self.on
-        sums = f"[2][{8 * plan.rows}]" if self.together else f"[{plan.rows}][{COLUMNS}][4]"
-        staging = f"fp::stage<{on.pair}, {on.staged_pitch}>($room, $sums[$p][$m], $p);"
-        if self.together:
-            staging = f"fp::stage_group<{on.pair}, {on.staged_pitch}>($room, $sums[$p], 0, $m, $p);"
+        on, results = self.on, "$sums[$p]" if self.anchor.pooled is None else "$largest"
         lines = [
-            f"float $sums[{on.pair}]{sums} = {{}};",
+            f"float $sums[{on.pair}]{self._sums} = {{}};",
             f"const float* const $mine = $tile + $lane / 4 * {self.anchor.step[-1]};",
             *unrolled("$p", on.pair, self._sum_up()),
-            *([] if self.rounds else self.finite("$sums[$p]", [("$p", on.pair)])),
-            *self.epilogue(
-                Sums(
-                    staging,
-                    plan.rows,
-                    plan.covered,
-                    f"$warp * {COLUMNS}",
-                    () if self.rounds else tuple(repair(self)),
-                )
-            ),
         ]
+        if self.anchor.pooled is not None:
+            yield from self._pool(self.anchor.pooled, lines)
+            yield from self._results(results)
+            return
+        lines += [*([] if self.rounds else self.finite(results, [("$p", on.pair)])), *self._results(results)]
         if len(on.phases) > 1:
             yield "#pragma unroll 1"
             yield from block(f"for (int $phase = 0; $phase < {len(on.phases)}; $phase += {on.pair})", lines)
         else:
             yield from lines
+
+    @property
+    def _sums(self) -> str:
+        """The dimensions of a thread's sums of one phase."""
+        rows = self.plan.rows
+        return f"[2][{8 * rows}]" if self.together else f"[{rows}][{COLUMNS}][4]"
+
+    def _results(self, sums: str) -> Iterable[str]:
+        """What is done with the results that are in `sums`."""
+        plan, on = self.plan, self.on
+        staging = f"fp::stage<{on.pair}, {on.staged_pitch}>($room, {sums}[$m], $p);"
+        if self.together:
+            staging = f"fp::stage_group<{on.pair}, {on.staged_pitch}>($room, {sums}, 0, $m, $p);"
+        repaired = () if self.rounds else tuple(repair(self))
+        yield from self.epilogue(Sums(staging, plan.rows, plan.covered, f"$warp * {COLUMNS}", repaired))
+
+    def _pool(self, pooled: Pooling, lines: list[str]) -> Iterable[str]:
+        """``$largest`` of the sums that `lines` give for each ``$phase``."""
+        bias = ""
+        if pooled.bias is not None:
+            bias = f", {self.pointers[pooled.bias]}, $first_channel, {self.sizes[1]}"
+        yield f"float $largest{self._sums};"
+        yield "fp::begin_largest($largest);"
+        pool = f"fp::pool_sums($largest, $sums[0]{bias});"
+        broken = "$broken = $broken || !fp::all_finite($sums[0]);"
+        yield from () if self.rounds else ("bool $broken = false;",)
+        yield "#pragma unroll 1"
+        each = [line.replace("$p]", "0]") for line in lines] + [*([] if self.rounds else [broken]), pool]
+        yield from block(f"for (int $phase = 0; $phase < {len(self.on.phases)}; ++$phase)", each)
+        yield from () if self.rounds else ("$broken = __any_sync(0xffffffffu, $broken);",)
 
     def _sum_up(self) -> list[str]:
         """The products of one phase."""

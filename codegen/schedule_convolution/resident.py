@@ -87,7 +87,8 @@ def resident_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> R
 def _candidate(kernel: Kernel, facts: DeviceFacts, channels: int, on: Tiles, buffers: int) -> ResidentSchedule | None:
     sizes, anchor = [axis.size for axis in dimensions(kernel)], anchor_of(kernel)
     steps = tuple(ceil(len(phase.taps) * channels / SLICE) for phase in on.phases)
-    rows = min(ceil(sizes[1] / ROWS), MOST_ROWS // on.pair)
+    kept = 1 if anchor.pooled is None else 2  # sums of a phase, and what was pooled of others
+    rows = min(ceil(sizes[1] / ROWS), MOST_ROWS // (on.pair * kept))
     weights = sum(steps) * SLICE * (rows * ROWS * max(anchor.parts, 1) + 1)  # with their taps
     shared = 4 * (weights + on.staged_floats + buffers * channels * on.pitch)
     if shared > facts.shared_bytes_per_block:
@@ -95,7 +96,7 @@ def _candidate(kernel: Kernel, facts: DeviceFacts, channels: int, on: Tiles, buf
     channel_blocks = ceil(sizes[1] / (ROWS * rows))
     if kernel.sweeps and channel_blocks > 1:
         return None  # a thread reduces what its block has
-    resident = resident_blocks(facts, shared, _most_resident(on, rows, anchor.precision))
+    resident = resident_blocks(facts, shared, _most_resident(on, rows, kept, anchor.precision))
     return ResidentSchedule(
         on=on,
         steps=steps,
@@ -109,11 +110,11 @@ def _candidate(kernel: Kernel, facts: DeviceFacts, channels: int, on: Tiles, buf
     )
 
 
-def _most_resident(on: Tiles, rows: int, precision: Precision) -> int:
-    """Blocks for which a multiprocessor has registers."""
+def _most_resident(on: Tiles, rows: int, kept: int, precision: Precision) -> int:
+    """Blocks for which a multiprocessor has registers, if a thread has so many sums of each result."""
     if on.warps == 1:
-        return 3 if rows * on.pair == 1 else 2
-    registers = group_registers(on, rows, 1, precision)
+        return 3 if rows * on.pair * kept == 1 else 2
+    registers = group_registers(on, rows, 1, precision) + ROWS * rows * on.pair * (kept - 1)
     return 3 if registers <= 72 else 2 if registers <= 128 else 1
 
 

@@ -236,7 +236,8 @@ def written_cycles(kernel: Kernel, program: Program, on: Tiles, channels: int) -
     Rows of the result often begin anywhere. Then both ends of each piece of a row lie in sectors of which the rest is
     written by another warp, or by another block at another time.
     """
-    rows = prod(on.tile[:-1]) * len(on.phases) // on.pair
+    phases = len(on.phases) if anchor_of(kernel).pooled is None else 1
+    rows = prod(on.tile[:-1]) * phases // on.pair
     width = on.tile[-1] * on.pair
     channels = min(channels, dimensions(kernel)[1].size)
     cycles = 0.0

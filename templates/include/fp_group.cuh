@@ -129,6 +129,36 @@ __device__ __forceinline__ bool all_finite(const float (&sums)[T][Half]) {
     return zeros[0] + zeros[1] + zeros[2] + zeros[3] == 0.0f;
 }
 
+template <int T, int Half>
+__device__ __forceinline__ void begin_largest(float (&largest)[T][Half]) {
+#pragma unroll
+    for (int i = 0; i < T * Half; ++i) largest[i / Half][i % Half] = Limits<float>::lowest;
+}
+
+// As those of `fp_product.cuh`, for sums as they lie here.
+template <int T, int Half>
+__device__ __forceinline__ void pool_sums(float (&largest)[T][Half], const float (&sums)[T][Half]) {
+#pragma unroll
+    for (int i = 0; i < T * Half; ++i) {
+        largest[i / Half][i % Half] = maximum(largest[i / Half][i % Half], sums[i / Half][i % Half]);
+    }
+}
+
+template <int T, int Half>
+__device__ __forceinline__ void pool_sums(
+    float (&largest)[T][Half], const float (&sums)[T][Half], const float* bias, int first, int channels)
+{
+    float shifted[T][Half];
+#pragma unroll
+    for (int i = 0; i < Half; ++i) {
+        const int channel = first + i / 8 * 16 + i % 8 / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+        const float shift = channel < channels ? bias[channel] : 0.0f;
+#pragma unroll
+        for (int t = 0; t < T; ++t) shifted[t][i] = sums[t][i] + shift;
+    }
+    pool_sums(largest, shifted);
+}
+
 // Lays channels 16 m and on of a warp's sums out in `room`, for the two tiles from `first` on: rows `Pitch` floats apart, the 32
 // positions of the warp at places c * Pair + `which`.
 template <int Pair, int Pitch, int T, int Half>

@@ -90,6 +90,49 @@ FP_FN void round_to(float value, bfloat16& result) {
 #endif
 }
 
+#if !defined(__CUDACC__)
+
+// For neighbours x86 has instructions that compilers do not find in loops over the conversions above. They stand here by
+// name, as the header that declares functions for them takes longer to compile than a kernel.
+#if defined(__AVX512F__)
+#define FP_HALVES 16
+#elif defined(__AVX__) && defined(__F16C__)
+#define FP_HALVES 8
+#endif
+#if defined(FP_HALVES)
+using Halves = std::uint16_t __attribute__((vector_size(2 * FP_HALVES), aligned(2), may_alias));
+using Floats = float __attribute__((vector_size(4 * FP_HALVES), aligned(4), may_alias));
+#endif
+
+// `count` halves as floats.
+inline void widen(std::int64_t count, const half* __restrict from, float* __restrict to) {
+    std::int64_t done = 0;
+#if defined(FP_HALVES)
+    for (; done + FP_HALVES <= count; done += FP_HALVES) {
+        Floats wide;
+        asm("vcvtph2ps %1, %0" : "=v"(wide) : "m"(*reinterpret_cast<const Halves*>(from + done)));
+        *reinterpret_cast<Floats*>(to + done) = wide;
+    }
+#endif
+#pragma omp simd
+    for (std::int64_t i = done; i < count; ++i) to[i] = to_float(from[i]);
+}
+
+// `count` floats as halves, rounded to nearest, whatever the processor is set to.
+inline void narrow(std::int64_t count, const float* __restrict from, half* __restrict to) {
+    std::int64_t done = 0;
+#if defined(FP_HALVES)
+    for (; done + FP_HALVES <= count; done += FP_HALVES) {
+        const Floats wide = *reinterpret_cast<const Floats*>(from + done);
+        asm("vcvtps2ph $0, %1, %0" : "=m"(*reinterpret_cast<Halves*>(to + done)) : "v"(wide));
+    }
+#endif
+#pragma omp simd
+    for (std::int64_t i = done; i < count; ++i) round_to(from[i], to[i]);
+}
+
+#endif
+
 template <typename T>
 inline constexpr bool is_half = std::is_same_v<T, half> || std::is_same_v<T, bfloat16>;
 

@@ -146,6 +146,40 @@ __device__ __forceinline__ bool all_finite(const float (&sums)[M][N][4]) {
     return zeros[0] + zeros[1] + zeros[2] + zeros[3] == 0.0f;
 }
 
+template <int M, int N>
+__device__ __forceinline__ void begin_largest(float (&largest)[M][N][4]) {
+#pragma unroll
+    for (int i = 0; i < M * N * 4; ++i) largest[i / (N * 4)][i / 4 % N][i % 4] = Limits<float>::lowest;
+}
+
+// Keeps the larger of what was found of other sums and these.
+template <int M, int N>
+__device__ __forceinline__ void pool_sums(float (&largest)[M][N][4], const float (&sums)[M][N][4]) {
+#pragma unroll
+    for (int i = 0; i < M * N * 4; ++i) {
+        float& here = largest[i / (N * 4)][i / 4 % N][i % 4];
+        here = maximum(here, sums[i / (N * 4)][i / 4 % N][i % 4]);
+    }
+}
+
+// The same with a number added to each, which `bias` has for each of its `channels`; those of the sums begin at `first`.
+template <int M, int N>
+__device__ __forceinline__ void pool_sums(
+    float (&largest)[M][N][4], const float (&sums)[M][N][4], const float* bias, int first, int channels)
+{
+    float shifted[M][N][4];
+#pragma unroll
+    for (int i = 0; i < M * 2; ++i) {
+        const int channel = first + i / 2 * 16 + threadIdx.x % 32 / 4 + i % 2 * 8;
+        const float shift = channel < channels ? bias[channel] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < N * 2; ++j) {
+            shifted[i / 2][j / 2][i % 2 * 2 + j % 2] = sums[i / 2][j / 2][i % 2 * 2 + j % 2] + shift;
+        }
+    }
+    pool_sums(largest, shifted);
+}
+
 // Lays 16 rows of a warp's sums out in `room`, rows `Pitch` floats apart, column c at place c * Pair + `which`.
 template <int Pair, int Pitch, int N>
 __device__ __forceinline__ void stage(float* room, const float (&sums)[N][4], int which) {

@@ -19,7 +19,7 @@ from tests.fuzz.record import Record
 
 ROOT = Path(__file__).parents[2]
 _GRACE = 60.0
-"""Seconds after the last start at which what still runs is ended."""
+"""Seconds after the last start at which what still runs is ended, and does not count as tried."""
 
 _LONGEST = 240.0
 """Seconds after which a chunk is ended: a kernel may never come to its end."""
@@ -50,8 +50,10 @@ def main() -> int:
                     record.save(asked.record)
                     rate = 60 * (record.total - before) / (time.monotonic() - started)
                     print(f"{record.total} examples, {len(record.failures)} wrong, {rate:.0f} a minute", flush=True)
-                elif time.monotonic() > min(end + _GRACE, worker.since + _LONGEST):
+                elif time.monotonic() > worker.since + _LONGEST:
                     worker.kill()
+                elif time.monotonic() > end + _GRACE:
+                    worker.leave()
             time.sleep(0.1)
         for worker in workers:
             worker.end()
@@ -135,6 +137,13 @@ class _Worker:
         """Have the chunk that it is at fail, and tell where it was."""
         if self._process is not None and self.seed is not None:
             self._process.send_signal(signal.SIGABRT)
+
+    def leave(self) -> None:
+        """Forget the chunk that it is at, and the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._process, self.seed = None, None
 
     def end(self) -> None:
         """Let the process come to its end."""

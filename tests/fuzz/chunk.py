@@ -21,11 +21,16 @@ import fusepass
 from fusepass.config import Algebra, override
 from fusepass.numerics import check, observe
 from tests.fuzz.noise import is_noise
+from tests.fuzz.places import is_elsewhere
 from tests.property.random_models import marked_models
 from tests.property.script import Model, copies
 from tests.support.batched import batched
 
-KNOWN = ("an output whose memory has gaps", "as_strided of a tensor whose memory has gaps")
+KNOWN = (
+    "an output whose memory has gaps",
+    "an output that overlaps itself",
+    "as_strided of a tensor whose memory has gaps",
+)
 """Regions that lowering gives back as a whole, visibly."""
 
 LEVELS = (Algebra.SAFE, Algebra.SAFE, Algebra.SAFE, Algebra.OFF, Algebra.FINITE)
@@ -49,7 +54,7 @@ class Failure:
     """An example, and what is wrong with it.
 
     Attributes:
-        noise: it is nothing but rounding errors.
+        noise: it is nothing but rounding errors, or places of infinities that documents name.
         lost: the device is of no more use to this process, so that nothing was tried after it.
     """
 
@@ -186,6 +191,7 @@ def _judge(prepared: Prepared) -> list[Failure]:
         outcome = check(module, kept, inputs)
         if not outcome.ok:
             noise = is_noise(module, inputs, outcome, example.model.coarsest)
+            noise = noise or is_elsewhere(example.model, module, prepared.fused, inputs, outcome)
             return [Failure(example, f"{call} call: {outcome.explain()}", noise)]
     eager, actual = (_sharing(call, module, inputs) for call in (module, prepared.fused))
     if eager != actual:

@@ -122,9 +122,17 @@ class SumOfSteps(nn.Module):
         return (((x > -9).to(x.dtype) - 1) + (2**-8 + 2**-13)).sum() * 0.1
 
 
+class TurnedWindows(nn.Module):
+    """Windows whose places are quotients, from the last to the first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.adaptive_max_pool3d(x, 2).rot90(1, (4, 2))
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "dtype"),
     [
+        (TurnedWindows(), (1, 1, 5, 1, 1), torch.float64),
         (SumOfSteps(), (9000,), torch.float16),
         (LargestSoftplus(), (2049, 13), torch.float64),
         (GatheredProduct(), (1, 1, 31, 16), torch.float32),
@@ -139,6 +147,34 @@ class SumOfSteps(nn.Module):
 def test_once_wrong_or_not_generated(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     torch.manual_seed(34)
     x = torch.randn(shape).to(dtype)
+    with override(debug=True, tune="off"):
+        fused = fusepass.optimize(model)
+        outcome = check(model, fused, (x,))
+    assert outcome.ok, outcome.explain()
+    assert fused.report().regions
+
+
+class ProductUnderAutocast(nn.Module):
+    """Eager rounds the product twice and may come out exact; what stays in float32 between is rounded once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return F.relu(x @ x.mT * 0.1) + x.sum(-1, keepdim=True) * 0.1
+
+
+class InFloat32(nn.Module):
+    """Arithmetic of float32 in a model of float64, whose own eager run is the oracle."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (torch.arctan2(x, x.abs() + 1).float() * 3 + 0.1).double()
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "dtype"),
+    [(ProductUnderAutocast(), (4, 1, 1), torch.float32), (InFloat32(), (80, 32), torch.float64)],
+)
+def test_roundings_to_a_narrower_type(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(11)).to(dtype)
     with override(debug=True, tune="off"):
         fused = fusepass.optimize(model)
         outcome = check(model, fused, (x,))
@@ -227,9 +263,20 @@ class FillsExpanded(nn.Module):
         return y
 
 
-def test_a_write_to_an_expanded_tensor() -> None:
-    model = FillsExpanded()
+class MasksExpanded(nn.Module):
+    """Eager allows it; a copy of what it becomes over it, which has its strides, is refused."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.as_strided((x.numel(),), (0,))
+        y.masked_fill_(y > 0, 0.1)
+        return y
+
+
+@pytest.mark.parametrize("model", [FillsExpanded(), MasksExpanded()])
+def test_a_write_to_an_expanded_tensor(model: nn.Module) -> None:
     fused = fusepass.optimize(model)
+    x = torch.randn(3, 4)
     with pytest.warns(fusepass.FusepassWarning, match="expanded"):
-        outcome = check(model, fused, (torch.randn(3, 4),))
+        outcome = check(model, fused, (x,))
     assert outcome.ok, outcome.explain()
+    assert check(model, fused, (x,)).ok

@@ -14,14 +14,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from fusepass.config import Algebra
-from fusepass.numerics import compare
+from fusepass.numerics import compare, observe
 from tests.fuzz import chunk
 from tests.fuzz.chunk import Example, Failure, draw
 from tests.fuzz.noise import is_noise
+from tests.fuzz.places import is_as_on_a_cpu
 from tests.fuzz.record import Record
 from tests.fuzz.shrink import smallest
 from tests.property.script import Model
 
+ROOT = Path(__file__).parents[2]
 LONG = Model(
     torch.float32, 1, False, False,
     inputs=["torch.randn((4, 3)).to(torch.float32).transpose(0, 1)", "torch.randn((3, 4)).to(torch.float32)"],
@@ -108,6 +110,47 @@ def test_a_double_is_no_better_than_the_oracle() -> None:
         outcome = compare({"output": truth * (1 + off)}, {"output": truth}, {"output": truth})
         assert not outcome.ok
         assert is_noise(model, (x,), outcome, x.dtype) is noise
+
+
+INFINITE = Model(
+    torch.float32, 1, False, False,
+    inputs=["torch.randn((13, 3)).to(torch.float32)"], marks=["x0[(8, 1)] = float('inf')"],
+    layers={"l0": "nn.Linear(3, 8, bias=False)", "l1": "nn.Linear(8, 8, bias=False)"},
+    lines=["v1 = self.l0(x0)", "v2 = self.l1(v1)", "v3 = torch.sigmoid(v2)"], results=["v3"],
+)  # fmt: skip
+
+
+def test_infinities_in_sums_of_another_order_are_told_from_wrong_ones() -> None:
+    """One product of both weights gives an infinity where eager's second sum is NaN, and sigmoid forgets it."""
+    (found,) = chunk.run([Example(INFINITE, Algebra.SAFE)], "cpu")
+    assert found.noise
+    with mock.patch("tests.fuzz.places.REORDERING", frozenset()):
+        (found,) = chunk.run([Example(INFINITE, Algebra.SAFE)], "cpu")
+    assert not found.noise
+    assert "out of place" in found.problem
+
+
+def test_infinities_on_a_gpu_may_stand_where_they_do_on_a_cpu() -> None:
+    module, inputs = INFINITE.make()
+    right = observe(module, inputs)
+    assert is_as_on_a_cpu(INFINITE, right)
+    right["output"][0][0, 0] = torch.nan
+    assert not is_as_on_a_cpu(INFINITE, right)
+
+
+def test_what_is_not_done_in_time_is_not_tried(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    command = [sys.executable, "-m", "tests.fuzz", "--size", "200", "--workers", "1", "--record", str(path)]
+    limits = "import tests.fuzz.__main__ as m; m._GRACE = 0.0; raise SystemExit(m.main())"
+    done = subprocess.run(
+        [sys.executable, "-c", limits, *command[3:], "--minutes", "0.02"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not path.exists()
 
 
 def test_a_record_goes_on_where_it_stopped(tmp_path: Path) -> None:

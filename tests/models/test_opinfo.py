@@ -35,6 +35,9 @@ pytestmark = pytest.mark.models
 SHARES = 8
 """The operators are dealt out to so many tests."""
 
+PIECES = 64
+"""As `SHARES`, where every sample of them runs: a piece takes some two minutes of a CPU."""
+
 PRECISE = ("nextafter",)
 """Operators that the interpreter, which computes in float64, does not give in the type's own precision."""
 
@@ -128,19 +131,19 @@ def test_a_sample_of_some_operators_compiled() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", range(SHARES))
-def test_every_sample(share: int) -> None:
-    infos = [info for info in operators()[share::SHARES] if info.name not in PRECISE]
+@pytest.mark.parametrize("piece", range(PIECES))
+def test_every_sample(piece: int) -> None:
+    infos = [info for info in operators()[piece::PIECES] if info.name not in PRECISE]
     with everything_fuses(), interpreted():
         count, wrong = _interpreted(_fusing(infos, DTYPES, None))
     assert not wrong, f"{len(wrong)} of {count}\n" + "\n".join(wrong)
-    assert count > 500
+    assert count > 50
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", range(SHARES))
-def test_a_sample_of_every_operator_and_type_compiled(share: int) -> None:
+@pytest.mark.parametrize("piece", range(PIECES))
+def test_a_sample_of_every_operator_and_type_compiled(piece: int) -> None:
     with everything_fuses():
-        count, wrong = _compiled(_fusing(operators()[share::SHARES], DTYPES, 1))
+        count, wrong = _compiled(_fusing(operators()[piece::PIECES], DTYPES, 1))
     assert not wrong, f"{len(wrong)} of {count}\n" + "\n".join(wrong)
-    assert count > 50
+    assert count > 5

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fusepass.codegen.ir.convolution import Convolution, Precision
+from fusepass.codegen.ir.convolution import Convolution, Pooling, Precision
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, Op, Position, ReduceOp, Stat, Window
 from fusepass.codegen.ir.index import Axis, Bound, FloorDiv, Index
@@ -172,11 +172,23 @@ class _Run:
                 (size - 1) * s - 2 * p + r
                 for size, s, p, r in zip(source.shape[2:], anchor.stride, anchor.padding, reach, strict=True)
             ]
-            spatial = self.kernel.rows[1 if self.kernel.cols else 2 :]
-            missing = [row.size - size for row, size in zip(spatial, plain, strict=True)]
+            spread = (1,) * len(anchor.stride) if anchor.pooled is None else anchor.stride
+            sizes = [
+                row.size * s for row, s in zip(self.kernel.rows[1 if self.kernel.cols else 2 :], spread, strict=True)
+            ]
+            missing = [max(wanted - size, 0) for wanted, size in zip(sizes, plain, strict=True)]
         result = torch.convolution(source, weight, None, *geometry, anchor.transposed, missing, 1)
+        if anchor.pooled is not None:
+            result = self._pooled(anchor.pooled, result[(..., *map(slice, sizes))], anchor.stride)
         found: Array = result.numpy()
         return np.moveaxis(found, 1, -1) if self.kernel.cols else found
+
+    def _pooled(self, pooled: Pooling, result: torch.Tensor, windows: tuple[int, ...]) -> torch.Tensor:
+        if pooled.bias is not None:
+            result = result + self._tensor(pooled.bias).reshape(-1, *(1,) * len(windows))
+        for axis, size in enumerate(windows, 2):
+            result = result.unflatten(axis, (-1, size)).amax(axis + 1)
+        return result
 
     def _product(self, product: Product) -> Array:
         """The sums of each piece, in float64."""

@@ -8,26 +8,39 @@ import sys
 from pathlib import Path
 
 from tests.sweep import packages, table
-from tests.sweep.trial import KERNELS, run
+from tests.sweep.processes import Asked, outcomes
+from tests.sweep.trial import KERNELS
 
 ROOT = Path(__file__).parents[2]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what was asked for. Returns 1 if a result was not right, else 0."""
+    """Run what was asked for. Returns 1 if a result was not right or not there in time, else 0."""
     options = _parser().parse_args(arguments)
-    wrong = 0
-    for package in [] if options.page_only else options.package:
-        for entry in packages.entries(package):
-            for mode in options.modes if re.search(options.models, entry.name) else ():
-                outcome = run(entry, training=mode == "train", device=options.device, kernels=options.kernels)
-                table.append(options.outcomes, outcome)
-                wrong += not outcome.ok
-                text = "ok" if outcome.ok else f"{outcome.verdict} {outcome.detail} {outcome.failed}"
-                print(f"{package} {entry.name} {mode}: {outcome.share:.0%} fused, {outcome.route}: {text}", flush=True)
+    asked = [] if options.page_only else _asked(options)
+    missing, wrong = set(asked), 0
+    for trial, outcome in outcomes(asked, options.workers, options.minutes):
+        table.append(options.outcomes, outcome)
+        missing.remove(trial)
+        wrong += not outcome.ok
+        text = "ok" if outcome.ok else f"{outcome.verdict} {outcome.detail} {outcome.failed}"
+        where = f"{trial.package} {trial.name} {trial.mode}"
+        print(f"{where}: {outcome.share:.0%} fused, {outcome.route}, {outcome.total_seconds:.0f} s: {text}", flush=True)
+    for trial in sorted(missing, key=str):
+        print(f"{trial.package} {trial.name} {trial.mode}: not there in time")
     if options.page is not None:
         options.page.write_text(table.page(table.read(options.outcomes)))
-    return int(wrong > 0)
+    return int(wrong > 0 or bool(missing))
+
+
+def _asked(options: argparse.Namespace) -> list[Asked]:
+    return [
+        Asked(package, entry.name, mode, options.device, options.kernels)
+        for package in options.package
+        for entry in packages.entries(package)
+        if re.search(options.models, entry.name)
+        for mode in options.modes
+    ]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -37,6 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--modes", nargs="*", choices=("eval", "train"), default=("eval", "train"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--kernels", choices=tuple(KERNELS), default="interpreted", help="how fused regions run")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--minutes", type=float, default=24 * 60.0, help="several processes have so long")
     parser.add_argument(
         "--outcomes",
         type=Path,

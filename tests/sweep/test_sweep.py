@@ -12,6 +12,7 @@ import fusepass
 from tests.sweep import packages, table
 from tests.sweep.__main__ import main
 from tests.sweep.entry import Entry, images
+from tests.sweep.processes import Asked, outcomes
 from tests.sweep.trial import Outcome, run
 
 SAMPLE = {
@@ -33,6 +34,16 @@ def test_models_of_other_people(package: str, name: str, mode: str) -> None:
     assert outcome.fused > 0
 
 
+@pytest.mark.sweep
+def test_several_processes_and_compiled_kernels() -> None:
+    if "timm" not in packages.installed():
+        pytest.skip("timm is not installed")
+    asked = [Asked("timm", "test_vit", mode, "cpu", "compiled") for mode in ("eval", "train")]
+    found = dict(outcomes(asked, workers=2, minutes=10))
+    assert set(found) == set(asked)
+    assert all(outcome.ok and outcome.fused for outcome in found.values())
+
+
 class Noisy(nn.Module):
     """Draws random numbers and counts calls in a buffer."""
 
@@ -50,8 +61,9 @@ def entry(make: type[nn.Module] = Noisy) -> Entry:
     return Entry("own", make.__name__, make, lambda: images(4))
 
 
-def test_an_outcome_tells_what_was_fused() -> None:
-    outcome = run(entry(), training=True)
+@pytest.mark.parametrize("kernels", ["interpreted", "compiled"])
+def test_an_outcome_tells_what_was_fused(kernels: str) -> None:
+    outcome = run(entry(), training=True, kernels=kernels)
     assert (outcome.verdict, outcome.route, outcome.mode) == ("ok", "traced", "train")
     assert 0 < outcome.share < 1
     assert dict(outcome.refused)["draws random numbers"] == 1

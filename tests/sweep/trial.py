@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -18,8 +19,9 @@ from torch.utils import _pytree as pytree
 
 import fusepass
 from fusepass.config import override
-from fusepass.numerics import check
+from fusepass.numerics import check, observe
 from fusepass.report import Report
+from tests.support.batched import Batch, batched
 from tests.support.interpreted import interpreted, original_operators
 from tests.sweep.entry import Entry
 
@@ -100,9 +102,9 @@ def _comparable(result: Any) -> Any:
     return result
 
 
-KERNELS = {
+KERNELS: dict[str, Callable[[], contextlib.AbstractContextManager[Batch | None]]] = {
     "interpreted": interpreted,
-    "compiled": contextlib.nullcontext,
+    "compiled": batched,
     "original": original_operators,
 }
 """How fused regions run: by the reference interpreter (CPU only), by a compiler's code, or as ATen operators (CPU only)."""
@@ -123,13 +125,15 @@ def run(entry: Entry, *, training: bool, device: str = "cpu", kernels: str = "in
     where = f"{device}, {kernels}"
     report, detail = None, ""
     cpu_seconds = mock.patch.object(time, "perf_counter", time.process_time)  # the machine may be busy otherwise
-    with override(debug=True, tune="off"), warnings.catch_warnings(), KERNELS[kernels](), cpu_seconds:
+    with override(debug=True, tune="off"), warnings.catch_warnings(), KERNELS[kernels]() as batch, cpu_seconds:
         warnings.simplefilter("ignore")
         try:
             torch.manual_seed(0)
             model = entry.make().train(training).to(device)
             inputs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), entry.inputs())
             fused = fusepass.optimize(model)
+            if batch is not None:
+                _compile(batch, model, fused, inputs)
             verdict, detail = _judge(model, fused, inputs)
             report = fused.report()
         except Exception as error:
@@ -139,6 +143,13 @@ def run(entry: Entry, *, training: bool, device: str = "cpu", kernels: str = "in
     if report is None:
         return Outcome(entry.package, entry.name, mode, where, verdict, detail, total_seconds=seconds)
     return replace(_outcome(entry, mode, where, report), verdict=verdict, detail=detail, total_seconds=seconds)
+
+
+def _compile(batch: Batch, model: nn.Module, fused: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+    """The kernels of a call together; what goes wrong in it shows in the next one."""
+    with contextlib.suppress(Exception), batch.dry():
+        observe(lambda args, kwargs: fused(*args, **kwargs), inputs, state=model)
+    batch.compile()
 
 
 def _judge(model: nn.Module, fused: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[str, str]:

@@ -83,6 +83,36 @@ def test_training_batch_norm(backend: Backend) -> None:
         close(value, twin.state_dict()[name])
 
 
+NORMALISED: dict[str, Callable[[], nn.Module]] = {
+    "layer norm": lambda: nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 5)),
+    "group norm": lambda: nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.GELU()),
+    "batch norm": lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.GELU()),
+    "batch norm in evaluation": lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.GELU()).eval(),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, torch.bfloat16) for name in NORMALISED), ("layer norm", torch.float16)]
+)
+def test_training_under_autocast_reads_statistics_in_the_type_in_which_they_were_saved(
+    backend: Backend, made: list[CompiledGraph], name: str, dtype: torch.dtype
+) -> None:
+    """PyTorch's fake kernels take float32 statistics of halves on a CPU for halves."""
+    net, x = NORMALISED[name](), torch.randn(64, 6)
+    twin = copy.deepcopy(net)
+    for model in (torch.compile(net, backend=backend), twin):
+        with warnings.catch_warnings(), torch.autocast("cpu", dtype=dtype):
+            warnings.simplefilter("error", FusepassWarning)
+            loss = model(x).float().square().mean()
+        loss.backward()
+    for (path, p), q in zip(net.named_parameters(), twin.parameters(), strict=True):
+        cancelled = name == "batch norm" and path == "0.bias"  # nothing but rounding errors
+        assert cancelled or torch.linalg.norm(p.grad - q.grad) <= 0.05 * torch.linalg.norm(q.grad), path
+    torch.testing.assert_close(list(net.buffers()), list(twin.buffers()), rtol=2e-2, atol=2e-2)
+    assert len(made) == 3, "forward, and backward for what the fake kernels say and for what there is"
+    assert all(graph.report.fallbacks == () for graph in made)
+
+
 @pytest.mark.parametrize("gradients", [False, True])
 def test_dynamic_shapes_are_specialised(backend: Backend, made: list[CompiledGraph], gradients: bool) -> None:
     net = Net()

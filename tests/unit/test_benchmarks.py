@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import threading
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,33 @@ def test_a_workload_that_hangs_is_stopped_and_the_next_one_measured() -> None:
     assert result.error == ""
     assert result.outcomes["eager"].correct
     assert result.outcomes["eager"].timing is not None
+
+
+def test_torch_compile_is_as_fast_as_the_better_of_its_modes() -> None:
+    measured = row("one", "mission", 8.0, 2.0)
+    measured.outcomes["compile"] = Outcome(timing=Timing(6.0, 6.0, 6.0, 9))
+    assert "3.00 x compile" in summary.text([measured], [])
+    measured.outcomes["autotune"] = Outcome(timing=Timing(5.0, 5.0, 5.0, 9))
+    assert "2.50 x compile" in summary.text([measured], [])
+
+
+def test_devices_share_the_workloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two are measured at the same time, or none would get beyond the barrier; rows keep the workloads' order."""
+    meeting = threading.Barrier(2, timeout=30)
+
+    def instead(self: Worker, workload: Workload, timeout_s: float) -> Row:
+        meeting.wait()
+        return Row(workload.name, workload.group.value)
+
+    monkeypatch.setattr(Worker, "measure", instead)
+    path = tmp_path / "rows.json"
+    assert run.main(["--device", "cpu,cpu", "--only", "^convt3d_(layernorm|batchnorm)", "--json", str(path)]) == 0
+    data = json.loads(path.read_text())
+    assert [entry["workload"] for entry in data["rows"]] == [
+        "convt3d_layernorm_gelu_scale",
+        "convt3d_batchnorm_submean",
+    ]
+    assert data["devices"] == 2
 
 
 def test_the_command_line_writes_json_and_says_what_the_budget_left_out(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,8 +121,24 @@ def test_an_override_out_of_range_is_refused_and_not_kept(options: dict[str, int
     assert current() == Config()
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "allowed"),
+    [
+        ("cuda_graphs", "yes", "True, False"), ("debug", 1, "True, False"), ("progress", 0, "True, False, None"),
+        ("jobs", 1.5, "a whole number from 1 on"), ("algebra", "fast", "off, safe, finite"),
+        ("tune", "slow", "off, fast, max"),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_kind_is_refused_with_what_is_allowed(option: str, value: Any, allowed: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"{option} is {value!r}; allowed is") + f".*{allowed}"):
+        Config(**{option: value})
+
+
 def test_an_unknown_option_is_refused() -> None:
-    with pytest.raises(TypeError, match="max_signature"), override(max_signature=3):
+    with (
+        pytest.raises(TypeError, match="unknown option max_signature; the options are debug"),
+        override(max_signature=3),
+    ):
         pytest.fail("the block must not run")
 
 

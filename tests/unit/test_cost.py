@@ -11,11 +11,13 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils.flop_counter import FlopCounterMode
 
+from fusepass.codegen.lowering.tracer import Spec
 from fusepass.config import override
 from fusepass.patterns.cost import RATES, cost, dying
 from fusepass.patterns.language import op, var
 from fusepass.patterns.rule import Rule
 from fusepass.patterns.simplify import simplify
+from tests.support import precision
 from tests.support.aten import traced
 
 aten = torch.ops.aten
@@ -115,6 +117,20 @@ def test_a_rewrite_reports_what_it_saves() -> None:
     assert done.before.bytes == 4 * (8 * 300 + 300 * 200 + 2 * 8 * 200 + 2 * 8)
     column = torch.randn(300, 1)
     assert simplify(traced(lambda x, w: x.mm(w).sum(1), x, column), rules=(rule,)) == [], "nothing is saved"
+
+
+@pytest.mark.parametrize(("channels", "faster"), [(64, True), (8, False)])
+def test_convolutions_that_may_round_to_tf32_are_cheaper_on_a_gpu(channels: int, faster: bool) -> None:
+    nodes = calls(torch.nn.functional.conv2d, torch.randn(2, channels, 9, 9), torch.randn(4, channels, 3, 3))
+    for node in nodes[-1:] + nodes[-1].all_input_nodes:
+        node.meta["val"] = Spec.of(node.meta["val"], torch.device("cuda"))
+    seconds = []
+    for allowed in (False, True):
+        with precision.cudnn(allow_tf32=allowed):
+            seconds.append(cost(nodes).seconds)
+    work = cost(nodes).flops
+    saved = work / RATES["cuda"].products - work / RATES["cuda"].tf32_products
+    assert seconds[0] - seconds[1] == pytest.approx(saved if faster else 0)
 
 
 def test_off_leaves_everything_but_dead_code() -> None:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import weakref
 
 import pytest
+import torch
+from torch import nn
 
+import fusepass
+from fusepass.config import override
 from fusepass.garbage import collector_paused
 
 _PROGRAM = """
@@ -46,3 +51,17 @@ def test_the_collector_is_left_as_it_was(enabled: bool) -> None:
 def test_the_first_call_loads_without_full_collections_and_for_its_device_only() -> None:
     done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True", "True", "False", "True"]
+
+
+def test_what_a_caller_deletes_is_gone() -> None:
+    """The frame of the caller, which goes on, must not have been made to keep it."""
+    model = nn.Sequential(nn.LayerNorm(8), nn.GELU()).eval()
+    batch = torch.ones(4, 8)
+    with override(tune="off"):
+        optimised = fusepass.optimize(model)
+        with torch.no_grad():
+            optimised(batch)
+    assert optimised.report().regions[0].ops[0].location == "0"
+    left = weakref.ref(model), weakref.ref(model[0].weight), weakref.ref(batch)
+    del model, optimised, batch
+    assert [each() for each in left] == [None] * 3

@@ -84,9 +84,18 @@ def drawn(draw: st.DrawFn, prefix: str = "a") -> Drawn:
 @given(drawn())
 def test_normal_form_keeps_the_value_within_its_bounds(d: Drawn) -> None:
     low, high = d.index.bounds
+    least, most = d.index.tight_bounds
+    assert low <= least <= most <= high
     for point in points(d.axes):
         assert value(d.index, point) == d.plain(point), str(d.index)
-        assert low <= d.plain(point) <= high
+        assert least <= d.plain(point) <= most
+
+
+def test_bounds_of_terms_that_share_an_axis() -> None:
+    i = axis_index(Axis("i", 2))
+    index = i * -3 + (i + 1) // 2 + 2
+    assert index.bounds == (-1, 3)
+    assert index.tight_bounds == (0, 2)
 
 
 @given(drawn(), drawn(prefix="b"), st.integers(0, 2))

@@ -287,3 +287,30 @@ def test_runs_see_the_same_random_numbers() -> None:
     first, second = observe(model, inputs), observe(model, inputs)
     assert torch.equal(first["output"], second["output"])
     assert (first["output"] == 0).any()
+
+
+class Narrowed(nn.Module):
+    """Rounds to a type of fewer digits in between, as autocast does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(torch.bfloat16).float() * 2
+
+
+@pytest.mark.parametrize(("off", "ok"), [(2**-8, True), (2**-5, False)])
+def test_a_cast_may_round_the_other_way(off: float, ok: bool) -> None:
+    """The numbers are eager's exactly, but one rounding of the narrow type is no error; four are."""
+    x = torch.full((3, 5), 1.0)
+    assert check(Narrowed(), lambda x: x * 2 * (1 + off), (x,)).ok is ok
+    assert not check(nn.Identity(), lambda x: x * (1 + off), (x,)).ok
+
+
+class Norm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.norm()
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_numbers_that_are_one_in_memory_stay_one(same: bool) -> None:
+    """Roundings of many numbers average out, that of one number in many places does not."""
+    x = torch.ones(1, 1).expand(4096, 1) if same else torch.ones(4096, 1)
+    assert check(Norm(), lambda x: x.norm() * (1 + 6e-7), (x,)).ok is same

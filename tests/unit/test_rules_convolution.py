@@ -167,3 +167,30 @@ def test_float32_stays_within_the_policy(name: str, shift: float) -> None:
     function, ((samples, channels, *extents), *rest) = SUMS[name]
     x = rand(samples, channels, *(3 * extent for extent in extents)) + 0.3 - shift
     within_policy(function, x, *(rand(*shape) for shape in rest))
+
+
+MANY: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
+    "one axis": (lambda x, w: F.conv2d(x, w).mean(3), ((2, 128, 6, 40), (8, 128, 3, 3))),
+    "strides": (lambda x, w: F.conv2d(x, w, stride=2).mean(2), ((2, 40, 30, 9), (8, 40, 3, 2))),
+    "transposed": (lambda x, w: F.conv_transpose2d(x, w, None, 2, 1).mean(3), ((2, 128, 6, 40), (128, 8, 3, 3))),
+    "two axes": (lambda x, w: F.conv3d(x, w, padding=1).mean((2, 4)), ((2, 24, 9, 5, 12), (6, 24, 3, 3, 3))),
+    "transposed, two axes": (
+        lambda x, w: F.conv_transpose3d(x, w, padding=(1, 1, 0)).sum((2, 3)),
+        ((1, 40, 5, 4, 3), (40, 3, 3, 2, 2)),
+    ),
+    "channels, too": (lambda x, w: F.conv2d(x, w).sum((1, 3)), ((2, 60, 6, 9), (8, 60, 3, 3))),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_a_sum_of_many_products_is_added_up_in_parts(name: str) -> None:
+    """One weight's share of the summed axes each; with numbers of one sign a single sum errs more than the policy allows."""
+    function, shapes = MANY[name]
+    inputs = [torch.rand(shape, dtype=torch.float64) for shape in shapes]
+    result = same_value(function, *inputs)
+    assert result.rules[0] == SUM
+    (call,) = result.after.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    assert call.args[8] > 1
+    before, after = result.flops(*inputs)
+    assert after < before
+    within_policy(function, *inputs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -128,7 +130,8 @@ NEAR: Cases = {
         lambda x, w: F.avg_pool2d(F.conv2d(x, w, stride=2), 3, 2, 1),
         (X2, (6, 4, 1, 1)),
     ),
-    "large windows": (lambda x, w, b: F.avg_pool2d(F.conv2d(x, w, b), (3, 6)), (X2, W2, B)),
+    "large windows": (lambda x, w, b: F.avg_pool2d(F.conv2d(x, w, b), 7), (X2, W2, B)),
+    "many channels": (lambda x, w: F.avg_pool2d(F.conv2d(x, w), 2), ((2, 20, 6, 6), (6, 20, 3, 3))),
     "padding": (lambda x, w, b: F.avg_pool2d(F.conv2d(x, w, b), 2, padding=1), (X2, W2, B)),
     "padding that does not count": (
         lambda x, w, b: F.avg_pool2d(F.conv2d(x, w, b), 2, padding=1, count_include_pad=False),
@@ -168,6 +171,30 @@ def test_pools_of_pools_are_one_before_a_convolution_takes_them_in() -> None:
     assert PRODUCT not in row.rules
     graph = traced(lambda x, w: F.avg_pool2d(F.conv2d(x, w), 32), x, w)
     assert [done.rule for done in simplify(graph)] == ["average-pool-of-everything", "sum-of-convolution"], "it pays"
+
+
+STEPS: dict[str, Function] = {
+    "overlapping windows": lambda x, w, b: F.avg_pool2d(F.avg_pool2d(F.conv2d(x, w, b), 4, 1), 4),
+    "three overlapping windows": lambda x, w, b: F.avg_pool2d(
+        F.avg_pool2d(F.avg_pool2d(F.conv2d(x, w, b), 3, 1), 3, 1), 3, 1
+    ),
+    "an affine function between": lambda x, w, b: F.avg_pool2d(
+        F.avg_pool2d(F.conv2d(x, w, b), 4) * b.view(-1, 1, 1), 4
+    ),
+    "single positions between": lambda x, w, b: F.avg_pool2d(
+        F.conv2d(F.avg_pool2d(F.conv2d(x, w, b), 4, 1), b.view(-1, 1, 1, 1) * b.view(-1, 1, 1)), 4
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_pools_that_join_a_convolution_step_by_step_join_no_more_than_at_once(name: str) -> None:
+    inputs = (torch.rand(2, 8, 40, 40), torch.rand(6, 8, 3, 3), torch.rand(6))
+    result = rewritten(STEPS[name], *inputs)
+    assert FILTER in result.rules
+    for node in result.after.graph.find_nodes(op="call_function", target=aten.convolution.default):
+        assert prod(node.args[1].meta["val"].shape[1:]) <= 300
+    within_policy(STEPS[name], *(value.double() for value in inputs))
 
 
 def test_whole_windows_in_ceil_mode_are_pooled() -> None:

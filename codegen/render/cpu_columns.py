@@ -1,0 +1,53 @@
+"""Columns of CPU kernels as text: where a point lies in an array over them, tiles of them, and values to compute at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+
+from fusepass.codegen.ir.expr import Apply, Expr, Masked, Stat, Window, children
+from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, linear
+from fusepass.codegen.render.numbers import free
+
+
+def largest(roots: Sequence[Expr], wanted: Callable[[Expr], bool]) -> Iterator[Expr]:
+    """The largest computed values below `roots` that are `wanted`; none from below a condition."""
+    stack, seen = list(reversed(roots)), set[int]()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Apply | Stat) and wanted(node):
+            yield node
+        elif isinstance(node, Masked):
+            stack.append(node.other)
+        elif not isinstance(node, Window):
+            stack += reversed(children(node))
+
+
+def position(axes: Sequence[Axis]) -> Index:
+    """Where a point of `axes` lies in an array over them."""
+    return linear([axis_index(axis) for axis in axes], contiguous_strides([axis.size for axis in axes]))
+
+
+def points(axes: Sequence[Axis]) -> int:
+    """How many points `axes` have."""
+    return prod(axis.size for axis in axes)
+
+
+def scaled(count: int | str, factor: int) -> str:
+    """The text of ``count * factor``."""
+    if isinstance(count, int):
+        return free(count * factor)
+    return count if factor == 1 else f"{free(factor)} * {count}"
+
+
+def tile(cols: tuple[Axis, ...], size: int) -> tuple[tuple[Axis, ...], Axis | None, tuple[Axis, ...]]:
+    """The axis of `cols` to cut into tiles of about `size` points: (axes before it, the axis, axes after it)."""
+    if not cols:
+        return (), None, ()
+    first = len(cols) - 1
+    while first > 0 and points(cols[first:]) * 2 <= size:
+        first -= 1
+    return cols[:first], cols[first], cols[first + 1 :]

@@ -1,0 +1,87 @@
+"""What forward reads from outside of its module, and tracing takes for constant: globals, closures, class attributes.
+
+Found by the names in the bytecode of forward and of the Python functions and methods that it names. Watched are plain values
+and dicts of them. PyTorch's own modules are left out: theirs do not change.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from fusepass.structure import is_plain, plain_key
+
+_DEPTH = 4
+_LARGE = 64
+"""Entries of a dict; larger ones are data rather than settings."""
+
+Reader = Callable[[], object]
+
+
+def readers(model: nn.Module) -> tuple[Reader, ...]:
+    """What reads each such value of `model` as it is, as a key that is equal for equal values."""
+    found: dict[tuple[int, str], Reader] = {}
+    for kind in {type(module) for module in model.modules()}:
+        if not kind.__module__.startswith("torch."):
+            _look_into(kind.forward, kind, found, _DEPTH)
+    return tuple(read for read in found.values() if read is not _nothing)
+
+
+def _nothing() -> None:
+    """Stands for a function that was looked into."""
+
+
+def _look_into(function: object, kind: type[nn.Module], found: dict[tuple[int, str], Reader], depth: int) -> None:
+    """Add to `found` what `function`, perhaps a method of `kind`, reads."""
+    function = inspect.unwrap(function) if callable(function) else function
+    if not isinstance(function, types.FunctionType) or function.__module__.startswith("torch.") or depth == 0:
+        return
+    if (id(function), "") in found:
+        return
+    found[id(function), ""] = _nothing
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        _look_at(cell, name, functools.partial(_content, cell), kind, found, depth)
+    for name in dict.fromkeys(_names(function.__code__)):
+        if name in function.__globals__:
+            _look_at(function.__globals__, name, functools.partial(function.__globals__.get, name), kind, found, depth)
+        owner = next((base for base in kind.__mro__ if name in vars(base)), nn.Module)
+        if not owner.__module__.startswith("torch.") and owner is not object:
+            _look_at(owner, name, functools.partial(getattr, kind, name, None), kind, found, depth)
+
+
+def _look_at(
+    owner: object, name: str, read: Reader, kind: type[nn.Module], found: dict[tuple[int, str], Reader], depth: int
+) -> None:
+    """Add to `found` what `read` gives, the entry `name` of `owner`, if it can be watched; a function is looked into."""
+    value = read()
+    if is_plain(value) or (isinstance(value, dict) and len(value) <= _LARGE):
+        found.setdefault((id(owner), name), lambda: _key(read()))
+    else:
+        _look_into(value, kind, found, depth - 1)
+
+
+def _key(value: Any) -> object:
+    if isinstance(value, Mapping):
+        return tuple((plain_key(name), plain_key(entry)) for name, entry in value.items())
+    return plain_key(value)
+
+
+def _content(cell: types.CellType) -> object:
+    """What a closure's cell holds; None where it holds nothing yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """The names of globals and attributes in `code` and the functions defined in it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
