@@ -27,6 +27,7 @@ class Ahead:
         name: the C variable that receives it.
         same: whether all steps of a thread load the same.
         under_way: whether it was issued in the step before.
+        stays: whether all rows need it, so that the cache should have it.
     """
 
     load: Load
@@ -36,6 +37,7 @@ class Ahead:
     name: str
     same: bool = False
     under_way: bool = False
+    stays: bool = False
 
     def of_step(self, frame: Frame) -> str:
         """The C text of what step `u` loaded."""
@@ -148,7 +150,8 @@ def load_one(frame: Frame, scope: Scope, each: Ahead, target: str) -> None:
     pointer, index = frame.pointers[each.load.buffer], each.load.index
     once = each.load.buffer in frame.schedule.once and not frame.again
     if each.wide:
-        arguments = f"{frame.schedule.width}, fp::Reuse::none" if once else str(frame.schedule.width)
+        reuse = ", fp::Reuse::much" if each.stays else ", fp::Reuse::none" if once else ""
+        arguments = f"{frame.schedule.width}{reuse}"
         start = inside.operand(frame.first_lane(index))
         call = f"fp::load_vector<{arguments}>({pointer} + {start})"
         if frame.schedule.ragged:

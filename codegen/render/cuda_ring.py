@@ -189,7 +189,9 @@ class _RingWriter(KernelWriter):
             waiting = frame.names.exact(f"{each.name}_waiting") if waits else ""
             within, place = f"{self.q} < {plan.waiting // plan.unroll}", f"{self.q} * {plan.unroll}"
             made.append(
-                _Coming(each.load, each.guard, each.wide, each.lanes, each.name, False, True, waiting, within, place)
+                _Coming(
+                    each.load, each.guard, each.wide, each.lanes, each.name, False, True, waits, waiting, within, place
+                )
             )
             self.top.lines.append(declare(frame, each))
             if waits:
@@ -211,7 +213,7 @@ class _RingWriter(KernelWriter):
         start = self._start(scope, 1)
         lines, later = scope.lines, f"({self.q} + 1) % {plan.turns} >= {plan.waiting // plan.unroll}"
         for waits in (False, True):
-            some = [Ahead(e.load, e.guard, e.wide, e.lanes, e.name) for e in coming if bool(e.waiting) is waits]
+            some = [Ahead(e.load, e.guard, e.wide, e.lanes, e.name, stays=waits) for e in coming if e.stays is waits]
             if some:
                 inner = scope.child()
                 fill_steps(frame, inner, frame.tile, start, some)

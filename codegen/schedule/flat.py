@@ -26,7 +26,7 @@ from fusepass.codegen.schedule.shape import ACCESS, LINE, Access, Shape, ceil, p
 _POINTWISE_BYTES = 16  # read per thread of a pointwise kernel
 _REPEATED_BYTES = 96  # of two vectors at most, where some of them are the same for the next of a thread's vectors
 _OWN_BYTES = 256  # of a thread's vectors then, that is of registers; what is the same for all of them not counted
-_NEIGHBOURS = 3  # points of a window, from which it matters how a warp reads them
+_NEIGHBOURS = 16  # points of a window, from which it is slower that a warp reads them a vector's width apart
 _STATIC_SHARED = 48 << 10  # bytes
 _CROSSING_BYTES = 8 << 10  # of a tile, for each buffer
 _CROSSING_TILE = 2, 64  # cache lines along the rows, and columns, where the rows are not few
@@ -48,7 +48,7 @@ def pointwise(shape: Shape) -> Schedule:
 def _walks_over_neighbours(shape: Shape, axis: Axis) -> bool:
     """Whether windows load single elements, next to each other for neighbours along `axis`.
 
-    Threads with a vector each would stand its width apart there, so that each such load would touch as many cache lines more.
+    Threads with a vector each stand its width apart there: they share more loads, but each touches as many cache lines more.
     """
     lane = Axis("lane", 2)
     for node in walk(*shape.kernel.roots):

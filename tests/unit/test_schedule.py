@@ -65,13 +65,13 @@ def test_choices(make: Callable[[], Program], walk: Walk, width: int, lanes: int
 @pytest.mark.parametrize(
     ("function", "width"),
     [
-        (lambda x: F.avg_pool1d(x, 5, 1, 2), 1),
-        (lambda x: F.max_pool1d(x, 3, 1, 1).exp(), 1),
+        (lambda x: F.avg_pool3d(x[None, None], 3, 1, 1), 1),
+        (lambda x: F.avg_pool1d(x, 5, 1, 2), 4),
         (lambda x: F.interpolate(x, scale_factor=2) + 1, 4),
     ],
 )
-def test_windows_over_neighbours_have_single_elements(function: Callable[[Tensor], Tensor], width: int) -> None:
-    """Threads side by side read what lies side by side."""
+def test_large_windows_over_neighbours_have_single_elements(function: Callable[[Tensor], Tensor], width: int) -> None:
+    """Threads side by side read what lies side by side, where windows have many points."""
     program = region(function, torch.empty(8, 64, 1024, device="meta")).passed(NO_SPLIT)
     plan = first(program)
     assert (plan.walk, plan.width) == (Walk.POINTWISE, width)
