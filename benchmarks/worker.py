@@ -63,7 +63,7 @@ class Worker:
 
 def _serve(connection: Connection, settings: Settings) -> None:
     if settings.device.startswith("cuda"):
-        torch.cuda.set_device(settings.device)  # events are recorded on the current device
+        torch.cuda.set_device(torch.device(settings.device).index or 0)  # events are recorded on the current device
     healthy = True
     while healthy:
         try:

@@ -11,6 +11,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
@@ -79,10 +80,8 @@ class Backend:
         self._observe = observe
 
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        # A wrong option is to be told now, not in a compiler callback. No buffer is donated: none is written, so that a
-        # graph may be kept for another backward.
-        kept = torch._functorch.config.patch(donated_buffer=False)
-        with override(**self._options), whole_resampling(example_inputs), kept:
+        # A wrong option is to be told now, not in a compiler callback.
+        with override(**self._options), whole_resampling(example_inputs):
             try:
                 return aot_autograd(fw_compiler=self._compile)(graph, example_inputs)
             except TensorifyScalarRestartAnalysis:
@@ -101,6 +100,9 @@ class Backend:
 
     def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Forward, backward and inference graphs alike; AOTAutograd may ask for the backward one much later."""
+        context = TracingContext.try_get()
+        if context is not None and context.fw_metadata is not None:
+            context.fw_metadata.bw_donated_idxs = []  # what forward saved is not overwritten: it serves any number of times
         per_shape = _PerShape(graph, self.specialise)
         return make_boxed_func(per_shape if _is_symbolic(graph) else _AsTraced(graph, self.specialise, per_shape))
 

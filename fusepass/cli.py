@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import traceback
@@ -53,7 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         debug = attempt("reading the options", current).debug
         arguments = _parser().parse_args(argv)
         command: Callable[[argparse.Namespace], int] = arguments.run
-        return command(arguments)
+        status = command(arguments)
+        sys.stdout.flush()  # here, not when the interpreter ends, a closed pipe can be told from a fault
+        return status
+    except BrokenPipeError:  # `fusepass explain ... | head`: who reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except UsageError as error:
         if debug:
             traceback.print_exc()
@@ -148,10 +154,10 @@ def _profile(arguments: argparse.Namespace) -> int:
     call = _call(arguments)
     optimised = fusepass.optimize(call.model)
     profile = attempt(f"profiling {arguments.target}", lambda: optimised.profile(*call.args, **call.kwargs))
-    print(profile.to_json() if arguments.json else profile)
     if arguments.html is not None:
         attempt("writing the page", lambda: profile.save_html(arguments.html))
         print(f"wrote {arguments.html}", file=sys.stderr)
+    print(profile.to_json() if arguments.json else profile)
     return 0
 
 

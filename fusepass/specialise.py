@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,12 +16,12 @@ from fusepass.branches import MOST_BRANCHES
 from fusepass.capture import CaptureFailure, capture, capturing
 from fusepass.codegen.forms import Forms
 from fusepass.compile import compile_graph
-from fusepass.config import Config, override
-from fusepass.errors import FusepassWarning
+from fusepass.config import override
+from fusepass.detours import Detours
 from fusepass.fallbacks import FallbackCounter
 from fusepass.garbage import collector_paused
-from fusepass.report import CaptureRoute, RefusalReport, Report
-from fusepass.routes import Children, Dynamo, Route, Untouched
+from fusepass.report import CaptureRoute, Report
+from fusepass.routes import Route
 from fusepass.signature import distinct, obstacle
 from fusepass.signatures import Table
 from fusepass.specialisation import MISSED, Specialisation
@@ -53,9 +52,7 @@ class Specialiser:
 
     # Slots, so that `fusepass.pystate` does not take what happens here for the state of a model around it.
     __slots__ = (
-        "_children",
-        "_dynamo",
-        "_dynamo_allowed",
+        "_detours",
         "_fallbacks",
         "_forms",
         "_forward",
@@ -63,8 +60,6 @@ class Specialiser:
         "_model",
         "_name",
         "_options",
-        "_refusals",
-        "_routes",
         "_traceable",
         "table",
     )
@@ -82,16 +77,21 @@ class Specialiser:
         self._options = dict(options)
         self._name = name or type(model).__name__
         self._forward = forward
-        self._dynamo_allowed = dynamo
         self._lock = threading.RLock()
         self.table = Table()
         self._traceable: tuple[Specialisation, ...] = ()
-        self._routes: dict[object, Route] = {}
-        self._dynamo: Dynamo | None = None
-        self._children: Children | None = None
-        self._refusals: dict[str, RefusalReport] = {}
         self._fallbacks = FallbackCounter()
         self._forms = Forms()
+        self._detours = Detours(
+            model,
+            self._name,
+            self._options,
+            lambda: self.original,
+            self._fallbacks,
+            self._for_child,
+            dynamo=dynamo,
+            lock=self._lock,
+        )
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The model's result for ``forward(*args, **kwargs)``."""
@@ -144,7 +144,7 @@ class Specialiser:
 
     def report(self) -> Report:
         """What was fused so far, and what was not."""
-        routes = list(dict.fromkeys(self._routes.values()))
+        routes, refusals = self._detours.routes, self._detours.refusals
         reports = [made.report for made in self.table]
         kinds = [route.kind for route in routes] + [CaptureRoute.TRACED] * bool(reports)
         reports += [report for route in routes for report in route.reports()]
@@ -152,9 +152,9 @@ class Specialiser:
             model=self._name,
             device=reports[0].device if reports else _device(self._model),
             capture=max(kinds, key=list(CaptureRoute).index, default=CaptureRoute.UNTOUCHED),
-            refusals=tuple(self._refusals.values()),
+            refusals=tuple(refusals.values()),
             fallbacks=self._fallbacks.records(),
-            reason="; ".join(self._refusals) or (None if kinds else "not called yet"),
+            reason="; ".join(refusals) or (None if kinds else "not called yet"),
             cuda_graphs=self._without_graphs(routes),
         )
         return replace(Report.merge([own, *reports]), model=self._name, capture=own.capture, reason=own.reason)
@@ -220,7 +220,7 @@ class Specialiser:
                 return self.original(*args, **kwargs)
         key = inputs.key, self._model.training, torch.is_grad_enabled(), tuple(t.dim() for t in tensors)
         with self._lock:
-            route = self._routes.get(key)
+            route = self._detours.get(key)
             found = None if route else self._find(tensors, inputs)
             reason = None if route or found else self.table.obstacle(tensors, config.max_signatures)
             failure = None
@@ -228,7 +228,7 @@ class Specialiser:
                 made = self._specialise(args, kwargs, tensors)
                 if isinstance(made, CaptureFailure):
                     failure, reason = made, made.reason
-                    route = None if failure.error else self._conclude(key, failure, config)
+                    route = None if failure.error else self._detours.conclude(key, failure, config)
                 else:
                     bound = made.bind(tensors, distinct(tensors))
                     found = None if bound is None else (made, bound)
@@ -236,22 +236,13 @@ class Specialiser:
             # The call itself may be at fault: then the original says so, and nothing follows for other calls.
             result = self._run_original(args, kwargs, failure.reason)
             with self._lock:
-                self._conclude(key, failure, config)
+                self._detours.conclude(key, failure, config)
             return result
         if route is not None:
-            return self._run_route(key, route, args, kwargs)
+            return self._detours.run(key, route, args, kwargs)
         if found is not None:
             return self._run_checked(*found, args, kwargs)
         return self._run_original(args, kwargs, reason or "what was made for the call does not fit it")
-
-    def _conclude(self, key: object, failure: CaptureFailure, config: Config) -> Route | None:
-        """What serves calls like this one from now on; None where tracing is to be tried again."""
-        self.refuse("trace", failure.reason)
-        if not failure.final:
-            self._routes[key] = self._route(failure, config)
-        elif failure.lasting:
-            self._routes[key] = Untouched(self.original, self._name, failure.reason, self._fallbacks)
-        return self._routes.get(key)
 
     def _specialise(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
@@ -284,44 +275,13 @@ class Specialiser:
         self.table.add(made, tensors, config.max_signatures)
         return made
 
-    def _route(self, failure: CaptureFailure, config: Config) -> Route:
-        """What serves a model that cannot be traced."""
-        if failure.only_children or not self._dynamo_allowed:
-            return self._children_route(failure.reason)
-        if self._dynamo is None:
-            self._dynamo = Dynamo(
-                self.original, self._name, self._options, self._fallbacks, limit=config.max_signatures
-            )
-        return self._dynamo
-
-    def _children_route(self, reason: str) -> Route:
-        if self._children is None:
-            self._children = Children(self._model, self.original, self._for_child)
-        if self._children.empty:
-            return Untouched(self.original, self._name, reason, self._fallbacks)
-        return self._children
-
     def _for_child(self, path: str, child: nn.Module) -> Specialiser:
         name = f"{self._name}.{path}"
         return Specialiser(child, self._options, name=name, forward=child.forward, dynamo=False)
 
-    def _run_route(self, key: object, route: Route, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not isinstance(route, Dynamo):
-            return route(args, kwargs)
-        result = route(args, kwargs)
-        if not route.reports():
-            with self._lock:
-                self.refuse("Dynamo", "finds no graph in forward")
-                self._routes[key] = self._children_route("neither traced nor compiled by Dynamo")
-        return result
-
     def refuse(self, step: str, reason: str) -> None:
         """Keep for the report why a way of capturing failed; said once."""
-        text = f"{step}: {reason}"
-        if text in self._refusals:
-            return
-        self._refusals[text] = RefusalReport(self._name, step, reason)
-        warnings.warn(f"{self._name} is not captured whole ({text})", FusepassWarning, stacklevel=2)
+        self._detours.refuse(step, reason)
 
 
 def _open_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

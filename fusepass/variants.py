@@ -22,8 +22,8 @@ from fusepass.codegen.ir.convolution import GROUP_ARCH, few_channels, few_halves
 from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, is_channels_last
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.source import Target
-from fusepass.patterns.cost import tf32_convolutions
 from fusepass.patterns.opclass import OpClass, direct_class
+from fusepass.patterns.rates import tf32_convolutions
 
 _CONVOLUTION = torch.ops.aten.convolution.default
 _MAPPING = (OpClass.POINTWISE, OpClass.VIEW)  # anything else, decomposed operators among it, may need several elements

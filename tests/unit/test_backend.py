@@ -85,23 +85,19 @@ def test_training_batch_norm(backend: Backend) -> None:
 
 NORMALISED: dict[str, Callable[[], nn.Module]] = {
     "layer norm": lambda: nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 5)),
-    "group norm": lambda: nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.GELU()),
     "batch norm": lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.GELU()),
-    "batch norm in evaluation": lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.GELU()).eval(),
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [*((name, torch.bfloat16) for name in NORMALISED), ("layer norm", torch.float16)]
-)
+@pytest.mark.parametrize("name", NORMALISED)
 def test_training_under_autocast_reads_statistics_in_the_type_in_which_they_were_saved(
-    backend: Backend, made: list[CompiledGraph], name: str, dtype: torch.dtype
+    backend: Backend, made: list[CompiledGraph], name: str
 ) -> None:
     """PyTorch's fake kernels take float32 statistics of halves on a CPU for halves."""
     net, x = NORMALISED[name](), torch.randn(64, 6)
     twin = copy.deepcopy(net)
     for model in (torch.compile(net, backend=backend), twin):
-        with warnings.catch_warnings(), torch.autocast("cpu", dtype=dtype):
+        with warnings.catch_warnings(), torch.autocast("cpu", dtype=torch.bfloat16):
             warnings.simplefilter("error", FusepassWarning)
             loss = model(x).float().square().mean()
         loss.backward()

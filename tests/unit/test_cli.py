@@ -1,6 +1,7 @@
 """The command line: which model it finds, what it prints, and how it ends."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -369,3 +370,18 @@ def test_explain_for_real(net: str, cache_dir: Path, capsys: pytest.CaptureFixtu
     assert Path("out", found.name, source.name).read_text() == source.text
     assert "normal_cdf" in source.text
     assert [entry.name for entry in cache.entries()] == [found.name]
+
+
+def test_who_reads_the_output_may_stop(cache_dir: Path) -> None:
+    """As in ``fusepass cache list | head``: no fault, and no traceback."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "fusepass", "cache", "path"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -13,8 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fusepass.codegen.lowering.tracer import Spec
 from fusepass.config import override
-from fusepass.patterns.cost import RATES, cost, dying
+from fusepass.patterns.cost import cost, dying
 from fusepass.patterns.language import op, var
+from fusepass.patterns.rates import RATES
 from fusepass.patterns.rule import Rule
 from fusepass.patterns.simplify import simplify
 from tests.support import precision

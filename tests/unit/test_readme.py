@@ -196,3 +196,23 @@ def test_what_was_measured_is_what_the_results_say() -> None:
     shown = text("README.md").partition(readme.BEGIN)[2].partition(readme.END)[0]
     assert shown == readme.block()
     assert readme.PLOT.read_text() == readme.plot()
+
+
+def _anchors(page: str) -> list[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^##+ (.*)$", page, re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_sections_lead_to_one(page: str) -> None:
+    for path, anchor in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", text(page)):
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert anchor in _anchors(target.read_text()), f"{path}#{anchor}"
+
+
+def test_the_page_about_kernels_lists_its_sections() -> None:
+    page = (ROOT / "docs" / "kernels.md").read_text()
+    sections = [line[3:] for line in page.splitlines() if line.startswith("## ")]
+    listed = re.findall(r"\[([^]]+)\]\(#", page[: page.index("\n## ")])
+    assert sorted(listed) == sorted(sections)

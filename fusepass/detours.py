@@ -1,0 +1,128 @@
+"""Finds, and keeps, what serves the calls of a model that cannot be traced."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from fusepass.capture import CaptureFailure
+from fusepass.config import Config
+from fusepass.errors import FusepassWarning
+from fusepass.fallbacks import FallbackCounter
+from fusepass.records import RefusalReport
+from fusepass.routes import Children, Dynamo, Forward, Route, Untouched
+
+if TYPE_CHECKING:
+    from fusepass.specialise import Specialiser
+
+
+class Detours:
+    """The routes of one model, by the kind of call. The caller holds the lock, but for `run`.
+
+    Args:
+        model, name, options: of the model, as its specialiser has them.
+        forward: gives what to run where nothing is specialised.
+        fallbacks: counts what runs as the original operators.
+        for_child: makes the specialiser of a child, given its path.
+        dynamo: whether Dynamo may serve.
+        lock: the specialiser's.
+    """
+
+    __slots__ = (
+        "_children",
+        "_dynamo",
+        "_dynamo_allowed",
+        "_fallbacks",
+        "_for_child",
+        "_forward",
+        "_lock",
+        "_model",
+        "_name",
+        "_options",
+        "_refusals",
+        "_routes",
+    )
+
+    def __init__(
+        self,
+        model: nn.Module,
+        name: str,
+        options: Mapping[str, Any],
+        forward: Callable[[], Forward],
+        fallbacks: FallbackCounter,
+        for_child: Callable[[str, nn.Module], Specialiser],
+        *,
+        dynamo: bool,
+        lock: threading.RLock,
+    ) -> None:
+        self._model = model
+        self._name = name
+        self._options = options
+        self._forward = forward
+        self._fallbacks = fallbacks
+        self._for_child = for_child
+        self._dynamo_allowed = dynamo
+        self._lock = lock
+        self._routes: dict[object, Route] = {}
+        self._dynamo: Dynamo | None = None
+        self._children: Children | None = None
+        self._refusals: dict[str, RefusalReport] = {}
+
+    @property
+    def routes(self) -> list[Route]:
+        """Every route that was taken, once."""
+        return list(dict.fromkeys(self._routes.values()))
+
+    @property
+    def refusals(self) -> Mapping[str, RefusalReport]:
+        """Why ways of capturing failed, by what was said of it."""
+        return self._refusals
+
+    def get(self, key: object) -> Route | None:
+        """The route of calls of that kind, if they take one."""
+        return self._routes.get(key)
+
+    def conclude(self, key: object, failure: CaptureFailure, config: Config) -> Route | None:
+        """What serves calls of that kind from now on; None where tracing is to be tried again."""
+        self.refuse("trace", failure.reason)
+        if not failure.final:
+            self._routes[key] = self._found(failure, config)
+        elif failure.lasting:
+            self._routes[key] = Untouched(self._forward(), self._name, failure.reason, self._fallbacks)
+        return self._routes.get(key)
+
+    def run(self, key: object, route: Route, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The model's result; where Dynamo found nothing, later calls take another route."""
+        result = route(args, kwargs)
+        if isinstance(route, Dynamo) and not route.reports():
+            with self._lock:
+                self.refuse("Dynamo", "finds no graph in forward")
+                self._routes[key] = self._by_children("neither traced nor compiled by Dynamo")
+        return result
+
+    def refuse(self, step: str, reason: str) -> None:
+        """Keep for the report why a way of capturing failed; said once."""
+        text = f"{step}: {reason}"
+        if text in self._refusals:
+            return
+        self._refusals[text] = RefusalReport(self._name, step, reason)
+        warnings.warn(f"{self._name} is not captured whole ({text})", FusepassWarning, stacklevel=3)
+
+    def _found(self, failure: CaptureFailure, config: Config) -> Route:
+        if failure.only_children or not self._dynamo_allowed:
+            return self._by_children(failure.reason)
+        if self._dynamo is None:
+            limit = config.max_signatures
+            self._dynamo = Dynamo(self._forward(), self._name, self._options, self._fallbacks, limit=limit)
+        return self._dynamo
+
+    def _by_children(self, reason: str) -> Route:
+        if self._children is None:
+            self._children = Children(self._model, self._forward(), self._for_child)
+        if self._children.empty:
+            return Untouched(self._forward(), self._name, reason, self._fallbacks)
+        return self._children
