@@ -11,6 +11,7 @@ from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.render.cuda_kernel import kernel_body
 from fusepass.codegen.render.cuda_product import product_body
 from fusepass.codegen.render.cuda_resident import resident_text
+from fusepass.codegen.render.cuda_ring import ring_body
 from fusepass.codegen.render.cuda_scaled import places_text
 from fusepass.codegen.render.cuda_streamed import streamed_text
 from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, with_slot
@@ -199,7 +200,8 @@ def _kernel_text(
         else:
             text = streamed_text(kernel, program, plan, pointers, names)
         return _KernelText(name, text.tables, tuple(comment), f"{plan.threads}, {plan.resident}", parameters, text.body)
-    body = kernel_body(kernel, program, plan, pointers, names)
+    write = ring_body if plan.ring else kernel_body
+    body = write(kernel, program, plan, pointers, names)
     bounds = f"{plan.threads}, {plan.resident}" if plan.resident else str(plan.threads)
     return _KernelText(name, (), tuple(comment), bounds, parameters, tuple(body))
 

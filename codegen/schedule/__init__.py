@@ -69,6 +69,8 @@ def _used_once(shape: Shape, chosen: Schedule) -> frozenset[str]:
         return frozenset()
     if chosen.fetches and kernel.team is None:
         return frozenset()
+    if chosen.ring and not chosen.waiting:
+        return frozenset()
     order = [other.name for other in program.kernels]
     later = program.kernels[order.index(kernel.name) + 1 :]
     read_later = frozenset[str]().union(*(other.reads for other in later))

@@ -152,6 +152,15 @@ FP_FN float power_of_two(float x) {
 #endif
 }
 
+// e^x within 2^-17 of it (2^-18 for |x| < 32), 0 for what would be a denormal number: for what is rounded to 16 bits.
+FP_FN float exp_few(float x) { return power_of_two(x * 1.44269504f); }
+
+// a / by as `quotient`, within 2^-21: for what is rounded to 16 bits.
+FP_FN float quotient_few(float a, float by) {
+    const float scale = abs(by) < 0x1p-64f ? 0x1p64f : 1.0f;
+    return a * scale * reciprocal_towards_zero(by * scale);
+}
+
 // The normal distribution's integral up to x within 1e-7, as near as 1 + erf(x / sqrt(2)) comes: half of what |x| leaves is
 // 2^-(|x| P(|x|) + 1). The polynomial, of degree 7, is fitted so that the largest error of the result is least, 8e-9 for |x| < 5.8; beyond,
 // it grows. CUDA's erf chooses between two polynomials, coefficient by coefficient, and glibc's for vectors computes more, too:
@@ -198,6 +207,15 @@ FP_FN double lgamma(double x) { return ::lgamma(x); }
 template <typename T>
 FP_FN T sigmoid(T x) {  // exp(-x) overflowing to infinity gives the right 0
     return reciprocal(T(1) + exp(-x));
+}
+
+// For what is rounded to 16 bits: within 2^-17, 0 for what would be a denormal number.
+FP_FN float sigmoid_few(float x) { return reciprocal_of_tame(1.0f + exp_few(-x)); }
+
+// For what is rounded to 16 bits: within 2^-14. Near 0, where the difference has few digits left, x itself is as near.
+FP_FN float tanh_few(float x) {
+    const float result = ::fmaf(-2.0f, reciprocal_of_tame(1.0f + power_of_two(x * 2.88539008f)), 1.0f);
+    return abs(x) < 0x1p-8f ? x : result;
 }
 
 }  // namespace fp

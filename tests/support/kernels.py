@@ -523,6 +523,8 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "team_layer_norm_partly_kept": lambda: in_teams(layer_norm(2, 800_000), 5, 1),
     "team_layer_norm_in_registers": lambda: in_teams(layer_norm(3, 400_004, weighted=False), 4, 1),
     "team_layer_norm_f16": lambda: in_teams(layer_norm(9, 200_000, F16), 4, 4),
+    "team_layer_norm_ring": lambda: in_teams(layer_norm(5, 1 << 21), 66, 1),
+    "team_layer_norm_ring_f16": lambda: in_teams(layer_norm(7, 1 << 22, F16), 66, 2),
     "team_softmax": lambda: in_teams(softmax_rows(40, 60_000), 3, 16),
     "team_softmax_of_all_blocks": lambda: in_teams(softmax_rows(3, 100_000), 200, 1),
 }
