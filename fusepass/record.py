@@ -22,17 +22,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fusepass.codegen.lowering.tracer import Spec, Tracer
 from fusepass.errors import CaptureError
 from fusepass.functional import functional_form, with_defaults
+from fusepass.patterns.aliasing import BATCH_NORMS
 from fusepass.patterns.analysis.layout import looks_channels_last
 from fusepass.patterns.legality import waits_for_host
 
 aten = torch.ops.aten
-
-_BATCH_NORMS = {  # operators that update running statistics without saying so in their schema
-    aten.native_batch_norm.default: 5,
-    aten.cudnn_batch_norm.default: 5,
-    aten._native_batch_norm_legit.default: 5,
-}
-"""Batch norms by the position of their `training` argument; momentum and eps follow it."""
 
 
 class Declined(Exception):
@@ -131,7 +125,7 @@ class Recorder(Tracer):
             raise Declined(f"forward depends on the values of a tensor ({func})")
         if func is aten.lift_fresh.default:
             return self._constant(args[0])
-        if func in _BATCH_NORMS:
+        if func in BATCH_NORMS:
             return self._batch_norm(func, args)
         if func is aten.as_strided_.default:
             return self._channels_last(args)

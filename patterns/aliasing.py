@@ -13,6 +13,16 @@ from fusepass.patterns.memo import remembered
 
 aten = torch.ops.aten
 
+BATCH_NORMS = frozenset({
+    aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten._native_batch_norm_legit.default,
+})  # fmt: skip
+"""Operators that update running statistics in training, of which not every schema tells."""
+
+
+def updates_statistics(node: fx.Node) -> bool:
+    """Whether `node` is one of `BATCH_NORMS` and does."""
+    return node.target in BATCH_NORMS and bool(node.args[5]) and node.args[3] is not None
+
 
 @remembered
 def is_view(target: object) -> bool:

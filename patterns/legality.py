@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from fusepass.codegen.lowering.resampling import NEAREST, nearest_slopes
 from fusepass.codegen.lowering.tensor import DTYPES
+from fusepass.patterns.aliasing import updates_statistics
 from fusepass.patterns.memo import remembered
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _results(node: fx.Node) -> Iterator[torch.Tensor]:
 
 
 def no_write(node: fx.Node) -> str | None:
-    return "writes to its argument" if writes(node.target) else None
+    return "writes to its argument" if writes(node.target) or updates_statistics(node) else None
 
 
 def no_random_numbers(node: fx.Node) -> str | None:

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 
 from fusepass.config import Algebra, current
 from fusepass.patterns.agenda import Agenda, Agendas
-from fusepass.patterns.aliasing import base, change_seen, written
+from fusepass.patterns.aliasing import BATCH_NORMS, base, change_seen, written
 from fusepass.patterns.arguments import key_of
 from fusepass.patterns.cost import NOTHING, Cost, cost, dying
 from fusepass.patterns.dataflow import remove_dead
@@ -264,4 +264,4 @@ def _may_share(target: object) -> bool:
     """Whether calling the operator once does for calling it twice."""
     if target is operator.getitem:
         return True
-    return isinstance(target, OpOverload) and not is_random(target) and not writes(target)
+    return isinstance(target, OpOverload) and not (is_random(target) or writes(target) or target in BATCH_NORMS)

@@ -89,7 +89,7 @@ def _select(call: Call, a: Tensor, dim: int, index: int) -> Tensor:
 
 @lowers(aten.flip.default, prims.rev.default)
 def _flip(call: Call, a: Tensor, dims: Sequence[int]) -> Tensor:
-    flipped = {dim % len(a.shape) for dim in dims}
+    flipped = {dim % max(len(a.shape), 1) for dim in dims}
     return _moved(call, a, lambda c: tuple(i * -1 + (a.shape[d] - 1) if d in flipped else i for d, i in enumerate(c)))
 
 

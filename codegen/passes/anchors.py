@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from fusepass.codegen.ir.convolution import Convolution, few_channels, few_halves, tiled_halves
+from fusepass.codegen.ir.convolution import Convolution, few_channels, few_halves, scales_tiles, tiled_halves
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Window, walk
 from fusepass.codegen.ir.index import Axis, axis_index, linear
@@ -25,6 +25,7 @@ from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.places import in_places
 from fusepass.codegen.passes.products import product_of, product_rows, product_value, without_idle_views
 from fusepass.codegen.passes.rewrite import rewrite_kernel
+from fusepass.codegen.passes.scaled_tiles import in_scaled_tiles
 from fusepass.codegen.passes.windows import pool_phases, pool_windows
 
 Choice = Callable[[Program, Kernel], bool]
@@ -136,11 +137,12 @@ def _in_places(
     sweeps takes longer in the few warps that these kernels have than reading the result again.
     """
     few = few_halves(program.buffer(anchor.source).shape[1], anchor.step)
+    scaling = few and scales_tiles(program.buffer(anchor.weight).shape[2:])
     for reducing in (True, False):
         form = _generated(program, builder, call, anchor, reducing)
         if form is None or (reducing and not few and form.kernels[0].stores):
             continue
-        made = in_places(form, builder, 0)
+        made = in_scaled_tiles(form, builder, 0) if scaling else in_places(form, builder, 0)
         place = len(made.kernels) - len(form.kernels)
         reduced = None if reducing else reduce_positions(made, builder, place, pieces)
         for each in filter(None, (reduced, made)):

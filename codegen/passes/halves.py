@@ -15,24 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 
 from fusepass.codegen.ir.convolution import HALVES
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp
+from fusepass.codegen.ir.expr import Builder, Expr, Op
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, contiguous_strides, linear
-from fusepass.codegen.ir.program import Buffer, Kernel, Reduction, Role, Store
+from fusepass.codegen.ir.program import Buffer, Kernel, Role, Store
+from fusepass.codegen.passes.exponents import LARGEST, ORIGIN, Finder, powers
 
 LOW_SHIFT = 11
 """Low parts are what high parts leave of a number, times 2^LOW_SHIFT."""
 
 _F32 = DType.F32
-_TOP = 13  # exponent of the largest halves
 _LEAST_HALF = 2.0**-24
-_LEAST_SAMPLE = -126  # exponents of the scales of tiny numbers, so that what numbers are multiplied with is finite
-_LEAST_CHANNEL = -100
-_LARGEST = float.fromhex("0x1.fffffep+127")
-_ORIGIN = ("scaled halves",)
 
 
 @dataclass(frozen=True)
@@ -69,26 +64,43 @@ def channels_last(
 
 
 @dataclass(frozen=True)
-class Scales:
-    """The scales of one convolution, and the kernels that find them.
+class WeightScales:
+    """The scales of a convolution's channels, and the kernels that find them.
 
     Attributes:
-        source, weight: its operands.
+        weight: its weight.
         transposed: whether the first two dimensions of the weight are exchanged.
         kernels, buffers: what is to be added to the program for them.
-        factors: buffers of ``1 / s``, by sample, and of ``1 / t``, by input channel.
         channel, out: buffers of exponents: of t, by input channel, and of u, by output channel.
-        result: buffers (samples, out_channels), the product of which is ``s u``; one alone may not be finite.
     """
 
-    source: Buffer
     weight: Buffer
     transposed: bool
     kernels: tuple[Kernel, ...]
     buffers: tuple[Buffer, ...]
-    factors: tuple[Buffer, Buffer]
     channel: Buffer
     out: Buffer
+
+    def pack_weight(self, builder: Builder, name: str, layout: Layout) -> tuple[Buffer, Kernel]:
+        """The scaled weight in halves, as a buffer `name`, and the kernel that writes it; its coordinates are in the order of its dimensions."""
+        first, second, *_ = layout.coordinates
+        out, channel = (second, first) if self.transposed else (first, second)
+        exponent = builder.apply(Op.SUB, _of(builder, self.channel, channel), _of(builder, self.out, out))
+        return _pack(builder, self.weight, name, layout, powers(builder, exponent))
+
+
+@dataclass(frozen=True)
+class Scales(WeightScales):
+    """Those of its input as well.
+
+    Attributes:
+        source: its input.
+        factors: buffers of ``1 / s``, by sample, and of ``1 / t``, by input channel.
+        result: buffers (samples, out_channels), the product of which is ``s u``; one alone may not be finite.
+    """
+
+    source: Buffer
+    factors: tuple[Buffer, Buffer]
     result: tuple[Buffer, Buffer]
 
     def restored(self, builder: Builder, value: Expr, sample: Index, out: Index) -> Expr:
@@ -103,17 +115,10 @@ class Scales:
         factors = [_of(builder, each, at) for each, at in zip(self.factors, layout.coordinates, strict=False)]
         return _pack(builder, self.source, name, layout, factors)
 
-    def pack_weight(self, builder: Builder, name: str, layout: Layout) -> tuple[Buffer, Kernel]:
-        """The same of the weight, whose coordinates are in the order of its dimensions."""
-        first, second, *_ = layout.coordinates
-        out, channel = (second, first) if self.transposed else (first, second)
-        exponent = builder.apply(Op.SUB, _of(builder, self.channel, channel), _of(builder, self.out, out))
-        return _pack(builder, self.weight, name, layout, _powers(builder, exponent))
-
 
 def scales_of(builder: Builder, name: str, source: Buffer, weight: Buffer, *, transposed: bool) -> Scales:
     """The scales of the convolution of `source` with `weight`, in buffers whose names begin with `name`."""
-    work = _Finder(builder, name)
+    work = Finder(builder, name)
     samples, channels = source.shape[:2]
     outs = weight.shape[1 if transposed else 0]
     planes = work.largest_of_planes(source)
@@ -122,134 +127,22 @@ def scales_of(builder: Builder, name: str, source: Buffer, weight: Buffer, *, tr
     out = work.out_exponents(weight, channel, transposed=transposed)
     result = work.result_factors(sample, out, samples, outs)
     kernels, buffers = tuple(work.kernels), tuple(work.buffers)
-    return Scales(source, weight, transposed, kernels, buffers, (by_sample, by_channel), channel, out, result)
+    return Scales(weight, transposed, kernels, buffers, channel, out, source, (by_sample, by_channel), result)
 
 
-class _Finder:
-    """Makes the kernels that find scales, one after another; all that they write are exponents, but for the factors."""
-
-    def __init__(self, builder: Builder, name: str) -> None:
-        self.builder, self.name = builder, name
-        self.kernels: list[Kernel] = []
-        self.buffers: list[Buffer] = []
-
-    def largest_of_planes(self, source: Buffer) -> Buffer:
-        """The exponent of the largest finite number of each sample and channel; minus infinity where there is none but zero."""
-        b = self.builder
-        axes = tuple(Axis(f"m{number}", size) for number, size in enumerate(source.shape))
-        at = linear([axis_index(axis) for axis in axes], source.strides)
-        value = _finite_magnitude(b, b.load(source.name, at, _F32))
-        largest = Reduction("largest", ReduceOp.MAX, (value,), _F32)
-        made = self._buffer("planes", source.shape[:2])
-        exponent = b.apply(Op.FLOOR, b.apply(Op.LOG2, b.stat("largest", 0, _F32)))
-        self._kernel(axes[:2], axes[2:], largest, [_store(made, axes[:2], exponent)])
-        return made
-
-    def sample_exponents(self, planes: Buffer, samples: int, channels: int) -> tuple[Buffer, Buffer]:
-        """The exponent of s, and ``1 / s``, which is finite."""
-        b = self.builder
-        sample, channel = Axis("s0", samples), Axis("s1", channels)
-        value = b.load(planes.name, linear([axis_index(sample), axis_index(channel)], planes.strides), _F32)
-        found = b.stat("largest", 0, _F32)
-        lowered = b.apply(Op.SUB, found, b.const(float(_TOP), _F32))
-        exponent = _unless_nothing(b, found, b.apply(Op.MAXIMUM, lowered, b.const(float(_LEAST_SAMPLE), _F32)))
-        return self._with_factors("sample", sample, channel, value, exponent)
-
-    def channel_exponents(self, planes: Buffer, scale: Buffer, samples: int, channels: int) -> tuple[Buffer, Buffer]:
-        """The same of t: the largest number of a channel beside that of its sample, in the sample where it is most.
-
-        So a sample with a number that is far too large changes nothing for the others.
-        """
-        b = self.builder
-        sample, channel = Axis("c0", samples), Axis("c1", channels)
-        plane = b.load(planes.name, linear([axis_index(sample), axis_index(channel)], planes.strides), _F32)
-        beside = b.apply(Op.SUB, plane, b.load(scale.name, axis_index(sample), _F32))
-        found = b.stat("largest", 0, _F32)
-        lowered = b.apply(Op.SUB, found, b.const(float(_TOP), _F32))
-        exponent = _unless_nothing(b, found, b.apply(Op.MAXIMUM, lowered, b.const(float(_LEAST_CHANNEL), _F32)))
-        return self._with_factors("channel", channel, sample, beside, exponent)
-
-    def _with_factors(self, what: str, row: Axis, column: Axis, value: Expr, exponent: Expr) -> tuple[Buffer, Buffer]:
-        """Buffers of `exponent`, made of the largest `value`, and of ``2^-exponent``."""
-        b = self.builder
-        made, factor = self._buffer(what, (row.size,)), self._buffer(f"{what}_factor", (row.size,))
-        stores = [
-            _store(made, (row,), exponent),
-            _store(factor, (row,), b.apply(Op.EXP2, b.apply(Op.NEG, exponent))),
-        ]
-        self._kernel((row,), (column,), Reduction("largest", ReduceOp.MAX, (value,), _F32), stores)
-        return made, factor
-
-    def out_exponents(self, weight: Buffer, scale: Buffer, *, transposed: bool) -> Buffer:
-        b = self.builder
-        axes = tuple(Axis(f"o{number}", size) for number, size in enumerate(weight.shape))
-        out, channel = (axes[1], axes[0]) if transposed else axes[:2]
-        at = linear([axis_index(axis) for axis in axes], weight.strides)
-        magnitude = _finite_magnitude(b, b.load(weight.name, at, _F32))
-        exponent = b.apply(Op.FLOOR, b.apply(Op.LOG2, magnitude))
-        value = b.apply(Op.ADD, exponent, b.load(scale.name, axis_index(channel), _F32))
-        made = self._buffer("out", (out.size,))
-        found = b.stat("largest", 0, _F32)
-        lowered = b.apply(Op.SUB, found, b.const(float(_TOP), _F32))
-        largest = Reduction("largest", ReduceOp.MAX, (value,), _F32)
-        columns = tuple(axis for axis in axes if axis is not out)
-        self._kernel((out,), columns, largest, [_store(made, (out,), _unless_nothing(b, found, lowered))])
-        return made
-
-    def result_factors(self, sample: Buffer, out: Buffer, samples: int, outs: int) -> tuple[Buffer, Buffer]:
-        b = self.builder
-        axes = Axis("r0", samples), Axis("r1", outs)
-        exponents = (b.load(each.name, axis_index(axis), _F32) for each, axis in zip((sample, out), axes, strict=True))
-        powers = _powers(b, b.apply(Op.ADD, *exponents))
-        made = self._buffer("result", (samples, outs)), self._buffer("result_too", (samples, outs))
-        stores = [_store(buffer, axes, power) for buffer, power in zip(made, powers, strict=True)]
-        self._kernel(axes, (), None, [], stores)
-        return made
-
-    def _buffer(self, what: str, shape: tuple[int, ...]) -> Buffer:
-        made = Buffer(f"{self.name}_{what}", _F32, shape, contiguous_strides(shape), Role.TEMP)
-        self.buffers.append(made)
-        return made
-
-    def _kernel(
-        self,
-        rows: tuple[Axis, ...],
-        columns: tuple[Axis, ...],
-        reduction: Reduction | None,
-        row_stores: Sequence[Store],
-        stores: Sequence[Store] = (),
-    ) -> None:
-        name = f"{(*row_stores, *stores)[0].buffer}_kernel"
-        sweeps = ((reduction,),) if reduction else ()
-        self.kernels.append(Kernel(name, rows, columns, sweeps, tuple(row_stores), tuple(stores), _ORIGIN))
+def weight_scales_of(builder: Builder, name: str, weight: Buffer, *, transposed: bool) -> WeightScales:
+    """The same of `weight` alone: t makes the largest weights of all input channels alike. Where weights of an output channel are not
+    finite, its exponent is not.
+    """
+    work = Finder(builder, name)
+    channel = work.weight_exponents(weight, transposed=transposed)
+    out = work.out_exponents(weight, channel, transposed=transposed, finite=False)
+    return WeightScales(weight, transposed, tuple(work.kernels), tuple(work.buffers), channel, out)
 
 
 def _of(b: Builder, buffer: Buffer, at: Index) -> Expr:
     """The number of `buffer` that has one dimension, at `at`; 0 outside of it."""
     return b.masked((Bound(at, 0, buffer.numel),), b.load(buffer.name, at, _F32), b.const(0.0, _F32))
-
-
-def _store(buffer: Buffer, axes: Sequence[Axis], value: Expr) -> Store:
-    return Store(buffer.name, linear([axis_index(axis) for axis in axes], buffer.strides), value)
-
-
-def _finite_magnitude(b: Builder, value: Expr) -> Expr:
-    """``|value|``, or 0 where that is not finite."""
-    magnitude = b.apply(Op.ABS, value)
-    finite = b.apply(Op.LE, magnitude, b.const(_LARGEST, _F32), dtype=DType.BOOL)
-    return b.apply(Op.WHERE, finite, magnitude, b.const(0.0, _F32))
-
-
-def _unless_nothing(b: Builder, found: Expr, exponent: Expr) -> Expr:
-    """`exponent`, or 0 where nothing but zeros was found."""
-    nothing = b.apply(Op.EQ, found, b.const(-inf, _F32), dtype=DType.BOOL)
-    return b.apply(Op.WHERE, nothing, b.const(0.0, _F32), exponent)
-
-
-def _powers(b: Builder, exponent: Expr) -> tuple[Expr, Expr]:
-    """Two finite numbers whose product is 2^exponent; multiplied one after the other, neither is beyond 1 and the product."""
-    half = b.apply(Op.FLOOR, b.apply(Op.MUL, exponent, b.const(0.5, _F32)))
-    return b.apply(Op.EXP2, half), b.apply(Op.EXP2, b.apply(Op.SUB, exponent, half))
 
 
 def _pack(b: Builder, operand: Buffer, name: str, layout: Layout, factors: Sequence[Expr]) -> tuple[Buffer, Kernel]:
@@ -265,7 +158,15 @@ def _pack(b: Builder, operand: Buffer, name: str, layout: Layout, factors: Seque
         half = b.masked((Bound(layout.part, 0, 1),), half, _rest(b, value, half))
     shape = tuple(axis.size for axis in layout.axes)
     made = Buffer(name, DType.F16, shape, contiguous_strides(shape), Role.TEMP)
-    return made, Kernel(f"{name}_kernel", layout.axes, (), (), (), (_store(made, layout.axes, half),), _ORIGIN)
+    return made, Kernel(
+        f"{name}_kernel",
+        layout.axes,
+        (),
+        (),
+        (),
+        (Store(made.name, linear([axis_index(axis) for axis in layout.axes], made.strides), half),),
+        ORIGIN,
+    )
 
 
 def _visible(b: Builder, number: Expr, value: Expr) -> Expr:
@@ -281,5 +182,5 @@ def _rest(b: Builder, value: Expr, half: Expr) -> Expr:
     """The low part of `value`, whose high part is `half`; 0 where that is not finite."""
     high = b.cast(half, _F32)
     low = b.apply(Op.MUL, b.apply(Op.SUB, value, high), b.const(2.0**LOW_SHIFT, _F32))
-    finite = b.apply(Op.LE, b.apply(Op.ABS, high), b.const(_LARGEST, _F32), dtype=DType.BOOL)
+    finite = b.apply(Op.LE, b.apply(Op.ABS, high), b.const(LARGEST, _F32), dtype=DType.BOOL)
     return b.cast(b.apply(Op.WHERE, finite, low, b.const(0.0, _F32)), DType.F16)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.convolution import Convolution
+from fusepass.codegen.ir.convolution import Convolution, ScaledWeights
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.render.cuda_kernel import kernel_body
-from fusepass.codegen.render.cuda_places import places_text
 from fusepass.codegen.render.cuda_product import product_body
 from fusepass.codegen.render.cuda_resident import resident_text
+from fusepass.codegen.render.cuda_scaled import places_text
 from fusepass.codegen.render.cuda_streamed import streamed_text
 from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, with_slot
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
@@ -43,6 +43,7 @@ _FETCHES = ("fp_instructions.cuh", "fp_team.cuh")  # for those whose blocks copy
 _PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anchor
 _CONVOLUTION_GROUPS = ("fp_wgmma.cuh", "fp_group.cuh")  # which is a convolution that four warps multiply together
 _PLACES = ("fp_wgmma_places.cuh", "fp_places.cuh")  # of scaled halves
+_SCALED = ("fp_scaled.cuh",)  # which the kernel makes of its input
 _PARTIALS = ("fp_partials.cuh",)  # for those that reduce over positions
 _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
 _MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
@@ -100,6 +101,9 @@ def render_cuda(
     headers += _PRODUCTS if anchors else ()
     headers += _CONVOLUTION_GROUPS if any(isinstance(a, Convolution) and a.warps > 1 for a in anchors) else ()
     headers += _PLACES if any(isinstance(a, Convolution) and a.halves is not None for a in anchors) else ()
+    headers += (
+        _SCALED if any(isinstance(a, Convolution) and isinstance(a.halves, ScaledWeights) for a in anchors) else ()
+    )
     headers += _PARTIALS if any(kernel.partials is not None for kernel in program.kernels) else ()
     headers += _MATRICES if any(isinstance(a, Product) for a in anchors) else ()
     headers += _MATRIX_GROUPS if groups else ()

@@ -56,7 +56,13 @@ class Sums:
 
 
 class ConvolutionWriter(TileWriter):
-    """Lines of a kernel, its results among them; see `TileWriter`."""
+    """Lines of a kernel, its results among them; see `TileWriter`.
+
+    Attributes:
+        whole: whether all sums of a tile are computed again where some are.
+    """
+
+    whole = False
 
     @functools.cached_property
     def states(self) -> PositionStates | None:

@@ -15,6 +15,7 @@ from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
 from fusepass.codegen.schedule.plan import Walk
 
+_MANY = 24  # equal numbers are off by at most 3.9e-7 of their sum then, 4 units in the last place being 4.8e-7
 _COSTLY_PUSH = (ReduceOp.MOMENTS, ReduceOp.SOFTMAX)  # a division or exponentials per push, of one value or many
 
 
@@ -25,16 +26,18 @@ class State:
     Attributes:
         element: the state of the row at hand; `name` is an array where a thread may have several rows.
         slots: shared memory to merge through, where a row has threads of several warps.
+        long: whether a thread adds up so many numbers that their roundings count.
     """
 
     reduction: Reduction
     name: str
     element: str
     slots: str
+    long: bool = False
 
     @property
     def type(self) -> str:
-        return f"fp::{self.reduction.op.value}<{C_TYPES[self.reduction.dtype]}>"
+        return f"fp::{'Long' * self.long}{self.reduction.op.value}<{C_TYPES[self.reduction.dtype]}>"
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def declare_state(frame: Frame, reduction: Reduction) -> State:
     array, element = "", name
     if plan.walk is Walk.OUTER:
         array, element = f"[{plan.width}]", f"{name}[{frame.v if frame.vector_rows else 0}]"
-    state = State(reduction, name, element, frame.names.exact(f"{name}_slots"))
+    state = State(reduction, name, element, frame.names.exact(f"{name}_slots"), long=_adds_many(frame, reduction))
     room = 0
     if plan.walk is Walk.INNER and plan.lanes > 32:
         room = plan.lanes // 32
@@ -64,6 +67,15 @@ def declare_state(frame: Frame, reduction: Reduction) -> State:
         lines.append(f"__shared__ fp::Slots<{state.type}, {room}> {state.slots};")
     lines.append(f"{state.type} {name}{array};")
     return state
+
+
+def _adds_many(frame: Frame, reduction: Reduction) -> bool:
+    """Whether a thread may add more than `_MANY` floats, or vectors of them, to a sum; those of teams do not."""
+    plan = frame.schedule
+    if (reduction.op, reduction.dtype) != (ReduceOp.SUM, DType.F32) or frame.team:
+        return False
+    threads = plan.groups if plan.walk is Walk.OUTER else plan.lanes * plan.width
+    return plan.general or frame.kernel.col_count > _MANY * threads
 
 
 def is_costly(state: State) -> bool:

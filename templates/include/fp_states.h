@@ -32,6 +32,39 @@ struct Sum {
     }
 };
 
+// A sum of many numbers, with what its roundings lost kept beside it (Kahan 1965). Equal numbers are rounded to the same side,
+// addition by addition, in all threads alike, so that errors do not average.
+template <typename T>
+struct LongSum {
+    T total = T(0);
+    T lost = T(0);
+
+    FP_FN void push(T value) {
+        const T corrected = value - lost;
+        const T next = total + corrected;
+        const T off = (next - total) - corrected;
+        lost = off - off == T(0) ? off : T(0);  // infinities lose nothing
+        total = next;
+    }
+
+    template <int N>
+    FP_FN void push_many(const T (&values)[N]) {
+        T sum = values[0];
+        for (int i = 1; i < N; ++i) sum += values[i];
+        push(sum);
+    }
+
+    FP_FN void merge(const LongSum& other) {
+        push(other.total);
+        push(-other.lost);
+    }
+
+    template <int I>
+    FP_FN T part() const {
+        return total;
+    }
+};
+
 template <typename T>
 struct Prod {
     T total = T(1);

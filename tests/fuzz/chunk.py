@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 import fusepass
 from fusepass.config import Algebra, override
 from fusepass.numerics import check, observe
+from tests.fuzz.limits import is_aliased_otherwise, is_laid_out_otherwise
 from tests.fuzz.noise import is_noise
 from tests.fuzz.places import is_elsewhere
 from tests.property.random_models import marked_models
@@ -54,7 +55,7 @@ class Failure:
     """An example, and what is wrong with it.
 
     Attributes:
-        noise: it is nothing but rounding errors, or places of infinities that documents name.
+        noise: it is nothing but rounding errors, or what documents name: places of infinities, Dynamo's limits.
         lost: the device is of no more use to this process, so that nothing was tried after it.
     """
 
@@ -192,10 +193,12 @@ def _judge(prepared: Prepared) -> list[Failure]:
         if not outcome.ok:
             noise = is_noise(module, inputs, outcome, example.model.coarsest)
             noise = noise or is_elsewhere(example.model, module, prepared.fused, inputs, outcome)
+            noise = noise or is_laid_out_otherwise(module, prepared.fused, inputs, outcome)
             return [Failure(example, f"{call} call: {outcome.explain()}", noise)]
     eager, actual = (_sharing(call, module, inputs) for call in (module, prepared.fused))
     if eager != actual:
-        return [Failure(example, f"memory is shared otherwise: {actual} instead of {eager}")]
+        noise = is_aliased_otherwise(module, prepared.fused, lambda call: _sharing(call, module, inputs))
+        return [Failure(example, f"memory is shared otherwise: {actual} instead of {eager}", noise)]
     reasons = [region.reason for region in prepared.fused.report().regions]
     failed = [reason for reason in reasons if reason is not None and reason not in KNOWN]
     return [Failure(example, f"a region fell back: {failed[0]}")] if failed else []

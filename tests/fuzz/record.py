@@ -23,8 +23,8 @@ class Record:
         commits: what was tried, in the order of the runs.
         examples: how many different models each seed gave, by seed; those that were tried.
         failures: seed, problem, and the smallest program that shows it.
-        noise: results beyond the numeric policy that are nothing but rounding errors (`tests.fuzz.noise`), or places of
-            infinities that documents name (`tests.fuzz.places`).
+        noise: results beyond the numeric policy that are nothing but rounding errors (`tests.fuzz.noise`), or what
+            documents name (`tests.fuzz.places`, `tests.fuzz.limits`).
         seconds: of all processes together.
         phases: where they went.
     """

@@ -122,6 +122,13 @@ class SumOfSteps(nn.Module):
         return (((x > -9).to(x.dtype) - 1) + (2**-8 + 2**-13)).sum() * 0.1
 
 
+class TurnedNumber(nn.Module):
+    """A tensor without dimensions has one to turn round."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + x.flip(-1)
+
+
 class TurnedWindows(nn.Module):
     """Windows whose places are quotients, from the last to the first."""
 
@@ -132,6 +139,7 @@ class TurnedWindows(nn.Module):
 @pytest.mark.parametrize(
     ("model", "shape", "dtype"),
     [
+        (TurnedNumber(), (), torch.float32),
         (TurnedWindows(), (1, 1, 5, 1, 1), torch.float64),
         (SumOfSteps(), (9000,), torch.float16),
         (LargestSoftplus(), (2049, 13), torch.float64),

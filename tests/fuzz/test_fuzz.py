@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -136,6 +137,33 @@ def test_infinities_on_a_gpu_may_stand_where_they_do_on_a_cpu() -> None:
     assert is_as_on_a_cpu(INFINITE, right)
     right["output"][0][0, 0] = torch.nan
     assert not is_as_on_a_cpu(INFINITE, right)
+
+
+def _branching(line: str) -> Model:
+    """A model that Dynamo has to trace: it writes to its input and branches on it."""
+    return Model(
+        torch.float32, 1, False, False,
+        inputs=["torch.randn((3, 4, 5)).to(torch.float32).permute(2, 0, 1)"],
+        lines=["x0[..., :1].mul_(2)", line, "v2 = v1.relu() if x0.flatten()[0] > 0.5 else v1.tanh() * 2"],
+        results=["v2", "v1"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "problem", "excuse"),
+    [
+        ("v1 = 2 ** x0", "strides", "is_laid_out_otherwise"),
+        ("v1 = F.dropout(x0, 0.3, training=False)", "memory is shared otherwise", "is_aliased_otherwise"),
+    ],
+)
+def test_what_dynamo_loses_is_told_from_wrong_results(line: str, problem: str, excuse: str) -> None:
+    example = Example(_branching(line), Algebra.SAFE)
+    (found,) = chunk.run([example], "cpu")
+    assert problem in found.problem
+    assert found.noise
+    with mock.patch.object(chunk, excuse, return_value=False):
+        (found,) = chunk.run([example], "cpu")
+    assert not found.noise
 
 
 def test_what_is_not_done_in_time_is_not_tried(tmp_path: Path) -> None:

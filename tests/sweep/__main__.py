@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.sweep import packages, table
 from tests.sweep.processes import Asked, outcomes
-from tests.sweep.trial import KERNELS
+from tests.sweep.trial import KERNELS, where
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,8 +24,8 @@ def main(arguments: list[str] | None = None) -> int:
         missing.remove(trial)
         wrong += not outcome.ok
         text = "ok" if outcome.ok else f"{outcome.verdict} {outcome.detail} {outcome.failed}"
-        where = f"{trial.package} {trial.name} {trial.mode}"
-        print(f"{where}: {outcome.share:.0%} fused, {outcome.route}, {outcome.total_seconds:.0f} s: {text}", flush=True)
+        named = f"{trial.package} {trial.name} {trial.mode}"
+        print(f"{named}: {outcome.share:.0%} fused, {outcome.route}, {outcome.total_seconds:.0f} s: {text}", flush=True)
     for trial in sorted(missing, key=str):
         print(f"{trial.package} {trial.name} {trial.mode}: not there in time")
     if options.page is not None:
@@ -34,12 +34,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _asked(options: argparse.Namespace) -> list[Asked]:
+    known = table.read(options.outcomes) if options.missing and options.outcomes.exists() else []
+    there = {(outcome.package, outcome.name, outcome.mode, outcome.device) for outcome in known}
     return [
         Asked(package, entry.name, mode, options.device, options.kernels)
         for package in options.package
         for entry in packages.entries(package)
         if re.search(options.models, entry.name)
         for mode in options.modes
+        if (package, entry.name, mode, where(options.device, options.kernels)) not in there
     ]
 
 
@@ -50,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--modes", nargs="*", choices=("eval", "train"), default=("eval", "train"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--kernels", choices=tuple(KERNELS), default="interpreted", help="how fused regions run")
+    parser.add_argument("--missing", action="store_true", help="only what has no outcome yet")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--minutes", type=float, default=24 * 60.0, help="several processes have so long")
     parser.add_argument(

@@ -110,6 +110,11 @@ KERNELS: dict[str, Callable[[], contextlib.AbstractContextManager[Batch | None]]
 """How fused regions run: by the reference interpreter (CPU only), by a compiler's code, or as ATen operators (CPU only)."""
 
 
+def where(device: str, kernels: str) -> str:
+    """What an outcome calls the place where a model ran."""
+    return f"{device}, {kernels}"
+
+
 def run(entry: Entry, *, training: bool, device: str = "cpu", kernels: str = "interpreted") -> Outcome:
     """Build and optimise `entry`, and compare two calls, the second one of a specialisation that is there.
 
@@ -122,7 +127,7 @@ def run(entry: Entry, *, training: bool, device: str = "cpu", kernels: str = "in
         torch._dynamo.reset()
     start = time.process_time()
     mode = "train" if training else "eval"
-    where = f"{device}, {kernels}"
+    ran = where(device, kernels)
     report, detail = None, ""
     cpu_seconds = mock.patch.object(time, "perf_counter", time.process_time)  # the machine may be busy otherwise
     with override(debug=True, tune="off"), warnings.catch_warnings(), KERNELS[kernels]() as batch, cpu_seconds:
@@ -141,8 +146,8 @@ def run(entry: Entry, *, training: bool, device: str = "cpu", kernels: str = "in
             verdict, detail = f"raises {type(error).__name__}: {text[:150]}", traceback.format_exc()
     seconds = time.process_time() - start
     if report is None:
-        return Outcome(entry.package, entry.name, mode, where, verdict, detail, total_seconds=seconds)
-    return replace(_outcome(entry, mode, where, report), verdict=verdict, detail=detail, total_seconds=seconds)
+        return Outcome(entry.package, entry.name, mode, ran, verdict, detail, total_seconds=seconds)
+    return replace(_outcome(entry, mode, ran, report), verdict=verdict, detail=detail, total_seconds=seconds)
 
 
 def _compile(batch: Batch, model: nn.Module, fused: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:

@@ -317,3 +317,10 @@ def test_what_is_not_in_the_vocabulary_is_decomposed_or_refused() -> None:
     assert isinstance(refusal, Refusal)
     assert refusal.reason.startswith("no generated code for ")
     assert (refusal.node, refusal.target) == ("_softmax", "aten._softmax")
+
+
+@pytest.mark.parametrize(("training", "reason"), [(True, "writes to its argument"), (False, None)])
+def test_running_statistics_are_written_though_no_schema_says_so(training: bool, reason: str | None) -> None:
+    statistics = [describe(shape=(8,)) for _ in range(4)]
+    node = call(aten.cudnn_batch_norm.default, describe(), *statistics, training, 0.1, 1e-5)
+    assert legality.no_write(node) == reason

@@ -128,6 +128,9 @@ def probe() -> Probe:
             arguments = "const float* x, const int64_t* at, double* result, int64_t count"
             call = f"{feed}<fp::{op.value}<float>>(x, at, result, count);"
             parts.append(f'extern "C" void {feed}_{op.value}({arguments}) {{ {call} }}\n')
+    for feed in ("push", "push_many", "merge"):
+        call = f"{feed}<fp::LongSum<float>>(x, result, count);"
+        parts.append(f'extern "C" void {feed}_LongSum(const float* x, double* result, int64_t count) {{ {call} }}\n')
     for feed, op in (("triples", ReduceOp.MERGE_MOMENTS), ("pairs", ReduceOp.MERGE_SOFTMAX)):
         call = f"{feed}<fp::{op.value}<float>>(x, result, count);"
         parts.append(f'extern "C" void {op.value}(const float* x, double* result, int64_t count) {{ {call} }}\n')
@@ -278,3 +281,30 @@ def test_merging_partial_softmax() -> None:
     result = np.zeros(4)
     probe()("MergeSoftmax", [np.array(parts).T.astype(np.float32)], result, 6)
     np.testing.assert_allclose(result, expected(ReduceOp.SOFTMAX, x.reshape(-1)) * 2, rtol=2e-6)
+
+
+@pytest.mark.parametrize("feed", ["push", "push_many", "merge"])
+def test_a_long_sum_of_equal_numbers(feed: str) -> None:
+    """Plain sums round all of them to the same side."""
+    worst = {}
+    for state in ("Sum", "LongSum"):
+        errors = []
+        for value in np.random.default_rng(5).random(20).astype(np.float32) + np.float32(1):
+            result = np.zeros(2)
+            probe()(f"{feed}_{state}", [np.full(2000, value)], result, 2000)
+            errors.append(abs(result[0] / (2000 * float(value)) - 1))
+        worst[state] = max(errors)
+    assert worst["LongSum"] <= 1.2e-7
+    assert worst["Sum"] > 1e-6
+
+
+@pytest.mark.parametrize("feed", ["push", "push_many", "merge"])
+@pytest.mark.parametrize("special", [(INF,), (-INF,), (INF, -INF), (NAN,), (3e38, 3e38)])
+def test_a_long_sum_keeps_what_is_not_finite(feed: str, special: tuple[float, ...]) -> None:
+    x = np.random.default_rng(6).random(100).astype(np.float32)
+    x[20 : 20 + len(special)] = special
+    result = np.zeros(2)
+    probe()(f"{feed}_LongSum", [x], result, 100)
+    with np.errstate(all="ignore"):
+        np.testing.assert_equal(np.isfinite(result[0]), False)
+        np.testing.assert_equal(result[0], np.float64(x.sum()))
