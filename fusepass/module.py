@@ -71,6 +71,12 @@ class OptimizedModule(nn.Module):
         """The original's result."""
         if torch.compiler.is_compiling():
             return self._specialiser.trace(args, kwargs)
+        if isinstance(args, fx.Proxy):
+            raise TypeError(
+                "torch.fx does not see its arguments; trace its `original`, or take `graph_module(*inputs)`"
+            )
+        if any(isinstance(value, fx.Proxy) for value in (*args, *kwargs.values())):
+            return self.original.forward(*args, **kwargs)  # a model around it is traced by torch.fx
         return self._specialiser(args, kwargs)
 
     def report(self) -> Report:

@@ -25,6 +25,7 @@ GROUP_ARCH = "sm_90"
 
 _MOST_CHANNELS = 8
 _MOST_PADDED = 4 / 3  # channels with those that fill up chunks of halves, of those that are there
+_MOST_REACHES = 2
 _MOST_SCATTERED = 16  # of transposed convolutions with a stride, whose phases have few taps each
 
 
@@ -57,6 +58,21 @@ class ScaledHalves:
     source: str
     weight: str
     scales: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class ScaledWeights:
+    """The weights of a convolution as scaled halves, where its kernel scales tiles of the input itself (`passes.scaled_tiles`).
+
+    Attributes:
+        weight: as that of `ScaledHalves`.
+        channels: buffer (in_channels,) of the exponents of input channels' scales.
+        outs: buffer (out_channels,) of those of output channels.
+    """
+
+    weight: str
+    channels: str
+    outs: str
 
 
 @dataclass(frozen=True)
@@ -101,14 +117,18 @@ class Convolution:
     precision: Precision = Precision.FLOAT32
     warps: int = 1
     packed: str | None = None
-    halves: ScaledHalves | None = None
+    halves: ScaledHalves | ScaledWeights | None = None
     column: int = 1
     pooled: Pooling | None = None
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The buffers that it reads."""
-        halves = (self.halves.source, self.halves.weight, *self.halves.scales) if self.halves else ()
+        halves: tuple[str, ...] = ()
+        if isinstance(self.halves, ScaledWeights):
+            halves = (self.halves.weight, self.halves.channels, self.halves.outs)
+        elif self.halves is not None:
+            halves = (self.halves.source, self.halves.weight, *self.halves.scales)
         bias = self.pooled.bias if self.pooled else None
         return (self.source, self.weight, *filter(None, [self.packed, bias]), *halves)
 
@@ -118,7 +138,10 @@ class Convolution:
         kind = "transposed convolution" if self.transposed else "convolution"
         geometry = f"stride {self.stride}, padding {self.padding}, dilation {self.dilation}"
         packed = f" packed as {self.packed}" if self.packed else ""
-        halves = f" of halves {self.halves.source} by {self.halves.weight}" if self.halves else ""
+        halves = ""
+        if self.halves is not None:
+            source = f"{self.halves.source} " if isinstance(self.halves, ScaledHalves) else ""
+            halves = f" of halves {source}by {self.halves.weight}"
         bias = f" and {self.pooled.bias}" if self.pooled and self.pooled.bias else ""
         last = ", largest of all phases" if self.pooled else ""
         last += "" if self.column == 1 else f", columns along dimension {self.column}"
@@ -170,6 +193,13 @@ def few_halves(channels: int, step: Sequence[int]) -> bool:
     positions read neighbours; see `Convolution.step`.
     """
     return channels <= _MOST_SCATTERED and max(step) == 1
+
+
+def scales_tiles(kernel: Sequence[int]) -> bool:
+    """Whether such a convolution of few channels makes halves of tiles of its input itself: its kernel reaches along two axes at most,
+    or borders would be several times as large as tiles.
+    """
+    return sum(size > 1 for size in kernel) <= _MOST_REACHES
 
 
 def tiled_halves(channels: int, step: Sequence[int]) -> bool:

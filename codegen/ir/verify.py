@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from fusepass.codegen.ir.convolution import Convolution, Pooling, ScaledHalves, halves_of_place, packed_shape
+from fusepass.codegen.ir.convolution import (
+    Convolution,
+    Pooling,
+    ScaledHalves,
+    ScaledWeights,
+    halves_of_place,
+    packed_shape,
+)
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Expr, Gather, Load, Masked, Op, Stat, Window, children, own_indices, walk
 from fusepass.codegen.ir.index import Axis, Index, contiguous_strides
@@ -142,15 +149,16 @@ def _anchor_faults(program: Program, kernel: Kernel, anchor: Anchor) -> Iterator
         yield f"{anchor.name} takes its weights from {anchor.packed}, which does not have them in slices"
 
 
-def _halves_faults(program: Program, anchor: Convolution, halves: ScaledHalves) -> Iterator[str]:
+def _halves_faults(program: Program, anchor: Convolution, halves: ScaledHalves | ScaledWeights) -> Iterator[str]:
     source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
     samples, outs = source.shape[0], weight.shape[int(anchor.transposed)]
     each = halves_of_place(source.shape[1], anchor.parts)
-    wanted = [
-        (halves.source, DType.F16, (samples, *source.shape[2:], *each)),
-        (halves.weight, DType.F16, (outs, *weight.shape[2:], *each)),
-        *((name, DType.F32, (samples, outs)) for name in halves.scales),
-    ]
+    wanted = [(halves.weight, DType.F16, (outs, *weight.shape[2:], *each))]
+    if isinstance(halves, ScaledWeights):
+        wanted += [(halves.channels, DType.F32, source.shape[1:2]), (halves.outs, DType.F32, (outs,))]
+    else:
+        wanted += [(halves.source, DType.F16, (samples, *source.shape[2:], *each))]
+        wanted += [(name, DType.F32, (samples, outs)) for name in halves.scales]
     for name, dtype, shape in wanted:
         buffer = _find(program, name)
         if buffer is None or (buffer.dtype, buffer.shape, buffer.strides) != (dtype, shape, contiguous_strides(shape)):

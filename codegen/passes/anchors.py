@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from fusepass.codegen.ir.along import reduced_along
-from fusepass.codegen.ir.convolution import Convolution, few_channels, few_halves, tiled_halves
+from fusepass.codegen.ir.convolution import Convolution, few_channels, few_halves, scales_tiles, tiled_halves
 from fusepass.codegen.ir.dtype import DType, Precision
-from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Window, walk
+from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Window
 from fusepass.codegen.ir.index import Axis, axis_index, linear
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Anchor, Kernel, LibraryCall, Program, Ref, Role, Store
@@ -26,6 +26,7 @@ from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.places import in_places
 from fusepass.codegen.passes.products import product_of, product_rows, product_value, without_idle_views
 from fusepass.codegen.passes.rewrite import rewrite_kernel
+from fusepass.codegen.passes.scaled_tiles import in_scaled_tiles
 from fusepass.codegen.passes.windows import pool_phases, pool_windows
 
 Choice = Callable[[Program, Kernel], bool]
@@ -138,12 +139,13 @@ def _in_places(
     sweeps takes longer in the few warps that these kernels have than reading the result again. Only these reduce along the last axis.
     """
     few = few_halves(program.buffer(anchor.source).shape[1], anchor.step)
+    scaling = few and scales_tiles(program.buffer(anchor.weight).shape[2:])
     last = len(program.buffer(call.result).shape) - 1
     for over in (_CHANNELS, *(() if few else (last,)), None):
         form = _generated(program, builder, call, anchor, over)
         if form is None or (over == _CHANNELS and not few and form.kernels[0].stores):
             continue
-        made = in_places(form, builder, 0)
+        made = in_scaled_tiles(form, builder, 0) if scaling else in_places(form, builder, 0)
         place = len(made.kernels) - len(form.kernels)
         reduced = None if over else reduce_positions(made, builder, place, pieces)
         for each in filter(None, (reduced, made)):
@@ -277,7 +279,7 @@ def _absorbed(
     result = program.buffer(call.result)
     if reader.is_pointwise is (over is not None) or reader.anchor is not None:
         return None
-    if any(isinstance(node, Window | Gather) for node in walk(*reader.roots)):
+    if any(isinstance(node, Window | Gather) for node in reader.nodes):
         return None
     reader = with_whole_dimensions(reader, builder, result)
     loads = [load for load in reader.loads() if load.buffer == result.name]

@@ -25,17 +25,15 @@ from fusepass.codegen.ir.convolution import HALVES
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr, Op
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, contiguous_strides, linear
-from fusepass.codegen.ir.program import Alarm, Buffer, Kernel, Role
-from fusepass.codegen.passes.scales import LARGEST, ORIGIN, Finder, powers, some_places, store_at
+from fusepass.codegen.ir.program import Alarm, Buffer, Kernel, Role, Store
+from fusepass.codegen.passes.exponents import LARGEST, ORIGIN, Finder, powers, some_places
 
 LOW_SHIFT = 11
 """Low parts are what high parts leave of a number, times 2^LOW_SHIFT."""
 
 _F32 = DType.F32
 _TOO_LARGE = 65520.0  # rounded to a half it is an infinity
-_GUESSED_BYTES = (
-    64 << 20
-)  # of an input from which scales are guessed: 15 us to read it, beside four kernels that do nothing
+_GUESSED_BYTES = 64 << 20  # of an input: 15 us to read it, beside four kernels that do nothing
 _LEAST_HALF = 2.0**-24
 
 
@@ -73,31 +71,47 @@ def channels_last(
 
 
 @dataclass(frozen=True)
-class Scales:
-    """The scales of one convolution, and the kernels that find them.
+class WeightScales:
+    """The scales of a convolution's channels, and the kernels that find them.
 
     Attributes:
-        source, weight: its operands.
+        weight: its weight.
         transposed: whether the first two dimensions of the weight are exchanged.
-        first: the kernels before the one that packs the input, which find s and t.
-        again: those behind it that find them once more after an alarm, and whether there was one; none where nothing is guessed.
-        kernels: those that find u and the scales of the result, behind these.
-        buffers: what is to be added to the program for all of them.
-        factors: buffers of ``1 / s``, by sample, and of ``1 / t``, by input channel.
+        kernels, buffers: what is to be added to the program for them.
         channel, out: buffers of exponents: of t, by input channel, and of u, by output channel.
+    """
+
+    weight: Buffer
+    transposed: bool
+    kernels: tuple[Kernel, ...]
+    buffers: tuple[Buffer, ...]
+    channel: Buffer
+    out: Buffer
+
+    def pack_weight(self, builder: Builder, name: str, layout: Layout) -> tuple[Buffer, Kernel]:
+        """The scaled weight in halves, as a buffer `name`, and the kernel that writes it; its coordinates are in the order of its dimensions."""
+        first, second, *_ = layout.coordinates
+        out, channel = (second, first) if self.transposed else (first, second)
+        exponent = builder.apply(Op.SUB, _of(builder, self.channel, channel), _of(builder, self.out, out))
+        return _pack(builder, self.weight, name, layout, powers(builder, exponent))
+
+
+@dataclass(frozen=True)
+class Scales(WeightScales):
+    """Those of its input as well.
+
+    Attributes:
+        source: its input.
+        first: the kernels before the one that packs it, which find s and t; `kernels` come behind it.
+        again: those behind it that find them once more after an alarm; none where nothing is guessed.
+        factors: buffers of ``1 / s``, by sample, and of ``1 / t``, by input channel.
         result: buffers (samples, out_channels), the product of which is ``s u``; one alone may not be finite.
     """
 
     source: Buffer
-    weight: Buffer
-    transposed: bool
     first: tuple[Kernel, ...]
     again: tuple[Kernel, ...]
-    kernels: tuple[Kernel, ...]
-    buffers: tuple[Buffer, ...]
     factors: tuple[Buffer, Buffer]
-    channel: Buffer
-    out: Buffer
     result: tuple[Buffer, Buffer]
 
     def restored(self, builder: Builder, value: Expr, sample: Index, out: Index) -> Expr:
@@ -125,13 +139,6 @@ class Scales:
         (flag,) = {kernel.when for kernel in self.again if kernel.when is not None}
         return flag
 
-    def pack_weight(self, builder: Builder, name: str, layout: Layout) -> tuple[Buffer, Kernel]:
-        """The same of the weight, whose coordinates are in the order of its dimensions."""
-        first, second, *_ = layout.coordinates
-        out, channel = (second, first) if self.transposed else (first, second)
-        exponent = builder.apply(Op.SUB, _of(builder, self.channel, channel), _of(builder, self.out, out))
-        return _pack(builder, self.weight, name, layout, powers(builder, exponent))
-
 
 def scales_of(
     builder: Builder, name: str, source: Buffer, weight: Buffer, *, transposed: bool, least: int = _GUESSED_BYTES
@@ -153,9 +160,19 @@ def scales_of(
     work.kernels = []
     out = work.out_exponents(weight, channel, transposed=transposed)
     result = work.result_factors(sample, out, samples, outs)
-    buffers = (*work.buffers, *([flag] if flag else []))
-    factors, kernels = (by_sample, by_channel), tuple(work.kernels)
-    return Scales(source, weight, transposed, first, again, kernels, buffers, factors, channel, out, result)
+    buffers, kernels = (*work.buffers, *([flag] if flag else [])), tuple(work.kernels)
+    factors = by_sample, by_channel
+    return Scales(weight, transposed, kernels, buffers, channel, out, source, first, again, factors, result)
+
+
+def weight_scales_of(builder: Builder, name: str, weight: Buffer, *, transposed: bool) -> WeightScales:
+    """The same of `weight` alone: t makes the largest weights of all input channels alike. Where weights of an output channel are not
+    finite, its exponent is not.
+    """
+    work = Finder(builder, name)
+    channel = work.weight_exponents(weight, transposed=transposed)
+    out = work.out_exponents(weight, channel, transposed=transposed, finite=False)
+    return WeightScales(weight, transposed, tuple(work.kernels), tuple(work.buffers), channel, out)
 
 
 def _of(b: Builder, buffer: Buffer, at: Index) -> Expr:
@@ -186,7 +203,15 @@ def _pack(b: Builder, operand: Buffer, name: str, layout: Layout, factors: Seque
         half = b.masked((Bound(layout.part, 0, 1),), half, _rest(b, value, half))
     shape = tuple(axis.size for axis in layout.axes)
     made = Buffer(name, DType.F16, shape, contiguous_strides(shape), Role.TEMP)
-    return made, Kernel(f"{name}_kernel", layout.axes, (), (), (), (store_at(made, layout.axes, half),), ORIGIN)
+    return made, Kernel(
+        f"{name}_kernel",
+        layout.axes,
+        (),
+        (),
+        (),
+        (Store(made.name, linear([axis_index(axis) for axis in layout.axes], made.strides), half),),
+        ORIGIN,
+    )
 
 
 def _visible(b: Builder, number: Expr, value: Expr) -> Expr:

@@ -18,12 +18,12 @@ def in_places(program: Program, builder: Builder, position: int) -> Program:
     anchor = kernel.anchor
     assert isinstance(anchor, Convolution)
     source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
-    name, parts = _free_name(program, f"{anchor.source}_scaled"), anchor.parts
+    name, parts = free_name(program, f"{anchor.source}_scaled"), anchor.parts
     filled = halves_of_place(source.shape[1], parts)[-1]
     scales = scales_of(builder, name, source, weight, transposed=anchor.transposed)
     none = (0,) * len(anchor.stride)
     packed, pack = scales.pack_source(builder, f"{name}_source", channels_last(source.shape, none, none, filled, parts))
-    weights, pack_weights = scales.pack_weight(builder, f"{name}_weight", _weight_layout(weight, anchor, filled))
+    weights, pack_weights = scales.pack_weight(builder, f"{name}_weight", weight_layout(weight, anchor, filled))
     first, second = scales.result
     halves = ScaledHalves(packed.name, weights.name, (first.name, second.name))
     kernels = list(program.kernels)
@@ -33,7 +33,7 @@ def in_places(program: Program, builder: Builder, position: int) -> Program:
     return replace(program, buffers=buffers, kernels=tuple(kernels))
 
 
-def _weight_layout(weight: Buffer, anchor: Convolution, filled: int) -> Layout:
+def weight_layout(weight: Buffer, anchor: Convolution, filled: int) -> Layout:
     """(out, *kernel, [part,] channel)."""
     sizes = (weight.shape[int(anchor.transposed)], *weight.shape[2:], filled)
     out, *places, channel = (Axis(f"w{number}", size) for number, size in enumerate(sizes))
@@ -43,7 +43,8 @@ def _weight_layout(weight: Buffer, anchor: Convolution, filled: int) -> Layout:
     return Layout(axes, (*channels, *map(axis_index, places)), axis_index(part) if anchor.parts > 1 else None)
 
 
-def _free_name(program: Program, wanted: str) -> str:
+def free_name(program: Program, wanted: str) -> str:
+    """A name like `wanted` with which no buffer's begins."""
     taken = {buffer.name for buffer in program.buffers}
     names = (f"{wanted}{suffix}" for suffix in itertools.chain([""], itertools.count()))
     return next(name for name in names if not any(each.startswith(name) for each in taken))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fusepass.codegen.ir.convolution import ROWS
-from fusepass.codegen.ir.expr import Expr, Stat, walk
+from fusepass.codegen.ir.expr import Expr, Stat
 from fusepass.codegen.ir.program import Buffer, Reduction, Store
 from fusepass.codegen.render.cuda_along import Along
 from fusepass.codegen.render.cuda_input import UNROLL, TileWriter, quotient, remainder, unrolled
@@ -57,7 +57,13 @@ class Sums:
 
 
 class ConvolutionWriter(TileWriter):
-    """Lines of a kernel, its results among them; see `TileWriter`."""
+    """Lines of a kernel, its results among them; see `TileWriter`.
+
+    Attributes:
+        whole: whether all sums of a tile are computed again where some are.
+    """
+
+    whole = False
 
     @functools.cached_property
     def states(self) -> PositionStates | None:
@@ -157,9 +163,7 @@ class ConvolutionWriter(TileWriter):
         kernel = self.kernel
         sweeps = Sweeps(kernel, self.program, self.pointers, self.printer, self.names, "[$half]")
         axes = dict(zip(kernel.rows, ("$sample", *self.axes), strict=True))
-        (stat, *_) = [
-            node for node in walk(*kernel.roots) if isinstance(node, Stat) and node.reduction == self.anchor.name
-        ]
+        (stat, *_) = [node for node in kernel.nodes if isinstance(node, Stat) and node.reduction == self.anchor.name]
 
         def phase(roots: Sequence[Expr], sweep: Sequence[Reduction], stores: Sequence[Store]) -> list[str]:
             outer = sweeps.row_scope(roots, axes)
@@ -215,7 +219,7 @@ class ConvolutionWriter(TileWriter):
         scope = Scope(self.printer)
         for axis, text in zip(self.kernel.rows, ("$sample", "$channel", *self.axes), strict=True):
             scope.define_axis(axis, text)
-        for node in walk(*self.kernel.roots):
+        for node in self.kernel.nodes:
             if isinstance(node, Stat):
                 scope.bind(node, "$sum")
         self.printer.expect(self.kernel.roots)

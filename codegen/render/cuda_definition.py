@@ -22,7 +22,7 @@ def repair(writer: ConvolutionWriter) -> Iterable[str]:
     there = f"$channel >= {writer.sizes[1]}"
     if pooled is None:
         found = ["float $plain = 0.0f;", *_plain_sum(writer), f"{at} = $plain;"]
-        there += f" || {at} * 0.0f == 0.0f"
+        there += "" if writer.whole else f" || {at} * 0.0f == 0.0f"
     else:  # the largest may hide what is not finite
         found = [*_largest(writer, pooled), f"{at} = $largest;"]
     lines = [f"const int $channel = $first_channel + $m * {ROWS} + $row;", f"if ({there}) continue;", *found]

@@ -29,7 +29,7 @@ class TileWriter:
         names: Identifiers,
     ) -> None:
         self.kernel, self.anchor, self.program, self.pointers = kernel, anchor_of(kernel), program, pointers
-        self.plan, self.on = plan, plan.on
+        self.plan, self.on, self.input = plan, plan.on, plan.on
         self.source, self.weight = program.buffer(self.anchor.source), program.buffer(self.anchor.weight)
         self.sizes = [axis.size for axis in dimensions(kernel)]
         self.axes = AXES[-len(self.on.tile) :]
@@ -70,9 +70,9 @@ class TileWriter:
         shape, strides = self.source.shape, self.source.strides
         lines, conditions, index, rest = [], [], [f"$sample * {strides[0]}"], element
         for number in reversed(range(len(self.axes))):
-            axis, extent, size = self.axes[number], self.on.extent[number], shape[2 + number]
-            step, first = self.on.tile[number] * self.anchor.step[number], self.on.origin[number]
-            each = self.on.vector if number == len(self.axes) - 1 else 1
+            axis, extent, size = self.axes[number], self.input.extent[number], shape[2 + number]
+            step, first = self.input.steps[number] * self.anchor.step[number], self.input.origin[number]
+            each = self.input.vector if number == len(self.axes) - 1 else 1
             extent //= each
             here = remainder(rest, extent) if number else rest
             here = here if each == 1 or here == "0" else f"{here} * {each}"
@@ -84,23 +84,23 @@ class TileWriter:
 
     def copy_input(self, to: str, source: str, real: str) -> str:
         """Begins a copy of input elements to a place of the tile."""
-        if self.on.vector == 1:
+        if self.input.vector == 1:
             return f"fp::begin_copy({to}, {source}, {real});"
-        nbytes = 4 * self.on.vector
+        nbytes = 4 * self.input.vector
         return f"fp::begin_copy_bytes<{nbytes}>({to}, {source}, {real} ? {nbytes} : 0);"
 
     @property
     def copies(self) -> str:
         """The head of a loop over a thread's copies of one channel of a tile."""
-        return f"for (int $i = threadIdx.x; $i < {self.on.elements // self.on.vector}; $i += {self.plan.threads})"
+        return f"for (int $i = threadIdx.x; $i < {self.input.elements // self.input.vector}; $i += {self.plan.threads})"
 
     def in_tile(self, channel: str) -> str:
         """Where the elements of copy ``$i`` lie in a tile, from its beginning."""
-        return f"({channel} * {self.on.pitch} + $i{'' if self.on.vector == 1 else f' * {self.on.vector}'})"
+        return f"({channel} * {self.input.pitch} + $i{'' if self.input.vector == 1 else f' * {self.input.vector}'})"
 
     def round_in_tile(self, tile: str) -> str:
         """Rounds the elements of copy ``$i`` and ``$channel`` in place."""
-        return f"fp::round_numbers<{self.on.vector}>({tile} + {self.in_tile('$channel')});"
+        return f"fp::round_numbers<{self.input.vector}>({tile} + {self.in_tile('$channel')});"
 
     def from_origin(self, offset: Sequence[int]) -> int:
         """Where a tap lies in a channel of the tile, from the place of a position."""

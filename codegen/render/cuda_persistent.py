@@ -6,7 +6,7 @@ import abc
 from collections.abc import Iterable, Sequence
 
 from fusepass.codegen.render.cuda_convolution import ConvolutionText, ConvolutionWriter
-from fusepass.codegen.render.cuda_input import quotient
+from fusepass.codegen.render.cuda_input import UNROLL, quotient
 from fusepass.codegen.render.spelling import block
 
 
@@ -29,11 +29,42 @@ class PersistentWriter(ConvolutionWriter, abc.ABC):
     def _fetch_tile(self) -> Iterable[str]:
         """``$fetch``, which begins to fetch the input below a tile."""
 
+    def fetched_input(self) -> Iterable[str]:
+        """The same for tiles that stay as they are: all channels, zeros where there is no input."""
+        strides = self.source.strides
+        lines, real, index = self.input_place("$i")
+        source = f"{self.pointers[self.source.name]} + ($real ? $from + {self.index_type}($channel) * {strides[1]} : 0)"
+        lines += [
+            f"const bool $real = {real};",
+            f"const {self.index_type} $from = {index};",
+            UNROLL,
+            *block(
+                self.over_channels_of_input, [self.copy_input(f"$to + {self.in_tile('$channel')}", source, "$real")]
+            ),
+        ]
+        yield "// begins to fetch the input below a tile, zeros where there is none"
+        yield from block(
+            "const auto $fetch = [&](int $number, float* $to)", [*self.tile_place(), *block(self.copies, lines)]
+        )[:-1]
+        yield "};"
+
+    @property
+    def over_channels_of_input(self) -> str:
+        """The head of a loop."""
+        return f"for (int $channel = 0; $channel < {self.source.shape[1]}; ++$channel)"
+
     def text(
-        self, buffers: int, ready: Sequence[str], work: Iterable[str], pointer: str, teams: int = 1
+        self,
+        buffers: int,
+        ready: Sequence[str],
+        work: Iterable[str],
+        pointer: str,
+        teams: int = 1,
+        *,
+        behind: Sequence[str] | None = None,
     ) -> ConvolutionText:
         """The kernel; see `_over_tiles`."""
-        tiles = list(self._over_tiles(buffers, ready, work, pointer, teams))
+        tiles = list(self._over_tiles(buffers, ready, work, pointer, teams, behind))
         body = [
             *self._shared(),
             *(self.states.begin() if self.states else ()),
@@ -47,32 +78,41 @@ class PersistentWriter(ConvolutionWriter, abc.ABC):
         return ConvolutionText(tuple(self._tables()), tuple(map(self.named, body)))
 
     def _over_tiles(
-        self, buffers: int, ready: Sequence[str], work: Iterable[str], pointer: str, teams: int
+        self,
+        buffers: int,
+        ready: Sequence[str],
+        work: Iterable[str],
+        pointer: str,
+        teams: int,
+        behind: Sequence[str] | None,
     ) -> Iterable[str]:
         """A block takes one tile after another: `ready` makes of what is there what `work` takes.
 
-        With two `buffers`, of type `pointer`, the next tile is fetched meanwhile. With several `teams`, groups of four warps, each
-        takes tiles of its own, and ``$team`` is its number.
+        With two `buffers`, of type `pointer`, the next tile is fetched meanwhile; so it is where `ready` leaves nothing of a tile that
+        is needed: then `behind` follows it. With several `teams`, groups of four warps, each takes tiles of its own, and ``$team`` is its number.
         """
         blocks = self.plan.channel_blocks
         each = self.plan.blocks // blocks
         stride, first, meet = each, quotient("int(blockIdx.x)", blocks), "__syncthreads();"
         if teams > 1:
             stride, first, meet = each * teams, f"{first} + $team * {each}", "fp::meet_group();"
+        into = "$next" if buffers == 2 else "$tile"
         ahead = [
-            *block(f"if ($number + {stride} < {self.tile_count})", [f"$fetch($number + {stride}, $next);"]),
+            *block(f"if ($number + {stride} < {self.tile_count})", [f"$fetch($number + {stride}, {into});"]),
             "fp::end_copies();",
-            "fp::await_copies<1>();",
         ]
         fetch = "$fetch($number, $tile);"
         whole = teams == 1 or self.tile_count >= stride
         now = [fetch if whole else f"if ($number < {self.tile_count}) {fetch}", "fp::end_copies();"]
         exchange = [f"{pointer} const $done = $tile;", "$tile = $next;", "$next = $done;"]
-        double = buffers == 2
+        double, early = buffers == 2, behind is not None
+        fetched = [*ahead, "fp::await_copies<1>();"] if double else [*([] if early else now), "fp::await_copies<0>();"]
         loop = [
-            *(ahead if double else [*now, "fp::await_copies<0>();"]),
+            *fetched,
+            *([meet] if early else []),
             *ready,
             meet,
+            *([*(behind or ()), *ahead] if early else []),
             *self.tile_place(),
             *work,
             meet,
@@ -80,7 +120,7 @@ class PersistentWriter(ConvolutionWriter, abc.ABC):
             *(exchange if double else []),
         ]
         yield f"int $number = {first};"
-        yield from now if double else ()
+        yield from now if double or early else ()
         if teams > 1:  # what the block has in common is there for all of its groups
             yield from ("fp::end_copies();", "fp::await_copies<0>();", *ready, "__syncthreads();")
         yield from block(f"for (; $number < {self.tile_count}; $number += {stride})", loop)

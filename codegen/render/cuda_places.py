@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from math import prod
+from math import ceil, prod
 
-from fusepass.codegen.ir.convolution import HALVES, ROWS, halves_of_place
+from fusepass.codegen.ir.convolution import HALVES, ROWS, ScaledHalves, halves_of_place
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_convolution import ConvolutionText, Sums
@@ -17,17 +17,15 @@ from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.schedule_convolution.places import BLOCK, TOGETHER, PlacesSchedule, padded_places
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS
 
-_CHAIN = 4  # products that are begun at once; tensor cores, which round their sums towards zero, add no more where accuracy is wanted
+_CHAIN = 4  # products that are begun at once
+_LONGEST_CHAIN = 5  # where accuracy is wanted: tensor cores round their sums towards zero
 
 
-def places_text(
-    kernel: Kernel, program: Program, plan: PlacesSchedule, pointers: dict[str, str], names: Identifiers
-) -> ConvolutionText:
-    """The text of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
-    return _Writer(kernel, program, plan, pointers, names).write()
+class PlacesWriter(PersistentWriter):
+    """Lines of such a kernel whose halves are fetched as they are packed in memory."""
 
+    packed = "$tile"  # where a tile's halves lie
 
-class _Writer(PersistentWriter):
     def __init__(
         self, kernel: Kernel, program: Program, plan: PlacesSchedule, pointers: dict[str, str], names: Identifiers
     ) -> None:
@@ -68,15 +66,12 @@ class _Writer(PersistentWriter):
     # ---- what a block fetches
 
     def _shared(self) -> Iterable[str]:
-        plan, staged = self.plan, 4 * self.on.staged_floats
+        plan = self.plan
         yield "extern __shared__ __align__(128) unsigned char $pool[];"
         yield "unsigned char* const $weights = $pool;"
-        own = f" + $team * {plan.buffers * plan.tile_bytes}" if plan.teams > 1 else ""
         if plan.teams > 1:
             yield "const int $team = threadIdx.x / 128;"
-        yield f"unsigned char* $tile = $pool + {plan.weight_bytes + staged}{own};"
-        if plan.buffers == 2:
-            yield f"unsigned char* $next = $tile + {plan.tile_bytes};"
+        yield from self._tile_pointers()
         yield "const int $lane = threadIdx.x % 32;"
         yield "const int $warp = fp::warp_number();"
         room = f"reinterpret_cast<float*>($pool + {plan.weight_bytes}) + $warp * {ROWS * self.on.staged_pitch}"
@@ -90,6 +85,14 @@ class _Writer(PersistentWriter):
             if plan.origins_vary:
                 for number, axis in enumerate(self.axes):
                     yield f"const int $origin_{axis[1:]} = {self.origins_name}[$part * {len(self.axes)} + {number}];"
+
+    def _tile_pointers(self) -> Iterable[str]:
+        """Where tiles of the input lie."""
+        plan = self.plan
+        own = f" + $team * {plan.buffers * plan.tile_bytes}" if plan.teams > 1 else ""
+        yield f"unsigned char* $tile = $pool + {plan.weight_bytes + 4 * self.on.staged_floats}{own};"
+        if plan.buffers == 2:
+            yield f"unsigned char* $next = $tile + {plan.tile_bytes};"
 
     def _fetch_weights(self) -> Iterable[str]:
         """Weights as tensor cores take them: 8 columns x 8 halves side by side; see `tile_descriptor`."""
@@ -135,6 +138,7 @@ class _Writer(PersistentWriter):
     def _fetch_tile(self) -> Iterable[str]:
         """How the input below a tile is fetched, for all layers."""
         plan, on = self.plan, self.on
+        assert isinstance(self.halves, ScaledHalves)
         source = self.program.buffer(self.halves.source)
         lines, conditions, index = list[str](), [], [f"$sample * {source.strides[0]}"]
         rest = "$element" if plan.layers > 1 else "$i"
@@ -180,7 +184,7 @@ class _Writer(PersistentWriter):
             at = f"$block / {plane} * {on.extent[-2] * on.extent[-1]} + $block % {plane} * {plan.run}"
         lines = [
             f"const int $block = {blocks};",
-            f"const uint64_t $inputs = fp::place_descriptor($tile, {plan.run}) + ({at});",
+            f"const uint64_t $inputs = fp::place_descriptor({self.packed}, {plan.run}) + ({at});",
             *self._multiply(),
         ]
         if plan.sets > 1:
@@ -192,14 +196,9 @@ class _Writer(PersistentWriter):
 
     def _multiply(self) -> Iterable[str]:
         plan, on = self.plan, self.on
-        scales = [f"{self.pointers[name]} + $sample * {self.sizes[1]}" for name in self.halves.scales]
-        staging = (
-            f"fp::stage_places<{on.staged_pitch}>($room, $sums, $m, "
-            f"{scales[0]}, {scales[1]}, $first_channel + $m * {ROWS}, {self.sizes[1]});"
-        )
         warp = f"$warp % {plan.tile_warps}" if plan.teams > 1 else "$warp"
         first = f"($set * {plan.tile_warps} + {warp}) * {COLUMNS}" if plan.sets > 1 else f"{warp} * {COLUMNS}"
-        sums = Sums(staging, plan.rows, plan.covered, first, tuple(repair(self)))
+        sums = Sums(self._staging(), plan.rows, plan.covered, first, tuple(repair(self)))
         if self.kernel.sweeps and self.anchor.column > 1:
             results = self.along(sums, plan.vector)
         else:
@@ -220,13 +219,22 @@ class _Writer(PersistentWriter):
         else:
             yield from lines
 
+    def _staging(self) -> str:
+        """Lays the sums of the ``$m``-th 16 channels out as results; see `Sums`."""
+        assert isinstance(self.halves, ScaledHalves)
+        factors = ", ".join(f"{self.pointers[name]} + $sample * {self.sizes[1]}" for name in self.halves.scales)
+        channels = f"$first_channel + $m * {ROWS}, {self.sizes[1]}"
+        return f"fp::stage_places<{self.on.staged_pitch}>($room, $sums, $m, {factors}, {channels});"
+
     def _sum_up(self) -> list[str]:
         """The products of one phase."""
         # Both bounds come from memory: of loops whose counts it knows, the compiler begins too many products at once.
         phase = "$phase + $p" if len(self.on.phases) > 1 else "$p"
         begin, end = f"{self.steps_name}[{phase}]", f"{self.steps_name}[{phase} + 1]"
-        exact = self.anchor.precision is Precision.FLOAT32
-        call = f"fp::add_places{'_exactly' if exact else ''}<{_CHAIN}>"
+        call = f"fp::add_places<{_CHAIN}>"
+        if self.anchor.precision is Precision.FLOAT32:
+            most = max(self.plan.slices)
+            call = f"fp::add_places_exactly<{ceil(most / ceil(most / _LONGEST_CHAIN))}>"
         unit = self.plan.columns * 2
         weights = "fp::tile_descriptor($weights, 128, 256)"
         if self.plan.phase_blocks > 1:

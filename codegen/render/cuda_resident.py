@@ -120,22 +120,9 @@ class _Writer(PersistentWriter):
 
     def _fetch_tile(self) -> Iterable[str]:
         """How the input below a tile is fetched, for all channels."""
-        shape, strides = self.source.shape, self.source.strides
-        lines, real, index = self.input_place("$i")
-        source = f"{self.pointers[self.source.name]} + ($real ? $from + {self.index_type}($channel) * {strides[1]} : 0)"
-        over_channels = f"for (int $channel = 0; $channel < {shape[1]}; ++$channel)"
-        lines += [
-            f"const bool $real = {real};",
-            f"const {self.index_type} $from = {index};",
-            UNROLL,
-            *block(over_channels, [self.copy_input(f"$to + {self.in_tile('$channel')}", source, "$real")]),
-        ]
-        loop = block(self.copies, lines)
-        yield "// begins to fetch the input below a tile, zeros where there is none"
-        yield from block("const auto $fetch = [&](int $number, float* $to)", [*self.tile_place(), *loop])[:-1]
-        yield "};"
+        yield from self.fetched_input()
         if self.rounds:
-            rounding = block(self.copies, [UNROLL, *block(over_channels, [self.round_in_tile("$tile")])])
+            rounding = block(self.copies, [UNROLL, *block(self.over_channels_of_input, [self.round_in_tile("$tile")])])
             yield "// rounds what this thread has fetched"
             yield from block("const auto $round = [&]", rounding)[:-1]
             yield "};"

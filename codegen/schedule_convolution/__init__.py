@@ -9,7 +9,7 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import GROUP_ARCH, Convolution
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule_convolution.places import PlacesSchedule
-from fusepass.codegen.schedule_convolution.places_search import places_schedule
+from fusepass.codegen.schedule_convolution.places_search import fits, places_schedule
 from fusepass.codegen.schedule_convolution.resident import ResidentSchedule, resident_schedule
 from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule, streamed_schedule
 from fusepass.codegen.schedule_convolution.tiles import anchor_of, phases_of, unaligned
@@ -30,7 +30,10 @@ def schedule_convolution(
     if not any(phase.taps for phase in phases_of(kernel, program)):
         return None
     if anchor_of(kernel).halves is not None:
-        return places_schedule(kernel, program, facts)
+        places = places_schedule(kernel, program, facts)
+        if aligned or places is None or places.source is None:
+            return places
+        return replace(places, source=unaligned(places.source, kernel, program))
     if anchor_of(kernel).packed is None:
         plan = resident_schedule(kernel, program, facts)
     else:
@@ -68,18 +71,22 @@ def serves(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     """Whether generated code can do the convolution of `kernel` on a device; without an anchor, it is plain arithmetic."""
     if kernel.anchor is None:
         return True
-    if anchor_of(kernel).warps not in (1, warps_together(facts)):
+    if anchor_of(kernel).warps not in (1, warps_together(facts)) or facts.capability < _LEAST_CAPABILITY:
         return False
-    return facts.capability >= _LEAST_CAPABILITY and schedule_convolution(kernel, program, facts) is not None
+    if anchor_of(kernel).halves is not None:
+        return any(phase.taps for phase in phases_of(kernel, program)) and fits(kernel, program, facts)
+    return schedule_convolution(kernel, program, facts) is not None
 
 
 def preferred(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     """Whether generated code is chosen for the convolution of `kernel` without being measured: where input channels are few.
 
     Libraries lay convolutions out for many channels. With few they convert the layout before and after, or fall back to
-    plain float32 arithmetic. What reduces over channels in the same kernel has not been measured; what reduces over positions
-    there costs little, and saves a reading of the result. Scaled halves are chosen by measurement alone.
+    plain float32 arithmetic. What reduces over channels in the same kernel has not been measured, but for one that pools its phases,
+    whose results are few; what reduces over positions there costs little, and saves a reading of the result. Scaled halves are chosen
+    by measurement alone.
     """
     anchor = kernel.anchor
-    few = isinstance(anchor, Convolution) and anchor.packed is None and anchor.halves is None
-    return few and kernel.is_pointwise and serves(program, kernel, facts)
+    if not isinstance(anchor, Convolution) or anchor.packed is not None or anchor.halves is not None:
+        return False
+    return (kernel.is_pointwise or anchor.pooled is not None) and serves(program, kernel, facts)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from math import prod
 
 from fusepass.codegen.ir.convolution import HALVES, ROWS, Phase
-from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP, Launch
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP, Launch, Tiles
 
 BLOCK = 16  # neighbouring positions that lie in one piece
 TOGETHER = 8  # such blocks that four warps multiply at once, 64 positions and 64 more
@@ -37,6 +38,8 @@ class PlacesSchedule(Launch):
         vector: neighbouring results that a thread stores at once.
         parts: halves that stand for a number; there are as many columns for an output channel.
         buffers: tiles of the input in shared memory; with two, one is fetched while the other is worked on.
+        source: where halves are made of tiles in the kernel, how these lie as they are fetched; None where halves are fetched.
+        channels: of the input.
     """
 
     run: int
@@ -49,6 +52,8 @@ class PlacesSchedule(Launch):
     vector: int
     parts: int
     buffers: int
+    source: Tiles | None
+    channels: int
 
     @property
     def phase_blocks(self) -> int:
@@ -102,6 +107,18 @@ class PlacesSchedule(Launch):
     @property
     def tile_bytes(self) -> int:
         return 2 * HALVES * self.layers * self.layer_places
+
+    @property
+    def block_channels(self) -> int:
+        """Output channels of a block."""
+        return ROWS * self.rows * self.turns
+
+    @property
+    def source_bytes(self) -> int:
+        """Of a tile as it is fetched, and behind it, for each channel, an exponent, and its largest number or the factor of its results."""
+        if self.source is None:
+            return 0
+        return DType.F32.nbytes * (self.channels * (self.source.pitch + 2) + 2 * self.block_channels)
 
     def __str__(self) -> str:
         tile = " x ".join(map(str, self.on.tile))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.convolution import HALVES, ROWS, Phase, few_halves, halves_of_place
+from fusepass.codegen.ir.convolution import HALVES, ROWS, Phase, ScaledWeights, few_halves, halves_of_place
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program, Store
@@ -27,6 +27,7 @@ from fusepass.codegen.schedule_convolution.tiles import (
     pair_of,
     phases_of,
     resident_blocks,
+    source_tiles,
     tiles_of,
 )
 
@@ -40,6 +41,7 @@ _RESULT = {
     4: 0.2,
 }  # cycles of a multiprocessor for a result, by how many are stored at once; the latter two guessed
 _FETCHED, _TORN = 0.035, 5.0  # the same for a byte of the input, and a sector of the results that is written in part
+_PACKED = 0.1  # of a multiprocessor, for a number of which halves are made; guessed
 _WAITING = {4: 1.0, 3: 1.05, 2: 1.15, 1: 1.2}  # times as long, with so many teams
 _LARGE_TEAMS = 3  # for which threads have registers for all of these sums
 _TEAMS = 4, 3, 2, 1  # groups of four warps of a block, where each has tiles of its own
@@ -48,15 +50,32 @@ _MOST_SUMS = 128  # registers of a thread
 
 def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> PlacesSchedule | None:
     """The schedule with the least estimated time that fits a multiprocessor; None where none fits."""
+    few = _is_few(kernel, program)
+    return min(
+        _fitting(kernel, program, facts),
+        key=lambda plan: _cost(plan, facts) if few else _cost_of_many(kernel, program, plan),
+        default=None,
+    )
+
+
+def fits(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
+    """Whether there is such a schedule; quicker than to find the best one."""
+    return next(_fitting(kernel, program, facts), None) is not None
+
+
+def _fitting(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterator[PlacesSchedule]:
+    """Every schedule that fits a multiprocessor."""
     phases, axes = phases_of(kernel, program), len(dimensions(kernel)) - 2
-    shares, vector = list(itertools.product((2, 1), _rows(kernel, program))), _vector(kernel, program)
+    few, scaling = _is_few(kernel, program), isinstance(anchor_of(kernel).halves, ScaledWeights)
+    shares = list(itertools.product((1,) if scaling else (2, 1), _rows(kernel, program)))
+    vector = _vector(kernel, program)
     parts = [_Part.of(phases, count) for count in _phase_blocks(kernel)]
     room = facts.shared_bytes_per_block // (2 * HALVES * _layers(kernel, program))  # places of tiles, of one layer
     if _reduces_along(kernel) and not _has_whole_rows(kernel, vector):
-        return None
+        return iter(())
     candidates = (
         _candidate(kernel, program, facts, on, part.origins, teams, vector, turns, *share)
-        for teams in _teams(kernel, program)
+        for teams in ((1,) if few else _TEAMS)
         for tile in _tile_shapes(axes, teams)
         if tile[-1] == SHARE or not _reduces_along(kernel)
         for part in parts
@@ -65,13 +84,7 @@ def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> Pla
         for share in shares
         for turns in _turns(kernel, share[-1])
     )
-    few = _is_few(kernel, program)
-    fitting = [
-        (_cost(plan, facts) if few else _cost_of_many(kernel, program, plan), number, plan)
-        for number, plan in enumerate(candidates)
-        if plan is not None
-    ]
-    return min(fitting)[2] if fitting else None
+    return (plan for plan in candidates if plan is not None)
 
 
 def _reduces_along(kernel: Kernel) -> bool:
@@ -113,10 +126,6 @@ def _is_few(kernel: Kernel, program: Program) -> bool:
     return few_halves(program.buffer(anchor.source).shape[1], anchor.step)
 
 
-def _teams(kernel: Kernel, program: Program) -> tuple[int, ...]:
-    return (1,) if _is_few(kernel, program) else _TEAMS
-
-
 def _tile_shapes(axes: int, teams: int) -> Iterator[tuple[int, ...]]:
     """Whole sets of positions, in planes of which each has whole numbers of blocks that are multiplied together."""
     least, sets = (SHARE * WARPS, _MOST_SETS) if teams == 1 else (SHARE * 4, _MOST_SETS // 2)
@@ -137,9 +146,8 @@ def _rows(kernel: Kernel, program: Program) -> list[int]:
         return [every]
     room = _MOST_SUMS // (ROWS * anchor.parts * pair_of(kernel))
     most = min(every, MOST_ROWS) if kernel.partials else every
-    return sorted(
-        {max(min(most, each), 1) for each in ((room // 2,) if _is_few(kernel, program) else (room // 2, room))}
-    )
+    shares = {room // 2} if _is_few(kernel, program) else {room // 2, room}
+    return sorted({max(min(most, each), 1) for each in shares})
 
 
 def _turns(kernel: Kernel, rows: int) -> list[int]:
@@ -148,12 +156,12 @@ def _turns(kernel: Kernel, rows: int) -> list[int]:
     most = MOST_ROWS // rows if kernel.partials else _MOST_TURNS
     if kernel.sweeps and not _reduces_along(kernel):
         return [1]
-    return [turns for turns in range(1, _MOST_TURNS + 1) if turns <= min(every, max(most, 1))]
+    return list(range(1, min(_MOST_TURNS, every, max(most, 1)) + 1))
 
 
 def _phase_blocks(kernel: Kernel) -> list[int]:
     """Into how many parts the phases may fall: whole pairs, and along an axis all phases or one."""
-    if kernel.partials is not None:
+    if kernel.partials is not None or isinstance(anchor_of(kernel).halves, ScaledWeights):
         return [1]
     pairs = zip(anchor_of(kernel).spread, (axis.size for axis in dimensions(kernel)[2:]), strict=True)
     *outer, _ = map(min, pairs)
@@ -233,18 +241,18 @@ def _candidate(
     rows: int,
 ) -> PlacesSchedule | None:
     sizes, anchor = [axis.size for axis in dimensions(kernel)], anchor_of(kernel)
-    if teams > 1:
-        on = replace(on, block_warps=4 * teams, state_floats=on.state_floats * 4 * teams // WARPS)
     parts = anchor.parts
     layers = _layers(kernel, program)
     sums = ROWS * rows * parts * on.pair
+    if sums > (_MOST_SUMS if teams <= _LARGE_TEAMS else _MOST_SUMS // 2) or ROWS * rows * parts > _MOST_SUMS:
+        return None
     channel_blocks = ceil(sizes[1] / (ROWS * rows * turns)) * len(origins)
     slices = tuple(max(ceil(len(phase.taps) * layers / 2), 1) for phase in on.phases)
     each = len(slices) // len(origins)
     if len({sum(slices[at : at + each]) for at in range(0, len(slices), each)}) > 1:
         return None
-    if sums > (_MOST_SUMS if teams <= _LARGE_TEAMS else _MOST_SUMS // 2) or ROWS * rows * parts > _MOST_SUMS:
-        return None
+    if teams > 1:
+        on = replace(on, block_warps=4 * teams, state_floats=on.state_floats * 4 * teams // WARPS)
     plan = PlacesSchedule(
         on=on,
         run=on.extent[-1] // (on.tile[-1] // BLOCK),
@@ -257,12 +265,14 @@ def _candidate(
         vector=vector,
         parts=parts,
         buffers=buffers,
+        source=source_tiles(kernel, program, on) if isinstance(anchor.halves, ScaledWeights) else None,
+        channels=program.buffer(anchor.source).shape[1],
         channel_blocks=channel_blocks,
         blocks=0,
         resident=0,
         shared_bytes=0,
     )
-    shared = plan.weight_bytes + 4 * on.staged_floats + teams * buffers * plan.tile_bytes
+    shared = plan.weight_bytes + 4 * on.staged_floats + teams * buffers * plan.tile_bytes + plan.source_bytes
     if shared > facts.shared_bytes_per_block:
         return None
     most, tiles = _most_resident(plan, anchor.precision), sizes[0] * prod(on.tiles)
@@ -309,9 +319,11 @@ def _cost(plan: PlacesSchedule, facts: DeviceFacts) -> float:
     on = plan.on
     positions = prod(on.tile)
     products = sum(plan.slices) // plan.phase_blocks * 2 * (positions // 128) * (2048 + STEP * plan.columns) / 128
-    fetched = plan.tile_bytes / 20  # bytes a cycle from the second-level cache
+    packed = 0.0 if plan.source is None else on.elements * plan.channels * _PACKED
+    fetched = (plan.source_bytes or plan.tile_bytes) / 20 + packed  # bytes a cycle from the second-level cache
     results = positions * len(on.phases) // plan.phase_blocks * ROWS * plan.rows * 0.2
-    waiting = {(2, 1): 1.15, (2, 2): 1.0, (1, 1): 1.6, (1, 2): 1.3}[plan.resident, plan.buffers]
+    ahead = plan.buffers == 2 or plan.source is not None
+    waiting = {(2, False): 1.15, (2, True): 1.0, (1, False): 1.6, (1, True): 1.3}[plan.resident, ahead]
     # Whole rows of the result by one block fill the lines of the second-level cache.
     pieces = 1 + 0.5 * 32 / on.tile[-1] if on.tiles[-1] > 1 else 1
     tile = plan.turns * (products + results * pieces) + fetched

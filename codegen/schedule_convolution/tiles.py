@@ -188,6 +188,13 @@ def tiles_of(
     )
 
 
+def source_tiles(kernel: Kernel, program: Program, on: Tiles) -> Tiles:
+    """The tiles `on` of places, with the input below them as it is."""
+    channels = program.buffer(anchor_of(kernel).source).shape[1]
+    plain = tiles_of(kernel, program, on.phases, border_of(on.phases, len(on.tile)), on.tile, channels)
+    return replace(plain, tiles=on.tiles, pace=on.pace)
+
+
 def pair_of(kernel: Kernel) -> int:
     """`Tiles.pair` of a kernel's convolution."""
     return 2 if anchor_of(kernel).spread[-1] == 2 <= dimensions(kernel)[-1].size else 1

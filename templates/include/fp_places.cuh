@@ -62,7 +62,7 @@ __device__ __forceinline__ void add_chains(
 #pragma unroll
         for (int j = 0; j < Side * Half; ++j) sums[j / Half][j % Half] += part[j / Half][j % Half];
     }
-    if constexpr (U > 1) add_chains<U / 2>(sums, taps, i, last, tile, inputs, weights, step);
+    if constexpr (U > 1) add_chains<U - 1>(sums, taps, i, last, tile, inputs, weights, step);  // the rest at once
 }
 
 // As `add_places`, but sums = what is added, with float32 accuracy. There are twice as many columns as sums, those with low parts first.

@@ -47,6 +47,15 @@ def test_torchscript_compiles_the_original(x: Tensor) -> None:
 
 
 @torch.no_grad()
+def test_torch_fx_traces_the_original(x: Tensor) -> None:
+    optimised = fusepass.optimize(nn.Sequential(nn.Linear(8, 8), nn.GELU()))
+    model = nn.Sequential(optimised, nn.ReLU())
+    torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), model(x))
+    with pytest.raises(TypeError, match="trace its `original`"):
+        torch.fx.symbolic_trace(optimised)
+
+
+@torch.no_grad()
 def test_replicas_of_data_parallel_run_the_original(x: Tensor) -> None:
     model = Scaled().eval()
     optimised = fusepass.optimize(model)
@@ -197,3 +206,19 @@ def test_plain_values_around_the_module_are_seen_to_change(x: Tensor, monkeypatc
     power = 2
     torch.testing.assert_close(optimised(x), model(x))
     assert len(optimised.report().regions) == 5, "the one for the values before serves again"
+
+
+@torch.no_grad()
+def test_what_forward_asserts_of_values_is_raised_as_by_the_original(x: Tensor) -> None:
+    class Checked(Scaled):
+        def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+            assert (x >= 0).all(), "negative"
+            return super().forward(x, scale)
+
+    model = Checked().eval()
+    optimised, x = fusepass.optimize(model), x.abs()
+    for _ in range(2):
+        torch.testing.assert_close(optimised(x), model(x))
+        with pytest.raises(AssertionError, match="negative"):
+            optimised(-x)
+    assert optimised.report().capture is CaptureRoute.TRACED

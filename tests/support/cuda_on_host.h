@@ -5,6 +5,7 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -226,6 +227,23 @@ inline unsigned __ballot_sync(unsigned members, bool value) {
     for (unsigned i = 0; i < 32; ++i) votes |= (emulation::exchanged[first + i] != 0) << i;
     emulation::wait(emulation::State::at_warp);
     return votes;
+}
+
+inline unsigned __reduce_max_sync(unsigned members, unsigned value) {
+    if (members != 0xffffffffu) emulation::fail("a reduction of part of a warp");
+    const unsigned self = emulation::thread_index.x, first = self / 32 * 32;
+    emulation::exchanged[self] = value;
+    emulation::wait(emulation::State::at_warp);
+    const unsigned largest = *std::max_element(&emulation::exchanged[first], &emulation::exchanged[first] + 32);
+    emulation::wait(emulation::State::at_warp);
+    return largest;
+}
+
+// The threads of a block take turns.
+inline unsigned atomicMax(unsigned* at, unsigned value) {
+    const unsigned before = *at;
+    *at = std::max(before, value);
+    return before;
 }
 
 inline float __fdividef(float a, float b) { return a / b; }

@@ -98,8 +98,9 @@ def test_values(name: str, device: str) -> None:
         np.testing.assert_allclose(got[output], wanted[output], rtol=1e-5, atol=1e-5 * scale)
 
 
-def test_everything_behind_the_windows_is_in_the_kernel() -> None:
-    program = passed(region(*MODELS["softmax over channels"]), H200)
+@pytest.mark.parametrize("source", [AnchorSource.PREFERRED, AnchorSource.GENERATED])
+def test_everything_behind_the_windows_is_in_the_kernel(source: AnchorSource) -> None:
+    program = region(*MODELS["softmax over channels"]).passed(pass_options(H200, source))
     assert len(program.kernels) == 1
     assert not [buffer for buffer in program.buffers if "pooled" in buffer.name]
 

@@ -15,12 +15,14 @@ import torch
 import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
-from fusepass.codegen.ir.convolution import ScaledHalves
+from fusepass.codegen.ir.convolution import ScaledHalves, ScaledWeights
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import describe, render
@@ -85,7 +87,8 @@ def test_values(name: str, precision: Precision) -> None:
     "case",
     [
         Case((1, 16, 20, 150), 17, (3, 2), (1, 1), (1, 0), (1, 1)),  # two layers of places, rows of several blocks
-        Case((2, 12, 9, 20, 40), 9, (2, 2, 3), (1, 1, 1), (1, 0, 1), (1, 1, 1)),  # several planes in a tile
+        Case((2, 12, 9, 20, 40), 9, (2, 2, 3), (1, 1, 1), (1, 0, 1), (1, 1, 1)),  # several planes in a tile, of halves
+        Case((1, 12, 5, 20, 40), 9, (2, 1, 3), (1, 1, 1), (1, 0, 1), (1, 1, 1)),  # of the input as it is
     ],
 )
 def test_values_of_several_tiles(case: Case) -> None:
@@ -235,6 +238,33 @@ def test_reductions_over_channels(name: str, over: Over, precision: Precision) -
 
 @needs_compiler
 @pytest.mark.parametrize(
+    ("out", "extreme"),
+    [
+        (40, lambda y: y.amin(1).tanh()),
+        *thinned([(17, lambda y: y.relu().amax(1)), (64, lambda y: torch.stack([y.amin(1), y.amax(1)]))], 2),
+    ],
+)
+def test_extremes_of_channels_are_found_in_registers(out: int, extreme: Callable[[Tensor], Tensor]) -> None:
+    """Of numbers that are not finite, too, where results are computed by their definition."""
+    x, w, b = torch.randn(2, 9, 11, 45), torch.randn(out, 9, 3, 2), torch.randn(out)
+    made = region(lambda x, w, b: extreme(F.conv2d(x, w, b, padding=1)), x, w, b)
+    program = made.passed(pass_options(SMALL, AnchorSource.HALVES))
+    assert multiplying(program).cols
+    source = render(program, SMALL)
+    assert "fp::merge_across<1, 4>" in source.text
+    check(program)
+    inputs = inputs_of(program)
+    inputs[program.inputs[0]][777] = np.nan
+    inputs[program.inputs[0]][5000] = np.inf
+    got, wanted = emulate(program, source, inputs), interpret(program, inputs)
+    for name in program.outputs:
+        assert np.isnan(wanted[name]).any()
+        bound = 2e-6 * np.abs(wanted[name][np.isfinite(wanted[name])]).max()
+        np.testing.assert_allclose(got[name], wanted[name], rtol=2e-6, atol=bound, err_msg=name)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
     ("name", "across"), [("2d", Across.BATCH), ("3d", Across.EACH), ("transposed 3d", Across.LAYER)]
 )
 def test_reductions_over_positions(name: str, across: Across) -> None:
@@ -308,6 +338,31 @@ def test_scales_of_samples_and_channels_cost_no_digits() -> None:
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6 * np.abs(other).max())
 
 
+@needs_compiler
+@pytest.mark.parametrize("smaller", [19, 21, 60])
+def test_a_channel_that_is_far_smaller_than_another_keeps_its_digits(smaller: int) -> None:
+    """As far as halves have the range; where they do not, results of the tile are computed by their definition."""
+    program = generated(replace(CASES["2d"], halves=True), chain=False)
+    inputs = inputs_of(program)
+    inputs["x"].reshape(program.buffer("x").shape)[0, 1] *= 2.0**-smaller
+    inputs["w"].reshape(program.buffer("w").shape)[2, [0, 2]] = 0  # this result comes of that channel alone
+    got, wanted = emulate(program, render(program, SMALL), inputs)["conv_out"], interpret(program, inputs)["conv_out"]
+    shape = program.buffer("conv_out").shape
+    for place in ((0, 2), (1, 2), (0, 1)):
+        one, other = got.reshape(shape)[place], wanted.reshape(shape)[place]
+        np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6 * np.abs(other).max())
+
+
+@needs_compiler
+def test_inputs_that_start_anywhere() -> None:
+    program = generated(replace(CASES["2d, rows of whole vectors"], halves=True))
+    inputs = inputs_of(program)
+    aligned, anywhere = (render(program, SMALL, aligned=aligned) for aligned in (True, False))
+    assert aligned.text != anywhere.text
+    got, wanted = emulate(program, anywhere, inputs, shift=1), interpret(program, inputs)
+    np.testing.assert_allclose(got["y"], wanted["y"], rtol=2e-6, atol=2e-6 * np.abs(wanted["y"]).max())
+
+
 def plans() -> Iterator[tuple[Program, PlacesSchedule]]:
     large = [name for name in LARGE if LARGE[name].source[1] <= 16 and "strided" not in name]
     cases = [*(CASES[name] for name in FEW), *(LARGE[name] for name in large)]
@@ -364,20 +419,31 @@ def test_chosen_by_measurement_alone_and_where_four_warps_multiply() -> None:
 
 
 def test_operands_of_another_shape_are_refused() -> None:
-    program = generated(replace(CASES["2d"], halves=True))
+    program = generated(many(MANY["2d"]))
     kernel = multiplying(program)
     halves = anchor_of(kernel).halves
-    assert halves is not None
+    assert isinstance(halves, ScaledHalves)
     for broken in (
         replace(halves, source=halves.weight),
         replace(halves, weight=halves.source),
         replace(halves, scales=("x", halves.scales[1])),
         ScaledHalves("x", "w", halves.scales),
     ):
-        other = replace(kernel, anchor=replace(anchor_of(kernel), halves=broken))
-        kernels = tuple(other if each is kernel else each for each in program.kernels)
-        with pytest.raises(IRError, match="which does not have"):
-            verify(replace(program, kernels=kernels))
+        refused(program, broken)
+    program = generated(replace(CASES["2d"], halves=True))
+    scaled = anchor_of(multiplying(program)).halves
+    assert isinstance(scaled, ScaledWeights)
+    assert f"of halves by {scaled.weight}" in program_text(program)
+    for wrong in (replace(scaled, weight="w"), replace(scaled, channels=scaled.outs), replace(scaled, outs="x")):
+        refused(program, wrong)
+
+
+def refused(program: Program, halves: ScaledHalves | ScaledWeights) -> None:
+    kernel = multiplying(program)
+    other = replace(kernel, anchor=replace(anchor_of(kernel), halves=halves))
+    kernels = tuple(other if each is kernel else each for each in program.kernels)
+    with pytest.raises(IRError, match="which does not have"):
+        verify(replace(program, kernels=kernels))
 
 
 @pytest.mark.parametrize(

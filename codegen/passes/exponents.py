@@ -1,4 +1,4 @@
-"""The kernels that find the scales of a convolution's operands; `halves` says which these are, and what they serve."""
+"""Kernels that find the scales of a convolution's operands; `codegen.passes.halves` says what they are for."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_stride
 from fusepass.codegen.ir.program import Buffer, Kernel, Reduction, Role, Store
 
 LARGEST = float.fromhex("0x1.fffffep+127")
-"""The largest finite float32."""
+"""Of all finite numbers."""
 
 ORIGIN = ("scaled halves",)
+"""What kernels that have to do with halves say of themselves."""
 
 _F32 = DType.F32
 _TOP = 13  # exponent of the largest halves
@@ -21,6 +22,7 @@ _GUESSED_TOP = 9  # the same where they are guessed
 _RUN, _EVERY = 32, 16  # neighbours, and of how many such groups or rows one is looked at
 _LEAST_SAMPLE = -126  # exponents of the scales of tiny numbers, so that what numbers are multiplied with is finite
 _LEAST_CHANNEL = -100
+
 
 Places = tuple[tuple[Axis, ...], tuple[Index, ...]]
 
@@ -78,7 +80,7 @@ class Finder:
         largest = Reduction("largest", ReduceOp.MAX, (value,), _F32)
         made = self._buffer("planes", source.shape[:2])
         exponent = b.apply(Op.FLOOR, b.apply(Op.LOG2, b.stat("largest", 0, _F32)))
-        self._kernel(axes[:2], axes[2:], largest, [store_at(made, axes[:2], exponent)])
+        self._kernel(axes[:2], axes[2:], largest, [_store(made, axes[:2], exponent)])
         return made
 
     def sample_exponents(self, planes: Buffer, samples: int, channels: int) -> tuple[Buffer, Buffer]:
@@ -115,36 +117,57 @@ class Finder:
         """Buffers of `exponent`, made of the largest `value`, and of ``2^-exponent``."""
         b = self.builder
         made, factor = self._buffer(what, (row.size,)), self._buffer(f"{what}_factor", (row.size,))
-        power = b.apply(Op.EXP2, b.apply(Op.NEG, exponent))
-        stores = [store_at(made, (row,), exponent), store_at(factor, (row,), power)]
+        stores = [
+            _store(made, (row,), exponent),
+            _store(factor, (row,), b.apply(Op.EXP2, b.apply(Op.NEG, exponent))),
+        ]
         if self.flag is not None and what == "sample":
-            stores.append(store_at(self.flag, (row,), b.const(0.0, _F32)))
+            stores.append(_store(self.flag, (row,), b.const(0.0, _F32)))
         self._kernel((row,), (column,), Reduction("largest", ReduceOp.MAX, (value,), _F32), stores)
         return made, factor
 
-    def out_exponents(self, weight: Buffer, scale: Buffer, *, transposed: bool) -> Buffer:
+    def weight_exponents(self, weight: Buffer, *, transposed: bool) -> Buffer:
+        """The exponent of t if it is one by the weights that a channel has."""
+        b = self.builder
+        axes, exponent = self._weights(weight)
+        found = b.stat("largest", 0, _F32)
+        return self._of_largest("channel", axes, axes[0 if transposed else 1], exponent, b.apply(Op.NEG, found))
+
+    def out_exponents(self, weight: Buffer, scale: Buffer, *, transposed: bool, finite: bool = True) -> Buffer:
+        """The exponent of u; that of what is not `finite` is no number that an exponent may be."""
+        b = self.builder
+        axes, exponent = self._weights(weight, finite=finite)
+        out, channel = (axes[1], axes[0]) if transposed else axes[:2]
+        value = b.apply(Op.ADD, exponent, b.load(scale.name, axis_index(channel), _F32))
+        lowered = b.apply(Op.SUB, b.stat("largest", 0, _F32), b.const(float(_TOP), _F32))
+        return self._of_largest("out", axes, out, value, lowered)
+
+    def _weights(self, weight: Buffer, *, finite: bool = True) -> tuple[tuple[Axis, ...], Expr]:
+        """Axes along the weight's dimensions, and the exponent of its element there, if that is `finite`."""
         b = self.builder
         axes = tuple(Axis(f"o{number}", size) for number, size in enumerate(weight.shape))
-        out, channel = (axes[1], axes[0]) if transposed else axes[:2]
         at = linear([axis_index(axis) for axis in axes], weight.strides)
-        magnitude = _finite_magnitude(b, b.load(weight.name, at, _F32))
-        exponent = b.apply(Op.FLOOR, b.apply(Op.LOG2, magnitude))
-        value = b.apply(Op.ADD, exponent, b.load(scale.name, axis_index(channel), _F32))
-        made = self._buffer("out", (out.size,))
-        found = b.stat("largest", 0, _F32)
-        lowered = b.apply(Op.SUB, found, b.const(float(_TOP), _F32))
+        number = b.load(weight.name, at, _F32)
+        magnitude = _finite_magnitude(b, number) if finite else b.apply(Op.ABS, number)
+        return axes, b.apply(Op.FLOOR, b.apply(Op.LOG2, magnitude))
+
+    def _of_largest(self, what: str, axes: tuple[Axis, ...], row: Axis, value: Expr, made_of_it: Expr) -> Buffer:
+        """A buffer of what is made of the largest `value` along `row`; of 0 where there is none."""
+        b = self.builder
+        made = self._buffer(what, (row.size,))
         largest = Reduction("largest", ReduceOp.MAX, (value,), _F32)
-        columns = tuple(axis for axis in axes if axis is not out)
-        self._kernel((out,), columns, largest, [store_at(made, (out,), _unless_nothing(b, found, lowered))])
+        columns = tuple(axis for axis in axes if axis is not row)
+        exponent = _unless_nothing(b, b.stat("largest", 0, _F32), made_of_it)
+        self._kernel((row,), columns, largest, [_store(made, (row,), exponent)])
         return made
 
     def result_factors(self, sample: Buffer, out: Buffer, samples: int, outs: int) -> tuple[Buffer, Buffer]:
         b = self.builder
         axes = Axis("r0", samples), Axis("r1", outs)
         exponents = (b.load(each.name, axis_index(axis), _F32) for each, axis in zip((sample, out), axes, strict=True))
-        both = powers(b, b.apply(Op.ADD, *exponents))
+        factors = powers(b, b.apply(Op.ADD, *exponents))
         made = self._buffer("result", (samples, outs)), self._buffer("result_too", (samples, outs))
-        stores = [store_at(buffer, axes, power) for buffer, power in zip(made, both, strict=True)]
+        stores = [_store(buffer, axes, factor) for buffer, factor in zip(made, factors, strict=True)]
         self._kernel(axes, (), None, [], stores)
         return made
 
@@ -166,7 +189,7 @@ class Finder:
         self.kernels.append(Kernel(name, rows, columns, sweeps, tuple(row_stores), tuple(stores), ORIGIN))
 
 
-def store_at(buffer: Buffer, axes: Sequence[Axis], value: Expr) -> Store:
+def _store(buffer: Buffer, axes: Sequence[Axis], value: Expr) -> Store:
     return Store(buffer.name, linear([axis_index(axis) for axis in axes], buffer.strides), value)
 
 

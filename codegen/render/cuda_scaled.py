@@ -1,0 +1,172 @@
+"""Writes the body of a CUDA kernel with a convolution that makes scaled halves of tiles of its input; see `passes.scaled_tiles`.
+
+A tile is fetched as it is. Its threads find the largest number of each channel, then the scale, and lay the tile's halves out in places
+(`cuda_places`); while these are multiplied, the next tile is fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fusepass.codegen.ir.convolution import HALVES, ROWS, ScaledWeights, halves_of_place
+from fusepass.codegen.ir.dtype import Precision
+from fusepass.codegen.ir.expr import ReduceOp, Stat, walk
+from fusepass.codegen.ir.index import contiguous_strides
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.render.cuda_convolution import ConvolutionText, Sums
+from fusepass.codegen.render.cuda_input import dot, quotient, remainder, unrolled
+from fusepass.codegen.render.cuda_places import PlacesWriter
+from fusepass.codegen.render.cuda_sweeps import Sweeps
+from fusepass.codegen.render.spelling import Identifiers, block
+from fusepass.codegen.schedule_convolution.places import BLOCK, PlacesSchedule
+from fusepass.codegen.schedule_convolution.tiles import Tiles
+
+_BINADES = {Precision.TF32: 14, Precision.FLOAT32: 20}
+"""How many powers of two a channel may be smaller than the largest of its tile: of its numbers, halves lose digits only of those that are
+2^13 times smaller than its own largest; two for a number, 2^18 times."""
+
+
+_EXTREMES = (ReduceOp.MAX, ReduceOp.MIN)  # whose results do not depend on the order
+
+
+def places_text(
+    kernel: Kernel, program: Program, plan: PlacesSchedule, pointers: dict[str, str], names: Identifiers
+) -> ConvolutionText:
+    """The text of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
+    writer = PlacesWriter if plan.source is None else _ScalingWriter
+    return writer(kernel, program, plan, pointers, names).write()
+
+
+class _ScalingWriter(PlacesWriter):
+    packed, whole = "$halves", True
+
+    def __init__(
+        self, kernel: Kernel, program: Program, plan: PlacesSchedule, pointers: dict[str, str], names: Identifiers
+    ) -> None:
+        super().__init__(kernel, program, plan, pointers, names)
+        assert plan.source is not None
+        assert isinstance(self.anchor.halves, ScaledWeights)
+        self.input: Tiles = plan.source
+        self.exponents = pointers[self.anchor.halves.channels], pointers[self.anchor.halves.outs]
+
+    def write(self) -> ConvolutionText:
+        broken = f"const bool $broken = fp::is_broken($scale, $factors, {self.plan.block_channels});"
+        behind = [self._nothing_yet(), broken]
+        return self.text(1, self._pack(), self._sets(), "float*", behind=behind)
+
+    def _shared(self) -> Iterable[str]:
+        yield from super()._shared()
+        plan = self.plan
+        at = plan.weight_bytes + 4 * self.on.staged_floats
+        yield f"unsigned char* const {self.packed} = $pool + {at};"
+        yield f"float* const $tile = reinterpret_cast<float*>($pool + {at + plan.tile_bytes});"
+        count = plan.block_channels
+        yield "// what results are multiplied with, the largest number of each channel of a tile, and exponents"
+        yield f"float* const $factors = $tile + {plan.channels * self.input.pitch};"
+        yield f"unsigned* const $largest = reinterpret_cast<unsigned*>($factors + {count});"
+        yield f"int* const $exponents = reinterpret_cast<int*>($largest + {plan.channels});"
+        yield self._nothing_yet()
+        channels, outs = self.exponents
+        keep = f"fp::keep_exponents<{plan.threads}>($exponents"
+        yield f"{keep}, {channels}, 0, {plan.channels}, {plan.channels});"
+        yield f"{keep} + {plan.channels}, {outs}, $first_channel, {count}, {self.sizes[1]});"
+
+    def _tile_pointers(self) -> Iterable[str]:
+        return ()
+
+    def _nothing_yet(self) -> str:
+        return f"if (threadIdx.x < {self.plan.channels}) $largest[threadIdx.x] = 0;"
+
+    def _fetch_tile(self) -> Iterable[str]:
+        return self.fetched_input()
+
+    def _pack(self) -> list[str]:
+        """Makes halves of what was fetched."""
+        plan, source, threads = self.plan, self.input, self.plan.threads
+        *_, filled = halves_of_place(plan.channels, plan.parts)
+        sizes = f"{source.elements}, {source.pitch}"
+        count = plan.block_channels
+        lines = [*self._place_in_input(), f"const auto $to = {self.packed} + $i * {2 * HALVES};"]
+        lines.append(
+            f"fp::pack_place<{filled}, {plan.parts}>($to, {plan.layer_places * 2 * HALVES}, $tile + $from, {source.pitch}, $scale);"
+        )
+        return [
+            f"fp::find_largest<{plan.channels}, {threads}, {source.vector}>($largest, $tile, {sizes});",
+            "__syncthreads();",
+            f"const fp::TileScale<{plan.channels}> $scale($largest, $exponents, {_BINADES[self.anchor.precision]});",
+            f"fp::leave_factors<{threads}>($factors, $scale.exponent, $exponents + {plan.channels}, {count});",
+            *block(f"for (unsigned $i = threadIdx.x; $i < {self.on.elements}; $i += {threads})", lines),
+            "fp::publish_to_products();",
+        ]
+
+    def _place_in_input(self) -> Iterable[str]:
+        """``$from``: where the position of place ``$i`` lies in a channel of what was fetched."""
+        on, source, rest = self.on, self.input, "$i"
+        strides = contiguous_strides(source.extent)
+        terms = [str(dot(on.origin, strides) - dot(source.origin, strides))]
+        for number in reversed(range(len(on.tile))):
+            here = remainder(rest, on.extent[number]) if number else rest
+            if number == len(on.tile) - 1 and on.extent[number] != self.plan.run:
+                yield f"const unsigned $along = {here};"
+                here = f"($along - $along / {self.plan.run} * {self.plan.run - BLOCK})"
+            terms.append(f"{here} * {strides[number]}")
+            rest = quotient(rest, on.extent[number])
+        yield f"const unsigned $from = {' + '.join(terms)};"
+
+    def finite(self, sums: str, loops: Sequence[tuple[str, int]], test: str = "") -> Iterable[str]:
+        """Of finite halves, all sums are: what is not finite is found where halves are made."""
+        return ()
+
+    def reductions(self, sums: Sums) -> Iterable[str]:
+        """Where one sweep suffices, of values that are the same function of each position's sums, these stay in registers."""
+        laid_out = list(super().reductions(sums))
+        if not self._reduces_registers():
+            return laid_out
+        return [*block("if ($broken)", laid_out)[:-1], *block("} else", self._reduced_registers(sums))]
+
+    def _reduces_registers(self) -> bool:
+        kernel = self.kernel
+        if len(kernel.sweeps) != 1 or kernel.stores or self.on.pair > 1:
+            return False
+        (sweep,) = kernel.sweeps
+        values = [value for reduction in sweep for value in reduction.values]
+        along = {axis for value in values for axis in self.printer.dataflow.needs(value)} & {*kernel.rows[1:]}
+        return not along and all(reduction.op in _EXTREMES for reduction in sweep)
+
+    def _reduced_registers(self, sums: Sums) -> list[str]:
+        """A thread has every fourth pair of channels of four positions: `fp::stage_scaled` says which."""
+        kernel, (sweep,) = self.kernel, self.kernel.sweeps
+        sweeps = Sweeps(kernel, self.program, self.pointers, self.printer, self.names, "[$j]")
+        states = [sweeps.declared(reduction, "[4]") for reduction in sweep]
+        values = [value for reduction in sweep for value in reduction.values]
+        (stat,) = [each for each in walk(*values) if isinstance(each, Stat) and each.reduction == self.anchor.name]
+        outer = sweeps.row_scope(values, {kernel.rows[0]: "$sample"})
+        each = [
+            "const int $j = $i / 2 % 2 * 2 + $t;",
+            f"const float $sum = $sums[0][$t][$m * {ROWS // 2} + $i] * $factor;",
+            *outer.lines,
+            *sweeps.column(outer, "$channel", stat, sweep, ()),
+        ]
+        row = "$i / 4 * 8 + $lane % 4 * 2 + $i % 2"
+        lines = [
+            f"const int $row = $m * {ROWS} + {row}, $channel = $first_channel + $row;",
+            "const float $factor = $factors[$row];",
+            *unrolled("$t", 2, each),
+        ]
+        if self.sizes[1] != sums.covered:
+            lines[1:] = block(f"if ($channel < {self.sizes[1]})", lines[1:])
+        pushed = unrolled("$m", sums.rows, unrolled("$i", ROWS // 2, lines))
+        # Of four threads that share positions, each then has one of these.
+        own = []
+        for name in map(sweeps.state, sweep):
+            own += [f"fp::merge_across<1, 4>({name}[$j]);", f"if ($lane % 4 == $j) {name}[0] = {name}[$j];"]
+        places, inside = self.position(sums.group, "($lane % 4 * 8 + $lane / 4)")
+        axes = dict(zip(kernel.rows, ("$sample", *self.axes), strict=True))
+        scope = sweeps.row_scope([store.value for store in kernel.row_stores], axes)
+        scope.lines += [sweeps.stored(scope, store) for store in kernel.row_stores]
+        stored = [line.replace("[$j]", "[0]") for line in block(f"if ({inside})", scope.lines)]
+        return [*states, *pushed, *unrolled("$j", 4, own), *places, *stored]
+
+    def _staging(self) -> str:
+        turn = f"$turn * {ROWS * self.plan.rows} + " if self.plan.turns > 1 else ""
+        return f"fp::stage_scaled<{self.on.staged_pitch}>($room, $sums, $m, $factors + {turn}$m * {ROWS});"

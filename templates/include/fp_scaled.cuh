@@ -1,0 +1,142 @@
+// A tile of a convolution's float32 input becomes scaled halves in shared memory, by a power of two of its own; `codegen.passes.scaled_tiles`
+// says what scales are for. Goes behind fp_places.cuh.
+#pragma once
+
+#include "fp_common.h"
+#include "fp_half.h"
+
+namespace fp {
+
+constexpr int no_number = -(1 << 20);  // the exponent of zero, and of what is not finite
+
+// 2^exponent; false where no normal number is that.
+__device__ __forceinline__ bool power(int exponent, float& made) {
+    made = float_of(int(unsigned(exponent + 127) << 23));
+    return exponent >= -126 && exponent <= 127;
+}
+
+// Exponents, which are numbers in memory, as integers.
+template <int Threads>
+__device__ __forceinline__ void keep_exponents(int* kept, const float* exponents, int first, int count, int channels) {
+    for (int i = threadIdx.x; i < count; i += Threads) {
+        const float exponent = exponents[first + i < channels ? first + i : channels - 1];
+        kept[i] = exponent > -1000.0f && exponent < 1000.0f ? int(exponent) : no_number;
+    }
+}
+
+// largest[c] becomes the bits of the largest magnitude of channel c, if they are more; those of infinity where one is not finite. The
+// tile has `elements` of each channel, whole vectors of them; channels lie `pitch` floats apart.
+template <int Channels, int Threads, int Vector>
+__device__ __forceinline__ void find_largest(unsigned* largest, float* tile, int elements, int pitch) {
+#pragma unroll
+    for (int c = 0; c < Channels; ++c) {
+        float mine = 0.0f;
+        for (int i = threadIdx.x * Vector; i < elements; i += Threads * Vector) {
+            const auto numbers = as_vector<Vector>(tile[c * pitch + i]);
+#pragma unroll
+            for (int j = 0; j < Vector; ++j) mine = maximum(mine, fabsf(numbers[j]));
+        }
+        const unsigned most = __reduce_max_sync(0xffffffffu, unsigned(bits_of(mine)) & 0x7fffffffu);
+        if (threadIdx.x % 32 == 0) atomicMax(largest + c, most);
+    }
+}
+
+// The scale s of a tile, a power of two, and what its channels are multiplied with, 1 / (s t).
+template <int Channels>
+struct TileScale {
+    static constexpr int top = 13;  // exponent of the largest halves
+    int exponent;                   // of s
+    bool exact = true;              // whether all of its numbers are finite, and keep their digits
+    float factors[Channels];
+
+    // `channels` has the exponents of t; a channel may be 2^most times smaller than the largest one.
+    __device__ __forceinline__ TileScale(const unsigned* largest, const int* channels, int most) {
+        int greatest = no_number;
+#pragma unroll
+        for (int c = 0; c < Channels; ++c) {
+            const int scaled = int(largest[c] >> 23) - 127 - channels[c];
+            greatest = largest[c] != 0 && scaled > greatest ? scaled : greatest;
+        }
+        exponent = greatest == no_number ? 0 : greatest - top;
+#pragma unroll
+        for (int c = 0; c < Channels; ++c) {
+            const int scaled = int(largest[c] >> 23) - 127 - channels[c];
+            const bool normal = power(-exponent - channels[c], factors[c]);
+            const bool kept = normal && scaled >= greatest - most && largest[c] < 0x7f800000u;
+            exact = exact && (largest[c] == 0 || kept);
+            factors[c] = largest[c] == 0 ? 0.0f : factors[c];
+        }
+    }
+};
+
+// What the sums of `count` output channels are multiplied with, s u, or 0 where there is no such number; `outs` has the exponents of u.
+template <int Threads>
+__device__ __forceinline__ void leave_factors(float* factors, int exponent, const int* outs, int count) {
+    for (int i = threadIdx.x; i < count; i += Threads) {
+        float factor;
+        const bool normal = power(exponent + outs[i], factor);
+        factors[i] = normal ? factor : 0.0f;
+    }
+}
+
+// Whether a tile's halves, or one of its factors, are not what they should be: the same for all threads of a warp, as the compiler knows
+// by the vote. Else it would compute descriptors for each.
+template <int Channels>
+__device__ __forceinline__ bool is_broken(const TileScale<Channels>& scale, const float* factors, int count) {
+    bool broken = !scale.exact;
+    for (int i = threadIdx.x % 32; i < count; i += 32) broken = broken || factors[i] == 0.0f;
+    return __any_sync(0xffffffffu, broken);
+}
+
+// Lays the halves of a position out, Parts for each number, `Filled` channels, of which those past the last are zeros: in places that are
+// `layer` bytes apart. The position's channels lie `pitch` floats apart.
+template <int Filled, int Parts, int Channels>
+__device__ __forceinline__ void pack_place(
+    unsigned char* to, int layer, const float* from, int pitch, const TileScale<Channels>& scale)
+{
+    constexpr int width = Filled < 8 ? Filled : 8;  // of a part in a place
+#pragma unroll
+    for (int k = 0; k < Filled; k += width) {
+        half halves[Parts][width];
+#pragma unroll
+        for (int j = 0; j < width; ++j) {
+            const int c = k + j < Channels ? k + j : 0;
+            const float value = k + j < Channels ? from[c * pitch] * scale.factors[c] : 0.0f;
+            round_to(value, halves[0][j]);
+            if constexpr (Parts == 2) round_to((value - to_float(halves[0][j])) * 2048.0f, halves[1][j]);
+        }
+        if constexpr (width < 8) {
+            static_assert(sizeof(halves) == 16);
+            uint4 place;
+            memcpy(&place, halves, sizeof(place));
+            *reinterpret_cast<uint4*>(to) = place;
+        } else {
+#pragma unroll
+            for (int p = 0; p < Parts; ++p) {
+                uint4 place;
+                memcpy(&place, halves[p], sizeof(place));
+                *reinterpret_cast<uint4*>(to + (p * (Filled / 8) + k / 8) * layer) = place;
+            }
+        }
+    }
+}
+
+// As `stage_places`, with one factor for each of the channels from 16 m on.
+template <int Pitch, int Pair, int Half>
+__device__ __forceinline__ void stage_scaled(float* room, const float (&sums)[Pair][2][Half], int m, const float* factors) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const int row = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        const float factor = factors[row];
+#pragma unroll
+        for (int t = 0; t < 2; ++t) {
+            Vec<float, Pair> results;
+#pragma unroll
+            for (int p = 0; p < Pair; ++p) results[p] = sums[p][t][m * 8 + i] * factor;
+            *reinterpret_cast<Vec<float, Pair>*>(room + row * Pitch + (i / 2 % 2 * 16 + t * 8 + lane / 4) * Pair) = results;
+        }
+    }
+}
+
+}  // namespace fp
