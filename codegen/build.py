@@ -27,6 +27,8 @@ from fusepass.errors import BuildError
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _PROGRESS_AFTER = 1.0  # seconds
+_UNUSED = "unused"  # a folder where a library is built
+_begun: dict[str, threading.Thread] = {}  # those of `begin` that run, by key
 
 
 def build(source: Source) -> Path:
@@ -53,6 +55,30 @@ def build_all(sources: Sequence[Source]) -> list[Path | BuildError]:
     }
     results |= _build_missing({key: source for key, source in wanted.items() if key not in results})
     return [key if isinstance(key, BuildError) else results[key] for key in keys]
+
+
+def begin(source: Source) -> None:
+    """Start to build `source` beside what else is done, unless as many builds are under way as may be.
+
+    `build_all` waits for it, and says what failed.
+    """
+    key = _key(source)
+    try:
+        if isinstance(key, BuildError) or cache.lookup(key) is not None or toolchain.environment():
+            return
+    except (BuildError, OSError):
+        return
+    import torch.utils.cpp_extension  # noqa: F401, as in `_build_missing`
+
+    def run() -> None:
+        with contextlib.suppress(OSError):
+            _build_one(key, source)
+        del _begun[key]
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True)
+    if key not in _begun and len(_begun) < current().jobs - 1:
+        _begun[key] = thread
+        thread.start()
 
 
 def load(library: Path, entry: str, arguments: int) -> Callable[..., int]:
@@ -127,6 +153,9 @@ def _build_missing(missing: Mapping[str, Source]) -> dict[str, Path | BuildError
 
 
 def _build_one(key: str, source: Source) -> Path | BuildError:
+    begun = _begun.get(key)
+    if begun is not None and begun is not threading.current_thread():
+        begun.join()
     try:
         return cache.store(key, source, lambda directory: _load_inline(source, key, directory))
     except BuildError as error:
@@ -141,6 +170,9 @@ def _load_inline(source: Source, key: str, directory: Path) -> Path:
     if cuda and torch.version.cuda is None:
         raise BuildError(f"{source.name} needs CUDA, and this PyTorch ({torch.__version__}) has none")
     flags = list(toolchain.flags(source.target, source.arch))
+    (directory / _UNUSED).mkdir()
+    for name in toolchain.UNUSED_LIBRARIES:
+        (directory / _UNUSED / f"lib{name}.a").write_text("!<arch>\n")  # an archive of nothing
     try:
         library = load_inline(
             name=f"fusepass_{key[:16]}",
@@ -148,7 +180,7 @@ def _load_inline(source: Source, key: str, directory: Path) -> Path:
             cuda_sources=source.text if cuda else None,
             extra_cflags=[] if cuda else flags,
             extra_cuda_cflags=flags if cuda else [],
-            extra_ldflags=[*toolchain.link_flags(source.target)],
+            extra_ldflags=[f"-L{_UNUSED}", *toolchain.link_flags(source.target)],
             extra_include_paths=[str(toolchain.include_directory())],
             build_directory=str(directory),
             is_python_module=False,

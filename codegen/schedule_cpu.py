@@ -17,7 +17,7 @@ from math import prod
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.conversions import converts_along
 from fusepass.codegen.ir.dataflow import Dataflow, Kept, kept_values
-from fusepass.codegen.ir.expr import Apply, Load, Masked, Op, Position, walk
+from fusepass.codegen.ir.expr import Apply, Load, Masked, Op, Position
 from fusepass.codegen.ir.index import Axis, FloorDiv, Mod
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule.plan import Walk
@@ -118,7 +118,7 @@ def kept_on_cpu(kernel: Kernel) -> tuple[Kept, ...]:
 
 
 def _work(kernel: Kernel) -> int:
-    costly = sum(isinstance(node, Apply) and node.op not in _CHEAP for node in walk(*kernel.roots))
+    costly = sum(isinstance(node, Apply) and node.op not in _CHEAP for node in kernel.nodes)
     return kernel.row_count * max(kernel.col_count, 1) * (1 + costly)
 
 
@@ -184,7 +184,7 @@ def last_axis(axes: tuple[Axis, ...]) -> Axis | None:
 
 
 def _computes_with_indices(kernel: Kernel) -> bool:
-    if any(isinstance(node, Masked | Position) for node in walk(*kernel.roots)):
+    if any(isinstance(node, Masked | Position) for node in kernel.nodes):
         return True
     indices = [load.index for load in kernel.loads()]
     indices += [store.index for store in (*kernel.row_stores, *kernel.stores)]

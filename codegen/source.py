@@ -29,6 +29,8 @@ class Source:
         arch: CUDA architecture such as ``"sm_90"``, or the CPU's ``"native"``.
         numbers: what `entry` is called with for the sizes at hand, 8 bytes each, where one library serves many sizes:
             ``int64_t``, ``double`` for a float.
+        replay: the C symbol of a function as `entry`, for calls that come again and again with the same pointers; None where there is
+            none.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Source:
     headers: tuple[str, ...]
     arch: str
     numbers: tuple[int | float, ...] | None = None
+    replay: str | None = None
 
     def packed_numbers(self) -> bytes:
         """The numbers as `entry` reads them."""

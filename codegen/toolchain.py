@@ -146,6 +146,10 @@ def flags(target: Target, arch: str) -> tuple[str, ...]:
     return (*CUDA_FLAGS, f"-gencode=arch=compute_{number},code=sm_{number}")
 
 
+UNUSED_LIBRARIES = ("c10", "c10_cuda", "torch_cpu", "torch_cuda", "torch", "torch_python")
+"""What load_inline names to the linker, which generated code has no use for: to read their symbols takes longer than all else of linking."""
+
+
 def link_flags(target: Target) -> tuple[str, ...]:
     """What the linker is told: of the libraries that load_inline names, keep those in use, so not torch's.
 

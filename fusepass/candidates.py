@@ -21,6 +21,7 @@ from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.lowering.lower import Unsupported, lower
 from fusepass.codegen.passes.anchors import AnchorSource
+from fusepass.codegen.source import Source
 from fusepass.config import current
 from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
@@ -31,19 +32,23 @@ from fusepass.variants import Variant, is_precise, library_rounds, variants
 from fusepass.work import Candidate, Work
 
 Share = Callable[[Generated], Generated]
+Begin = Callable[[Source], None]
+
+_SLOW_TO_BUILD = (AnchorSource.TILED_HALVES, AnchorSource.HALVES)
 
 
-def generate_candidates(work: Work, forms: Forms) -> None:
+def generate_candidates(work: Work, forms: Forms, begin: Begin = lambda source: None) -> None:
     """Lower, run the passes and render each variant that is worth a try; `forms` has the libraries for other sizes.
 
-    A region beyond the IR, or one library too many, gets its reason instead.
+    A region beyond the IR, or one library too many, gets its reason instead. `begin` is told of sources that are going to be built, as
+    soon as they are there.
     """
     foreign = [node.name for node in work.arguments if node.meta["val"].device != work.device]
     if foreign:
         work.reason = f"{foreign[0]} is not on {work.device}"
         return
     try:
-        _generate_variants(work, forms)
+        _generate_variants(work, forms, begin)
     except (Unsupported, TooManyBuilds) as refused:
         work.reason = str(refused)
     except Exception as bug:  # ours; the other regions and the model still run
@@ -57,7 +62,7 @@ def _told(bug: Exception) -> str:
     return f"internal error: {type(bug).__name__}: {next(iter(str(bug).splitlines()), '')}"
 
 
-def _generate_variants(work: Work, forms: Forms) -> None:
+def _generate_variants(work: Work, forms: Forms, begin: Begin) -> None:
     """The candidates: the first one, and those that are to be compared with it or that were found to be better.
 
     Sizes that come later have the variant that was chosen for the first ones as their only candidate.
@@ -78,7 +83,7 @@ def _generate_variants(work: Work, forms: Forms) -> None:
         every = [variant for variant in variants(work.graph, facts, "max")[1:] if variant.name != work.candidate.name]
         _generate_others(work, [variant for variant in every if variant.name in named(record)], facts)
     if record is None or not adopt(work, record):
-        _generate_others(work, others, facts)
+        _generate_others(work, others, facts, begin)
         if current().tune == "fast":
             _leave_out_slower(work)
     if work.choice is None and _is_anchor_alone(work):
@@ -116,20 +121,31 @@ def _first_candidate(work: Work, variant: Variant, facts: DeviceFacts, forms: Fo
         return _candidate(work, replace(variant, anchor=AnchorSource.LIBRARY), facts, forms.shared)
 
 
-def _generate_others(work: Work, others: Sequence[Variant], facts: DeviceFacts) -> None:
-    """Add the candidates of `others` that are new programs as precise as the region's operators; failures are noted."""
+def _generate_others(
+    work: Work, others: Sequence[Variant], facts: DeviceFacts, begin: Begin = lambda source: None
+) -> None:
+    """Add the candidates of `others` that are new programs as precise as the region's operators; failures are noted.
+
+    What takes the compiler longest is generated first, and `begin` told of it. Of equal programs the one that is offered first stays.
+    """
     first = work.candidates[0]
     own = AnchorSource.GENERATED if first.generated.generates_anchor else AnchorSource.LIBRARY
-    for variant in others:
+    found: dict[Variant, Candidate] = {}
+    for variant in sorted(others, key=lambda variant: variant.anchor not in _SLOW_TO_BUILD):
         if variant == replace(first.variant, anchor=own) or not is_precise(variant, work.graph, facts):
             continue
         try:
-            made = _candidate(work, variant, facts)
-            fresh = not any(made.sources == known.sources for known in work.candidates)
+            found[variant] = made = _candidate(work, variant, facts)
+            sources = made.sources
         except Exception as bug:
+            found.pop(variant, None)
             work.lost[variant.name] = _told(bug)
             continue
-        if fresh:
+        if variant.anchor in _SLOW_TO_BUILD and sources != first.sources:
+            for source in sources:
+                begin(source)
+    for made in (found[variant] for variant in others if variant in found):
+        if not any(made.sources == known.sources for known in work.candidates):
             work.candidates.append(made)
 
 

@@ -170,7 +170,12 @@ def _trace(shim: Shim, live: LiveTensors, tensors: Sequence[torch.Tensor], branc
     except Exception as error:  # the export knows more, and says what forward itself raises
         if isinstance(error, CaptureError) and error.only_children:
             raise
-        finished = finish(_export(shim, states, tensors, names))
+        try:
+            finished = finish(_export(shim, states, tensors, names))
+        except _DATA_DEPENDENT:
+            if isinstance(error, Declined | CaptureError):
+                raise
+            raise error from None  # forward raised it for these values, of which the export knows nothing
     clean_metadata(finished.graph.graph)
     assert shim.outputs is not None, "the model has run"
     return Captured(

@@ -15,6 +15,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fusepass.candidates import build_candidates, generate_candidates, load_candidates
 from fusepass.choice import EAGER
+from fusepass.codegen import build
 from fusepass.codegen.detect import device_facts
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.ir.text import program_text
@@ -120,6 +121,7 @@ def compile_graph(
     with clock.stage("splice"):
         kept = [work for work in works if work.state is RegionState.FUSED]
         for work in kept:
+            fused[work.region.name].stay()
             work.call = fused[work.region.name].run
         regions = [work.region for work in kept]
         arguments = {work.region.name: work.arguments for work in kept}
@@ -155,7 +157,7 @@ def _fused(
         works = _works(graph, regions, exact)
     with clock.stage("generate"):
         for work in works:
-            generate_candidates(work, forms)
+            generate_candidates(work, forms, build.begin)
     with clock.stage("build", waits=True):
         build_candidates(works)
     loaded: dict[str, dict[str, FusedRegion]] = {}

@@ -116,15 +116,22 @@ class FusedRegion:
         self.fallbacks = fallbacks
         self._unaligned: Entry | None = None
         self._lock = threading.Lock()
+        self._library = library
         self._entry = Entry(library, generated.source, len(program.arguments))
         self.conversions = conversions or {}
-        self._source, scope = _launcher(self, self._entry, used, exact)
-        exec(compile(self._source, f"<fusepass {name}>", "exec"), scope)
-        self.run: Callable[..., Result] = scope["run"]
+        self._source, self._scope = _launcher(self, self._entry, used, exact)
+        exec(compile(self._source, f"<fusepass {name}>", "exec"), self._scope)
+        self.run: Callable[..., Result] = self._scope["run"]
         self.run.__name__ = self.run.__qualname__ = name
 
     def __call__(self, *inputs: torch.Tensor) -> Result:
         return self.run(*inputs)
+
+    def stay(self) -> None:
+        """To be called when this region is what serves calls from now on: launches that come again and again are replayed."""
+        source = self.generated.source
+        if source.replay is not None:
+            self._scope["entry"] = build.load(self._library, source.replay, len(self.generated.program.arguments))
 
     def checked(self, *inputs: torch.Tensor) -> Result:
         """As the call, for arguments from anywhere.

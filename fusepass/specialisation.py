@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from fusepass.capture import Captured
 from fusepass.compile import CompiledGraph
 from fusepass.inline import Inline
+from fusepass.measure import extent
 from fusepass.replay import CudaGraphs, Replay, obstacle
 from fusepass.report import RegionState, Report
 from fusepass.signature import Signature, distinct
@@ -38,8 +39,10 @@ class Specialisation:
     """
 
     __slots__ = (
+        "_apart",
         "_call",
         "_finish",
+        "_sizes",
         "arity",
         "bind",
         "captured",
@@ -75,6 +78,11 @@ class Specialisation:
             + [first_input + i for i in captured.mutated_inputs]
         )
         self.writes = bool(self.written)
+        self._sizes = [
+            extent(node.meta["val"]) * node.meta["val"].dtype.itemsize
+            for node in compiled.before.graph.find_nodes(op="placeholder")
+        ]
+        self._apart: list[int] = []  # where arguments lay that share nothing that is written
         self.replay = self._replay(tensors) if cuda_graphs else None
         if isinstance(self.replay, Replay):
             self._call = self.replay
@@ -126,10 +134,20 @@ class Specialisation:
 
         The graph reads everything before it writes anything, so then it would not do what the model does.
         """
-        memory = [argument.untyped_storage()._cdata for argument in arguments]
-        written = {memory[i] for i in self.written}
-        others = {place for i, place in enumerate(memory) if i not in self.written}
-        return len(written) < len(self.written) or not written.isdisjoint(others)
+        starts = [argument.data_ptr() for argument in arguments]
+        if starts == self._apart:
+            return False
+        places = sorted(
+            (start, start + size, i) for i, (start, size) in enumerate(zip(starts, self._sizes, strict=True)) if size
+        )
+        end = end_of_written = 0
+        for start, stop, i in places:
+            if start < end_of_written or (i in self.written and start < end):
+                return True
+            end = max(end, stop)
+            end_of_written = max(end_of_written, stop) if i in self.written else end_of_written
+        self._apart = starts
+        return False
 
 
 def _arity(captured: Captured) -> int:

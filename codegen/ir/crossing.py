@@ -89,7 +89,7 @@ class _Accesses:
 
     def __init__(self, kernel: Kernel, program: Program) -> None:
         self.rows = kernel.rows
-        windows = [node for node in walk(*kernel.roots) if isinstance(node, Window)]
+        windows = [node for node in kernel.nodes if isinstance(node, Window)]
         inside = {id(below) for window in windows for below in walk(window)}
         least = kernel.row_count // 4
         found = [

@@ -69,7 +69,7 @@ class PatchWindow:
 
 def patch_windows(kernel: Kernel, program: Program, image: tuple[Axis, Axis]) -> tuple[PatchWindow, ...]:
     """The windows of a pointwise kernel over its axes `image` that load; none where one of them needs more than tiles."""
-    nodes = list(walk(*kernel.roots))
+    nodes = kernel.nodes
     windows = [
         node for node in nodes if isinstance(node, Window) and any(isinstance(b, Load | Gather) for b in walk(node))
     ]

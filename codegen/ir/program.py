@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 from fusepass.codegen.ir.convolution import Convolution
@@ -177,7 +178,7 @@ class Kernel:
     def reductions(self) -> tuple[Reduction, ...]:
         return tuple(reduction for sweep in self.sweeps for reduction in sweep)
 
-    @property
+    @cached_property
     def roots(self) -> tuple[Expr, ...]:
         """Every expression that the kernel evaluates."""
         values = [value for reduction in self.reductions for value in reduction.values]
@@ -186,27 +187,32 @@ class Kernel:
         )
         return (*values, *(store.value for store in (*self.row_stores, *self.stores)))
 
+    @cached_property
+    def nodes(self) -> tuple[Expr, ...]:
+        """Every distinct node of these expressions, operands first."""
+        return tuple(walk(*self.roots))
+
     def loads(self) -> Iterator[Load]:
         """Every distinct load."""
-        return (node for node in walk(*self.roots) if isinstance(node, Load))
+        return (node for node in self.nodes if isinstance(node, Load))
 
-    @property
+    @cached_property
     def reads(self) -> frozenset[str]:
         anchor = self.anchor.reads if self.anchor else ()
-        return frozenset((*anchor, *(node.buffer for node in walk(*self.roots) if isinstance(node, Load | Gather))))
+        return frozenset((*anchor, *(node.buffer for node in self.nodes if isinstance(node, Load | Gather))))
 
     @property
     def checks(self) -> bool:
         """Whether places come from data, so that the kernel may find one outside of its buffer."""
-        gathers = (node for node in walk(*self.roots) if isinstance(node, Gather))
+        gathers = (node for node in self.nodes if isinstance(node, Gather))
         return any(place.checked for gather in gathers for place in gather.places)
 
-    @property
+    @cached_property
     def writes(self) -> frozenset[str]:
         partial = self.partials.stores if self.partials else ()
         return frozenset(store.buffer for store in (*self.row_stores, *self.stores, *partial))
 
-    @property
+    @cached_property
     def buffers(self) -> frozenset[str]:
         """Every buffer that a launch needs."""
         return self.reads | self.writes | ({self.team.exchange} if self.team else frozenset())
@@ -256,7 +262,7 @@ class Program:
     def buffer(self, name: str) -> Buffer:
         return self._table[name]
 
-    @property
+    @cached_property
     def arguments(self) -> tuple[Buffer, ...]:
         """The buffers whose pointers the generated entry takes, in order: read inputs and anchors, outputs, temporaries."""
         used = frozenset[str]().union(*(kernel.buffers for kernel in self.kernels))

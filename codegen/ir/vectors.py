@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import gcd, prod
 
-from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Masked, Position, Window, walk
+from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Masked, Position, Window
 from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index, axis_index, delinearize
 from fusepass.codegen.ir.program import Kernel, Store
 
 
 def flatten(kernel: Kernel, builder: Builder) -> Kernel:
     """`kernel` with at most one row axis (``row``) and one column axis (``col``), in row-major order."""
-    windows = (node.axes for node in walk(*kernel.roots) if isinstance(node, Window))
+    windows = (node.axes for node in kernel.nodes if isinstance(node, Window))
     names = {axis.name for axes in (kernel.rows, kernel.cols, *windows) for axis in axes}
     rows, cols = _flat(kernel.rows, "row", names), _flat(kernel.cols, "col", names)
     axes = {**_coordinates(kernel.rows, rows), **_coordinates(kernel.cols, cols)}

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from fusepass.codegen.ir.convolution import Convolution, few_channels, few_halves, scales_tiles, tiled_halves
 from fusepass.codegen.ir.dtype import DType, Precision
-from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Window, walk
+from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Window
 from fusepass.codegen.ir.index import Axis, axis_index, linear
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Anchor, Kernel, LibraryCall, Program, Ref, Role, Store
@@ -265,7 +265,7 @@ def _absorbed(
     result = program.buffer(call.result)
     if reader.is_pointwise is reducing or reader.anchor is not None:
         return None
-    if any(isinstance(node, Window | Gather) for node in walk(*reader.roots)):
+    if any(isinstance(node, Window | Gather) for node in reader.nodes):
         return None
     reader = with_whole_dimensions(reader, builder, result)
     loads = [load for load in reader.loads() if load.buffer == result.name]

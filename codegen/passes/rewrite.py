@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from fusepass.codegen.ir.expr import Builder, Expr, Masked, own_indices, walk
+from fusepass.codegen.ir.expr import Builder, Expr, Masked, own_indices
 from fusepass.codegen.ir.index import Axis, Bound, FloorDiv, Index, Mod
 from fusepass.codegen.ir.program import Kernel, Partials, Reduction, Store
 
@@ -42,7 +42,7 @@ def rewrite_kernel(
 
 def indices(kernel: Kernel) -> Iterator[Index]:
     """Every index of the kernel: loads, positions, masks and stores."""
-    for node in walk(*kernel.roots):
+    for node in kernel.nodes:
         yield from own_indices(node)
     for store in (*kernel.row_stores, *kernel.stores):
         yield store.index
@@ -58,5 +58,5 @@ def divisions(index: Index) -> Iterator[FloorDiv | Mod]:
 
 def masked_axes(kernel: Kernel) -> frozenset[Axis]:
     """Axes that a mask depends on."""
-    masks = [node.mask for node in walk(*kernel.roots) if isinstance(node, Masked)]
+    masks = [node.mask for node in kernel.nodes if isinstance(node, Masked)]
     return frozenset(axis for mask in masks for bound in mask for axis in bound.index.axes)

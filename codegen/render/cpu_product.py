@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusepass.codegen.ir.expr import Stat, walk
+from fusepass.codegen.ir.expr import Stat
 from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.render.cpu_loops import KernelWriter
@@ -43,7 +43,7 @@ class ProductWriter(KernelWriter):
         scope.lines.append(f"double {total} = 0.0;")
         head = f"for ({self.index_type} {term.name} = {first}, {end} = {last}; {term.name} < {end}; ++{term.name})"
         scope.lines += block(head, [*inside.lines, f"{total} += {' * '.join(factors)};"])
-        for node in walk(*self.kernel.roots):
+        for node in self.kernel.nodes:
             if isinstance(node, Stat):
                 scope.bind(node, f"float({total})")
         self.store(scope, self.kernel.stores)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import Convolution, ScaledWeights
@@ -11,6 +11,7 @@ from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.render.cuda_kernel import kernel_body
 from fusepass.codegen.render.cuda_product import product_body
 from fusepass.codegen.render.cuda_resident import resident_text
+from fusepass.codegen.render.cuda_ring import ring_body
 from fusepass.codegen.render.cuda_scaled import places_text
 from fusepass.codegen.render.cuda_streamed import streamed_text
 from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, with_slot
@@ -26,7 +27,7 @@ from fusepass.codegen.schedule_product import ProductSchedule, schedule_product
 from fusepass.codegen.source import Source, Target
 from fusepass.errors import ScheduleError
 
-_INCLUDED = ("fp_index.h", "fp_merge.cuh", "fp_vector.cuh")
+_INCLUDED = ("fp_index.h", "fp_launch.cuh", "fp_merge.cuh", "fp_vector.cuh")
 _HEADERS = (
     *_INCLUDED,
     "fp_cast.h",
@@ -38,7 +39,7 @@ _HEADERS = (
     "fp_states.h",
 )
 _COPIES = ("fp_instructions.cuh",)  # for kernels that stage what they load
-_TEAMS = ("fp_instructions.cuh", "fp_launch.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
+_TEAMS = ("fp_instructions.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
 _FETCHES = ("fp_instructions.cuh", "fp_team.cuh")  # for those whose blocks copy their next row ahead
 _PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anchor
 _CONVOLUTION_GROUPS = ("fp_wgmma.cuh", "fp_group.cuh")  # which is a convolution that four warps multiply together
@@ -49,7 +50,9 @@ _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
 _MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
 
 Plan = Schedule | ConvolutionSchedule | ProductSchedule
-_DEFAULT_SHARED = 48 << 10  # a launch that asks for more dynamic shared memory needs an attribute
+_REPLAYS = ("fp_replay.cuh",)  # for programs that launch more than once
+_FEW_BLOCKS = 4  # for each multiprocessor, so that all of them run at once: to wait takes each half a microsecond
+_PROGRAMMATIC = 90  # the capability from which a kernel can wait for the one before it
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class _LibraryText:
     entry: str
     parameters: tuple[str, ...]
     launches: tuple[str, ...]
+    replay: tuple[str, ...]
 
 
 def render_cuda(
@@ -86,16 +90,22 @@ def render_cuda(
     pointers = {buffer.name: names.exact(buffer.name) for buffer in program.arguments}
     kernels, launches = [], []
     groups = patches = fetches = False
-    for kernel in program.kernels:
-        if is_empty(kernel):
-            continue
-        plan = _plan(kernel, program, facts, aligned, general)
+    launched = [kernel for kernel in program.kernels if not is_empty(kernel)]
+    plans = [_plan(kernel, program, facts, aligned, general) for kernel in launched]
+    small = [plan.blocks <= _FEW_BLOCKS * facts.multiprocessors and not general for plan in plans]
+    early = [_starts_early(number, kernel, facts) and small[number] for number, kernel in enumerate(launched)]
+    for number, (kernel, plan) in enumerate(zip(launched, plans, strict=True)):
         patches = patches or (isinstance(plan, Schedule) and plan.walk is Walk.PATCH)
         fetches = fetches or (isinstance(plan, Schedule) and plan.fetches)
         name = names.exact(kernel.name)
-        kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
-        launches += _launch(kernel, name, program, plan, pointers)
+        start = ["fp::wait_for_previous();"] if early[number] else []
+        start += ["fp::let_next_start();"] if small[number] and any(early[number + 1 : number + 2]) else []
+        written = _kernel_text(kernel, name, program, plan, pointers, names.copy())
+        kernels.append(replace(written, body=(*start, *written.body)))
+        launches += _launch(kernel, name, program, plan, pointers, early=early[number])
         groups |= isinstance(plan, ProductSchedule) and plan.tiling.groups
+    several = len(launched) + sum(kernel.team is not None for kernel in launched) > 1
+    again = names.exact(f"replay_{program.name}") if several and not general else None
     anchors = [kernel.anchor for kernel in program.kernels if kernel.anchor is not None]
     headers = [*_INCLUDED]
     headers += _PRODUCTS if anchors else ()
@@ -110,6 +120,7 @@ def render_cuda(
     headers += _COPIES if patches else ()
     headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
     headers += _FETCHES if fetches else ()
+    headers += _REPLAYS if again else ()
     library = _LibraryText(
         title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
         comment=_buffer_comments(program),
@@ -118,10 +129,12 @@ def render_cuda(
         entry=entry,
         parameters=with_slot([f"void* {pointers[buffer.name]}" for buffer in program.arguments], Slot.ENTRY),
         launches=unpacked(launches),
+        replay=_replay(again, entry, list(pointers.values())) if again else (),
     )
     marked = fill("cuda/library.cu.j2", library=library)
     text = marked if general else plain(marked)
-    return Source(program.name, entry, Target.CUDA, text, tuple(sorted({*_HEADERS, *headers})), facts.arch)
+    included = tuple(sorted({*_HEADERS, *headers}))
+    return Source(program.name, entry, Target.CUDA, text, included, facts.arch, replay=again)
 
 
 def _plan(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool, general: Generality) -> Plan:
@@ -187,7 +200,8 @@ def _kernel_text(
         else:
             text = streamed_text(kernel, program, plan, pointers, names)
         return _KernelText(name, text.tables, tuple(comment), f"{plan.threads}, {plan.resident}", parameters, text.body)
-    body = kernel_body(kernel, program, plan, pointers, names)
+    write = ring_body if plan.ring else kernel_body
+    body = write(kernel, program, plan, pointers, names)
     bounds = f"{plan.threads}, {plan.resident}" if plan.resident else str(plan.threads)
     return _KernelText(name, (), tuple(comment), bounds, parameters, tuple(body))
 
@@ -206,7 +220,17 @@ def _pointer_type(buffer: Buffer, kernel: Kernel) -> str:
     return f"{'const ' if buffer.name in kernel.reads - kernel.writes else ''}{C_TYPES[buffer.dtype]}*"
 
 
-def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: dict[str, str]) -> list[str]:
+def _starts_early(number: int, kernel: Kernel, facts: DeviceFacts) -> bool:
+    """Whether the kernel that is launched as the `number`th may be, before the one before it is over, for which it waits itself.
+
+    The first one follows what another library launches. Teams follow the filling of the memory in which they meet.
+    """
+    return number > 0 and kernel.team is None and facts.capability >= _PROGRAMMATIC
+
+
+def _launch(
+    kernel: Kernel, name: str, program: Program, plan: Plan, pointers: dict[str, str], *, early: bool
+) -> list[str]:
     arguments = [
         f"    static_cast<{_pointer_type(buffer, kernel)}>({pointers[buffer.name]})"
         for buffer in _touched(kernel, program)
@@ -216,17 +240,28 @@ def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: d
         team = kernel.team
         shape = f"{team.members}, {team.teams}, {plan.threads}, {plan.shared_bytes}"
         exchange = f"{pointers[team.exchange]}, {program.buffer(team.exchange).nbytes}, stream,"
-        start = f"const int error = fp::launch_teams({name}, {shape}, {exchange}"
+        start = f"const int error = fp::launch_teams<{name}>({shape}, {exchange}"
         return ["{", *block("", [start, *passed, "if (error != 0) return error;"])[1:]]
-    lines = []
-    if plan.shared_bytes > _DEFAULT_SHARED:
-        attribute = "cudaFuncAttributeMaxDynamicSharedMemorySize"
-        call = f"const cudaError_t error = cudaFuncSetAttribute({name}, {attribute}, {free(plan.shared_bytes)});"
-        lines = block("", [call, "if (error != cudaSuccess) return static_cast<int>(error);"])
-        lines[0] = "{"
-    shape = f"{free(plan.blocks)}, {plan.threads}, {free(plan.shared_bytes)}"
-    head = f"{name}<<<{shape}, static_cast<cudaStream_t>(stream)>>>("
-    return [*lines, head, *passed]
+    call = "launch_next" if early else "launch"
+    return [f"fp::{call}<{name}>({free(plan.blocks)}, {plan.threads}, {free(plan.shared_bytes)}, stream,", *passed]
+
+
+def _replay(name: str, entry: str, pointers: list[str]) -> tuple[str, ...]:
+    """The function that launches what `entry` does, as a graph where it can."""
+    listed = ", ".join(pointers)
+    return (
+        "",
+        "// The same for calls that come again and again with the same pointers.",
+        f'extern "C" int {name}(',
+        *(f"    void* {pointer}," for pointer in pointers),
+        "    void* stream)",
+        "{",
+        f"    static fp::Replayed<{len(pointers)}> replayed;",
+        f"    return replayed.run({{{listed}}}, stream, [=](void* where) {{",
+        f"        return {entry}({listed}, where);",
+        "    });",
+        "}",
+    )
 
 
 def _buffer_comments(program: Program) -> tuple[str, ...]:

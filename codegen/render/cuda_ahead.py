@@ -31,7 +31,7 @@ class Fetches:
         frame, tile = self.frame, self.frame.tile
         start = frame.names.numbered("start") if tile.loop else tile.start
         number = frame.number(tile, start)
-        lines = self._vector(frame.first_row, number)
+        lines = self.vector(frame.first_row, number)
         lines = block(f"if ({number} < {tile.end})", lines) if tile.tail else lines
         lines = frame.unrolled(frame.u, frame.schedule.unroll, lines)
         if tile.loop:
@@ -55,9 +55,10 @@ class Fetches:
         """After vector `number` of the row at hand was read for the last time: begin to copy that of the next."""
         if not self._next:
             return []
-        return block(f"if ({self._next} < {self.frame.kernel.row_count})", self._vector(self._next, number))
+        return block(f"if ({self._next} < {self.frame.kernel.row_count})", self.vector(self._next, number))
 
-    def _vector(self, row: str, number: str) -> list[str]:
+    def vector(self, row: str, number: str, to: str = "") -> list[str]:
+        """Begin to copy vector `number` of `row` to the place of that number, or `to` another."""
         frame = self.frame
         scope = Scope(frame.printer)  # of its own: quotients of the row at hand are not those of another
         if frame.arranged.row is not None:
@@ -66,7 +67,7 @@ class Fetches:
         for load, place in self._kept:
             reuse = "<fp::Reuse::none>" if load.buffer in frame.schedule.once else ""
             start = scope.operand(frame.first_lane(load.index))
-            scope.lines.append(f"fp::fetch{reuse}(&{place}[{number}], {frame.pointers[load.buffer]} + {start});")
+            scope.lines.append(f"fp::fetch{reuse}(&{place}[{to or number}], {frame.pointers[load.buffer]} + {start});")
         return scope.lines
 
 

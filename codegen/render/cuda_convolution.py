@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fusepass.codegen.ir.convolution import ROWS
-from fusepass.codegen.ir.expr import Expr, Stat, walk
+from fusepass.codegen.ir.expr import Expr, Stat
 from fusepass.codegen.ir.program import Buffer, Reduction, Store
 from fusepass.codegen.render.cuda_input import UNROLL, TileWriter, quotient, remainder, unrolled
 from fusepass.codegen.render.cuda_neighbours import store_neighbours
@@ -156,9 +156,7 @@ class ConvolutionWriter(TileWriter):
         kernel = self.kernel
         sweeps = Sweeps(kernel, self.program, self.pointers, self.printer, self.names, "[$half]")
         axes = dict(zip(kernel.rows, ("$sample", *self.axes), strict=True))
-        (stat, *_) = [
-            node for node in walk(*kernel.roots) if isinstance(node, Stat) and node.reduction == self.anchor.name
-        ]
+        (stat, *_) = [node for node in kernel.nodes if isinstance(node, Stat) and node.reduction == self.anchor.name]
 
         def phase(roots: Sequence[Expr], sweep: Sequence[Reduction], stores: Sequence[Store]) -> list[str]:
             outer = sweeps.row_scope(roots, axes)
@@ -213,7 +211,7 @@ class ConvolutionWriter(TileWriter):
         scope = Scope(self.printer)
         for axis, text in zip(self.kernel.rows, ("$sample", "$channel", *self.axes), strict=True):
             scope.define_axis(axis, text)
-        for node in walk(*self.kernel.roots):
+        for node in self.kernel.nodes:
             if isinstance(node, Stat):
                 scope.bind(node, "$sum")
         self.printer.expect(self.kernel.roots)

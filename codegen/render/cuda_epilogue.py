@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fusepass.codegen.ir.crossing import near_step
-from fusepass.codegen.ir.expr import Apply, Const, Expr, Stat, children, walk
+from fusepass.codegen.ir.expr import Apply, Const, Expr, Stat, children
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.product import Arithmetic, Product
@@ -42,7 +42,7 @@ class Epilogue:
         self.kernel, self.product, self.program, self.plan = kernel, kernel.anchor, program, plan
         self.pointers, self.printer, self.index_type = pointers, printer, printer.index_type
         self.pieces, self.batches, self.rows, self.columns = kernel.rows
-        self.stat = next(node for node in walk(*kernel.roots) if isinstance(node, Stat))
+        self.stat = next(node for node in kernel.nodes if isinstance(node, Stat))
         self.ready = self._ready() if self._is_plain else self.stat
         self.lines = Lines(kernel, program, plan, pointers, printer, self.ready) if kernel.cols else None
         self.states = RowStates(kernel, plan, pointers, printer, self._index) if kernel.partials else None
@@ -56,7 +56,7 @@ class Epilogue:
     def _ready(self) -> Expr:
         """What is computed of the sum, and of what depends on the row alone, before anything else."""
         users: dict[int, list[Expr]] = {}
-        for node in walk(*self.kernel.roots):
+        for node in self.kernel.nodes:
             for child in children(node):
                 users.setdefault(id(child), []).append(node)
         roots = {id(root) for root in self.kernel.roots}
@@ -193,7 +193,7 @@ class Epilogue:
             return False
         if any(self.program.buffer(store.buffer).dtype.nbytes < _DIRECT_BYTES for store in self.kernel.stores):
             return False
-        done = [node for node in walk(*self.kernel.roots) if not isinstance(node, Const | Stat)]
+        done = [node for node in self.kernel.nodes if not isinstance(node, Const | Stat)]
         cheap = all(not isinstance(node, Apply) or node.op in CHEAP for node in done)
         return cheap and len(done) <= _MOST_DIRECT
 

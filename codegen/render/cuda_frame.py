@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusepass.codegen.ir.dataflow import Dataflow
+from fusepass.codegen.ir.digits import few_digits
 from fusepass.codegen.ir.expr import Expr, Load, Stat
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Program, Role
@@ -38,6 +39,7 @@ class Frame:
         self.dataflow = Dataflow()
         self.printer = Printer(names, pointers, self.index_type, general=schedule.general, branches=False)
         self.printer.coordinates = arranged.coordinates
+        self.printer.few = few_digits(arranged.kernel, program)
         if arranged.kernel.sweeps and arranged.col is not None:
             inside = {arranged.lane} if schedule.walk is Walk.INNER else set()
             self.printer.along = frozenset({arranged.col} | inside)
@@ -53,6 +55,7 @@ class Frame:
         self.team = ""  # of a block in a team
         # Of a block that goes from row to row: the row at hand, the head of the loop, the first row, and how far the next one is.
         self.row = self.row_loop = self.first_row = self.row_step = ""
+        self.turn = ""  # with a ring, the row at hand, or less than 0 before the first one
         self.patch: PatchPlace | None = None
         # Of a block's part of a row, after what it keeps in shared memory: what it holds in registers, and what is left.
         self.held: Tile | None = None
@@ -175,6 +178,18 @@ class Frame:
         if self.arranged.row is not None:
             self.top.define_axis(self.arranged.row, row)
 
+    def _loop_over_turns(self) -> None:
+        """A block goes from row to row, and takes some turns before the first one, in which the ring fills."""
+        plan, row = self.schedule, self.names.exact("row")
+        turn = self.turn = self.names.exact("turn")
+        self.row, self.row_step = row, f"{self.team}.count"
+        first = f"{self.team}.number - {-(-plan.ring // plan.turns)} * {self.team}.count"
+        head = f"{self.index_type} {turn} = {first}; {turn} < {self.kernel.row_count}; {turn} += {self.row_step}"
+        self.row_loop = f"for ({head})"
+        self.first_of_row += f" && {turn} >= 0"
+        assert self.arranged.row is not None
+        self.top.define_axis(self.arranged.row, row)
+
     def _member(self) -> Tile:
         """A block of a team: a part of one row after another."""
         plan, team = self.schedule, self.kernel.team
@@ -188,7 +203,10 @@ class Frame:
         base = self._constant("first", f"{self.index_type}({self.team}.member) * {part}")
         even = part * plan.members == vectors
         limit = "" if even else self._constant("count", f"fp::least({self.index_type}({part}), {vectors} - {base})")
-        self._loop_over_rows(f"{self.team}.number", f"{self.team}.count")
+        if plan.ring:
+            self._loop_over_turns()
+        else:
+            self._loop_over_rows(f"{self.team}.number", f"{self.team}.count")
         whole = Tile(self.arranged.col, self.names.exact("col"), lane, plan.lanes, part, plan.width, True, True, False)
         whole = replace(whole, base=base, limit=limit)
         if plan.held:

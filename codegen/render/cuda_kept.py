@@ -30,6 +30,7 @@ class KeptPlaces:
         self.frame, self._shared = frame, frame.schedule.keep is Keep.SHARED
         self._names: dict[int, str] = {}
         self._pool, self._pool_bytes = frame.names.exact("pool"), 0
+        self.place = ""  # of the vector at hand, where that is not its number
 
     def name(self, kept: Kept) -> str:
         """The C name of all places."""
@@ -53,7 +54,8 @@ class KeptPlaces:
             vector = f"fp::Vec<{element}, {width}>"
             start = f"{self._pool} + {free(self._pool_bytes)}" if self._pool_bytes else self._pool
             frame.top.lines.append(f"{vector}* const {name} = reinterpret_cast<{vector}*>({start});")
-            self._pool_bytes += -(-tile.count // tile.step) * tile.step * width * kept.node.dtype.nbytes
+            ring = frame.schedule.ring * frame.schedule.unroll
+            self._pool_bytes += (ring or -(-tile.count // tile.step)) * tile.step * width * kept.node.dtype.nbytes
             return
         steps = f"[{frame.schedule.unroll}]" if frame.schedule.unroll > 1 else ""
         frame.top.lines.append(f"{element} {name}{steps}{f'[{width}]' if width > 1 else ''};")
@@ -65,7 +67,11 @@ class KeptPlaces:
 
     def taken(self, known: Sequence[Kept], number: str) -> list[str]:
         """Read vector `number` of `known` values from shared memory."""
-        return [f"const auto {self._staged(kept)} = {self.name(kept)}[{number}];" for kept in known if self._shared]
+        return [
+            f"const auto {self._staged(kept)} = {self.name(kept)}[{self.place or number}];"
+            for kept in known
+            if self._shared
+        ]
 
     def left(self, made: Sequence[Kept], number: str) -> list[str]:
         """Write vector `number` of the values just `made` to shared memory."""

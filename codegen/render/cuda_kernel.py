@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.dataflow import Kept
-from fusepass.codegen.ir.expr import Expr, Load, Stat, walk
+from fusepass.codegen.ir.expr import Expr, Load, Stat
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
 from fusepass.codegen.render.cuda_ahead import Fetches, prefetch_row
 from fusepass.codegen.render.cuda_exchange import Exchange, exchanges, read_in, write_out
@@ -33,11 +33,11 @@ def kernel_body(
     kernel: Kernel, program: Program, schedule: Schedule, pointers: dict[str, str], names: Identifiers
 ) -> list[str]:
     """The statements of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
-    return _Writer(Frame(arrange(kernel, program, schedule), program, schedule, pointers, names)).write()
+    return KernelWriter(Frame(arrange(kernel, program, schedule), program, schedule, pointers, names)).write()
 
 
 @dataclass(frozen=True)
-class _Phase:
+class Phase:
     """A sweep, or the element stores."""
 
     roots: tuple[Expr, ...]
@@ -47,12 +47,14 @@ class _Phase:
     made: tuple[Kept, ...]  # values that later phases need
 
 
-class _Writer:
+class KernelWriter:
+    """The lines of one kernel, phase after phase."""
+
     def __init__(self, frame: Frame) -> None:
         self.frame, self.schedule, self.top = frame, frame.schedule, frame.top
         self.width, self.u, self.v = frame.schedule.width, frame.u, frame.v
         self.kept, self.places = values_to_keep(frame), KeptPlaces(frame)
-        self.stats = [node for node in walk(*frame.kernel.roots) if isinstance(node, Stat)]
+        self.stats = [node for node in frame.kernel.nodes if isinstance(node, Stat)]
         self.rows = RowValues(frame, self.stats)
         self.held: dict[int, Ahead] = {}  # loads that stay in registers
         self.fetches = self._fetches() if frame.schedule.fetches else None
@@ -68,7 +70,7 @@ class _Writer:
         for number, sweep in enumerate(kernel.sweeps):
             self._sweep(number, sweep)
         if kernel.row_stores:
-            self._row_stores(kernel.row_stores)
+            self.write_row_stores(kernel.row_stores)
         self.arrived = read_in(self.frame, self.exchanged)
         if self.patches is not None:
             self.patches.compute()
@@ -111,7 +113,7 @@ class _Writer:
             return
         known = tuple(kept for kept in self.kept if kept.first < number)
         made = tuple(kept for kept in self.kept if kept.first == number)
-        phase = _Phase(tuple(roots), states, stores, known, made)
+        phase = Phase(tuple(roots), states, stores, known, made)
         frame.printer.expect(roots)
         if frame.vector_rows:
             self.rows.compute(roots)
@@ -133,13 +135,13 @@ class _Writer:
         if self.fetches is not None and stores:
             self.top.lines.append("fp::end_copies();")
 
-    def _rest(self, phase: _Phase, number: int, tile: Tile) -> None:
+    def _rest(self, phase: Phase, number: int, tile: Tile) -> None:
         """What does not stay on the chip: read again in every phase, each time from where the last one ended."""
         self.frame.again = number < len(self.frame.kernel.sweeps) and bool(self.frame.kernel.stores)
         self._stretch(phase, tile, down=number % 2 == 1)
         self.frame.again = False
 
-    def _load_held(self, phase: _Phase, tile: Tile) -> list[Ahead]:
+    def _load_held(self, phase: Phase, tile: Tile) -> list[Ahead]:
         """What a thread needs for the vectors that it holds in registers; what it has is not loaded again."""
         frame, rows = self.frame, frozenset(self.frame.kernel.rows)
         frame.unroll = self.schedule.held
@@ -151,18 +153,18 @@ class _Writer:
         frame.unroll = self.schedule.unroll
         return ahead
 
-    def _held(self, phase: _Phase, tile: Tile, ahead: Sequence[Ahead]) -> None:
+    def _held(self, phase: Phase, tile: Tile, ahead: Sequence[Ahead]) -> None:
         """`phase` for the vectors that a thread holds in registers."""
         self.frame.unroll = self.schedule.held
         steps = self.top.child()
         # Values that are computed would all take registers beside what they are computed from.
         computed = any(not isinstance(value, Load) for state in phase.states for value in state.reduction.values)
-        write = self._steps if computed else self._all_steps
+        write = self._steps if computed else self.all_steps
         write(steps, phase, tile, tile.start, ahead)
         self.top.lines += steps.lines
         self.frame.unroll = self.schedule.unroll
 
-    def _stretch(self, phase: _Phase, tile: Tile, *, down: bool = False) -> None:
+    def _stretch(self, phase: Phase, tile: Tile, *, down: bool = False) -> None:
         """The loop of `phase` over the vectors of `tile`, from the last to the first if `down`."""
         frame = self.frame
         if tile.count == tile.first:
@@ -175,7 +177,7 @@ class _Writer:
             load_steps(frame, steps, tile, start, ahead)
         steps.lines += self.arrived
         self.arrived = []
-        self._all_steps(steps, phase, tile, start, ahead)
+        self.all_steps(steps, phase, tile, start, ahead)
         if tile.loop:
             advance = frame.unroll * tile.step
             span = f"{start} = {tile.start}; {start} < {free(tile.count)}; {start} += {advance}"
@@ -186,7 +188,7 @@ class _Writer:
         else:
             self.top.lines += steps.lines
 
-    def _all_steps(self, steps: Scope, phase: _Phase, tile: Tile, start: str, ahead: Sequence[Ahead]) -> None:
+    def all_steps(self, steps: Scope, phase: Phase, tile: Tile, start: str, ahead: Sequence[Ahead]) -> None:
         """The same, for as many as there are; where all are, what is costly is pushed at once."""
         if not (self.frame.team and tile.tail and self.frame.unroll > 1 and any(map(is_costly, phase.states))):
             self._steps(steps, phase, tile, start, ahead)
@@ -197,7 +199,7 @@ class _Writer:
         within = f"{start} + {(self.frame.unroll - 1) * tile.step} < {tile.end}"
         steps.lines += [*block(f"if ({within})", whole.lines), *block("else", single.lines)]
 
-    def _steps(self, steps: Scope, phase: _Phase, tile: Tile, start: str, ahead: Sequence[Ahead]) -> None:
+    def _steps(self, steps: Scope, phase: Phase, tile: Tile, start: str, ahead: Sequence[Ahead]) -> None:
         """The loop over steps, each with its vector loaded."""
         frame = self.frame
         number = frame.number(tile, start)
@@ -209,7 +211,7 @@ class _Writer:
         if not tile.once:
             frame.define_position(step, tile, number)
         for each in ahead:
-            if frame.unroll > 1:
+            if frame.unroll > 1 or each.under_way:
                 if not each.lanes:
                     step.bind(each.load, each.of_step(frame))
             else:
@@ -226,7 +228,7 @@ class _Writer:
         looped = frame.unrolled(self.u, frame.unroll, lines)
         steps.lines += [*around.before_steps, *looped, *around.after_steps]
 
-    def _vector(self, step: Scope, phase: _Phase, tile: Tile, ahead: Sequence[Ahead], around: Around) -> None:
+    def _vector(self, step: Scope, phase: Phase, tile: Tile, ahead: Sequence[Ahead], around: Around) -> None:
         """The computation on one vector: what its lanes share, then the lanes, then what uses all of them."""
         lanes = step.child() if self.width > 1 else step
         mark = len(step.lines)
@@ -251,7 +253,7 @@ class _Writer:
             step.lines[mark:mark] = before
         step.lines += around.after_lanes
 
-    def _bind(self, lanes: Scope, step: Scope, phase: _Phase, ahead: Sequence[Ahead]) -> None:
+    def _bind(self, lanes: Scope, step: Scope, phase: Phase, ahead: Sequence[Ahead]) -> None:
         """Make known what earlier phases and loads left in registers."""
         if self.width > 1:
             lanes.define_axis(self.frame.lane, self.v)
@@ -282,7 +284,7 @@ class _Writer:
 
     # ---- rows
 
-    def _row_stores(self, stores: Sequence[Store]) -> None:
+    def write_row_stores(self, stores: Sequence[Store]) -> None:
         self._say("per row")
         frame = self.frame
         frame.printer.expect([store.value for store in stores])

@@ -26,6 +26,8 @@ class Ahead:
         lanes: whether the lanes of a vector have different elements.
         name: the C variable that receives it.
         same: whether all steps of a thread load the same.
+        under_way: whether it was issued in the step before.
+        stays: whether all rows need it, so that the cache should have it.
     """
 
     load: Load
@@ -34,6 +36,8 @@ class Ahead:
     lanes: bool
     name: str
     same: bool = False
+    under_way: bool = False
+    stays: bool = False
 
     def of_step(self, frame: Frame) -> str:
         """The C text of what step `u` loaded."""
@@ -119,10 +123,14 @@ def load_steps(frame: Frame, scope: Scope, tile: Tile, start: str, ahead: Sequen
     if first:
         lines = _loads(frame, scope, tile, f"fp::least({start}, {tile.last})" if tile.tail else start, first)
         scope.lines += ["{", *block("", lines)[1:]]
+    fill_steps(frame, scope, tile, start, [each for each in ahead if not each.same])
+
+
+def fill_steps(frame: Frame, scope: Scope, tile: Tile, start: str, ahead: Sequence[Ahead]) -> None:
+    """Load for all steps into what is declared."""
     number = frame.number(tile, start)
     number = f"fp::least({number}, {tile.last})" if tile.tail and not tile.once else number
-    lines = _loads(frame, scope, tile, number, [each for each in ahead if not each.same])
-    scope.lines += frame.unrolled(frame.u, frame.unroll, lines)
+    scope.lines += frame.unrolled(frame.u, frame.unroll, _loads(frame, scope, tile, number, ahead))
 
 
 def _loads(frame: Frame, scope: Scope, tile: Tile, number: str, ahead: Sequence[Ahead]) -> list[str]:
@@ -142,7 +150,8 @@ def load_one(frame: Frame, scope: Scope, each: Ahead, target: str) -> None:
     pointer, index = frame.pointers[each.load.buffer], each.load.index
     once = each.load.buffer in frame.schedule.once and not frame.again
     if each.wide:
-        arguments = f"{frame.schedule.width}, fp::Reuse::none" if once else str(frame.schedule.width)
+        reuse = ", fp::Reuse::much" if each.stays else ", fp::Reuse::none" if once else ""
+        arguments = f"{frame.schedule.width}{reuse}"
         start = inside.operand(frame.first_lane(index))
         call = f"fp::load_vector<{arguments}>({pointer} + {start})"
         if frame.schedule.ragged:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fusepass.codegen.ir.convolution import ROWS
-from fusepass.codegen.ir.expr import Stat, walk
+from fusepass.codegen.ir.expr import Stat
 from fusepass.codegen.render.cuda_input import unrolled
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
@@ -39,7 +39,7 @@ def _row(writer: ConvolutionWriter, room: str, width: int, some: bool) -> list[s
     for scope, last in ((each, "$near"), (where, names[-1])):
         for axis, text in zip(kernel.rows, (*names[:-1], last), strict=True):
             scope.define_axis(axis, text)
-    for node in walk(*kernel.roots):
+    for node in kernel.nodes:
         if isinstance(node, Stat):
             each.bind(node, "$sum")
     writer.printer.expect(kernel.roots)

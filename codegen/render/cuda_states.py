@@ -26,6 +26,7 @@ class State:
     Attributes:
         element: the state of the row at hand; `name` is an array where a thread may have several rows.
         slots: shared memory to merge through, where a row has threads of several warps.
+        few: whether what it sums needs few digits.
         long: whether a thread adds up so many numbers that their roundings count.
     """
 
@@ -33,11 +34,13 @@ class State:
     name: str
     element: str
     slots: str
+    few: bool = False
     long: bool = False
 
     @property
     def type(self) -> str:
-        return f"fp::{'Long' * self.long}{self.reduction.op.value}<{C_TYPES[self.reduction.dtype]}>"
+        digits = ", true" if self.few else ""
+        return f"fp::{'Long' * self.long}{self.reduction.op.value}<{C_TYPES[self.reduction.dtype]}{digits}>"
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,8 @@ def declare_state(frame: Frame, reduction: Reduction) -> State:
     array, element = "", name
     if plan.walk is Walk.OUTER:
         array, element = f"[{plan.width}]", f"{name}[{frame.v if frame.vector_rows else 0}]"
-    state = State(reduction, name, element, frame.names.exact(f"{name}_slots"), long=_adds_many(frame, reduction))
+    few, long = reduction.name in frame.printer.few.sums, _adds_many(frame, reduction)
+    state = State(reduction, name, element, frame.names.exact(f"{name}_slots"), few, long)
     room = 0
     if plan.walk is Walk.INNER and plan.lanes > 32:
         room = plan.lanes // 32
@@ -126,7 +130,7 @@ def merge(frame: Frame, states: Sequence[State], meanwhile: Sequence[str] = ()) 
     """
     plan, lines = frame.schedule, frame.top.lines
     if frame.team:
-        lines += _met(frame, states, meanwhile)
+        lines += [*left(frame, states), *meanwhile, *found(frame, states, [state.name for state in states])]
     elif plan.walk is Walk.INNER and 1 < plan.lanes <= 32:
         lines += [f"fp::merge_lanes<{plan.lanes}>({state.name});" for state in states]
     elif plan.walk is Walk.INNER and plan.lanes > 32:
@@ -140,24 +144,32 @@ def merge(frame: Frame, states: Sequence[State], meanwhile: Sequence[str] = ()) 
         lines += [f"fp::gather_groups<{shape}>({state.slots}, {state.name});" for state in states]
 
 
-def _met(frame: Frame, states: Sequence[State], meanwhile: Sequence[str]) -> list[str]:
-    """The warps of a block merge their states, then all warps those of the team's blocks."""
-    team = frame.kernel.team
-    assert team is not None
-    offsets = exchange_offsets(frame.kernel, team.members, team.teams)
+def left(frame: Frame, states: Sequence[State]) -> list[str]:
+    """The warps of a block merge their states, and leave them for the team's blocks."""
+    offsets = _offsets(frame)
     lines = [f"fp::leave_warp({state.slots}, {state.name});" for state in states]
     lines.append("__syncthreads();")
     first = [f"fp::gather_warps({state.slots}, {state.name});" for state in states]
     first += [f"{frame.team}.leave<{offsets[state.reduction.name]}>({state.name});" for state in states]
-    lines += block("if (threadIdx.x < 32)", first)
-    lines += meanwhile
+    return [*lines, *block("if (threadIdx.x < 32)", first)]
+
+
+def found(frame: Frame, states: Sequence[State], names: Sequence[str]) -> list[str]:
+    """All warps find the states of the team's blocks and merge them, into variables with these `names`."""
+    offsets, lines = _offsets(frame), list[str]()
     shared = [frame.names.exact(f"{state.name}_of_team") for state in states]
-    for state, place in zip(states, shared, strict=True):
+    for state, place, name in zip(states, shared, names, strict=True):
         lines.append(f"__shared__ fp::Slots<{state.type}, {frame.schedule.lanes // 32}> {place};")
-        lines.append(f"{state.name} = {frame.team}.find<{offsets[state.reduction.name]}, {state.type}>();")
-    lines += [f"fp::leave_warp({place}, {state.name});" for state, place in zip(states, shared, strict=True)]
+        lines.append(f"{name} = {frame.team}.find<{offsets[state.reduction.name]}, {state.type}>();")
+    lines += [f"fp::leave_warp({place}, {name});" for place, name in zip(shared, names, strict=True)]
     lines += [f"{frame.team}.next();", "__syncthreads();"]
-    return [*lines, *(f"fp::gather_warps({place}, {state.name});" for state, place in zip(states, shared, strict=True))]
+    return [*lines, *(f"fp::gather_warps({place}, {name});" for place, name in zip(shared, names, strict=True))]
+
+
+def _offsets(frame: Frame) -> dict[str, int]:
+    team = frame.kernel.team
+    assert team is not None
+    return exchange_offsets(frame.kernel, team.members, team.teams)
 
 
 def name_results(frame: Frame, states: Sequence[State], used: Iterable[Stat]) -> None:

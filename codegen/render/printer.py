@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 
 from fusepass.codegen.ir.dataflow import Dataflow, Need, always_loaded
+from fusepass.codegen.ir.digits import FewDigits
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import (
     Apply,
@@ -36,6 +37,7 @@ from fusepass.errors import RenderError
 
 UNROLLED_WINDOW = 64  # windows of more points stay loops
 _INLINE_LENGTH = 60
+_WITH_FEW_DIGITS = (Op.EXP, Op.SIGMOID, Op.TANH)  # have a function that is good to few digits
 
 
 class Printer:
@@ -65,6 +67,7 @@ class Printer:
         self.fault = ""  # the C name of what receives the report of a place outside its buffer; none: the device traps
         self.unknown_zero = ""  # adds a zero that the compiler must not know where its knowledge does harm (fp_index.h)
         self.window_vector: Callable[[Load, Axis], str | None] = lambda load, axis: None
+        self.few = FewDigits()  # what functions good to few digits may compute
         self.along: frozenset[Axis] = frozenset()  # a row's elements; `fp::quotient` divides many of them by one number
 
     def expect(self, roots: Iterable[Expr]) -> None:
@@ -247,6 +250,8 @@ class Scope:
                 texts = [self.value(arg) for arg in args]
                 if op is Op.DIV and dtype is DType.F32 and (function := self._division(node)):
                     return f"{function}({', '.join(map(bare, texts))})"
+                if op in _WITH_FEW_DIGITS and id(node) in self.printer.few.nodes:
+                    return f"fp::{op.value}_few({bare(texts[0])})"
                 return apply_text(op, texts, args[0].dtype, dtype)
             case _:
                 raise RenderError(f"{type(node).__name__} is not a plain expression")
@@ -257,7 +262,8 @@ class Scope:
             return "" if self.printer.branches else "fp::divide_by"
         dividend, divisor = (self.printer.dataflow.needs(arg) & self.printer.along for arg in node.args)
         if dividend and not divisor:
-            return "fp::quotient"  # all elements of a row by the same number, which is not known before
+            few = "_few" if id(node) in self.printer.few.nodes else ""
+            return f"fp::quotient{few}"  # all elements of a row by the same number, which is not known before
         return "" if self.printer.branches else "fp::divide"
 
     def _place(self, place: Place) -> str:

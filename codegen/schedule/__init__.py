@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.crossing import columns_of, rows_together, with_columns
-from fusepass.codegen.ir.expr import Load, walk
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule.flat import crossing, pointwise
 from fusepass.codegen.schedule.patch import patch
@@ -70,10 +69,12 @@ def _used_once(shape: Shape, chosen: Schedule) -> frozenset[str]:
         return frozenset()
     if chosen.fetches and kernel.team is None:
         return frozenset()
+    if chosen.ring and not chosen.waiting:
+        return frozenset()
     order = [other.name for other in program.kernels]
     later = program.kernels[order.index(kernel.name) + 1 :]
     read_later = frozenset[str]().union(*(other.reads for other in later))
-    loads = [load for load in walk(*kernel.roots) if isinstance(load, Load)]
+    loads = list(kernel.loads())
     again = {access.buffer for access in shape.accesses if access.window}
     again |= {load.buffer for load in loads if sum(other.buffer == load.buffer for other in loads) > 1}
     if chosen.keep is Keep.NOTHING and not shape.single:

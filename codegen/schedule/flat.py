@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import prod
 
 from fusepass.codegen.ir.crossing import (
     Crossing,
@@ -15,6 +16,7 @@ from fusepass.codegen.ir.crossing import (
     neighbours,
     power_above,
 )
+from fusepass.codegen.ir.expr import Load, Window, walk
 from fusepass.codegen.ir.index import Axis, Bound, Index
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.vectors import alignment, is_vector, split_index
@@ -24,6 +26,7 @@ from fusepass.codegen.schedule.shape import ACCESS, LINE, Access, Shape, ceil, p
 _POINTWISE_BYTES = 16  # read per thread of a pointwise kernel
 _REPEATED_BYTES = 96  # of two vectors at most, where some of them are the same for the next of a thread's vectors
 _OWN_BYTES = 256  # of a thread's vectors then, that is of registers; what is the same for all of them not counted
+_NEIGHBOURS = 16  # points of a window, from which it is slower that a warp reads them a vector's width apart
 _STATIC_SHARED = 48 << 10  # bytes
 _CROSSING_BYTES = 8 << 10  # of a tile, for each buffer
 _CROSSING_TILE = 2, 64  # cache lines along the rows, and columns, where the rows are not few
@@ -35,11 +38,26 @@ _MOST_TILES = 1024  # along the rows, before the next columns
 
 def pointwise(shape: Shape) -> Schedule:
     axis = shape.row_axis
-    width = shape.width(axis) if axis else 1
+    width = shape.width(axis) if axis and not _walks_over_neighbours(shape, axis) else 1
     ragged = shape.ragged_width() if width == 1 else 1
     if ragged > 1:
         return replace(_pointwise(shape, ragged), ragged=True)
     return _pointwise(shape, width)
+
+
+def _walks_over_neighbours(shape: Shape, axis: Axis) -> bool:
+    """Whether windows load single elements, next to each other for neighbours along `axis`.
+
+    Threads with a vector each stand its width apart there: they share more loads, but each touches as many cache lines more.
+    """
+    lane = Axis("lane", 2)
+    for node in walk(*shape.kernel.roots):
+        if isinstance(node, Window) and prod(each.size for each in node.axes) >= _NEIGHBOURS:
+            loads = [below.index for below in walk(node) if isinstance(below, Load) and axis in below.index.axes]
+            near = [index for index in loads if near_step(index, axis) == 1]
+            if any(not is_vector(split_index(index, axis, lane), axis, lane) for index in near):
+                return True
+    return False
 
 
 def _pointwise(shape: Shape, width: int) -> Schedule:

@@ -71,6 +71,11 @@ class Schedule:
         held: how many of the next ones each thread holds in registers; what is left is read again.
         fetches: whether what is kept of the next row is copied into places that the row at hand has left; blocks stay and go
             from row to row.
+        ring: with a team, in how many places of `unroll` vectors for each thread the loaded vectors stand by turns; 0 for a place
+            for each vector of a row.
+        ahead: with a ring, how many such places what is swept is ahead of what is stored; at least those of a row, less than
+            those of two.
+        waiting: with a ring, how many vectors of what is the same for all rows each thread holds in registers, the first ones.
         resident: blocks that a multiprocessor must have room for; 0 for what comes.
         general: whether sizes come at run time as far as may be (`fusepass.codegen.schedule_general`).
     """
@@ -99,6 +104,9 @@ class Schedule:
     kept: int = 0
     held: int = 0
     fetches: bool = False
+    ring: int = 0
+    ahead: int = 0
+    waiting: int = 0
     resident: int = 0
     general: bool = False
 
@@ -111,6 +119,11 @@ class Schedule:
     def on_chip(self) -> int:
         """Vectors of its part of a row that a block of a team need not read again."""
         return min(self.kept + self.held * self.lanes, self.part)
+
+    @property
+    def turns(self) -> int:
+        """With a ring, in how many steps a thread goes over its part of a row."""
+        return -(-self.part // (self.unroll * self.lanes))
 
     @property
     def threads(self) -> int:
@@ -130,6 +143,8 @@ class Schedule:
                 partly += f" and {self.held} a thread in registers" if self.held else ""
                 shape = f"{shared}{self.lanes} lanes x {self.groups} rows, {self.unroll} per thread at a time"
                 fetched = ", fetched ahead" if self.fetches else ""
+                fetched = f", a ring of {self.ring} places" if self.ring else fetched
+                fetched += f", {self.waiting} vectors of weights a thread in registers" if self.waiting else ""
                 shape += f", {self.keep.value}{partly}{fetched}{exchanged}"
             case Walk.OUTER:
                 shape = f"{self.lanes} lanes of rows x {self.groups} groups of columns, {self.unroll} columns at a time"

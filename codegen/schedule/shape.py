@@ -60,7 +60,7 @@ class Shape:
         self.kept_bytes = sum(value.node.dtype.nbytes for value in kept_in_memory(split, Dataflow()))
 
     def _accesses(self, aligned: bool) -> Iterator[Access]:
-        in_window = {id(below) for node in walk(*self.kernel.roots) if isinstance(node, Window) for below in walk(node)}
+        in_window = {id(below) for node in self.kernel.nodes if isinstance(node, Window) for below in walk(node)}
         for load in self.kernel.loads():
             yield self._access(load.buffer, load.index, aligned, id(load) in in_window)
         for store in (*self.kernel.row_stores, *self.kernel.stores):
@@ -85,12 +85,7 @@ class Shape:
     def ragged_width(self) -> int:
         """The vectors that all of a pointwise kernel can use but for the last one: it goes over memory as it lies; 1 where not."""
         axis, width = self.row_axis, ACCESS // max((access.nbytes for access in self.main), default=ACCESS)
-        if (
-            axis is None
-            or width == 1
-            or self.rows < width
-            or any(isinstance(n, _UNEVEN) for n in walk(*self.kernel.roots))
-        ):
+        if axis is None or width == 1 or self.rows < width or any(isinstance(n, _UNEVEN) for n in self.kernel.nodes):
             return 1
         flat = all(
             axis not in access.index.axes

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory
+from fusepass.codegen.ir.expr import Load, ReduceOp, walk
 from fusepass.codegen.ir.program import Kernel, Program, Team
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
@@ -24,11 +25,18 @@ from fusepass.codegen.schedule.rows import (
     prefers_rows,
     unroll_of,
 )
-from fusepass.codegen.schedule.shape import Shape, ceil
+from fusepass.codegen.schedule.shape import ACCESS, Shape, ceil
 
 _LANES = 512
 _RESIDENT = 2  # blocks on a multiprocessor, where there are several teams
 _HELD_WORDS = {1: 64, 2: 16}  # registers of a thread for values of the row, with so many blocks on a multiprocessor
+_AT_ONCE = 2  # vectors that a thread takes in each step of a ring
+_TIMES_A_ROW = 1.75  # what a ring has at least of a block's part of a row: what is less waits for the team
+_UNDER_WAY = 3  # places of a ring to which copies are under way
+_LARGE_UNDER_WAY = 1  # of a large team: its members' states wait behind what is under way
+_LARGE_TEAM = 8  # blocks
+_LARGE_WEIGHTS = 0.25  # of the L2 cache: what all rows meet stays there only if it is told to
+_WAITING_WORDS = 64  # registers of a thread for what is the same for all rows
 _LEAST_KEPT = 0.25  # of a row, or the exchange is not worth what it saves
 _MOSTLY_KEPT = 0.75  # of a row, where two teams hide each other's waits
 _UNEVEN = 1.03  # what it costs that threads have unequally many vectors: conditions, and reductions by fewer at once
@@ -47,9 +55,12 @@ def team_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int
         return None
     read = sum(program.buffer(name).nbytes for name in {access.buffer for access in shape.main} & kernel.reads)
     room, row_bytes = _room(kernel, facts, _RESIDENT), shape.cols * _kept_bytes(shape)
-    if _shared_by_rows(shape) >= row_bytes:
-        return None
     if not row_bytes or read < facts.l2_bytes or inner(shape).keep is not Keep.NOTHING:
+        return None
+    ringed = _ring_team(shape, row_bytes)
+    if ringed is not None:
+        return ringed
+    if _shared_by_rows(shape) >= row_bytes:
         return None
     blocks = min(_RESIDENT * facts.multiprocessors, _LANES)  # a thread for each member
     alone = min(facts.multiprocessors, _LANES)
@@ -60,6 +71,38 @@ def team_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int
     if shape.rows > 1 and half > 1 and half * room >= _MOSTLY_KEPT * row_bytes:
         return half, 2
     return (alone, 1) if alone * _room(kernel, facts, 1) >= _LEAST_KEPT * row_bytes else None
+
+
+def _ring_team(shape: Shape, row_bytes: int) -> tuple[int, int] | None:
+    """The team whose blocks keep a ring, each alone on a multiprocessor; None where they cannot, or gain nothing."""
+    assert shape.col_axis is not None
+    width = shape.width(shape.col_axis)
+    places, blocks = _places(shape, width), min(shape.facts.multiprocessors, _LANES)
+    most = int(places / _TIMES_A_ROW)  # steps over a block's part of a row
+    if most < 1 or not _may_ring(shape, width):
+        return None
+    needed = max(ceil(ceil(shape.cols, width), most * _AT_ONCE * _LANES), 2)
+    members, teams = _fitting(shape, row_bytes, blocks, needed) if needed <= blocks else (0, 0)
+    return (members, teams) if shape.rows > teams > 0 else None
+
+
+def _may_ring(shape: Shape, width: int) -> bool:
+    """Whether a ring serves the kernel: vectors that are copied as they are, and one sweep of little arithmetic.
+
+    Online softmax gains nothing: exponentials take as long as what blocks wait for. Nor do rows with weights that the cache keeps
+    anyway.
+    """
+    kernel, weights = shape.kernel, _shared_by_rows(shape)
+    if 0 < weights < _LARGE_WEIGHTS * shape.facts.l2_bytes:
+        return False
+    whole = all(kept.node.dtype.nbytes * width == ACCESS for kept in kept_in_memory(kernel, Dataflow()))
+    cheap = all(reduction.op is not ReduceOp.SOFTMAX for reduction in kernel.reductions)
+    return whole and cheap and len(kernel.sweeps) == 1 and can_fetch(shape, kernel, width)
+
+
+def _places(shape: Shape, width: int) -> int:
+    """Of a ring in all of a multiprocessor's shared memory."""
+    return _room(shape.kernel, shape.facts, 1) // (_AT_ONCE * _LANES * width * max(_kept_bytes(shape), 1))
 
 
 def _shared_by_rows(shape: Shape) -> int:
@@ -88,6 +131,9 @@ def team(shape: Shape, team: Team) -> Schedule:
     assert shape.col_axis is not None
     width = shape.width(shape.col_axis)
     part = ceil(ceil(shape.cols, width), team.members)
+    ring = _ring(shape, team, width, part)
+    if ring is not None:
+        return ring
     each = width * _kept_bytes(shape)
     resident = _RESIDENT if team.members * team.teams > shape.facts.multiprocessors else 1
     unroll = unroll_of(FEW_ELEMENTS // width, part, _LANES)
@@ -98,6 +144,29 @@ def team(shape: Shape, team: Team) -> Schedule:
     plan = replace(plan, members=team.members, part=part, kept=min(kept, part), held=held, resident=resident)
     # Where most is read again, the memory has enough to do with that.
     return replace(plan, fetches=2 * plan.on_chip >= part and can_fetch(shape, shape.kernel, width))
+
+
+def _ring(shape: Shape, team: Team, width: int, part: int) -> Schedule | None:
+    """The schedule with a ring, where a block has a multiprocessor to itself and room for more than its part of a row."""
+    blocks, ring, turns = team.members * team.teams, _places(shape, width), ceil(part, _AT_ONCE * _LANES)
+    under_way = _LARGE_UNDER_WAY if team.members >= _LARGE_TEAM else _UNDER_WAY
+    ahead = min(2 * turns - 1, ring - 1 - under_way)
+    fits = ahead >= turns and blocks <= shape.facts.multiprocessors and shape.rows > team.teams
+    if not fits or not _may_ring(shape, width):
+        return None
+    shared = ring * _AT_ONCE * _LANES * width * _kept_bytes(shape)
+    plan = Schedule(Walk.INNER, width, _AT_ONCE, _LANES, 1, blocks, Keep.SHARED, shared_bytes=shared)
+    weights = sum(load.dtype.nbytes for load in _for_all_rows(shape)) * width
+    waiting = min(_WAITING_WORDS * 4 // weights, ceil(part, _LANES)) // _AT_ONCE * _AT_ONCE if weights else 0
+    plan = replace(plan, members=team.members, part=part, kept=part, resident=1, ring=ring, ahead=ahead)
+    return replace(plan, waiting=waiting)
+
+
+def _for_all_rows(shape: Shape) -> list[Load]:
+    """Loads along the columns that are the same for all rows."""
+    rows, cols = frozenset(shape.kernel.rows), frozenset(shape.kernel.cols)
+    loads = walk(*(store.value for store in shape.kernel.stores))
+    return [n for n in loads if isinstance(n, Load) and n.index.axes & cols and not n.index.axes & rows]
 
 
 def _held(shape: Shape, width: int, vectors: int, words: int) -> int:

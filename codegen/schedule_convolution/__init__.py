@@ -9,7 +9,7 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import GROUP_ARCH, Convolution
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule_convolution.places import PlacesSchedule
-from fusepass.codegen.schedule_convolution.places_search import places_schedule
+from fusepass.codegen.schedule_convolution.places_search import fits, places_schedule
 from fusepass.codegen.schedule_convolution.resident import ResidentSchedule, resident_schedule
 from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule, streamed_schedule
 from fusepass.codegen.schedule_convolution.tiles import anchor_of, phases_of, unaligned
@@ -71,9 +71,11 @@ def serves(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     """Whether generated code can do the convolution of `kernel` on a device; without an anchor, it is plain arithmetic."""
     if kernel.anchor is None:
         return True
-    if anchor_of(kernel).warps not in (1, warps_together(facts)):
+    if anchor_of(kernel).warps not in (1, warps_together(facts)) or facts.capability < _LEAST_CAPABILITY:
         return False
-    return facts.capability >= _LEAST_CAPABILITY and schedule_convolution(kernel, program, facts) is not None
+    if anchor_of(kernel).halves is not None:
+        return any(phase.taps for phase in phases_of(kernel, program)) and fits(kernel, program, facts)
+    return schedule_convolution(kernel, program, facts) is not None
 
 
 def preferred(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:

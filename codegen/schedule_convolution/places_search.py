@@ -50,6 +50,21 @@ _MOST_SUMS = 128  # registers of a thread
 
 def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> PlacesSchedule | None:
     """The schedule with the least estimated time that fits a multiprocessor; None where none fits."""
+    few = _is_few(kernel, program)
+    return min(
+        _fitting(kernel, program, facts),
+        key=lambda plan: _cost(plan, facts) if few else _cost_of_many(kernel, program, plan),
+        default=None,
+    )
+
+
+def fits(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
+    """Whether there is such a schedule; quicker than to find the best one."""
+    return next(_fitting(kernel, program, facts), None) is not None
+
+
+def _fitting(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterator[PlacesSchedule]:
+    """Every schedule that fits a multiprocessor."""
     phases, axes = phases_of(kernel, program), len(dimensions(kernel)) - 2
     few, scaling = _is_few(kernel, program), isinstance(anchor_of(kernel).halves, ScaledWeights)
     shares = list(itertools.product((1,) if scaling else (2, 1), _rows(kernel, program)))
@@ -66,12 +81,7 @@ def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> Pla
         for share in shares
         for turns in _turns(kernel, share[-1])
     )
-    fitting = [
-        (_cost(plan, facts) if few else _cost_of_many(kernel, program, plan), number, plan)
-        for number, plan in enumerate(candidates)
-        if plan is not None
-    ]
-    return min(fitting)[2] if fitting else None
+    return (plan for plan in candidates if plan is not None)
 
 
 def _vector(kernel: Kernel, program: Program) -> int:
@@ -211,18 +221,18 @@ def _candidate(
     rows: int,
 ) -> PlacesSchedule | None:
     sizes, anchor = [axis.size for axis in dimensions(kernel)], anchor_of(kernel)
-    if teams > 1:
-        on = replace(on, block_warps=4 * teams, state_floats=on.state_floats * 4 * teams // WARPS)
     parts = anchor.parts
     layers = _layers(kernel, program)
     sums = ROWS * rows * parts * on.pair
+    if sums > (_MOST_SUMS if teams <= _LARGE_TEAMS else _MOST_SUMS // 2) or ROWS * rows * parts > _MOST_SUMS:
+        return None
     channel_blocks = ceil(sizes[1] / (ROWS * rows * turns)) * len(origins)
     slices = tuple(max(ceil(len(phase.taps) * layers / 2), 1) for phase in on.phases)
     each = len(slices) // len(origins)
     if len({sum(slices[at : at + each]) for at in range(0, len(slices), each)}) > 1:
         return None
-    if sums > (_MOST_SUMS if teams <= _LARGE_TEAMS else _MOST_SUMS // 2) or ROWS * rows * parts > _MOST_SUMS:
-        return None
+    if teams > 1:
+        on = replace(on, block_warps=4 * teams, state_floats=on.state_floats * 4 * teams // WARPS)
     plan = PlacesSchedule(
         on=on,
         run=on.extent[-1] // (on.tile[-1] // BLOCK),

@@ -50,14 +50,31 @@ FP_FN float reciprocal_towards_zero(float x) {
 // What numbers are multiplied with so that the reciprocal of `by` is neither infinite nor a denormal number.
 FP_FN float tamed(float by) { return abs(by) > 0x1p64f ? 0x1p-64f : abs(by) < 0x1p-64f ? 0x1p64f : 1.0f; }
 
-// a / by. Markstein 1990: a product with the reciprocal, corrected by its remainder. The last bit may differ from the rounded quotient
-// where the remainder is not exact (|a| < 2^-100), and where the reciprocal's error decides a tie; exact quotients are exact.
+// An estimate of dividend / divisor, which is a product with the reciprocal, corrected by its remainder (Markstein 1990). The last bit may
+// differ from the rounded quotient where the remainder is not exact (|dividend| < 2^-100), and as the callers say; exact quotients are exact.
+FP_FN float corrected(float estimate, float dividend, float divisor, float inverse) {
+    return ::fmaf(::fmaf(-estimate, divisor, dividend), inverse, estimate);
+}
+
+// a / by; the last bit may differ where the reciprocal's error decides a tie.
 FP_FN float divide(float a, float by) {
     const float scale = tamed(by), divisor = by * scale, inverse = reciprocal_of_tame(divisor);
     const float dividend = a * scale, estimate = dividend * inverse;
-    const float result = ::fmaf(::fmaf(-estimate, divisor, dividend), inverse, estimate);
+    const float result = corrected(estimate, dividend, divisor, inverse);
     // zeros with their sign, infinities and NaN come out of the product
     return isnan(result) | (estimate == 0.0f) ? estimate : result;
+}
+
+// a / by, for many `a` and one `by`: the compiler takes what depends on `by` alone out of loops, which leaves half of a
+// division's instructions. The last bit may differ where the mantissa of `by` is all ones. The reciprocal is rounded towards zero, so that
+// the estimate overflows only where the quotient does.
+FP_FN float quotient(float a, float by) {
+    const float scale = abs(by) < 0x1p-64f ? 0x1p64f : 1.0f;  // the reciprocal must not overflow
+    const float divisor = by * scale, inverse = reciprocal_towards_zero(divisor);
+    const float dividend = a * scale, estimate = dividend * inverse;
+    const float result = corrected(estimate, dividend, divisor, inverse);
+    const bool ordinary = (abs(estimate) < Limits<float>::highest) & (estimate != 0.0f);
+    return ordinary ? result : estimate;  // zeros with their sign, infinities and NaN come out of the product
 }
 
 // a / by for a number that the compiler knows: a product with the reciprocal in two parts, as good as `divide`. Both parts have one sign
@@ -74,19 +91,6 @@ FP_FN float divide_by(float a, float by) {
 
 FP_FN float sqrt(float x) { return ::sqrtf(x); }
 FP_FN double sqrt(double x) { return ::sqrt(x); }
-
-// a / by, for many `a` and one `by`: the compiler takes what depends on `by` alone out of loops, which leaves half of a
-// division's instructions. Markstein 1990: a product with the reciprocal, corrected by its remainder, is the rounded quotient.
-// The last bit may differ where the remainder is not exact (|a| < 2^-100) or the mantissa of `by` is all ones. The reciprocal is
-// rounded towards zero, so that the estimate overflows only where the quotient does.
-FP_FN float quotient(float a, float by) {
-    const float scale = abs(by) < 0x1p-64f ? 0x1p64f : 1.0f;  // the reciprocal must not overflow
-    const float divisor = by * scale, inverse = reciprocal_towards_zero(divisor);
-    const float dividend = a * scale, estimate = dividend * inverse;
-    const float result = ::fmaf(::fmaf(-estimate, divisor, dividend), inverse, estimate);
-    const bool ordinary = (abs(estimate) < Limits<float>::highest) & (estimate != 0.0f);
-    return ordinary ? result : estimate;  // zeros with their sign, infinities and NaN come out of the product
-}
 
 #if defined(__CUDA_ARCH__)
 FP_FN float rsqrt(float x) { return ::rsqrtf(x); }
@@ -148,6 +152,15 @@ FP_FN float power_of_two(float x) {
 #endif
 }
 
+// e^x within 2^-17 of it (2^-18 for |x| < 32), 0 for what would be a denormal number: for what is rounded to 16 bits.
+FP_FN float exp_few(float x) { return power_of_two(x * 1.44269504f); }
+
+// a / by as `quotient`, within 2^-21: for what is rounded to 16 bits.
+FP_FN float quotient_few(float a, float by) {
+    const float scale = abs(by) < 0x1p-64f ? 0x1p64f : 1.0f;
+    return a * scale * reciprocal_towards_zero(by * scale);
+}
+
 // The normal distribution's integral up to x within 1e-7, as near as 1 + erf(x / sqrt(2)) comes: half of what |x| leaves is
 // 2^-(|x| P(|x|) + 1). The polynomial, of degree 7, is fitted so that the largest error of the result is least, 8e-9 for |x| < 5.8; beyond,
 // it grows. CUDA's erf chooses between two polynomials, coefficient by coefficient, and glibc's for vectors computes more, too:
@@ -194,6 +207,15 @@ FP_FN double lgamma(double x) { return ::lgamma(x); }
 template <typename T>
 FP_FN T sigmoid(T x) {  // exp(-x) overflowing to infinity gives the right 0
     return reciprocal(T(1) + exp(-x));
+}
+
+// For what is rounded to 16 bits: within 2^-17, 0 for what would be a denormal number.
+FP_FN float sigmoid_few(float x) { return reciprocal_of_tame(1.0f + exp_few(-x)); }
+
+// For what is rounded to 16 bits: within 2^-14. Near 0, where the difference has few digits left, x itself is as near.
+FP_FN float tanh_few(float x) {
+    const float result = ::fmaf(-2.0f, reciprocal_of_tame(1.0f + power_of_two(x * 2.88539008f)), 1.0f);
+    return abs(x) < 0x1p-8f ? x : result;
 }
 
 }  // namespace fp

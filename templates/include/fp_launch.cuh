@@ -1,34 +1,103 @@
-// Launches whose blocks are all resident at the same time.
+// Launches, and what a kernel and the one before it have to say to each other.
 #pragma once
 
 namespace fp {
 
-// Launches `kernel` with as many teams of `members` blocks as are resident at once, at most `teams`, after zeroing the
+// For the start of a kernel that `launch_next` launches: waits until the kernel before it is over, and all that wrote is seen.
+__device__ __forceinline__ void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// For the start of a kernel before one that `launch_next` launches, behind a wait of its own: lets blocks of the next one start where there
+// is room beside all blocks of this one.
+__device__ __forceinline__ void let_next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+constexpr int most_devices = 64;
+
+// The number for the current device, which `find` gives; it is asked where none of at least `least` is known. Threads that ask at the same
+// time find the same.
+template <typename Find>
+int known(int (&numbers)[most_devices], int least, const Find& find) {
+    int device = most_devices;
+    if (cudaGetDevice(&device) != cudaSuccess || device >= most_devices) return find();
+    int number = __atomic_load_n(&numbers[device], __ATOMIC_RELAXED);
+    if (number < least) {
+        number = find();
+        __atomic_store_n(&numbers[device], number, __ATOMIC_RELAXED);
+    }
+    return number;
+}
+
+// Launches `Kernel` as `attribute` says. Where it has more than the dynamic shared memory that every kernel may have, the device is told once.
+template <auto Kernel, typename... Arguments>
+cudaError_t launch_as(const cudaLaunchAttribute* attribute, int blocks, int threads, int shared, void* stream, Arguments... arguments) {
+    static int allowed[most_devices];
+    constexpr int always = 48 << 10;
+    if (shared > always) {
+        known(allowed, shared, [=] {
+            const cudaError_t error = cudaFuncSetAttribute(Kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+            return error == cudaSuccess ? shared : 0;  // else the launch fails, too
+        });
+    }
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(unsigned(blocks));
+    config.blockDim = dim3(unsigned(threads));
+    config.dynamicSmemBytes = std::size_t(shared);
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = const_cast<cudaLaunchAttribute*>(attribute);
+    config.numAttrs = attribute == nullptr ? 0 : 1;
+    return cudaLaunchKernelEx(&config, Kernel, arguments...);
+}
+
+// Launches `Kernel` behind everything before it in the stream. What fails is what cudaGetLastError gives.
+template <auto Kernel, typename... Arguments>
+void launch(int blocks, int threads, int shared, void* stream, Arguments... arguments) {
+    launch_as<Kernel>(nullptr, blocks, threads, shared, stream, arguments...);
+}
+
+// The same behind a kernel, while whose last blocks run it may start to be launched: it begins with `wait_for_previous`. So must the one
+// before it, if it was launched so, or this one would not wait for those before that.
+template <auto Kernel, typename... Arguments>
+void launch_next(int blocks, int threads, int shared, void* stream, Arguments... arguments) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    launch_as<Kernel>(&attribute, blocks, threads, shared, stream, arguments...);
+}
+
+// Launches `Kernel` with as many teams of `members` blocks as are resident at once, at most `teams`, after zeroing the
 // `nbytes` of `exchange`. Where not even one team is, or the driver says so, the error is cudaErrorCooperativeLaunchTooLarge,
 // and nothing is launched.
-template <typename... Parameters>
-int launch_teams(void (*kernel)(Parameters...), int members, int teams, int threads, int shared, void* exchange,
-                 int nbytes, void* stream, Parameters... parameters) {
-    const void* const function = reinterpret_cast<const void*>(kernel);
-    const cudaStream_t where = static_cast<cudaStream_t>(stream);
-    int device = 0, multiprocessors = 0, resident = 0;
-    cudaError_t error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-    if (error == cudaSuccess) {  // or the caches keep what the second block of a multiprocessor needs
-        error = cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-    }
-    if (error == cudaSuccess) error = cudaGetDevice(&device);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    if (error == cudaSuccess) {
-        error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, function, threads, shared);
-    }
+template <auto Kernel, typename... Arguments>
+int launch_teams(int members, int teams, int threads, int shared, void* exchange, int nbytes, void* stream, Arguments... arguments) {
+    static int blocks[most_devices];  // that are resident at once
+    cudaError_t error = cudaSuccess;
+    const int resident = known(blocks, 1, [&] {
+        int device = 0, multiprocessors = 0, each = 0;
+        error = cudaFuncSetAttribute(Kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+        if (error == cudaSuccess) {  // or the caches keep what the second block of a multiprocessor needs
+            error = cudaFuncSetAttribute(Kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+        }
+        if (error == cudaSuccess) error = cudaGetDevice(&device);
+        if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+        if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, Kernel, threads, shared);
+        return error == cudaSuccess ? multiprocessors * each : 0;
+    });
     if (error != cudaSuccess) return static_cast<int>(error);
-    const int fitting = multiprocessors * resident / members;
+    const int fitting = resident / members;
     if (fitting == 0) return static_cast<int>(cudaErrorCooperativeLaunchTooLarge);
-    error = cudaMemsetAsync(exchange, 0, nbytes, where);
+    error = cudaMemsetAsync(exchange, 0, nbytes, static_cast<cudaStream_t>(stream));
     if (error != cudaSuccess) return static_cast<int>(error);
-    void* pointers[] = {&parameters...};
-    const dim3 blocks(unsigned((fitting < teams ? fitting : teams) * members));
-    error = cudaLaunchCooperativeKernel(function, blocks, dim3(unsigned(threads)), pointers, shared, where);
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
+    error = launch_as<Kernel>(&attribute, (fitting < teams ? fitting : teams) * members, threads, shared, stream, arguments...);
     if (error == cudaErrorCooperativeLaunchTooLarge) cudaGetLastError();  // the caller has another way; nobody else shall meet it
     return static_cast<int>(error);
 }

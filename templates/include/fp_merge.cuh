@@ -108,8 +108,8 @@ __device__ __forceinline__ void merge_lanes(MergeMoments<T>& state) {
 }
 
 // The same for online softmax: one exponential.
-template <int Lanes, typename T>
-__device__ __forceinline__ void merge_lanes(Softmax<T>& state) {
+template <int Lanes, typename T, bool FewDigits>
+__device__ __forceinline__ void merge_lanes(Softmax<T, FewDigits>& state) {
     Max<T> bound;
     bound.value = state.value;
     merge_across<1, Lanes>(bound);

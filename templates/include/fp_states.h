@@ -195,10 +195,19 @@ struct MergeMoments {
 
 // Maximum and sum of exp(x - maximum) in one sweep: Milakov and Gimelshein 2018. A row of -inf only gives (-inf, 0); +inf and
 // NaN give a NaN sum.
-template <typename T>
+template <typename T, bool FewDigits = false>
 struct Softmax {
     T value = Limits<T>::lowest;
     T total = T(0);
+
+    // Of an element, whose difference from `value` is at most 0.
+    static FP_FN T power(T difference) {
+        if constexpr (FewDigits) {
+            return exp_few(difference);
+        } else {
+            return exp(difference);
+        }
+    }
 
     // What to subtract before exp: the maximum, but never -inf from -inf.
     static FP_FN T shift(T value) { return value == Limits<T>::lowest ? T(0) : value; }
@@ -211,7 +220,7 @@ struct Softmax {
 
     FP_FN void push(T element) {
         raise(element);
-        total += exp(element - shift(value));
+        total += power(element - shift(value));
     }
 
     template <int N>
@@ -221,7 +230,7 @@ struct Softmax {
         raise(bound);
         const T subtracted = shift(value);
         T sum = T(0);
-        for (int i = 0; i < N; ++i) sum += exp(elements[i] - subtracted);
+        for (int i = 0; i < N; ++i) sum += power(elements[i] - subtracted);
         total += sum;
     }
 

@@ -44,7 +44,27 @@ __device__ __forceinline__ Vec<T, N>& as_vector(T& first) {
 }
 
 // How long a line that is read or written should stay in the caches.
-enum class Reuse { normal, none };
+enum class Reuse { normal, none, much };
+
+// 16 bytes that the L2 cache keeps rather than others, and that the first-level cache need not have.
+template <typename Unit>
+__device__ __forceinline__ Unit load_to_keep(const Unit* from) {
+#if defined(__CUDA_ARCH__)
+    if constexpr (sizeof(Unit) == 16) {
+        unsigned words[4];
+        uint64_t leaves_last;
+        asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(leaves_last));
+        // volatile: taken out of a loop, all of them would need registers at once
+        asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %5;"
+                     : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                     : "l"(from), "l"(leaves_last));
+        Unit result;
+        memcpy(&result, words, sizeof(result));
+        return result;
+    }
+#endif
+    return __ldg(from);
+}
 
 template <Reuse reuse = Reuse::normal, typename T>
 __device__ __forceinline__ T load(const T* from) {
@@ -65,7 +85,13 @@ __device__ __forceinline__ Vec<T, N> load_vector(const T* from) {
     Vec<T, N> result;
     Unit units[count];
 #pragma unroll
-    for (int i = 0; i < count; ++i) units[i] = reuse == Reuse::none ? __ldcs(source + i) : __ldg(source + i);
+    for (int i = 0; i < count; ++i) {
+        if constexpr (reuse == Reuse::much) {
+            units[i] = load_to_keep(source + i);
+        } else {
+            units[i] = reuse == Reuse::none ? __ldcs(source + i) : __ldg(source + i);
+        }
+    }
     memcpy(&result, units, sizeof(result));
     return result;
 }

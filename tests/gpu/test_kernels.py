@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -159,6 +160,67 @@ def test_capture_in_a_graph(name: str, libraries: Libraries) -> None:
     x = tensors[0].view(program.buffer("x").shape).double()
     mean = tensors[[b.name for b in program.arguments].index("mean")].double()
     torch.testing.assert_close(mean, x.mean(1), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["chain", "chain_short"])
+def test_kernels_that_start_early_wait(name: str, libraries: Libraries) -> None:
+    """Each reads all that the one before wrote, launched anew and from a graph, time after time over the same memory."""
+    program = SAMPLES[name]()
+    source, path = libraries[name, True]
+    if isinstance(path, BuildError):
+        raise path
+    assert source.replay is not None
+    run = load(path, source.replay, len(program.arguments))  # from the third call on a graph
+    memory = {b.name: torch.zeros(b.extent, device="cuda") for b in program.arguments}
+    pointers = [memory[b.name].data_ptr() for b in program.arguments]
+    steps = len(program.kernels)
+
+    def expected() -> torch.Tensor:
+        return (memory["x"].flip(0) if steps % 2 else memory["x"]) + steps
+
+    def call() -> None:
+        assert run(*pointers, torch.cuda.current_stream().cuda_stream) == 0
+
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    for start in range(40):
+        torch.arange(start, start + len(memory["x"]), out=memory["x"])
+        (graph.replay if start % 2 else call)()
+        torch.testing.assert_close(memory["y"], expected(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["chain_short", "team_softmax"])
+def test_replayed_launches_of_several_threads_and_streams(name: str, libraries: Libraries) -> None:
+    """Each with memory of its own, all at the same time, of which there are more than places for graphs."""
+    program = SAMPLES[name]()
+    source, path = libraries[name, True]
+    if isinstance(path, BuildError):
+        raise path
+    assert source.replay is not None
+    run = load(path, source.replay, len(program.arguments))
+    wrong: list[str] = []
+
+    def calls(number: int) -> None:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            memory = {b.name: torch.zeros(b.nbytes // 4, device="cuda") for b in program.arguments}
+            x, y = (memory[each].view(program.buffer(each).shape) for each in ("x", "y"))
+            pointers = [memory[b.name].data_ptr() for b in program.arguments]
+            for turn in range(30):
+                x.fill_(number).view(-1)[turn] += 1 + turn
+                status = run(*pointers, stream.cuda_stream)
+                right = x + len(program.kernels) if name == "chain_short" else x.softmax(1)
+                if status != 0 or not torch.allclose(y, right, rtol=1e-5, atol=1e-9):
+                    wrong.append(f"thread {number}, turn {turn}, status {status}")
+
+    threads = [threading.Thread(target=calls, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
 
 
 def test_launches_on_two_streams_do_not_hold_each_other_up(libraries: Libraries) -> None:

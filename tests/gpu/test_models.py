@@ -223,6 +223,26 @@ def test_long_rows_give_the_same_bits() -> None:
     assert all(torch.equal(result, results[0]) for result in results)
 
 
+def test_calls_that_come_again_are_replayed_and_read_what_is_there_then() -> None:
+    """Results that are held stay as they are: calls that write elsewhere are launched, or replayed, for themselves."""
+    model = Chain(nn.BatchNorm1d(6), then=lambda x: torch.softmax(x.flatten(1), -1))
+    x, held = torch.randn(4, 6, 1 << 17, device="cuda"), []
+    model.cuda()
+    optimised, twin = fusepass.optimize(model, tune="off"), copy.deepcopy(model)
+    with torch.no_grad():
+        for turn in range(12):
+            x.normal_()
+            result, right = optimised(x), twin(x)
+            torch.testing.assert_close(result, right, rtol=1e-4, atol=1e-9)
+            if turn % 4 == 3:
+                held.append((result, right))
+    for result, right in held:
+        torch.testing.assert_close(result, right, rtol=1e-4, atol=1e-9)
+    for buffer, value in twin.named_buffers():
+        torch.testing.assert_close(model.get_buffer(buffer), value, rtol=1e-4, atol=1e-5)
+    assert_fused(optimised)
+
+
 @every_model
 def test_buffers_follow_eager(name: str) -> None:
     model, inputs = cases(name)

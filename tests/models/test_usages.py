@@ -206,3 +206,19 @@ def test_plain_values_around_the_module_are_seen_to_change(x: Tensor, monkeypatc
     power = 2
     torch.testing.assert_close(optimised(x), model(x))
     assert len(optimised.report().regions) == 5, "the one for the values before serves again"
+
+
+@torch.no_grad()
+def test_what_forward_asserts_of_values_is_raised_as_by_the_original(x: Tensor) -> None:
+    class Checked(Scaled):
+        def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+            assert (x >= 0).all(), "negative"
+            return super().forward(x, scale)
+
+    model = Checked().eval()
+    optimised, x = fusepass.optimize(model), x.abs()
+    for _ in range(2):
+        torch.testing.assert_close(optimised(x), model(x))
+        with pytest.raises(AssertionError, match="negative"):
+            optimised(-x)
+    assert optimised.report().capture is CaptureRoute.TRACED

@@ -42,17 +42,19 @@ class Batch:
     def compile(self) -> None:
         """Build and load what was asked for and is not yet there. What does not compile raises when it is called."""
         wanted = [each for each in dict.fromkeys(self._wanted) if each[:2] not in self._entries]
-        groups = [wanted[start : start + _REGIONS] for start in range(0, len(wanted), _REGIONS)]
-        joined = [_joined([self._sources[path] for path, _, _ in group]) for group in groups]
+        paths = list(dict.fromkeys(path for path, _, _ in wanted))
+        groups = [paths[start : start + _REGIONS] for start in range(0, len(paths), _REGIONS)]
+        joined = [_joined([self._sources[path] for path in group]) for group in groups]
         for library, group in zip(self._build_all(joined), groups, strict=True):
-            for number, (path, entry, arguments) in enumerate(group):
+            for number, path in enumerate(group):
                 alone = self._build_all([self._sources[path]])[0] if isinstance(library, BuildError) else None
-                if isinstance(alone, BuildError):
-                    self._entries[path, entry] = _raising(alone)
-                elif alone is not None:
-                    self._entries[path, entry] = self._load(alone, entry, arguments)
-                else:
-                    self._entries[path, entry] = self._load(library, f"{entry}_{number}", arguments)
+                for entry, arguments in (each[1:] for each in wanted if each[0] == path):
+                    if isinstance(alone, BuildError):
+                        self._entries[path, entry] = _raising(alone)
+                    elif alone is not None:
+                        self._entries[path, entry] = self._load(alone, entry, arguments)
+                    else:
+                        self._entries[path, entry] = self._load(library, f"{entry}_{number}", arguments)
 
     def name(self, source: Source) -> Path:
         """A name for the library that `source` would become."""
@@ -108,11 +110,12 @@ def _raising(error: BuildError) -> Callable[..., int]:
 
 
 def _joined(sources: Sequence[Source]) -> Source:
-    """One source with the kernels of all, each in a namespace of its own and its entry numbered."""
+    """One source with the kernels of all, each in a namespace of its own and its entries numbered."""
     includes = dict.fromkeys(line for s in sources for line in s.text.splitlines() if line.startswith("#include"))
     parts = []
     for number, source in enumerate(sources):
         body = "\n".join(line for line in source.text.splitlines() if not line.startswith("#include"))
-        body = re.sub(rf"\b{source.entry}\b", f"{source.entry}_{number}", body)
+        for entry in filter(None, (source.entry, source.replay)):
+            body = re.sub(rf"\b{entry}\b", f"{entry}_{number}", body)
         parts.append(f"namespace batch_{number} {{\n{body}\n}}")
     return replace(sources[0], name="batch", text="\n".join([*includes, *parts]) + "\n")

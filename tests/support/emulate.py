@@ -123,12 +123,10 @@ def _compile(source: Path, output: Path, *more: str) -> None:
 
 
 def host_text(text: str) -> str:
-    """CUDA source as C++ for the emulation: launches become calls, dynamic shared memory a pointer."""
+    """CUDA source as C++ for the emulation: dynamic shared memory becomes a pointer."""
     text = re.sub(
         r"extern __shared__ __align__\(\d+\) unsigned char (\w+)\[\];",
         r"unsigned char* const \1 = emulation::dynamic_shared();",
         text,
     )
-    launch = re.compile(r"(\w+)<<<(\w+), (\d+), (\w+), static_cast<cudaStream_t>\(stream\)>>>\((.*?)\);", re.DOTALL)
-    text = launch.sub(r"emulation::launch(\2, \3, \4, [&] { \1(\5); });", text)
     return f'#include "cuda_on_host.h"\n{text}'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -88,6 +89,18 @@ def transpose(n: int, m: int) -> Program:
         "transpose", (j, i), (), (), (), (Store("y", at((j, n), (i, 1)), b.load("x", at((i, m), (j, 1)), F32)),)
     )
     return program("transpose", [given("x", [n, m]), result("y", [m, n])], kernel)
+
+
+def chain(count: int, steps: int) -> Program:
+    """Kernels that each read what the one before wrote, from the last element to the first, and add 1."""
+    names, kernels = ["x", *(f"t{step}" for step in range(1, steps)), "y"], []
+    for step, (read, written) in enumerate(itertools.pairwise(names)):
+        b, i = Builder(), Axis("i", count)
+        x = b.load(read, Index(count - 1, ((i, -1),)), F32)
+        store = Store(written, axis_index(i), b.apply(Op.ADD, x, b.const(1.0, F32)))
+        kernels.append(Kernel(f"chain_{step}", (i,), (), (), (), (store,), ("flip", "add")))
+    between = [buffer(name, Role.TEMP, [count]) for name in names[1:-1]]
+    return program("chain", [given("x", [count]), result("y", [count]), *between], *kernels)
 
 
 def mixed_layouts(n: int, c: int, hw: int, dtype: DType = F32, other: DType | None = None) -> Program:
@@ -433,6 +446,8 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "last_bias": lambda: last_axis_bias(1023, 768),
     "last_bias_odd": lambda: last_axis_bias(1024, 63),
     "transpose": lambda: transpose(512, 300),
+    "chain": lambda: chain(3_000_001, 9),
+    "chain_short": lambda: chain(5_000, 12),
     "mixed": lambda: mixed_layouts(8, 64, 56 * 56),
     "mixed_few_channels": lambda: mixed_layouts(5, 3, 33 * 35),
     "mixed_odd": lambda: mixed_layouts(3, 67, 15 * 17),
@@ -508,6 +523,8 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "team_layer_norm_partly_kept": lambda: in_teams(layer_norm(2, 800_000), 5, 1),
     "team_layer_norm_in_registers": lambda: in_teams(layer_norm(3, 400_004, weighted=False), 4, 1),
     "team_layer_norm_f16": lambda: in_teams(layer_norm(9, 200_000, F16), 4, 4),
+    "team_layer_norm_ring": lambda: in_teams(layer_norm(5, 1 << 21), 66, 1),
+    "team_layer_norm_ring_f16": lambda: in_teams(layer_norm(7, 1 << 22, F16), 66, 2),
     "team_softmax": lambda: in_teams(softmax_rows(40, 60_000), 3, 16),
     "team_softmax_of_all_blocks": lambda: in_teams(softmax_rows(3, 100_000), 200, 1),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -87,6 +88,17 @@ def test_a_built_library_needs_no_torch() -> None:
 
 
 @pytest.mark.usefixtures("directory")
+def test_the_linker_reads_no_library_of_torch(tmp_path: Path) -> None:
+    library = builds._load_inline(scale(3), 16 * "0", tmp_path)
+    (flags,) = re.findall(r"^ldflags = (.*)", (tmp_path / "build.ninja").read_text(), re.MULTILINE)
+    named = re.findall(r"-l((?:c10|torch)\w*)", flags)
+    first = re.findall(r"-L(\S+)", flags)[0]
+    assert {"c10", "torch_cpu"} <= {*named}
+    assert all((tmp_path / first / f"lib{name}.a").read_bytes() == b"!<arch>\n" for name in named)
+    assert torch.equal(run(library), 3 * torch.arange(1000.0))
+
+
+@pytest.mark.usefixtures("directory")
 def test_equal_sources_are_built_once(compiler_log: Path) -> None:
     sources = [scale(2), scale(5), scale(2, name="again"), scale(2)]
     results = build_all(sources)
@@ -117,6 +129,40 @@ def test_as_many_are_built_at_once_as_there_are_jobs(jobs: int, monkeypatch: pyt
     with override(jobs=jobs):
         build_all([scale(factor) for factor in range(3)])
     assert most == jobs
+
+
+@pytest.mark.usefixtures("directory")
+def test_a_build_goes_on_beside_what_else_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was begun is not built again; with one job nothing is begun."""
+    real, built, begun = builds._load_inline, [], threading.Event()
+
+    def logged(source: Source, key: str, directory: Path) -> Path:
+        built.append(source.text)
+        begun.set()
+        return real(source, key, directory)
+
+    monkeypatch.setattr(builds, "_load_inline", logged)
+    with override(jobs=1):
+        builds.begin(scale(11))
+    assert not built
+    with override(jobs=2):
+        builds.begin(scale(11))
+        assert begun.wait(60)
+        builds.begin(scale(12))  # as many are under way as may be
+        found = build_all([scale(11), scale(12)])
+        builds.begin(scale(11))  # which is there
+    assert [run(path)[1].item() for path in found if isinstance(path, Path)] == [11, 12]
+    assert sorted(built) == sorted([scale(11).text, scale(12).text])
+
+
+@pytest.mark.usefixtures("directory")
+def test_what_was_begun_and_fails_is_told_by_who_waits_for_it() -> None:
+    broken = Source("broken", "run", Target.CPU, "int g() { return missing_name; }\n", (), "native")
+    with override(jobs=4):
+        builds.begin(broken)
+        (failed,) = build_all([broken])
+    assert isinstance(failed, BuildError)
+    assert "missing_name" in failed.stderr
 
 
 @pytest.mark.usefixtures("directory")

@@ -29,6 +29,7 @@ from fusepass.codegen.passes.axes import order_and_merge
 from fusepass.codegen.passes.products import split_products
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_product import schedule_product
+from fusepass.codegen.source import Source
 from fusepass.errors import IRError
 from fusepass.patterns.partition import partition
 from fusepass.splice import subgraph
@@ -369,7 +370,10 @@ def test_beside_halves_a_generated_convolution_is_tried_that_alone_reduces(
         mock.patch.object(candidates, "device_facts", return_value=H200),
         mock.patch.object(candidates, "recall", return_value=None),
     ):
-        candidates.generate_candidates(work, Forms())
+        begun: list[Source] = []
+        candidates.generate_candidates(work, Forms(), begun.append)
     names = [each.name for each in work.candidates]
     assert {"scaled halves anchor", "tiled scaled halves anchor"} <= {*names}
+    slow = [source for each in work.candidates if "halves" in each.name for source in each.sources]
+    assert sorted(map(id, begun)) == sorted(map(id, slow))  # while the others are generated
     assert ("generated anchor" not in names) is left_out

@@ -139,6 +139,8 @@ def probe() -> Probe:
         loop(f"{name}_float", "float", ["float", "float"], f"fp::{name}(a, b)") for name in ("divide", "divide_by")
     ]
     parts.append(loop("normal_cdf", "float", ["float"], "fp::normal_cdf(a)"))
+    parts += [loop(f"{name}_few", "float", ["float"], f"fp::{name}_few(a)") for name in ("exp", "sigmoid", "tanh")]
+    parts.append(loop("quotient_few", "float", ["float", "float"], "fp::quotient_few(a, b)"))
     parts.append(loop("corrected_log1p_float", "float", ["float"], "fp::corrected_log1p(a)"))
     parts.append(loop("tf32_float", "float", ["float"], "fp::tf32(a)"))
     return Probe("headers", "\n".join(parts))
@@ -433,6 +435,29 @@ def test_log1p_without_a_branch() -> None:
     assert torch.equal(got.isinf(), want.isinf())
     finite = want.isfinite()
     assert ulps(got[finite], want[finite]).max() <= 6  # 4 of them the logarithm's
+
+
+@pytest.mark.parametrize(("name", "bound"), [("exp", 2.0**-17), ("sigmoid", 2.0**-17), ("tanh", 2.0**-14)])
+def test_functions_of_few_digits(name: str, bound: float) -> None:
+    """They are within `bound`, and infinite, zero or NaN where the function is."""
+    small = torch.randn(10_000) * 2.0 ** torch.randint(-30, 1, (10_000,))
+    x = torch.cat([torch.linspace(-87, 88, 200_001), small, torch.tensor(SPECIAL)])
+    got, want = run(f"{name}_few", x, dtype=torch.float32), getattr(torch, name)(x)
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(got.isinf(), want.isinf())
+    tame = want.isfinite() & (want.abs() > 1.2e-38)
+    assert ((got - want)[tame].double() / want[tame]).abs().max() <= bound
+    assert got[~tame & want.isfinite()].abs().max() <= 1.2e-38
+
+
+def test_a_quotient_of_few_digits() -> None:
+    random = torch.randn(2, 200_000, dtype=torch.float64) * 2.0 ** torch.randint(-120, 120, (2, 200_000))
+    for a, b in (random.float(), pairs(torch.tensor(SPECIAL))):
+        got, want = run("quotient_few", a, b, dtype=torch.float32), a / b
+        assert torch.equal(got.isnan(), want.isnan())
+        assert torch.equal(got.isinf(), want.isinf())
+        tame = want.isfinite() & (want.abs() > 1.2e-38)
+        assert ((got - want)[tame].double() / want[tame]).abs().max() <= 2.0**-21
 
 
 def test_a_shared_divisor_gives_the_rounded_quotient() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -202,6 +203,25 @@ def test_shared_memory_with_what_is_written_runs_the_original() -> None:
     both = torch.zeros(4)
     with pytest.warns(FusepassWarning, match="shared by two"):
         close(opt(both, both), torch.full((4,), 2.0))
+
+
+def test_memory_is_shared_where_elements_are() -> None:
+    def forward(self: Any, x: Tensor, y: Tensor) -> Tensor:
+        x.add_(1)
+        return torch.relu(x) + torch.relu(y)
+
+    opt = fusepass.optimize(module(forward))
+    memory = torch.zeros(12)
+    close(opt(memory[:4], memory[4:8]), torch.ones(4))  # one storage, but neither reads what the other writes
+    assert not reasons(opt)
+    for first, second in ((0, 1), (3, 0), (0, 3), (1, 0)):
+        expected, found = torch.zeros(12), torch.zeros(12)
+        right = forward(None, expected[first : first + 4], expected[second : second + 4])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FusepassWarning)
+            close(opt(found[first : first + 4], found[second : second + 4]), right)
+        close(found, expected)
+    assert sum(reasons(opt).values()) == 4
 
 
 def test_a_full_table_takes_what_comes_again(net: Net) -> None:

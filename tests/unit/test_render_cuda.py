@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import ReduceOp
 from fusepass.codegen.ir.product import Arithmetic, Product
 from fusepass.codegen.ir.program import Program, Role
-from fusepass.codegen.render import describe, render
+from fusepass.codegen.render import describe, render, render_general
 from tests.support import kernels as k
 from tests.support.emulate import emulate
 from tests.support.interpret import STORAGE, decode, interpret
@@ -39,6 +40,7 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "one bias per column": lambda: k.last_axis_bias(33, 96),
     "one bias per odd column": lambda: k.last_axis_bias(64, 63),
     "transpose": lambda: k.transpose(40, 36),
+    "kernels one after the other": lambda: k.chain(1_001, 4),
     "mixed layouts": lambda: k.mixed_layouts(2, 64, 16 * 16),
     "mixed layouts, few channels": lambda: k.mixed_layouts(3, 3, 35 * 9),
     "mixed layouts, odd": lambda: k.mixed_layouts(2, 67, 7 * 7),
@@ -235,8 +237,46 @@ def test_the_text_reads_well() -> None:
 
 
 def test_nothing_is_launched_for_nothing() -> None:
-    assert "<<<" not in render(k.affine(0), H200).text
-    assert "<<<" in render(k.row_reduction(70, 0, ReduceOp.SUM), H200).text
+    assert "fp::launch" not in render(k.affine(0), H200).text
+    assert "fp::launch" in render(k.row_reduction(70, 0, ReduceOp.SUM), H200).text
+
+
+def test_kernels_start_early_and_wait_for_the_one_before() -> None:
+    text = render(k.chain(1_001, 3), H200).text
+    first, *others = re.findall(r"\n\{\n(.*?)\n\}\n", text.partition('extern "C"')[0], re.DOTALL)
+    assert first.splitlines()[0] == "    fp::let_next_start();"
+    assert [each.splitlines()[0] for each in others] == ["    fp::wait_for_previous();"] * 2
+    assert [each.splitlines()[1] == "    fp::let_next_start();" for each in others] == [True, False]
+    assert re.findall(r"fp::launch\w*", text) == ["fp::launch", "fp::launch_next", "fp::launch_next"]
+
+
+def test_large_kernels_are_launched_when_all_before_them_is_over() -> None:
+    """Each block's wait takes time, which shows where there are many."""
+    text = render(k.chain(8_000_001, 3), H200).text
+    assert re.findall(r"fp::(?:launch\w*|wait_for_previous|let_next_start)", text) == ["fp::launch"] * 3
+
+
+def test_several_launches_can_be_replayed() -> None:
+    several = render(k.chain(1_001, 2), H200)
+    assert several.replay == "replay_chain"
+    assert 'extern "C" int replay_chain(' in several.text
+    assert render(k.in_teams(k.layer_norm(4, 600), 2, 2), H200).replay is not None  # memory is filled first
+    one = render(k.affine(100), H200)
+    assert one.replay is None
+    assert "replay" not in one.text
+    general = render_general(k.chain(1_001, 2), H200)
+    assert general.replay is None
+
+
+def test_no_kernel_starts_early_where_none_can_wait() -> None:
+    text = render(k.chain(1_001, 3), replace(H200, arch="sm_80")).text
+    assert re.findall(r"fp::(?:launch\w*|wait_for_previous|let_next_start)", text) == ["fp::launch"] * 3
+
+
+def test_teams_are_launched_when_all_before_them_is_over() -> None:
+    once = k.in_teams(k.layer_norm(4, 600), 2, 2)
+    text = render(replace(once, kernels=once.kernels * 2), H200).text
+    assert re.findall(r"fp::(?:launch\w*|wait_for_previous|let_next_start)", text) == ["fp::launch_teams"] * 2
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")

@@ -9,6 +9,8 @@ from math import prod
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.crossing import Tile
@@ -19,7 +21,7 @@ from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.errors import ScheduleError
 from tests.support import kernels as k
-from tests.support.regions import region
+from tests.support.regions import NO_SPLIT, region
 
 H200 = DeviceFacts.h200()
 
@@ -58,6 +60,21 @@ def first(program: Program, *, aligned: bool = True) -> Schedule:
 def test_choices(make: Callable[[], Program], walk: Walk, width: int, lanes: int, keep: Keep) -> None:
     plan = first(make())
     assert (plan.walk, plan.width, plan.lanes, plan.keep) == (walk, width, lanes, keep)
+
+
+@pytest.mark.parametrize(
+    ("function", "width"),
+    [
+        (lambda x: F.avg_pool3d(x[None, None], 3, 1, 1), 1),
+        (lambda x: F.avg_pool1d(x, 5, 1, 2), 4),
+        (lambda x: F.interpolate(x, scale_factor=2) + 1, 4),
+    ],
+)
+def test_large_windows_over_neighbours_have_single_elements(function: Callable[[Tensor], Tensor], width: int) -> None:
+    """Threads side by side read what lies side by side, where windows have many points."""
+    program = region(function, torch.empty(8, 64, 1024, device="meta")).passed(NO_SPLIT)
+    plan = first(program)
+    assert (plan.walk, plan.width) == (Walk.POINTWISE, width)
 
 
 @pytest.mark.parametrize("aligned", [True, False])

@@ -1,4 +1,4 @@
-// What templates/include/fp_launch.cuh has, for the emulation: the blocks of a launch of teams run side by side.
+// What templates/include/fp_launch.cuh has, for the emulation: kernels run one after the other; the blocks of a launch of teams side by side.
 #pragma once
 
 #include <cstdlib>
@@ -6,15 +6,27 @@
 
 namespace fp {
 
+inline void wait_for_previous() {}
+inline void let_next_start() {}
+
+template <auto Kernel, typename... Arguments>
+void launch(int blocks, int threads, int shared, void*, Arguments... arguments) {
+    emulation::launch(blocks, threads, shared, [&] { Kernel(arguments...); });
+}
+
+template <auto Kernel, typename... Arguments>
+void launch_next(int blocks, int threads, int shared, void* stream, Arguments... arguments) {
+    launch<Kernel>(blocks, threads, shared, stream, arguments...);
+}
+
 // EMULATED_TEAMS in the environment says how many teams the device has room for.
-template <typename... Parameters>
-int launch_teams(void (*kernel)(Parameters...), int members, int teams, int threads, int shared, void* exchange,
-                 int nbytes, void*, Parameters... parameters) {
+template <auto Kernel, typename... Arguments>
+int launch_teams(int members, int teams, int threads, int shared, void* exchange, int nbytes, void*, Arguments... arguments) {
     const char* const room = std::getenv("EMULATED_TEAMS");
     const int fitting = room ? std::atoi(room) : teams;
     if (fitting == 0) return cudaErrorCooperativeLaunchTooLarge;
     std::memset(exchange, 0, nbytes);
-    emulation::launch_together((fitting < teams ? fitting : teams) * members, threads, shared, [&] { kernel(parameters...); });
+    emulation::launch_together((fitting < teams ? fitting : teams) * members, threads, shared, [&] { Kernel(arguments...); });
     return cudaSuccess;
 }
 

@@ -1,0 +1,48 @@
+"""Where results are rounded to 16 bits, exponentials and quotients may be good to few digits; nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.render import render
+from tests.support.regions import NO_SPLIT, region
+
+CASES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[str, ...]]] = {
+    "softmax": (lambda x: x.softmax(1), ("exp_few", "quotient_few")),
+    "softmax and a factor": (lambda x: -2 * x.softmax(1), ("exp_few", "quotient_few")),
+    "a gate": (lambda x: F.silu(x), ("sigmoid_few",)),
+    "a hyperbolic tangent": (lambda x: 3 * x.tanh(), ("tanh_few",)),
+    "an exponential": (lambda x: x.exp(), ("exp_few",)),
+    "a difference": (lambda x: x.exp() - 1, ()),
+    "a difference of gates": (lambda x: x.sigmoid() - x.sigmoid().flip(1), ()),
+    "a logarithm": (lambda x: x.log_softmax(1), ()),
+    "a comparison": (lambda x: torch.where(x.sigmoid() > 0.5, x, -x), ()),
+    "a mean of exponentials": (lambda x: x.exp().mean(1), ()),
+    "softmax in float32": (lambda x: x.float().softmax(1), ()),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_few_digits(name: str, dtype: torch.dtype) -> None:
+    function, few = CASES[name]
+    made = region(function, torch.randn(3, 40).to(dtype))
+    program = made.passed(NO_SPLIT)
+    source = render(program, DeviceFacts.h200())
+    used = {text for text in ("exp_few", "quotient_few", "sigmoid_few", "tanh_few") if f"fp::{text}(" in source.text}
+    assert used == set(few)
+
+
+def test_online_softmax_has_few_digits() -> None:
+    """Rows that do not stay on the chip are swept once; the state computes exponentials."""
+    x = torch.empty(2, 1 << 20, dtype=torch.float16, device="meta")
+    for result, digits in ((torch.float16, ", true"), (torch.float32, "")):
+        made = region(lambda x, to=result: x.softmax(1, dtype=torch.float32).to(to), x)
+        text = render(made.passed(NO_SPLIT), DeviceFacts.h200()).text
+        assert f"fp::Softmax<float{digits}> " in text
