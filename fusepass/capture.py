@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -233,6 +233,7 @@ def _export(
 
     fake_mode = FakeTensorMode()
     shim.stand_in()
+    _fill_caches(shim, states, tensors)
     shim.guard = EagerWrites
     shim.states = {name: _fake(state, fake_mode) for name, state in states.items()}
     fakes = tuple(_fake(tensor, fake_mode) for tensor in tensors)
@@ -246,6 +247,14 @@ def _export(
     written |= {*getattr(signature, "parameters_to_mutate", {}).values()}
     mutated = sorted(placeholders.index(name) for name in written)
     return Exported(graph=graph, names=names, states=len(states), mutated=mutated, aliases=shim.aliases)
+
+
+def _fill_caches(shim: Shim, states: Mapping[str, torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    """One real run, on copies: what functions of the model remember (`functools.lru_cache`) is no tensor of a tracing then."""
+    shim.guard = nullcontext
+    shim.states = dict(zip(states, cloned(list(states.values())), strict=True))
+    with _reparametrize_module(shim, shim.states), torch.no_grad(), suppress(Exception):
+        shim(*(tensor.clone() for tensor in tensors))
 
 
 class _RealRun(fx.Interpreter):

@@ -25,9 +25,10 @@ class Detours:
 
     Args:
         model, name, options: of the model, as its specialiser has them.
-        forward: gives what to run where nothing is specialised.
+        forward: what to run where nothing is specialised; ``model.forward`` where that is None.
         fallbacks: counts what runs as the original operators.
-        for_child: makes the specialiser of a child, given its path.
+        specialiser: makes the specialiser of a child. It is no specialiser's own method: a circle of references would keep
+            the model until the garbage collector runs.
         dynamo: whether Dynamo may serve.
         lock: the specialiser's.
     """
@@ -37,7 +38,6 @@ class Detours:
         "_dynamo",
         "_dynamo_allowed",
         "_fallbacks",
-        "_for_child",
         "_forward",
         "_lock",
         "_model",
@@ -45,6 +45,7 @@ class Detours:
         "_options",
         "_refusals",
         "_routes",
+        "_specialiser",
     )
 
     def __init__(
@@ -52,9 +53,9 @@ class Detours:
         model: nn.Module,
         name: str,
         options: Mapping[str, Any],
-        forward: Callable[[], Forward],
+        forward: Forward | None,
         fallbacks: FallbackCounter,
-        for_child: Callable[[str, nn.Module], Specialiser],
+        specialiser: Callable[..., Specialiser],
         *,
         dynamo: bool,
         lock: threading.RLock,
@@ -64,7 +65,7 @@ class Detours:
         self._options = options
         self._forward = forward
         self._fallbacks = fallbacks
-        self._for_child = for_child
+        self._specialiser = specialiser
         self._dynamo_allowed = dynamo
         self._lock = lock
         self._routes: dict[object, Route] = {}
@@ -82,6 +83,10 @@ class Detours:
         """Why ways of capturing failed, by what was said of it."""
         return self._refusals
 
+    @property
+    def _original(self) -> Forward:
+        return self._forward or self._model.forward
+
     def get(self, key: object) -> Route | None:
         """The route of calls of that kind, if they take one."""
         return self._routes.get(key)
@@ -92,7 +97,7 @@ class Detours:
         if not failure.final:
             self._routes[key] = self._found(failure, config)
         elif failure.lasting:
-            self._routes[key] = Untouched(self._forward(), self._name, failure.reason, self._fallbacks)
+            self._routes[key] = Untouched(self._original, self._name, failure.reason, self._fallbacks)
         return self._routes.get(key)
 
     def run(self, key: object, route: Route, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -117,12 +122,16 @@ class Detours:
             return self._by_children(failure.reason)
         if self._dynamo is None:
             limit = config.max_signatures
-            self._dynamo = Dynamo(self._forward(), self._name, self._options, self._fallbacks, limit=limit)
+            self._dynamo = Dynamo(self._original, self._name, self._options, self._fallbacks, limit=limit)
         return self._dynamo
 
     def _by_children(self, reason: str) -> Route:
         if self._children is None:
-            self._children = Children(self._model, self._forward(), self._for_child)
+            self._children = Children(self._model, self._original, self._of_child)
         if self._children.empty:
-            return Untouched(self._forward(), self._name, reason, self._fallbacks)
+            return Untouched(self._original, self._name, reason, self._fallbacks)
         return self._children
+
+    def _of_child(self, path: str, child: nn.Module) -> Specialiser:
+        name = f"{self._name}.{path}"
+        return self._specialiser(child, self._options, name=name, forward=child.forward, dynamo=False)

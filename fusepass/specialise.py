@@ -86,9 +86,9 @@ class Specialiser:
             model,
             self._name,
             self._options,
-            lambda: self.original,
+            forward,
             self._fallbacks,
-            self._for_child,
+            Specialiser,
             dynamo=dynamo,
             lock=self._lock,
         )
@@ -274,10 +274,6 @@ class Specialiser:
             self._traceable = (*self._traceable, made)
         self.table.add(made, tensors, config.max_signatures)
         return made
-
-    def _for_child(self, path: str, child: nn.Module) -> Specialiser:
-        name = f"{self._name}.{path}"
-        return Specialiser(child, self._options, name=name, forward=child.forward, dynamo=False)
 
     def refuse(self, step: str, reason: str) -> None:
         """Keep for the report why a way of capturing failed; said once."""

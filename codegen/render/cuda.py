@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import Convolution, ScaledWeights
@@ -52,8 +52,6 @@ _MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  #
 Plan = Schedule | ConvolutionSchedule | ProductSchedule
 _REPLAYS = ("fp_replay.cuh",)  # for programs that launch more than once
 _MOST_WAITING = 1 << 10  # blocks of a kernel that may have nothing to do
-_FEW_BLOCKS = 4  # for each multiprocessor, so that all of them run at once: to wait takes each half a microsecond
-_PROGRAMMATIC = 90  # the capability from which a kernel can wait for the one before it
 
 
 @dataclass(frozen=True)
@@ -92,18 +90,13 @@ def render_cuda(
     kernels, launches = [], []
     groups = patches = fetches = False
     launched = [kernel for kernel in program.kernels if not is_empty(kernel)]
-    plans = [_plan(kernel, program, facts, aligned, general) for kernel in launched]
-    small = [plan.blocks <= _FEW_BLOCKS * facts.multiprocessors and not general for plan in plans]
-    early = [_starts_early(number, kernel, facts) and small[number] for number, kernel in enumerate(launched)]
-    for number, (kernel, plan) in enumerate(zip(launched, plans, strict=True)):
+    for kernel in launched:
+        plan = _plan(kernel, program, facts, aligned, general)
         patches = patches or (isinstance(plan, Schedule) and plan.walk is Walk.PATCH)
         fetches = fetches or (isinstance(plan, Schedule) and plan.fetches)
         name = names.exact(kernel.name)
-        start = ["fp::wait_for_previous();"] if early[number] else []
-        start += ["fp::let_next_start();"] if small[number] and any(early[number + 1 : number + 2]) else []
-        written = _kernel_text(kernel, name, program, plan, pointers, names.copy())
-        kernels.append(replace(written, body=(*start, *written.body)))
-        launches += _launch(kernel, name, program, plan, pointers, early=early[number])
+        kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
+        launches += _launch(kernel, name, program, plan, pointers)
         groups |= isinstance(plan, ProductSchedule) and plan.tiling.groups
     several = len(launched) + sum(kernel.team is not None for kernel in launched) > 1
     again = names.exact(f"replay_{program.name}") if several and not general else None
@@ -232,17 +225,7 @@ def _pointer_type(buffer: Buffer, kernel: Kernel) -> str:
     return f"{'const ' if buffer.name in kernel.reads - kernel.writes else ''}{C_TYPES[buffer.dtype]}*"
 
 
-def _starts_early(number: int, kernel: Kernel, facts: DeviceFacts) -> bool:
-    """Whether the kernel that is launched as the `number`th may be, before the one before it is over, for which it waits itself.
-
-    The first one follows what another library launches. Teams follow the filling of the memory in which they meet.
-    """
-    return number > 0 and kernel.team is None and facts.capability >= _PROGRAMMATIC
-
-
-def _launch(
-    kernel: Kernel, name: str, program: Program, plan: Plan, pointers: dict[str, str], *, early: bool
-) -> list[str]:
+def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: dict[str, str]) -> list[str]:
     arguments = [
         f"    static_cast<{_pointer_type(buffer, kernel)}>({pointers[buffer.name]})"
         for buffer in _touched(kernel, program)
@@ -254,9 +237,8 @@ def _launch(
         exchange = f"{pointers[team.exchange]}, {program.buffer(team.exchange).nbytes}, stream,"
         start = f"const int error = fp::launch_teams<{name}>({shape}, {exchange}"
         return ["{", *block("", [start, *passed, "if (error != 0) return error;"])[1:]]
-    call = "launch_next" if early else "launch"
     blocks = free(plan.blocks) if kernel.when is None else min(plan.blocks, _MOST_WAITING)
-    return [f"fp::{call}<{name}>({blocks}, {plan.threads}, {free(plan.shared_bytes)}, stream,", *passed]
+    return [f"fp::launch<{name}>({blocks}, {plan.threads}, {free(plan.shared_bytes)}, stream,", *passed]
 
 
 def _replay(name: str, entry: str, pointers: list[str]) -> tuple[str, ...]:

@@ -1,22 +1,7 @@
-// Launches, and what a kernel and the one before it have to say to each other.
+// Launches.
 #pragma once
 
 namespace fp {
-
-// For the start of a kernel that `launch_next` launches: waits until the kernel before it is over, and all that wrote is seen.
-__device__ __forceinline__ void wait_for_previous() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// For the start of a kernel before one that `launch_next` launches, behind a wait of its own: lets blocks of the next one start where there
-// is room beside all blocks of this one.
-__device__ __forceinline__ void let_next_start() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
 
 constexpr int most_devices = 64;
 
@@ -59,16 +44,6 @@ cudaError_t launch_as(const cudaLaunchAttribute* attribute, int blocks, int thre
 template <auto Kernel, typename... Arguments>
 void launch(int blocks, int threads, int shared, void* stream, Arguments... arguments) {
     launch_as<Kernel>(nullptr, blocks, threads, shared, stream, arguments...);
-}
-
-// The same behind a kernel, while whose last blocks run it may start to be launched: it begins with `wait_for_previous`. So must the one
-// before it, if it was launched so, or this one would not wait for those before that.
-template <auto Kernel, typename... Arguments>
-void launch_next(int blocks, int threads, int shared, void* stream, Arguments... arguments) {
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    launch_as<Kernel>(&attribute, blocks, threads, shared, stream, arguments...);
 }
 
 // Launches `Kernel` with as many teams of `members` blocks as are resident at once, at most `teams`, after zeroing the

@@ -163,7 +163,7 @@ def test_capture_in_a_graph(name: str, libraries: Libraries) -> None:
 
 
 @pytest.mark.parametrize("name", ["chain", "chain_short"])
-def test_kernels_that_start_early_wait(name: str, libraries: Libraries) -> None:
+def test_replayed_kernels_see_what_the_one_before_wrote(name: str, libraries: Libraries) -> None:
     """Each reads all that the one before wrote, launched anew and from a graph, time after time over the same memory."""
     program = SAMPLES[name]()
     source, path = libraries[name, True]

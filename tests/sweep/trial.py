@@ -21,6 +21,7 @@ import fusepass
 from fusepass.config import override
 from fusepass.numerics import check, observe
 from fusepass.report import Report
+from tests.fuzz.noise import is_noise
 from tests.support.batched import Batch, batched
 from tests.support.interpreted import interpreted, original_operators
 from tests.sweep.entry import Entry
@@ -169,7 +170,7 @@ def _judge(model: nn.Module, fused: nn.Module, inputs: tuple[tuple[Any, ...], di
     whole = _Call(model)
     for call in ("first", "second"):
         outcome = check(whole, candidate, inputs)
-        if not outcome.ok:
+        if not outcome.ok and not is_noise(whole, inputs, outcome, torch.float32):
             return f"wrong in the {call} call", outcome.explain()
     with torch.no_grad(), torch.random.fork_rng():
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}

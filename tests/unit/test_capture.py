@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fusepass
 from fusepass.capture import Captured, CaptureFailure, capture
 from fusepass.structure import Template
 from fusepass.tensors import LiveTensors
@@ -486,3 +487,31 @@ def test_errors_of_the_model_are_kept() -> None:
         failure = capture(nn.Linear(3, 3), (), {})
     assert isinstance(failure, CaptureFailure)
     assert isinstance(failure.error, TypeError)
+
+
+@functools.lru_cache(maxsize=4)
+def _turned(size: int) -> Tensor:
+    return torch.arange(size).flip(0)
+
+
+class Remembers(nn.Module):
+    """A tensor that a function of the model keeps, in a model that AOTAutograd has to trace, as it writes to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(9))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x[..., :1].mul_(2)
+        return (x * self.weight[_turned(x.shape[-1])]).relu() * 2
+
+
+def test_what_functions_remember_is_no_tensor_of_a_tracing() -> None:
+    _turned.cache_clear()
+    model, x = Remembers(), torch.randn(3, 9)
+    fused = fusepass.optimize(model)
+    with torch.no_grad():
+        results = [call(x.clone()) for call in (fused, fused, model)]
+    assert type(_turned(9)) is Tensor
+    for result in results[:2]:
+        torch.testing.assert_close(result, results[2])

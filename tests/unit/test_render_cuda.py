@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -241,21 +240,6 @@ def test_nothing_is_launched_for_nothing() -> None:
     assert "fp::launch" in render(k.row_reduction(70, 0, ReduceOp.SUM), H200).text
 
 
-def test_kernels_start_early_and_wait_for_the_one_before() -> None:
-    text = render(k.chain(1_001, 3), H200).text
-    first, *others = re.findall(r"\n\{\n(.*?)\n\}\n", text.partition('extern "C"')[0], re.DOTALL)
-    assert first.splitlines()[0] == "    fp::let_next_start();"
-    assert [each.splitlines()[0] for each in others] == ["    fp::wait_for_previous();"] * 2
-    assert [each.splitlines()[1] == "    fp::let_next_start();" for each in others] == [True, False]
-    assert re.findall(r"fp::launch\w*", text) == ["fp::launch", "fp::launch_next", "fp::launch_next"]
-
-
-def test_large_kernels_are_launched_when_all_before_them_is_over() -> None:
-    """Each block's wait takes time, which shows where there are many."""
-    text = render(k.chain(8_000_001, 3), H200).text
-    assert re.findall(r"fp::(?:launch\w*|wait_for_previous|let_next_start)", text) == ["fp::launch"] * 3
-
-
 def test_several_launches_can_be_replayed() -> None:
     several = render(k.chain(1_001, 2), H200)
     assert several.replay == "replay_chain"
@@ -266,17 +250,6 @@ def test_several_launches_can_be_replayed() -> None:
     assert "replay" not in one.text
     general = render_general(k.chain(1_001, 2), H200)
     assert general.replay is None
-
-
-def test_no_kernel_starts_early_where_none_can_wait() -> None:
-    text = render(k.chain(1_001, 3), replace(H200, arch="sm_80")).text
-    assert re.findall(r"fp::(?:launch\w*|wait_for_previous|let_next_start)", text) == ["fp::launch"] * 3
-
-
-def test_teams_are_launched_when_all_before_them_is_over() -> None:
-    once = k.in_teams(k.layer_norm(4, 600), 2, 2)
-    text = render(replace(once, kernels=once.kernels * 2), H200).text
-    assert re.findall(r"fp::(?:launch\w*|wait_for_previous|let_next_start)", text) == ["fp::launch_teams"] * 2
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")

@@ -6,17 +6,9 @@
 
 namespace fp {
 
-inline void wait_for_previous() {}
-inline void let_next_start() {}
-
 template <auto Kernel, typename... Arguments>
 void launch(int blocks, int threads, int shared, void*, Arguments... arguments) {
     emulation::launch(blocks, threads, shared, [&] { Kernel(arguments...); });
-}
-
-template <auto Kernel, typename... Arguments>
-void launch_next(int blocks, int threads, int shared, void* stream, Arguments... arguments) {
-    launch<Kernel>(blocks, threads, shared, stream, arguments...);
 }
 
 // EMULATED_TEAMS in the environment says how many teams the device has room for.
