@@ -85,8 +85,8 @@ def _moved(context: Context, value: Expr, lookups: Mapping[Axis, Lookup]) -> Exp
                 return context.builder.gather(buffer, index.substitute(start), places(index), dtype)
             case Gather(buffer, index, known, dtype):
                 return context.builder.gather(buffer, index.substitute(start), (*known, *places(index)), dtype)
-            case Masked():
-                raise AssertionError("a masked value is materialised before it is looked up")
+            case Masked(mask) if any(bound.index.axes & lookups.keys() for bound in mask):
+                raise AssertionError("what a place decides on is materialised before it is looked up")
             case _:
                 return None
 

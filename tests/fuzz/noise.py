@@ -55,7 +55,8 @@ class _Rough(TorchDispatchMode):
 
     def _rough(self, leaf: Tensor, step: float) -> Tensor:
         up = torch.rand(leaf.shape, generator=self.generator, dtype=torch.float64) < 0.5
-        return leaf + torch.where(up, step, -step).to(leaf)
+        most = torch.finfo(leaf.dtype).max
+        return leaf + torch.where(up, step, -step).clamp(-most, most).to(leaf)
 
 
 def _largest(values: Any) -> float:

@@ -288,3 +288,19 @@ def test_a_write_to_an_expanded_tensor(model: nn.Module) -> None:
         outcome = check(model, fused, (x,))
     assert outcome.ok, outcome.explain()
     assert check(model, fused, (x,)).ok
+
+
+class PoolsOfLookedUp(nn.Module):
+    """Windows of unequal sizes mask what is out of reach, also along dimensions in which nothing is looked up."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = F.unfold(x.asinh(), (1, 3), (2, 2), (0, 0), (2, 1))
+        return F.adaptive_avg_pool1d(patches, 5)
+
+
+def test_windows_over_what_is_looked_up() -> None:
+    fused = fusepass.optimize(PoolsOfLookedUp())
+    x = torch.randint(-9, 10, (8, 4, 15, 8)).to(torch.int32)
+    outcome = check(PoolsOfLookedUp(), fused, (x,))
+    assert outcome.ok, outcome.explain()
+    assert not fused.report().fallbacks
