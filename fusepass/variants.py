@@ -212,7 +212,7 @@ def _rounds_to_tf32(node: fx.Node) -> bool:
     needed = sum(map(measure.nbytes, operands)) + 3 * measure.nbytes(node.meta["val"])
     if torch.cuda.is_current_stream_capturing() or needed > _MEMORY_SHARE * measure.free_bytes(device):
         return False
-    key = (device, str(node.args[3:9]), *(f"{each.shape} {each.stride()}" for each in operands))
+    key = (device, str(_flags()), str(node.args[3:9]), *(f"{each.shape} {each.stride()}" for each in operands))
     if key not in _rounding:
         try:
             _rounding[key] = _found_earlier(key) or _found_now(key, operands, node.args[3:9])
@@ -236,15 +236,19 @@ def _found_now(key: _Key, operands: Sequence[torch.Tensor], geometry: Sequence[A
     return found
 
 
+def _flags() -> tuple[bool, bool, bool]:
+    """What else cuDNN's choice of a kernel depends on, in the order in which ``aten._convolution`` takes it."""
+    cudnn = torch.backends.cudnn
+    return (cudnn.benchmark, cudnn.deterministic, cudnn.enabled)
+
+
 def _key_on_disk(key: _Key) -> str:
     device, *convolution = key
-    cudnn = torch.backends.cudnn
     return choices.key_of(
         {
             "rounding": convolution,
             "device": torch.cuda.get_device_name(device),
-            "flags": [cudnn.enabled, cudnn.benchmark, cudnn.deterministic],
-            "versions": [torch.__version__, cudnn.version()],
+            "versions": [torch.__version__, torch.backends.cudnn.version()],
         }
     )
 
@@ -259,9 +263,7 @@ def differs_from_float32(operands: Sequence[torch.Tensor], geometry: Sequence[An
     with measure.as_compiled_code_runs(device):
         x, weight = measure.made_up(operands, device)
         weight -= 0.75  # of both signs, so that sums do not hide the rounding
-        cudnn = torch.backends.cudnn
-        flags = (cudnn.benchmark, cudnn.deterministic, cudnn.enabled)
-        exact = torch.ops.aten._convolution.default(x, weight, None, *geometry, *flags, False)
+        exact = torch.ops.aten._convolution.default(x, weight, None, *geometry, *_flags(), False)
         plain = torch.ops.aten.convolution.default(x, weight, None, *geometry)
         return bool((plain - exact).norm() > _TF32_ROUNDING * exact.norm())
 

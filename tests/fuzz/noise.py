@@ -55,8 +55,8 @@ class _Rough(TorchDispatchMode):
 
     def _rough(self, leaf: Tensor, step: float) -> Tensor:
         up = torch.rand(leaf.shape, generator=self.generator, dtype=torch.float64) < 0.5
-        most = torch.finfo(leaf.dtype).max
-        return leaf + torch.where(up, step, -step).clamp(-most, most).to(leaf)
+        signs = torch.where(up, 1.0, -1.0).to(leaf)
+        return leaf + signs * min(step, torch.finfo(leaf.dtype).max)
 
 
 def _largest(values: Any) -> float:
