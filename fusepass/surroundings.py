@@ -27,9 +27,13 @@ def readers(model: nn.Module) -> tuple[Reader, ...]:
     """What reads each such value of `model` as it is, as a key that is equal for equal values."""
     found: dict[tuple[int, str], Reader] = {}
     for kind in {type(module) for module in model.modules()}:
-        if not kind.__module__.startswith("torch."):
+        if not _is_pytorch_s(kind):
             _look_into(kind.forward, kind, found, _DEPTH)
     return tuple(read for read in found.values() if read is not _nothing)
+
+
+def _is_pytorch_s(thing: type | types.FunctionType) -> bool:
+    return str(thing.__module__).startswith("torch.")  # what `exec` makes may have none
 
 
 def _nothing() -> None:
@@ -39,7 +43,7 @@ def _nothing() -> None:
 def _look_into(function: object, kind: type[nn.Module], found: dict[tuple[int, str], Reader], depth: int) -> None:
     """Add to `found` what `function`, perhaps a method of `kind`, reads."""
     function = inspect.unwrap(function) if callable(function) else function
-    if not isinstance(function, types.FunctionType) or function.__module__.startswith("torch.") or depth == 0:
+    if not isinstance(function, types.FunctionType) or _is_pytorch_s(function) or depth == 0:
         return
     if (id(function), "") in found:
         return
@@ -50,7 +54,7 @@ def _look_into(function: object, kind: type[nn.Module], found: dict[tuple[int, s
         if name in function.__globals__:
             _look_at(function.__globals__, name, functools.partial(function.__globals__.get, name), kind, found, depth)
         owner = next((base for base in kind.__mro__ if name in vars(base)), nn.Module)
-        if not owner.__module__.startswith("torch.") and owner is not object:
+        if not _is_pytorch_s(owner) and owner is not object:
             _look_at(owner, name, functools.partial(getattr, kind, name, None), kind, found, depth)
 
 

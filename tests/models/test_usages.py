@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 import fusepass
 from fusepass.backend import fusepass_backend
 from fusepass.errors import FusepassWarning
+from fusepass.numerics import check
 from fusepass.report import CaptureRoute
 
 pytestmark = pytest.mark.models
@@ -222,3 +224,12 @@ def test_what_forward_asserts_of_values_is_raised_as_by_the_original(x: Tensor) 
         with pytest.raises(AssertionError, match="negative"):
             optimised(-x)
     assert optimised.report().capture is CaptureRoute.TRACED
+
+
+def test_a_model_that_exec_defines() -> None:
+    """Nothing in it says which module it belongs to, as in what code generators and notebooks make."""
+    namespace: dict[str, Any] = {"nn": nn}
+    exec("class Made(nn.Module):\n    def forward(self, x):\n        return x.sin() * 2 + 1", namespace)
+    model = namespace["Made"]()
+    outcome = check(model, fusepass.optimize(model), (torch.randn(3, 5),))
+    assert outcome.ok, outcome.explain()
