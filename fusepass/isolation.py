@@ -141,6 +141,10 @@ _FILLS = _REORDERED | {"fill_", "index_fill_", "index_put_", "scatter_", "zero_"
 """What may write to an expanded tensor; made functional by PyTorch, it would be written once for each of its copies."""
 
 
+_DRAWING = ("alpha_dropout", "alpha_dropout_", "bernoulli_")
+"""Functions whose random numbers go to the elements in the order of memory, by writes that tracing makes functional."""
+
+
 class EagerWrites(TorchFunctionMode):
     """Lets PyTorch's tracing follow writes as eager makes them.
 
@@ -161,7 +165,16 @@ class EagerWrites(TorchFunctionMode):
             raise CaptureError("forward writes to a tensor that is expanded", final=True)
         if name in _REORDERED and func is getattr(torch.Tensor, name):
             return args[0].copy_(getattr(torch.Tensor, name[:-1])(*args, **kwargs))
+        if name in _DRAWING and args and not args[0].is_contiguous():
+            return _drawn_in_memory_s_order(func, *args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _drawn_in_memory_s_order(func: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """As eager draws for `tensor`; the functional forms that tracing makes go by the order of its dimensions."""
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    drawn: torch.Tensor = func(tensor.permute(order), *args, **kwargs)
+    return drawn.permute([order.index(dim) for dim in range(tensor.dim())])
 
 
 def _is_idle(

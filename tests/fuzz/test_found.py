@@ -304,3 +304,23 @@ def test_windows_over_what_is_looked_up() -> None:
     outcome = check(PoolsOfLookedUp(), fused, (x,))
     assert outcome.ok, outcome.explain()
     assert not fused.report().fallbacks
+
+
+class DrawsBeforeAWrite(nn.Module):
+    """The write has AOTAutograd trace the model, whose functional `bernoulli` draws in the order of dimensions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        smallest = F.alpha_dropout(x, 0.2, training=True).min(0)[0]
+        smallest.view(-1).add_(0.1)
+        return smallest
+
+
+def test_random_numbers_of_another_memory_format_before_a_write() -> None:
+    model, x = DrawsBeforeAWrite(), torch.randn(3, 8, 4, 2).contiguous(memory_format=torch.channels_last)
+    fused = fusepass.optimize(model)
+    results = []
+    for call in (model, fused, fused):
+        torch.manual_seed(3)
+        results.append(call(x))
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0])
