@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from fusepass.codegen.ir.expr import Builder, Expr, Masked, own_indices
+from fusepass.codegen.ir.expr import Builder, Expr, own_indices
 from fusepass.codegen.ir.index import Axis, Bound, FloorDiv, Index, Mod
 from fusepass.codegen.ir.program import Kernel, Partials, Reduction, Store
 
@@ -55,9 +55,3 @@ def divisions(index: Index) -> Iterator[FloorDiv | Mod]:
         if isinstance(atom, FloorDiv | Mod):
             yield from divisions(atom.index)
             yield atom
-
-
-def masked_axes(kernel: Kernel) -> frozenset[Axis]:
-    """Axes that a mask depends on."""
-    masks = [node.mask for node in kernel.nodes if isinstance(node, Masked)]
-    return frozenset(axis for mask in masks for bound in mask for axis in bound.index.axes)
