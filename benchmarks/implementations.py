@@ -32,3 +32,10 @@ class Implementation(enum.Enum):
                 import fusepass  # here, so that its import counts as part of the first call
 
                 return fusepass.optimize(model)
+
+
+RIVALS = {
+    "eager": (Implementation.EAGER.value,),
+    "torch.compile": (Implementation.COMPILE.value, Implementation.AUTOTUNE.value),
+}
+"""What fusepass is held against; each is as fast as the best of its modes."""

@@ -13,15 +13,16 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from benchmarks.implementations import RIVALS, Implementation
+
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "benchmarks" / "results" / "h200.json"
 PLOT = ROOT / "docs" / "limits.svg"
 BEGIN, END = "<!-- measured:begin -->\n", "<!-- measured:end -->\n"
 
-_WAYS = ("eager", "compile", "autotune", "fusepass")
+_WAYS = tuple(way.value for way in Implementation)
 _NAMES = {"eager": "eager", "compile": "torch.compile", "autotune": "max-autotune", "fusepass": "fusepass"}
 _COLORS = {"eager": "#b8b8b8", "compile": "#7aa6d8", "autotune": "#3a6ea5", "fusepass": "#d9702e"}
-_RIVALS = {"eager": ("eager",), "torch.compile": ("compile", "autotune")}  # each as fast as the best of its modes
 _BAR, _GAP, _LEFT, _WIDTH = 7, 10, 330, 520
 
 
@@ -32,7 +33,7 @@ def block() -> str:
     mission = [row for row in rows if row["group"] == "mission"]
     others = [row for row in rows if row["group"] != "mission"]
     timed = _timed(rows)
-    means = [_mean(mission, rival) for rival in _RIVALS]
+    means = [_mean(mission, rival) for rival in RIVALS]
     devices = run.get("devices", 1)
     lines = [
         f"On {'one' if devices == 1 else devices} {run['device']} (torch {run['torch']}), measured together on commit {run['commit']}: medians of side-by-side "
@@ -45,8 +46,8 @@ def block() -> str:
         ),
         "Milliseconds:",
         "",
-        f"| model | {' | '.join(_NAMES[way] for way in timed)} | {' | '.join(f'x {rival}' for rival in _RIVALS)} |",
-        "|---" * (1 + len(timed) + len(_RIVALS)) + "|",
+        f"| model | {' | '.join(_NAMES[way] for way in timed)} | {' | '.join(f'x {rival}' for rival in RIVALS)} |",
+        "|---" * (1 + len(timed) + len(RIVALS)) + "|",
         *(_table_row(row, timed) for row in mission),
         f"| geometric mean |{' |' * len(timed)} {' | '.join(means)} |",
         "",
@@ -117,7 +118,7 @@ def _timed(rows: Iterable[dict[str, Any]]) -> list[str]:
 
 def _ratio(row: dict[str, Any], rival: str) -> float | None:
     """How many times faster than the fastest mode of `rival` fusepass is."""
-    theirs, ours = [time for way in _RIVALS[rival] if (time := _ms(row, way))], _ms(row, "fusepass")
+    theirs, ours = [time for way in RIVALS[rival] if (time := _ms(row, way))], _ms(row, "fusepass")
     return min(theirs) / ours if theirs and ours else None
 
 
@@ -128,14 +129,14 @@ def _mean(rows: Iterable[dict[str, Any]], rival: str) -> str:
 
 def _table_row(row: dict[str, Any], timed: Sequence[str]) -> str:
     times = " | ".join(f"{time:.3f}" if (time := _ms(row, way)) else "-" for way in timed)
-    ratios = " | ".join(f"{ratio:.2f}" if (ratio := _ratio(row, rival)) else "-" for rival in _RIVALS)
+    ratios = " | ".join(f"{ratio:.2f}" if (ratio := _ratio(row, rival)) else "-" for rival in RIVALS)
     return f"| {row['workload']} | {times} | {ratios} |"
 
 
 def _said_of(what: str, rows: Sequence[dict[str, Any]]) -> list[str]:
     """One line of means over the rows whose result is right."""
     right = [row for row in rows if _is_right(row)]
-    parts = [f"{_mean(right, rival)} x {rival}" for rival in _RIVALS]
+    parts = [f"{_mean(right, rival)} x {rival}" for rival in RIVALS]
     return [f"Over the {len(right)} {what} the geometric mean is {' and '.join(parts)}."]
 
 
@@ -143,7 +144,7 @@ def _slower(rows: Iterable[dict[str, Any]]) -> list[str]:
     """The workloads on which another implementation is faster by more than 2 %."""
     behind = []
     for row in rows:
-        ratios = ((rival, _ratio(row, rival)) for rival in _RIVALS)
+        ratios = ((rival, _ratio(row, rival)) for rival in RIVALS)
         behind += [
             f"{row['workload']} ({ratio:.2f} x {rival})"
             for rival, ratio in ratios

@@ -9,14 +9,11 @@ from pathlib import Path
 from statistics import geometric_mean, median
 
 from benchmarks.case import Outcome, Row
-from benchmarks.implementations import Implementation
+from benchmarks.implementations import RIVALS, Implementation
 from fusepass.table import Column, table
 
 EAGER, COMPILE, AUTOTUNE, FUSEPASS = (way.value for way in Implementation)
 _WIDTH = 132
-
-# torch.compile is as fast as the better of its modes.
-_RIVALS = ((EAGER,), (COMPILE, AUTOTUNE))
 
 Ratio = Callable[[Row], float | None]
 
@@ -84,7 +81,7 @@ def _cells(row: Row, ways: Sequence[str]) -> tuple[str, ...]:
     return (
         row.workload,
         *(f"{o.timing.median:.3f}" if o.timing else "-" for o in outcomes),
-        *(_number(ratio(row), ".2f") for ratio in (over(*ways) for ways in _RIVALS)),
+        *(_number(ratio(row), ".2f") for ratio in (over(*ways) for ways in RIVALS.values())),
         _number(of_limit(FUSEPASS)(row), ".0%"),
         "/".join(_number(o.kernels, "d") for o in outcomes),
         "/".join(_number(o.host_us, ".0f") for o in outcomes),
@@ -125,7 +122,7 @@ def _means(rows: Sequence[Row]) -> list[str]:
         sets["all"] = list(rows)
     lines = []
     for name, chosen in sets.items():
-        speeds = [_number(mean(chosen, over(*ways)), ".2f") for ways in _RIVALS]
+        speeds = [_number(mean(chosen, over(*ways)), ".2f") for ways in RIVALS.values()]
         shares = [f"{way} {_number(mean(chosen, of_limit(way)), '.0%')}" for way in (EAGER, COMPILE, FUSEPASS)]
         lines.append(
             f"geometric mean, {name} ({len(chosen)}): fusepass is {speeds[0]} x eager, {speeds[1]} x compile; "

@@ -42,3 +42,9 @@ def with_defaults(func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """All positional arguments, those that the dispatcher leaves out included."""
     left_out = func._schema.arguments[len(args) :]
     return (*args, *(argument.default_value for argument in left_out if not argument.kwarg_only))
+
+
+def memory_order(tensor: torch.Tensor) -> tuple[list[int], list[int]]:
+    """The dimensions in the order of memory, and in which order of these they are as they were."""
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    return order, [order.index(dim) for dim in range(tensor.dim())]

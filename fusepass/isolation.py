@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fusepass.errors import CaptureError
+from fusepass.functional import memory_order
 
 
 @contextlib.contextmanager
@@ -172,9 +173,9 @@ class EagerWrites(TorchFunctionMode):
 
 def _drawn_in_memory_s_order(func: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """As eager draws for `tensor`; the functional forms that tracing makes go by the order of its dimensions."""
-    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    order, back = memory_order(tensor)
     drawn: torch.Tensor = func(tensor.permute(order), *args, **kwargs)
-    return drawn.permute([order.index(dim) for dim in range(tensor.dim())])
+    return drawn.permute(back)
 
 
 def _is_idle(

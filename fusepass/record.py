@@ -21,7 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fusepass.codegen.lowering.tracer import Spec, Tracer
 from fusepass.errors import CaptureError
-from fusepass.functional import functional_form, with_defaults
+from fusepass.functional import functional_form, memory_order, with_defaults
 from fusepass.patterns.aliasing import BATCH_NORMS
 from fusepass.patterns.analysis.layout import looks_channels_last
 from fusepass.patterns.legality import waits_for_host
@@ -221,13 +221,13 @@ class Recorder(Tracer):
 
     def _bernoulli(self, target: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Draws in the order of `target`'s memory, as eager does; the functional form would in the order of its dimensions."""
-        order = sorted(range(target.dim()), key=target.stride, reverse=True)
+        order, back = memory_order(target)
         viewed, drawn = target.permute(order), target.permute(order)
         if not viewed.is_contiguous():
             raise Declined("random numbers for strides of a dimension of size 1")
         self.record(aten.permute.default, (target, order), {}, viewed)
         self.record(aten.bernoulli.p, (viewed, *args), kwargs, drawn)
-        self.record(aten.permute.default, (drawn, [order.index(dim) for dim in range(target.dim())]), {}, target)
+        self.record(aten.permute.default, (drawn, back), {}, target)
 
     def _check_writable(self, func: OpOverload, target: torch.Tensor) -> None:
         shared = [other for other in self._relatives(target) if other is not target]

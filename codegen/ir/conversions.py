@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Apply, Expr, Load, Masked, Op, Window, children
+from fusepass.codegen.ir.expr import Apply, Expr, Load, Op, largest
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program, Store
 
@@ -30,19 +30,15 @@ def narrowed(store: Store, program: Program) -> Expr | None:
 
 def widened_along(axis: Axis, roots: Sequence[Expr]) -> Iterator[tuple[Expr, Load]]:
     """The halves below `roots` that are neighbours along `axis` and read whatever holds, as floats."""
-    stack, seen = list(reversed(roots)), set[int]()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
+
+    def wanted(node: Expr) -> bool:
         load = widened(node)
-        if load is not None and load.index.stride(axis) == 1:
-            yield node, load
-        elif isinstance(node, Masked):
-            stack.append(node.other)
-        elif not isinstance(node, Window):
-            stack += reversed(children(node))
+        return load is not None and load.index.stride(axis) == 1
+
+    for node in largest(roots, wanted):
+        load = widened(node)
+        assert load is not None
+        yield node, load
 
 
 def converts_along(axis: Axis, kernel: Kernel, program: Program) -> bool:

@@ -7,7 +7,7 @@ common subexpressions are shared. Everything a kernel computes per element is on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.dtype import DType
@@ -133,6 +133,22 @@ def walk(*roots: Expr) -> Iterator[Expr]:
             seen.add(id(node))
             stack.append((node, True))
             stack.extend((child, False) for child in reversed(children(node)))
+
+
+def largest(roots: Sequence[Expr], wanted: Callable[[Expr], bool]) -> Iterator[Expr]:
+    """The largest computed values below `roots` that are `wanted`; none from below a condition."""
+    stack, seen = list(reversed(roots)), set[int]()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Apply | Stat) and wanted(node):
+            yield node
+        elif isinstance(node, Masked):
+            stack.append(node.other)
+        elif not isinstance(node, Window):
+            stack += reversed(children(node))
 
 
 def own_indices(expr: Expr) -> tuple[Index, ...]:

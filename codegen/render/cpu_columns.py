@@ -1,29 +1,12 @@
-"""Columns of CPU kernels as text: where a point lies in an array over them, tiles of them, and values to compute at once."""
+"""Columns of CPU kernels as text: where a point lies in an array over them, and tiles of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
 
-from fusepass.codegen.ir.expr import Apply, Expr, Masked, Stat, Window, children
 from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, linear
 from fusepass.codegen.render.numbers import free
-
-
-def largest(roots: Sequence[Expr], wanted: Callable[[Expr], bool]) -> Iterator[Expr]:
-    """The largest computed values below `roots` that are `wanted`; none from below a condition."""
-    stack, seen = list(reversed(roots)), set[int]()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, Apply | Stat) and wanted(node):
-            yield node
-        elif isinstance(node, Masked):
-            stack.append(node.other)
-        elif not isinstance(node, Window):
-            stack += reversed(children(node))
 
 
 def position(axes: Sequence[Axis]) -> Index:

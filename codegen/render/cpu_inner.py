@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusepass.codegen.ir.dataflow import Need
-from fusepass.codegen.ir.expr import Expr
+from fusepass.codegen.ir.expr import Expr, largest
 from fusepass.codegen.ir.index import Index, contiguous_strides
-from fusepass.codegen.render.cpu_columns import largest, points, position
+from fusepass.codegen.render.cpu_columns import points, position
 from fusepass.codegen.render.cpu_loops import Body
 from fusepass.codegen.render.cpu_rows import RowsWriter
 from fusepass.codegen.render.printer import Scope

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusepass.codegen.ir.expr import Expr, Stat
+from fusepass.codegen.ir.expr import Expr, Stat, largest
 from fusepass.codegen.ir.index import Index
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cpu_columns import largest
 from fusepass.codegen.render.cpu_loops import SIMD, Body, from_memory, memory_type
 from fusepass.codegen.render.cpu_rows import RowsWriter
 from fusepass.codegen.render.printer import Scope

@@ -48,9 +48,9 @@ _SCALED = ("fp_scaled.cuh",)  # which the kernel makes of its input
 _PARTIALS = ("fp_partials.cuh",)  # for those that reduce over positions, or along the last axis
 _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
 _MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
+_REPLAYS = ("fp_replay.cuh",)  # for programs that launch more than once
 
 Plan = Schedule | ConvolutionSchedule | ProductSchedule
-_REPLAYS = ("fp_replay.cuh",)  # for programs that launch more than once
 _MOST_WAITING = 1 << 10  # blocks of a kernel that may have nothing to do
 
 
