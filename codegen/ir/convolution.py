@@ -96,7 +96,8 @@ class Convolution:
     Attributes:
         name: what stats call it.
         source: buffer of shape (samples, in_channels, *spatial).
-        weight: buffer of shape (out_channels, in_channels, *kernel); the first two exchanged where `transposed`.
+        weight: buffer of shape (out_channels, in_channels / groups, *kernel), or (in_channels, out_channels / groups, *kernel) where
+            `transposed`.
         stride, padding, dilation: one number per spatial axis.
         precision: of the products.
         warps: how many multiply together: 1, or 4 where the device has instructions for such groups (`GROUP_ARCH`).
@@ -105,6 +106,7 @@ class Convolution:
         halves: what is multiplied instead of `source` and `weight`, which say what is meant; None where nothing is.
         column: the dimension of the result that the kernel's column axis is, if it has one: 1, the channels, or the last.
         pooled: how the results of all phases become one, which then is the result of a position; None where each is one itself.
+        groups: of neighbouring channels, each of which is a convolution of its own.
     """
 
     name: str
@@ -120,6 +122,7 @@ class Convolution:
     halves: ScaledHalves | ScaledWeights | None = None
     column: int = 1
     pooled: Pooling | None = None
+    groups: int = 1
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -145,6 +148,7 @@ class Convolution:
         bias = f" and {self.pooled.bias}" if self.pooled and self.pooled.bias else ""
         last = ", largest of all phases" if self.pooled else ""
         last += "" if self.column == 1 else f", columns along dimension {self.column}"
+        last += "" if self.groups == 1 else f", {self.groups} groups"
         products = f"products{halves} in {self.precision.value}"
         return f"{kind} of {self.source} by {self.weight}{packed}{bias}, {geometry}, {products}{last}"
 
@@ -162,6 +166,24 @@ class Convolution:
     def spread(self) -> tuple[int, ...]:
         """Result elements from one position to the next."""
         return self.stride if self.transposed and self.pooled is None else (1,) * len(self.stride)
+
+    def group_channels(self, weight: Sequence[int]) -> tuple[int, int]:
+        """Output and input channels of a group, for a weight of that shape."""
+        first, second, *_ = weight
+        return (second, first // self.groups) if self.transposed else (first // self.groups, second)
+
+    def packed_shape(self, weight: Sequence[int]) -> tuple[int, ...]:
+        """The shape of a weight of that shape in slices: (sets of `ROWS` output channels, of `DEPTH` input channels, *kernel, and a slice).
+
+        The sets of one group's output channels come after those of another. A slice is (8, 4, 2, 2): output channel ``a + 8 d`` and
+        input channel ``b + 4 c`` of (a, b, c, d), so that a thread of a warp has its four side by side; see `multiply_tile` in
+        ``fp_instructions.cuh``. With `parts` it is (parts, 2, 2, 8, 4): that part of output channel ``8 b + d`` and input channel
+        ``4 c + e`` of (a, b, c, d, e), in blocks that groups of warps take from shared memory; see `tile_descriptor` in
+        ``fp_wgmma.cuh``.
+        """
+        outs, ins = self.group_channels(weight)
+        inside = (self.parts, 2, 2, ROWS // 2, DEPTH // 2) if self.parts else (ROWS // 2, DEPTH // 2, 2, 2)
+        return (self.groups * ceil(outs / ROWS), ceil(ins / DEPTH), *weight[2:], *inside)
 
     def phases(self, kernel: Sequence[int], result: Sequence[int]) -> tuple[Phase, ...]:
         """The phases of a result with spatial sizes `result`, for spatial kernel sizes `kernel`."""
@@ -181,7 +203,7 @@ class Convolution:
 
 
 def few_channels(channels: int, spread: Sequence[int]) -> bool:
-    """Whether a convolution has so few input channels that a block holds all of them with all their weights.
+    """Whether a convolution has so few input channels, of a group, that a block holds all of them with all their weights.
 
     Libraries lay convolutions out for many channels; see `Convolution.spread`.
     """
@@ -220,15 +242,3 @@ def halves_of_place(channels: int, parts: int) -> tuple[int, ...]:
     multiple = HALVES // parts if channels <= HALVES // parts else HALVES
     filled = ceil(channels / multiple) * multiple
     return (parts, filled) if parts > 1 else (filled,)
-
-
-def packed_shape(out_channels: int, in_channels: int, kernel: Sequence[int], parts: int = 0) -> tuple[int, ...]:
-    """The shape of weights in slices: (groups of `ROWS` output channels, of `DEPTH` input channels, *kernel, and a slice).
-
-    A slice is (8, 4, 2, 2): output channel ``a + 8 d`` and input channel ``b + 4 c`` of (a, b, c, d), so that a thread of a
-    warp has its four side by side; see `multiply_tile` in ``fp_instructions.cuh``. With `parts` (`Convolution.parts`) it is
-    (parts, 2, 2, 8, 4): that part of output channel ``8 b + d`` and input channel ``4 c + e`` of (a, b, c, d, e), in blocks
-    that groups of warps take from shared memory; see `tile_descriptor` in ``fp_wgmma.cuh``.
-    """
-    inside = (parts, 2, 2, ROWS // 2, DEPTH // 2) if parts else (ROWS // 2, DEPTH // 2, 2, 2)
-    return (ceil(out_channels / ROWS), ceil(in_channels / DEPTH), *kernel, *inside)

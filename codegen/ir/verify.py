@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from fusepass.codegen.ir.convolution import (
-    Convolution,
-    Pooling,
-    ScaledHalves,
-    ScaledWeights,
-    halves_of_place,
-    packed_shape,
-)
+from fusepass.codegen.ir.convolution import Convolution, Pooling, ScaledHalves, ScaledWeights, halves_of_place
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Expr, Gather, Load, Masked, Op, Stat, Window, children, own_indices, walk
 from fusepass.codegen.ir.index import Axis, Index, contiguous_strides
@@ -135,6 +128,8 @@ def _anchor_faults(program: Program, kernel: Kernel, anchor: Anchor) -> Iterator
         buffer = _find(program, name)
         if buffer is None or len(buffer.shape) != len(anchor.stride) + 2:
             yield f"{anchor.name} of {name}, which is no buffer with {len(anchor.stride)} spatial axes"
+    if anchor.groups > 1:
+        yield from _group_faults(program, kernel, anchor)
     if anchor.halves is not None:
         yield from _halves_faults(program, anchor, anchor.halves)
     if anchor.pooled is not None:
@@ -142,11 +137,19 @@ def _anchor_faults(program: Program, kernel: Kernel, anchor: Anchor) -> Iterator
     packed, weight = (_find(program, name) for name in (anchor.packed or "", anchor.weight))
     if anchor.packed is None or weight is None:
         return
-    out_axis = int(anchor.transposed)
-    if packed is None or packed.shape != packed_shape(
-        weight.shape[out_axis], weight.shape[1 - out_axis], weight.shape[2:], anchor.parts
-    ):
+    if packed is None or packed.shape != anchor.packed_shape(weight.shape):
         yield f"{anchor.name} takes its weights from {anchor.packed}, which does not have them in slices"
+
+
+def _group_faults(program: Program, kernel: Kernel, anchor: Convolution) -> Iterator[str]:
+    source, weight = _find(program, anchor.source), _find(program, anchor.weight)
+    if source is None or weight is None:
+        return
+    _, ins = anchor.group_channels(weight.shape)
+    if weight.shape[0] % anchor.groups or source.shape[1] != anchor.groups * ins:
+        yield f"{anchor.name} has {anchor.groups} groups of {ins} channels, {anchor.source} {source.shape[1]} channels"
+    if (kernel.cols and anchor.column == 1) or anchor.halves is not None:
+        yield f"{anchor.name} in groups, reduced over channels or of scaled halves"
 
 
 def _halves_faults(program: Program, anchor: Convolution, halves: ScaledHalves | ScaledWeights) -> Iterator[str]:
@@ -170,7 +173,7 @@ def _pooling_faults(program: Program, anchor: Convolution, pooled: Pooling) -> I
         yield f"{anchor.name} pools phases, which only a transposed convolution has"
     if anchor.packed is not None or anchor.halves is not None:
         yield f"{anchor.name} pools products of packed operands"
-    outs = program.buffer(anchor.weight).shape[1]
+    outs = program.buffer(anchor.weight).shape[1] * anchor.groups
     bias = None if pooled.bias is None else _find(program, pooled.bias)
     if pooled.bias is not None and (
         bias is None or (bias.dtype, bias.shape, bias.strides) != (DType.F32, (outs,), (1,))

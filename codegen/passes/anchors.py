@@ -62,13 +62,13 @@ def generate_anchors(
     a tile of the input with any number of channels. Behind a product, rows of `kept` elements stay on the chip where they are read.
     """
     for call in program.calls:
-        anchor = _convolution(program, call, warps) or depthwise_of(program, call) or product_of(program, call)
+        anchor = depthwise_of(program, call) or _convolution(program, call, warps) or product_of(program, call)
         if anchor is None:
             continue
         forms = _forms(program, builder, call, anchor, pieces, kept)
         if isinstance(anchor, Convolution):
             forms = itertools.chain(_pooling(program, builder, call, anchor, pieces), forms)
-        if halves and isinstance(anchor, Convolution):
+        if halves and isinstance(anchor, Convolution) and anchor.groups == 1:
             channels = program.buffer(anchor.source).shape[1]
             places = few_halves(channels, anchor.step) or (tiled and call.tf32 and tiled_halves(channels, anchor.step))
             if places and warps > 1:
@@ -120,7 +120,7 @@ def _pooling(
     program: Program, builder: Builder, call: LibraryCall, anchor: Convolution, pieces: Pieces
 ) -> Iterator[tuple[Program, Kernel]]:
     """The forms of a transposed convolution of few channels whose phases are what windows over its result pool, as `_forms` orders them."""
-    if not anchor.transposed or not few_channels(program.buffer(anchor.source).shape[1], anchor.spread):
+    if not anchor.transposed or not _has_few_channels(program, anchor):
         return
     found = pool_phases(program, builder, program.buffer(call.result), anchor.stride)
     if found is not None:
@@ -159,12 +159,15 @@ def _forms(
 
     With few input channels weights stay on the chip as they are, unless the device has no room for that.
     """
-    forms = [_generated(program, builder, call, anchor, over) for over in (_CHANNELS, None)]
+    grouped = isinstance(anchor, Convolution) and anchor.groups > 1  # no block has all channels
+    forms = [
+        None if grouped and over else _generated(program, builder, call, anchor, over) for over in (_CHANNELS, None)
+    ]
     kept = kept if isinstance(anchor, Product) else 0
     many = pooling = False
     if isinstance(anchor, Convolution):
         pooling = anchor.pooled is not None
-        many = not pooling and not few_channels(program.buffer(anchor.source).shape[1], anchor.spread)
+        many = not pooling and not _has_few_channels(program, anchor)
     layouts = ([] if many else [False]) + ([True] if isinstance(anchor, Convolution) and not pooling else [])
     for packed in layouts:
         for form, reducing in zip(forms, (True, False), strict=True):
@@ -178,19 +181,20 @@ def _forms(
 
 
 def _convolution(program: Program, call: LibraryCall, warps: int) -> Convolution | None:
-    """The call as a convolution that a kernel could do: float32, one group, of inputs of the region."""
+    """The call as a convolution that a kernel could do: float32, of inputs of the region."""
     if call.target not in CONVOLUTIONS:
         return None
     source, weight, bias, stride, padding, dilation, transposed, _, groups = call.args[:9]
     operands = [program.buffer(ref.buffer) for ref in (source, weight) if isinstance(ref, Ref)]
     plain = all(buffer.role is Role.INPUT and buffer.dtype is DType.F32 for buffer in operands)
-    if groups != 1 or bias is not None or len(operands) != 2 or not plain or not program.buffer(call.result).numel:
+    if bias is not None or len(operands) != 2 or not plain or not program.buffer(call.result).numel:
         return None
+    assert isinstance(groups, int)
     spatial = len(operands[0].shape) - 2
     if not 1 <= spatial <= 3 or not all(buffer.numel for buffer in operands):
         return None
     spread = per_axis(stride, spatial) if transposed else (1,)
-    few = few_channels(operands[0].shape[1], spread)
+    few = few_channels(operands[0].shape[1] // groups, spread)
     return Convolution(
         name=f"{call.result}_sum",
         source=operands[0].name,
@@ -201,7 +205,12 @@ def _convolution(program: Program, call: LibraryCall, warps: int) -> Convolution
         transposed=bool(transposed),
         precision=Precision.TF32 if call.tf32 and (warps > 1 or not few) else Precision.FLOAT32,
         warps=warps,
+        groups=groups,
     )
+
+
+def _has_few_channels(program: Program, anchor: Convolution) -> bool:
+    return few_channels(program.buffer(anchor.source).shape[1] // anchor.groups, anchor.spread)
 
 
 def _generated(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from fusepass.codegen.ir.convolution import DEPTH, ROWS, Convolution, packed_shape
+from fusepass.codegen.ir.convolution import DEPTH, ROWS, Convolution
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.expr import Builder, Expr, Op
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, contiguous_strides, linear
@@ -13,7 +13,7 @@ from fusepass.codegen.ir.program import Buffer, Kernel, Program, Role, Store
 
 
 def pack_weights(program: Program, builder: Builder, position: int) -> Program:
-    """`program` with a kernel before the convolution at `position` that writes its weights in slices; see `packed_shape`.
+    """`program` with a kernel before the convolution at `position` that writes its weights in slices; see `Convolution.packed_shape`.
 
     Weights change between calls, so this is done in each: it moves them once, which is little beside the convolution.
     """
@@ -24,20 +24,20 @@ def pack_weights(program: Program, builder: Builder, position: int) -> Program:
     names = (f"{anchor.weight}_packed{suffix}" for suffix in itertools.chain([""], itertools.count()))
     name = next(name for name in names if name not in taken)
     weight = program.buffer(anchor.weight)
-    out_axis, in_axis = (1, 0) if anchor.transposed else (0, 1)
-    shape = packed_shape(weight.shape[out_axis], weight.shape[in_axis], weight.shape[2:], anchor.parts)
+    shape = anchor.packed_shape(weight.shape)
     packed = Buffer(name, weight.dtype, shape, contiguous_strides(shape), Role.TEMP)
-    packing = _kernel(anchor, weight, packed, builder, weight.shape[out_axis], weight.shape[in_axis])
+    packing = _kernel(anchor, weight, packed, builder)
     kernels = list(program.kernels)
     kernels[position : position + 1] = [packing, replace(kernel, anchor=replace(anchor, packed=name))]
     return replace(program, buffers=(*program.buffers, packed), kernels=tuple(kernels))
 
 
-def _kernel(
-    anchor: Convolution, weight: Buffer, packed: Buffer, builder: Builder, out_channels: int, in_channels: int
-) -> Kernel:
-    axes = tuple(Axis(f"p{number}", size) for number, size in enumerate(packed.shape))
+def _kernel(anchor: Convolution, weight: Buffer, packed: Buffer, builder: Builder) -> Kernel:
+    out_channels, in_channels = anchor.group_channels(weight.shape)
+    sizes = (packed.shape[0] // anchor.groups, *packed.shape[1:])
+    axes = tuple(Axis(f"p{number}", size) for number, size in enumerate(sizes))
     at = [axis_index(axis) for axis in axes]
+    group = Axis("group", anchor.groups)
     if anchor.parts:
         high_out, high_in, *places, part, half_out, half_in, low_out, low_in = at
     else:
@@ -45,7 +45,8 @@ def _kernel(
         part = None
     out = high_out * ROWS + low_out + half_out * (ROWS // 2)
     within = high_in * DEPTH + low_in + half_in * (DEPTH // 2)
-    channels = [within, out] if anchor.transposed else [out, within]
+    beside = axis_index(group) * (in_channels if anchor.transposed else out_channels)  # of the weight's first dimension
+    channels = [beside + within, out] if anchor.transposed else [beside + out, within]
     value = builder.load(weight.name, linear([*channels, *places], weight.strides), weight.dtype)
     if anchor.precision is Precision.TF32:
         value = builder.apply(Op.TF32, value)
@@ -53,8 +54,10 @@ def _kernel(
         value = _part(builder, value, part)
     real = (Bound(out, 0, out_channels), Bound(within, 0, in_channels))
     value = builder.masked(real, value, builder.const(0.0, weight.dtype))
-    store = Store(packed.name, linear(at, packed.strides), value)
-    return Kernel(f"{packed.name}_kernel", axes, (), (), (), (store,), ("packed weights",))
+    place = linear(at, packed.strides) + axis_index(group) * (sizes[0] * packed.strides[0])
+    store = Store(packed.name, place, value)
+    rows = (group, *axes) if anchor.groups > 1 else axes
+    return Kernel(f"{packed.name}_kernel", rows, (), (), (), (store,), ("packed weights",))
 
 
 def _part(builder: Builder, value: Expr, part: Index) -> Expr:

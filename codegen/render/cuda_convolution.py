@@ -102,7 +102,7 @@ class ConvolutionWriter(TileWriter):
             *lines,
         ]
         if self.sizes[1] != sums.covered:
-            row[1:] = block(f"if ($channel < {self.sizes[1]})", row[1:])
+            row[1:] = block(f"if ($channel < {self.end_channel})", row[1:])
         taken, row = ([line.replace("$place", place) for line in text] for text in (sums.repair, row))
         taken = block("if ($broken)", taken) if taken else []
         positions = self.over_positions(sums, [*taken, *ahead, *unrolled("$row", ROWS, row, unroll)])

@@ -19,7 +19,7 @@ def repair(writer: ConvolutionWriter) -> Iterable[str]:
     """
     at = f"$room[$row * {writer.on.staged_pitch} + $place]"
     pooled = writer.anchor.pooled
-    there = f"$channel >= {writer.sizes[1]}"
+    there = f"$channel >= {writer.end_channel}"
     if pooled is None:
         found = ["float $plain = 0.0f;", *_plain_sum(writer), f"{at} = $plain;"]
         there += "" if writer.whole else f" || {at} * 0.0f == 0.0f"
@@ -43,7 +43,8 @@ def _plain_sum(writer: ConvolutionWriter) -> list[str]:
     """Adds the products for the result at the coordinates in scope to ``$plain``."""
     anchor, source, weight = writer.anchor, writer.source, writer.weight
     out, across = (1, 0) if anchor.transposed else (0, 1)
-    where = [f"$sample * {source.strides[0]}", f"{writer.index_type}($c) * {source.strides[1]}"]
+    channel = writer.of_group("$c", writer.ins)
+    where = [f"$sample * {source.strides[0]}", f"{writer.index_type}({channel}) * {source.strides[1]}"]
     weights = [f"$channel * {weight.strides[out]}", f"$c * {weight.strides[across]}"]
     lines: list[str] = []
     real = []
@@ -55,8 +56,8 @@ def _plain_sum(writer: ConvolutionWriter) -> list[str]:
         weights.append(f"{tap} * {weight.strides[2 + number]}")
     x = f"{writer.pointers[source.name]}[{' + '.join(where)}]"
     lines.append(f"const float $x = {' && '.join(real)} ? {x} : 0.0f;")
-    lines.append(f"$plain += $x * {writer.pointers[weight.name]}[{' + '.join(weights)}];")
-    loops = [("$c", source.shape[1])]
+    lines.append(f"$plain += $x * {writer.pointers[weight.name]}[{' + '.join(weights)}{writer.group_weights}];")
+    loops = [("$c", writer.ins)]
     loops += [(f"$k{axis[1:]}", size) for axis, size in zip(writer.axes, weight.shape[2:], strict=True)]
     for variable, size in reversed(loops):
         lines = [_ONCE, *block(f"for (int {variable} = 0; {variable} < {size}; ++{variable})", lines)]

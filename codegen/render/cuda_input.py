@@ -11,14 +11,18 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.printer import Printer
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule
-from fusepass.codegen.schedule_convolution.tiles import GROUP, anchor_of, dimensions
+from fusepass.codegen.schedule_convolution.tiles import GROUP, anchor_of, dimensions, in_channels, out_channels
 
 AXES = ("$z", "$y", "$x")
 UNROLL = "#pragma unroll"
 
 
 class TileWriter:
-    """Lines of a kernel; ``$word`` in them stands for a C name that no buffer has."""
+    """Lines of a kernel; ``$word`` in them stands for a C name that no buffer has.
+
+    Attributes:
+        ins, outs: input and output channels of a group.
+    """
 
     def __init__(
         self,
@@ -32,6 +36,7 @@ class TileWriter:
         self.plan, self.on, self.input = plan, plan.on, plan.on
         self.source, self.weight = program.buffer(self.anchor.source), program.buffer(self.anchor.weight)
         self.sizes = [axis.size for axis in dimensions(kernel)]
+        self.ins, self.outs = in_channels(kernel, program), out_channels(kernel)
         self.axes = AXES[-len(self.on.tile) :]
         self.index_type = "int64_t" if self.on.wide else "int"
         self.printer = Printer(names, pointers, self.index_type, branches=False)
@@ -47,6 +52,38 @@ class TileWriter:
             return self._locals[word[1]]
 
         return re.sub(r"\$(\w+)", name, line)
+
+    # ---- channels
+
+    def channel_group(self) -> Iterable[str]:
+        """``$group``, whose channels a block works on, and ``$end_channel`` behind these, where there are several groups."""
+        groups, blocks = self.anchor.groups, self.plan.channel_blocks
+        if groups > 1:
+            yield f"const int $group = {quotient(remainder('int(blockIdx.x)', blocks), blocks // groups)};"
+            yield f"const int $end_channel = $group * {self.outs} + {self.outs};"
+
+    @property
+    def part_of_group(self) -> str:
+        """Which part of its group's output channels a block works on."""
+        return remainder("int(blockIdx.x)", self.plan.channel_blocks // self.anchor.groups)
+
+    def of_group(self, channel: str, each: int) -> str:
+        """The place of an output channel of the block's group, among `each` of every group."""
+        if self.anchor.groups == 1:
+            return channel
+        return f"$group * {each}" if channel == "0" else f"$group * {each} + {channel}"
+
+    @property
+    def end_channel(self) -> str:
+        """Behind the last output channel of the block's group."""
+        return str(self.sizes[1]) if self.anchor.groups == 1 else "$end_channel"
+
+    @property
+    def group_weights(self) -> str:
+        """What is added to where a weight lies, counted by all output channels and the input channels of a group."""
+        if self.anchor.groups == 1 or not self.anchor.transposed:
+            return ""
+        return f" + $group * {self.ins * self.weight.strides[0] - self.outs * self.weight.strides[1]}"
 
     # ---- tiles
 
@@ -69,6 +106,8 @@ class TileWriter:
         """
         shape, strides = self.source.shape, self.source.strides
         lines, conditions, index, rest = [], [], [f"$sample * {strides[0]}"], element
+        if self.anchor.groups > 1:
+            index.append(f"{self.index_type}($group) * {self.ins * strides[1]}")
         for number in reversed(range(len(self.axes))):
             axis, extent, size = self.axes[number], self.input.extent[number], shape[2 + number]
             step, first = self.input.steps[number] * self.anchor.step[number], self.input.origin[number]

@@ -57,7 +57,7 @@ def pairs(writer: ConvolutionWriter, group: str, covered: int, pragma: str) -> l
 
 def _guarded(writer: ConvolutionWriter, covered: int, lines: list[str]) -> list[str]:
     """`lines` where the channel is one of the result."""
-    return lines if writer.sizes[1] == covered else block(f"if ($channel < {writer.sizes[1]})", lines)
+    return lines if writer.sizes[1] == covered else block(f"if ($channel < {writer.end_channel})", lines)
 
 
 def _both(writer: ConvolutionWriter, at: str) -> Iterable[str]:

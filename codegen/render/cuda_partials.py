@@ -20,7 +20,7 @@ from fusepass.codegen.render.spelling import C_TYPES, block
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule, piece_count, takers
 from fusepass.codegen.schedule_convolution.places import PlacesSchedule
 from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule
-from fusepass.codegen.schedule_convolution.tiles import MOST_ROWS, dimensions
+from fusepass.codegen.schedule_convolution.tiles import MOST_ROWS
 from fusepass.codegen.schedule_product import ProductSchedule
 from fusepass.errors import ScheduleError
 
@@ -188,8 +188,8 @@ class PositionStates(PartialStores):
             lines.append(f"fp::leave_row({_states(number)} + {first}, $share);")
         return ["__syncwarp();", "{", *block("", lines)[1:]]
 
-    def end(self, first_channel: str) -> Iterable[str]:
-        """Stores the states where a piece ends with the tile; `first_channel` is the block's. Goes behind a barrier."""
+    def end(self, first_channel: str, end_channel: str) -> Iterable[str]:
+        """Stores the states where a piece ends with the tile, those of a block's channels before `end_channel`. Goes behind a barrier."""
         channels = self.high * self.warp_channels
         shape = f"{self.warps}, {self.high}, {self.warp_channels}, {str(self.plan.on.warps > 1).lower()}"
         thread, own = "threadIdx.x", ""
@@ -199,8 +199,7 @@ class PositionStates(PartialStores):
         for number, reduction in enumerate(self.partials.reductions):
             gathered = f"fp::gather_channel<{shape}>({_states(number)}{own}, {thread})"
             lines.append(f"const {state_type(reduction)} {found(number)} = {gathered};")
-        exists = f"if ($channel < {dimensions(self.kernel)[1].size})"
-        lines += block(exists, self.stored("$sample", "$channel", "$piece_of"))
+        lines += block(f"if ($channel < {end_channel})", self.stored("$sample", "$channel", "$piece_of"))
         head = " && ".join(filter(None, [f"{thread} < {channels}" if channels < 32 * self.warps else "", self._ends()]))
         yield f"const int $piece_of = {self._piece()};"
         yield from block(f"if ({head})", lines) if head else ["{", *block("", lines)[1:]]

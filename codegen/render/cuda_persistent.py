@@ -51,7 +51,7 @@ class PersistentWriter(ConvolutionWriter, abc.ABC):
     @property
     def over_channels_of_input(self) -> str:
         """The head of a loop."""
-        return f"for (int $channel = 0; $channel < {self.source.shape[1]}; ++$channel)"
+        return f"for (int $channel = 0; $channel < {self.ins}; ++$channel)"
 
     def text(
         self,
@@ -116,7 +116,7 @@ class PersistentWriter(ConvolutionWriter, abc.ABC):
             *self.tile_place(),
             *work,
             meet,
-            *(self.states.end("$first_channel") if self.states else ()),
+            *(self.states.end("$first_channel", self.end_channel) if self.states else ()),
             *(exchange if double else []),
         ]
         yield f"int $number = {first};"

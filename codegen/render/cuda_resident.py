@@ -40,7 +40,7 @@ class _Writer(PersistentWriter):
     # ---- tables
 
     def _tables(self) -> Iterable[str]:
-        places = padded_taps(self.plan, self.source.shape[1])
+        places = padded_taps(self.plan, self.ins)
         taps, weights = [], []
         across = 0 if self.anchor.transposed else 1  # the weight's dimension of input channels
         for channel, phase, number in places:
@@ -70,7 +70,7 @@ class _Writer(PersistentWriter):
         after_taps = after_weights + 4 * SLICE * steps
         yield f"float* $tile = reinterpret_cast<float*>($pool + {after_taps + 4 * self.on.staged_floats});"
         if plan.buffers == 2:
-            yield f"float* $next = $tile + {self.source.shape[1] * self.on.pitch};"
+            yield f"float* $next = $tile + {self.ins * self.on.pitch};"
         yield "const int $lane = threadIdx.x % 32;"
         yield "const int $warp = threadIdx.x / 32;"
         yield f"float* const $room = reinterpret_cast<float*>($pool + {after_taps}) + $warp * {16 * self.on.staged_pitch};"
@@ -78,17 +78,19 @@ class _Writer(PersistentWriter):
         yield f"int $groups[{COLUMNS}];"
         place = self.group_place(f"($warp * {COLUMNS} + $n)")
         yield from unrolled("$n", COLUMNS, [f"$groups[$n] = {place};"])
-        first = f"int(blockIdx.x) % {plan.channel_blocks} * {16 * plan.rows}" if plan.channel_blocks > 1 else "0"
-        yield f"const int $first_channel = {first};"
+        yield from self.channel_group()
+        part = self.part_of_group
+        first = part if part == "0" else f"{part} * {16 * plan.rows}"
+        yield f"const int $first_channel = {self.of_group(first, self.outs)};"
 
     def _weights(self) -> int:
         """Weights of a block, those that fill slices up among them."""
         return sum(self.plan.steps) * self.plan.rows * 128
 
     def _fetch_weights(self) -> Iterable[str]:
-        """Weights in the order in which tensor cores take them; see `packed_shape`."""
+        """Weights in the order in which tensor cores take them; see `Convolution.packed_shape`."""
         plan, steps = self.plan, sum(self.plan.steps)
-        channels, along = self.sizes[1], self.weight.strides[1 if self.anchor.transposed else 0]
+        along = self.weight.strides[1 if self.anchor.transposed else 0]
         place = [
             "const int $thread = $i / 4 % 32;",
             f"const int $channel = $first_channel + $i / 128 % {plan.rows} * 16 + $thread / 4 + $i % 2 * 8;",
@@ -109,8 +111,8 @@ class _Writer(PersistentWriter):
             f"for (int $i = threadIdx.x; $i < {self._weights()}; $i += {plan.threads})",
             [
                 *place,
-                f"const bool $real = $from >= 0 && $channel < {channels};",
-                f"const float $value = $real ? {self.pointers[self.weight.name]}[$from + $channel * {along}] : 0.0f;",
+                f"const bool $real = $from >= 0 && $channel < {self.end_channel};",
+                f"const float $value = $real ? {self.pointers[self.weight.name]}[$from + $channel * {along}{self.group_weights}] : 0.0f;",
                 *keep[self.anchor.parts],
             ],
         )
@@ -166,7 +168,7 @@ class _Writer(PersistentWriter):
         """``$largest`` of the sums that `lines` give for each ``$phase``."""
         bias = ""
         if pooled.bias is not None:
-            bias = f", {self.pointers[pooled.bias]}, $first_channel, {self.sizes[1]}"
+            bias = f", {self.pointers[pooled.bias]}, $first_channel, {self.end_channel}"
         yield f"float $largest{self._sums};"
         yield "fp::begin_largest($largest);"
         pool = f"fp::pool_sums($largest, $sums[0]{bias});"

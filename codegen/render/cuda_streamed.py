@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_convolution import GROUP_SLICES, ConvolutionText, Sums
 from fusepass.codegen.render.cuda_definition import repair
@@ -48,7 +47,7 @@ class _Writer(StreamedCopies):
             group = block("", group)
             group[0] = "{"
         if self.states:
-            group += ["__syncthreads();", *self.states.end(f"$first_row * {ROWS}")]
+            group += ["__syncthreads();", *self.states.end(self._from_row("$first_row"), self.end_channel)]
         body = [
             *self._places(),
             *(self.states.begin() if self.states else ()),

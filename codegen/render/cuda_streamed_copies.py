@@ -85,9 +85,9 @@ class StreamedCopies(ConvolutionWriter):
         yield "const int $lane = threadIdx.x % 32;"
         yield "const int $warp = threadIdx.x / 32;"
         yield f"float* const $room = $inputs + {inputs} + $warp * {ROWS * on.staged_pitch};"
-        yield f"const int $first_row = {remainder('int(blockIdx.x)', plan.channel_blocks)}{self._times(plan.block_rows)};"
-        high = self._high()
-        yield f"const int $first_channel = ($first_row + {high} * {plan.rows}) * {ROWS};"
+        yield from self.channel_group()
+        yield f"const int $first_row = {self.part_of_group}{self._times(plan.block_rows)};"
+        yield f"const int $first_channel = {self._from_row(f'($first_row + {self._high()} * {plan.rows})')};"
         yield "// where the columns of this warp begin in the tile, 8 positions each"
         yield f"int $groups[{plan.parts}][{COLUMNS}];"
         place = self.group_place(f"({self._first_group('$h')} + $n)")
@@ -95,7 +95,11 @@ class StreamedCopies(ConvolutionWriter):
         yield from unrolled("$h", plan.parts, columns)
 
     def _times(self, factor: int) -> str:
-        return f" * {factor}" if self.plan.channel_blocks > 1 else ""
+        return f" * {factor}" if self.plan.channel_blocks > self.anchor.groups else ""
+
+    def _from_row(self, row: str) -> str:
+        """The first output channel of a tile of 16 of the block's group."""
+        return self.of_group(f"{row} * {ROWS}", self.outs)
 
     def _sums(self) -> str:
         """The dimensions of a thread's sums of one phase."""
@@ -123,15 +127,13 @@ class StreamedCopies(ConvolutionWriter):
 
         Where warps multiply together, all high parts of a slice come before its low ones.
         """
-        plan, last = self.plan, self.packed.shape[0] - 1
+        plan, rows = self.plan, self.packed.shape[0] // self.anchor.groups
         slices = max(self.anchor.parts, 1)  # of 512 bytes, for 16 output channels and one kernel position
         each, chunk = self.packed.strides[0] // SLICE_FLOATS, slices * plan.depth * self._positions()
         row = f"$first_row + {remainder('$i', plan.block_rows)}"
-        if (last + 1) % plan.block_rows:
-            row = (
-                f"{row} < {last} ? {row} : {last}"  # what lies past the end is computed of other numbers and not stored
-            )
-        place = f"{self.index_type}($row) * {each} + $chunk * {chunk}"
+        if rows % plan.block_rows:  # what lies past the end is computed of other numbers and not stored
+            row = f"{row} < {rows - 1} ? {row} : {rows - 1}"
+        place = f"{self.index_type}({self.of_group('$row', rows)}) * {each} + $chunk * {chunk}"
         place += f" + {self.from_name}[$first + {quotient('$i', plan.units)}]{f' * {slices}' if slices > 1 else ''}"
         if slices > 1:
             place += f" + $i / {plan.block_rows} % {slices}"
@@ -147,10 +149,10 @@ class StreamedCopies(ConvolutionWriter):
 
     def _fetch_input(self) -> Iterable[str]:
         """How the input of a chunk below a tile is fetched, and rounded once it is there, by the thread that fetched it."""
-        plan, shape, strides = self.plan, self.source.shape, self.source.strides
+        plan, strides = self.plan, self.source.strides
         channels = plan.depth * DEPTH
         lines, real, index = self.input_place("$i")
-        exists = "$real" if plan.chunks * channels == shape[1] else f"$real && $from_channel + $channel < {shape[1]}"
+        exists = "$real" if plan.chunks * channels == self.ins else f"$real && $from_channel + $channel < {self.ins}"
         offset = f"$from + {self.index_type}($from_channel + $channel) * {strides[1]}"
         over_channels = f"for (int $channel = 0; $channel < {channels}; ++$channel)"
         lines += [

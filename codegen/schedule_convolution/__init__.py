@@ -83,10 +83,15 @@ def preferred(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
 
     Libraries lay convolutions out for many channels. With few they convert the layout before and after, or fall back to
     plain float32 arithmetic. What reduces over channels in the same kernel has not been measured, but for one that pools its phases,
-    whose results are few; what reduces over positions there costs little, and saves a reading of the result. Scaled halves are chosen
-    by measurement alone.
+    whose results are few; what reduces over positions there costs little, and saves a reading of the result. Scaled halves and groups are
+    chosen by measurement alone.
     """
     anchor = kernel.anchor
-    if not isinstance(anchor, Convolution) or anchor.packed is not None or anchor.halves is not None:
+    if (
+        not isinstance(anchor, Convolution)
+        or anchor.packed is not None
+        or anchor.halves is not None
+        or anchor.groups > 1
+    ):
         return False
     return (kernel.is_pointwise or anchor.pooled is not None) and serves(program, kernel, facts)

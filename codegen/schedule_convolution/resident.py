@@ -1,7 +1,7 @@
 """Convolutions of few input channels: a block keeps all weights of its output channels and whole tiles of the input.
 
 A block holds, in shared memory, the weights of up to 64 output channels and a tile of the input with its border, for all
-input channels. Its warps multiply 16 channels x 8 taps by 8 taps x 8 positions at a time; positions that belong
+input channels. Where these are in groups, it works on channels of one group. Its warps multiply 16 channels x 8 taps by 8 taps x 8 positions at a time; positions that belong
 together lie along the last axis. Blocks stay on the device and take one tile after another, so weights are fetched once.
 """
 
@@ -27,7 +27,9 @@ from fusepass.codegen.schedule_convolution.tiles import (
     dimensions,
     group_cycles,
     group_registers,
+    in_channels,
     launched_blocks,
+    out_channels,
     phases_of,
     products_in_words,
     resident_blocks,
@@ -58,7 +60,7 @@ class ResidentSchedule(Launch):
 
     @property
     def covered(self) -> int:
-        """Output channels that all blocks together work on."""
+        """Output channels that all blocks together work on, those that fill up tiles of a group's channels among them."""
         return ROWS * self.rows * self.channel_blocks
 
     def __str__(self) -> str:
@@ -72,7 +74,7 @@ def resident_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> R
     """The schedule with the least work that fits a multiprocessor; None where none fits."""
     phases = phases_of(kernel, program)
     border = border_of(phases, len(dimensions(kernel)) - 2)
-    channels = program.buffer(anchor_of(kernel).source).shape[1]
+    channels = in_channels(kernel, program)
     shapes = itertools.product(tile_shapes(len(dimensions(kernel)) - 2, WARPS * COLUMNS), (2, 1))
     candidates = (
         _candidate(kernel, facts, channels, tiles_of(kernel, program, phases, border, tile, channels), buffers)
@@ -85,15 +87,15 @@ def resident_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> R
 
 
 def _candidate(kernel: Kernel, facts: DeviceFacts, channels: int, on: Tiles, buffers: int) -> ResidentSchedule | None:
-    sizes, anchor = [axis.size for axis in dimensions(kernel)], anchor_of(kernel)
+    samples, anchor, outs = dimensions(kernel)[0].size, anchor_of(kernel), out_channels(kernel)
     steps = tuple(ceil(len(phase.taps) * channels / SLICE) for phase in on.phases)
     kept = 1 if anchor.pooled is None else 2  # sums of a phase, and what was pooled of others
-    rows = min(ceil(sizes[1] / ROWS), MOST_ROWS // (on.pair * kept))
+    rows = min(ceil(outs / ROWS), MOST_ROWS // (on.pair * kept))
     weights = sum(steps) * SLICE * (rows * ROWS * max(anchor.parts, 1) + 1)  # with their taps
     shared = 4 * (weights + on.staged_floats + buffers * channels * on.pitch)
     if shared > facts.shared_bytes_per_block:
         return None
-    channel_blocks = ceil(sizes[1] / (ROWS * rows))
+    channel_blocks = anchor.groups * ceil(outs / (ROWS * rows))
     if kernel.sweeps and channel_blocks > 1:
         return None  # a thread reduces what its block has
     resident = resident_blocks(facts, shared, _most_resident(on, rows, kept, anchor.precision))
@@ -104,7 +106,7 @@ def _candidate(kernel: Kernel, facts: DeviceFacts, channels: int, on: Tiles, buf
         buffers=buffers,
         precision=anchor.precision,
         channel_blocks=channel_blocks,
-        blocks=launched_blocks(facts, resident, channel_blocks, sizes[0] * prod(on.tiles)),
+        blocks=launched_blocks(facts, resident, channel_blocks, samples * prod(on.tiles)),
         resident=resident,
         shared_bytes=shared,
     )

@@ -1,6 +1,6 @@
 """Convolutions of any number of input channels: input and weights stream through shared memory.
 
-A block works on a tile of positions for up to 128 output channels. It goes over the input channels in *chunks*: the input
+A block works on a tile of positions for up to 128 output channels, of one group where there are several. It goes over the input channels in *chunks*: the input
 of a chunk below the tile, border included, lies in shared memory while the weights of its kernel positions come in
 *pieces*, several of them under way at any time. A slice of weights is one kernel position of 8 input channels.
 """
@@ -28,7 +28,9 @@ from fusepass.codegen.schedule_convolution.tiles import (
     dimensions,
     group_cycles,
     group_registers,
+    in_channels,
     launched_blocks,
+    out_channels,
     phases_of,
     products_in_words,
     resident_blocks,
@@ -102,7 +104,7 @@ class StreamedSchedule(Launch):
 
     @property
     def covered(self) -> int:
-        """Output channels that all blocks together work on."""
+        """Output channels that all blocks together work on, those that fill up tiles of a group's channels among them."""
         return ROWS * self.block_rows * self.channel_blocks
 
     @property
@@ -157,8 +159,8 @@ def streamed_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> S
 def _candidates(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterator[StreamedSchedule]:
     phases, axes = phases_of(kernel, program), len(dimensions(kernel)) - 2
     border = border_of(phases, axes)
-    row_tiles = ceil(dimensions(kernel)[1].size / ROWS)
-    groups = ceil(program.buffer(anchor_of(kernel).source).shape[1] / DEPTH)
+    row_tiles = ceil(out_channels(kernel) / ROWS)
+    groups = ceil(in_channels(kernel, program) / DEPTH)
     most = MOST_ROWS if anchor_of(kernel).warps == 1 or kernel.partials else _WIDEST
     if kernel.sweeps:  # a thread reduces over what its warp has, which must be all channels
         most = row_tiles
@@ -197,9 +199,8 @@ def _arrangements(
 ) -> Iterator[StreamedSchedule]:
     """How chunks and pieces may share what a multiprocessor has; `warp` is (rows, parts, high) of a schedule."""
     rows, parts, high = warp
-    sizes = [axis.size for axis in dimensions(kernel)]
-    channel_blocks = ceil(sizes[1] / (ROWS * rows * high))
-    anchor = anchor_of(kernel)
+    samples, anchor = dimensions(kernel)[0].size, anchor_of(kernel)
+    channel_blocks = anchor.groups * ceil(out_channels(kernel) / (ROWS * rows * high))
     if on.warps == 1:
         most = 1 if rows * parts * on.pair * 16 > _SHARED_SUMS else 2
     else:
@@ -228,7 +229,7 @@ def _arrangements(
                 precision=anchor.precision,
                 parts_of_weights=anchor.parts,
                 channel_blocks=channel_blocks,
-                blocks=launched_blocks(facts, resident, channel_blocks, sizes[0] * prod(on.tiles)),
+                blocks=launched_blocks(facts, resident, channel_blocks, samples * prod(on.tiles)),
                 resident=resident,
                 shared_bytes=shared,
             )

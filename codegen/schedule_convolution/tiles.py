@@ -105,7 +105,8 @@ class Launch:
 
     Attributes:
         on: the positions in tiles.
-        channel_blocks: blocks that work on one tile: they share its output channels, and may share its phases.
+        channel_blocks: blocks that work on one tile: they share its output channels, each those of one group, and may share its
+            phases.
         blocks: blocks of the launch, a multiple of `channel_blocks`.
         resident: blocks that a multiprocessor should hold, which bounds a thread's registers.
         shared_bytes: dynamic shared memory of a block.
@@ -136,6 +137,16 @@ def dimensions(kernel: Kernel) -> tuple[Axis, ...]:
     """The axes of a kernel's convolution: sample, channel, then spatial ones."""
     column = anchor_of(kernel).column
     return (*kernel.rows[:column], *kernel.cols, *kernel.rows[column:])
+
+
+def in_channels(kernel: Kernel, program: Program) -> int:
+    """Input channels of a group of a kernel's convolution."""
+    return program.buffer(anchor_of(kernel).source).shape[1] // anchor_of(kernel).groups
+
+
+def out_channels(kernel: Kernel) -> int:
+    """Output channels of a group."""
+    return dimensions(kernel)[1].size // anchor_of(kernel).groups
 
 
 def anchor_of(kernel: Kernel) -> Convolution:
@@ -210,7 +221,7 @@ def _vector(source: Buffer) -> int:
 def _state_floats(kernel: Kernel) -> int:
     """Room for the states of each warp and each of its channels; a multiple of 4 floats."""
     reductions = kernel.partials.reductions if kernel.partials else ()
-    rows = min(ceil(dimensions(kernel)[1].size / ROWS), MOST_ROWS)
+    rows = min(ceil(out_channels(kernel) / ROWS), MOST_ROWS)
     return WARPS * rows * ROWS * sum(map(state_bytes, reductions)) // DType.F32.nbytes
 
 
@@ -247,7 +258,7 @@ def written_cycles(kernel: Kernel, program: Program, on: Tiles, channels: int) -
     phases = len(on.phases) if anchor_of(kernel).pooled is None else 1
     rows = prod(on.tile[:-1]) * phases // on.pair
     width = on.tile[-1] * on.pair
-    channels = min(channels, dimensions(kernel)[1].size)
+    channels = min(channels, out_channels(kernel))
     cycles = 0.0
     for store in kernel.stores:
         *others, last = (store.index.stride(axis) for axis in kernel.rows)

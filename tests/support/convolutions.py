@@ -48,9 +48,8 @@ class Case:
     @property
     def weight(self) -> tuple[int, ...]:
         """The shape of the weight."""
-        inner = self.source[1] // self.groups
-        channels = (self.source[1], self.out_channels) if self.transposed else (self.out_channels, inner)
-        return (*channels, *self.kernel)
+        first, second = (self.source[1], self.out_channels) if self.transposed else (self.out_channels, self.source[1])
+        return (first, second // self.groups, *self.kernel)
 
     @property
     def geometry(self) -> tuple[object, ...]:
@@ -271,6 +270,26 @@ CASES: dict[str, Case] = {
     "transposed 1d": Case((2, 16, 9), 33, (4,), (2,), (1,), (1,), True),
 }
 
+GROUPED: dict[str, Case] = {
+    "4 groups, transposed by 2 and 3": Case((2, 8, 5, 6), 12, (3, 5), (2, 3), (1, 2), (2, 1), True, groups=4),
+    "2 groups, 2d": Case((1, 16, 9, 20), 16, (3, 3), (1, 1), (1, 1), (1, 1), groups=2),
+    "2 groups of many channels": Case((2, 46, 9, 8), 42, (3, 3), (1, 1), (1, 1), (1, 1), groups=2),
+    "5 groups of one channel, transposed": Case(
+        (2, 5, 5, 6), 5, (3, 3), (2, 2), (1, 1), (1, 1), True, (1, 1), groups=5
+    ),
+    "2 groups, to 160": Case((1, 4, 7, 9), 160, (3, 3), (1, 1), (0, 1), (1, 1), groups=2),
+    "3 groups, channels last": Case((2, 9, 15, 17), 21, (3, 2), (2, 3), (2, 1), (2, 3), channels_last=True, groups=3),
+    "2 groups, transposed 3d": Case(
+        (1, 6, 3, 4, 5), 8, (3, 5, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), True, (1, 1, 1), groups=2
+    ),
+    "2 groups of many channels, transposed": Case(
+        (1, 40, 5, 6), 18, (3, 3), (2, 2), (1, 1), (1, 1), True, (1, 1), groups=2
+    ),
+    "3 groups, to 243": Case((1, 60, 4, 5), 243, (1, 2), (1, 1), (0, 1), (1, 1), groups=3),
+    "2 groups, 1d": Case((3, 10, 50), 8, (4,), (1,), (2,), (1,), groups=2),
+}
+"""Convolutions of several groups of channels, none of which is one channel of a plain one."""
+
 REDUCED = (
     "2d",
     "2d, 8 to 40 channels",
@@ -362,6 +381,21 @@ SAMPLES: dict[str, Callable[[], Program]] = {
         )
         for name, case in CASES.items()
         for precision in Precision
+    },
+    **{
+        f"convolution {name}, {precision.value}, {warps} warps": functools.partial(
+            generated, replace(case, precision=precision, warps=warps)
+        )
+        for name, case in GROUPED.items()
+        for precision in Precision
+        for warps in (1, 4)
+    },
+    **{
+        f"convolution {name}, {across.value}, 4 warps": functools.partial(
+            generated_pooling, replace(GROUPED[name], warps=4), across
+        )
+        for name in ("2 groups, 2d", "2 groups of many channels", "2 groups, transposed 3d")
+        for across in Across
     },
     **{
         f"convolution {name}, residual, {'halves' if halves else '4 warps'}": functools.partial(

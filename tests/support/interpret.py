@@ -180,7 +180,7 @@ class _Run:
             spread = (1,) * len(anchor.stride) if anchor.pooled is None else anchor.stride
             sizes = [axis.size * s for axis, s in zip(dimensions(self.kernel)[2:], spread, strict=True)]
             missing = [max(wanted - size, 0) for wanted, size in zip(sizes, plain, strict=True)]
-        result = torch.convolution(source, weight, None, *geometry, anchor.transposed, missing, 1)
+        result = torch.convolution(source, weight, None, *geometry, anchor.transposed, missing, anchor.groups)
         if anchor.pooled is not None:
             result = self._pooled(anchor.pooled, result[(..., *map(slice, sizes))], anchor.stride)
         found: Array = result.numpy()

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from fusepass.codegen.generate import generate
 from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.expr import Builder
-from fusepass.codegen.ir.program import Kernel, Program, Role
+from fusepass.codegen.ir.program import Kernel, Program, Ref, Role
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
 from fusepass.codegen.render import describe, render
@@ -173,6 +174,7 @@ _AXIS = st.tuples(
     st.sampled_from(Precision),
     st.sampled_from([1, 3]),
     st.sampled_from(WARPS),
+    st.sampled_from([1, 2, 5]),
 )
 def test_any_geometry(
     axes: list[tuple[int, ...]],
@@ -182,11 +184,13 @@ def test_any_geometry(
     precision: Precision,
     processors: int,
     warps: int,
+    groups: int,
 ) -> None:
+    channels, out = ceil(channels / groups) * groups, ceil(out / groups) * groups
     sizes, kernel, stride, padding, dilation, missing = zip(*axes, strict=True)
     missing = tuple(m % max(s, d) for m, s, d in zip(missing, stride, dilation, strict=True)) if transposed else ()
     case = Case((2, channels, *sizes), out, kernel, stride, padding, dilation, transposed, missing, False, precision)
-    case = replace(case, warps=warps)
+    case = replace(case, warps=warps, groups=groups)
     try:
         assume(all(case.result))
     except RuntimeError:  # the kernel is larger than what it should cover
@@ -312,8 +316,8 @@ def test_who_computes_the_anchor_may_be_said(channels: int, anchor: AnchorSource
 def test_what_no_kernel_does_stays_with_the_library() -> None:
     program = program_of(CASES["2d"])
     (call,) = program.calls
-    grouped = replace(program, calls=(replace(call, args=(*call.args[:-1], 3)),))
-    assert generate_anchors(grouped, Builder(), lambda program, kernel: True) == grouped
+    biased = replace(program, calls=(replace(call, args=(*call.args[:2], Ref("bias"), *call.args[3:])),))
+    assert generate_anchors(biased, Builder(), lambda program, kernel: True) == biased
 
 
 @pytest.mark.parametrize("facts", [H200, replace(H200, arch="sm_80", shared_bytes_per_block=163 << 10)])

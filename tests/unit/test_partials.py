@@ -97,12 +97,21 @@ _AXIS = st.tuples(st.integers(1, 13), st.integers(1, 3), st.integers(1, 3), st.i
     st.sampled_from([1, 3]),
     st.sampled_from(Across),
     st.sampled_from([1, 4]),
+    st.sampled_from([1, 2, 3]),
 )
 def test_any_geometry(
-    axes: list[tuple[int, ...]], channels: int, out: int, transposed: bool, processors: int, across: Across, warps: int
+    axes: list[tuple[int, ...]],
+    channels: int,
+    out: int,
+    transposed: bool,
+    processors: int,
+    across: Across,
+    warps: int,
+    groups: int,
 ) -> None:
     sizes, kernel, stride, padding, dilation = zip(*axes, strict=True)
-    case = replace(Case((2, channels, *sizes), out, kernel, stride, padding, dilation, transposed), warps=warps)
+    source, out = (2, channels * groups, *sizes), -(-out // groups) * groups
+    case = replace(Case(source, out, kernel, stride, padding, dilation, transposed), warps=warps, groups=groups)
     try:
         assume(all(case.result))
     except RuntimeError:  # the kernel is larger than what it should cover
