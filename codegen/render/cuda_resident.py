@@ -12,7 +12,7 @@ from fusepass.codegen.render.cuda_definition import repair
 from fusepass.codegen.render.cuda_input import UNROLL, dot, table, unrolled
 from fusepass.codegen.render.cuda_persistent import PersistentWriter
 from fusepass.codegen.render.spelling import Identifiers, block
-from fusepass.codegen.schedule_convolution.resident import SLICE, ResidentSchedule, first_steps, padded_taps
+from fusepass.codegen.schedule_convolution.resident import SLICE, ResidentSchedule, first_steps, places_of_weights
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS
 
 
@@ -30,9 +30,11 @@ class _Writer(PersistentWriter):
         super().__init__(kernel, program, plan, pointers, names)
         self.plan: ResidentSchedule = plan
         self.together, self.rounds = plan.on.warps > 1, plan.precision is Precision.TF32
-        self.taps_name, self.weights_name, self.steps_name = (
-            names.exact(f"{kernel.name}_{what}") for what in ("taps", "weights_from", "first_step")
+        self.taps_name, self.weights_name, self.steps_name, self.halved_name = (
+            names.exact(f"{kernel.name}_{what}") for what in ("taps", "weights_from", "first_step", "halved")
         )
+        self.places = places_of_weights(plan, self.ins)
+        self.shares = any(place.halved for place in self.places)
 
     def write(self) -> ConvolutionText:
         return self.text(self.plan.buffers, ["$round();"] if self.rounds else [], self._multiply(), "float*")
@@ -40,21 +42,19 @@ class _Writer(PersistentWriter):
     # ---- tables
 
     def _tables(self) -> Iterable[str]:
-        places = padded_taps(self.plan, self.ins)
         taps, weights = [], []
         across = 0 if self.anchor.transposed else 1  # the weight's dimension of input channels
-        for channel, phase, number in places:
-            if phase is None:
-                taps.append(0)  # any place will do: its weight is zero
-                weights.append(-1)
-                continue
-            tap = phase.taps[number]
-            taps.append(channel * self.on.pitch + self.from_origin(tap.offset))
-            weights.append(channel * self.weight.strides[across] + dot(tap.place, self.weight.strides[2:]))
+        for place in self.places:
+            tap = place.phase.taps[place.tap]
+            taps.append(place.channel * self.on.pitch + self.from_origin(tap.offset))
+            weights.append(place.channel * self.weight.strides[across] + dot(tap.place, self.weight.strides[2:]))
         yield f"// For each tap of {self.anchor.name}, in slices of {SLICE}: its place in a tile of the input."
         yield from table(self.taps_name, taps)
-        yield "// Its place among the weights of an output channel; -1 where a slice is filled up."
+        yield "// Its place among the weights of an output channel."
         yield from table(self.weights_name, weights)
+        if self.shares:
+            yield "// How often its weight is halved: what fills a slice up shares the last one, so that what is not finite meets no zero."
+            yield from table(self.halved_name, [place.halved for place in self.places])
         if len(self.on.phases) > 1:
             yield "// The first slice of each phase, and the end of the last."
             yield from table(self.steps_name, first_steps(self.plan.steps))
@@ -94,25 +94,27 @@ class _Writer(PersistentWriter):
         place = [
             "const int $thread = $i / 4 % 32;",
             f"const int $channel = $first_channel + $i / 128 % {plan.rows} * 16 + $thread / 4 + $i % 2 * 8;",
-            f"const int $from = {self.weights_name}[$i / {128 * plan.rows} * 8 + $thread % 4 + $i / 2 % 2 * 4];",
+            f"const int $at = $i / {128 * plan.rows} * 8 + $thread % 4 + $i / 2 % 2 * 4;",
         ]
         if self.together:
             place = [
                 f"const int $channel = $first_channel + $i / 64 % {2 * plan.rows} * 8 + $i / 4 % 8;",
-                f"const int $from = {self.weights_name}[$i / {128 * plan.rows} * 8 + $i / 32 % 2 * 4 + $i % 4];",
+                f"const int $at = $i / {128 * plan.rows} * 8 + $i / 32 % 2 * 4 + $i % 4;",
             ]
         keep = {
             0: ["$weights[$i] = $value;"],
             1: ["$weights[$i] = fp::tf32($value);"],
             2: ["$weights[$i] = fp::tf32($value);", f"$weights[{self._weights()} + $i] = $value - $weights[$i];"],
         }
+        share = f" / (1 << {self.halved_name}[$at])" if self.shares else ""
         yield "// weights and taps, as they are multiplied"
         yield from block(
             f"for (int $i = threadIdx.x; $i < {self._weights()}; $i += {plan.threads})",
             [
                 *place,
-                f"const bool $real = $from >= 0 && $channel < {self.end_channel};",
-                f"const float $value = $real ? {self.pointers[self.weight.name]}[$from + $channel * {along}{self.group_weights}] : 0.0f;",
+                f"const int $from = {self.weights_name}[$at] + $channel * {along}{self.group_weights};",
+                f"const float $weight = $channel < {self.end_channel} ? {self.pointers[self.weight.name]}[$from] : 0.0f;",
+                f"const float $value = $weight{share};",
                 *keep[self.anchor.parts],
             ],
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from fusepass.codegen.device import DeviceFacts
@@ -134,12 +134,29 @@ def _cost(kernel: Kernel, program: Program, plan: ResidentSchedule) -> float:
     return plan.channel_blocks * prod(on.tiles) * tile * waiting * narrow
 
 
-def padded_taps(plan: ResidentSchedule, channels: int) -> list[tuple[int, Phase | None, int]]:
-    """For each place of the weights in order: (input channel, phase or None where nothing is, tap number)."""
-    places: list[tuple[int, Phase | None, int]] = []
+@dataclass(frozen=True)
+class Place:
+    """A place of the weights: input channel of a group, phase, number of its tap, and how often the weight is halved there.
+
+    What fills a slice up shares the last weight with it. Were it zero, its product with what is not finite would be NaN.
+    """
+
+    channel: int
+    phase: Phase
+    tap: int
+    halved: int = 0
+
+
+def places_of_weights(plan: ResidentSchedule, channels: int) -> list[Place]:
+    """The places of the weights in order; the powers of two of those that share a weight sum up to one."""
+    places: list[Place] = []
     for phase, steps in zip(plan.on.phases, plan.steps, strict=True):
-        real = [(channel, phase, tap) for tap in range(len(phase.taps)) for channel in range(channels)]
-        places += [*real, *[(0, None, 0)] * (steps * SLICE - len(real))]
+        real = [Place(channel, phase, tap) for tap in range(len(phase.taps)) for channel in range(channels)]
+        filling = steps * SLICE - len(real)
+        if filling:
+            last = real.pop()
+            real += [replace(last, halved=number) for number in (*range(1, filling + 1), filling)]
+        places += real
     return places
 
 

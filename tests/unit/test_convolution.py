@@ -239,6 +239,20 @@ def test_what_is_not_finite_spreads_as_in_plain_arithmetic(
     np.testing.assert_array_equal(np.isinf(got), np.isinf(wanted))
 
 
+@needs_compiler
+@pytest.mark.parametrize(("name", "where"), [("2d, rows of whole vectors", 0), ("transposed 2d", 5)])
+def test_what_fills_slices_up_meets_what_is_not_finite(name: str, where: int) -> None:
+    """It shares a weight that is there: a zero would make NaN of an infinity, and of results that do not read it."""
+    program = generated(replace(CASES[name], precision=Precision.TF32, warps=4), chain=False)
+    inputs = inputs_of(program)
+    inputs["x"][where] = np.inf
+    wanted = interpret(program, inputs)["conv_out"]
+    got = emulate(program, render(program, SMALL), inputs)["conv_out"]
+    assert np.isinf(wanted).any()
+    assert not np.isnan(got).any()
+    np.testing.assert_array_equal(np.isinf(got), np.isinf(wanted))
+
+
 def test_phases_cover_each_tap_of_each_element_once() -> None:
     anchor = Convolution("c", "x", "w", (2, 3), (1, 2), (1, 2), transposed=True)
     kernel, result = (3, 4), (7, 8)

@@ -106,7 +106,12 @@ def test_pooled_phases() -> None:
 @needs_compiler
 @pytest.mark.parametrize(
     ("name", "precision"),
-    thinned(itertools.product(("2 groups, 2d", "2 groups of many channels"), Precision), 3),
+    thinned(
+        itertools.product(
+            ("2 groups, 2d", "2 groups of many channels", "5 groups of one channel, transposed"), Precision
+        ),
+        5,
+    ),
 )
 @pytest.mark.parametrize("bits", [0x7F800000, 0x7FC00000])
 def test_what_is_not_finite_stays_in_its_group(name: str, precision: Precision, bits: int) -> None:
