@@ -30,8 +30,9 @@ def tried(seed: int, size: int, device: str, left: Path) -> dict[str, Any]:
     A failure that takes the device with it (an illegal access, say) is told as it is, and what came after it in the chunk
     does not count as tried.
     """
-    from tests.fuzz.chunk import Phases, draw, is_lost, run  # only the process that tries them pays for the import
+    from tests.fuzz.chunk import Phases, draw, run  # only the process that tries them pays for the import
     from tests.fuzz.shrink import smallest
+    from tests.support.lost import is_lost
 
     start = time.monotonic()
     phases = Phases()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ import torch
 from tests.farm.pool import Job
 from tests.support.batched import batched
 from tests.support.interpreted import interpreted
+from tests.support.lost import is_lost
 from tests.support.opinfo import (
     DTYPES,
     Case,
@@ -63,14 +66,15 @@ def wrong(found: Sequence[Tried]) -> list[str]:
 
 def tried_interpreted(info: Any, dtypes: Sequence[torch.dtype], most: int | None) -> Tried:
     """The first `most` samples (all) of an operator alone and in a chain; `everything_fuses` and `interpreted` are open."""
-    samples, found = 0, []
+    samples = 0
+    found: list[str | None] = []
     left_out: list[str] = []
     for case in _running(info, dtypes, most, "cpu", left_out):
-        alone, made = fused(case, chain=False)
-        if judged(made.report()).status is not Status.FUSED:
-            continue
-        samples += 1
-        found += [problem(alone, made, case), problem(*fused(case, chain=True), case)]
+        with _noted(case, found):
+            alone, made = fused(case, chain=False)
+            if judged(made.report()).status is Status.FUSED:
+                samples += 1
+                found += [problem(alone, made, case), problem(*fused(case, chain=True), case)]
     return Tried(title(info), samples, tuple(filter(None, found)), tuple(left_out))
 
 
@@ -78,19 +82,35 @@ def tried_compiled(
     asked: Sequence[tuple[Any, Sequence[torch.dtype]]], most: int | None, device: str = "cpu"
 ) -> list[Tried]:
     """The first `most` samples of operators in some types, in a chain; `everything_fuses` is open."""
-    made: list[tuple[Any, list[tuple[Any, ...]], list[str]]] = []
+    made: list[tuple[Any, list[tuple[Any, ...]], list[str | None], list[str]]] = []
     with batched() as batch:
         for info, dtypes in asked:
+            models: list[tuple[Any, ...]] = []
+            problems: list[str | None] = []
             left_out: list[str] = []
-            running = _running(info, dtypes, most, device, left_out)
-            ours = [case for case in running if outcome_of(case).status is Status.FUSED]
-            made.append((info, [(*fused(case, chain=True), case) for case in ours], left_out))
+            for case in _running(info, dtypes, most, device, left_out):
+                with _noted(case, problems):
+                    if outcome_of(case).status is Status.FUSED:
+                        models.append((*fused(case, chain=True), case))
+            made.append((info, models, problems, left_out))
         batch.compile()
     found = []
-    for info, models, left_out in made:
-        problems = filter(None, (problem(*model) for model in models))
-        found.append(Tried(title(info), len(models), tuple(problems), tuple(left_out)))
+    for info, models, problems, left_out in made:
+        for model in models:
+            with _noted(model[-1], problems):
+                problems.append(problem(*model))
+        found.append(Tried(title(info), len(models), tuple(filter(None, problems)), tuple(left_out)))
     return found
+
+
+@contextlib.contextmanager
+def _noted(case: Case, problems: list[str | None]) -> Iterator[None]:
+    """An exception is a problem of `case`."""
+    try:
+        yield
+    except Exception as error:  # whatever it is
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        problems.append(f"{case.name}: {type(error).__name__}: {str(error)[:300]} ({where.name}, line {where.lineno})")
 
 
 def _running(
@@ -135,5 +155,5 @@ def tried(piece: int, device: str, kernels: str, left: Path) -> dict[str, Any]:
             found = tried_compiled([(info, DTYPES) for info in infos], 1, device)
     left.unlink(missing_ok=True)
     seconds = round(time.monotonic() - start, 1)
-    told = {"piece": piece, "device": device, "kernels": kernels, "seconds": seconds}
+    told = {"piece": piece, "device": device, "kernels": kernels, "seconds": seconds, "last": is_lost(device)}
     return told | {"operators": [dataclasses.asdict(each) for each in found]}

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from tests.farm.pool import Done, Job, Pool
+from tests.support.lost import is_lost
 from tests.sweep import packages
 from tests.sweep.entry import Entry
 from tests.sweep.trial import Outcome, run, where
@@ -58,13 +59,9 @@ def tried(left: Path, **asked: str) -> dict[str, Any]:
     """A trial as JSON."""
     trial = Asked(**asked)
     found = _run(trial)
-    lost = False
-    if trial.device != "cpu":
-        try:
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()  # processes share the device
-        except RuntimeError:
-            lost = True
+    lost = is_lost(trial.device)
+    if trial.device != "cpu" and not lost:
+        torch.cuda.empty_cache()  # processes share the device
     return {"trial": dataclasses.asdict(found), "last": lost}
 
 
