@@ -193,7 +193,8 @@ class ConvolutionWriter(TileWriter):
         coordinates = self.group_coordinates(f"({group} + {column} / 8)")
         inner = f"{column} % 8"
         coordinates[-1] = inner if coordinates[-1] == "0" else f"{coordinates[-1]} + {inner}"
-        starts, conditions, lines = self._phase_starts(start or f"$lane % {on.pair}"), [], []
+        own = f"($half * 32 + $lane) % {on.pair}" if 32 % on.pair else f"$lane % {on.pair}"
+        starts, conditions, lines = self._phase_starts(start or own), [], []
         for number, axis in enumerate(self.axes):
             position = f"($tile_{axis[1:]} * {on.steps[number]} + {coordinates[number]})"
             spread = self.anchor.spread[number]

@@ -31,7 +31,7 @@ def takes_pairs(writer: ConvolutionWriter) -> bool:
     Where nothing is stored, the second need not be a result: who reduces them knows which are.
     """
     kernel, last = writer.kernel, writer.kernel.rows[-1]
-    if writer.anchor.spread[-1] > 1 and writer.on.pair == 1:
+    if writer.on.pair not in (1, 2) or writer.anchor.spread[-1] > writer.on.pair:
         return False
     if kernel.partials is not None and not kernel.stores:
         return last not in writer.printer.dataflow.needs(kernel.partials.value)

@@ -30,6 +30,7 @@ from fusepass.codegen.schedule_convolution.tiles import (
     in_channels,
     launched_blocks,
     out_channels,
+    pair_of,
     phases_of,
     products_in_words,
     resident_blocks,
@@ -39,6 +40,7 @@ from fusepass.codegen.schedule_convolution.tiles import (
 )
 
 SLICE = 8  # taps of one step
+_MOST_TOGETHER = 4  # phases, of sums in registers
 _BESIDE = 0.35  # of what takes less time is not done while the other is
 
 
@@ -75,15 +77,21 @@ def resident_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> R
     phases = phases_of(kernel, program)
     border = border_of(phases, len(dimensions(kernel)) - 2)
     channels = in_channels(kernel, program)
-    shapes = itertools.product(tile_shapes(len(dimensions(kernel)) - 2, WARPS * COLUMNS), (2, 1))
+    shapes = itertools.product(tile_shapes(len(dimensions(kernel)) - 2, WARPS * COLUMNS), _pairs(kernel), (2, 1))
     candidates = (
-        _candidate(kernel, facts, channels, tiles_of(kernel, program, phases, border, tile, channels), buffers)
-        for tile, buffers in shapes
+        _candidate(kernel, facts, channels, tiles_of(kernel, program, phases, border, tile, channels, pair), buffers)
+        for tile, pair, buffers in shapes
     )
     fitting = [
         (_cost(kernel, program, plan), number, plan) for number, plan in enumerate(candidates) if plan is not None
     ]
     return min(fitting)[2] if fitting else None
+
+
+def _pairs(kernel: Kernel) -> tuple[int, ...]:
+    """What `Tiles.pair` may be: sectors are stored whole where neighbouring results come together."""
+    spread = anchor_of(kernel).spread[-1]
+    return (spread, 1) if 2 < spread <= min(_MOST_TOGETHER, dimensions(kernel)[-1].size) else (pair_of(kernel),)
 
 
 def _candidate(kernel: Kernel, facts: DeviceFacts, channels: int, on: Tiles, buffers: int) -> ResidentSchedule | None:

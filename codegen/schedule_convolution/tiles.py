@@ -40,7 +40,7 @@ class Tiles:
         pitch: floats from one input channel of the tile to the next.
         phases: what `Convolution.phases` gives.
         pair: phases that are worked on together because their results are neighbours: two where the last axis is
-            transposed with stride 2.
+            transposed with stride 2; three or four where its stride is that and registers hold so many sums, else one.
         warps: that multiply together; see `Convolution.warps`.
         vector: neighbouring input elements that one copy brings, 4 or 1; tiles of the input are whole numbers of them.
         wide: whether indices need 64 bits.
@@ -170,8 +170,12 @@ def tiles_of(
     border: Sequence[tuple[int, int]],
     tile: tuple[int, ...],
     channels: int,
+    pair: int | None = None,
 ) -> Tiles:
-    """The positions of `kernel` in tiles of shape `tile`; `channels` of the input lie side by side."""
+    """The positions of `kernel` in tiles of shape `tile`; `channels` of the input lie side by side.
+
+    `pair` is by default what all kernels do.
+    """
     anchor, sizes = anchor_of(kernel), [axis.size for axis in dimensions(kernel)]
     extent = tuple(
         (size - 1) * step + high - low + 1 for size, step, (low, high) in zip(tile, anchor.step, border, strict=True)
@@ -191,7 +195,7 @@ def tiles_of(
         origin=tuple(origin),
         pitch=_pitch(prod(extent), channels),
         phases=phases,
-        pair=pair_of(kernel),
+        pair=pair or pair_of(kernel),
         warps=anchor.warps,
         vector=vector,
         wide=max(*extents, prod(sizes)) >= _MAX_INT,
@@ -259,12 +263,16 @@ def written_cycles(kernel: Kernel, program: Program, on: Tiles, channels: int) -
     rows = prod(on.tile[:-1]) * phases // on.pair
     width = on.tile[-1] * on.pair
     channels = min(channels, out_channels(kernel))
+    spread = anchor_of(kernel).spread[-1]
     cycles = 0.0
     for store in kernel.stores:
         *others, last = (store.index.stride(axis) for axis in kernel.rows)
         nbytes = program.buffer(store.buffer).dtype.nbytes
+        apart = spread * nbytes if last == 1 and spread > on.pair else 0
         whole = all(stride is not None and stride * nbytes % SECTOR == 0 for stride in others)
         torn = 0 if last != 1 or (whole and width * nbytes % SECTOR == 0) else 2 * rows * channels
+        if apart:  # each sector that a row touches
+            torn = rows * channels * width * min(apart, SECTOR) / SECTOR
         cycles += rows * width * channels * _FLOAT_CYCLES * nbytes / DType.F32.nbytes + torn * _TORN_CYCLES
     return cycles
 
