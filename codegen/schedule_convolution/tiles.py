@@ -265,6 +265,7 @@ def written_cycles(kernel: Kernel, program: Program, on: Tiles, channels: int) -
     channels = min(channels, out_channels(kernel))
     spread = anchor_of(kernel).spread[-1]
     cycles = 0.0
+    torn: float
     for store in kernel.stores:
         *others, last = (store.index.stride(axis) for axis in kernel.rows)
         nbytes = program.buffer(store.buffer).dtype.nbytes

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.verify import verify
-from fusepass.codegen.passes.anchors import generate_anchors
+from fusepass.codegen.passes.depthwise import depthwise_of
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_convolution import preferred, serves
 from fusepass.codegen.source import Target
-from tests.support.convolutions import DEPTHWISE, generated, program_of
+from tests.support.convolutions import DEPTHWISE, Case, generated, program_of
 from tests.support.emulate import emulate
 from tests.support.interpret import decode, interpret
 from tests.support.native import run_native
@@ -107,7 +107,15 @@ def test_depthwise_of_other_types_rounds_once(dtype: DType) -> None:
     np.testing.assert_allclose(decode(got, dtype), wanted, rtol=2.0**-bits, atol=1e-5 * np.abs(wanted).max())
 
 
-def test_groups_of_several_channels_stay_with_the_library() -> None:
-    case = replace(DEPTHWISE["depthwise"], groups=3)
+@pytest.mark.parametrize(
+    "case",
+    [
+        replace(DEPTHWISE["depthwise"], groups=3),
+        replace(DEPTHWISE["depthwise, transposed"], groups=2),
+        replace(DEPTHWISE["depthwise, transposed"], dilation=(1, 3)),  # an element's taps lie apart
+    ],
+)
+def test_what_is_no_window_is_a_convolution(case: Case) -> None:
     program = program_of(case)
-    assert generate_anchors(program, Builder(), lambda program, kernel: True) == program
+    assert depthwise_of(program, program.calls[0]) is None
+    assert isinstance(generated(case).kernels[0].anchor, Convolution)
