@@ -146,7 +146,7 @@ class _Accesses:
         return next((axis for axis in self.rows if axis.size > 1 and index.stride(axis) == 1), None)
 
     def _smallest(self, index: Index) -> Axis | None:
-        strides = {axis: abs(index.stride(axis) or 0) for axis in self.rows if axis.size > 1}
+        strides = {axis: _mean_step(index, axis) for axis in self.rows if axis.size > 1}
         return min((axis for axis in strides if strides[axis]), key=lambda axis: strides[axis], default=None)
 
     def largest(self, axis: Axis) -> Index | None:
@@ -191,6 +191,13 @@ def near_step(index: Index, axis: Axis) -> float:
     if axis.size < 2:
         return inf
     return abs(_at(index, axis, 1) - _at(index, axis, 0)) or inf
+
+
+def _mean_step(index: Index, axis: Axis) -> float:
+    """How far apart in memory neighbouring points of `axis` are on average, rounded down ones among them; 0 where they come back."""
+    if any(isinstance(atom, Mod) and axis in atom.index.axes for atom, _ in index.terms):
+        return 0.0
+    return abs(_at(index, axis, axis.size - 1) - _at(index, axis, 0)) / (axis.size - 1)
 
 
 def neighbours(index: Index, axis: Axis) -> int:

@@ -277,7 +277,7 @@ GROUPED: dict[str, Case] = {
     "2 groups, 2d": Case((1, 16, 9, 20), 16, (3, 3), (1, 1), (1, 1), (1, 1), groups=2),
     "2 groups of many channels": Case((2, 46, 9, 8), 42, (3, 3), (1, 1), (1, 1), (1, 1), groups=2),
     "5 groups of one channel, transposed": Case(
-        (2, 5, 5, 6), 5, (3, 3), (2, 2), (1, 1), (1, 1), True, (1, 1), groups=5
+        (2, 5, 5, 6), 5, (3, 3), (2, 2), (1, 1), (3, 3), True, (1, 1), groups=5
     ),
     "2 groups, to 160": Case((1, 4, 7, 9), 160, (3, 3), (1, 1), (0, 1), (1, 1), groups=2),
     "3 groups, channels last": Case((2, 9, 15, 17), 21, (3, 2), (2, 3), (2, 1), (2, 3), channels_last=True, groups=3),

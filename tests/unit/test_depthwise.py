@@ -72,6 +72,13 @@ def test_who_stages_its_input(name: str, patches: str) -> None:
     assert found.startswith("patch") is bool(patches)
 
 
+def test_a_transposed_one_reads_along_its_rows() -> None:
+    """Which tap and place an element has is no affine function of its position; that neighbours read neighbours is known."""
+    case = Case((16, 64, 128, 128), 64, (4, 4), (2, 2), (1, 1), (1, 1), True, groups=64)
+    program = generated(case)
+    assert describe(program, program.kernels[0], H200).startswith("pointwise")
+
+
 @needs_compiler
 def test_what_is_staged_may_start_anywhere() -> None:
     program = generated(DEPTHWISE["depthwise, small images"])
