@@ -42,6 +42,7 @@ class Sums:
         group: the first of these groups in the tile.
         repair: lines before the results of a position are taken, of which ``$row`` says the channel.
         unroll: the pragma of the loop over channels.
+        height: channels that are laid out at once.
     """
 
     staging: str
@@ -50,6 +51,7 @@ class Sums:
     group: str
     repair: tuple[str, ...] = ()
     unroll: str = UNROLL
+    height: int = ROWS
 
     def laid_out(self, pair: int) -> list[str]:
         """`staging`, for each phase of a `pair`."""
@@ -105,7 +107,7 @@ class ConvolutionWriter(TileWriter):
             row[1:] = block(f"if ($channel < {self.end_channel})", row[1:])
         taken, row = ([line.replace("$place", place) for line in text] for text in (sums.repair, row))
         taken = block("if ($broken)", taken) if taken else []
-        positions = self.over_positions(sums, [*taken, *ahead, *unrolled("$row", ROWS, row, unroll)])
+        positions = self.over_positions(sums, [*taken, *ahead, *unrolled("$row", sums.height, row, unroll)])
         yield from self._over_rows(sums, positions)
 
     def _over_rows(self, sums: Sums, lines: Sequence[str]) -> Iterable[str]:
@@ -118,7 +120,7 @@ class ConvolutionWriter(TileWriter):
         lines = self._repaired(sums)
         if self.states:
             lines = [*self.over_positions(sums, []), *lines]
-        yield from self._over_rows(sums, [*lines, *pairs(self, sums.group, sums.covered, sums.unroll)])
+        yield from self._over_rows(sums, [*lines, *pairs(self, sums.group, sums.covered, sums.unroll, sums.height)])
 
     def vectors(self, sums: Sums, width: int) -> Iterable[str]:
         """The same for `width` neighbours; see `cuda_neighbours`."""

@@ -39,8 +39,8 @@ def takes_pairs(writer: ConvolutionWriter) -> bool:
     return writer.sizes[-1] % 2 == 0 and all(side_by_side)
 
 
-def pairs(writer: ConvolutionWriter, group: str, covered: int, pragma: str) -> list[str]:
-    """What is done with the 16 channels that lie in the warp's room; the first 8 of its positions are the `group`-th ones."""
+def pairs(writer: ConvolutionWriter, group: str, covered: int, pragma: str, height: int = ROWS) -> list[str]:
+    """What is done with the 16 channels, or `height`, that lie in the warp's room; the first 8 of its positions are the `group`-th ones."""
     at_once = 2 // writer.on.pair  # rows of the room
     first = "$lane * 2" if at_once == 1 else "$lane % 16 * 2"
     places, inside = writer.position(group, "$lane" if at_once == 1 else f"({first})", "0")
@@ -52,7 +52,7 @@ def pairs(writer: ConvolutionWriter, group: str, covered: int, pragma: str) -> l
     ]
     beside = f"const {writer.index_type} {_BESIDE} = {writer.axes[-1]} + 1;"
     places += [beside] if any(_BESIDE in line for line in lines) else []
-    return [*places, *block(f"if ({inside})", unrolled("$down", ROWS // at_once, lines, pragma))]
+    return [*places, *block(f"if ({inside})", unrolled("$down", height // at_once, lines, pragma))]
 
 
 def _guarded(writer: ConvolutionWriter, covered: int, lines: list[str]) -> list[str]:

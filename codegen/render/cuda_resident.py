@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fusepass.codegen.ir.convolution import Pooling
+from fusepass.codegen.ir.convolution import ROWS, Pooling
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_convolution import GROUP_SLICES, ConvolutionText, Sums
@@ -80,12 +80,12 @@ class _Writer(PersistentWriter):
         yield from unrolled("$n", COLUMNS, [f"$groups[$n] = {place};"])
         yield from self.channel_group()
         part = self.part_of_group
-        first = part if part == "0" else f"{part} * {16 * plan.rows}"
+        first = part if part == "0" else f"{part} * {plan.channels}"
         yield f"const int $first_channel = {self.of_group(first, self.outs)};"
 
     def _weights(self) -> int:
         """Weights of a block, those that fill slices up among them."""
-        return sum(self.plan.steps) * self.plan.rows * 128
+        return sum(self.plan.steps) * SLICE * self.plan.channels
 
     def _fetch_weights(self) -> Iterable[str]:
         """Weights in the order in which tensor cores take them; see `Convolution.packed_shape`."""
@@ -94,12 +94,12 @@ class _Writer(PersistentWriter):
         place = [
             "const int $thread = $i / 4 % 32;",
             f"const int $channel = $first_channel + $i / 128 % {plan.rows} * 16 + $thread / 4 + $i % 2 * 8;",
-            f"const int $at = $i / {128 * plan.rows} * 8 + $thread % 4 + $i / 2 % 2 * 4;",
+            f"const int $at = $i / {SLICE * plan.channels} * 8 + $thread % 4 + $i / 2 % 2 * 4;",
         ]
         if self.together:
             place = [
-                f"const int $channel = $first_channel + $i / 64 % {2 * plan.rows} * 8 + $i / 4 % 8;",
-                f"const int $at = $i / {128 * plan.rows} * 8 + $i / 32 % 2 * 4 + $i % 4;",
+                f"const int $channel = $first_channel + $i / 64 % {plan.channels // 8} * 8 + $i / 4 % 8;",
+                f"const int $at = $i / {SLICE * plan.channels} * 8 + $i / 32 % 2 * 4 + $i % 4;",
             ]
         keep = {
             0: ["$weights[$i] = $value;"],
@@ -155,7 +155,7 @@ class _Writer(PersistentWriter):
     def _sums(self) -> str:
         """The dimensions of a thread's sums of one phase."""
         rows = self.plan.rows
-        return f"[2][{8 * rows}]" if self.together else f"[{rows}][{COLUMNS}][4]"
+        return f"[2][{self.plan.channels // 2}]" if self.together else f"[{rows}][{COLUMNS}][4]"
 
     def _results(self, sums: str) -> Iterable[str]:
         """What is done with the results that are in `sums`."""
@@ -164,7 +164,8 @@ class _Writer(PersistentWriter):
         if self.together:
             staging = f"fp::stage_group<{on.pair}, {on.staged_pitch}>($room, {sums}, 0, $m, $p);"
         repaired = () if self.rounds else tuple(repair(self))
-        yield from self.epilogue(Sums(staging, plan.rows, plan.covered, f"$warp * {COLUMNS}", repaired))
+        height = min(plan.channels, ROWS)
+        yield from self.epilogue(Sums(staging, plan.rows, plan.covered, f"$warp * {COLUMNS}", repaired, height=height))
 
     def _pool(self, pooled: Pooling, lines: list[str]) -> Iterable[str]:
         """``$largest`` of the sums that `lines` give for each ``$phase``."""
@@ -216,7 +217,7 @@ class _Writer(PersistentWriter):
         load = [*self._near(f"({begin}$s)"), *unrolled("$n", COLUMNS, from_memory)]
         yield from block("const auto $load = [&](float (&$a)[2][4], int $s)", load)[:-1]
         yield "};"
-        slice_units = self.plan.rows * 32
+        slice_units = self.plan.channels * 2
         count = last if first == "0" else f"{last} - {first}"
         at = "fp::tile_descriptor($weights, 128, 256)" + ("" if first == "0" else f" + {first} * {slice_units}")
         if self.rounds:

@@ -51,23 +51,25 @@ class ResidentSchedule(Launch):
     Attributes:
         steps: for each phase, the number of slices of 8 taps.
         rows: tiles of 16 output channels that a block works on.
+        channels: output channels that it multiplies: these, or 8 where a group has no more and warps multiply together.
         buffers: tiles of the input in shared memory; with two, one is fetched while the other is worked on.
         precision: of the products.
     """
 
     steps: tuple[int, ...]
     rows: int
+    channels: int
     buffers: int
     precision: Precision
 
     @property
     def covered(self) -> int:
         """Output channels that all blocks together work on, those that fill up tiles of a group's channels among them."""
-        return ROWS * self.rows * self.channel_blocks
+        return self.channels * self.channel_blocks
 
     def __str__(self) -> str:
         tile = " x ".join(map(str, self.on.tile))
-        channels = f"{ROWS * self.rows} channels x {tile} positions"
+        channels = f"{self.channels} channels x {tile} positions"
         phases = f", {len(self.on.phases)} phases" if len(self.on.phases) > 1 else ""
         return f"{self.blocks} blocks, {channels}{phases}, {sum(self.steps)} steps of {SLICE} taps, {products_in_words(self.precision, self.on)}"
 
@@ -99,7 +101,8 @@ def _candidate(kernel: Kernel, facts: DeviceFacts, channels: int, on: Tiles, buf
     steps = tuple(ceil(len(phase.taps) * channels / SLICE) for phase in on.phases)
     kept = 1 if anchor.pooled is None else 2  # sums of a phase, and what was pooled of others
     rows = min(ceil(outs / ROWS), MOST_ROWS // (on.pair * kept))
-    weights = sum(steps) * SLICE * (rows * ROWS * max(anchor.parts, 1) + 1)  # with their taps
+    together = ROWS // 2 if anchor.warps > 1 and outs <= ROWS // 2 else ROWS * rows
+    weights = sum(steps) * SLICE * (together * max(anchor.parts, 1) + 1)  # with their taps
     shared = 4 * (weights + on.staged_floats + buffers * channels * on.pitch)
     if shared > facts.shared_bytes_per_block:
         return None
@@ -111,6 +114,7 @@ def _candidate(kernel: Kernel, facts: DeviceFacts, channels: int, on: Tiles, buf
         on=on,
         steps=steps,
         rows=rows,
+        channels=together,
         buffers=buffers,
         precision=anchor.precision,
         channel_blocks=channel_blocks,
@@ -132,12 +136,12 @@ def _cost(kernel: Kernel, program: Program, plan: ResidentSchedule) -> float:
     """Estimated cycles of a multiprocessor for a sample: multiplications and what is loaded for them, beside what is written; it
     wants two blocks.
     """
-    on, rows = plan.on, ROWS * plan.rows
+    on = plan.on
     waiting = {(2, 1): 1.15, (2, 2): 1.0, (1, 1): 1.6, (1, 2): 1.3}[min(plan.resident, 2), plan.buffers]
     narrow = 1.0 if on.tile[-1] >= 32 else 1.1  # a warp's stores of one row are not all neighbours
-    slices = prod(on.tile) / 64 * sum(plan.steps) * group_cycles(rows, plan.precision)
+    slices = prod(on.tile) / 64 * sum(plan.steps) * group_cycles(plan.channels, plan.precision)
     computed = slices + 4 * on.pitch * group_cycles(64, plan.precision) / (64 * SLICE)
-    written = written_cycles(kernel, program, on, rows)
+    written = written_cycles(kernel, program, on, plan.channels)
     tile = max(computed, written) + _BESIDE * min(computed, written)
     return plan.channel_blocks * prod(on.tiles) * tile * waiting * narrow
 

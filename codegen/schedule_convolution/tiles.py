@@ -20,10 +20,9 @@ COLUMNS = 4  # groups of positions that a warp stores at once
 GROUP = 8  # neighbouring positions of one instruction
 _BANKS = 32
 SECTOR = 32  # bytes that memory is written by
-_FLOAT_CYCLES, _TORN_CYCLES = (
-    0.27,
-    7.0,
-)  # of a multiprocessor, where all store: for a float, and for a sector that is written in part
+_FLOAT_CYCLES = 0.27  # of a multiprocessor, where all store, for a float
+_TORN_CYCLES = 7.0  # the same for a sector that is written in part
+_SHARED_CYCLES = 2.5  # the same where phases that a block has one after another write the parts
 _VECTOR = 4  # floats of the widest copy
 _MAX_INT = 2**31 - 2**21
 
@@ -265,15 +264,13 @@ def written_cycles(kernel: Kernel, program: Program, on: Tiles, channels: int) -
     channels = min(channels, out_channels(kernel))
     spread = anchor_of(kernel).spread[-1]
     cycles = 0.0
-    torn: float
     for store in kernel.stores:
         *others, last = (store.index.stride(axis) for axis in kernel.rows)
         nbytes = program.buffer(store.buffer).dtype.nbytes
-        apart = spread * nbytes if last == 1 and spread > on.pair else 0
         whole = all(stride is not None and stride * nbytes % SECTOR == 0 for stride in others)
         torn = 0 if last != 1 or (whole and width * nbytes % SECTOR == 0) else 2 * rows * channels
-        if apart:  # each sector that a row touches
-            torn = rows * channels * width * min(apart, SECTOR) / SECTOR
+        if last == 1 and spread > on.pair:
+            cycles += rows * channels * width * min(spread * nbytes / SECTOR, 1) * _SHARED_CYCLES
         cycles += rows * width * channels * _FLOAT_CYCLES * nbytes / DType.F32.nbytes + torn * _TORN_CYCLES
     return cycles
 

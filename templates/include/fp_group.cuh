@@ -167,7 +167,7 @@ __device__ __forceinline__ void stage_group(float* room, const float (&sums)[T][
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
+        for (int i = 0; i < 8 && i < Half; ++i) {  // there may be 8 channels in all
             const int row = i / 4 * 8 + lane % 4 * 2 + i % 2, column = t * 16 + i / 2 % 2 * 8 + lane / 4;
             room[row * Pitch + column * Pair + which] = sums[first + t][m * 8 + i];
         }

@@ -78,6 +78,7 @@ __device__ __forceinline__ void multiply_group(float (&sums)[N / 2], const float
               "r"(int(add)));                                                                                                       \
     }
 
+FP_MULTIPLY_GROUP(8, "%0, %1, %2, %3", "%4, %5, %6, %7", "%8", "%9", "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]))
 FP_MULTIPLY_GROUP(16, FP_REGISTERS_0, "%8, %9, %10, %11", "%12", "%13", FP_EIGHT(0))
 FP_MULTIPLY_GROUP(32, FP_REGISTERS_0 ", " FP_REGISTERS_1, "%16, %17, %18, %19", "%20", "%21", FP_EIGHT(0), FP_EIGHT(8))
 FP_MULTIPLY_GROUP(48, FP_REGISTERS_0 ", " FP_REGISTERS_1 ", " FP_REGISTERS_2, "%24, %25, %26, %27", "%28", "%29", FP_EIGHT(0), FP_EIGHT(8), FP_EIGHT(16))

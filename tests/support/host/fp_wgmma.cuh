@@ -47,7 +47,7 @@ void release(const float (&)[N]) {}
 
 template <int N>
 void multiply_group(float (&sums)[N / 2], const float (&a)[4], uint64_t b, bool add) {
-    static_assert(N % 16 == 0 && N <= 128);
+    static_assert(N % 8 == 0 && N <= 128);
     static std::vector<float> shown(1024 * 4);
     const unsigned self = threadIdx.x, first = self / 32 * 32;
     std::memcpy(&shown[self * 4], a, sizeof a);
