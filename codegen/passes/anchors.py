@@ -94,9 +94,12 @@ def _in_halves(
         if by_phases is not None and form is not None:
             yield by_phases.completed(form, builder)
     pooled = _pooled(program, builder, call, halved)
+    if pooled is not None:
+        yield halved.completed(pooled, builder)
+    halved = halved_of(program, builder, anchor, result, in_runs=True) or halved
     form = _generated(program, builder, call, halved, None)
     reduced = halved.reduced(form, builder, pieces, kept) if form is not None else None
-    for each in filter(None, (pooled, reduced, form)):
+    for each in filter(None, (reduced, form)):
         yield halved.completed(each, builder)
 
 

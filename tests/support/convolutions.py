@@ -335,8 +335,14 @@ HALVED: dict[str, Case] = {
     "transposed 1d": Case((2, 24, 9), 33, (4,), (2,), (1,), (1,), True),
     "transposed 3d, by 2": Case((1, 32, 2, 3, 4), 16, (2, 4, 4), (2, 2, 2), (0, 1, 2), (1, 1, 1), True, (1, 0, 1)),
     "transposed 3d": Case((1, 32, 3, 4, 5), 16, (5, 3, 3), (1, 1, 1), (0, 1, 2), (1, 1, 1), True),
+    "2d, neighbours": Case((2, 32, 7, 30), 20, (3, 3), (1, 1), (1, 1), (1, 1)),
+    "2d, neighbours, dilated": Case((1, 64, 4, 75), 72, (2, 5), (1, 1), (1, 4), (3, 2), False),
+    "transposed, neighbours, by 2": Case((2, 48, 8, 19), 20, (4, 4), (2, 2), (1, 1), (1, 1), True),
 }
 """Convolutions of many channels that are products of scaled halves where they may be rounded to TF32."""
+
+NEIGHBOURS = ("1d", "2d, neighbours", "2d, neighbours, dilated", "transposed, neighbours, by 2")
+"""Those whose columns are neighbours in memory."""
 
 SAMPLES: dict[str, Callable[[], Program]] = {
     **{f"convolution {name}": functools.partial(generated, case) for name, case in (CASES | DEPTHWISE).items()},
