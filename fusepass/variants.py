@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from math import prod
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Va
 
     `effort` is `Config.tune`: ``"off"`` tries nothing, ``"max"`` everything. ``"fast"`` tries the anchor in both
     implementations, and the other memory format where the rule for it (`anchor_formats`) is least sure: on CUDA, where tensor
-    cores may compute a convolution in either. A large convolution that has few channels, or may be rounded to TF32, is also tried as
+    cores may compute a convolution in either. One of single positions is also tried as a product of its tensors as they lie. A large convolution that has few channels, or may be rounded to TF32, is also tried as
     a product of halves, in one way or two. Two variants may turn out to be the same program.
     """
     first, *others = anchor_formats(graph, facts)
@@ -76,9 +77,11 @@ def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Va
         ranked += [Variant(other, AnchorSource.PREFERRED) for other in others if _is_unsure(graph, facts)]
     else:
         ranked += [Variant(other, anchor) for other in others for anchor in anchors]
+    if anchored and first is not AnchorFormat.CALLER and _is_pointwise(graph):
+        ranked.append(Variant(AnchorFormat.CALLER, AnchorSource.GENERATED))
     if _suits_halves(graph, facts):
         ranked += [Variant(AnchorFormat.CALLER, anchor) for anchor in _halves(graph)]
-    return tuple(ranked[:1] if effort == "off" else ranked)
+    return tuple(ranked[:1] if effort == "off" else dict.fromkeys(ranked))
 
 
 def is_precise(variant: Variant, graph: fx.GraphModule, facts: DeviceFacts) -> bool:
@@ -163,6 +166,13 @@ def _suits_halves(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
     if few_halves(x.shape[1], (1,) if transposed else stride):
         return work >= _LEAST_FEW
     return tf32_convolutions() and fill_halves(x.shape[1]) and work >= _LEAST_HALVED
+
+
+def _is_pointwise(graph: fx.GraphModule) -> bool:
+    """Whether the region's convolution takes each position by itself."""
+    (node,) = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
+    weight, stride, padding = node.args[1].meta["val"], node.args[3], node.args[4]
+    return prod(weight.shape[2:]) == 1 and max(stride) == 1 and not any(padding)
 
 
 def _halves(graph: fx.GraphModule) -> list[AnchorSource]:
