@@ -167,6 +167,10 @@ class _ScalingWriter(PlacesWriter):
         stored = [line.replace("[$j]", "[0]") for line in block(f"if ({inside})", scope.lines)]
         return [*states, *pushed, *unrolled("$j", 4, own), *places, *stored]
 
+    def factors(self) -> tuple[list[str], str]:
+        turn = f"$turn * {ROWS * self.plan.rows} + " if self.plan.turns > 1 else ""
+        return [f"const float $factor = $factors[{turn}$row];"], "$sum * $factor"
+
     def _staging(self) -> str:
         turn = f"$turn * {ROWS * self.plan.rows} + " if self.plan.turns > 1 else ""
         return f"fp::stage_scaled<{self.on.staged_pitch}>($room, $sums, $m, $factors + {turn}$m * {ROWS});"

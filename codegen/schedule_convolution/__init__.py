@@ -90,3 +90,7 @@ def preferred(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     if not isinstance(anchor, Convolution) or anchor.packed is not None or anchor.halves is not None:
         return False
     return (kernel.is_pointwise or anchor.pooled is not None) and serves(program, kernel, facts)
+
+
+def pays_twice(program: Program, first: Kernel, second: Kernel, facts: DeviceFacts) -> bool:
+    return serves(program, first, facts) and serves(program, second, facts)

@@ -25,20 +25,28 @@ __device__ __forceinline__ void keep_exponents(int* kept, const float* exponents
 }
 
 // largest[c] becomes the bits of the largest magnitude of channel c, if they are more; those of infinity where one is not finite. The
-// tile has `elements` of each channel, whole vectors of them; channels lie `pitch` floats apart.
+// tile has `elements` of each channel, whole vectors of them; channels lie `pitch` floats apart. All threads of a warp take part: what
+// they find of one channel after another ends in a lane each, so that a warp has one atomic operation for all.
 template <int Channels, int Threads, int Vector>
 __device__ __forceinline__ void find_largest(unsigned* largest, float* tile, int elements, int pitch) {
+    static_assert(Channels <= 32);
+    float mine[Channels] = {};
+    for (int i = threadIdx.x * Vector; i < elements; i += Threads * Vector) {
 #pragma unroll
-    for (int c = 0; c < Channels; ++c) {
-        float mine = 0.0f;
-        for (int i = threadIdx.x * Vector; i < elements; i += Threads * Vector) {
+        for (int c = 0; c < Channels; ++c) {
             const auto numbers = as_vector<Vector>(tile[c * pitch + i]);
 #pragma unroll
-            for (int j = 0; j < Vector; ++j) mine = maximum(mine, fabsf(numbers[j]));
+            for (int j = 0; j < Vector; ++j) mine[c] = maximum(mine[c], fabsf(numbers[j]));
         }
-        const unsigned most = __reduce_max_sync(0xffffffffu, unsigned(bits_of(mine)) & 0x7fffffffu);
-        if (threadIdx.x % 32 == 0) atomicMax(largest + c, most);
     }
+    const int lane = threadIdx.x % 32;
+    unsigned own = 0;
+#pragma unroll
+    for (int c = 0; c < Channels; ++c) {
+        const unsigned most = __reduce_max_sync(0xffffffffu, unsigned(bits_of(mine[c])) & 0x7fffffffu);
+        own = lane == c ? most : own;
+    }
+    if (lane < Channels) atomicMax(largest + lane, own);
 }
 
 // The scale s of a tile, a power of two, and what its channels are multiplied with, 1 / (s t).
@@ -46,26 +54,24 @@ template <int Channels>
 struct TileScale {
     static constexpr int top = 13;  // exponent of the largest halves
     int exponent;                   // of s
-    bool exact = true;              // whether all of its numbers are finite, and keep their digits
+    bool exact;                     // whether all of its numbers are finite, and keep their digits
     float factors[Channels];
 
-    // `channels` has the exponents of t; a channel may be 2^most times smaller than the largest one.
+    // `channels` has the exponents of t; a channel may be 2^most times smaller than the largest one. A lane of each warp has a channel.
     __device__ __forceinline__ TileScale(const unsigned* largest, const int* channels, int most) {
-        int greatest = no_number;
-#pragma unroll
-        for (int c = 0; c < Channels; ++c) {
-            const int scaled = int(largest[c] >> 23) - 127 - channels[c];
-            greatest = largest[c] != 0 && scaled > greatest ? scaled : greatest;
-        }
+        static_assert(Channels <= 32);
+        const int own = threadIdx.x % 32 < Channels ? threadIdx.x % 32 : 0;
+        const unsigned bits = largest[own];
+        const int scaled = int(bits >> 23) - 127 - channels[own];
+        const int greatest = no_number + int(__reduce_max_sync(0xffffffffu, bits != 0 ? unsigned(scaled - no_number) : 0));
         exponent = greatest == no_number ? 0 : greatest - top;
+        float factor;
+        const bool normal = power(-exponent - channels[own], factor);
+        const bool kept = normal && scaled >= greatest - most && bits < 0x7f800000u;
+        exact = !__any_sync(0xffffffffu, bits != 0 && !kept);
+        factor = bits == 0 ? 0.0f : factor;
 #pragma unroll
-        for (int c = 0; c < Channels; ++c) {
-            const int scaled = int(largest[c] >> 23) - 127 - channels[c];
-            const bool normal = power(-exponent - channels[c], factors[c]);
-            const bool kept = normal && scaled >= greatest - most && largest[c] < 0x7f800000u;
-            exact = exact && (largest[c] == 0 || kept);
-            factors[c] = largest[c] == 0 ? 0.0f : factors[c];
-        }
+        for (int c = 0; c < Channels; ++c) factors[c] = __shfl_sync(0xffffffffu, factor, c);
     }
 };
 
