@@ -20,14 +20,6 @@ if TYPE_CHECKING:
     from fusepass.codegen.render.cuda_places import PlacesWriter
 
 
-def reduces_own(writer: PlacesWriter) -> bool:
-    """Whether nothing but reductions over positions is made of a kernel's sums, of values that are the same function of all positions'."""
-    kernel = writer.kernel
-    if kernel.partials is None or kernel.stores or not kernel.is_pointwise or writer.on.pair > 1:
-        return False
-    return not writer.printer.dataflow.needs(kernel.partials.value) & {*kernel.rows[2:]}
-
-
 class OwnStates:
     """The lines of such a kernel that reduce; ``$word`` in them is a name of the kernel's writer."""
 

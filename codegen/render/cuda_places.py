@@ -12,10 +12,10 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_convolution import ConvolutionText, Sums
 from fusepass.codegen.render.cuda_definition import repair
 from fusepass.codegen.render.cuda_input import dot, plus, quotient, remainder, table, unrolled
-from fusepass.codegen.render.cuda_own import OwnStates, reduces_own
+from fusepass.codegen.render.cuda_own import OwnStates
 from fusepass.codegen.render.cuda_persistent import PersistentWriter
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
-from fusepass.codegen.schedule_convolution.places import BLOCK, TOGETHER, PlacesSchedule, padded_places
+from fusepass.codegen.schedule_convolution.places import BLOCK, TOGETHER, PlacesSchedule, keeps_sums, padded_places
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS
 
 _CHAIN = 4  # products that are begun at once
@@ -35,7 +35,7 @@ class PlacesWriter(PersistentWriter):
         assert self.anchor.halves is not None
         self.halves = self.anchor.halves
         self.each = prod(halves_of_place(self.source.shape[1], plan.parts))  # halves of a position
-        self._own = OwnStates(self) if reduces_own(self) else None
+        self._own = OwnStates(self) if keeps_sums(kernel, plan) else None
         self.places_name, self.weights_name, self.steps_name, self.origins_name = (
             names.exact(f"{kernel.name}_{what}") for what in ("places", "weights_from", "first_product", "origins")
         )

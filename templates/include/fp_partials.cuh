@@ -179,25 +179,6 @@ __device__ __forceinline__ void leave_row(State* states, const Share& share) {
     if (share.is_first()) merge_into(states[share.row()], state);
 }
 
-// One of two, without a choice between their addresses.
-template <typename T>
-__device__ __forceinline__ T chosen(bool first, const T& one, const T& another) {
-    const Words<T> words(one), others(another);
-    Words<T> made(one);
-#pragma unroll
-    for (int i = 0; i < Words<T>::count; ++i) made.words[i] = first ? words.words[i] : others.words[i];
-    return made.state();
-}
-
-// Of two threads whose numbers differ in the bit `mask`, the upper one keeps `upper`, as `lower`, and gives away `lower`; the other one
-// gives away `upper`. What this one gets.
-template <typename T>
-__device__ __forceinline__ T exchanged(bool is_upper, T& lower, const T& upper, int mask) {
-    const T given = chosen(is_upper, lower, upper);
-    lower = chosen(is_upper, upper, lower);
-    return other_lane(given, mask);
-}
-
 // What a thread finds of the sums that it has itself, a state for each of its `Count` channels; see `push_sums`.
 template <typename State, int Count>
 struct OwnStates {
@@ -248,7 +229,8 @@ struct OwnStates<Moments<T>, Count> {
     template <int Half>
     __device__ __forceinline__ void halve(int mask) {
         const bool is_upper = threadIdx.x & mask;
-        const T other = other_lane(count, mask), all = count + other, share = all > T(0) ? other * reciprocal(all) : T(0);
+        const T other = other_lane(count, mask), all = count + other;
+        const T share = count > T(0) ? other * reciprocal(all) : T(1);  // so that equal means stay what they are
         const T weight = share * count;
 #pragma unroll
         for (int k = 0; k < Half; ++k) {

@@ -24,29 +24,30 @@ __device__ __forceinline__ void keep_exponents(int* kept, const float* exponents
     }
 }
 
-// largest[c] becomes the bits of the largest magnitude of channel c, if they are more; those of infinity where one is not finite. The
-// tile has `elements` of each channel, whole vectors of them; channels lie `pitch` floats apart. All threads of a warp take part: what
-// they find of one channel after another ends in a lane each, so that a warp has one atomic operation for all.
-template <int Channels, int Threads, int Vector>
-__device__ __forceinline__ void find_largest(unsigned* largest, float* tile, int elements, int pitch) {
-    static_assert(Channels <= 32);
-    float mine[Channels] = {};
-    for (int i = threadIdx.x * Vector; i < elements; i += Threads * Vector) {
-#pragma unroll
-        for (int c = 0; c < Channels; ++c) {
-            const auto numbers = as_vector<Vector>(tile[c * pitch + i]);
-#pragma unroll
-            for (int j = 0; j < Vector; ++j) mine[c] = maximum(mine[c], fabsf(numbers[j]));
-        }
-    }
+// In how many parts the largest number of a channel is looked for, so that each of Warps warps has one or more.
+template <int Channels, int Warps>
+inline constexpr int largest_parts = (Warps + Channels - 1) / Channels;
+
+// largest[c parts + p] becomes the bits of the largest magnitude of channel c in its p-th part; those of infinity where one is not
+// finite. The tile has `Elements` of each channel, whole vectors of them; channels lie `pitch` floats apart.
+template <int Channels, int Warps, int Elements, int Vector>
+__device__ __forceinline__ void find_largest(unsigned* largest, float* tile, int pitch) {
+    constexpr int parts = largest_parts<Channels, Warps>, stride = parts * 32 * Vector, rounds = (Elements + stride - 1) / stride;
     const int lane = threadIdx.x % 32;
-    unsigned own = 0;
+#pragma unroll 1
+    for (int unit = threadIdx.x / 32; unit < Channels * parts; unit += Warps) {
+        float* const from = tile + unit / parts * pitch + (unit % parts * 32 + lane) * Vector;
+        float mine = 0.0f;
+#pragma unroll 8
+        for (int i = 0; i < rounds; ++i) {
+            if ((i + 1) * stride > Elements && i * stride + (unit % parts * 32 + lane) * Vector >= Elements) continue;
+            const auto numbers = as_vector<Vector>(from[i * stride]);
 #pragma unroll
-    for (int c = 0; c < Channels; ++c) {
-        const unsigned most = __reduce_max_sync(0xffffffffu, unsigned(bits_of(mine[c])) & 0x7fffffffu);
-        own = lane == c ? most : own;
+            for (int j = 0; j < Vector; ++j) mine = maximum(mine, fabsf(numbers[j]));
+        }
+        const unsigned most = __reduce_max_sync(0xffffffffu, unsigned(bits_of(mine)) & 0x7fffffffu);
+        if (lane == 0) largest[unit] = most;
     }
-    if (lane < Channels) atomicMax(largest + lane, own);
 }
 
 // The scale s of a tile, a power of two, and what its channels are multiplied with, 1 / (s t).
@@ -57,11 +58,13 @@ struct TileScale {
     bool exact;                     // whether all of its numbers are finite, and keep their digits
     float factors[Channels];
 
-    // `channels` has the exponents of t; a channel may be 2^most times smaller than the largest one. A lane of each warp has a channel.
-    __device__ __forceinline__ TileScale(const unsigned* largest, const int* channels, int most) {
+    // `largest` has so many `parts` of a channel, `channels` the exponents of t; a channel may be 2^most times smaller than the largest
+    // one. A lane of each warp has a channel.
+    __device__ __forceinline__ TileScale(const unsigned* largest, int parts, const int* channels, int most) {
         static_assert(Channels <= 32);
         const int own = threadIdx.x % 32 < Channels ? threadIdx.x % 32 : 0;
-        const unsigned bits = largest[own];
+        unsigned bits = 0;
+        for (int p = 0; p < parts; ++p) bits = largest[own * parts + p] > bits ? largest[own * parts + p] : bits;
         const int scaled = int(bits >> 23) - 127 - channels[own];
         const int greatest = no_number + int(__reduce_max_sync(0xffffffffu, bits != 0 ? unsigned(scaled - no_number) : 0));
         exponent = greatest == no_number ? 0 : greatest - top;
