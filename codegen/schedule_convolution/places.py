@@ -141,9 +141,12 @@ class PlacesSchedule(Launch):
 def keeps_sums(kernel: Kernel, plan: PlacesSchedule) -> bool:
     """Whether a kernel makes nothing of its sums but reductions over positions, of values that are the same function of all of them.
 
-    Then these stay in registers.
+    Then these stay in registers, if a thread has more of a tile than four positions of four channels: to merge what it found of them takes
+    as long as laying them out.
     """
     if kernel.partials is None or kernel.stores or not kernel.is_pointwise or plan.on.pair > 1:
+        return False
+    if plan.rows * plan.sets == 1:
         return False
     return not Dataflow().needs(kernel.partials.value) & {*kernel.rows[2:]}
 
