@@ -6,10 +6,10 @@ windows of 3 points with stride 2 needs 5 neighbours, of which 4 are one access.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Builder, Const, Expr, Load, Masked, Window, children, walk
 from fusepass.codegen.ir.index import Axis, Bound, Index
 from fusepass.codegen.ir.program import Program
@@ -27,14 +27,17 @@ class Stretch:
     """Neighbouring elements that one access loads.
 
     Attributes:
-        first: the load of the first of them, at a multiple of the access.
+        buffer, dtype: what they are elements of.
+        first: where the first of them is, at a multiple of the access.
         size: how many elements the access has.
         mask: where they are loaded; all of them or none.
         other: what stands in their place elsewhere; None without a mask.
         elements: the values that they are, with their numbers in the access.
     """
 
-    first: Load
+    buffer: str
+    dtype: DType
+    first: Index
     size: int
     mask: tuple[Bound, ...]
     other: Const | None
@@ -80,23 +83,26 @@ def _tight(bound: Bound, axis: Axis, width: int) -> Bound:
     )
 
 
-def stretches(found: Points, axis: Axis, width: int, program: Program, builder: Builder) -> list[Stretch]:
+def stretches(found: Points, axis: Axis, width: int, program: Program) -> list[Stretch]:
     """Those loads of `found` that are two or more elements of one access, where `axis` is at a multiple of `width`."""
-    together = defaultdict[tuple[object, ...], dict[int, Expr]](dict)
+    together: dict[tuple[str, DType, Index, int, tuple[Bound, ...], Const | None], dict[int, Expr]] = {}
     for node, load, mask, other in _elements(found):
         size = _ACCESS // load.dtype.nbytes
         rest = load.index - load.index.constant
         if axis in rest.axes and size > 1 and alignment(rest, axis, width) % size == 0:
             place = load.index.constant % size
-            first = builder.load(load.buffer, load.index - place, load.dtype)
-            together[first, size, mask, other][place] = node
-    made = (Stretch(*key, tuple(sorted(places.items()))) for key, places in together.items())  # type: ignore[arg-type]
+            key = (load.buffer, load.dtype, load.index - place, size, mask, other)
+            together.setdefault(key, {})[place] = node
+    made = (
+        Stretch(*key, elements=tuple(sorted(places.items(), key=lambda each: each[0])))
+        for key, places in together.items()
+    )
     return [each for each in made if len(each.elements) > 1 and _is_whole(each, program)]
 
 
 def _is_whole(stretch: Stretch, program: Program) -> bool:
     """Whether all of an access lies in its buffer where one of its elements does."""
-    return len(stretch.elements) == stretch.size or program.buffer(stretch.first.buffer).extent % stretch.size == 0
+    return len(stretch.elements) == stretch.size or program.buffer(stretch.buffer).extent % stretch.size == 0
 
 
 def _elements(found: Points) -> Iterator[tuple[Expr, Load, tuple[Bound, ...], Const | None]]:

@@ -70,8 +70,8 @@ def _window(frame: Frame, step: Scope, node: Window, ahead: Sequence[Ahead]) -> 
 def _shared(frame: Frame, node: Window, axis: Axis) -> tuple[Points, list[Stretch]] | None:
     """The points of `node` and the accesses that load them; None where there is no access for several."""
     found = points(node, axis, frame.lane, frame.builder)
-    every = stretches(found, axis, frame.schedule.width, frame.program, frame.builder)
-    together = [each for each in every if frame.is_aligned(each.first.buffer)]
+    every = stretches(found, axis, frame.schedule.width, frame.program)
+    together = [each for each in every if frame.is_aligned(each.buffer)]
     return (found, together) if together else None
 
 
@@ -90,10 +90,10 @@ def _neighbours(frame: Frame, step: Scope, node: Window, found: Points, together
 
 
 def _load_stretch(frame: Frame, scope: Scope, stretch: Stretch) -> None:
-    pointer, element = frame.pointers[stretch.first.buffer], C_TYPES[stretch.first.dtype]
+    pointer, element = frame.pointers[stretch.buffer], C_TYPES[stretch.dtype]
     name = frame.names.numbered(f"{pointer}_in")
     inside = scope.child(conditional=bool(stretch.mask))
-    load = f"{name} = fp::load_vector<{stretch.size}>({pointer} + {inside.operand(stretch.first.index)});"
+    load = f"{name} = fp::load_vector<{stretch.size}>({pointer} + {inside.operand(stretch.first)});"
     if stretch.other is None:
         scope.lines += [*inside.lines, f"const auto {load}"]
     else:

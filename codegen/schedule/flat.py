@@ -56,7 +56,7 @@ def _shared_width(shape: Shape, axis: Axis) -> int:
     loads = [load for node in shape.kernel.nodes if isinstance(node, Window) for load in _loads_along(node, axis)]
     steps = {near_step(load.index, axis) * load.dtype.nbytes for load in loads}
     step = steps.pop() if len(steps) == 1 else 0
-    width = ACCESS // step if step and ACCESS % step == 0 else 1
+    width = int(ACCESS // step) if step and ACCESS % step == 0 else 1
     if width == 1 or axis.size % width or any(near_step(load.index, axis) == 1 for load in loads):
         return 1
     lane, builder = Axis("lane", width), Builder()
@@ -65,8 +65,8 @@ def _shared_width(shape: Shape, axis: Axis) -> int:
         return 1
     kernel = split(shape.kernel, axis, lane, builder)
     for window in (node for node in kernel.nodes if isinstance(node, Window) and _loads_along(node, axis)):
-        every = stretches(points(window, axis, lane, builder), axis, width, shape.program, builder)
-        if not any(each.first.buffer in aligned for each in every):
+        every = stretches(points(window, axis, lane, builder), axis, width, shape.program)
+        if not any(each.buffer in aligned for each in every):
             return 1
     return width if shape.fills(shape.rows // width) else 1
 
