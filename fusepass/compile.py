@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from fusepass import quick
 from fusepass.candidates import build_candidates, generate_candidates, load_candidates
 from fusepass.choice import EAGER
 from fusepass.codegen import build
@@ -114,6 +115,8 @@ def compile_graph(
         applications = simplify(graph)
     with clock.stage("partition"):
         parts = partition(graph)
+    if parts.regions:
+        quick.begin()
     works, fused = _fused(graph, parts.regions, forms, counter, clock, exact=exact_inputs)
     for work in works:
         _tell(work, counter)

@@ -14,17 +14,17 @@ from fusepass.capture import Captured
 from fusepass.compile import CompiledGraph
 from fusepass.inline import Inline
 from fusepass.measure import extent
+from fusepass.quick import MISSED
 from fusepass.replay import CudaGraphs, Replay, obstacle
 from fusepass.report import RegionState, Report
 from fusepass.signature import Signature, distinct
 from fusepass.structure import KeyPath, Template
 
-MISSED: Any = object()
-"""What `Specialisation.serve` gives for a call that needs more than a look at the signature."""
-
 
 class Specialisation:
     """A compiled graph of `model` for the signature of the call with `tensors`, as things are now.
+
+    `alone` says that where nothing pays the model's own method `forward` is to serve.
 
     Attributes:
         captured, compiled, signature: what it consists of. The captured graph itself has given way to the simplified one:
@@ -34,6 +34,7 @@ class Specialisation:
         written: positions of the arguments that the graph writes: inputs or tensors of the model.
         writes: whether there are any.
         pays: whether anything was fused, or is replayed as a CUDA graph; else the original is as good.
+        quick: serves without Python, where nothing changed since `fitting` said that a call fits; None where there is none.
         replay: the CUDA graph that serves calls; text that says why there is none, None where it was not asked for.
         inline: the form that `torch.compile` and `torch.export` trace; None where they trace the original instead.
     """
@@ -49,6 +50,7 @@ class Specialisation:
         "compiled",
         "inline",
         "pays",
+        "quick",
         "replay",
         "signature",
         "writes",
@@ -64,6 +66,7 @@ class Specialisation:
         *,
         cuda_graphs: bool = False,
         traceable: bool = True,
+        alone: bool = False,
     ) -> None:
         self.captured = replace(captured, graph=compiled.before)
         self.compiled = compiled
@@ -88,6 +91,7 @@ class Specialisation:
             self._call = self.replay
         fused = any(region.state is RegionState.FUSED for region in compiled.report.regions)
         self.pays = fused or isinstance(self.replay, Replay)
+        self.quick = None if captured.conditions or self.arity < 0 else self._quick(model if alone else None)
         self.inline = Inline.of(model, captured, compiled, tuple(tensors)) if traceable else None
 
     @property
@@ -105,15 +109,32 @@ class Specialisation:
         graphs = CudaGraphs(arguments[0].device)
         return Replay(self._call, len(self.captured.states), self.written, graphs, self.compiled.report.model)
 
+    def _quick(self, model: nn.Module | None) -> Any:
+        if self.pays:
+            finish = None if self._finish is _first else self._finish
+            return self.signature.quick(self._call, finish, tuple(sorted(self.written)), tuple(self._sizes))
+        return None if model is None else self.signature.quick_forward(model, self.arity)
+
     def serve(self, tensors: tuple[Any, ...]) -> Any:
         """The model's result for a call with these positional arguments, or `MISSED`."""
-        if len(tensors) != self.arity or not self.pays:
-            return MISSED
-        arguments = self.bind(tensors)
-        if arguments is None or (self.writes and self.written_memory_is_shared(arguments)):
+        arguments = self.fitting(tensors) if self.pays else None
+        if arguments is None:
             return MISSED
         values = self._call(*arguments)
         return values[0] if self._finish is _first else self._finish(values)
+
+    def fitting(self, tensors: tuple[Any, ...]) -> Sequence[torch.Tensor] | None:
+        """The graph's arguments for a call with these positional arguments that it is right for, else None."""
+        if len(tensors) != self.arity:
+            return None
+        quick = self.quick
+        moment = quick.moment() if quick is not None else 0  # before anything is looked at
+        arguments = self.bind(tensors)
+        if arguments is None or (self.writes and self.written_memory_is_shared(arguments)):
+            return None
+        if quick is not None:
+            quick.renew(moment, self.signature.states if self.pays else ())
+        return arguments
 
     def run(self, arguments: Sequence[torch.Tensor]) -> Any:
         """The model's result, from what `Signature.bind` gave."""
