@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from fusepass.capture import Captured
 from fusepass.compile import CompiledGraph
 from fusepass.inline import Inline
 from fusepass.measure import extent
-from fusepass.quick import MISSED
+from fusepass.quick import MISSED, types
 from fusepass.replay import CudaGraphs, Replay, obstacle
 from fusepass.report import RegionState, Report
 from fusepass.signature import Signature, distinct
@@ -34,7 +35,8 @@ class Specialisation:
         written: positions of the arguments that the graph writes: inputs or tensors of the model.
         writes: whether there are any.
         pays: whether anything was fused, or is replayed as a CUDA graph; else the original is as good.
-        quick: serves without Python, where nothing changed since `fitting` said that a call fits; None where there is none.
+        quick: serves without Python, where nothing changed since `fitting` said that a call fits; None where there is none
+            so far.
         replay: the CUDA graph that serves calls; text that says why there is none, None where it was not asked for.
         inline: the form that `torch.compile` and `torch.export` trace; None where they trace the original instead.
     """
@@ -43,6 +45,7 @@ class Specialisation:
         "_apart",
         "_call",
         "_finish",
+        "_quicker",
         "_sizes",
         "arity",
         "bind",
@@ -91,7 +94,13 @@ class Specialisation:
             self._call = self.replay
         fused = any(region.state is RegionState.FUSED for region in compiled.report.regions)
         self.pays = fused or isinstance(self.replay, Replay)
-        self.quick = None if captured.conditions or self.arity < 0 else self._quick(model if alone else None)
+        self.quick: Any = None
+        self._quicker: Callable[[], Any] | None = None
+        if self.arity >= 0 and not captured.conditions:
+            if self.pays:
+                self._quicker = self._quick_call
+            elif alone:
+                self._quicker = functools.partial(self.signature.quick_forward, model, self.arity)
         self.inline = Inline.of(model, captured, compiled, tuple(tensors)) if traceable else None
 
     @property
@@ -109,11 +118,10 @@ class Specialisation:
         graphs = CudaGraphs(arguments[0].device)
         return Replay(self._call, len(self.captured.states), self.written, graphs, self.compiled.report.model)
 
-    def _quick(self, model: nn.Module | None) -> Any:
-        if self.pays:
-            finish = None if self._finish is _first else self._finish
-            return self.signature.quick(self._call, finish, tuple(sorted(self.written)), tuple(self._sizes))
-        return None if model is None else self.signature.quick_forward(model, self.arity)
+    def _quick_call(self) -> Any:
+        run = self.compiled.without_python() if self._call is self.compiled.call else self._call
+        finish = None if self._finish is _first else self._finish
+        return self.signature.quick(run, finish, tuple(sorted(self.written)), tuple(self._sizes))
 
     def serve(self, tensors: tuple[Any, ...]) -> Any:
         """The model's result for a call with these positional arguments, or `MISSED`."""
@@ -127,6 +135,8 @@ class Specialisation:
         """The graph's arguments for a call with these positional arguments that it is right for, else None."""
         if len(tensors) != self.arity:
             return None
+        if self._quicker is not None and types() is not None:
+            self.quick, self._quicker = self._quicker(), None
         quick = self.quick
         moment = quick.moment() if quick is not None else 0  # before anything is looked at
         arguments = self.bind(tensors)
