@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -42,10 +41,11 @@ class Specialisation:
     """
 
     __slots__ = (
+        "_alone",
         "_apart",
         "_call",
         "_finish",
-        "_quicker",
+        "_may_be_quick",
         "_sizes",
         "arity",
         "bind",
@@ -95,12 +95,9 @@ class Specialisation:
         fused = any(region.state is RegionState.FUSED for region in compiled.report.regions)
         self.pays = fused or isinstance(self.replay, Replay)
         self.quick: Any = None
-        self._quicker: Callable[[], Any] | None = None
-        if self.arity >= 0 and not captured.conditions:
-            if self.pays:
-                self._quicker = self._quick_call
-            elif alone:
-                self._quicker = functools.partial(self.signature.quick_forward, model, self.arity)
+        self._alone = model if alone and not self.pays else None
+        plain = self.arity >= 0 and not captured.conditions
+        self._may_be_quick = plain and (self.pays or alone)
         self.inline = Inline.of(model, captured, compiled, tuple(tensors)) if traceable else None
 
     @property
@@ -118,7 +115,9 @@ class Specialisation:
         graphs = CudaGraphs(arguments[0].device)
         return Replay(self._call, len(self.captured.states), self.written, graphs, self.compiled.report.model)
 
-    def _quick_call(self) -> Any:
+    def _quick(self) -> Any:
+        if self._alone is not None:
+            return self.signature.quick_forward(self._alone, self.arity)
         run = self.compiled.without_python() if self._call is self.compiled.call else self._call
         finish = None if self._finish is _first else self._finish
         return self.signature.quick(run, finish, tuple(sorted(self.written)), tuple(self._sizes))
@@ -135,8 +134,8 @@ class Specialisation:
         """The graph's arguments for a call with these positional arguments that it is right for, else None."""
         if len(tensors) != self.arity:
             return None
-        if self._quicker is not None and types() is not None:
-            self.quick, self._quicker = self._quicker(), None
+        if self._may_be_quick and types() is not None:
+            self.quick, self._may_be_quick = self._quick(), False
         quick = self.quick
         moment = quick.moment() if quick is not None else 0  # before anything is looked at
         arguments = self.bind(tensors)
