@@ -28,6 +28,7 @@ from fusepass.codegen.schedule_convolution.tiles import (
     phases_of,
     resident_blocks,
     source_tiles,
+    state_floats,
     tiles_of,
 )
 
@@ -44,6 +45,7 @@ _FETCHED, _TORN = 0.035, 5.0  # the same for a byte of the input, and a sector o
 _PACKED = 0.1  # of a multiprocessor, for a number of which halves are made; guessed
 _WAITING = {4: 1.0, 3: 1.05, 2: 1.15, 1: 1.2}  # times as long, with so many teams
 _LARGE_TEAMS = 3  # for which threads have registers for all of these sums
+_CLOCK = 1.5e9  # cycles a second of an H200 under such work
 _TEAMS = 4, 3, 2, 1  # groups of four warps of a block, where each has tiles of its own
 _MOST_SUMS = 128  # registers of a thread
 
@@ -56,6 +58,12 @@ def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> Pla
         key=lambda plan: _cost(plan, facts) if few else _cost_of_many(kernel, program, plan),
         default=None,
     )
+
+
+def estimated_seconds(kernel: Kernel, program: Program, plan: PlacesSchedule, facts: DeviceFacts) -> float:
+    """The estimated time of a kernel with few input channels."""
+    samples = program.buffer(anchor_of(kernel).source).shape[0]
+    return _cost(plan, facts) * samples / facts.multiprocessors / _CLOCK
 
 
 def fits(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
@@ -251,6 +259,7 @@ def _candidate(
     each = len(slices) // len(origins)
     if len({sum(slices[at : at + each]) for at in range(0, len(slices), each)}) > 1:
         return None
+    on = replace(on, state_floats=state_floats(kernel, rows * turns))  # turns may take more channels than there are
     if teams > 1:
         on = replace(on, block_warps=4 * teams, state_floats=on.state_floats * 4 * teams // WARPS)
     plan = PlacesSchedule(
