@@ -71,6 +71,7 @@ class OptimizedModule(nn.Module):
                 for made in table.recent:
                     result = made.serve(args)
                     if result is not MISSED:
+                        table.served(made)
                         return result
         return super().__call__(*args, **kwargs)
 

@@ -1,22 +1,26 @@
-"""The usual call without Python: a small library that all models share and that is built once, beside the first kernels.
+"""The usual call without Python: a small library that all models share and that is built once, behind the first kernels.
 
 Between two calls of a small model other code takes the processor's caches, and then each Python object and each piece
 of the interpreter that a call touches costs more than what it does. The library compares what `fusepass.signature`
 compares and launches what `fusepass.runtime` launches, in the common case alone: whatever is unusual is left to Python.
-Where it cannot be built everything is.
+So is everything until it is there, and where it cannot be built.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextvars
 import ctypes
 import sysconfig
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from fusepass.codegen import build
+from fusepass.codegen import build, cache
 from fusepass.codegen.key import cache_key
 from fusepass.codegen.source import Source, Target
 from fusepass.errors import BuildError
@@ -46,31 +50,63 @@ class Types:
 
 
 _types: Types | None = None
-_failed: set[str] = set()  # keys of what did not compile
+_given_up = False
+_building: threading.Thread | None = None
+_lock = threading.Lock()
 
 
 def begin() -> None:
-    """Start to build the library beside what else is done."""
-    if _types is None:
-        build.begin(_SOURCE)
+    """Load the library; where it must be built, start that beside what else is done. `types` has it some time later."""
+    global _building, _given_up
+    with _lock:
+        if _types is not None or _given_up or _building is not None:
+            return
+        try:
+            library = cache.lookup(cache_key(_SOURCE))
+        except (BuildError, OSError):  # no compiler: a later call may find one
+            return
+        if library is not None:
+            _load(library)
+            return
+        import torch.utils.cpp_extension  # noqa: F401, as for every build: in one thread
+
+        context = contextvars.copy_context()
+        thread = _building = threading.Thread(target=context.run, args=(_build,), daemon=True)
+        thread.start()
+    atexit.register(thread.join)  # or the compiler would go on alone, and leave its files behind
+
+
+def _build() -> None:
+    global _building, _given_up
+    try:
+        _load(build.build(_SOURCE))
+    except (BuildError, OSError):
+        _given_up = True
+    _building = None
+
+
+def _load(library: Path) -> None:
+    global _types, _given_up
+    try:
+        entry = getattr(ctypes.PyDLL(str(library)), _ENTRY)
+    except (OSError, AttributeError):
+        _given_up = True
+        return
+    entry.argtypes, entry.restype = (ctypes.py_object, ctypes.py_object), ctypes.py_object
+    _types = Types(*entry(MISSED, torch.Tensor.data_ptr))
 
 
 def types() -> Types | None:
-    """The library, built if need be; None where that fails."""
-    global _types
-    if _types is None:
-        key = None
-        try:
-            key = cache_key(_SOURCE)
-            if key in _failed:
-                return None
-            entry = getattr(ctypes.PyDLL(str(build.build(_SOURCE))), _ENTRY)
-        except (BuildError, OSError, AttributeError):
-            _failed.update([key] if key else ())
-            return None
-        entry.argtypes, entry.restype = (ctypes.py_object, ctypes.py_object), ctypes.py_object
-        _types = Types(*entry(MISSED, torch.Tensor.data_ptr))
+    """The library; None while it is not there."""
     return _types
+
+
+def wait() -> None:
+    """Until the library is there, or cannot be built."""
+    begin()
+    building = _building
+    if building is not None:
+        building.join()
 
 
 @dataclass(frozen=True)

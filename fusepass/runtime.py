@@ -115,10 +115,14 @@ class FusedRegion:
         source = self.generated.source
         if source.replay is not None:
             self._scope["entry"] = build.load(self._library, source.replay, len(self.generated.program.arguments))
+
+    def launcher(self) -> Callable[..., Result]:
+        """What does as `run` without Python; `run` itself where that cannot be."""
         launch = self._scope.get("launch")
-        if isinstance(launch, Launch):
-            failed = functools.partial(_failed, self)
-            self.run = launcher(launch, self._scope["entry"], self.device, self._scope["empty"], self.run, failed)
+        if not isinstance(launch, Launch):
+            return self.run
+        failed = functools.partial(_failed, self)
+        return launcher(launch, self._scope["entry"], self.device, self._scope["empty"], self.run, failed)
 
     def checked(self, *inputs: torch.Tensor) -> Result:
         """As the call, for arguments from anywhere.

@@ -31,11 +31,12 @@ class Table:
         hooks: what must be empty for `door` to serve.
     """
 
-    __slots__ = ("_by_shapes", "_hooks", "_lock", "_turned_away", "door", "recent")
+    __slots__ = ("_by_shapes", "_hooks", "_lock", "_offered", "_turned_away", "door", "recent")
 
     def __init__(self, hooks: Sequence[Mapping[int, Any]] = ()) -> None:
         self._hooks = hooks
         self.door: Any = None
+        self._offered: tuple[Any, ...] = ()
         self.recent: tuple[Specialisation, ...] = ()
         self._by_shapes: dict[_Shapes, tuple[Specialisation, ...]] = {}  # the one used last at the end
         self._turned_away: dict[_Shapes, None] = {}  # the last ones, oldest first
@@ -95,11 +96,20 @@ class Table:
 
     def _remember(self, recent: tuple[Specialisation, ...]) -> None:
         self.recent = recent[:_RECENT]
-        calls = tuple(each.quick for each in self.recent if each.quick is not None)
-        if calls and self.door is None:
+        self._offer()
+
+    def served(self, made: Specialisation) -> None:
+        """`made`, one of the recent ones, has served a call."""
+        if made.quick is not None and made.quick not in self._offered:
+            with self._lock:
+                self._offer()
+
+    def _offer(self) -> None:
+        self._offered = tuple(each.quick for each in self.recent if each.quick is not None)
+        if self._offered and self.door is None:
             self.door = door(self._hooks)
         if self.door is not None:
-            self.door.offer(calls)
+            self.door.offer(self._offered)
 
 
 def _shapes(tensors: Sequence[torch.Tensor]) -> _Shapes:

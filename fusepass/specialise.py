@@ -103,8 +103,10 @@ class Specialiser:
                 if made.pays:
                     result = made.serve(args)
                     if result is not MISSED:
+                        self.table.served(made)
                         return result
                 elif made.fitting(args) is not None:
+                    self.table.served(made)
                     return self.original(*args)
         return self._look_up(args, kwargs)
 

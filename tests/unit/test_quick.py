@@ -341,21 +341,28 @@ def test_each_comparison_counts() -> None:
     assert call((X,)) is MISSED
 
 
-def test_without_the_library_python_serves(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_until_the_library_is_there_and_without_it_python_serves(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: object) -> None:
         raise BuildError("there is no Python.h")
 
-    monkeypatch.setattr(quick, "_types", None)
-    monkeypatch.setattr(quick, "_failed", set())
+    for name, value in {"_types": None, "_given_up": False, "_building": None}.items():
+        monkeypatch.setattr(quick, name, value)
     monkeypatch.setattr("fusepass.codegen.build.build", fail)
+    monkeypatch.setattr("fusepass.codegen.cache.lookup", lambda key: None)
+    quick.wait()
     assert quick.types() is None
-    assert quick._failed
+    assert quick._given_up
+    monkeypatch.setattr("fusepass.codegen.build.build", mock.Mock(side_effect=AssertionError))
+    quick.wait()
     monkeypatch.undo()
-    with mock.patch.object(quick, "types", return_value=None):
+    with mock.patch.object(quick, "_types", None), mock.patch.object(quick, "_given_up", True):
         optimised = fusepass.optimize(net)
         for _ in range(3):
             torch.testing.assert_close(optimised(X), net(X))
-    assert optimised._specialiser.table.door is None
+        assert optimised._specialiser.table.door is None
+    for _ in range(2):
+        torch.testing.assert_close(optimised(X), net(X))
+    assert door(optimised)((X,)) is not MISSED
 
 
 _entries: list[object] = []  # an address does not keep a function
