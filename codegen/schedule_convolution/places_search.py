@@ -56,7 +56,7 @@ def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> Pla
 def estimated_seconds(kernel: Kernel, program: Program, plan: PlacesSchedule, facts: DeviceFacts) -> float:
     """The estimated time of a kernel with few input channels."""
     samples = program.buffer(anchor_of(kernel).source).shape[0]
-    return _cost(plan, facts) * samples / facts.multiprocessors / _CLOCK
+    return cost_of_few(plan, facts) * samples / facts.multiprocessors / _CLOCK
 
 
 def fits(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
