@@ -54,9 +54,9 @@ class Pointwise:
 
 
 def pointwise_of(program: Program, anchor: Convolution) -> Pointwise | None:
-    """The product that is a convolution; None where it has more than single positions, or these are not one dimension in memory."""
+    """The product that is a convolution; None where it has several groups or more than single positions, or these are not one dimension in memory."""
     source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
-    if prod(weight.shape[2:]) > 1 or max(anchor.stride) > 1 or any(anchor.padding):
+    if prod(weight.shape[2:]) > 1 or max(anchor.stride) > 1 or any(anchor.padding) or anchor.groups > 1:
         return None
     along = nested(source.shape[2:], source.strides[2:])
     if not isinstance(along, int):

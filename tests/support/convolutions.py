@@ -303,6 +303,7 @@ GROUPED: dict[str, Case] = {
         (1, 40, 5, 6), 18, (3, 3), (2, 2), (1, 1), (1, 1), True, (1, 1), groups=2
     ),
     "3 groups, to 243": Case((1, 60, 4, 5), 243, (1, 2), (1, 1), (0, 1), (1, 1), groups=3),
+    "2 groups, one by one": Case((1, 44, 5, 7), 70, (1, 1), (1, 1), (0, 0), (1, 1), groups=2),
     "2 groups, 1d": Case((3, 10, 50), 8, (4,), (1,), (2,), (1,), groups=2),
 }
 """Convolutions of several groups of channels, none of which is one channel of a plain one."""
