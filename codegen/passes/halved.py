@@ -24,9 +24,10 @@ from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
 _VECTOR = 4  # float32 numbers that are read at once
-_MOST_ADDED = 1 / 8  # of the packed input, and of the columns
+_MOST_ADDED = 1 / 8  # of the packed input
+_MOST_BETWEEN = 1 / 12  # of the positions, that columns between the rows of a result may add
 _PAIR = 2 * HALVES  # channels that a product of halves takes at once
-_MOST_RUN = 128  # channels of which runs have room on the chip
+_MOST_RUN = 64  # channels of which the runs of two blocks have room on the chip
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,7 @@ def _runs(source: Buffer, steps: tuple[_Step, ...], padded: int) -> Runs | None:
         return None
     planes = [size + step.before + step.after for size, step in zip(source.shape[2:], steps, strict=True)]
     positions = [step.positions for step in steps]
-    if _columns(positions, planes) > (1 + _MOST_ADDED) * prod(positions):
+    if _columns(positions, planes) > (1 + _MOST_BETWEEN) * prod(positions):
         return None
     strides = contiguous_strides(planes)
     outer = [(step.taps, step.apart * stride) for step, stride in zip(steps, strides, strict=True)][:-1]
