@@ -24,13 +24,14 @@ class Size(enum.Enum):
 class Group(enum.Enum):
     """Where a workload comes from: the mission names it, its list shows it, or this project added it.
 
-    Those of `SINGLE`, single operators, are measured when they are asked for.
+    Those of `SINGLE`, single operators, and of `CHAINS`, more chains and blocks, are measured when they are asked for.
     """
 
     MISSION = "mission"
     VISIBLE = "visible"
     EXTRA = "extra"
     SINGLE = "single"
+    CHAINS = "chains"
 
 
 class Apply(nn.Module):

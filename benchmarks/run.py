@@ -25,20 +25,15 @@ from benchmarks import summary  # noqa: E402
 from benchmarks.case import Row, Settings  # noqa: E402
 from benchmarks.implementations import Implementation  # noqa: E402
 from benchmarks.layers import Group, Size, Workload  # noqa: E402
-from benchmarks.single import SINGLE  # noqa: E402
 from benchmarks.worker import Worker  # noqa: E402
-from benchmarks.workloads import WORKLOADS  # noqa: E402
+from benchmarks.workloads import ALL, WORKLOADS  # noqa: E402
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark. The exit status is 1 where fusepass was wrong or anything raised, 0 otherwise."""
     options = _parser().parse_args(arguments)
-    among = SINGLE if options.group == Group.SINGLE.value else WORKLOADS
-    chosen = [
-        workload
-        for workload in among
-        if (options.group is None or workload.group.value == options.group) and re.search(options.only, workload.name)
-    ]
+    among = [w for w in ALL if w.group.value == options.group] if options.group else WORKLOADS
+    chosen = [workload for workload in among if re.search(options.only, workload.name)]
     if not chosen:
         print(f"no workload matches --only {options.only!r}", file=sys.stderr)
         return 2

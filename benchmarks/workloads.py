@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.chains import CHAINS
 from benchmarks.extra import EXTRA
 from benchmarks.layers import AddInput, Apply, Group, Size, With, Workload
 from benchmarks.single import SINGLE
@@ -187,7 +188,10 @@ VISIBLE = (
 WORKLOADS = MISSION + VISIBLE + EXTRA
 """In the order in which they are measured: what the mission names comes first."""
 
+ALL = WORKLOADS + SINGLE + CHAINS
+"""Also those which are measured when their group is asked for."""
+
 
 def by_name(name: str) -> Workload:
     """The workload called `name`. Raises KeyError where there is none."""
-    return {workload.name: workload for workload in WORKLOADS + SINGLE}[name]
+    return {workload.name: workload for workload in ALL}[name]

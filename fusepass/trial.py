@@ -17,6 +17,7 @@ from fusepass.ranking import LEAST_ROUNDS, Ratio, ranking
 from fusepass.work import Work
 
 _ROUNDS = 100
+_CLEARLY = 2.0  # times the fastest one's time of one run: too slow to win any round
 
 Call = Callable[..., Any]
 
@@ -120,36 +121,52 @@ def _in_float64(work: Work, memory_share: float) -> Call | None:
 def fastest(
     eager: Call, generated: Mapping[str, Call], like: Sequence[torch.Tensor], device: torch.device, budget: Budget
 ) -> Choice:
-    """The choice by times: all run in turn on made-up inputs; `generated` holds the candidates in order of preference."""
+    """The choice by times: all run in turn on made-up inputs; `generated` holds the candidates in order of preference.
+
+    Where the fewest rounds do not fit `budget`, those take part that one run each leaves near the fastest.
+    """
     inputs = measure.made_up(like, device)
     clock = measure.clock(device)
     calls = {name: _bound(call, inputs) for name, call in {**generated, EAGER: eager}.items()}
     clock(calls[EAGER])  # warms up
     first = clock(calls[EAGER])
-    preferred = next(iter(generated))
-    if LEAST_ROUNDS * len(calls) * first > budget.most:
-        return Choice(preferred, reason=f"one run takes {first:.2g} s")
+    if first > budget.most:
+        return Choice(next(iter(generated)), reason=f"one run takes {first:.2g} s")
     for name in generated:
         clock(calls[name])
-    samples = measure.in_turn(
-        calls, clock, budget.seconds, least=LEAST_ROUNDS, most=_ROUNDS, settled=lambda taken: ranking(taken).decided
-    )
-    return _decided(samples)
+    once = {name: clock(calls[name]) for name in generated} | {EAGER: first}
+    running = dict(calls)
+    if LEAST_ROUNDS * sum(once.values()) > budget.most:
+        clearly_slower = _CLEARLY * min(once.values())
+        running = {name: call for name, call in calls.items() if once[name] <= clearly_slower}
+    samples: Mapping[str, Sequence[float]] = {name: [once[name]] for name in running}
+    if len(running) > 1 and LEAST_ROUNDS * sum(once[name] for name in running) <= budget.most:
+        samples = measure.in_turn(
+            running,
+            clock,
+            budget.seconds,
+            least=LEAST_ROUNDS,
+            most=_ROUNDS,
+            settled=lambda taken: ranking(taken).decided,
+        )
+    return _decided(samples, once)
 
 
-def _decided(samples: Mapping[str, Sequence[float]]) -> Choice:
-    """The choice for these seconds of each candidate, round by round, the operators last."""
-    times = {name: measure.typical(values) for name, values in samples.items()}
+def _decided(samples: Mapping[str, Sequence[float]], once: Mapping[str, float]) -> Choice:
+    """The choice for these seconds of each candidate, round by round, and those `once` of all, the operators last."""
+    times = {**once, **{name: measure.typical(values) for name, values in samples.items()}}
     rank = ranking(samples)
-    generated = [name for name in samples if name != EAGER]
+    generated = [name for name in once if name != EAGER]
     best = rank.winner if rank.winner != EAGER else min(generated, key=times.__getitem__)
-    ratio = Ratio.of(samples[EAGER], samples[best])
+    rounds = len(samples[rank.winner])
+    ratio = Ratio.of(*(samples.get(name, [times[name]] * rounds) for name in (EAGER, best)))
+    overlap = f"times of {f'{rounds} rounds' if rounds > 1 else 'one run each'} overlap"
     return Choice(
         chosen=rank.winner,
         seconds=((EAGER, times.pop(EAGER)), *times.items()),
         speedup=ratio.median,
-        interval=(ratio.low, ratio.high),
-        reason=None if rank.decided or rank.near else f"times of {len(samples[EAGER])} rounds overlap",
+        interval=(ratio.low, ratio.high) if rounds >= LEAST_ROUNDS else (0.0, 0.0),
+        reason=None if rank.decided or rank.near else overlap,
     )
 
 

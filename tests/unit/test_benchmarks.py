@@ -18,9 +18,8 @@ from benchmarks.implementations import Implementation
 from benchmarks.layers import Size, Workload
 from benchmarks.limits import cost
 from benchmarks.measure import Timing
-from benchmarks.single import SINGLE
 from benchmarks.worker import Worker
-from benchmarks.workloads import EXTRA, MISSION, VISIBLE, WORKLOADS, by_name
+from benchmarks.workloads import ALL, EXTRA, MISSION, VISIBLE, by_name
 
 # Milliseconds, worked out elsewhere from the same rates and rounded to three digits after the point.
 # fmt: off
@@ -64,7 +63,7 @@ def test_cost_of_one_linear_layer() -> None:
 
 def test_ten_extra_workloads_and_no_name_twice() -> None:
     assert len(EXTRA) == 10
-    assert len({workload.name for workload in WORKLOADS + SINGLE}) == len(WORKLOADS + SINGLE)
+    assert len({workload.name for workload in ALL}) == len(ALL)
 
 
 def test_single_operators_are_measured_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +74,7 @@ def test_single_operators_are_measured_when_asked_for(monkeypatch: pytest.Monkey
     assert chosen == ["softmax_small", "maxpool_odd"]
 
 
-@pytest.mark.parametrize("workload", WORKLOADS + SINGLE, ids=lambda workload: workload.name)
+@pytest.mark.parametrize("workload", ALL, ids=lambda workload: workload.name)
 def test_reduced_workloads_run_and_use_every_parameter(workload: Workload) -> None:
     model, x = workload.model(Size.REDUCED, "cpu"), workload.input(Size.REDUCED, "cpu")
     assert model.training is workload.training

@@ -31,17 +31,42 @@ def test_an_operator_that_is_slower_than_the_budget_is_run_twice_and_no_more(fak
     runs = []
 
     def eager(x: Tensor) -> Tensor:
-        runs.append(fake_time.spend(0.002))
+        runs.append(fake_time.spend(0.006))
         return x
 
     choice = trial.fastest(eager, {GENERATED: eager}, [torch.rand(2)], CPU, trial.Budget(0.001, 0.005))
     assert len(runs) == 2
-    assert choice.reason == "one run takes 0.0021 s"
+    assert choice.reason == "one run takes 0.0061 s"
+
+
+def test_where_rounds_take_too_long_one_run_each_leaves_out_the_slow(fake_time: FakeTime) -> None:
+    runs: list[str] = []
+
+    def spending(name: str, seconds: float) -> Callable[[Tensor], None]:
+        def call(x: Tensor) -> None:
+            runs.append(name)
+            fake_time.spend(seconds)
+
+        return call
+
+    def choice(budget: trial.Budget) -> Choice:
+        runs.clear()
+        calls = {name: spending(name, seconds) for name, seconds in (("a", 0.04), ("b", 0.006), ("c", 0.007))}
+        return trial.fastest(spending(EAGER, 0.04), calls, [torch.rand(2)], CPU, budget)
+
+    few = choice(trial.Budget(0.03, 0.2))
+    assert (few.chosen, few.reason, few.speedup > 6) == ("b", None, True)
+    assert (runs.count(EAGER), runs.count("a")) == (2, 2)
+    assert runs.count("b") == runs.count("c") > 2 + 4
+    assert [name for name, _ in few.seconds] == [EAGER, "a", "b", "c"]
+    one = choice(trial.Budget(0.03, 0.05))
+    assert (one.chosen, one.reason) == ("b", "times of one run each overlap")
+    assert len(runs) == 8
 
 
 def test_rounds_end_with_the_budget(fake_time: FakeTime) -> None:
     """Times that do not settle, until 30 ms of the device are spent."""
-    times, runs = random.Random(0), []
+    times, runs = random.Random(3), []
 
     def eager(x: Tensor) -> None:
         runs.append(fake_time.spend(times.choice((0.0, 2e-3))))
