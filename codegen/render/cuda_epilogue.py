@@ -189,7 +189,8 @@ class Epilogue:
 
     def _reduced_sums(self) -> Iterable[str]:
         """Reduces what the kernel makes of a thread's sums over positions, two neighbours of a row after another."""
-        assert self.states and self.kernel.partials
+        assert self.states is not None
+        assert self.kernel.partials is not None
         masked = bool(self.kernel.within or self.columns.size % self.plan.tiling.columns)
         if masked:
             yield from self.states.existing_sums(self.plan.tiling.n)
