@@ -147,7 +147,7 @@ class Epilogue:
                 value = f"fp::cast<{C_TYPES[buffer.dtype]}>({value})"
             here.lines.append(f"{self.pointers[store.buffer]}[{here.index(store.index)}] = {value};")
         place = f"$room[{down} * {tiling.room_pitch} + $across + {across}]"
-        if self.kernel.partials is not None and self.kernel.partials.value is not self.ready and not self._reduces_sums:
+        if self.kernel.partials is not None and self.kernel.partials.value is not self.ready:
             here.lines.append(f"{place} = {bare(here.value(self.kernel.partials.value))};")
         body = [f"const float $sum = {place};", *here.lines] if here.lines else []
         exists = along.condition(self.kernel.within) if self.kernel.whole_columns else ""
@@ -174,45 +174,7 @@ class Epilogue:
         head = f"for (int $across = 0; $across < {long}; $across += {32 // together})"
         if body:
             yield from block(head, [f"const {self.index_type} $column = {at};", *inside])
-        if self.states:
-            yield from self._reduced_sums() if self._reduces_sums else self.states.of_room()
-
-    @property
-    def _reduces_sums(self) -> bool:
-        """Whether a thread reduces the sums that it has, which are laid out for the stores alone.
-
-        So a value goes once through shared memory, what depends on the row alone is loaded once, and stores are under way meanwhile.
-        """
-        if self.states is None or not self._is_plain:
-            return False
-        return not self.kernel.within or self.kernel.whole_columns
-
-    def _reduced_sums(self) -> Iterable[str]:
-        """Reduces what the kernel makes of a thread's sums over positions, two neighbours of a row after another."""
-        assert self.states is not None
-        assert self.kernel.partials is not None
-        masked = bool(self.kernel.within or self.columns.size % self.plan.tiling.columns)
-        if masked:
-            yield from self.states.existing_sums(self.plan.tiling.n)
-        if self.kernel.partials.value is not self.ready:
-            along = self._outside()
-            along.define_axis(self.rows, "$row")
-            here = along.child()
-            here.define_axis(self.columns, "$column")
-            here.bind(self.ready, "$sum")
-            self.printer.expect([self.kernel.partials.value])
-            value = bare(here.value(self.kernel.partials.value))
-            column = "$first_column + $Tile::warp_column() + $across / 2 * 8 + $lane % 4 * 2 + $across % 2"
-            needs = any("$column" in line for line in [*here.lines, value])
-            each = [
-                *([f"const {self.index_type} $column = {self._index(column)};"] if needs else []),
-                "float& $sum = $sums[0][$across / 2][$down * 2 + $across % 2];",
-                *here.lines,
-                f"$sum = {value};",
-            ]
-            head = f"for (int $across = 0; $across < {2 * self.plan.tiling.n}; ++$across)"
-            yield from self._two_rows([*along.lines, "#pragma unroll", *block(head, each)])
-        yield from self.states.of_sums(masked)
+        yield from self.states.of_room() if self.states else ()
 
     def _rows_between(self) -> int:
         """How many rows lie between two neighbours of one row, that row included, where all stores have them so; else 1."""

@@ -91,26 +91,6 @@ class RowStates(PartialStores):
         else:
             yield from ["{", *block("", ["constexpr int $down = 0;", *lines])[1:]]
 
-    def existing_sums(self, n: int) -> Iterable[str]:
-        """``$real``: which of a thread's sums exist, for both of its rows. Those of 8 n columns, of each of which one thread finds that."""
-        scope = Scope(self.printer)
-        scope.define_axis(self.columns, "$column")
-        condition = scope.condition(self.kernel.within)
-        if self.columns.size % self.tiling.columns:
-            condition = f"$column < {self.columns.size} && {condition}"
-        column = self.index("$first_column + $Tile::warp_column() + $across + $lane")
-        yield "uint64_t $real[2] = {};"
-        yield "#pragma unroll"
-        yield from block(
-            f"for (int $across = 0; $across < {8 * n}; $across += 32)",
-            [
-                f"const {self.printer.index_type} $column = {column};",
-                *scope.lines,
-                f"$real[0] |= uint64_t(fp::fragment_bits(__ballot_sync(0xffffffffu, {condition}))) << ($across / 4);",
-            ],
-        )
-        yield "$real[1] = $real[0];"
-
     def of_sums(self, masked: bool) -> Iterable[str]:
         """Reduces the values that took the sums' places; where `masked`, those whose bits ``$real`` has."""
         share = f"fp::Fragment<{self.tiling.n}, {str(not masked).lower()}>"

@@ -66,12 +66,6 @@ struct Share {
 // What the threads of row `row` have, for all; see `Share::row`.
 __device__ __forceinline__ float of_row(float value, int row) { return __shfl_sync(0xffffffffu, value, row / 4 * 8 + row % 4); }
 
-// Of a bit for each of 32 columns, those of the 8 that a thread has in a `Fragment`, in its order.
-__device__ __forceinline__ unsigned fragment_bits(unsigned columns) {
-    const unsigned mine = columns >> threadIdx.x % 4 * 2 & 0x03030303u;
-    return (mine | mine >> 6 | mine >> 12 | mine >> 18) & 0xffu;
-}
-
 // A thread's share of one of the two rows, 8 apart, of which it has sums as `multiply_tile` leaves them; four threads share a row.
 template <int N, bool Whole>
 struct Fragment {
