@@ -158,8 +158,10 @@ def _arity(captured: Captured) -> int:
 
 def _finisher(outputs: Template) -> Callable[[Any], Any]:
     """`outputs.fill`, quick for one tensor and for a tuple of tensors."""
+    if len(outputs.holes) < len(outputs.leaves):  # a number that is given as it is looks like the place of a tensor
+        return outputs.fill
     sample = outputs.fill(range(len(outputs.holes)))
-    if sample == 0 and len(outputs.leaves) == 1:
+    if sample == 0:
         return _first
     if type(sample) is tuple and sample == tuple(range(len(outputs.leaves))):
         return tuple
