@@ -142,6 +142,7 @@ def probe() -> Probe:
     parts += [loop(f"{name}_few", "float", ["float"], f"fp::{name}_few(a)") for name in ("exp", "sigmoid", "tanh")]
     parts.append(loop("quotient_few", "float", ["float", "float"], "fp::quotient_few(a, b)"))
     parts.append(loop("corrected_log1p_float", "float", ["float"], "fp::corrected_log1p(a)"))
+    parts.append(loop("plain_tanh_float", "float", ["float"], "fp::plain_tanh(a)"))
     parts.append(loop("tf32_float", "float", ["float"], "fp::tf32(a)"))
     return Probe("headers", "\n".join(parts))
 
@@ -435,6 +436,15 @@ def test_log1p_without_a_branch() -> None:
     assert torch.equal(got.isinf(), want.isinf())
     finite = want.isfinite()
     assert ulps(got[finite], want[finite]).max() <= 6  # 4 of them the logarithm's
+
+
+def test_tanh_without_a_branch() -> None:
+    exponents = torch.randint(-140, 10, (200_000,))
+    x = torch.cat([torch.randn(200_000) * 2.0**exponents, torch.rand(400_000) * 3 - 1.5, torch.tensor(SPECIAL)]).float()
+    got, want = run("plain_tanh_float", x, dtype=torch.float32), x.double().tanh()
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(got.signbit()[~want.isnan()], want.signbit()[~want.isnan()])
+    assert ulps(got, want)[~want.isnan()].max() <= 2.5
 
 
 @pytest.mark.parametrize(("name", "bound"), [("exp", 2.0**-17), ("sigmoid", 2.0**-17), ("tanh", 2.0**-14)])
