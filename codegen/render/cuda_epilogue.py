@@ -24,7 +24,7 @@ _NEIGHBOURS = "$column", "$next"
 _TOGETHER = 2, 4, 8  # rows that a warp may take together
 _DIRECT_BYTES = 4  # of an element, from which 8 neighbours are a whole sector
 _MOST_DIRECT = 16  # nodes of what is done with a sum
-_ROWS_AT_ONCE = 8  # of results: what the epilogue loads for them is on its way together
+_ROWS_AT_ONCE = 16  # of results: what the epilogue loads for them is on its way together
 
 
 def stored(number: int) -> str:
