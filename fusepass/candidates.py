@@ -25,8 +25,9 @@ from fusepass.codegen.source import Source
 from fusepass.config import current
 from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
+from fusepass.meta import Meta
 from fusepass.patterns.aliasing import is_view
-from fusepass.runtime import FusedRegion, Meta
+from fusepass.runtime import FusedRegion
 from fusepass.tune import adopt, chosen_earlier, named, recall, reuse
 from fusepass.variants import Variant, is_precise, library_rounds, variants
 from fusepass.work import Candidate, Work

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from fusepass import quick
 from fusepass.candidates import build_candidates, generate_candidates, load_candidates
 from fusepass.choice import EAGER
 from fusepass.codegen import build
@@ -31,7 +32,7 @@ from fusepass.report import RegionState, Report
 from fusepass.runtime import FusedRegion
 from fusepass.saved import correct_types
 from fusepass.shorter import shorten
-from fusepass.splice import keep_code, splice, subgraph
+from fusepass.splice import keep_code, splice, subgraph, with_targets
 from fusepass.summary import summary
 from fusepass.tune import choose, remember
 from fusepass.variants import chosen_format
@@ -48,6 +49,7 @@ class CompiledGraph:
         works: its regions, with what became of them.
         spliced: makes `graph_module` when it is first called.
         call: the same function as `graph_module` without the dispatcher, for plain tensors outside of every dispatch mode.
+        without_python: makes what does as `call` with launchers that need no Python, once `fusepass.quick` is there.
         report: what was fused and what was not; fallbacks counted so far are read through `fallbacks`.
         fallbacks: counts calls that ran as the original operators.
     """
@@ -56,6 +58,7 @@ class CompiledGraph:
     works: tuple[Work, ...]
     spliced: Callable[[], fx.GraphModule]
     call: Callable[..., tuple[Any, ...]]
+    without_python: Callable[[], Callable[..., tuple[Any, ...]]]
     report: Report
     fallbacks: FallbackCounter
 
@@ -137,7 +140,11 @@ def compile_graph(
         operators = {key: register(value, program_text(value.generated.program)) for key, value in fused.items()}
         return splice(graph, regions, arguments, operators)
 
-    return CompiledGraph(graph, tuple(works), spliced, direct.forward, report, counter)
+    def without_python() -> Callable[..., tuple[Any, ...]]:
+        return with_targets(direct, {value.run: value.launcher() for value in fused.values()})
+
+    quick.begin()  # behind the builds and trials that the call waits for
+    return CompiledGraph(graph, tuple(works), spliced, direct.forward, without_python, report, counter)
 
 
 def _fused(

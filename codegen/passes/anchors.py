@@ -18,6 +18,7 @@ from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Window
 from fusepass.codegen.ir.index import Axis, axis_index, linear
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Anchor, Kernel, LibraryCall, Program, Ref, Role, Store
+from fusepass.codegen.passes.again import Again, compute_again, never
 from fusepass.codegen.passes.alignment import dimensions_of, with_whole_dimensions
 from fusepass.codegen.passes.depthwise import CONVOLUTIONS, Depthwise, depthwise_of, depthwise_value, per_axis
 from fusepass.codegen.passes.halved import Halved, halved_of
@@ -54,12 +55,13 @@ def generate_anchors(
     halves: bool = False,
     tiled: bool = False,
     kept: int = 0,
+    again: Again = never,
 ) -> Program:
     """Replace each library convolution and product for which `choose` accepts a kernel that would do it.
 
     `pieces` says in how many pieces such a kernel reduces over positions, `warps` is `Convolution.warps`. With `halves`,
     convolutions that may be rounded to TF32, and those of few channels, become products of scaled halves; `tiled` ones take them from
-    a tile of the input with any number of channels. Behind a product, rows of `kept` elements stay on the chip where they are read.
+    a tile of the input with any number of channels; `again` says whether those are computed twice. Behind a product, rows of `kept` elements stay on the chip where they are read.
     """
     for call in program.calls:
         anchor = _convolution(program, call, warps) or depthwise_of(program, call) or product_of(program, call)
@@ -72,7 +74,7 @@ def generate_anchors(
             channels = program.buffer(anchor.source).shape[1]
             places = few_halves(channels, anchor.step) or (tiled and call.tf32 and tiled_halves(channels, anchor.step))
             if places and warps > 1:
-                scaled = _in_places(program, builder, call, anchor, pieces)
+                scaled = _in_places(program, builder, call, anchor, pieces, again)
             else:
                 scaled = _in_halves(program, builder, call, anchor, pieces, kept)
             forms = itertools.chain(scaled, forms)
@@ -135,7 +137,7 @@ def _pooling(
 
 
 def _in_places(
-    program: Program, builder: Builder, call: LibraryCall, anchor: Convolution, pieces: Pieces
+    program: Program, builder: Builder, call: LibraryCall, anchor: Convolution, pieces: Pieces, again: Again
 ) -> Iterator[tuple[Program, Kernel]]:
     """The forms of a convolution that multiplies scaled halves of a tile, as `_forms` orders them.
 
@@ -152,7 +154,8 @@ def _in_places(
         made = in_scaled_tiles(form, builder, 0) if scaling else in_places(form, builder, 0)
         place = len(made.kernels) - len(form.kernels)
         reduced = None if over else reduce_positions(made, builder, place, pieces)
-        for each in filter(None, (reduced, made)):
+        twice = None if reduced is None else compute_again(reduced, builder, place, pieces, again)
+        for each in filter(None, (twice, reduced, made)):
             yield each, each.kernels[place]
 
 

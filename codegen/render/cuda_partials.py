@@ -203,11 +203,14 @@ class PositionStates(PartialStores):
         """Adds the values of 16 channels that lie in the warp's room, those of ``$inside``, to its states of channels ``$m``."""
         on = self.plan.on
         lines = [f"const fp::Share<{on.pair}> $share($room, {on.staged_pitch}, $inside);"]
-        turn = f"$turn * {self.plan.rows * ROWS} + " if self.turns > 1 else ""
-        first = f"$warp * {self.warp_channels} + {turn}$m * {ROWS}"
         for number in range(len(self.partials.reductions)):
-            lines.append(f"fp::leave_row({_states(number)} + {first}, $share);")
+            lines.append(f"fp::leave_row({self.of_turn(number)} + $m * {ROWS}, $share);")
         return ["__syncwarp();", "{", *block("", lines)[1:]]
+
+    def of_turn(self, number: int) -> str:
+        """Where the warp's states of a reduction lie, those of the channels of a turn."""
+        turn = f" + $turn * {self.plan.rows * ROWS}" if self.turns > 1 else ""
+        return f"{_states(number)} + $warp * {self.warp_channels}{turn}"
 
     def end(self, first_channel: str) -> Iterable[str]:
         """Stores the states where a piece ends with the tile; `first_channel` is the block's. Goes behind a barrier."""
