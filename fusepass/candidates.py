@@ -153,7 +153,7 @@ def _generate_others(
 def _leave_out_slower(work: Work) -> None:
     """Beside products of halves, a generated convolution is as a rule the slower one: it is not built.
 
-    Unless it reduces something and they do not; with tiled halves what reduces over channels may be slower.
+    Unless it reduces something and they do not, or is a product, too; with tiled halves what reduces over channels may be slower.
     """
     streamed, tiled = (
         [kernel for each in work.candidates for kernel in _of(each, anchor)]
@@ -166,7 +166,9 @@ def _leave_out_slower(work: Work) -> None:
     work.candidates = [first] + [
         each
         for each in others
-        if each.variant.anchor is not AnchorSource.GENERATED or (alone and _reduce(_of(each, AnchorSource.GENERATED)))
+        if each.variant.anchor is not AnchorSource.GENERATED
+        or any(isinstance(kernel.anchor, Product) for kernel in _of(each, AnchorSource.GENERATED))
+        or (alone and _reduce(_of(each, AnchorSource.GENERATED)))
     ]
 
 

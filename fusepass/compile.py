@@ -21,6 +21,7 @@ from fusepass.codegen.detect import device_facts
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.lowering.formats import AnchorFormat
+from fusepass.config import current
 from fusepass.disabled import warn_of_unknown_names
 from fusepass.fallbacks import FallbackCounter
 from fusepass.garbage import collector_paused
@@ -35,7 +36,7 @@ from fusepass.shorter import shorten
 from fusepass.splice import keep_code, splice, subgraph, with_targets
 from fusepass.summary import summary
 from fusepass.tune import choose, remember
-from fusepass.variants import chosen_format
+from fusepass.variants import handed_format
 from fusepass.work import Work
 from fusepass.writes import gather_writes
 
@@ -189,9 +190,10 @@ def _works(graph: fx.GraphModule, regions: Sequence[Region], exact: bool) -> lis
 
 
 def _formats(works: Sequence[Work]) -> dict[str, AnchorFormat]:
-    """The format that each region's convolution is going to run in."""
+    """The format in which each region's convolution should get its input."""
     known = [work for work in works if work.region.anchor is not None and work.device.type in ("cpu", "cuda")]
-    return {work.region.name: chosen_format(work.graph, device_facts(work.device)) for work in known}
+    effort = current().tune
+    return {work.region.name: handed_format(work.graph, device_facts(work.device), effort) for work in known}
 
 
 def _copied(graph: fx.Graph) -> fx.Graph:
