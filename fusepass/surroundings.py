@@ -57,6 +57,9 @@ def _look_into(function: object, kind: type[nn.Module], found: dict[tuple[int, s
     if (id(function), "") in found:
         return
     found[id(function), ""] = _nothing
+    for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        if isinstance(default, dict | list) and _is_setting(default):
+            found.setdefault((id(default), ""), functools.partial(_key, default))
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         _look_at(cell, name, functools.partial(_content, cell), kind, found, depth)
     names = dict.fromkeys(_names(function.__code__))

@@ -226,8 +226,8 @@ def test_lists_and_attributes_of_modules_are_seen_to_change(x: Tensor, monkeypat
             super().__init__()
             self.scaled = lambda x: x * factors[0]
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.scaled(x).relu() + CONFIG.shift + sum(self.offsets)
+        def forward(self, x: Tensor, *, more: list[float] = factors) -> Tensor:
+            return self.scaled(x).relu() + CONFIG.shift + sum(self.offsets) + sum(more)
 
     model = Around()
     optimised = fusepass.optimize(model, tune="off")
