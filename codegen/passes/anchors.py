@@ -25,13 +25,14 @@ from fusepass.codegen.passes.halved import Halved, halved_of
 from fusepass.codegen.passes.packing import pack_weights
 from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.places import in_places
+from fusepass.codegen.passes.pointwise import Pointwise, pointwise_of
 from fusepass.codegen.passes.products import product_of, product_rows, product_value, without_idle_views
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 from fusepass.codegen.passes.scaled_tiles import in_scaled_tiles
 from fusepass.codegen.passes.windows import pool_phases, pool_windows
 
 Choice = Callable[[Program, Kernel], bool]
-_Anchor = Anchor | Depthwise | Halved
+_Anchor = Anchor | Depthwise | Halved | Pointwise
 _CHANNELS = 1  # their dimension
 
 
@@ -69,6 +70,7 @@ def generate_anchors(
             continue
         forms = _forms(program, builder, call, anchor, pieces, kept)
         if isinstance(anchor, Convolution):
+            forms = _pointwise(program, builder, call, anchor, pieces, kept, forms)
             forms = itertools.chain(_pooling(program, builder, call, anchor, pieces), forms)
         if halves and isinstance(anchor, Convolution):
             channels = program.buffer(anchor.source).shape[1]
@@ -96,9 +98,12 @@ def _in_halves(
         if by_phases is not None and form is not None:
             yield by_phases.completed(form, builder)
     pooled = _pooled(program, builder, call, halved)
+    if pooled is not None:
+        yield halved.completed(pooled, builder)
+    halved = halved_of(program, builder, anchor, result, in_runs=True) or halved
     form = _generated(program, builder, call, halved, None)
     reduced = halved.reduced(form, builder, pieces, kept) if form is not None else None
-    for each in filter(None, (pooled, reduced, form)):
+    for each in filter(None, (reduced, form)):
         yield halved.completed(each, builder)
 
 
@@ -130,6 +135,28 @@ def _pooling(
         whole = replace(call, result=result.name)
         made = replace(made, calls=tuple(whole if each is call else each for each in made.calls))
         yield from _forms(made, builder, whole, replace(anchor, name=f"{result.name}_sum", pooled=pooled), pieces, 0)
+
+
+def _pointwise(
+    program: Program,
+    builder: Builder,
+    call: LibraryCall,
+    anchor: Convolution,
+    pieces: Pieces,
+    kept: int,
+    forms: Iterator[tuple[Program, Kernel]],
+) -> Iterator[tuple[Program, Kernel]]:
+    """`forms` with those of a convolution of single positions as a product of its tensors, behind what reduces over channels."""
+    found = pointwise_of(program, anchor)
+    form = None if found is None else _generated(program, builder, call, found, None)
+    if found is None or form is None:
+        yield from forms
+        return
+    known = [*forms]
+    yield from (each for each in known if each[1].cols)
+    for each in filter(None, (found.reduced(form, builder, pieces, kept), form)):
+        yield found.completed(each, builder)
+    yield from (each for each in known if not each[1].cols)
 
 
 def _in_places(
@@ -246,6 +273,8 @@ def _value(program: Program, builder: Builder, call: LibraryCall, anchor: _Ancho
         return depthwise_value(builder, anchor, program.buffer(call.result), axes)
     if isinstance(anchor, Halved):
         return anchor.value(builder, axes)
+    if isinstance(anchor, Pointwise):
+        return anchor.value(builder)
     return builder.stat(anchor.name, 0, DType.F32)
 
 
@@ -258,7 +287,7 @@ def _in_kernel(anchor: _Anchor) -> Anchor | None:
     """What a kernel says of the anchor: nothing where it is part of the expressions."""
     if isinstance(anchor, Depthwise):
         return None
-    return anchor.anchor if isinstance(anchor, Halved) else anchor
+    return anchor.anchor if isinstance(anchor, Halved | Pointwise) else anchor
 
 
 def _operator(call: LibraryCall) -> str:

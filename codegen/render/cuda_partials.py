@@ -74,7 +74,7 @@ class RowStates(PartialStores):
     def of_room(self) -> Iterable[str]:
         """Reduces what a warp has laid out in ``$room``, 16 rows by 32 columns after another."""
         high, long = self.tiling.warp_tile
-        share = f"fp::Share<1, {str(bool(self.kernel.within)).lower()}>"
+        share = f"fp::Share<1, {str(bool(self.kernel.within) and not self.kernel.whole_columns).lower()}>"
         row = f"const {self.printer.index_type} $row = {self.index(f'$first_row + $Tile::warp_row() + $down + {share}::row()')};"
         states = [f"{state_type(each)} {found(number)};" for number, each in enumerate(self.partials.reductions)]
         strip = [
@@ -117,6 +117,9 @@ class RowStates(PartialStores):
         condition = scope.condition(self.kernel.within)
         if self.columns.size % self.tiling.columns:
             condition = f"$column < {self.columns.size} && {condition}"
+        if self.kernel.whole_columns:
+            column = f"const {self.printer.index_type} $column = {first} + $lane;"
+            return [column, *scope.lines, f"const unsigned $inside[1] = {{__ballot_sync(0xffffffffu, {condition})}};"]
         each = [
             f"const {self.printer.index_type} $column = {first} + {share}::place($i);",
             *scope.lines,
