@@ -24,7 +24,7 @@ from fusepass.functional import functional_form, memory_order, with_defaults
 from fusepass.isolation import Watched
 from fusepass.patterns.aliasing import BATCH_NORMS
 from fusepass.patterns.analysis.layout import looks_channels_last
-from fusepass.patterns.legality import waits_for_host
+from fusepass.patterns.effects import waits_for_host
 
 aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ from string import Template
 
 from fusepass.codegen.ir.product import Arithmetic, Nested, Operand, Product, parts_of
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cuda_epilogue import Epilogue
+from fusepass.codegen.render.cuda_epilogue import Epilogue, stored
 from fusepass.codegen.render.cuda_partials import found
 from fusepass.codegen.render.printer import Printer
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers
@@ -29,7 +29,8 @@ def product_body(
 ) -> tuple[str, ...]:
     """The lines of the body of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
     states = range(len(kernel.partials.reductions) if kernel.partials else 0)
-    words = (*_LOCALS, *(found(number).removeprefix("$") for number in states))
+    own = [*map(found, states), *map(stored, range(len(kernel.stores)))]
+    words = (*_LOCALS, *(word.removeprefix("$") for word in own))
     local = {word: names.exact(word) for word in words}
     writer = _Writer(kernel, program, plan, pointers, names)
     return tuple(Template(line).substitute(local) for line in writer.lines())
@@ -57,7 +58,8 @@ class _Writer:
         yield f"extern __shared__ __align__({_ALIGNMENT[self.plan.tiling.groups]}) unsigned char $pool[];"
         _, _, rows, columns = self.kernel.matrix
         yield f"using $Left = {self._operand(self.product.left, self.plan.left, rows)};"
-        yield f"using $Right = {self._operand(self.product.right, self.plan.right, columns)};"
+        right = self._operand(self.product.right, self.plan.right, columns)
+        yield f"using $Right = {self._in_runs(right)};"
         yield f"using $Tile = {self._multiplier()};"
         yield ""
         yield from self._places()
@@ -91,8 +93,21 @@ class _Writer:
             numbers = [*map(str, (*sizes, *strides))]
         return f"fp::{kind}<{C_TYPES[self.product.dtype]}, {self.index_type}, {', '.join(numbers)}, {how}>"
 
+    def _in_runs(self, operand: str) -> str:
+        """The right operand as what its tile takes of it."""
+        runs = self.product.runs
+        if runs is None or not self.plan.tiling.runs:
+            return operand
+        outer = ", ".join(map(str, itertools.chain(*(runs.outer or ((1, 0),)))))
+        numbers = f"{runs.planes}, {runs.plane}, {runs.taps}, {runs.apart}"
+        return f"fp::RunOperand<{operand}, {numbers}, fp::Nested<{self.index_type}, {outer}>>"
+
     def _multiplier(self) -> str:
         tiling = self.plan.tiling
+        if tiling.runs and self.product.runs:
+            slots = tiling.slots(self.product.runs)
+            shape = (tiling.warp_rows, tiling.warp_columns, tiling.n, tiling.stages, slots)
+            return f"fp::RunMultiplier<$Left, $Right, {', '.join(map(str, shape))}>"
         kind, turned = ("GroupMultiplier", (str(tiling.turned).lower(),)) if tiling.groups else ("Multiplier", ())
         numbers = (*turned, tiling.warp_rows, tiling.warp_columns, tiling.m, tiling.n, tiling.stages)
         arithmetic = f"fp::Arithmetic::{_ARITHMETIC[self.product.arithmetic]}"
