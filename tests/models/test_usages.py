@@ -240,6 +240,7 @@ def test_lists_and_attributes_of_modules_are_seen_to_change(x: Tensor, monkeypat
     torch.testing.assert_close(optimised(x), model(x))
 
 
+@torch.no_grad()
 def test_what_forward_asserts_of_values_is_raised_as_by_the_original(x: Tensor) -> None:
     class Checked(Scaled):
         def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
