@@ -194,6 +194,10 @@ def dense_layout(tensor: torch.Tensor) -> str | None:
     return None if tensor.layout is torch.strided else f"layout {str(tensor.layout).removeprefix('torch.')}"
 
 
+def no_lazy_sign(tensor: torch.Tensor) -> str | None:
+    return "a tensor is lazily negated or conjugated" if tensor.is_neg() or tensor.is_conj() else None
+
+
 def supported_dtype(tensor: torch.Tensor) -> str | None:
     known = tensor.dtype in DTYPES
     return None if known else f"element type {str(tensor.dtype).removeprefix('torch.')} has no generated code"
@@ -248,6 +252,7 @@ TENSOR_CHECKS: tuple[Callable[[torch.Tensor], str | None], ...] = (
     static_shape,
     not_empty,
     dense_layout,
+    no_lazy_sign,
     supported_dtype,
     supported_device,
 )

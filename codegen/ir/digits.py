@@ -1,8 +1,9 @@
 """Which values of a kernel need few digits: those of which nothing is made but numbers that are rounded to 16 bits.
 
-Such a rounding is an error of 2^-12 (float16) or 2^-9 (bfloat16). A value that comes to it by products and quotients alone, or as a
-term of a sum of positive numbers, keeps the relative error that it has. So there an exponential may be off by 2^-17, which
-takes 2 instructions of a GPU instead of 8, and a hyperbolic tangent by 2^-14. Before a difference, a logarithm or a comparison it may not.
+Such a rounding is an error of 2^-12 (float16) or 2^-9 (bfloat16). A value that comes to it by products, quotients, choices and
+extremes alone, or as a term of a sum of numbers of one sign, keeps the relative error that it has. So there an exponential may be off by
+2^-17, which takes 2 instructions of a GPU instead of 8, and what is made of exponentials by 2^-14. Before a difference, a logarithm or a
+comparison it may not, but for log(1 + x) of positive numbers, which makes no relative error larger.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Apply, Expr, Masked, Op, ReduceOp, Stat, children, walk
+from fusepass.codegen.ir.expr import Apply, Const, Expr, Masked, Op, ReduceOp, Stat, children, walk
 from fusepass.codegen.ir.program import Kernel, Program, Reduction
 
 _NARROW = (DType.F16, DType.BF16)
 _KEEPING = frozenset(
-    {Op.MUL, Op.DIV, Op.NEG, Op.ABS, Op.RECIPROCAL, Op.SQRT, Op.RSQRT}
+    {Op.MUL, Op.DIV, Op.NEG, Op.ABS, Op.RECIPROCAL, Op.SQRT, Op.RSQRT, Op.MAXIMUM, Op.MINIMUM}
 )  # the relative error of an operand
-_POSITIVE = frozenset({Op.EXP, Op.SIGMOID})
+_POSITIVE = frozenset({Op.EXP, Op.SIGMOID, Op.NORMAL_CDF, Op.ABS, Op.SQRT, Op.RSQRT})
+_UP, _DOWN = 1, -1  # never below 0, never above
+_Side = frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class _Search:
         self._exact_stats: set[tuple[str, int]] = set()
         stores = (*kernel.row_stores, *kernel.stores)
         self._exact |= {id(store.value) for store in stores if program.buffer(store.buffer).dtype not in _NARROW}
+        self._sides: dict[int, _Side] = {}
         self._reduced = defaultdict[int, list[Reduction]](list)
         for reduction in kernel.reductions:
             for value in reduction.values:
@@ -63,14 +67,65 @@ class _Search:
             if id(node) in self._exact:
                 self._exact_stats.add((node.reduction, node.part))
             return
-        rounds = isinstance(node, Apply) and node.op is Op.CAST and node.dtype in _NARROW
-        keeps = isinstance(node, Masked) or (
-            isinstance(node, Apply) and (node.op in _KEEPING or (node.op is Op.CAST and node.dtype.is_float))
-        )
-        if not rounds and (not keeps or id(node) in self._exact):
+        if isinstance(node, Apply) and node.op is Op.CAST and node.dtype in _NARROW:
+            return
+        if id(node) in self._exact or not self._passes_on(node):
             self._exact |= {id(child) for child in children(node)}
+        elif isinstance(node, Apply) and node.op is Op.WHERE:
+            self._exact.add(id(node.args[0]))
+
+    def _passes_on(self, node: Expr) -> bool:
+        """Whether the relative error of `node` is no larger than those of the values that it is made of."""
+        if isinstance(node, Masked):
+            return True
+        if not isinstance(node, Apply):
+            return False
+        match node.op:
+            case Op.CAST:
+                return node.dtype.is_float
+            case Op.ADD:
+                return bool(self._side(node.args[0]) & self._side(node.args[1]))
+            case Op.SUB:
+                return bool(self._side(node.args[0]) & _opposite(self._side(node.args[1])))
+            case Op.LOG1P:
+                return _UP in self._side(node.args[0])
+            case _:
+                return node.op in _KEEPING or node.op is Op.WHERE
+
+    def _side(self, node: Expr) -> _Side:
+        """On which side of 0 all that `node` may be lies; empty where that is not known."""
+        if id(node) not in self._sides:
+            self._sides[id(node)] = self._side_of(node)
+        return self._sides[id(node)]
+
+    def _side_of(self, node: Expr) -> _Side:
+        if isinstance(node, Const):
+            return frozenset(side for side, there in ((_UP, node.value >= 0), (_DOWN, node.value <= 0)) if there)
+        if not isinstance(node, Apply):
+            return frozenset()
+        if node.op in _POSITIVE:
+            return frozenset({_UP})
+        sides = [self._side(arg) for arg in node.args]
+        match node.op:
+            case Op.CAST | Op.RECIPROCAL | Op.LOG1P:
+                return sides[0]
+            case Op.NEG:
+                return _opposite(sides[0])
+            case Op.MUL | Op.DIV:
+                return frozenset(a * b for a in sides[0] for b in sides[1])
+            case Op.ADD:
+                return sides[0] & sides[1]
+            case Op.MAXIMUM:
+                return (sides[0] & sides[1]) | ({_UP} & (sides[0] | sides[1]))
+            case Op.MINIMUM:
+                return (sides[0] & sides[1]) | ({_DOWN} & (sides[0] | sides[1]))
+            case _:
+                return frozenset()
 
     def _keeps(self, reduction: Reduction, value: Expr) -> bool:
         """Whether the result of `reduction` is as near as the `value` that it is made of."""
-        positive = isinstance(value, Apply) and value.op in _POSITIVE
-        return reduction.op is ReduceOp.SUM and positive and (reduction.name, 0) not in self._exact_stats
+        return reduction.op is ReduceOp.SUM and bool(self._side(value)) and (reduction.name, 0) not in self._exact_stats
+
+
+def _opposite(side: _Side) -> _Side:
+    return frozenset(-each for each in side)

@@ -16,7 +16,7 @@ from fusepass.codegen.ir.convolution import (
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Stat
 from fusepass.codegen.ir.index import contiguous_strides
-from fusepass.codegen.ir.product import Product, parts_of
+from fusepass.codegen.ir.product import PLACE, Product, parts_of
 from fusepass.codegen.ir.program import Anchor, Kernel, Partials, Program, Ref, Role, Team
 from fusepass.codegen.ir.team import exchange_offsets
 from fusepass.codegen.ir.text import program_text
@@ -216,6 +216,8 @@ def _product_faults(program: Program, kernel: Kernel, product: Product) -> Itera
     sizes = kernel.matrix
     if kernel.cols and (product.pieces > 1 or (product.apart and kernel.rows[2].size % product.apart)):
         yield f"columns of {product.name} that are not rows {product.apart} apart, or of sums in pieces"
+    if product.runs and (product.right.row, product.right.inner) != (PLACE, product.runs.inner):
+        yield f"columns of {product.right.buffer} that are no neighbours"
     for operand, rows in ((product.left, sizes[2]), (product.right, sizes[3])):
         buffer = find_buffer(program, operand.buffer)
         counts = ((rows, operand.row), (product.inner, operand.inner))

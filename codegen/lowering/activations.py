@@ -125,8 +125,9 @@ def formula(*targets: OpOverload) -> Callable[[Formula], Formula]:
 
 @formula(aten.gelu.default)
 def gelu(x: Value, approximate: str = "none") -> Value:
+    """``x Phi(x)``; approximately ``x (1 + tanh(y)) / 2``, which is ``x sigmoid(2 y)``: no digits cancel."""
     if approximate == "tanh":
-        return 0.5 * x * (1.0 + tanh(sqrt(2 / pi) * (x + 0.044715 * (x * x * x))))
+        return x * (2 * sqrt(2 / pi) * (x + 0.044715 * (x * x * x))).apply(Op.SIGMOID)
     return x * x.apply(Op.NORMAL_CDF)
 
 

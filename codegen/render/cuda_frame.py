@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from fusepass.codegen.ir.dataflow import Dataflow
 from fusepass.codegen.ir.digits import few_digits
-from fusepass.codegen.ir.expr import Expr, Load, Stat
+from fusepass.codegen.ir.expr import Builder, Expr, Load, Stat
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.ir.vectors import is_vector
@@ -37,6 +37,9 @@ class Frame:
         self.program, self.schedule, self.pointers, self.names = program, schedule, pointers, names
         self.index_type = "int64_t" if schedule.wide else "int"
         self.dataflow = Dataflow()
+        self.builder = (
+            Builder()
+        )  # of values that are written out differently; they live as long as what is known of them
         self.printer = Printer(names, pointers, self.index_type, general=schedule.general, branches=False)
         self.printer.coordinates = arranged.coordinates
         self.printer.few = few_digits(arranged.kernel, program)
@@ -79,7 +82,7 @@ class Frame:
     def is_wide(self, buffer: str, index: Index) -> bool:
         """Whether the lanes of a vector are one aligned access."""
         axis = self.arranged.axis
-        if self.schedule.width == 1 or axis is None or not self._is_aligned(buffer):
+        if self.schedule.width == 1 or axis is None or not self.is_aligned(buffer):
             return False
         return is_vector(index, axis, self.lane)
 
@@ -92,13 +95,14 @@ class Frame:
         assert self.arranged.row is not None
         return scope.index(Index(self.kernel.row_count) - axis_index(self.arranged.row))
 
-    def _is_aligned(self, buffer: str) -> bool:
+    def is_aligned(self, buffer: str) -> bool:
+        """Whether `buffer` starts at a multiple of 16 bytes."""
         return self.schedule.aligned or self.program.buffer(buffer).role is not Role.INPUT
 
     def _window_vector(self, load: Load, axis: Axis) -> str | None:
         """The call that loads all points along a window's axis, where they are one aligned access."""
         nbytes = axis.size * load.dtype.nbytes
-        if axis.size < 2 or nbytes not in (4, 8, 16) or not self._is_aligned(load.buffer):
+        if axis.size < 2 or nbytes not in (4, 8, 16) or not self.is_aligned(load.buffer):
             return None
         return f"fp::load_vector<{axis.size}>" if is_vector(load.index, axis, axis) else None
 

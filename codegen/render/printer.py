@@ -37,7 +37,7 @@ from fusepass.errors import RenderError
 
 UNROLLED_WINDOW = 64  # windows of more points stay loops
 _INLINE_LENGTH = 60
-_WITH_FEW_DIGITS = (Op.EXP, Op.SIGMOID, Op.TANH)  # have a function that is good to few digits
+_WITH_FEW_DIGITS = (Op.EXP, Op.EXPM1, Op.LOG1P, Op.SIGMOID, Op.TANH)  # have a function that is good to few digits
 
 
 class Printer:
@@ -68,7 +68,9 @@ class Printer:
         self.unknown_zero = ""  # adds a zero that the compiler must not know where its knowledge does harm (fp_index.h)
         self.window_vector: Callable[[Load, Axis], str | None] = lambda load, axis: None
         self.few = FewDigits()  # what functions good to few digits may compute
-        self.along: frozenset[Axis] = frozenset()  # a row's elements; `fp::quotient` divides many of them by one number
+        self.along: frozenset[Axis] = (
+            frozenset()
+        )  # a row's elements; `fp::divide_by` divides many of them by one number
 
     def expect(self, roots: Iterable[Expr]) -> None:
         """Declare what is printed next, so that values used more than once get a name."""
@@ -263,7 +265,7 @@ class Scope:
         dividend, divisor = (self.printer.dataflow.needs(arg) & self.printer.along for arg in node.args)
         if dividend and not divisor:
             few = "_few" if id(node) in self.printer.few.nodes else ""
-            return f"fp::quotient{few}"  # all elements of a row by the same number, which is not known before
+            return f"fp::divide_by{few}"  # all elements of a row by the same number, which is not known before
         return "" if self.printer.branches else "fp::divide"
 
     def _place(self, place: Place) -> str:

@@ -16,10 +16,11 @@ from fusepass.codegen.ir.crossing import (
     neighbours,
     power_above,
 )
-from fusepass.codegen.ir.expr import Load, Window, walk
+from fusepass.codegen.ir.expr import Builder, Load, Window, walk
 from fusepass.codegen.ir.index import Axis, Bound, Index
+from fusepass.codegen.ir.neighbours import points, stretches
 from fusepass.codegen.ir.program import Kernel, Program, Role
-from fusepass.codegen.ir.vectors import alignment, is_vector, split_index
+from fusepass.codegen.ir.vectors import alignment, is_vector, split, split_index
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ACCESS, LINE, Access, Shape, ceil, power_below
 
@@ -38,11 +39,36 @@ _MOST_TILES = 1024  # along the rows, before the next columns
 
 def pointwise(shape: Shape) -> Schedule:
     axis = shape.row_axis
-    width = shape.width(axis) if axis and not _walks_over_neighbours(shape, axis) else 1
+    width = _shared_width(shape, axis) if axis else 1
+    if axis and width == 1 and not _walks_over_neighbours(shape, axis):
+        width = shape.width(axis)
     ragged = shape.ragged_width() if width == 1 else 1
     if ragged > 1:
         return replace(_pointwise(shape, ragged), ragged=True)
     return _pointwise(shape, width)
+
+
+def _shared_width(shape: Shape, axis: Axis) -> int:
+    """The vector of results whose windows, some elements apart, are loaded in whole accesses; 1 where there is none.
+
+    A warp then reads neighbouring memory, and points that windows share are loaded once.
+    """
+    loads = [load for node in shape.kernel.nodes if isinstance(node, Window) for load in _loads_along(node, axis)]
+    steps = {near_step(load.index, axis) * load.dtype.nbytes for load in loads}
+    step = steps.pop() if len(steps) == 1 else 0
+    width = int(ACCESS // step) if step and ACCESS % step == 0 else 1
+    if width == 1 or axis.size % width or any(near_step(load.index, axis) == 1 for load in loads):
+        return 1
+    lane, builder = Axis("lane", width), Builder()
+    aligned = {access.buffer for access in shape.accesses if access.aligned}
+    if not all(is_vector(split_index(store.index, axis, lane), axis, lane) for store in shape.kernel.stores):
+        return 1
+    kernel = split(shape.kernel, axis, lane, builder)
+    for window in (node for node in kernel.nodes if isinstance(node, Window) and _loads_along(node, axis)):
+        every = stretches(points(window, axis, lane, builder), axis, width, shape.program)
+        if not any(each.buffer in aligned for each in every):
+            return 1
+    return width if shape.fills(shape.rows // width) else 1
 
 
 def _walks_over_neighbours(shape: Shape, axis: Axis) -> bool:
@@ -53,11 +79,14 @@ def _walks_over_neighbours(shape: Shape, axis: Axis) -> bool:
     lane = Axis("lane", 2)
     for node in walk(*shape.kernel.roots):
         if isinstance(node, Window) and prod(each.size for each in node.axes) >= _NEIGHBOURS:
-            loads = [below.index for below in walk(node) if isinstance(below, Load) and axis in below.index.axes]
-            near = [index for index in loads if near_step(index, axis) == 1]
+            near = [load.index for load in _loads_along(node, axis) if near_step(load.index, axis) == 1]
             if any(not is_vector(split_index(index, axis, lane), axis, lane) for index in near):
                 return True
     return False
+
+
+def _loads_along(window: Window, axis: Axis) -> list[Load]:
+    return [node for node in walk(window) if isinstance(node, Load) and axis in node.index.axes]
 
 
 def _pointwise(shape: Shape, width: int) -> Schedule:

@@ -29,6 +29,7 @@ from fusepass.codegen.schedule_convolution.tiles import (
     phases_of,
     resident_blocks,
     source_tiles,
+    state_floats,
     tiles_of,
 )
 
@@ -37,6 +38,7 @@ _NEIGHBOURS = 4
 _MOST_SETS = 4
 _MOST_TURNS = 4
 _LARGE_TEAMS = 3  # for which threads have registers for all of these sums
+_CLOCK = 1.5e9  # cycles a second of an H200 under such work
 _TEAMS = 4, 3, 2, 1  # groups of four warps of a block, where each has tiles of its own
 _MOST_SUMS = 128  # registers of a thread
 
@@ -49,6 +51,12 @@ def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> Pla
         key=lambda plan: cost_of_few(plan, facts) if few else cost_of_many(kernel, program, plan),
         default=None,
     )
+
+
+def estimated_seconds(kernel: Kernel, program: Program, plan: PlacesSchedule, facts: DeviceFacts) -> float:
+    """The estimated time of a kernel with few input channels."""
+    samples = program.buffer(anchor_of(kernel).source).shape[0]
+    return cost_of_few(plan, facts) * samples / facts.multiprocessors / _CLOCK
 
 
 def fits(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
@@ -231,6 +239,7 @@ def _candidate(
     each = len(slices) // len(origins)
     if len({sum(slices[at : at + each]) for at in range(0, len(slices), each)}) > 1:
         return None
+    on = replace(on, state_floats=state_floats(kernel, rows * turns))  # turns may take more channels than there are
     if teams > 1:
         on = replace(on, block_warps=4 * teams, state_floats=on.state_floats * 4 * teams // WARPS)
     plan = PlacesSchedule(

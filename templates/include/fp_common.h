@@ -1,7 +1,8 @@
-// What every generated kernel needs first: function qualifiers and the extreme values of element types.
+// What every generated kernel needs first: function qualifiers, the extreme values of element types, and the bits of a float.
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 
@@ -26,5 +27,17 @@ struct Limits<bool> {
     static constexpr bool lowest = false;
     static constexpr bool highest = true;
 };
+
+FP_FN float float_of(std::int32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof bits);
+    return value;
+}
+
+FP_FN std::int32_t bits_of(float value) {
+    std::int32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
 
 }  // namespace fp

@@ -65,20 +65,8 @@ FP_FN float divide(float a, float by) {
     return isnan(result) | (estimate == 0.0f) ? estimate : result;
 }
 
-// a / by, for many `a` and one `by`: the compiler takes what depends on `by` alone out of loops, which leaves half of a
-// division's instructions. The last bit may differ where the mantissa of `by` is all ones. The reciprocal is rounded towards zero, so that
-// the estimate overflows only where the quotient does.
-FP_FN float quotient(float a, float by) {
-    const float scale = abs(by) < 0x1p-64f ? 0x1p64f : 1.0f;  // the reciprocal must not overflow
-    const float divisor = by * scale, inverse = reciprocal_towards_zero(divisor);
-    const float dividend = a * scale, estimate = dividend * inverse;
-    const float result = corrected(estimate, dividend, divisor, inverse);
-    const bool ordinary = (abs(estimate) < Limits<float>::highest) & (estimate != 0.0f);
-    return ordinary ? result : estimate;  // zeros with their sign, infinities and NaN come out of the product
-}
-
-// a / by for a number that the compiler knows: a product with the reciprocal in two parts, as good as `divide`. Both parts have one sign
-// and neither is zero where `by` is finite, so that infinities stay what they are.
+// a / by for many `a` and one `by`, which the compiler knows or takes out of loops: a product with the reciprocal in two parts, as good as
+// `divide`. Both parts have one sign and neither is zero where `by` is finite, so that infinities stay what they are.
 FP_FN float divide_by(float a, float by) {
     const float scale = tamed(by), divisor = by * scale, high = reciprocal_towards_zero(divisor);
     const float rest = ::fmaf(-high, divisor, 1.0f);
@@ -126,19 +114,49 @@ using libm::tanh;
 
 FP_FN double log1p(double x) { return libm::log1p(x); }
 
-// Kahan 1980: the logarithm of the rounded sum, corrected by what rounding left.
-FP_FN float corrected_log1p(float x) {
-    const float sum = 1.0f + x, estimate = log(sum);
-    const float result = estimate + (x - (sum - 1.0f)) * reciprocal_of_tame(sum);
-    return isnan(result) ? estimate : result;  // infinities are those of the logarithm
+// log2(x), for x = 0 or above 2^-126: within 2^-22, of it where |log2(x)| > 1.
+FP_FN float rough_log2(float x) {
+#if defined(__CUDA_ARCH__)
+    float result;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+#else
+    return log2(x);
+#endif
+}
+
+// log(1 + x) without a branch: 1 + x = 2^k (1 + m) with |m| <= 1/3, where m comes from x itself, so that no digit of a small x is lost. The
+// polynomial in log(1 + m) = m + m^2 P(m) is fitted so that the largest relative error of the result is least, 2.6e-8.
+FP_FN float plain_log1p(float x) {
+    const float sum = 1.0f + x;
+    const std::int32_t power = (bits_of(sum) - bits_of(2.0f / 3.0f)) & ~0x7fffff;  // k, in the place of the exponent
+    const float quarter = ::fmaf(0.25f, float_of(bits_of(4.0f) - power), -1.0f);  // 2^-k - 1, for k = 128, too
+    const float m = float_of(bits_of(x) - power) + quarter;
+    float p = 1.402058452e-01f;
+    p = ::fmaf(p, m, -1.538361311e-01f);
+    p = ::fmaf(p, m, 1.399713457e-01f);
+    p = ::fmaf(p, m, -1.641702801e-01f);
+    p = ::fmaf(p, m, 2.001107335e-01f);
+    p = ::fmaf(p, m, -2.500774860e-01f);
+    p = ::fmaf(p, m, 3.333320022e-01f);
+    p = ::fmaf(p, m, -4.999993742e-01f);
+    const float result = ::fmaf(float(power), 0.693147181f * 0x1p-23f, ::fmaf(m * m, p, m));
+    const float edge = rough_log2(sum);
+    return abs(edge) < Limits<float>::highest ? result : edge;  // infinities and NaN are those of the logarithm
 }
 
 FP_FN float log1p(float x) {
 #if defined(__CUDA_ARCH__)
-    return corrected_log1p(x);  // CUDA's own branches
+    return plain_log1p(x);  // CUDA's own branches
 #else
     return libm::log1p(x);
 #endif
+}
+
+// The same within 2^-15: for what is rounded to 16 bits. Near 0, where the sum has lost digits of x, three terms of the series.
+FP_FN float log1p_few(float x) {
+    const float series = x * ::fmaf(x, ::fmaf(x, 1.0f / 3.0f, -0.5f), 1.0f);
+    return abs(x) < 0x1p-6f ? series : rough_log2(1.0f + x) * 0.693147181f;
 }
 
 // 2^x, and 0 for what would be a denormal number.
@@ -155,8 +173,14 @@ FP_FN float power_of_two(float x) {
 // e^x within 2^-17 of it (2^-18 for |x| < 32), 0 for what would be a denormal number: for what is rounded to 16 bits.
 FP_FN float exp_few(float x) { return power_of_two(x * 1.44269504f); }
 
-// a / by as `quotient`, within 2^-21: for what is rounded to 16 bits.
-FP_FN float quotient_few(float a, float by) {
+// e^x - 1 within 2^-15 of it: for what is rounded to 16 bits. Near 0, where the difference has few digits left, three terms of the series.
+FP_FN float expm1_few(float x) {
+    const float series = x * ::fmaf(x, ::fmaf(x, 1.0f / 6.0f, 0.5f), 1.0f);
+    return abs(x) < 0x1p-4f ? series : exp_few(x) - 1.0f;
+}
+
+// a / by as `divide_by`, within 2^-21: for what is rounded to 16 bits.
+FP_FN float divide_by_few(float a, float by) {
     const float scale = abs(by) < 0x1p-64f ? 0x1p64f : 1.0f;
     return a * scale * reciprocal_towards_zero(by * scale);
 }

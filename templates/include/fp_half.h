@@ -4,25 +4,11 @@
 
 #include "fp_cast.h"
 
-#include <cstring>
-
 namespace fp {
 
 // Scalars, not structs: GCC does not vectorise loops that copy structs.
 enum class half : std::uint16_t {};
 enum class bfloat16 : std::uint16_t {};
-
-FP_FN float float_of(std::int32_t bits) {
-    float value;
-    std::memcpy(&value, &bits, sizeof bits);
-    return value;
-}
-
-FP_FN std::int32_t bits_of(float value) {
-    std::int32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
 
 // A GPU has instructions for most of it. On a CPU: selections instead of branches, and signed comparisons, so that loops over
 // these conversions become short vector code.

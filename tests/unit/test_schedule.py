@@ -37,7 +37,7 @@ def first(program: Program, *, aligned: bool = True) -> Schedule:
         (lambda: k.affine(1 << 28, k.F16), Walk.POINTWISE, 8, 256, Keep.NOTHING),
         (lambda: k.affine(100_000_003), Walk.POINTWISE, 4, 256, Keep.NOTHING),
         (lambda: k.affine(1), Walk.POINTWISE, 1, 64, Keep.NOTHING),
-        (lambda: k.max_pool(64, 256, 2, 2, 0), Walk.POINTWISE, 1, 256, Keep.NOTHING),
+        (lambda: k.max_pool(64, 256, 2, 2, 0), Walk.POINTWISE, 2, 256, Keep.NOTHING),
         (lambda: k.layer_norm(1 << 22, 64), Walk.INNER, 4, 4, Keep.REGISTERS),
         (lambda: k.layer_norm(1 << 16, 1024), Walk.INNER, 4, 32, Keep.REGISTERS),
         (lambda: k.layer_norm(1 << 14, 8192), Walk.INNER, 4, 256, Keep.REGISTERS),
