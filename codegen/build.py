@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -122,35 +121,6 @@ def load(library: Path, entry: str, arguments: int) -> Callable[..., int]:
     function.argtypes = (ctypes.c_void_p,) * (arguments + 1)
     function.restype = ctypes.c_int
     return function  # type: ignore[no-any-return]
-
-
-def compile_only(source: Source, output: Path) -> None:
-    """Compile `source` to the object file `output` without linking: needs neither a GPU nor a torch for it.
-
-    Raises:
-        BuildError: no compiler, or it failed; with the command and the compiler's words.
-    """
-    text = output.with_suffix(cache.suffix(source))
-    text.write_text(source.text)
-    command = toolchain.compile_command(source, text, output)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        message = f"{source.name} does not compile for {source.arch}"
-        raise BuildError(message, command=command, path=text, stderr=done.stdout + done.stderr)
-
-
-def check_compiles(source: Source) -> None:
-    """Compile `source` and throw the result away; what compiled once is not compiled again.
-
-    Raises:
-        BuildError: as `compile_only`.
-    """
-    accepted = cache.accepted_marker(cache_key(source))
-    if accepted.exists():
-        return
-    with tempfile.TemporaryDirectory(prefix="fusepass-") as directory:
-        compile_only(source, Path(directory) / f"{source.name}.o")
-    accepted.touch()
 
 
 def _key(source: Source) -> str | BuildError:
