@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from fusepass import quick
 from fusepass.codegen import cache, toolchain
 from fusepass.codegen.build import build, load
 from fusepass.codegen.detect import device_facts
@@ -98,6 +99,7 @@ def diagnose() -> Diagnosis:
         _nvcc(),
         _cache(),
         _kernel(Target.CPU, torch.device("cpu")),
+        _calls(),
     ]
     if torch.cuda.is_available():
         needs.append(_kernel(Target.CUDA, torch.device("cuda", torch.cuda.current_device())))
@@ -157,6 +159,13 @@ def _kernel(target: Target, device: torch.device) -> Check:
     if not torch.equal(out, 2 * given):
         return Check(name, False, "it gave wrong results", "please report this, with this table")
     return Check(name, True, f"built in {seconds:.1f} s, runs on {device_facts(device).name}")
+
+
+def _calls() -> Check:
+    """Whether the usual call needs no Python; with Python it takes longer, which is no fault."""
+    quick.wait()
+    there = quick.types() is not None
+    return Check("calls", True, "without Python" if there else "by Python: its headers, or a compiler, are missing")
 
 
 def _failed(name: str, error: BuildError) -> Check:

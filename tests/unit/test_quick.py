@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusepass
-from fusepass import quick
+from fusepass import doctor, quick
 from fusepass.errors import BuildError
 from fusepass.module import OptimizedModule
 from fusepass.quick import MISSED
@@ -349,7 +349,7 @@ def test_until_the_library_is_there_and_without_it_python_serves(net: Net, monke
         monkeypatch.setattr(quick, name, value)
     monkeypatch.setattr("fusepass.codegen.build.build", fail)
     monkeypatch.setattr("fusepass.codegen.cache.lookup", lambda key: None)
-    quick.wait()
+    assert doctor._calls().found.startswith("by Python")
     assert quick.types() is None
     assert quick._given_up
     monkeypatch.setattr("fusepass.codegen.build.build", mock.Mock(side_effect=AssertionError))
@@ -363,6 +363,7 @@ def test_until_the_library_is_there_and_without_it_python_serves(net: Net, monke
     for _ in range(2):
         torch.testing.assert_close(optimised(X), net(X))
     assert door(optimised)((X,)) is not MISSED
+    assert doctor._calls().found == "without Python"
 
 
 _entries: list[object] = []  # an address does not keep a function
