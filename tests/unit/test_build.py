@@ -132,6 +132,16 @@ def test_as_many_are_built_at_once_as_there_are_jobs(jobs: int, monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("directory")
+def test_threads_are_let_in_soon_while_somebody_wants_it() -> None:
+    usual = sys.getswitchinterval()
+    with builds.threads_soon():
+        soon = sys.getswitchinterval()
+        with builds.threads_soon():
+            assert sys.getswitchinterval() == soon < usual / 10
+        assert sys.getswitchinterval() == soon
+    assert sys.getswitchinterval() == usual
+
+
 def test_a_build_goes_on_beside_what_else_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was begun is not built again; with one job nothing is begun."""
     real, built, begun = builds._load_inline, [], threading.Event()

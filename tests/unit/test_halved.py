@@ -166,7 +166,7 @@ def test_values_of_groups_of_warps(tile: tuple[int, int], case: Case, monkeypatc
         ((64, 256), "2d, neighbours"),  # an end within a panel, several runs in one
         ((128, 128), "2d, neighbours, dilated"),  # several tiles, more than one run of panels
         ((64, 128), "transposed, neighbours, by 2"),
-        ((128, 256), "1d"),
+        ((64, 128), "1d"),
     ],
 )
 def test_values_of_columns_that_are_neighbours(

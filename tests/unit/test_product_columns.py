@@ -59,6 +59,7 @@ def check(program: Program) -> None:
     [
         ("2d, odd channels, one by one", Over.LOGSUMEXP),
         ("transposed 3d, by 2", Over.SOFTMAX),
+        ("2d, neighbours", Over.SOFTMAX),
         *thinned([("transposed 1d", Over.ARGMAX), ("2d, strided and dilated", Over.NORMALISED)], 2),
     ],
 )
