@@ -42,11 +42,12 @@ clean:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# The stamps are newer than pyproject.toml once its dependencies are installed; the second covers the first.
+# The stamps are newer than pyproject.toml once its dependencies are installed; the second covers the first. Python compiles
+# a module as it is imported: most of what comes with PyTorch never is.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --no-compile --editable .
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
 	touch $(VENV)/.installed $@
