@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusepass.codegen.ir.crossing import Crossing, crossings, near_step, power_above
+from fusepass.codegen.ir.crossing import Crossing, crossings, near_step, neighbours, power_above
 from fusepass.codegen.ir.dataflow import Dataflow, always_loaded, kept_in_memory
-from fusepass.codegen.ir.expr import Builder, Load
+from fusepass.codegen.ir.expr import Apply, Builder, Load
 from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.ir.twopass import split_statistics
-from fusepass.codegen.ir.vectors import is_vector, split_index
+from fusepass.codegen.ir.vectors import alignment, is_vector, split_index
 from fusepass.codegen.schedule.flat import exchanged
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.shape import Shape, ceil, most_elements, power_below
@@ -24,6 +25,8 @@ _COLUMN_THREADS = 128  # per block, where each has columns of its own
 _PAIR_THREADS = 512  # per block, where columns are shared and each thread has two rows
 _STATIC_SHARED = 48 << 10  # bytes
 _TURNS = 2  # rows of a block that stays, at least
+_LONG_RUN = 4  # blocks' rows that lie together in memory, at least, so that few have an end of them
+_MOST_AGAIN = 0.75  # functions of an element times the share of them that two blocks compute
 RESERVED = 1 << 10  # bytes of shared memory that the device takes of each block
 _COPIES_FROM = 80  # compute capability times ten
 _COPIED = (4, 8, 16)  # bytes that one asynchronous copy moves
@@ -157,7 +160,7 @@ def outer(shape: Shape) -> Schedule:
     if cols * width <= most:
         blocks = ceil(shape.rows, _COLUMN_THREADS * width)
         alone = Schedule(Walk.OUTER, width, cols, _COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
-        return _exchanging(alone, crossing, shape)
+        return _overlapping(_exchanging(alone, crossing, shape), shape)
     if shape.single and shape.fills(shape.rows // width):
         blocks = ceil(shape.rows, _COLUMN_THREADS * width)
         return Schedule(Walk.OUTER, width, unroll_of(FEW_ELEMENTS // width, cols, 1), _COLUMN_THREADS, 1, blocks)
@@ -168,7 +171,43 @@ def outer(shape: Shape) -> Schedule:
         and pairs.threads <= _PAIR_THREADS
         and shape.fills(pairs.blocks * pairs.threads)
     )
-    return _exchanging(pairs if fits else _shared_columns(shape, width, most), crossing, shape)
+    return _overlapping(_exchanging(pairs if fits else _shared_columns(shape, width, most), crossing, shape), shape)
+
+
+def _overlapping(plan: Schedule, shape: Shape) -> Schedule:
+    """`plan` with blocks that overlap by a sector, where they would store parts of sectors at both ends of each column.
+
+    A sector that is written in part takes the memory several times as long. Reading it twice, mostly from the L2 cache, and computing
+    it twice is less, unless there is much to compute.
+    """
+    axis, kernel = shape.row_axis, shape.kernel
+    stores = [store for store in kernel.stores if axis is not None and near_step(store.index, axis) == 1]
+    if (
+        plan.keep is not Keep.REGISTERS
+        or plan.exchanges
+        or axis is None
+        or not stores
+        or len(stores) < len(kernel.stores)
+    ):
+        return plan
+    nbytes = {shape.program.buffer(store.buffer).dtype.nbytes for store in stores}
+    sector, rows, lane = _SECTOR // max(nbytes), plan.lanes * plan.width, Axis("lane", plan.width)
+    whole = all(alignment(store.index, axis, sector) % sector == 0 for store in stores)
+    vectors = all(plan.width == 1 or is_vector(split_index(s.index, axis, lane), axis, lane) for s in stores)
+    long = all(neighbours(store.index, axis) >= _LONG_RUN * rows for store in stores)
+    costly = sum(isinstance(node, Apply) and node.op not in CHEAP for node in kernel.nodes)
+    if (
+        whole
+        or not vectors
+        or not long
+        or len(nbytes) > 1
+        or sector < plan.width
+        or costly * sector > _MOST_AGAIN * rows
+    ):
+        return plan
+    # The conditions must not cost the registers that let two large blocks stand on a multiprocessor.
+    resident = shape.facts.max_threads // plan.threads if plan.threads > _PAIR_THREADS else 0
+    return replace(plan, overlap=sector, blocks=ceil(shape.rows, rows - sector), resident=resident)
 
 
 def _exchanging(plan: Schedule, crossing: Sequence[Crossing], shape: Shape) -> Schedule:
