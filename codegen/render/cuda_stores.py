@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusepass.codegen.ir.crossing import neighbours
-from fusepass.codegen.ir.index import Index, axis_index
+from fusepass.codegen.ir.index import axis_index
 from fusepass.codegen.ir.program import Store
 from fusepass.codegen.render.cuda_exchange import Exchange
 from fusepass.codegen.render.cuda_frame import Frame

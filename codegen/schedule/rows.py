@@ -191,20 +191,22 @@ def _overlapping(plan: Schedule, shape: Shape) -> Schedule:
     ):
         return plan
     nbytes = {shape.program.buffer(store.buffer).dtype.nbytes for store in stores}
-    sector, rows, lane = _SECTOR // max(nbytes), plan.lanes * plan.width, Axis("lane", plan.width)
+    sector, lane = _SECTOR // max(nbytes), Axis("lane", plan.width)
     whole = all(alignment(store.index, axis, sector) % sector == 0 for store in stores)
     vectors = all(plan.width == 1 or is_vector(split_index(s.index, axis, lane), axis, lane) for s in stores)
-    long = all(neighbours(store.index, axis) >= _LONG_RUN * rows for store in stores)
-    costly = sum(isinstance(node, Apply) and node.op not in CHEAP for node in kernel.nodes)
-    if (
-        whole
-        or not vectors
-        or not long
-        or len(nbytes) > 1
-        or sector < plan.width
-        or costly * sector > _MOST_AGAIN * rows
-    ):
+    if whole or not vectors or len(nbytes) > 1 or sector < plan.width:
         return plan
+    run = min(neighbours(store.index, axis) for store in stores)
+    while (
+        plan.lanes < _COLUMN_THREADS
+        and 2 * plan.threads <= _PAIR_THREADS
+        and 2 * _LONG_RUN * plan.lanes * plan.width <= run
+    ):
+        plan = replace(plan, lanes=2 * plan.lanes)
+    rows = plan.lanes * plan.width
+    costly = sum(isinstance(node, Apply) and node.op not in CHEAP for node in kernel.nodes)
+    if run < _LONG_RUN * rows or costly * sector > _MOST_AGAIN * rows:
+        return replace(plan, blocks=ceil(shape.rows, rows))
     # The conditions must not cost the registers that let two large blocks stand on a multiprocessor.
     resident = shape.facts.max_threads // plan.threads if plan.threads > _PAIR_THREADS else 0
     return replace(plan, overlap=sector, blocks=ceil(shape.rows, rows - sector), resident=resident)
