@@ -92,7 +92,8 @@ def host_us(call: Callable[[], object], device: torch.device, calls: int = 200) 
 
 def poison(device: torch.device, nbytes: int) -> None:
     """Fills what the allocator hands out next with NaN, so that an unwritten output cannot look right."""
-    sizes = [nbytes, *(size for size in (1 << 22, 1 << 18, 1 << 12, 1 << 9) for _ in range(4))]
+    # The small ones first: glibc gives back to the system what is freed at the end of its heap.
+    sizes = sorted([nbytes, *(size for size in (1 << 22, 1 << 18, 1 << 12, 1 << 9) for _ in range(4))])
     blocks = [torch.full((max(size, 4) // 4,), float("nan"), device=device) for size in sizes]
     _synchronize(device)
     del blocks

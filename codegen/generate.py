@@ -128,6 +128,7 @@ def pass_options(facts: DeviceFacts, anchor: AnchorSource = AnchorSource.PREFERR
             halves=anchor in (AnchorSource.HALVES, AnchorSource.TILED_HALVES),
             tiled=anchor is AnchorSource.TILED_HALVES,
             pieces=lambda program, kernel: _pieces_on(program, kernel, facts),
+            again=lambda program, first, second: schedule_convolution.pays_twice(program, first, second, facts),
             teams=lambda program, kernel: team_size(program, kernel, facts) if teams else None,
             product_length=lambda program, kernel: schedule_product.product_length(program, kernel, facts),
         )

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from fusepass.errors import CaptureError
-from fusepass.patterns.legality import is_random
+from fusepass.patterns.effects import is_random
 
 MOST_BRANCHES = 8
 """Questions of one forward; loops until a condition holds ask more."""

@@ -25,8 +25,9 @@ from fusepass.codegen.source import Source
 from fusepass.config import current
 from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
+from fusepass.meta import Meta
 from fusepass.patterns.aliasing import is_view
-from fusepass.runtime import FusedRegion, Meta
+from fusepass.runtime import FusedRegion
 from fusepass.tune import adopt, chosen_earlier, named, recall, reuse
 from fusepass.variants import Variant, is_precise, library_rounds, variants
 from fusepass.work import Candidate, Work
@@ -152,7 +153,7 @@ def _generate_others(
 def _leave_out_slower(work: Work) -> None:
     """Beside products of halves, a generated convolution is as a rule the slower one: it is not built.
 
-    Unless it reduces something and they do not; with tiled halves what reduces over channels may be slower.
+    Unless it reduces something and they do not, or is a product, too; with tiled halves what reduces over channels may be slower.
     """
     streamed, tiled = (
         [kernel for each in work.candidates for kernel in _of(each, anchor)]
@@ -165,7 +166,9 @@ def _leave_out_slower(work: Work) -> None:
     work.candidates = [first] + [
         each
         for each in others
-        if each.variant.anchor is not AnchorSource.GENERATED or (alone and _reduce(_of(each, AnchorSource.GENERATED)))
+        if each.variant.anchor is not AnchorSource.GENERATED
+        or any(isinstance(kernel.anchor, Product) for kernel in _of(each, AnchorSource.GENERATED))
+        or (alone and _reduce(_of(each, AnchorSource.GENERATED)))
     ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +26,11 @@ from torch.utils import _pytree as pytree
 from fusepass.branches import MOST_BRANCHES, Condition
 from fusepass.codegen.lowering.tracer import Spec
 from fusepass.errors import CaptureError
-from fusepass.isolation import EagerWrites, quiet_fake_tensors, whole_resampling
+from fusepass.isolation import EagerWrites, Watched, quiet_fake_tensors, whole_resampling
 from fusepass.mutation import Exported, finish
 from fusepass.naming import identifiers, input_text, positional_names
 from fusepass.pystate import hooked_module
-from fusepass.record import Declined, NoEscape, Recorder, cloned
+from fusepass.record import Declined, NoEscape, Recorder, cloned, cuda_devices
 from fusepass.shim import MODEL, Shim, clean_metadata
 from fusepass.structure import KeyPath, Template, key_paths
 from fusepass.tensors import LiveTensors, Slot
@@ -251,10 +251,18 @@ def _export(
 
 def _fill_caches(shim: Shim, states: Mapping[str, torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
     """One real run, on copies: what functions of the model remember (`functools.lru_cache`) is no tensor of a tracing then."""
-    shim.guard = nullcontext
-    shim.states = dict(zip(states, cloned(list(states.values())), strict=True))
-    with _reparametrize_module(shim, shim.states), torch.no_grad(), suppress(Exception):
-        shim(*(tensor.clone() for tensor in tensors))
+    shim.guard = Watched
+    shim.states = {name: _copy(state) for name, state in states.items()}
+    given = [tensor.clone() for tensor in tensors]
+    devices = cuda_devices([*states.values(), *tensors])
+    with _reparametrize_module(shim, shim.states), torch.random.fork_rng(devices), torch.no_grad(), suppress(Exception):
+        shim(*given)
+
+
+def _copy(state: torch.Tensor) -> torch.Tensor:
+    """A clone; of a parameter, a parameter."""
+    copy = state.detach().clone()
+    return nn.Parameter(copy, state.requires_grad) if isinstance(state, nn.Parameter) else copy
 
 
 class _RealRun(fx.Interpreter):
@@ -269,8 +277,7 @@ class _RealRun(fx.Interpreter):
 
 def _lay_out(graph: fx.GraphModule, tensors: Sequence[torch.Tensor]) -> None:
     """Run a functional graph once, for the strides of what its operators give; where one raises, the guesses stay."""
-    devices = {tensor.device for tensor in tensors if tensor.is_cuda}
-    with torch.random.fork_rng(sorted(device.index for device in devices)), torch.no_grad(), suppress(Exception):
+    with torch.random.fork_rng(cuda_devices(tensors)), torch.no_grad(), suppress(Exception), Watched():
         _RealRun(graph).run(*tensors)
 
 

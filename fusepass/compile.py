@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from fusepass import quick
 from fusepass.candidates import build_candidates, generate_candidates, load_candidates
 from fusepass.choice import EAGER
 from fusepass.codegen import build
@@ -20,6 +21,7 @@ from fusepass.codegen.detect import device_facts
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.lowering.formats import AnchorFormat
+from fusepass.config import current
 from fusepass.disabled import warn_of_unknown_names
 from fusepass.fallbacks import FallbackCounter
 from fusepass.garbage import collector_paused
@@ -31,10 +33,10 @@ from fusepass.report import RegionState, Report
 from fusepass.runtime import FusedRegion
 from fusepass.saved import correct_types
 from fusepass.shorter import shorten
-from fusepass.splice import keep_code, splice, subgraph
+from fusepass.splice import keep_code, splice, subgraph, with_targets
 from fusepass.summary import summary
 from fusepass.tune import choose, remember
-from fusepass.variants import chosen_format
+from fusepass.variants import handed_format
 from fusepass.work import Work
 from fusepass.writes import gather_writes
 
@@ -48,6 +50,7 @@ class CompiledGraph:
         works: its regions, with what became of them.
         spliced: makes `graph_module` when it is first called.
         call: the same function as `graph_module` without the dispatcher, for plain tensors outside of every dispatch mode.
+        without_python: makes what does as `call` with launchers that need no Python, once `fusepass.quick` is there.
         report: what was fused and what was not; fallbacks counted so far are read through `fallbacks`.
         fallbacks: counts calls that ran as the original operators.
     """
@@ -56,6 +59,7 @@ class CompiledGraph:
     works: tuple[Work, ...]
     spliced: Callable[[], fx.GraphModule]
     call: Callable[..., tuple[Any, ...]]
+    without_python: Callable[[], Callable[..., tuple[Any, ...]]]
     report: Report
     fallbacks: FallbackCounter
 
@@ -137,7 +141,11 @@ def compile_graph(
         operators = {key: register(value, program_text(value.generated.program)) for key, value in fused.items()}
         return splice(graph, regions, arguments, operators)
 
-    return CompiledGraph(graph, tuple(works), spliced, direct.forward, report, counter)
+    def without_python() -> Callable[..., tuple[Any, ...]]:
+        return with_targets(direct, {value.run: value.launcher() for value in fused.values()})
+
+    quick.begin()  # behind the builds and trials that the call waits for
+    return CompiledGraph(graph, tuple(works), spliced, direct.forward, without_python, report, counter)
 
 
 def _fused(
@@ -182,9 +190,10 @@ def _works(graph: fx.GraphModule, regions: Sequence[Region], exact: bool) -> lis
 
 
 def _formats(works: Sequence[Work]) -> dict[str, AnchorFormat]:
-    """The format that each region's convolution is going to run in."""
+    """The format in which each region's convolution should get its input."""
     known = [work for work in works if work.region.anchor is not None and work.device.type in ("cpu", "cuda")]
-    return {work.region.name: chosen_format(work.graph, device_facts(work.device)) for work in known}
+    effort = current().tune
+    return {work.region.name: handed_format(work.graph, device_facts(work.device), effort) for work in known}
 
 
 def _copied(graph: fx.Graph) -> fx.Graph:

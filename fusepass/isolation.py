@@ -146,7 +146,43 @@ _DRAWING = ("alpha_dropout", "alpha_dropout_", "bernoulli_")
 """Functions whose random numbers go to the elements in the order of memory, by writes that tracing makes functional."""
 
 
-class EagerWrites(TorchFunctionMode):
+class Watched(TorchFunctionMode):
+    """Puts the generators that forward names back to where they were, and declines what no graph can say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._drawn_from: list[tuple[torch.Generator, torch.Tensor]] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.watch(func, kwargs)
+        return func(*args, **(kwargs or {}))
+
+    def watch(self, func: Any, kwargs: dict[str, Any] | None) -> None:
+        """To be told of each call.
+
+        Raises:
+            CaptureError: it puts other memory in place of a tensor's.
+        """
+        if func == _SET_DATA:
+            raise CaptureError("forward puts other memory in place of a tensor's (.data = ...)", final=True)
+        generator = kwargs.get("generator") if kwargs else None
+        if generator is not None and all(known is not generator for known, _ in self._drawn_from):
+            with _disable_current_modes():
+                self._drawn_from.append((generator, generator.get_state()))
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        for generator, state in self._drawn_from:
+            with _disable_current_modes():
+                generator.set_state(state)
+
+
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+class EagerWrites(Watched):
     """Lets PyTorch's tracing follow writes as eager makes them.
 
     Dropout that is switched off gives its input back, and no copy: a write to the one would not show in the other. And
@@ -156,6 +192,7 @@ class EagerWrites(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        self.watch(func, kwargs)
         kwargs = kwargs or {}
         if func in (nn.functional.dropout, torch.dropout, torch.dropout_) and _is_idle(*args, **kwargs):
             return args[0] if args else kwargs["input"]

@@ -12,8 +12,8 @@ from torch import fx, nn
 
 from fusepass.capture import CaptureFailure
 from fusepass.errors import CaptureError
+from fusepass.quick import MISSED
 from fusepass.report import Report
-from fusepass.specialisation import MISSED
 from fusepass.specialise import Specialiser
 from fusepass.view import graph_view
 
@@ -52,19 +52,27 @@ class OptimizedModule(nn.Module):
 
     def __init__(self, original: nn.Module, options: Mapping[str, Any]) -> None:
         # Not nn.Module.__init__, which would make dicts of its own.
-        own = {"original": original, "_options": dict(options), "_specialiser": Specialiser(original, options)}
         names = vars(nn.Module()).keys() & vars(original).keys() - _NOT_SHARED
         shared = {name: vars(original)[name] for name in names}
-        own["_call_hooks"] = (*(vars(original)[name] for name in _HOOKS), *_GLOBAL_HOOKS)
+        hooks = (*(vars(original)[name] for name in _HOOKS), *_GLOBAL_HOOKS)
+        specialiser = Specialiser(original, options, hooks=hooks)
+        own = {"original": original, "_options": dict(options), "_specialiser": specialiser, "_call_hooks": hooks}
         vars(self).update(shared, **own)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As of every module. The usual call, with no hooks around it, takes a shorter way to the same result."""
-        if not (kwargs or _dynamo_is_compiling() or any(self._call_hooks)):
-            for made in self._specialiser.table.recent:
-                result = made.serve(args)
+        if not (kwargs or _dynamo_is_compiling()):
+            table = self._specialiser.table
+            if table.door is not None:
+                result = table.door(args)
                 if result is not MISSED:
                     return result
+            if not any(self._call_hooks):
+                for made in table.recent:
+                    result = made.serve(args)
+                    if result is not MISSED:
+                        table.served(made)
+                        return result
         return super().__call__(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

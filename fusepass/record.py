@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._ops import OpOverload
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fusepass.codegen.lowering.tracer import Spec, Tracer
 from fusepass.errors import CaptureError
 from fusepass.functional import functional_form, memory_order, with_defaults
+from fusepass.isolation import Watched
 from fusepass.patterns.aliasing import BATCH_NORMS
 from fusepass.patterns.analysis.layout import looks_channels_last
-from fusepass.patterns.legality import waits_for_host
+from fusepass.patterns.effects import waits_for_host
 
 aten = torch.ops.aten
 
@@ -33,7 +33,7 @@ class Declined(Exception):
     """The recorder cannot express what forward does; AOTAutograd may."""
 
 
-class NoEscape(TorchFunctionMode):
+class NoEscape(Watched):
     """Declines what reads a tensor's values or address without running an operator, and keeps eager's strides."""
 
     _ESCAPES = frozenset(
@@ -47,6 +47,7 @@ class NoEscape(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        self.watch(func, kwargs)
         if func in self._ESCAPES or getattr(func, "__name__", "") in ("__format__", "__repr__"):
             raise Declined(f"forward reads the values or the address of a tensor ({func.__name__})")
         if func is torch._nested_tensor_from_mask_left_aligned:
@@ -278,6 +279,11 @@ def _cuda_devices(args: Any, kwargs: Mapping[str, Any]) -> list[int]:
     devices |= {torch.device(leaf) for leaf in (kwargs.get("device"),) if leaf is not None}
     current = torch.cuda.current_device if torch.cuda.is_available() else lambda: 0
     return sorted({current() if d.index is None else d.index for d in devices if d.type == "cuda"})
+
+
+def cuda_devices(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """The CUDA devices of `tensors`, by number."""
+    return sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
 
 
 def cloned(states: Sequence[torch.Tensor]) -> list[torch.Tensor]:

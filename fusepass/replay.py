@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from fusepass.errors import FusepassWarning
-from fusepass.patterns.legality import is_random
+from fusepass.patterns.effects import is_random
 
 Tensors = tuple[torch.Tensor, ...]
 

@@ -6,9 +6,9 @@ The call itself is a small Python function, generated per region like the kernel
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -17,14 +17,14 @@ import torch
 from fusepass.codegen import build
 from fusepass.codegen.generate import Generated
 from fusepass.codegen.ir.program import Buffer, LibraryCall, Ref, Role
-from fusepass.codegen.lowering.tensor import DTYPES
 from fusepass.codegen.source import Source, Target
 from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
+from fusepass.meta import Meta, with_strides
 from fusepass.pages import LEAST_BYTES, prefer_large
+from fusepass.quick import Launch, launcher
 from fusepass.shorter import shorter
 
-_TORCH = {ours: theirs for theirs, ours in DTYPES.items()}
 _ALIGNMENT = 256  # of temporaries within the workspace, in bytes
 _TOO_LARGE = 720  # cudaErrorCooperativeLaunchTooLarge
 _VECTOR = 16  # widest access of a kernel, in bytes
@@ -33,23 +33,6 @@ _EMPTY = {"cpu": _allocators._empty_strided_cpu, "cuda": _allocators._empty_stri
 """As `torch.empty_strided`, on the current device and without the dispatcher."""
 
 Result = torch.Tensor | tuple[torch.Tensor, ...]
-
-
-@dataclass(frozen=True)
-class Meta:
-    """What a fused call expects of an argument, or gives as a result."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> Meta:
-        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype)
-
-    @classmethod
-    def of_buffer(cls, buffer: Buffer) -> Meta:
-        return cls(buffer.shape, buffer.strides, _TORCH[buffer.dtype])
 
 
 class Entry:
@@ -133,6 +116,14 @@ class FusedRegion:
         if source.replay is not None:
             self._scope["entry"] = build.load(self._library, source.replay, len(self.generated.program.arguments))
 
+    def launcher(self) -> Callable[..., Result]:
+        """What does as `run` without Python; `run` itself where that cannot be."""
+        launch = self._scope.get("launch")
+        if not isinstance(launch, Launch):
+            return self.run
+        failed = functools.partial(_failed, self)
+        return launcher(launch, self._scope["entry"], self.device, self._scope["empty"], self.run, failed)
+
     def checked(self, *inputs: torch.Tensor) -> Result:
         """As the call, for arguments from anywhere.
 
@@ -157,14 +148,6 @@ class FusedRegion:
                 except BuildError as error:
                     self.fallbacks.count(self.name, f"no kernel for unaligned inputs: {error.args[0]}", toolchain=True)
             return self._unaligned
-
-
-def with_strides(tensor: torch.Tensor, expected: Meta) -> torch.Tensor:
-    """`tensor` itself, or a copy of it with the expected strides."""
-    if tensor.stride() == expected.strides:
-        return tensor
-    copy = torch.empty_strided(expected.shape, expected.strides, dtype=expected.dtype, device=tensor.device)
-    return copy.copy_(tensor)
 
 
 def _launcher(
@@ -204,12 +187,14 @@ def _launcher(
             body.append(
                 f"if c{number}.stride() != {expected.strides}: c{number} = with_strides(c{number}, meta_c{number})"
             )
+    plain = not body  # nothing but memory and the launch is left
     for number, (name, meta) in enumerate(zip(program.outputs, region.outputs, strict=True)):
         names[name] = f"o{number}"
         scope[f"dtype{number}"] = meta.dtype
         body.append(f"o{number} = empty({meta.shape}, {meta.strides}, dtype{number})")
         nbytes = program.buffer(name).nbytes
         if device.type == "cpu" and nbytes >= LEAST_BYTES:
+            plain = False
             scope["prefer_large"] = prefer_large
             body.append(f"prefer_large(o{number}.data_ptr(), {nbytes})")
     offsets, total = _workspace([buffer for buffer in pointers if buffer.role is Role.TEMP])
@@ -217,15 +202,24 @@ def _launcher(
         scope["bytes"] = torch.uint8
         body.append(f"workspace = empty(({total},), (1,), bytes)")
         body.append("base = workspace.data_ptr()")
-    passed = []
+    passed: list[str] = []
+    places: list[tuple[int, int, int]] = []
     for buffer in pointers:
         if buffer.role is Role.TEMP:
+            places.append((2, 0, offsets[buffer.name]))
             passed.append(f"base + {offsets[buffer.name]}" if offsets[buffer.name] else "base")
         elif buffer.role is Role.INPUT:
+            places.append((0, arguments.index(names[buffer.name]), 0) if plain else (0, 0, 0))
             body.append(f"p{len(passed)} = {names[buffer.name]}.data_ptr()")
             passed.append(f"p{len(passed)}")
         else:
+            places.append((1, program.outputs.index(buffer.name), 0) if plain else (0, 0, 0))
             passed.append(f"{names[buffer.name]}.data_ptr()")
+    if plain:
+        outputs = tuple((meta.shape, meta.strides, meta.dtype) for meta in region.outputs)
+        workspace = ((total,), (1,), torch.uint8) if total else None
+        single = len(outputs) == 1
+        scope["launch"] = Launch(len(arguments), outputs, single, workspace, tuple(places), entry.numbers)
     body.append("call = entry")
     if entry.numbers is not None:
         scope["size_numbers"] = entry.numbers

@@ -21,7 +21,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
-from fusepass import surroundings
+from fusepass import quick, surroundings
 from fusepass.capture import Captured
 from fusepass.pystate import PythonState
 from fusepass.tensors import LiveTensors
@@ -101,6 +101,7 @@ class Signature:
         "_dicts",
         "_empty",
         "_globals_unchanged",
+        "_indices",
         "_inputs_guard",
         "_live",
         "_pick_states",
@@ -129,6 +130,7 @@ class Signature:
         indices = captured.state_indices
         self._all_states = indices == tuple(range(len(self._live.slots)))
         self._pick_states = _getter(indices)
+        self._indices = indices
         self._seen: tuple[int, Tensors] = (-1, ())  # the sum of the dicts' versions, and the model's tensors then
 
     def bind(self, tensors: Sequence[torch.Tensor], stand_ins: Sequence[torch.Tensor] | None = None) -> Tensors | None:
@@ -158,6 +160,50 @@ class Signature:
         if (_function_modes() or self._devices) and _default_devices() != self._devices:
             return None
         return arguments if self._all_states else (*self._pick_states(states), *tensors)
+
+    @property
+    def states(self) -> Tensors:
+        """The model's tensors as `bind` found them last."""
+        return self._seen[1]
+
+    def quick(
+        self,
+        run: Callable[..., Any],
+        finish: Callable[..., Any] | None,
+        written: tuple[int, ...],
+        sizes: tuple[int, ...],
+    ) -> Any:
+        """What binds and calls `run` without Python, then `finish` on its results; None where that cannot be.
+
+        It compares what `bind` compares, but that it gives up where a dict changed since `bind` looked at it.
+
+        Args:
+            run: the graph.
+            finish: makes the call's result of the graph's; None for the first of these.
+            written: positions of the graph's arguments that it writes.
+            sizes: bytes that each of the graph's arguments covers.
+        """
+        zeros = (_dispatch_modes, _function_modes)
+        return self._call(
+            self._same_tensors, self._globals_unchanged, zeros, tuple(self._settings), tuple(self._set),
+            run, finish, self._live.tensors, self._indices, written, sizes,
+        )  # fmt: skip
+
+    def quick_forward(self, model: nn.Module, arity: int) -> Any:
+        """What calls the forward of `model`, which is always right, without Python before it; None where that cannot be.
+
+        It is for calls that gain nothing otherwise, and compares the inputs: others may gain something.
+        """
+        return self._call(self._inputs_guard.check, None, (), (), (), model, ..., (), (), (), (0,) * arity)
+
+    def _call(self, *rest: Any) -> Any:
+        made = quick.types()
+        if made is None or self._python.others or self._devices:
+            return None
+        try:
+            return made.call((*self._dicts, *self._empty, vars(forward_ad)), *rest)
+        except (RuntimeError, ValueError):  # nobody more may watch dicts, or there are more tensors than are worth it
+            return None
 
     def _look(self) -> Tensors | None:
         """The model's tensors, after all of its Python state was compared; None where that is another."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
+from fusepass.quick import door
 from fusepass.specialisation import Specialisation
 
 _RECENT = 4
@@ -23,11 +25,18 @@ class Table:
 
     Attributes:
         recent: those that served the last calls, for a quick try.
+        door: tries those of them that need no Python, if there are any.
+
+    Args:
+        hooks: what must be empty for `door` to serve.
     """
 
-    __slots__ = ("_by_shapes", "_lock", "_turned_away", "recent")
+    __slots__ = ("_by_shapes", "_hooks", "_lock", "_offered", "_turned_away", "door", "recent")
 
-    def __init__(self) -> None:
+    def __init__(self, hooks: Sequence[Mapping[int, Any]] = ()) -> None:
+        self._hooks = hooks
+        self.door: Any = None
+        self._offered: tuple[Any, ...] = ()
         self.recent: tuple[Specialisation, ...] = ()
         self._by_shapes: dict[_Shapes, tuple[Specialisation, ...]] = {}  # the one used last at the end
         self._turned_away: dict[_Shapes, None] = {}  # the last ones, oldest first
@@ -49,7 +58,7 @@ class Table:
             group = self._by_shapes.pop(key, None)
             if group is not None:
                 self._by_shapes[key] = group
-                self.recent = (made, *(other for other in self.recent if other is not made))[:_RECENT]
+                self._remember((made, *(other for other in self.recent if other is not made)))
 
     def obstacle(self, tensors: Sequence[torch.Tensor], most: int) -> str | None:
         """Why no specialisation is made for a call with such tensors; None where one is.
@@ -83,7 +92,24 @@ class Table:
                 if not self._by_shapes[oldest]:
                     del self._by_shapes[oldest]
             known = {id(each) for group in self._by_shapes.values() for each in group}
-            self.recent = tuple(each for each in (made, *self.recent) if id(each) in known)[:_RECENT]
+            self._remember(tuple(each for each in (made, *self.recent) if id(each) in known))
+
+    def _remember(self, recent: tuple[Specialisation, ...]) -> None:
+        self.recent = recent[:_RECENT]
+        self._offer()
+
+    def served(self, made: Specialisation) -> None:
+        """`made`, one of the recent ones, has served a call."""
+        if made.quick is not None and made.quick not in self._offered:
+            with self._lock:
+                self._offer()
+
+    def _offer(self) -> None:
+        self._offered = tuple(each.quick for each in self.recent if each.quick is not None)
+        if self._offered and self.door is None:
+            self.door = door(self._hooks)
+        if self.door is not None:
+            self.door.offer(self._offered)
 
 
 def _shapes(tensors: Sequence[torch.Tensor]) -> _Shapes:

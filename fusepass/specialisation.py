@@ -14,17 +14,17 @@ from fusepass.capture import Captured
 from fusepass.compile import CompiledGraph
 from fusepass.inline import Inline
 from fusepass.measure import extent
+from fusepass.quick import MISSED, types
 from fusepass.replay import CudaGraphs, Replay, obstacle
 from fusepass.report import RegionState, Report
 from fusepass.signature import Signature, distinct
 from fusepass.structure import KeyPath, Template
 
-MISSED: Any = object()
-"""What `Specialisation.serve` gives for a call that needs more than a look at the signature."""
-
 
 class Specialisation:
     """A compiled graph of `model` for the signature of the call with `tensors`, as things are now.
+
+    `alone` says that where nothing pays the model's own method `forward` is to serve.
 
     Attributes:
         captured, compiled, signature: what it consists of. The captured graph itself has given way to the simplified one:
@@ -34,14 +34,18 @@ class Specialisation:
         written: positions of the arguments that the graph writes: inputs or tensors of the model.
         writes: whether there are any.
         pays: whether anything was fused, or is replayed as a CUDA graph; else the original is as good.
+        quick: serves without Python, where nothing changed since `fitting` said that a call fits; None where there is none
+            so far.
         replay: the CUDA graph that serves calls; text that says why there is none, None where it was not asked for.
         inline: the form that `torch.compile` and `torch.export` trace; None where they trace the original instead.
     """
 
     __slots__ = (
+        "_alone",
         "_apart",
         "_call",
         "_finish",
+        "_may_be_quick",
         "_sizes",
         "arity",
         "bind",
@@ -49,6 +53,7 @@ class Specialisation:
         "compiled",
         "inline",
         "pays",
+        "quick",
         "replay",
         "signature",
         "writes",
@@ -64,6 +69,7 @@ class Specialisation:
         *,
         cuda_graphs: bool = False,
         traceable: bool = True,
+        alone: bool = False,
     ) -> None:
         self.captured = replace(captured, graph=compiled.before)
         self.compiled = compiled
@@ -88,6 +94,10 @@ class Specialisation:
             self._call = self.replay
         fused = any(region.state is RegionState.FUSED for region in compiled.report.regions)
         self.pays = fused or isinstance(self.replay, Replay)
+        self.quick: Any = None
+        self._alone = model if alone and not self.pays else None
+        plain = self.arity >= 0 and not captured.conditions
+        self._may_be_quick = plain and (self.pays or alone)
         self.inline = Inline.of(model, captured, compiled, tuple(tensors)) if traceable else None
 
     @property
@@ -105,15 +115,35 @@ class Specialisation:
         graphs = CudaGraphs(arguments[0].device)
         return Replay(self._call, len(self.captured.states), self.written, graphs, self.compiled.report.model)
 
+    def _quick(self) -> Any:
+        if self._alone is not None:
+            return self.signature.quick_forward(self._alone, self.arity)
+        run = self.compiled.without_python() if self._call is self.compiled.call else self._call
+        finish = None if self._finish is _first else self._finish
+        return self.signature.quick(run, finish, tuple(sorted(self.written)), tuple(self._sizes))
+
     def serve(self, tensors: tuple[Any, ...]) -> Any:
         """The model's result for a call with these positional arguments, or `MISSED`."""
-        if len(tensors) != self.arity or not self.pays:
-            return MISSED
-        arguments = self.bind(tensors)
-        if arguments is None or (self.writes and self.written_memory_is_shared(arguments)):
+        arguments = self.fitting(tensors) if self.pays else None
+        if arguments is None:
             return MISSED
         values = self._call(*arguments)
         return values[0] if self._finish is _first else self._finish(values)
+
+    def fitting(self, tensors: tuple[Any, ...]) -> Sequence[torch.Tensor] | None:
+        """The graph's arguments for a call with these positional arguments that it is right for, else None."""
+        if len(tensors) != self.arity:
+            return None
+        if self._may_be_quick and types() is not None:
+            self.quick, self._may_be_quick = self._quick(), False
+        quick = self.quick
+        moment = quick.moment() if quick is not None else 0  # before anything is looked at
+        arguments = self.bind(tensors)
+        if arguments is None or (self.writes and self.written_memory_is_shared(arguments)):
+            return None
+        if quick is not None:
+            quick.renew(moment, self.signature.states if self.pays else ())
+        return arguments
 
     def run(self, arguments: Sequence[torch.Tensor]) -> Any:
         """The model's result, from what `Signature.bind` gave."""
@@ -158,8 +188,10 @@ def _arity(captured: Captured) -> int:
 
 def _finisher(outputs: Template) -> Callable[[Any], Any]:
     """`outputs.fill`, quick for one tensor and for a tuple of tensors."""
+    if len(outputs.holes) < len(outputs.leaves):  # a number that is given as it is looks like the place of a tensor
+        return outputs.fill
     sample = outputs.fill(range(len(outputs.holes)))
-    if sample == 0 and len(outputs.leaves) == 1:
+    if sample == 0:
         return _first
     if type(sample) is tuple and sample == tuple(range(len(outputs.leaves))):
         return tuple

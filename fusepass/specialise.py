@@ -20,11 +20,12 @@ from fusepass.config import override
 from fusepass.detours import Detours
 from fusepass.fallbacks import FallbackCounter
 from fusepass.garbage import collector_paused
+from fusepass.quick import MISSED
 from fusepass.report import CaptureRoute, Report
 from fusepass.routes import Route
 from fusepass.signature import distinct, obstacle
 from fusepass.signatures import Table
-from fusepass.specialisation import MISSED, Specialisation
+from fusepass.specialisation import Specialisation
 from fusepass.structure import Template
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Specialiser:
         name: what reports and warnings call the model; its class by default.
         forward: what to run where nothing is specialised; ``model.forward`` by default.
         dynamo: whether Dynamo may serve what cannot be traced.
+        hooks: those around the model's calls; while there are any, `table.door` serves nothing.
     """
 
     # Slots, so that `fusepass.pystate` does not take what happens here for the state of a model around it.
@@ -72,13 +74,14 @@ class Specialiser:
         name: str | None = None,
         forward: Callable[..., Any] | None = None,
         dynamo: bool = True,
+        hooks: Sequence[Mapping[int, Any]] = (),
     ) -> None:
         self._model = model
         self._options = dict(options)
         self._name = name or type(model).__name__
         self._forward = forward
         self._lock = threading.RLock()
-        self.table = Table()
+        self.table = Table(hooks)
         self._traceable: tuple[Specialisation, ...] = ()
         self._fallbacks = FallbackCounter()
         self._forms = Forms()
@@ -100,8 +103,10 @@ class Specialiser:
                 if made.pays:
                     result = made.serve(args)
                     if result is not MISSED:
+                        self.table.served(made)
                         return result
-                elif made.arity == len(args) and made.bind(args) is not None:
+                elif made.fitting(args) is not None:
+                    self.table.served(made)
                     return self.original(*args)
         return self._look_up(args, kwargs)
 
@@ -268,8 +273,9 @@ class Specialiser:
         compiled = replace(compiled, report=report)
         traceable = len(self._traceable) < _MOST_TRACEABLE
         made = Specialisation(
-            self._model, captured, compiled, tensors, cuda_graphs=config.cuda_graphs, traceable=traceable
-        )
+            self._model, captured, compiled, tensors, cuda_graphs=config.cuda_graphs, traceable=traceable,
+            alone=self._forward is None,
+        )  # fmt: skip
         if made.inline is not None:
             self._traceable = (*self._traceable, made)
         self.table.add(made, tensors, config.max_signatures)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -55,6 +56,16 @@ def splice(
 def keep_code(module: fx.GraphModule) -> None:
     """Let go of the graph of a module that only runs from now on: nodes are most of the memory that a signature takes."""
     del module._graph
+
+
+def with_targets(
+    module: fx.GraphModule, targets: Mapping[Callable[..., Any], Callable[..., Any]]
+) -> Callable[..., tuple[Any, ...]]:
+    """The function that `module` is, calling ``targets[f]`` where it calls ``f``."""
+    forward = module.forward.__func__  # type: ignore[attr-defined]
+    others = {id(before): after for before, after in targets.items()}
+    names = {name: others.get(id(value), value) for name, value in forward.__globals__.items()}
+    return types.MethodType(types.FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__), module)
 
 
 def _give_results(graph: fx.Graph, region: Region, call: fx.Node, copies: dict[fx.Node, fx.Node]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from math import prod
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Va
 
     `effort` is `Config.tune`: ``"off"`` tries nothing, ``"max"`` everything. ``"fast"`` tries the anchor in both
     implementations, and the other memory format where the rule for it (`anchor_formats`) is least sure: on CUDA, where tensor
-    cores may compute a convolution in either. A large convolution that has few channels, or may be rounded to TF32, is also tried as
+    cores may compute a convolution in either. One of single positions is also tried as a product of its tensors as they lie. A large convolution that has few channels, or may be rounded to TF32, is also tried as
     a product of halves, in one way or two. Two variants may turn out to be the same program.
     """
     first, *others = anchor_formats(graph, facts)
@@ -76,9 +77,11 @@ def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Va
         ranked += [Variant(other, AnchorSource.PREFERRED) for other in others if _is_unsure(graph, facts)]
     else:
         ranked += [Variant(other, anchor) for other in others for anchor in anchors]
+    if anchored and first is not AnchorFormat.CALLER and _is_pointwise(graph):
+        ranked.append(Variant(AnchorFormat.CALLER, AnchorSource.GENERATED))
     if _suits_halves(graph, facts):
         ranked += [Variant(AnchorFormat.CALLER, anchor) for anchor in _halves(graph)]
-    return tuple(ranked[:1] if effort == "off" else ranked)
+    return tuple(ranked[:1] if effort == "off" else dict.fromkeys(ranked))
 
 
 def is_precise(variant: Variant, graph: fx.GraphModule, facts: DeviceFacts) -> bool:
@@ -96,9 +99,14 @@ def _is_anchor(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and direct_class(node.target) is OpClass.ANCHOR
 
 
-def chosen_format(graph: fx.GraphModule, facts: DeviceFacts) -> AnchorFormat:
-    """The format of a region's convolution in its first variant."""
-    return anchor_formats(graph, facts)[0]
+def handed_format(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> AnchorFormat:
+    """The format in which other regions should leave the input of a region's convolution: that of its first variant.
+
+    Where products of the tensors as they lie, or of halves, are tried on Hopper, these are as a rule the fastest. They
+    write what lies channels last element by element, four times as slowly, so nothing is handed over.
+    """
+    multiplied = facts.arch == GROUP_ARCH and (_suits_halves(graph, facts) or _is_pointwise(graph))
+    return AnchorFormat.CALLER if multiplied and effort != "off" else anchor_formats(graph, facts)[0]
 
 
 def anchor_formats(graph: fx.GraphModule, facts: DeviceFacts) -> tuple[AnchorFormat, ...]:
@@ -163,6 +171,15 @@ def _suits_halves(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
     if few_halves(x.shape[1], (1,) if transposed else stride):
         return work >= _LEAST_FEW
     return tf32_convolutions() and fill_halves(x.shape[1]) and work >= _LEAST_HALVED
+
+
+def _is_pointwise(graph: fx.GraphModule) -> bool:
+    """Whether the region's anchor is a float32 convolution that takes each position by itself."""
+    for node in graph.graph.find_nodes(op="call_function", target=_CONVOLUTION):
+        weight, stride, padding, groups = node.args[1].meta["val"], node.args[3], node.args[4], node.args[8]
+        alone = prod(weight.shape[2:]) == 1 and max(stride) == 1 and not any(padding)
+        return alone and groups == 1 and weight.dtype is torch.float32
+    return False
 
 
 def _halves(graph: fx.GraphModule) -> list[AnchorSource]:

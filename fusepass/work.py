@@ -13,9 +13,9 @@ from torch import fx
 from fusepass.choice import Choice
 from fusepass.codegen.generate import Generated
 from fusepass.codegen.source import Source
+from fusepass.meta import Meta, with_strides
 from fusepass.patterns.partition import Region
 from fusepass.report import RegionState
-from fusepass.runtime import Meta, with_strides
 from fusepass.variants import Variant
 
 

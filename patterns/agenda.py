@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Set
 
 from torch import fx
 
-from fusepass.patterns.legality import writes
+from fusepass.patterns.effects import writes
 
 REACH = 12
 """Steps from a change to what may notice it: as far as the analysis of intervals looks."""

@@ -17,7 +17,8 @@ import torch
 from torch import fx
 
 from fusepass.patterns.aliasing import written
-from fusepass.patterns.legality import Refusal, is_constant_number, is_random
+from fusepass.patterns.effects import is_constant_number, is_random
+from fusepass.patterns.legality import Refusal
 from fusepass.patterns.opclass import OpClass, Vocabulary, classify
 
 aten = torch.ops.aten

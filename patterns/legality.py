@@ -11,9 +11,8 @@ also needed outside it stays an ATen view of the region's output or input, so ev
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,7 +23,7 @@ from torch.utils import _pytree as pytree
 from fusepass.codegen.lowering.resampling import NEAREST, nearest_slopes
 from fusepass.codegen.lowering.tensor import DTYPES
 from fusepass.patterns.aliasing import updates_statistics
-from fusepass.patterns.memo import remembered
+from fusepass.patterns.effects import is_constant_number, is_random, waits_for_host, writes
 
 if TYPE_CHECKING:
     from fusepass.patterns.dataflow import Candidate
@@ -73,46 +72,6 @@ def step_reason(candidate: Candidate) -> str | None:
 def final_reason(candidate: Candidate) -> str | None:
     """Why the grown `candidate` may not become a region, if so."""
     return next((reason for check in FINAL_CHECKS if (reason := check(candidate)) is not None), None)
-
-
-@remembered
-def is_random(target: object) -> bool:
-    """Whether `target` draws random numbers."""
-    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
-
-
-@remembered
-def writes(target: object) -> bool:
-    """Whether `target` writes to an argument."""
-    return isinstance(target, OpOverload) and target._schema.is_mutable
-
-
-def waits_for_host(target: object, tensors: Iterable[object]) -> bool:
-    """Whether the host needs the result of `target`, or its size, to go on, given the `tensors` that it reads.
-
-    An index takes as many elements as it has numbers; where it is a mask, as many as hold.
-    """
-    if target is aten.index.Tensor:
-        return any(isinstance(each, torch.Tensor) and each.dtype in _MASKS for each in islice(tensors, 1, None))
-    return _depends_on_values(target)
-
-
-_MASKS = (torch.bool, torch.uint8)
-
-
-@remembered
-def _depends_on_values(target: object) -> bool:
-    tags = target.tags if isinstance(target, OpOverload) else ()
-    return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
-
-
-def is_constant_number(node: fx.Node) -> bool:
-    """Whether `node` is a 0-dim CPU constant, such as ``torch.tensor(0.5)`` in forward: to kernels a number."""
-    source = node
-    while source.target is aten.lift_fresh_copy.default:
-        (source,) = source.all_input_nodes
-    value = node.meta.get("val")
-    return source.op == "get_attr" and isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_cpu
 
 
 def tensors(node: fx.Node) -> Iterator[torch.Tensor]:
@@ -235,6 +194,10 @@ def dense_layout(tensor: torch.Tensor) -> str | None:
     return None if tensor.layout is torch.strided else f"layout {str(tensor.layout).removeprefix('torch.')}"
 
 
+def no_lazy_sign(tensor: torch.Tensor) -> str | None:
+    return "a tensor is lazily negated or conjugated" if tensor.is_neg() or tensor.is_conj() else None
+
+
 def supported_dtype(tensor: torch.Tensor) -> str | None:
     known = tensor.dtype in DTYPES
     return None if known else f"element type {str(tensor.dtype).removeprefix('torch.')} has no generated code"
@@ -289,6 +252,7 @@ TENSOR_CHECKS: tuple[Callable[[torch.Tensor], str | None], ...] = (
     static_shape,
     not_empty,
     dense_layout,
+    no_lazy_sign,
     supported_dtype,
     supported_device,
 )

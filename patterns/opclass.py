@@ -16,7 +16,8 @@ from fusepass.codegen.lowering import lower as lower  # registers the vocabulary
 from fusepass.codegen.lowering import registry
 from fusepass.codegen.lowering.registry import decomposed
 from fusepass.patterns.aliasing import is_view
-from fusepass.patterns.legality import Refusal, is_random, node_refusal
+from fusepass.patterns.effects import is_random
+from fusepass.patterns.legality import Refusal, node_refusal
 from fusepass.patterns.memo import remembered
 
 

@@ -17,7 +17,7 @@ from fusepass.patterns.aliasing import BATCH_NORMS, base, change_seen, written
 from fusepass.patterns.arguments import key_of
 from fusepass.patterns.cost import NOTHING, Cost, cost, dying
 from fusepass.patterns.dataflow import remove_dead
-from fusepass.patterns.legality import is_random, writes
+from fusepass.patterns.effects import is_random, writes
 from fusepass.patterns.matcher import Declined, Match
 from fusepass.patterns.memo import remembered
 from fusepass.patterns.rule import Rule

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from fusepass import quick
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import Generated, generate
 from fusepass.codegen.ir.expr import Builder
@@ -55,6 +56,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(no_device)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _calls_need_no_python() -> None:
+    """From the first test on, and without a build that goes on beside one."""
+    quick.wait()
 
 
 @pytest.fixture(autouse=True)

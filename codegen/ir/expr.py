@@ -135,19 +135,19 @@ def walk(*roots: Expr) -> Iterator[Expr]:
             stack.extend((child, False) for child in reversed(children(node)))
 
 
-def largest(roots: Sequence[Expr], wanted: Callable[[Expr], bool]) -> Iterator[Expr]:
-    """The largest computed values below `roots` that are `wanted`; none from below a condition."""
+def largest(roots: Sequence[Expr], wanted: Callable[[Expr], bool], *, guarded: bool = False) -> Iterator[Expr]:
+    """The largest computed values below `roots` that are `wanted`; from below conditions and windows if `guarded`."""
     stack, seen = list(reversed(roots)), set[int]()
     while stack:
         node = stack.pop()
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if isinstance(node, Apply | Stat) and wanted(node):
+        if (guarded or isinstance(node, Apply | Stat)) and wanted(node):
             yield node
-        elif isinstance(node, Masked):
+        elif isinstance(node, Masked) and not guarded:
             stack.append(node.other)
-        elif not isinstance(node, Window):
+        elif guarded or not isinstance(node, Window):
             stack += reversed(children(node))
 
 

@@ -30,6 +30,9 @@ class Nested:
         return " + ".join(f"{size} by {stride}" for size, stride in zip(self.sizes, self.strides, strict=True))
 
 
+PLACE = 8
+"""Numbers of a place of `Runs`."""
+
 Stride = int | Nested
 """How an operand goes on along one of its dimensions, in elements."""
 
@@ -88,6 +91,44 @@ def _along(stride: Stride, index: Index) -> Index:
 
 
 @dataclass(frozen=True)
+class Runs:
+    """A right operand whose columns are neighbours: *places* of some numbers, of which a term says how many places on, in which plane.
+
+    Terms are, slowest first, by (*outer, taps, planes, numbers of a place). For all taps a column and its neighbours read places that
+    overlap, which are a *run* for each point of `outer`.
+
+    Attributes:
+        outer: (size, stride) of each, in places.
+        taps, apart: their number, and how many places one is from the next.
+        planes: of places; numbers of a place stand for themselves in no other.
+        plane: places of each.
+    """
+
+    outer: tuple[tuple[int, int], ...]
+    taps: int
+    apart: int
+    planes: int
+    plane: int
+
+    @property
+    def count(self) -> int:
+        """Runs."""
+        return prod(size for size, _ in self.outer)
+
+    @property
+    def terms(self) -> int:
+        """Of a run."""
+        return self.taps * self.planes * PLACE
+
+    @property
+    def inner(self) -> Stride:
+        """Along the terms."""
+        parts = [*self.outer, (self.taps, self.apart), (self.planes, self.plane)]
+        sizes, strides = zip(*parts, strict=True)
+        return nested([*sizes, PLACE], [*(PLACE * stride for stride in strides), 1])
+
+
+@dataclass(frozen=True)
 class Product:
     """What a kernel computes before its stores: a product of matrices, for each element of its rows.
 
@@ -102,6 +143,7 @@ class Product:
         precision: of the products, where they are float32.
         apart: where the kernel's columns are rows of the product, how far one is from the next: so many rows of the kernel lie between
             each other. 0 where they are columns of the product, neighbours of each other.
+        runs: how the right operand lies, where its columns are neighbours.
     """
 
     name: str
@@ -112,6 +154,7 @@ class Product:
     dtype: DType
     precision: Precision = Precision.FLOAT32
     apart: int = 0
+    runs: Runs | None = None
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -135,6 +178,7 @@ class Product:
         """It in words, for the text form of a program."""
         split = f", {self.pieces} pieces of {self.length}" if self.pieces > 1 else ""
         split += f", columns are rows {self.apart} apart" if self.apart else ""
+        split += f", {self.runs.count} runs of {self.runs.taps} taps" if self.runs else ""
         return (
             f"product of {_text(self.left)} by {_text(self.right)}, {self.inner} terms{split}, {self.arithmetic.value}"
         )

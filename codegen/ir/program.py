@@ -175,6 +175,11 @@ class Kernel:
         )
 
     @property
+    def whole_columns(self) -> bool:
+        """Whether some points of a product do not exist, in all rows of a column at once."""
+        return bool(self.within) and not any(self.rows[2] in bound.index.axes for bound in self.within)
+
+    @property
     def lines(self) -> tuple[Axis, Axis]:
         """The sample and the channel of a kernel with `Partials`."""
         first = 1 if isinstance(self.anchor, Product) else 0

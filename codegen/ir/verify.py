@@ -14,12 +14,13 @@ from fusepass.codegen.ir.convolution import (
     packed_shape,
 )
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Apply, Expr, Gather, Load, Masked, Op, Stat, Window, children, own_indices, walk
-from fusepass.codegen.ir.index import Axis, Index, contiguous_strides
-from fusepass.codegen.ir.product import Product, parts_of
-from fusepass.codegen.ir.program import Anchor, Buffer, Kernel, Partials, Program, Ref, Role, Store, Team
+from fusepass.codegen.ir.expr import Stat
+from fusepass.codegen.ir.index import contiguous_strides
+from fusepass.codegen.ir.product import PLACE, Product, parts_of
+from fusepass.codegen.ir.program import Anchor, Kernel, Partials, Program, Ref, Role, Team
 from fusepass.codegen.ir.team import exchange_offsets
 from fusepass.codegen.ir.text import program_text
+from fusepass.codegen.ir.verify_expressions import expr_faults, find_buffer, store_faults
 from fusepass.errors import IRError
 
 
@@ -89,7 +90,7 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
     if kernel.alarm is not None:
         if kernel.alarm.condition.dtype is not DType.BOOL or kernel.anchor is not None or not kernel.is_pointwise:
             yield "an alarm that is no condition per element"
-        yield from _expr_faults(program, kernel.alarm.condition, frozenset(kernel.rows), {})
+        yield from expr_faults(program, kernel.alarm.condition, frozenset(kernel.rows), {})
     if kernel.row_stores and not kernel.sweeps:
         yield "row stores in a pointwise kernel"
     partial = kernel.partials.stores if kernel.partials else ()
@@ -109,14 +110,14 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
             if len(reduction.values) != reduction.op.arity:
                 yield f"{reduction.name} takes {reduction.op.arity} values, has {len(reduction.values)}"
             for value in reduction.values:
-                yield from _expr_faults(program, value, everything, known, everywhere=not kernel.within)
+                yield from expr_faults(program, value, everything, known, everywhere=not kernel.within)
         known.update({reduction.name: reduction.op.kept for reduction in sweep})
     if kernel.partials is not None:
         yield from _partial_faults(program, kernel, kernel.partials, known)
     for store in kernel.row_stores:
-        yield from _store_faults(program, store, rows, known, everywhere=not kernel.within)
+        yield from store_faults(program, store, rows, known, everywhere=not kernel.within)
     for store in kernel.stores:
-        yield from _store_faults(program, store, everything, known, everywhere=not kernel.within)
+        yield from store_faults(program, store, everything, known, everywhere=not kernel.within)
     if kernel.within and (not isinstance(kernel.anchor, Product) or kernel.anchor.pieces > 1):
         yield "points that do not exist, in a kernel without whole sums of a product"
     if any(not bound.index.axes <= rows for bound in kernel.within):
@@ -132,14 +133,14 @@ def _anchor_faults(program: Program, kernel: Kernel, anchor: Anchor) -> Iterator
     if anchor.column not in (1, len(anchor.stride) + 1):
         yield f"columns of {anchor.name} that are neither channels nor the last axis"
     for name in (anchor.source, anchor.weight):
-        buffer = _find(program, name)
+        buffer = find_buffer(program, name)
         if buffer is None or len(buffer.shape) != len(anchor.stride) + 2:
             yield f"{anchor.name} of {name}, which is no buffer with {len(anchor.stride)} spatial axes"
     if anchor.halves is not None:
         yield from _halves_faults(program, anchor, anchor.halves)
     if anchor.pooled is not None:
         yield from _pooling_faults(program, anchor, anchor.pooled)
-    packed, weight = (_find(program, name) for name in (anchor.packed or "", anchor.weight))
+    packed, weight = (find_buffer(program, name) for name in (anchor.packed or "", anchor.weight))
     if anchor.packed is None or weight is None:
         return
     out_axis = int(anchor.transposed)
@@ -160,7 +161,7 @@ def _halves_faults(program: Program, anchor: Convolution, halves: ScaledHalves |
         wanted += [(halves.source, DType.F16, (samples, *source.shape[2:], *each))]
         wanted += [(name, DType.F32, (samples, outs)) for name in halves.scales]
     for name, dtype, shape in wanted:
-        buffer = _find(program, name)
+        buffer = find_buffer(program, name)
         if buffer is None or (buffer.dtype, buffer.shape, buffer.strides) != (dtype, shape, contiguous_strides(shape)):
             yield f"{anchor.name} reads {name}, which does not have {dtype} as {shape}"
 
@@ -171,7 +172,7 @@ def _pooling_faults(program: Program, anchor: Convolution, pooled: Pooling) -> I
     if anchor.packed is not None or anchor.halves is not None:
         yield f"{anchor.name} pools products of packed operands"
     outs = program.buffer(anchor.weight).shape[1]
-    bias = None if pooled.bias is None else _find(program, pooled.bias)
+    bias = None if pooled.bias is None else find_buffer(program, pooled.bias)
     if pooled.bias is not None and (
         bias is None or (bias.dtype, bias.shape, bias.strides) != (DType.F32, (outs,), (1,))
     ):
@@ -188,11 +189,11 @@ def _partial_faults(program: Program, kernel: Kernel, partials: Partials, known:
     for reduction in partials.reductions:
         if reduction.op.arity != 1 or reduction.values != (partials.value,) or partials.value.dtype is not DType.F32:
             yield f"{reduction.name} is not of the one float32 value that is reduced over positions"
-    yield from _expr_faults(program, partials.value, frozenset(kernel.rows), known, everywhere=not kernel.within)
+    yield from expr_faults(program, partials.value, frozenset(kernel.rows), known, everywhere=not kernel.within)
     axes = frozenset((partials.pieces, channel, *((sample,) if partials.per_sample else ())))
     results = {reduction.name: reduction.op.kept for reduction in partials.reductions}
     for store in partials.stores:
-        yield from _store_faults(program, store, axes, results)
+        yield from store_faults(program, store, axes, results)
         if not isinstance(store.value, Stat):
             yield f"store to {store.buffer} of more than a partial result"
 
@@ -200,7 +201,7 @@ def _partial_faults(program: Program, kernel: Kernel, partials: Partials, known:
 def _team_faults(program: Program, kernel: Kernel, team: Team) -> Iterator[str]:
     if team.members < 2 or team.teams < 1 or not kernel.sweeps:
         yield f"{team.teams} teams of {team.members} blocks, which have nothing to share"
-    buffer = _find(program, team.exchange)
+    buffer = find_buffer(program, team.exchange)
     needed = exchange_offsets(kernel, team.members, team.teams)[""]
     if buffer is None or buffer.role is not Role.TEMP or buffer.nbytes < needed:
         yield f"{team.exchange} is no temporary of {needed} bytes"
@@ -215,8 +216,10 @@ def _product_faults(program: Program, kernel: Kernel, product: Product) -> Itera
     sizes = kernel.matrix
     if kernel.cols and (product.pieces > 1 or (product.apart and kernel.rows[2].size % product.apart)):
         yield f"columns of {product.name} that are not rows {product.apart} apart, or of sums in pieces"
+    if product.runs and (product.right.row, product.right.inner) != (PLACE, product.runs.inner):
+        yield f"columns of {product.right.buffer} that are no neighbours"
     for operand, rows in ((product.left, sizes[2]), (product.right, sizes[3])):
-        buffer = _find(program, operand.buffer)
+        buffer = find_buffer(program, operand.buffer)
         counts = ((rows, operand.row), (product.inner, operand.inner))
         if buffer is None or buffer.dtype is not product.dtype:
             yield f"{product.name} of {operand.buffer}, which is no buffer of {product.dtype}"
@@ -224,95 +227,3 @@ def _product_faults(program: Program, kernel: Kernel, product: Product) -> Itera
             yield f"{operand.buffer} does not have {rows} rows of {product.inner} numbers for {product.name}"
         elif operand.extent(sizes[1], rows, product.inner) > buffer.extent and 0 not in (*sizes, product.inner):
             yield f"{product.name} reads {operand.buffer} out of range"
-
-
-def _store_faults(
-    program: Program, store: Store, axes: frozenset[Axis], known: dict[str, int], *, everywhere: bool = True
-) -> Iterator[str]:
-    """`everywhere` says that the store happens at each point of `axes`, so that its indices must be in range there."""
-    buffer = _find(program, store.buffer)
-    if buffer is None:
-        yield f"store to unknown buffer {store.buffer}"
-        return
-    if everywhere:
-        yield from _index_faults(store.index, axes, buffer, f"store to {buffer.name}")
-    yield from _expr_faults(program, store.value, axes, known, everywhere=everywhere)
-
-
-def _expr_faults(
-    program: Program, root: Expr, axes: frozenset[Axis], known: dict[str, int], *, everywhere: bool = True
-) -> Iterator[str]:
-    nodes = list(walk(root))
-    inner = axes | {axis for node in nodes if isinstance(node, Window) for axis in node.axes}
-    unguarded = _unguarded(root) if everywhere else set()
-    for node in nodes:
-        for index in own_indices(node):
-            if not index.axes <= inner:
-                yield f"index {index} uses an axis out of scope"
-        match node:
-            case Load(buffer=name, index=index, dtype=dtype):
-                buffer = _find(program, name)
-                if buffer is None:
-                    yield f"load from unknown buffer {name}"
-                elif buffer.dtype is not dtype:
-                    yield f"load of {buffer.dtype} {name} as {dtype}"
-                elif id(node) in unguarded:
-                    yield from _index_faults(index, inner, buffer, f"load from {name}")
-            case Gather(buffer=name):
-                yield from _gather_faults(_find(program, name), node, id(node) in unguarded, inner)
-            case Stat(reduction=name, part=part, dtype=dtype):
-                if name not in known:
-                    yield f"result of {name} used before its sweep ends"
-                elif part >= known[name]:
-                    yield f"{name} has no part {part}"
-            case Apply(op=Op.WHERE, args=args, dtype=dtype):
-                if args[1].dtype is not dtype or args[2].dtype is not dtype:
-                    yield "where() with unequal branch types"
-            case Window(op=op):
-                if op.parts != 1 or op.arity != 1:
-                    yield f"window with {op.value}"
-            case _:
-                pass
-
-
-def _gather_faults(buffer: Buffer | None, node: Gather, unguarded: bool, axes: frozenset[Axis]) -> Iterator[str]:
-    if buffer is None or buffer.dtype is not node.dtype:
-        yield f"gather of {node.dtype} from {node.buffer}, which is unknown or of another type"
-        return
-    if any(not place.value.dtype.is_int for place in node.places):
-        yield f"gather from {node.buffer} at a place that is no integer"
-    if unguarded and not any(axis.size == 0 for axis in axes) and node.index.axes <= axes:
-        ends = [place.stride * (place.size - 1) for place in node.places]
-        low, high = node.index.bounds
-        low, high = low + sum(min(end, 0) for end in ends), high + sum(max(end, 0) for end in ends)
-        if low < 0 or high >= max(buffer.extent, 1):
-            yield f"gather from {node.buffer} spans {low}..{high} of {buffer.extent} elements"
-
-
-def _unguarded(root: Expr) -> set[int]:
-    """The nodes below `root` that are reached on some way without a mask."""
-    seen: set[int] = set()
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if id(node) not in seen:
-            seen.add(id(node))
-            stack.extend((node.other,) if isinstance(node, Masked) else children(node))
-    return seen
-
-
-def _index_faults(index: Index, axes: frozenset[Axis], buffer: Buffer, what: str) -> Iterator[str]:
-    if not index.axes <= axes:
-        yield f"{what}: index {index} uses an axis out of scope"
-        return
-    if any(axis.size == 0 for axis in axes):
-        return  # never evaluated
-    low, high = index.bounds
-    if low < 0 or high >= max(buffer.extent, 1):
-        low, high = index.tight_bounds
-    if low < 0 or high >= max(buffer.extent, 1):
-        yield f"{what}: index {index} spans {low}..{high} of {buffer.extent} elements"
-
-
-def _find(program: Program, name: str) -> Buffer | None:
-    return next((buffer for buffer in program.buffers if buffer.name == name), None)

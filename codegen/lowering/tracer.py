@@ -30,7 +30,12 @@ class Spec(torch.Tensor):
     @staticmethod
     def of(tensor: torch.Tensor, device: torch.device | None = None) -> Spec:
         """The description of `tensor`, as if it lay on `device`."""
-        return Spec.described(tensor.shape, tensor.stride(), tensor.dtype, device or tensor.device)
+        spec = Spec.described(tensor.shape, tensor.stride(), tensor.dtype, device or tensor.device)
+        if tensor.is_conj():  # so that a copy of it, which is not, is told apart
+            torch._C._set_conj(spec, True)
+        if tensor.is_neg():
+            torch._C._set_neg(spec, True)
+        return spec
 
     @staticmethod
     def described(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Spec:

@@ -18,19 +18,21 @@ from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Window
 from fusepass.codegen.ir.index import Axis, axis_index, linear
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Anchor, Kernel, LibraryCall, Program, Ref, Role, Store
+from fusepass.codegen.passes.again import Again, compute_again, never
 from fusepass.codegen.passes.alignment import dimensions_of, with_whole_dimensions
 from fusepass.codegen.passes.depthwise import CONVOLUTIONS, Depthwise, depthwise_of, depthwise_value, per_axis
 from fusepass.codegen.passes.halved import Halved, halved_of
 from fusepass.codegen.passes.packing import pack_weights
 from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.places import in_places
+from fusepass.codegen.passes.pointwise import Pointwise, pointwise_of
 from fusepass.codegen.passes.products import product_of, product_rows, product_value, without_idle_views
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 from fusepass.codegen.passes.scaled_tiles import in_scaled_tiles
 from fusepass.codegen.passes.windows import pool_phases, pool_windows
 
 Choice = Callable[[Program, Kernel], bool]
-_Anchor = Anchor | Depthwise | Halved
+_Anchor = Anchor | Depthwise | Halved | Pointwise
 _CHANNELS = 1  # their dimension
 
 
@@ -54,12 +56,13 @@ def generate_anchors(
     halves: bool = False,
     tiled: bool = False,
     kept: int = 0,
+    again: Again = never,
 ) -> Program:
     """Replace each library convolution and product for which `choose` accepts a kernel that would do it.
 
     `pieces` says in how many pieces such a kernel reduces over positions, `warps` is `Convolution.warps`. With `halves`,
     convolutions that may be rounded to TF32, and those of few channels, become products of scaled halves; `tiled` ones take them from
-    a tile of the input with any number of channels. Behind a product, rows of `kept` elements stay on the chip where they are read.
+    a tile of the input with any number of channels; `again` says whether those are computed twice. Behind a product, rows of `kept` elements stay on the chip where they are read.
     """
     for call in program.calls:
         anchor = _convolution(program, call, warps) or depthwise_of(program, call) or product_of(program, call)
@@ -67,12 +70,13 @@ def generate_anchors(
             continue
         forms = _forms(program, builder, call, anchor, pieces, kept)
         if isinstance(anchor, Convolution):
+            forms = _pointwise(program, builder, call, anchor, pieces, kept, forms)
             forms = itertools.chain(_pooling(program, builder, call, anchor, pieces), forms)
         if halves and isinstance(anchor, Convolution):
             channels = program.buffer(anchor.source).shape[1]
             places = few_halves(channels, anchor.step) or (tiled and call.tf32 and tiled_halves(channels, anchor.step))
             if places and warps > 1:
-                scaled = _in_places(program, builder, call, anchor, pieces)
+                scaled = _in_places(program, builder, call, anchor, pieces, again)
             else:
                 scaled = _in_halves(program, builder, call, anchor, pieces, kept)
             forms = itertools.chain(scaled, forms)
@@ -94,9 +98,12 @@ def _in_halves(
         if by_phases is not None and form is not None:
             yield by_phases.completed(form, builder)
     pooled = _pooled(program, builder, call, halved)
+    if pooled is not None:
+        yield halved.completed(pooled, builder)
+    halved = halved_of(program, builder, anchor, result, in_runs=True) or halved
     form = _generated(program, builder, call, halved, None)
     reduced = halved.reduced(form, builder, pieces, kept) if form is not None else None
-    for each in filter(None, (pooled, reduced, form)):
+    for each in filter(None, (reduced, form)):
         yield halved.completed(each, builder)
 
 
@@ -130,8 +137,30 @@ def _pooling(
         yield from _forms(made, builder, whole, replace(anchor, name=f"{result.name}_sum", pooled=pooled), pieces, 0)
 
 
+def _pointwise(
+    program: Program,
+    builder: Builder,
+    call: LibraryCall,
+    anchor: Convolution,
+    pieces: Pieces,
+    kept: int,
+    forms: Iterator[tuple[Program, Kernel]],
+) -> Iterator[tuple[Program, Kernel]]:
+    """`forms` with those of a convolution of single positions as a product of its tensors, behind what reduces over channels."""
+    found = pointwise_of(program, anchor)
+    form = None if found is None else _generated(program, builder, call, found, None)
+    if found is None or form is None:
+        yield from forms
+        return
+    known = [*forms]
+    yield from (each for each in known if each[1].cols)
+    for each in filter(None, (found.reduced(form, builder, pieces, kept), form)):
+        yield found.completed(each, builder)
+    yield from (each for each in known if not each[1].cols)
+
+
 def _in_places(
-    program: Program, builder: Builder, call: LibraryCall, anchor: Convolution, pieces: Pieces
+    program: Program, builder: Builder, call: LibraryCall, anchor: Convolution, pieces: Pieces, again: Again
 ) -> Iterator[tuple[Program, Kernel]]:
     """The forms of a convolution that multiplies scaled halves of a tile, as `_forms` orders them.
 
@@ -148,7 +177,8 @@ def _in_places(
         made = in_scaled_tiles(form, builder, 0) if scaling else in_places(form, builder, 0)
         place = len(made.kernels) - len(form.kernels)
         reduced = None if over else reduce_positions(made, builder, place, pieces)
-        for each in filter(None, (reduced, made)):
+        twice = None if reduced is None else compute_again(reduced, builder, place, pieces, again)
+        for each in filter(None, (twice, reduced, made)):
             yield each, each.kernels[place]
 
 
@@ -243,6 +273,8 @@ def _value(program: Program, builder: Builder, call: LibraryCall, anchor: _Ancho
         return depthwise_value(builder, anchor, program.buffer(call.result), axes)
     if isinstance(anchor, Halved):
         return anchor.value(builder, axes)
+    if isinstance(anchor, Pointwise):
+        return anchor.value(builder)
     return builder.stat(anchor.name, 0, DType.F32)
 
 
@@ -255,7 +287,7 @@ def _in_kernel(anchor: _Anchor) -> Anchor | None:
     """What a kernel says of the anchor: nothing where it is part of the expressions."""
     if isinstance(anchor, Depthwise):
         return None
-    return anchor.anchor if isinstance(anchor, Halved) else anchor
+    return anchor.anchor if isinstance(anchor, Halved | Pointwise) else anchor
 
 
 def _operator(call: LibraryCall) -> str:

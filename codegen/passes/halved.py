@@ -2,7 +2,8 @@
 
 Each sample is a product: its rows are output channels, its columns positions of the result, its terms kernel positions and input
 channels. The packed input is its right operand as it lies: a column begins at its position, and its terms are further on by the
-same steps everywhere, so that columns overlap in memory.
+same steps everywhere, so that columns overlap in memory. Where neighbouring positions read neighbours, the packed input has planes of
+8 channels each, and all of its places are columns, those between two rows of the result among them: so columns are neighbours in memory.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ from math import prod
 from fusepass.codegen.ir.convolution import HALVES, Convolution, fill_halves
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder, Expr
-from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, delinearize
-from fusepass.codegen.ir.product import Operand, Product, nested
+from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, contiguous_strides, delinearize
+from fusepass.codegen.ir.product import PLACE, Operand, Product, Runs, nested
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
-from fusepass.codegen.passes.halves import Layout, Scales, channels_last, scales_of
+from fusepass.codegen.passes.halves import Layout, Scales, channels_last, in_places, scales_of
 from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
 _VECTOR = 4  # float32 numbers that are read at once
-_MOST_ADDED = 1 / 8  # of the packed input
+_MOST_ADDED = 1 / 8  # of the packed input, and of the columns
+_PAIR = 2 * HALVES  # channels that a product of halves takes at once
+_MOST_RUN = 128  # channels of which runs have room on the chip
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Halved:
         kernels, buffers: what is to be added to the program before that kernel.
         steps: the spatial axes.
         across: strides of the packed input along them.
+        planes: where columns are its places, one after another, their sizes along the spatial axes; else none.
     """
 
     anchor: Convolution
@@ -76,6 +80,7 @@ class Halved:
     buffers: tuple[Buffer, ...]
     steps: tuple[_Step, ...]
     across: tuple[int, ...]
+    planes: tuple[int, ...] = ()
 
     def value(self, builder: Builder, axes: tuple[Axis, ...]) -> Expr:
         """The element of the result at `axes`, its dimensions."""
@@ -152,8 +157,9 @@ class Halved:
     ) -> tuple[Axis, dict[Axis, Index], tuple[Bound, ...]]:
         """A product's columns for positions of `phases`; the `spatial` axes in terms of them; the bounds of those that exist."""
         positions = [step.positions for step in self.steps]
-        column = Axis(f"{self.product.name}_column", prod(positions))
-        at = delinearize(axis_index(column), positions)
+        count, sizes = _columns(positions, self.planes) if self.planes else prod(positions), self.planes or positions
+        column = Axis(f"{self.product.name}_column", count)
+        at = delinearize(axis_index(column), sizes)
         places = [
             position * step.spread + step.shift + phase
             for position, step, phase in zip(at, self.steps, phases, strict=True)
@@ -173,11 +179,18 @@ class Halved:
 
 
 def halved_of(
-    program: Program, builder: Builder, anchor: Convolution, result: Buffer, *, by_phases: bool = False
+    program: Program,
+    builder: Builder,
+    anchor: Convolution,
+    result: Buffer,
+    *,
+    by_phases: bool = False,
+    in_runs: bool = False,
 ) -> Halved | None:
     """A product of scaled halves for a convolution whose operands may be rounded to TF32; None where it would not pay or is not known.
 
     Rows are channels, each with its phases; if `by_phases`, phases, but for those along the last axis, each with its channels.
+    If `in_runs`, columns are neighbours in memory; see `Runs`.
     """
     source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
     channels = source.shape[1]
@@ -190,31 +203,64 @@ def halved_of(
     name = _free_name(program, result.name)
     scales = scales_of(builder, name, source, weight, transposed=anchor.transposed)
     before, after = ([getattr(step, side) for step in steps] for side in ("before", "after"))
-    first = before[-1]
-    before[-1], after[-1] = _aligned(source.shape[-1], before[-1], after[-1])
-    image, pack_image = scales.pack_source(builder, f"{name}_input", channels_last(source.shape, before, after))
+    first, runs = before[-1], _runs(source, steps, padded) if in_runs else None
+    if in_runs and runs is None:
+        return None
+    if runs is None:
+        before[-1], after[-1] = _aligned(source.shape[-1], before[-1], after[-1])
+    lying = in_places if runs else channels_last
+    image, pack_image = scales.pack_source(builder, f"{name}_input", lying(source.shape, before, after))
     taps, pack_taps = scales.pack_weight(
         builder, f"{name}_weight", _weight_layout(anchor, weight, steps, padded, by_phases)
     )
-    across, sizes = image.strides[1:-1], [step.taps for step in steps]
+    planes = image.shape[2:-1] if runs else ()
+    across, sizes = image.strides[2:-1] if runs else image.strides[1:-1], [step.taps for step in steps]
     terms = prod(sizes) * padded
+    positions = nested(
+        [step.positions for step in steps], [step.step * s for step, s in zip(steps, across, strict=True)]
+    )
+    inner = nested([*sizes, padded], [*(step.apart * s for step, s in zip(steps, across, strict=True)), 1])
     product = Product(
         name=anchor.name,
         left=Operand(taps.name, 0, terms, 1),
         right=Operand(
             image.name,
             image.strides[0],
-            nested([step.positions for step in steps], [step.step * s for step, s in zip(steps, across, strict=True)]),
-            nested([*sizes, padded], [*(step.apart * s for step, s in zip(steps, across, strict=True)), 1]),
+            PLACE if runs else positions,
+            runs.inner if runs else inner,
             (before[-1] - first) * across[-1],
         ),
         inner=terms,
         length=terms,
         dtype=DType.F16,
         apart=steps[-1].spread if by_phases else 0,
+        runs=runs,
     )
     kernels = (*pack_image, *scales.kernels, pack_taps)
-    return Halved(anchor, product, scales, kernels, (*scales.buffers, taps, image), steps, across)
+    return Halved(anchor, product, scales, kernels, (*scales.buffers, taps, image), steps, across, planes)
+
+
+def _runs(source: Buffer, steps: tuple[_Step, ...], padded: int) -> Runs | None:
+    """How the columns lie if they are neighbours in memory; None where neighbours read no neighbours, there is no room for these on the
+    chip, or there would be many more columns than positions.
+    """
+    if any(step.step > 1 for step in steps) or steps[-1].taps == 1 or padded % _PAIR or padded > _MOST_RUN:
+        return None
+    planes = [size + step.before + step.after for size, step in zip(source.shape[2:], steps, strict=True)]
+    positions = [step.positions for step in steps]
+    if _columns(positions, planes) > (1 + _MOST_ADDED) * prod(positions):
+        return None
+    strides = contiguous_strides(planes)
+    outer = [(step.taps, step.apart * stride) for step, stride in zip(steps, strides, strict=True)][:-1]
+    return Runs(
+        tuple(each for each in outer if each[0] > 1), steps[-1].taps, steps[-1].apart, padded // PLACE, prod(planes)
+    )
+
+
+def _columns(positions: Sequence[int], planes: Sequence[int]) -> int:
+    """From the first of `positions` to one past the last, in planes of those sizes."""
+    strides = contiguous_strides(planes)
+    return 1 + sum((count - 1) * stride for count, stride in zip(positions, strides, strict=True))
 
 
 def _has_even_phases(anchor: Convolution, weight: Buffer) -> bool:

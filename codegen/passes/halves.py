@@ -70,6 +70,15 @@ def channels_last(
     return Layout(axes, coordinates, axis_index(part) if parts > 1 else None)
 
 
+def in_places(shape: Sequence[int], before: Sequence[int], after: Sequence[int]) -> Layout:
+    """The same as (samples, channels / 8, *spatial, 8): planes of places, each of 8 channels."""
+    last = channels_last(shape, before, after)
+    sample, *spatial, channel = last.axes
+    plane, number = Axis("hp", channel.size // HALVES), Axis("hc", HALVES)
+    coordinates = (last.coordinates[0], axis_index(plane) * HALVES + axis_index(number), *last.coordinates[2:])
+    return Layout((sample, plane, *spatial, number), coordinates)
+
+
 @dataclass(frozen=True)
 class WeightScales:
     """The scales of a convolution's channels, and the kernels that find them.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.passes.again import Again, never
 from fusepass.codegen.passes.anchors import Choice, generate_anchors
 from fusepass.codegen.passes.axes import order_and_merge, rename_axes
 from fusepass.codegen.passes.fuse import fuse_rows, fuse_siblings
@@ -32,6 +33,7 @@ class PassOptions:
         warps: that multiply together in a convolution; see `Convolution.warps`.
         halves, tiled: whether convolutions that may be rounded to TF32 become products of scaled halves, and these in tiles.
         pieces: in how many pieces a convolution's kernel reduces over positions.
+        again: whether a convolution is computed twice rather than written for who reads it behind its statistics.
         product_length: terms that a piece of the sums of a kernel's matrix product should have.
         separate_from: elements of a kernel from which one that reads and writes along different axes is worth two launches;
             None where pointwise kernels exchange no tiles.
@@ -45,6 +47,7 @@ class PassOptions:
     halves: bool = False
     tiled: bool = False
     pieces: Pieces = lambda program, kernel: None
+    again: Again = never
     separate_from: int | None = None
     teams: TeamChoice = lambda program, kernel: None
     product_length: Length = whole_sums
@@ -94,7 +97,14 @@ def _checked(name: str, program: Program) -> None:
 def _generate_anchors(program: Program, builder: Builder, options: PassOptions) -> Program:
     kinds = {"halves": options.halves, "tiled": options.tiled}
     return generate_anchors(
-        program, builder, options.anchors, options.pieces, options.warps, **kinds, kept=options.longest_cached_row
+        program,
+        builder,
+        options.anchors,
+        options.pieces,
+        options.warps,
+        **kinds,
+        kept=options.longest_cached_row,
+        again=options.again,
     )
 
 

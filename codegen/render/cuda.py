@@ -48,6 +48,7 @@ _SCALED = ("fp_scaled.cuh",)  # which the kernel makes of its input
 _PARTIALS = ("fp_partials.cuh",)  # for those that reduce over positions, or along the last axis
 _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
 _MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
+_MATRIX_RUNS = ("fp_matmul_runs.cuh",)  # whose columns are neighbours in memory
 _REPLAYS = ("fp_replay.cuh",)  # for programs that launch more than once
 
 Plan = Schedule | ConvolutionSchedule | ProductSchedule
@@ -88,7 +89,7 @@ def render_cuda(
     entry = names.exact(f"run_{program.name}")
     pointers = {buffer.name: names.exact(buffer.name) for buffer in program.arguments}
     kernels, launches = [], []
-    groups = patches = fetches = False
+    groups = runs = patches = fetches = False
     launched = [kernel for kernel in program.kernels if not is_empty(kernel)]
     for kernel in launched:
         plan = _plan(kernel, program, facts, aligned, general)
@@ -98,6 +99,7 @@ def render_cuda(
         kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
         launches += _launch(kernel, name, program, plan, pointers)
         groups |= isinstance(plan, ProductSchedule) and plan.tiling.groups
+        runs |= isinstance(plan, ProductSchedule) and plan.tiling.runs
     several = len(launched) + sum(kernel.team is not None for kernel in launched) > 1
     again = names.exact(f"replay_{program.name}") if several and not general else None
     anchors = [kernel.anchor for kernel in program.kernels if kernel.anchor is not None]
@@ -112,6 +114,7 @@ def render_cuda(
     headers += _PARTIALS if along or any(kernel.partials is not None for kernel in program.kernels) else ()
     headers += _MATRICES if any(isinstance(a, Product) for a in anchors) else ()
     headers += _MATRIX_GROUPS if groups else ()
+    headers += _MATRIX_RUNS if runs else ()
     headers += _COPIES if patches else ()
     headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
     headers += _FETCHES if fetches else ()

@@ -6,13 +6,13 @@ handed to the threads that store its elements, several neighbours at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fusepass.codegen.ir.along import reduced_along
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Expr, Stat, children, walk
+from fusepass.codegen.ir.expr import Expr, Stat, largest, walk
 from fusepass.codegen.render.cuda_input import unrolled
 from fusepass.codegen.render.cuda_neighbours import store_neighbours
 from fusepass.codegen.render.cuda_sweeps import Sweeps
@@ -132,21 +132,15 @@ class Along:
         made = [f"const float $row_value_{number} = {bare(scope.value(node))};" for number, node in enumerate(nodes)]
         return [*scope.lines, *made]
 
-    def _frontier(self, roots: Iterable[Expr]) -> list[Expr]:
+    def _frontier(self, roots: Sequence[Expr]) -> list[Expr]:
         """The largest numbers below `roots` that follow from the row's results alone."""
         (sweep,) = self.kernel.sweeps
         names = {reduction.name for reduction in sweep}
         needs = self.writer.printer.dataflow.needs
-        found: dict[int, Expr] = {}
-        seen, stack = {id(self.value)}, list(roots)
-        while stack:
-            node = stack.pop()
-            if id(node) in seen:
-                continue
-            seen.add(id(node))
+
+        def follows(node: Expr) -> bool:
             below = needs(node)
-            if below and node.dtype is DType.F32 and all(isinstance(n, Stat) and n.reduction in names for n in below):
-                found[id(node)] = node
-            else:
-                stack.extend(children(node))
-        return list(found.values())
+            known = bool(below) and all(isinstance(need, Stat) and need.reduction in names for need in below)
+            return node is self.value or (known and node.dtype is DType.F32)
+
+        return [node for node in largest(roots, follows, guarded=True) if node is not self.value]

@@ -150,7 +150,8 @@ class Epilogue:
         if self.kernel.partials is not None and self.kernel.partials.value is not self.ready:
             here.lines.append(f"{place} = {bare(here.value(self.kernel.partials.value))};")
         body = [f"const float $sum = {place};", *here.lines] if here.lines else []
-        if self.kernel.within:
+        exists = along.condition(self.kernel.within) if self.kernel.whole_columns else ""
+        if self.kernel.within and not exists:
             test = along.child()
             test.define_axis(self.rows, "$row")
             condition = test.condition(self.kernel.within)
@@ -164,7 +165,7 @@ class Epilogue:
             f"#pragma unroll {_ROWS_AT_ONCE}",
             *block(f"for (int $down = 0; $down < {high}; {step})", rows),
         ]
-        inside = [*along.lines, *loop]
+        inside = [*along.lines, *(block(f"if ({exists})", loop) if exists else loop)]
         if self.columns.size % tiling.columns:
             inside = block(f"if ($column < {self.columns.size})", inside)
         at = self._index(f"$first_column + $Tile::warp_column() + $across + {across}")
@@ -190,6 +191,8 @@ class Epilogue:
         All sums of a thread are written out then, so that is for little to be done with each.
         """
         if not self._is_plain or self.kernel.cols or self._rows_between() > 1:
+            return False
+        if self.product.runs and self.kernel.within:  # rows of the result begin anywhere in a sector
             return False
         if any(self.program.buffer(store.buffer).dtype.nbytes < _DIRECT_BYTES for store in self.kernel.stores):
             return False

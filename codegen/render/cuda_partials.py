@@ -74,7 +74,7 @@ class RowStates(PartialStores):
     def of_room(self) -> Iterable[str]:
         """Reduces what a warp has laid out in ``$room``, 16 rows by 32 columns after another."""
         high, long = self.tiling.warp_tile
-        share = f"fp::Share<1, {str(bool(self.kernel.within)).lower()}>"
+        share = f"fp::Share<1, {str(bool(self.kernel.within) and not self.kernel.whole_columns).lower()}>"
         row = f"const {self.printer.index_type} $row = {self.index(f'$first_row + $Tile::warp_row() + $down + {share}::row()')};"
         states = [f"{state_type(each)} {found(number)};" for number, each in enumerate(self.partials.reductions)]
         strip = [
@@ -117,6 +117,9 @@ class RowStates(PartialStores):
         condition = scope.condition(self.kernel.within)
         if self.columns.size % self.tiling.columns:
             condition = f"$column < {self.columns.size} && {condition}"
+        if self.kernel.whole_columns:
+            column = f"const {self.printer.index_type} $column = {first} + $lane;"
+            return [column, *scope.lines, f"const unsigned $inside[1] = {{__ballot_sync(0xffffffffu, {condition})}};"]
         each = [
             f"const {self.printer.index_type} $column = {first} + {share}::place($i);",
             *scope.lines,
@@ -182,11 +185,14 @@ class PositionStates(PartialStores):
         """Adds the values of 16 channels that lie in the warp's room, those of ``$inside``, to its states of channels ``$m``."""
         on = self.plan.on
         lines = [f"const fp::Share<{on.pair}> $share($room, {on.staged_pitch}, $inside);"]
-        turn = f"$turn * {self.plan.rows * ROWS} + " if self.turns > 1 else ""
-        first = f"$warp * {self.warp_channels} + {turn}$m * {ROWS}"
         for number in range(len(self.partials.reductions)):
-            lines.append(f"fp::leave_row({_states(number)} + {first}, $share);")
+            lines.append(f"fp::leave_row({self.of_turn(number)} + $m * {ROWS}, $share);")
         return ["__syncwarp();", "{", *block("", lines)[1:]]
+
+    def of_turn(self, number: int) -> str:
+        """Where the warp's states of a reduction lie, those of the channels of a turn."""
+        turn = f" + $turn * {self.plan.rows * ROWS}" if self.turns > 1 else ""
+        return f"{_states(number)} + $warp * {self.warp_channels}{turn}"
 
     def end(self, first_channel: str) -> Iterable[str]:
         """Stores the states where a piece ends with the tile; `first_channel` is the block's. Goes behind a barrier."""

@@ -12,9 +12,10 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_convolution import ConvolutionText, Sums
 from fusepass.codegen.render.cuda_definition import repair
 from fusepass.codegen.render.cuda_input import dot, plus, quotient, remainder, table, unrolled
+from fusepass.codegen.render.cuda_own import OwnStates
 from fusepass.codegen.render.cuda_persistent import PersistentWriter
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
-from fusepass.codegen.schedule_convolution.places import BLOCK, TOGETHER, PlacesSchedule, padded_places
+from fusepass.codegen.schedule_convolution.places import BLOCK, TOGETHER, PlacesSchedule, keeps_sums, padded_places
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS
 
 _CHAIN = 4  # products that are begun at once
@@ -34,6 +35,7 @@ class PlacesWriter(PersistentWriter):
         assert self.anchor.halves is not None
         self.halves = self.anchor.halves
         self.each = prod(halves_of_place(self.source.shape[1], plan.parts))  # halves of a position
+        self._own = OwnStates(self) if keeps_sums(kernel, plan) else None
         self.places_name, self.weights_name, self.steps_name, self.origins_name = (
             names.exact(f"{kernel.name}_{what}") for what in ("places", "weights_from", "first_product", "origins")
         )
@@ -189,6 +191,8 @@ class PlacesWriter(PersistentWriter):
         ]
         if plan.sets > 1:
             lines = ["#pragma unroll 1", *block(f"for (int $set = 0; $set < {plan.sets}; ++$set)", lines)]
+        if self._own:
+            lines = [*self._own.begin(), *lines, *self._own.end()]
         if plan.turns > 1:  # around the sets, so that a thread loads the factors of its channels once
             lines = [line.replace("$first_channel", "$turn_channel") for line in lines]
             lines.insert(0, f"const int $turn_channel = {self._turn_channel('$turn')};")
@@ -203,6 +207,11 @@ class PlacesWriter(PersistentWriter):
             results = self.along(sums, plan.vector)
         else:
             results = self.vectors(sums, plan.vector) if plan.vector > 1 else self.epilogue(sums)
+        if self._own:
+            results = [
+                *block("if ($broken)", list(results))[:-1],
+                *block("} else", [*self.over_positions(sums, []), *self._own.add(self)]),
+            ]
         lines = [
             f"float $sums[{on.pair}][2][{ROWS * plan.rows // 2}] = {{}};",
             *unrolled("$p", on.pair, self._sum_up()),
@@ -225,6 +234,16 @@ class PlacesWriter(PersistentWriter):
         factors = ", ".join(f"{self.pointers[name]} + $sample * {self.sizes[1]}" for name in self.halves.scales)
         channels = f"$first_channel + $m * {ROWS}, {self.sizes[1]}"
         return f"fp::stage_places<{self.on.staged_pitch}>($room, $sums, $m, {factors}, {channels});"
+
+    def factors(self) -> tuple[list[str], str]:
+        """Lines that find what a sum of channel ``$channel``, the ``$row``-th of a turn, is multiplied with; how ``$sum`` is."""
+        assert isinstance(self.halves, ScaledHalves)
+        last = self.sizes[1] - 1
+        first, second = (f"({self.pointers[name]} + $sample * {self.sizes[1]})[$at]" for name in self.halves.scales)
+        return [
+            f"const int $at = fp::least($channel, {last});",
+            f"const float $factor = {first}, $another = {second};",
+        ], "$sum * $factor * $another"
 
     def _sum_up(self) -> list[str]:
         """The products of one phase."""

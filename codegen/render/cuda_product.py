@@ -57,7 +57,8 @@ class _Writer:
         yield f"extern __shared__ __align__({_ALIGNMENT[self.plan.tiling.groups]}) unsigned char $pool[];"
         _, _, rows, columns = self.kernel.matrix
         yield f"using $Left = {self._operand(self.product.left, self.plan.left, rows)};"
-        yield f"using $Right = {self._operand(self.product.right, self.plan.right, columns)};"
+        right = self._operand(self.product.right, self.plan.right, columns)
+        yield f"using $Right = {self._in_runs(right)};"
         yield f"using $Tile = {self._multiplier()};"
         yield ""
         yield from self._places()
@@ -91,8 +92,21 @@ class _Writer:
             numbers = [*map(str, (*sizes, *strides))]
         return f"fp::{kind}<{C_TYPES[self.product.dtype]}, {self.index_type}, {', '.join(numbers)}, {how}>"
 
+    def _in_runs(self, operand: str) -> str:
+        """The right operand as what its tile takes of it."""
+        runs = self.product.runs
+        if runs is None or not self.plan.tiling.runs:
+            return operand
+        outer = ", ".join(map(str, itertools.chain(*(runs.outer or ((1, 0),)))))
+        numbers = f"{runs.planes}, {runs.plane}, {runs.taps}, {runs.apart}"
+        return f"fp::RunOperand<{operand}, {numbers}, fp::Nested<{self.index_type}, {outer}>>"
+
     def _multiplier(self) -> str:
         tiling = self.plan.tiling
+        if tiling.runs and self.product.runs:
+            slots = tiling.slots(self.product.runs)
+            shape = (tiling.warp_rows, tiling.warp_columns, tiling.n, tiling.stages, slots)
+            return f"fp::RunMultiplier<$Left, $Right, {', '.join(map(str, shape))}>"
         kind, turned = ("GroupMultiplier", (str(tiling.turned).lower(),)) if tiling.groups else ("Multiplier", ())
         numbers = (*turned, tiling.warp_rows, tiling.warp_columns, tiling.m, tiling.n, tiling.stages)
         arithmetic = f"fp::Arithmetic::{_ARITHMETIC[self.product.arithmetic]}"

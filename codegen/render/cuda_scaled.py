@@ -51,8 +51,7 @@ class _ScalingWriter(PlacesWriter):
 
     def write(self) -> ConvolutionText:
         broken = f"const bool $broken = fp::is_broken($scale, $factors, {self.plan.block_channels});"
-        behind = [self._nothing_yet(), broken]
-        return self.text(1, self._pack(), self._sets(), "float*", behind=behind)
+        return self.text(1, self._pack(), self._sets(), "float*", behind=[broken])
 
     def _shared(self) -> Iterable[str]:
         yield from super()._shared()
@@ -64,8 +63,7 @@ class _ScalingWriter(PlacesWriter):
         yield "// what results are multiplied with, the largest number of each channel of a tile, and exponents"
         yield f"float* const $factors = $tile + {plan.channels * self.input.pitch};"
         yield f"unsigned* const $largest = reinterpret_cast<unsigned*>($factors + {count});"
-        yield f"int* const $exponents = reinterpret_cast<int*>($largest + {plan.channels});"
-        yield self._nothing_yet()
+        yield f"int* const $exponents = reinterpret_cast<int*>($largest + {plan.channels * plan.largest_parts});"
         channels, outs = self.exponents
         keep = f"fp::keep_exponents<{plan.threads}>($exponents"
         yield f"{keep}, {channels}, 0, {plan.channels}, {plan.channels});"
@@ -74,9 +72,6 @@ class _ScalingWriter(PlacesWriter):
     def _tile_pointers(self) -> Iterable[str]:
         return ()
 
-    def _nothing_yet(self) -> str:
-        return f"if (threadIdx.x < {self.plan.channels}) $largest[threadIdx.x] = 0;"
-
     def _fetch_tile(self) -> Iterable[str]:
         return self.fetched_input()
 
@@ -84,17 +79,17 @@ class _ScalingWriter(PlacesWriter):
         """Makes halves of what was fetched."""
         plan, source, threads = self.plan, self.input, self.plan.threads
         *_, filled = halves_of_place(plan.channels, plan.parts)
-        sizes = f"{source.elements}, {source.pitch}"
-        count = plan.block_channels
+        count, warps = plan.block_channels, plan.on.block_warps
         lines = [*self._place_in_input(), f"const auto $to = {self.packed} + $i * {2 * HALVES};"]
         lines.append(
             f"fp::pack_place<{filled}, {plan.parts}>($to, {plan.layer_places * 2 * HALVES}, $tile + $from, {source.pitch}, $scale);"
         )
         return [
-            f"fp::find_largest<{plan.channels}, {threads}, {source.vector}>($largest, $tile, {sizes});",
+            f"fp::find_largest<{plan.channels}, {warps}, {source.elements}, {source.vector}>($largest, $tile, {source.pitch});",
             "__syncthreads();",
-            f"const fp::TileScale<{plan.channels}> $scale($largest, $exponents, {_BINADES[self.anchor.precision]});",
+            f"const fp::TileScale<{plan.channels}> $scale($largest, {plan.largest_parts}, $exponents, {_BINADES[self.anchor.precision]});",
             f"fp::leave_factors<{threads}>($factors, $scale.exponent, $exponents + {plan.channels}, {count});",
+            "#pragma unroll 2",
             *block(f"for (unsigned $i = threadIdx.x; $i < {self.on.elements}; $i += {threads})", lines),
             "fp::publish_to_products();",
         ]
@@ -159,13 +154,18 @@ class _ScalingWriter(PlacesWriter):
         # Of four threads that share positions, each then has one of these.
         own = []
         for name in map(sweeps.state, sweep):
-            own += [f"fp::merge_across<1, 4>({name}[$j]);", f"if ($lane % 4 == $j) {name}[0] = {name}[$j];"]
+            own += [f"fp::merge_across<1, 4>({name}[$j]);"]
+            own += [f"{name}[0] = fp::chosen($lane % 4 == $j, {name}[$j], {name}[0]);"]
         places, inside = self.position(sums.group, "($lane % 4 * 8 + $lane / 4)")
         axes = dict(zip(kernel.rows, ("$sample", *self.axes), strict=True))
         scope = sweeps.row_scope([store.value for store in kernel.row_stores], axes)
         scope.lines += [sweeps.stored(scope, store) for store in kernel.row_stores]
         stored = [line.replace("[$j]", "[0]") for line in block(f"if ({inside})", scope.lines)]
         return [*states, *pushed, *unrolled("$j", 4, own), *places, *stored]
+
+    def factors(self) -> tuple[list[str], str]:
+        turn = f"$turn * {ROWS * self.plan.rows} + " if self.plan.turns > 1 else ""
+        return [f"const float $factor = $factors[{turn}$row];"], "$sum * $factor"
 
     def _staging(self) -> str:
         turn = f"$turn * {ROWS * self.plan.rows} + " if self.plan.turns > 1 else ""

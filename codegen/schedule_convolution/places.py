@@ -10,10 +10,12 @@ everywhere in a plane of the tile.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 from fusepass.codegen.ir.convolution import HALVES, ROWS, Phase
+from fusepass.codegen.ir.dataflow import Dataflow
 from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP, Launch, Tiles
 
 BLOCK = 16  # neighbouring positions that lie in one piece
@@ -114,11 +116,17 @@ class PlacesSchedule(Launch):
         return ROWS * self.rows * self.turns
 
     @property
+    def largest_parts(self) -> int:
+        """Parts in which warps look for the largest number of a channel."""
+        return ceil(self.on.block_warps / self.channels)
+
+    @property
     def source_bytes(self) -> int:
-        """Of a tile as it is fetched, and behind it, for each channel, an exponent, and its largest number or the factor of its results."""
+        """Of a tile as it is fetched, and behind it, for each channel, an exponent, and its largest numbers or the factor of its results."""
         if self.source is None:
             return 0
-        return DType.F32.nbytes * (self.channels * (self.source.pitch + 2) + 2 * self.block_channels)
+        found = 1 + self.largest_parts
+        return DType.F32.nbytes * (self.channels * (self.source.pitch + found) + 2 * self.block_channels)
 
     def __str__(self) -> str:
         tile = " x ".join(map(str, self.on.tile))
@@ -128,6 +136,19 @@ class PlacesSchedule(Launch):
         phases = f", {len(self.on.phases)} phases{parts}" if len(self.on.phases) > 1 else ""
         products = "halves x 3" if self.parts > 1 else "halves"
         return f"{self.blocks} blocks, {channels}{phases}, {sum(self.slices)} products of two places, {products}"
+
+
+def keeps_sums(kernel: Kernel, plan: PlacesSchedule) -> bool:
+    """Whether a kernel makes nothing of its sums but reductions over positions, of values that are the same function of all of them.
+
+    Then these stay in registers, if a thread has more of a tile than four positions of four channels: to merge what it found of them takes
+    as long as laying them out.
+    """
+    if kernel.partials is None or kernel.stores or not kernel.is_pointwise or plan.on.pair > 1:
+        return False
+    if plan.rows * plan.sets == 1:
+        return False
+    return not Dataflow().needs(kernel.partials.value) & {*kernel.rows[2:]}
 
 
 def places_of(plan: PlacesSchedule, offset: tuple[int, ...], part: int = 0) -> int:

@@ -14,7 +14,8 @@ from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program, Store
 from fusepass.codegen.ir.vectors import is_vector, split_index
-from fusepass.codegen.schedule_convolution.places import BLOCK, SHARE, STEP, TOGETHER, PlacesSchedule
+from fusepass.codegen.schedule_convolution.places import BLOCK, SHARE, TOGETHER, PlacesSchedule
+from fusepass.codegen.schedule_convolution.places_cost import begins_anywhere, cost_of_few, cost_of_many
 from fusepass.codegen.schedule_convolution.tiles import (
     MOST_ROWS,
     SECTOR,
@@ -28,6 +29,7 @@ from fusepass.codegen.schedule_convolution.tiles import (
     phases_of,
     resident_blocks,
     source_tiles,
+    state_floats,
     tiles_of,
 )
 
@@ -35,15 +37,8 @@ _ACCESS = 16  # bytes of the widest store
 _NEIGHBOURS = 4
 _MOST_SETS = 4
 _MOST_TURNS = 4
-_RESULT = {
-    1: 0.28,
-    2: 0.23,
-    4: 0.2,
-}  # cycles of a multiprocessor for a result, by how many are stored at once; the latter two guessed
-_FETCHED, _TORN = 0.035, 5.0  # the same for a byte of the input, and a sector of the results that is written in part
-_PACKED = 0.1  # of a multiprocessor, for a number of which halves are made; guessed
-_WAITING = {4: 1.0, 3: 1.05, 2: 1.15, 1: 1.2}  # times as long, with so many teams
 _LARGE_TEAMS = 3  # for which threads have registers for all of these sums
+_CLOCK = 1.5e9  # cycles a second of an H200 under such work
 _TEAMS = 4, 3, 2, 1  # groups of four warps of a block, where each has tiles of its own
 _MOST_SUMS = 128  # registers of a thread
 
@@ -53,9 +48,15 @@ def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> Pla
     few = _is_few(kernel, program)
     return min(
         _fitting(kernel, program, facts),
-        key=lambda plan: _cost(plan, facts) if few else _cost_of_many(kernel, program, plan),
+        key=lambda plan: cost_of_few(plan, facts) if few else cost_of_many(kernel, program, plan),
         default=None,
     )
+
+
+def estimated_seconds(kernel: Kernel, program: Program, plan: PlacesSchedule, facts: DeviceFacts) -> float:
+    """The estimated time of a kernel with few input channels."""
+    samples = program.buffer(anchor_of(kernel).source).shape[0]
+    return cost_of_few(plan, facts) * samples / facts.multiprocessors / _CLOCK
 
 
 def fits(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
@@ -208,24 +209,11 @@ def _overlapping(kernel: Kernel, program: Program, on: Tiles) -> Tiles:
     cost more than what is computed twice.
     """
     spread, size = anchor_of(kernel).spread[-1], dimensions(kernel)[-1].size
-    if on.tiles[-1] == 1 or spread != on.pair or not _begin_anywhere(kernel, program):
+    if on.tiles[-1] == 1 or spread != on.pair or not begins_anywhere(kernel, program):
         return on
     pace = on.tile[-1] - SECTOR // DType.F32.nbytes // spread
     tiles = 1 + ceil((ceil(size / spread) - on.tile[-1]) / pace)
     return replace(on, pace=pace, tiles=(*on.tiles[:-1], tiles))
-
-
-def _begin_anywhere(kernel: Kernel, program: Program) -> bool:
-    """Whether all that is stored are rows of float32 numbers along the last axis, which begin at any place in a sector."""
-    *others, last = dimensions(kernel)
-    for store in (*kernel.row_stores, *kernel.stores):
-        nbytes = program.buffer(store.buffer).dtype.nbytes
-        if nbytes != DType.F32.nbytes or store.index.stride(last) != 1:
-            return False
-        strides = [store.index.stride(axis) for axis in others if axis.size > 1]
-        if all(stride is not None and stride * nbytes % SECTOR == 0 for stride in strides):
-            return False
-    return True
 
 
 def _candidate(
@@ -251,6 +239,7 @@ def _candidate(
     each = len(slices) // len(origins)
     if len({sum(slices[at : at + each]) for at in range(0, len(slices), each)}) > 1:
         return None
+    on = replace(on, state_floats=state_floats(kernel, rows * turns))  # turns may take more channels than there are
     if teams > 1:
         on = replace(on, block_warps=4 * teams, state_floats=on.state_floats * 4 * teams // WARPS)
     plan = PlacesSchedule(
@@ -297,34 +286,3 @@ def _most_resident(plan: PlacesSchedule, precision: Precision) -> int:
     each = ROWS * plan.rows // 2
     beside = 3 * each * (2 if plan.rows == 1 else 1) if precision is Precision.FLOAT32 else 0
     return 2 if 2 * each * plan.on.pair + beside <= 96 else 1
-
-
-def _cost_of_many(kernel: Kernel, program: Program, plan: PlacesSchedule) -> float:
-    """The same with many input channels, after measurements on an H200: teams of warps hide little of each other's work."""
-    on = plan.on
-    positions, shares = prod(on.tile), plan.phase_blocks
-    products = sum(plan.slices) // shares * positions / 64 * (2048 + STEP * plan.columns) / 128
-    rows = ROWS * plan.rows * prod(on.tile[:-1]) * plan.part // on.pair
-    together = plan.vector if plan.vector > 1 else 2 - dimensions(kernel)[-1].size % 2
-    results = positions * plan.part * ROWS * plan.rows * _RESULT[together]
-    fetched = plan.tile_bytes * _FETCHED
-    whole = on.tiles[-1] == 1 or on.pace or not _begin_anywhere(kernel, program)
-    torn = 0.0 if whole else 2 * rows * _TORN
-    tile = plan.turns * (products + results) + fetched
-    return plan.channel_blocks * prod(on.tiles) * (tile * _WAITING[plan.teams] + plan.turns * torn)
-
-
-def _cost(plan: PlacesSchedule, facts: DeviceFacts) -> float:
-    """Estimated cycles of a multiprocessor for a sample: products as fast as shared memory feeds them, and what surrounds them."""
-    on = plan.on
-    positions = prod(on.tile)
-    products = sum(plan.slices) // plan.phase_blocks * 2 * (positions // 128) * (2048 + STEP * plan.columns) / 128
-    packed = 0.0 if plan.source is None else on.elements * plan.channels * _PACKED
-    fetched = (plan.source_bytes or plan.tile_bytes) / 20 + packed  # bytes a cycle from the second-level cache
-    results = positions * len(on.phases) // plan.phase_blocks * ROWS * plan.rows * 0.2
-    ahead = plan.buffers == 2 or plan.source is not None
-    waiting = {(2, False): 1.15, (2, True): 1.0, (1, False): 1.6, (1, True): 1.3}[plan.resident, ahead]
-    # Whole rows of the result by one block fill the lines of the second-level cache.
-    pieces = 1 + 0.5 * 32 / on.tile[-1] if on.tiles[-1] > 1 else 1
-    tile = plan.turns * (products + results * pieces) + fetched
-    return plan.channel_blocks * prod(on.tiles) * tile * waiting

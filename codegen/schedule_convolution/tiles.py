@@ -184,7 +184,7 @@ def tiles_of(
         warps=anchor.warps,
         vector=vector,
         wide=max(*extents, prod(sizes)) >= _MAX_INT,
-        state_floats=_state_floats(kernel),
+        state_floats=state_floats(kernel, min(ceil(sizes[1] / ROWS), MOST_ROWS)),
     )
 
 
@@ -207,10 +207,9 @@ def _vector(source: Buffer) -> int:
     return _VECTOR if fits else 1
 
 
-def _state_floats(kernel: Kernel) -> int:
-    """Room for the states of each warp and each of its channels; a multiple of 4 floats."""
+def state_floats(kernel: Kernel, rows: int) -> int:
+    """Room for the states of each warp and each of its channels, `rows` times 16; a multiple of 4 floats."""
     reductions = kernel.partials.reductions if kernel.partials else ()
-    rows = min(ceil(dimensions(kernel)[1].size / ROWS), MOST_ROWS)
     return WARPS * rows * ROWS * sum(map(state_bytes, reductions)) // DType.F32.nbytes
 
 

@@ -14,7 +14,7 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.expr import Apply, Expr, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.ops import CHEAP
-from fusepass.codegen.ir.product import Arithmetic, Operand, Product, parts_of, reach
+from fusepass.codegen.ir.product import Arithmetic, Operand, Product, Runs, parts_of, reach
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.schedule_product.tiles import PANEL_BYTES, TILINGS, Access, Tiling
 
@@ -41,6 +41,9 @@ _STREAMS = 0.6  # of the multiprocessors must copy to reach the memory's rate
 _ISSUED = 4.8e9  # instructions of a warp that a multiprocessor issues in a second while it works on what follows sums, measured
 _COSTLY, _PHASE = 12, 8  # instructions of an operation that is not cheap, and of taking and reducing a value
 _HIDDEN = 0.5  # of what follows sums, where another block multiplies meanwhile
+_TORN_RUNS = (
+    0.5  # of its rate a tile reaches that takes each place of a run by itself, which has no neighbour in its row
+)
 _LEAST_SIZE = 256  # rows, columns and terms from which the estimates above hold
 _CLEAR = 1.5  # times faster, by estimate, to be chosen unmeasured
 
@@ -185,12 +188,12 @@ def _candidate(
     pieces, batch, rows, columns = kernel.matrix
     left = _access(program, product, product.left, batch, rows, aligned)
     right = _access(program, product, product.right, batch, columns, aligned)
-    if not tiling.serves(product.arithmetic, left, right) or (tiling.groups and facts.capability != _GROUPS_ON):
+    if not tiling.serves(product, left, right) or (tiling.groups and facts.capability != _GROUPS_ON):
         return None
     if kernel.cols and not _holds_columns(kernel, tiling):
         return None
     stage = tiling.stage(product, left, right)
-    fitted = _fitted(tiling, stage, facts)
+    fitted = _fitted(tiling, stage, product.runs, facts)
     if fitted is None:
         return None
     tiles = (ceil(rows / tiling.rows), ceil(columns / tiling.columns))
@@ -203,7 +206,7 @@ def _candidate(
         right=right,
         tiles=tiles,
         batches=pieces * batch,
-        shared_bytes=fitted.shared(stage),
+        shared_bytes=fitted.shared(stage, product.runs),
         wide=_is_wide(kernel, program, fitted),
         arithmetic=product.arithmetic,
         seconds=_estimate(kernel, program, facts, fitted, blocks),
@@ -228,13 +231,13 @@ def _access(program: Program, product: Product, operand: Operand, batch: int, ro
     return Access(inner_first, vector)
 
 
-def _fitted(tiling: Tiling, stage: int, facts: DeviceFacts) -> Tiling | None:
+def _fitted(tiling: Tiling, stage: int, runs: Runs | None, facts: DeviceFacts) -> Tiling | None:
     """`tiling` with as many resident blocks, then stages, as the shared memory has room for."""
     room = facts.shared_bytes_per_block + _BLOCK_SHARED
     for resident in range(tiling.resident, 0, -1):
         for stages in range(tiling.stages, tiling.least_stages - 1, -1):
             fitted = replace(tiling, stages=stages, resident=resident)
-            if resident * (fitted.shared(stage) + _BLOCK_SHARED) <= room:
+            if resident * (fitted.shared(stage, runs) + _BLOCK_SHARED) <= room:
                 return fitted
     return None
 
@@ -264,7 +267,8 @@ def _estimate(kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tili
     product = _product(kernel)
     one = 2 * tiling.rows * tiling.columns * min(product.length, product.inner)
     each = max(ceil(blocks / facts.multiprocessors), _ALONE * tiling.resident)
-    computing = each * one / (_RATES[tiling.groups][product.arithmetic] * tiling.share)
+    share = tiling.share * (_TORN_RUNS if product.runs and not tiling.runs else 1)
+    computing = each * one / (_RATES[tiling.groups][product.arithmetic] * share)
     written = {store.buffer for store in kernel.stores}  # partial results, of which there are few, decide nothing
     moved = sum(program.buffer(name).nbytes for name in kernel.reads | written)
     idle = max(_STREAMS * facts.multiprocessors / blocks, 1.0) if blocks else 1.0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusepass.codegen.ir.product import Arithmetic, Product
+from fusepass.codegen.ir.product import PLACE, Arithmetic, Product, Runs
 
 PANEL_BYTES = 128
+PLACE_BYTES = 2 * PLACE
 _M, _N = 16, 8  # rows and columns of one instruction of a warp
 WARP_ROWS = _M
 """Rows of a warp, where a tiling is plain."""
@@ -34,6 +35,7 @@ class Tiling:
         share: of the arithmetic's rate that it reaches: large tiles load less per product.
         groups: whether four warps along the rows multiply together (wgmma), which takes columns from shared memory.
         turned: whether that is done for the transpose: what is said of rows holds for columns, and the other way round.
+        runs: whether columns that are neighbours in memory come once for all terms that read places beside each other.
         arithmetics: those it is made for.
     """
 
@@ -47,6 +49,7 @@ class Tiling:
     groups: bool = False
     turned: bool = False
     arithmetics: tuple[Arithmetic, ...] = _EVERY
+    runs: bool = False
 
     @property
     def rows(self) -> int:
@@ -98,9 +101,10 @@ class Tiling:
         """A group's products run on while the next panel begins, which takes a stage more."""
         return 3 if self.groups else 2
 
-    def serves(self, arithmetic: Arithmetic, left: Access, right: Access) -> bool:
+    def serves(self, product: Product, left: Access, right: Access) -> bool:
         """Whether it can multiply such operands: a group takes float32 columns from rows along the inner dimension alone."""
-        if arithmetic not in self.arithmetics:
+        arithmetic = product.arithmetic
+        if arithmetic not in self.arithmetics or (self.runs and (product.runs is None or product.pieces > 1)):
             return False
         if not self.groups or arithmetic is Arithmetic.HALVES:
             return True
@@ -109,7 +113,9 @@ class Tiling:
         return left.inner_first and not right.inner_first if self.turned else right.inner_first
 
     def stage(self, product: Product, left: Access, right: Access) -> int:
-        """Bytes of shared memory of one stage: both panels, and low parts of one where a group multiplies these."""
+        """Bytes of shared memory of one stage: both panels, and low parts of one where a group multiplies these; of `runs`, the rows' panel."""
+        if self.runs:
+            return self.rows * PANEL_BYTES
         spare = 0 if self.groups and product.arithmetic is Arithmetic.HALVES else _SPARE
         found = sum(
             rows * PANEL_BYTES + (0 if access.inner_first else spare * PANEL_BYTES)
@@ -119,9 +125,26 @@ class Tiling:
             found += PANEL_BYTES * (self.rows if self.turned else self.columns)
         return found
 
-    def shared(self, stage: int) -> int:
-        """Bytes of shared memory: panels, and results once these are done with."""
-        return max(self.stages * stage, 4 * self.warp_rows * self.warp_columns * self.room)
+    def slots(self, runs: Runs) -> int:
+        """How many runs are in shared memory at a time: one is fetched with the first panel that needs it, `stages` panels or more behind
+        the last one that needs the run whose place it takes.
+        """
+        depth = PANEL_BYTES // 2
+
+        def are_free(slots: int) -> bool:
+            last = [((run - slots + 1) * runs.terms - 1) // depth for run in range(slots, runs.count)]
+            return all(each + self.stages <= run * runs.terms // depth for run, each in enumerate(last, slots))
+
+        return next(slots for slots in range(1, runs.count + 1) if are_free(slots))
+
+    def run_bytes(self, runs: Runs) -> int:
+        """Bytes of shared memory of all `slots`."""
+        return self.slots(runs) * runs.planes * (self.columns + (runs.taps - 1) * runs.apart) * PLACE_BYTES
+
+    def shared(self, stage: int, runs: Runs | None) -> int:
+        """Bytes of shared memory: panels and runs, and results once these are done with."""
+        panels = self.stages * stage + (self.run_bytes(runs) if self.runs and runs else 0)
+        return max(panels, 4 * self.warp_rows * self.warp_columns * self.room)
 
 
 _THREE = (Arithmetic.TF32_THREE,)
@@ -147,4 +170,8 @@ TILINGS = (
     Tiling(8, 1, 1, 16, 3, 2, 0.75, groups=True, arithmetics=_ONE),  # 128 x 128
     Tiling(4, 1, 1, 16, 4, 2, 0.6, groups=True, arithmetics=_ONE),  # 64 x 128
     Tiling(4, 1, 1, 16, 3, 3, 0.65, groups=True, arithmetics=_HALVES),  # 64 x 128
+    Tiling(8, 1, 1, 32, 4, 1, 1.0, groups=True, arithmetics=_HALVES, runs=True),  # 128 x 256
+    Tiling(8, 1, 1, 16, 4, 2, 0.9, groups=True, arithmetics=_HALVES, runs=True),  # 128 x 128
+    Tiling(4, 2, 1, 16, 4, 2, 0.8, groups=True, arithmetics=_HALVES, runs=True),  # 64 x 256
+    Tiling(4, 1, 1, 16, 4, 3, 0.75, groups=True, arithmetics=_HALVES, runs=True),  # 64 x 128
 )

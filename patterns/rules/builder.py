@@ -14,8 +14,8 @@ from fusepass.patterns.aliasing import written
 from fusepass.patterns.analysis.geometry import Geometry, Window
 from fusepass.patterns.analysis.linearity import Operand
 from fusepass.patterns.arguments import arguments, key_of
+from fusepass.patterns.effects import writes
 from fusepass.patterns.infer import is_plain
-from fusepass.patterns.legality import writes
 from fusepass.patterns.matcher import Declined, Match
 
 aten = torch.ops.aten

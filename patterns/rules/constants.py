@@ -10,9 +10,9 @@ from torch._ops import OpOverload
 
 from fusepass.patterns.aliasing import written
 from fusepass.patterns.arguments import arguments
+from fusepass.patterns.effects import is_constant_number
 from fusepass.patterns.infer import is_plain
 from fusepass.patterns.language import Call, of_class, op, var
-from fusepass.patterns.legality import is_constant_number
 from fusepass.patterns.matcher import Declined, Match
 from fusepass.patterns.memo import remembered
 from fusepass.patterns.opclass import OpClass, is_elementwise

@@ -100,7 +100,7 @@ struct GroupMultiplier {
         }
     }
 
-private:
+protected:
     static __device__ __forceinline__ int row_of_warp() {
         return (threadIdx.x / 128 / WarpColumns * 4 + threadIdx.x / 32 % 4) * (M * 16);
     }

@@ -36,6 +36,16 @@ struct Words {
     }
 };
 
+// One of two, without a choice between their addresses.
+template <typename T>
+__device__ __forceinline__ T chosen(bool first, const T& one, const T& another) {
+    const Words<T> words(one), others(another);
+    Words<T> made(one);
+#pragma unroll
+    for (int i = 0; i < Words<T>::count; ++i) made.words[i] = first ? words.words[i] : others.words[i];
+    return made.state();
+}
+
 // Threads of a warp whose numbers differ only in the bits from First to Last (powers of two, Last excluded) get their merged state.
 template <int First, int Last, typename State>
 __device__ __forceinline__ void merge_across(State& state) {
@@ -63,6 +73,15 @@ __device__ __forceinline__ T other_lane(const T& value, int mask) {
 #pragma unroll
     for (int i = 0; i < Words<T>::count; ++i) words.words[i] = __shfl_xor_sync(0xffffffffu, words.words[i], mask);
     return words.state();
+}
+
+// Of two threads whose numbers differ in the bit `mask`, the upper one keeps `upper`, as `lower`, and gives away `lower`; the other one
+// gives away `upper`. What this one gets.
+template <typename T>
+__device__ __forceinline__ T exchanged(bool is_upper, T& lower, const T& upper, int mask) {
+    const T given = chosen(is_upper, lower, upper);
+    lower = chosen(is_upper, upper, lower);
+    return other_lane(given, mask);
 }
 
 // The sum over Lanes neighbouring threads, the same bits in each.

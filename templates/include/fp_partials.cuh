@@ -179,6 +179,113 @@ __device__ __forceinline__ void leave_row(State* states, const Share& share) {
     if (share.is_first()) merge_into(states[share.row()], state);
 }
 
+// What a thread finds of the sums that it has itself, a state for each of its `Count` channels; see `push_sums`.
+template <typename State, int Count>
+struct OwnStates {
+    static constexpr int room = Count > 8 ? 16 : Count > 4 ? 8 : 4;
+    State states[room];
+
+    // One value of each channel, where the thread has a `real` one.
+    __device__ __forceinline__ void push(const float (&values)[Count], bool real) {
+#pragma unroll
+        for (int k = 0; k < Count; ++k) {
+            State next = states[k];
+            next.push(values[k]);
+            states[k] = chosen(real, next, states[k]);
+        }
+    }
+
+    // The first `half` states become those of as many channels, the upper ones in threads that are upper by `mask`.
+    template <int Half>
+    __device__ __forceinline__ void halve(int mask) {
+        const bool is_upper = threadIdx.x & mask;
+#pragma unroll
+        for (int k = 0; k < Half; ++k) {
+            const State other = exchanged(is_upper, states[k], states[k + Half], mask);
+            merge_into(states[k], other);
+        }
+    }
+
+    __device__ __forceinline__ State state(int k) const { return states[k]; }
+};
+
+// Moments have one count for all channels: element by element (Welford 1962), with one quotient for all.
+template <typename T, int Count>
+struct OwnStates<Moments<T>, Count> {
+    static constexpr int room = Count > 8 ? 16 : Count > 4 ? 8 : 4;
+    T count = T(0), means[room] = {}, squares[room] = {};
+
+    __device__ __forceinline__ void push(const float (&values)[Count], bool real) {
+        count += real ? T(1) : T(0);
+        const T one_of = count > T(0) ? reciprocal(count) : T(0);
+#pragma unroll
+        for (int k = 0; k < Count; ++k) {
+            const T value = real ? values[k] : means[k], difference = value - means[k];
+            means[k] += difference * one_of;
+            squares[k] += difference * (value - means[k]);
+        }
+    }
+
+    template <int Half>
+    __device__ __forceinline__ void halve(int mask) {
+        const bool is_upper = threadIdx.x & mask;
+        const T other = other_lane(count, mask), all = count + other;
+        const T share = count > T(0) ? other * reciprocal(all) : T(1);  // so that equal means stay what they are
+        const T weight = share * count;
+#pragma unroll
+        for (int k = 0; k < Half; ++k) {
+            const T mean = exchanged(is_upper, means[k], means[k + Half], mask);
+            const T square = exchanged(is_upper, squares[k], squares[k + Half], mask);
+            const T difference = mean - means[k];
+            squares[k] += square + (difference * weight) * difference;
+            means[k] += difference * share;
+        }
+        count = all;
+    }
+
+    __device__ __forceinline__ Moments<T> state(int k) const {
+        Moments<T> made;
+        made.count = count;
+        made.mean = means[k];
+        made.m2 = squares[k];
+        return made;
+    }
+};
+
+// Adds values that took the place of a thread's sums for two tiles of positions, as `add_places` leaves them: of each channel four
+// positions of the warp, of which `inside` has a bit where they are results.
+template <bool Whole, typename States, int Half>
+__device__ __forceinline__ void push_sums(States& states, const float (&sums)[2][Half], unsigned inside) {
+    constexpr int count = Half / 2;
+#pragma unroll
+    for (int position = 0; position < 4; ++position) {
+        const int t = position / 2, i = position % 2 * 2;
+        float values[count];
+#pragma unroll
+        for (int k = 0; k < count; ++k) values[k] = sums[t][k / 4 * 8 + k % 4 / 2 * 4 + i + k % 2];
+        states.push(values, Whole || inside >> (i * 8 + t * 8 + threadIdx.x % 32 / 4) & 1);
+    }
+}
+
+// Adds what the threads of a warp found to the warp's states of its channels. Of eight threads with the same channels, each ends with
+// those that it adds.
+template <typename State, int Count>
+__device__ __forceinline__ void leave_sums(State* states, OwnStates<State, Count>& own) {
+    constexpr int room = OwnStates<State, Count>::room, left = room > 4 ? room / 8 : 1;
+    const int lane = threadIdx.x % 32;
+    own.template halve<room / 2>(16);
+    own.template halve<room / 4>(8);
+    if constexpr (room > 4) own.template halve<room / 8>(4);
+    const int first = lane / 16 * (room / 2) + lane / 8 % 2 * (room / 4) + lane / 4 % 2 * (room / 8);
+#pragma unroll
+    for (int i = 0; i < left; ++i) {
+        const int k = first + i, row = k / 4 * 16 + k % 4 / 2 * 8 + lane % 4 * 2 + k % 2;
+        State found = own.state(i);
+        if constexpr (room == 4) merge_across<4, 8>(found);
+        if (k < Count && (room > 4 || lane / 4 % 2 == 0)) merge_into(states[row], found);
+    }
+}
+
 // The states of channel number `channel` of a block, which one in High of its Warps has, in the warps' order; they begin anew. Warps with
 // the same channels are neighbours where they multiply `Together`, else every High-th.
 template <int Warps, int High, int Channels, bool Together, typename State>

@@ -24,20 +24,29 @@ __device__ __forceinline__ void keep_exponents(int* kept, const float* exponents
     }
 }
 
-// largest[c] becomes the bits of the largest magnitude of channel c, if they are more; those of infinity where one is not finite. The
-// tile has `elements` of each channel, whole vectors of them; channels lie `pitch` floats apart.
-template <int Channels, int Threads, int Vector>
-__device__ __forceinline__ void find_largest(unsigned* largest, float* tile, int elements, int pitch) {
-#pragma unroll
-    for (int c = 0; c < Channels; ++c) {
+// In how many parts the largest number of a channel is looked for, so that each of Warps warps has one or more.
+template <int Channels, int Warps>
+inline constexpr int largest_parts = (Warps + Channels - 1) / Channels;
+
+// largest[c parts + p] becomes the bits of the largest magnitude of channel c in its p-th part; those of infinity where one is not
+// finite. The tile has `Elements` of each channel, whole vectors of them; channels lie `pitch` floats apart.
+template <int Channels, int Warps, int Elements, int Vector>
+__device__ __forceinline__ void find_largest(unsigned* largest, float* tile, int pitch) {
+    constexpr int parts = largest_parts<Channels, Warps>, stride = parts * 32 * Vector, rounds = (Elements + stride - 1) / stride;
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int unit = threadIdx.x / 32; unit < Channels * parts; unit += Warps) {
+        float* const from = tile + unit / parts * pitch + (unit % parts * 32 + lane) * Vector;
         float mine = 0.0f;
-        for (int i = threadIdx.x * Vector; i < elements; i += Threads * Vector) {
-            const auto numbers = as_vector<Vector>(tile[c * pitch + i]);
+#pragma unroll 8
+        for (int i = 0; i < rounds; ++i) {
+            if ((i + 1) * stride > Elements && i * stride + (unit % parts * 32 + lane) * Vector >= Elements) continue;
+            const auto numbers = as_vector<Vector>(from[i * stride]);
 #pragma unroll
             for (int j = 0; j < Vector; ++j) mine = maximum(mine, fabsf(numbers[j]));
         }
         const unsigned most = __reduce_max_sync(0xffffffffu, unsigned(bits_of(mine)) & 0x7fffffffu);
-        if (threadIdx.x % 32 == 0) atomicMax(largest + c, most);
+        if (lane == 0) largest[unit] = most;
     }
 }
 
@@ -46,26 +55,26 @@ template <int Channels>
 struct TileScale {
     static constexpr int top = 13;  // exponent of the largest halves
     int exponent;                   // of s
-    bool exact = true;              // whether all of its numbers are finite, and keep their digits
+    bool exact;                     // whether all of its numbers are finite, and keep their digits
     float factors[Channels];
 
-    // `channels` has the exponents of t; a channel may be 2^most times smaller than the largest one.
-    __device__ __forceinline__ TileScale(const unsigned* largest, const int* channels, int most) {
-        int greatest = no_number;
-#pragma unroll
-        for (int c = 0; c < Channels; ++c) {
-            const int scaled = int(largest[c] >> 23) - 127 - channels[c];
-            greatest = largest[c] != 0 && scaled > greatest ? scaled : greatest;
-        }
+    // `largest` has so many `parts` of a channel, `channels` the exponents of t; a channel may be 2^most times smaller than the largest
+    // one. A lane of each warp has a channel.
+    __device__ __forceinline__ TileScale(const unsigned* largest, int parts, const int* channels, int most) {
+        static_assert(Channels <= 32);
+        const int own = threadIdx.x % 32 < Channels ? threadIdx.x % 32 : 0;
+        unsigned bits = 0;
+        for (int p = 0; p < parts; ++p) bits = largest[own * parts + p] > bits ? largest[own * parts + p] : bits;
+        const int scaled = int(bits >> 23) - 127 - channels[own];
+        const int greatest = no_number + int(__reduce_max_sync(0xffffffffu, bits != 0 ? unsigned(scaled - no_number) : 0));
         exponent = greatest == no_number ? 0 : greatest - top;
+        float factor;
+        const bool normal = power(-exponent - channels[own], factor);
+        const bool kept = normal && scaled >= greatest - most && bits < 0x7f800000u;
+        exact = !__any_sync(0xffffffffu, bits != 0 && !kept);
+        factor = bits == 0 ? 0.0f : factor;
 #pragma unroll
-        for (int c = 0; c < Channels; ++c) {
-            const int scaled = int(largest[c] >> 23) - 127 - channels[c];
-            const bool normal = power(-exponent - channels[c], factors[c]);
-            const bool kept = normal && scaled >= greatest - most && largest[c] < 0x7f800000u;
-            exact = exact && (largest[c] == 0 || kept);
-            factors[c] = largest[c] == 0 ? 0.0f : factors[c];
-        }
+        for (int c = 0; c < Channels; ++c) factors[c] = __shfl_sync(0xffffffffu, factor, c);
     }
 };
 

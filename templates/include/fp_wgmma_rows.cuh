@@ -17,6 +17,12 @@ __device__ __forceinline__ uint64_t row_descriptor(const void* rows) {
     return uint64_t(place >> 4 & 0x3fff) | next_columns << 16 | next_rows << 32 | swizzled << 62;
 }
 
+// Says where columns begin that are no rows but lie without a swizzle: 16 bytes of each, 8 neighbours side by side, one after another;
+// `deeper` units of 16 bytes lead to the second half of what a product takes of the inner dimension. May be moved on as well.
+__device__ __forceinline__ uint64_t run_descriptor(const void* columns, uint32_t deeper) {
+    return tile_descriptor(columns, deeper * 16, 128);
+}
+
 // As `multiply_group`, for columns in such rows.
 template <int N>
 __device__ __forceinline__ void multiply_columns(float (&sums)[N / 2], const float (&a)[4], uint64_t b, bool add) {
@@ -54,6 +60,14 @@ struct RowProduct;
 #define FP_SUMS_TO_64 FP_SUMS_TO_32, FP_EIGHT(32), FP_EIGHT(40), FP_EIGHT(48), FP_EIGHT(56)
 #define FP_SUMS_TO_128                                                                                                       \
     FP_SUMS_TO_64, FP_EIGHT(64), FP_EIGHT(72), FP_EIGHT(80), FP_EIGHT(88), FP_EIGHT(96), FP_EIGHT(104), FP_EIGHT(112), FP_EIGHT(120)
+
+// The same for columns that `run_descriptor` says.
+template <typename T, int N>
+struct RunProduct {
+    static __device__ __forceinline__ void begin(float (&sums)[N / 2], uint64_t a, uint64_t b) {
+        RowProduct<T, N>::template begin<false, false>(sums, a, b);
+    }
+};
 
 FP_ROW_PRODUCTS(float, "k8.f32.tf32.tf32", "", "", "")
 FP_ROW_PRODUCTS(half, "k16.f32.f16.f16", ", %34, %35", ", %66, %67", ", %130, %131")

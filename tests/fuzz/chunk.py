@@ -26,6 +26,7 @@ from tests.fuzz.places import is_elsewhere
 from tests.property.random_models import marked_models
 from tests.property.script import Model, copies
 from tests.support.batched import batched
+from tests.support.lost import is_lost
 
 KNOWN = (
     "an output whose memory has gaps",
@@ -157,17 +158,6 @@ def run(
                 if len(failures) > before and is_lost(device):
                     return [*failures[:-1], replace(failures[-1], lost=True)]
     return failures
-
-
-def is_lost(device: str) -> bool:
-    """Whether a GPU refuses this process: after an illegal access, say, until the process ends."""
-    if device == "cpu":
-        return False
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError:
-        return True
-    return False
 
 
 def _prepare(example: Example, device: str) -> Prepared:

@@ -32,6 +32,8 @@ class _Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if _has_no_values(func):
+            return result
         self.value = max(self.value, _largest(result))
         read = [leaf.numel() for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         self.elements = max([self.elements, *read])
@@ -48,7 +50,11 @@ class _Rough(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func._schema.is_mutable or any(each.alias_info is not None for each in func._schema.returns):
+        if (
+            _has_no_values(func)
+            or func._schema.is_mutable
+            or any(each.alias_info is not None for each in func._schema.returns)
+        ):
             return result
         step = self.eps * _largest((args, kwargs, result))
         return pytree.tree_map_only(Tensor, lambda leaf: self._rough(leaf, step) if _is_real(leaf) else leaf, result)
@@ -57,6 +63,11 @@ class _Rough(TorchDispatchMode):
         up = torch.rand(leaf.shape, generator=self.generator, dtype=torch.float64) < 0.5
         signs = torch.where(up, 1.0, -1.0).to(leaf)
         return leaf + signs * min(step, torch.finfo(leaf.dtype).max)
+
+
+def _has_no_values(func: Any) -> bool:
+    """Whether memory is only allocated: what lies there is of no meaning."""
+    return "empty" in func._schema.name
 
 
 def _largest(values: Any) -> float:

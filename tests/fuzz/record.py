@@ -58,10 +58,9 @@ class Record:
         aside.write_text(json.dumps(told, indent=1) + "\n")
         os.replace(aside, path)
 
-    def begin(self, *, again: bool) -> None:
+    def begin(self, *, again: bool, commit: str = "") -> None:
         """Before a run: notes the commit; with `again` the seeds that failed are to be tried once more."""
-        command = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
-        commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+        commit = commit or described_commit()
         if commit not in self.commits:
             self.commits.append(commit)
         if again:
@@ -78,16 +77,23 @@ class Record:
             ValueError: it is about another kind of device.
         """
         if not path.exists():
-            return cls(_described(device), _versions())
+            return cls(_described(device), versions())
         told = json.loads(path.read_text())
         if not told["device"].startswith(device):
             raise ValueError(f"{path} is about {told['device']}")
         return cls(**{name: told[name] for name in cls.__dataclass_fields__ if name in told})
 
 
+def described_commit() -> str:
+    """What the files here are, as git says it."""
+    command = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
 def _described(device: str) -> str:
     return f"cuda, {torch.cuda.get_device_name()}" if device == "cuda" else f"cpu, {platform.machine()}"
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of torch and Python."""
     return {"torch": torch.__version__, "python": platform.python_version()}

@@ -14,10 +14,14 @@ import torch
 
 from fusepass import runtime
 from fusepass.codegen import build
+from fusepass.codegen.ir.program import Role
 from fusepass.codegen.source import Source
 from fusepass.errors import BuildError
 
 _REGIONS = 24  # in one translation unit
+
+_BUFFER = re.compile(rf"^//   (?:{'|'.join(role.value for role in Role)}) (\w+): ", re.MULTILINE)
+_COMMENT = re.compile(r"//.*$", re.MULTILINE)
 
 
 class Batch:
@@ -26,6 +30,8 @@ class Batch:
     def __init__(self) -> None:
         self._build_all, self._load = build.build_all, build.load
         self._sources: dict[Path, Source] = {}
+        self._paths: dict[object, Path] = {}
+        self._functions: dict[tuple[Path, str | None], str | None] = {}
         self._wanted: list[tuple[Path, str, int]] = []
         self._entries: dict[tuple[Path, str], Callable[..., int]] = {}
         self._dry = False
@@ -57,21 +63,24 @@ class Batch:
                         self._entries[path, entry] = self._load(library, f"{entry}_{number}", arguments)
 
     def name(self, source: Source) -> Path:
-        """A name for the library that `source` would become."""
-        path = Path(f"{len(self._sources)}")
-        self._sources[path] = source
+        """A name for the library that `source` would become: one for all that differ in nothing but names."""
+        path = self._paths.setdefault(_meaning(source), Path(f"{len(self._sources)}"))
+        first = self._sources.setdefault(path, source)
+        self._functions |= {(path, source.entry): first.entry, (path, source.replay): first.replay}
         return path
 
     def load(self, library: Path, entry: str, arguments: int) -> Callable[..., int]:
         """Calls the entry, which is compiled by then or at the call: some are asked for while a model runs."""
-        self._wanted.append((library, entry, arguments))
+        function = self._functions[library, entry]
+        assert function is not None
+        self._wanted.append((library, function, arguments))
 
         def call(*pointers: int | None) -> int:
             if self._dry:
                 return 0
-            if (library, entry) not in self._entries:
+            if (library, function) not in self._entries:
                 self.compile()
-            return self._entries[library, entry](*pointers)
+            return self._entries[library, function](*pointers)
 
         return call
 
@@ -100,6 +109,18 @@ def batched() -> Iterator[Batch]:
         mock.patch.dict(runtime._EMPTY, {device: batch.empty(device) for device in runtime._EMPTY}),
     ):
         yield batch
+
+
+def _meaning(source: Source) -> tuple[object, ...]:
+    """What two sources have in common if they differ in nothing but the names of the region and of its buffers."""
+    text = source.text
+    buffers = {name: f"buffer{number}" for number, name in enumerate(dict.fromkeys(_BUFFER.findall(text)))}
+    text = _COMMENT.sub("", text)
+    own = filter(None, (source.replay, source.entry, source.name))
+    names = buffers | {name: f"region{number}" for number, name in enumerate(own)}
+    words = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    text = re.sub(rf"\b({words})((?:_\d+)*)\b", lambda found: names[found[1]] + found[2], text)
+    return text, source.target, source.arch, source.headers
 
 
 def _raising(error: BuildError) -> Callable[..., int]:

@@ -44,6 +44,7 @@ class Case:
     dtype: DType = F32  # of a call alone
     halves: bool = False  # scaled ones are multiplied, by groups of warps
     tiled: bool = False  # these in tiles of the input, whatever number of channels
+    pointwise: bool = False  # of single positions, as a product of the tensors
 
     @property
     def weight(self) -> tuple[int, ...]:
@@ -217,6 +218,8 @@ def _generated(
     facts: DeviceFacts | None = None,
 ) -> Program:
     def choose(made: Program, kernel: Kernel) -> bool:
+        if isinstance(kernel.anchor, Product) and kernel.anchor.dtype is F32 and not case.pointwise:
+            return False
         fits = serves_product if isinstance(kernel.anchor, Product) else serves
         return facts is None or fits(made, kernel, facts)
 
@@ -233,6 +236,18 @@ DEPTHWISE: dict[str, Case] = {
     "depthwise, every second column": Case((2, 4, 24, 32), 4, (5, 5), (1, 2), (4, 2), (2, 1), groups=4),
     "depthwise, every second row": Case((2, 4, 31, 32), 8, (7, 5), (2, 1), (9, 0), (3, 1), groups=4),
     "depthwise, 3d": Case((1, 4, 5, 6, 7), 4, (3, 1, 2), (1, 1, 1), (1, 0, 1), (1, 1, 1), groups=4),
+}
+
+POINTWISE: dict[str, Case] = {
+    "2d": Case((2, 12, 5, 7), 20, (1, 1), (1, 1), (0, 0), (1, 1), pointwise=True),
+    "1d, TF32": Case((3, 40, 33), 7, (1,), (1,), (0,), (1,), precision=Precision.TF32, pointwise=True),
+    "3d, many channels": Case((1, 130, 2, 3, 4), 70, (1, 1, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1), pointwise=True),
+    "2d, whole vectors, TF32": Case(
+        (2, 64, 8, 12), 96, (1, 1), (1, 1), (0, 0), (1, 1), precision=Precision.TF32, pointwise=True
+    ),
+    "2d, channels last": Case((2, 24, 4, 6), 33, (1, 1), (1, 1), (0, 0), (1, 1), channels_last=True, pointwise=True),
+    "2d, transposed": Case((1, 9, 5, 6), 17, (1, 1), (1, 1), (0, 0), (1, 1), True, pointwise=True),
+    "2d, one position": Case((5, 33, 1, 1), 6, (1, 1), (1, 1), (0, 0), (1, 1), pointwise=True),
 }
 
 CASES: dict[str, Case] = {
@@ -335,8 +350,14 @@ HALVED: dict[str, Case] = {
     "transposed 1d": Case((2, 24, 9), 33, (4,), (2,), (1,), (1,), True),
     "transposed 3d, by 2": Case((1, 32, 2, 3, 4), 16, (2, 4, 4), (2, 2, 2), (0, 1, 2), (1, 1, 1), True, (1, 0, 1)),
     "transposed 3d": Case((1, 32, 3, 4, 5), 16, (5, 3, 3), (1, 1, 1), (0, 1, 2), (1, 1, 1), True),
+    "2d, neighbours": Case((2, 32, 7, 30), 20, (3, 3), (1, 1), (1, 1), (1, 1)),
+    "2d, neighbours, dilated": Case((1, 64, 4, 75), 72, (2, 5), (1, 1), (1, 4), (3, 2), False),
+    "transposed, neighbours, by 2": Case((2, 48, 8, 19), 20, (4, 4), (2, 2), (1, 1), (1, 1), True),
 }
 """Convolutions of many channels that are products of scaled halves where they may be rounded to TF32."""
+
+NEIGHBOURS = ("1d", "2d, neighbours", "2d, neighbours, dilated", "transposed, neighbours, by 2")
+"""Those whose columns are neighbours in memory."""
 
 SAMPLES: dict[str, Callable[[], Program]] = {
     **{f"convolution {name}": functools.partial(generated, case) for name, case in (CASES | DEPTHWISE).items()},

@@ -1,22 +1,14 @@
-// Runs generated CUDA kernels on the host, every thread of a block as a coroutine, so that their indices, barriers and tails
-// can be tested without a GPU. Slow, and strict: a barrier or shuffle that not all threads reach ends the process. Blocks run
-// one after the other; those of a launch whose blocks wait for each other run side by side, each in a thread of the host.
+// What generated CUDA kernels need of CUDA on the host, where every thread of a block is a coroutine, so that their indices,
+// barriers and tails can be tested without a GPU. Slow, and strict: a barrier or shuffle that not all threads reach ends the
+// process. Blocks run one after the other; those of a launch whose blocks wait for each other run side by side, each in a
+// thread of the host. What runs them is in cuda_on_host.cpp, which is compiled once.
 #pragma once
 
-#include <ucontext.h>
-
 #include <algorithm>
-#include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <memory>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #define __global__
 #define __device__
@@ -64,144 +56,44 @@ inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 namespace emulation {
 
 struct Dim {
-    unsigned x = 0;
+    unsigned x;
 };
-constexpr std::size_t guard_bytes = 1 << 12;  // behind dynamic shared memory
-constexpr std::size_t pool_alignment = 1 << 10;  // of dynamic shared memory
 enum class State { running, at_warp, at_group, at_block, finished };
 
-struct Thread {
-    ucontext_t context;
-    std::unique_ptr<char[]> stack;
-    State state = State::running;
-};
-
 // Of the block that a thread of the host runs.
-inline thread_local Dim thread_index, block_index, block_size, grid_size;
-inline thread_local std::vector<Thread> threads;
-inline thread_local std::vector<unsigned> exchanged;
-inline thread_local std::vector<unsigned char> pool;
-inline thread_local ucontext_t scheduler;
-inline thread_local const std::function<void()>* body;
+extern __thread Dim thread_index, block_index, block_size, grid_size;
+extern __thread unsigned* exchanged;  // a word for each of its threads
 
-[[noreturn]] inline void fail(const char* what) {
-    std::fprintf(stderr, "emulation: %s\n", what);
-    std::abort();
-}
+[[noreturn]] void fail(const char* what);
 
-// Buffers in memory, begin and end; asynchronous copies read nothing else.
-inline std::vector<std::pair<const char*, const char*>> buffers;
+// Fails where `count` bytes from `from` on are not inside of one buffer.
+void check_read(const void* from, std::size_t count);
 
-inline void check_read(const void* from, std::size_t count) {
-    const auto* const begin = static_cast<const char*>(from);
-    for (const auto& [first, last] : buffers) {
-        if (count == 0 || (first <= begin && begin + count <= last)) return;
-    }
-    fail("a copy from outside of every buffer");
-}
+// Lets other threads go on until all of those that `at` speaks of wait there.
+void wait(State at);
 
-inline void wait(State at) {
-    const unsigned self = thread_index.x;
-    threads[self].state = at;
-    swapcontext(&threads[self].context, &scheduler);
-}
+// Lets another block go on.
+void give_way();
 
-inline void run_thread() {
-    (*body)();
-    threads[thread_index.x].state = State::finished;
-}
+// The block's dynamic shared memory.
+unsigned char* dynamic_shared();
 
-// Lets the threads from `first` to `last` go on if they all stand at `at`.
-inline bool release(unsigned first, unsigned last, State at) {
-    for (unsigned i = first; i < last; ++i) {
-        if (threads[i].state != at) return false;
-    }
-    for (unsigned i = first; i < last; ++i) threads[i].state = State::running;
-    return true;
-}
+// Runs a kernel of `count` threads in each of `blocks`: one block after the other, or all side by side.
+void launch_blocks(unsigned blocks, unsigned count, std::size_t shared, void (*thread)(const void*), const void* kernel, bool together);
 
-inline void run_block(unsigned count) {
-    constexpr std::size_t stack_bytes = 1 << 16;
-    threads.resize(count);
-    exchanged.assign(count, 0);
-    for (unsigned i = 0; i < count; ++i) {
-        Thread& thread = threads[i];
-        if (!thread.stack) thread.stack = std::make_unique<char[]>(stack_bytes);
-        thread.state = State::running;
-        getcontext(&thread.context);
-        thread.context.uc_stack.ss_sp = thread.stack.get();
-        thread.context.uc_stack.ss_size = stack_bytes;
-        thread.context.uc_link = &scheduler;
-        makecontext(&thread.context, run_thread, 0);
-    }
-    while (true) {
-        for (unsigned i = 0; i < count; ++i) {
-            if (threads[i].state != State::running) continue;
-            thread_index.x = i;
-            swapcontext(&scheduler, &threads[i].context);
-        }
-        bool moved = false;
-        for (unsigned warp = 0; warp + 32 <= count; warp += 32) moved |= release(warp, warp + 32, State::at_warp);
-        for (unsigned group = 0; group + 128 <= count; group += 128) moved |= release(group, group + 128, State::at_group);
-        if (moved || release(0, count, State::at_block)) continue;
-        for (const Thread& thread : threads) {
-            if (thread.state != State::finished) fail("not all threads reach a barrier or a shuffle");
-        }
-        return;
-    }
-}
-
-inline unsigned char* dynamic_shared() {
-    const auto address = reinterpret_cast<std::uintptr_t>(pool.data());
-    return pool.data() + (pool_alignment - address % pool_alignment) % pool_alignment;
-}
-
-inline void prepare(unsigned blocks, unsigned count, std::size_t shared, const std::function<void()>& kernel) {
-    if (blocks == 0 || count == 0 || count > 1024) fail("a launch of an impossible shape");
-    body = &kernel;
-    threads.clear();
-    pool.assign(shared + pool_alignment + guard_bytes, 0xff);
-    block_size.x = count;
-    grid_size.x = blocks;
-}
-
-inline void launch_together(unsigned blocks, unsigned count, std::size_t shared, const std::function<void()>& kernel) {
-    std::vector<std::thread> running;
-    for (unsigned block = 0; block < blocks; ++block) {
-        running.emplace_back([&, block] {
-            prepare(blocks, count, shared, kernel);
-            block_index.x = block;
-            run_block(count);
-        });
-    }
-    for (std::thread& each : running) each.join();
-}
-
-inline void launch(unsigned blocks, unsigned count, std::size_t shared, const std::function<void()>& kernel) {
-    prepare(blocks, count, shared, kernel);
-    for (block_index.x = 0; block_index.x < blocks; ++block_index.x) run_block(count);
-    const unsigned char* const end = dynamic_shared() + shared;
-    for (std::size_t i = 0; i < guard_bytes; ++i) {
-        if (end[i] != 0xff) fail("a write behind dynamic shared memory");
-    }
+template <typename Kernel>
+void launch(unsigned blocks, unsigned count, std::size_t shared, const Kernel& kernel, bool together = false) {
+    launch_blocks(blocks, count, shared, [](const void* k) { (*static_cast<const Kernel*>(k))(); }, &kernel, together);
 }
 
 }  // namespace emulation
-
-extern "C" void emulation_buffer(const char* begin, const char* end) { emulation::buffers.emplace_back(begin, end); }
-extern "C" void emulation_no_buffers() { emulation::buffers.clear(); }
 
 #define threadIdx emulation::thread_index
 #define blockIdx emulation::block_index
 #define blockDim emulation::block_size
 #define gridDim emulation::grid_size
 
-// Lets another block go on; a wait of a minute is one for ever.
-inline void __nanosleep(unsigned) {
-    thread_local const auto start = std::chrono::steady_clock::now();
-    if (std::chrono::steady_clock::now() - start > std::chrono::minutes(1)) emulation::fail("blocks wait for each other for ever");
-    std::this_thread::yield();
-}
+inline void __nanosleep(unsigned) { emulation::give_way(); }
 
 inline void __syncthreads() { emulation::wait(emulation::State::at_block); }
 

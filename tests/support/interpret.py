@@ -19,7 +19,7 @@ from fusepass.codegen.ir.convolution import Convolution, Pooling, Precision
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, Op, Position, ReduceOp, Stat, Window
 from fusepass.codegen.ir.index import Axis, Bound, FloorDiv, Index
-from fusepass.codegen.ir.product import Operand, Product, parts_of
+from fusepass.codegen.ir.product import Arithmetic, Operand, Product, parts_of
 from fusepass.codegen.ir.program import Buffer, Kernel, Partials, Program, Role, Store
 from fusepass.codegen.schedule_convolution.tiles import dimensions
 from tests.support.numpy_ops import APPLY, REDUCE, Array, tf32
@@ -198,6 +198,8 @@ class _Run:
         pieces, batch, rows, columns = self.kernel.matrix
         left = self._operand(product.left, batch, rows, product.inner)
         right = self._operand(product.right, batch, columns, product.inner)
+        if product.arithmetic is Arithmetic.TF32:
+            left, right = tf32(left), tf32(right)
         firsts = range(0, product.inner, product.length)
         steps = [slice(first, first + product.length) for first in firsts]
         assert len(steps) == pieces

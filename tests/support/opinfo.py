@@ -112,14 +112,14 @@ def title(info: Any) -> str:
     return f"{info.name}{variant}"
 
 
-def cases(info: Any, dtype: torch.dtype, most: int | None = None) -> Iterator[Case]:
+def cases(info: Any, dtype: torch.dtype, most: int | None = None, device: str = "cpu") -> Iterator[Case]:
     """The first `most` samples (all) of an operator in one type; none where it does not take the type."""
-    if dtype not in info.supported_dtypes("cpu"):
+    if dtype not in info.supported_dtypes(device):
         return
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for number, sample in enumerate(islice(info.sample_inputs("cpu", dtype, requires_grad=False), most)):
+        for number, sample in enumerate(islice(info.sample_inputs(device, dtype, requires_grad=False), most)):
             name = f"{title(info)} {str(dtype).removeprefix('torch.')} #{number}"
             yield Case(name, info.op, ((sample.input, *sample.args), sample.kwargs))
 
@@ -155,13 +155,20 @@ def problem(model: nn.Module, optimised: Any, case: Case) -> str | None:
     return None if outcome.ok else f"{case.name}: {outcome.explain()}"
 
 
-def outcome_of(case: Case) -> Outcome:
-    """What becomes of the operator alone."""
+def is_tensor_code(case: Case) -> bool:
+    """Whether tensors are all that the operator gives, and it takes some. Runs it."""
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         results = pytree.tree_leaves(case.model(chain=False)(*(tensor.clone() for tensor in case.tensors)))
-        if not case.tensors or not all(isinstance(result, torch.Tensor) for result in results):
-            return Outcome(Status.NOT_TENSOR_CODE)
+    return bool(case.tensors) and all(isinstance(result, torch.Tensor) for result in results)
+
+
+def outcome_of(case: Case) -> Outcome:
+    """What becomes of the operator alone."""
+    if not is_tensor_code(case):
+        return Outcome(Status.NOT_TENSOR_CODE)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         report = fusepass.explain(case.model(chain=False), *(tensor.clone() for tensor in case.tensors))
     return judged(report)
 

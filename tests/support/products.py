@@ -165,7 +165,7 @@ def assert_close(case: Case, program: Program, got: dict[str, Array], wanted: di
     """The result is right up to a tolerance at its elements' scale."""
     (name,) = program.outputs
     found, right = (decode(memory[name], case.dtype).astype(np.float64) for memory in (got, wanted))
-    tolerance = 2e-3 if case.tf32 else {F32: 2e-6, F16: 2e-3, BF16: 1.6e-2}[case.dtype]
+    tolerance = {F32: 2e-6, F16: 2e-3, BF16: 1.6e-2}[case.dtype]
     np.testing.assert_allclose(found, right, rtol=tolerance, atol=tolerance * np.abs(right).max())
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import multiprocessing
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from tests.farm.pool import Done, Job, Pool
+from tests.support.lost import is_lost
 from tests.sweep import packages
 from tests.sweep.entry import Entry
-from tests.sweep.trial import Outcome, run
+from tests.sweep.trial import Outcome, run, where
 
 
 @dataclass(frozen=True)
@@ -28,27 +31,43 @@ class Asked:
 
 
 def outcomes(asked: Sequence[Asked], workers: int, minutes: float) -> Iterator[tuple[Asked, Outcome]]:
-    """What becomes of each, as it comes; several processes have `minutes`, and what one that died was at does not come."""
+    """What becomes of each, as it comes; several processes have `minutes`, and what is not done by then does not come."""
     if workers == 1:
-        yield from map(_tried, asked)
+        yield from ((trial, _run(trial)) for trial in asked)
         return
-    end = time.monotonic() + 60 * minutes
-    os.environ |= {"FUSEPASS_JOBS": "1", "OMP_NUM_THREADS": "1"}
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        found = pool.imap_unordered(_tried, asked)
-        for _ in asked:
-            try:
-                yield found.next(timeout=max(0.0, end - time.monotonic()))
-            except multiprocessing.TimeoutError:
-                return
+    pool = Pool(workers, time.monotonic() + 60 * minutes, grace=0.0, longest=60 * minutes)
+    for done in pool.each(map(job, asked)):
+        yield Asked(**done.job.arguments), outcome(done)
 
 
-def _tried(asked: Asked) -> tuple[Asked, Outcome]:
-    entry = _entries(asked.package)[asked.name]
-    outcome = run(entry, training=asked.mode == "train", device=asked.device, kernels=asked.kernels)
-    if asked.device != "cpu":
+def job(asked: Asked, seconds: float = 1.0) -> Job:
+    """A trial for another process, which takes about `seconds`."""
+    name = f"{asked.package}-{asked.name}-{asked.mode}-{asked.device}"
+    return Job(name, f"{__name__}:tried", dataclasses.asdict(asked), seconds)
+
+
+def outcome(done: Done) -> Outcome:
+    """What a process made of a `job`; one that died is an outcome, too."""
+    if not done.problem:
+        return Outcome.of(done.outcome["trial"])
+    asked = Asked(**done.job.arguments)
+    first = next(iter(done.problem.splitlines()))
+    return Outcome(asked.package, asked.name, asked.mode, where(asked.device, asked.kernels), first, done.problem)
+
+
+def tried(left: Path, **asked: str) -> dict[str, Any]:
+    """A trial as JSON."""
+    trial = Asked(**asked)
+    found = _run(trial)
+    lost = is_lost(trial.device)
+    if trial.device != "cpu" and not lost:
         torch.cuda.empty_cache()  # processes share the device
-    return asked, outcome
+    return {"trial": dataclasses.asdict(found), "last": lost}
+
+
+def _run(asked: Asked) -> Outcome:
+    entry = _entries(asked.package)[asked.name]
+    return run(entry, training=asked.mode == "train", device=asked.device, kernels=asked.kernels)
 
 
 @functools.cache

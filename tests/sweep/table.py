@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from tests.sweep import packages as known
 from tests.sweep.trial import Outcome
@@ -30,9 +29,7 @@ def read(path: Path) -> list[Outcome]:
     """The outcomes in `path`, of each model, mode and device the last, by package and name."""
     latest: dict[tuple[str, ...], Outcome] = {}
     for line in path.read_text().splitlines():
-        entry: dict[str, Any] = json.loads(line)
-        pairs = {name: tuple(map(tuple, entry[name])) for name in ("refused", "seconds")}
-        outcome = Outcome(**{**entry, **pairs, "failed": tuple(entry["failed"])})
+        outcome = Outcome.of(json.loads(line))
         latest[outcome.package, outcome.name, outcome.mode, outcome.device] = outcome
     return [latest[key] for key in sorted(latest)]
 

@@ -66,6 +66,12 @@ class Outcome:
     seconds: tuple[tuple[str, float], ...] = ()
     total_seconds: float = 0.0
 
+    @classmethod
+    def of(cls, told: dict[str, Any]) -> Outcome:
+        """An outcome that was written as JSON."""
+        pairs = {name: tuple(map(tuple, told[name])) for name in ("refused", "seconds")}
+        return cls(**{**told, **pairs, "failed": tuple(told["failed"])})
+
     @property
     def ok(self) -> bool:
         """Whether the results are right and every region was generated."""

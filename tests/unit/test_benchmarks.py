@@ -122,9 +122,10 @@ def test_calls_are_interleaved_on_fresh_inputs() -> None:
 
 
 def test_poisoned_memory_is_what_the_next_tensor_gets() -> None:
-    """Only seen where the allocator hands freed blocks out again, as glibc does with small ones."""
+    """Only seen where the allocator hands freed blocks out again, as glibc does with small ones, in whatever order."""
     measure.poison(torch.device("cpu"), 1 << 12)
-    assert any(torch.empty(1 << 10).isnan().any() for _ in range(4))
+    blocks = [torch.empty(1 << 10) for _ in range(8)]
+    assert any(block.isnan().any() for block in blocks)
 
 
 def row(name: str, group: str, eager: float, ours: float, correct: bool = True) -> Row:

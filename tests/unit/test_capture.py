@@ -409,6 +409,11 @@ def _pops(self: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return batch.pop("x") + 1
 
 
+def _puts_memory(self: nn.Module, x: Tensor) -> Tensor:
+    x.data = x * 2
+    return x + 1
+
+
 CLOSURE = torch.ones(3)
 
 
@@ -428,6 +433,7 @@ CLOSURE = torch.ones(3)
         (lambda self, x: x + 1, (torch.ones(3, device="meta"),), "device meta is not supported"),
         (lambda self, x: x.to_dense(), (torch.ones(3).to_sparse(),), "sparse"),
         (lambda self, x: x.t_(), (torch.ones(3, 2),), ""),
+        (_puts_memory, (torch.ones(3),), "puts other memory in place"),
     ],
 )
 def test_refusals(forward: Callable[..., Any], args: tuple[Any, ...], reason: str) -> None:
@@ -515,3 +521,54 @@ def test_what_functions_remember_is_no_tensor_of_a_tracing() -> None:
     assert type(_turned(9)) is Tensor
     for result in results[:2]:
         torch.testing.assert_close(result, results[2])
+
+
+class Decays(nn.Module):
+    """Changes a parameter in every call, and draws from a generator of its own."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.draw = lambda shape: torch.rand(shape, generator=generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.mul_(0.5).clamp_(max=0.4)
+        return (x * self.weight).relu() + self.draw(x.shape) + torch.dropout(x, 0.5, True)
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_tracing_writes_no_parameter_and_leaves_every_generator(writes: bool) -> None:
+    generator = torch.Generator()
+    model, x = Decays(generator), torch.randn(3, 4)
+    if not writes:
+        model.weight = None
+        model.forward = lambda x: x.relu() + model.draw(x.shape) * 2
+    other, found = copy.deepcopy(model), []
+    fused = fusepass.optimize(model)
+    for call in (fused, other, fused, other):
+        generator.manual_seed(3)
+        torch.manual_seed(4)
+        with torch.no_grad():
+            found.append((call(x), torch.rand(2, generator=generator), torch.rand(2)))
+    for mine, theirs in zip(found[::2], found[1::2], strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert fused.report().fused_share > 0
+
+
+def _powers(self: nn.Module, x: Tensor) -> Tensor:
+    spectrum = torch.fft.rfft(x * 2)
+    return (spectrum * spectrum.conj()).real.relu() + 1
+
+
+def _parts(self: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    spectrum = torch.fft.rfft(x * 2).conj()
+    return spectrum.imag.relu() + 1, (spectrum.imag * 2).sum(1), spectrum.imag, spectrum
+
+
+@pytest.mark.parametrize("forward", [_powers, _parts])
+def test_lazy_conjugation_and_negation(forward: Callable[..., Any]) -> None:
+    model, x = module(forward), torch.randn(3, 8)
+    fused = fusepass.optimize(model)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), model(x))
+    assert fused.report().fused_share > 0

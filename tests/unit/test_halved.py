@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -30,7 +33,9 @@ from fusepass.codegen.passes.halves import scales_of
 from fusepass.codegen.passes.products import split_products
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_product import schedule_product
+from fusepass.codegen.schedule_product.tiles import TILINGS, Tiling
 from fusepass.codegen.source import Source
+from fusepass.codegen.toolchain import compile_command
 from fusepass.errors import IRError
 from fusepass.patterns.partition import partition
 from fusepass.splice import subgraph
@@ -43,7 +48,7 @@ from tests.support.interpret import interpret
 from tests.support.native import run_native
 from tests.support.numpy_ops import Array
 from tests.support.precision import cudnn
-from tests.support.products import H200, ONE
+from tests.support.products import H200, ONE, tiling_id
 from tests.support.regions import trace
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
@@ -151,6 +156,30 @@ def test_values_of_groups_of_warps(tile: tuple[int, int], case: Case, monkeypatc
     program = halved(case)
     given = operands(case)
     found = emulate(program, render(program, ONE), memory(case, given))["y"].reshape(case.result)
+    assert (np.abs(found - exact(case, given)) <= bound(case, given)).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("tile", "name"),
+    [
+        ((64, 256), "2d, neighbours"),  # an end within a panel, several runs in one
+        ((128, 128), "2d, neighbours, dilated"),  # several tiles, more than one run of panels
+        ((64, 128), "transposed, neighbours, by 2"),
+        ((128, 256), "1d"),
+    ],
+)
+def test_values_of_columns_that_are_neighbours(
+    tile: tuple[int, int], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = tuple(each for each in TILINGS if each.runs and (each.rows, each.columns) == tile)
+    monkeypatch.setattr("fusepass.codegen.schedule_product.TILINGS", chosen)
+    case = CASES[name]
+    program = halved(case)
+    source = render(program, H200)
+    assert "fp::RunMultiplier" in source.text
+    given = operands(case)
+    found = emulate(program, source, memory(case, given))["y"].reshape(case.result)
     assert (np.abs(found - exact(case, given)) <= bound(case, given)).all()
 
 
@@ -352,7 +381,7 @@ def test_what_rows_have_in_common_is_done_before_sums_are_laid_out() -> None:
     assert "across += 16" in text
     plain = replace(big, transposed=False, stride=(1, 1))
     assert "fp::Vec<float, 2>*" not in render(halved(plain), H200).text
-    plain = replace(plain, kernel=(3, 3))
+    plain = replace(plain, kernel=(3, 3), source=(64, 72, 32, 32))
     text = render(halved(plain), H200).text
     assert "reinterpret_cast<fp::Vec<float, 2>*>(y + " in text
     assert "lay_out" not in text
@@ -363,6 +392,23 @@ def test_nvcc_takes_the_source(name: str) -> None:
     if shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")
     check_compiles(render(halved(CASES[name]), H200))
+
+
+@pytest.mark.parametrize("tiling", [each for each in TILINGS if each.runs], ids=tiling_id)
+def test_columns_that_are_neighbours_leave_sums_in_registers(
+    tiling: Tiling, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nothing is spilled, and ptxas does not say that products run one by one."""
+    if shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc")
+    monkeypatch.setattr("fusepass.codegen.schedule_product.TILINGS", (tiling,))
+    source, text = render(halved(CASES["2d, neighbours"]), H200), tmp_path / "product.cu"
+    assert "fp::RunMultiplier" in source.text
+    text.write_text(source.text)
+    command = [*compile_command(source, text, tmp_path / "product.o"), "-Xptxas", "-v"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert "C75" not in told, told
+    assert {*re.findall(r"(\d+) bytes spill stores", told)} == {"0"}, told
 
 
 @pytest.mark.parametrize(

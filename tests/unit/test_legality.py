@@ -119,6 +119,10 @@ NODES: dict[str, tuple[Callable[[], fx.Node], str]] = {
         lambda: call(aten.relu.default, torch.eye(3).to_sparse(), gives=describe()),
         "layout sparse_coo",
     ),
+    "no_lazy_sign": (
+        lambda: call(aten.relu.default, torch._neg_view(torch.ones(4, 8)), gives=describe()),
+        "a tensor is lazily negated",
+    ),
     "supported_dtype": (
         lambda: call(aten.exp.default, describe(dtype=torch.complex64)),
         "element type complex64 has no generated code",

@@ -165,6 +165,28 @@ def test_nested_results_and_keyword_arguments() -> None:
     assert opt.report().capture is CaptureRoute.TRACED
 
 
+class BesidePlainValues(nn.Module):
+    """Its result holds values that are equal to the places of results."""
+
+    def __init__(self, *others: object) -> None:
+        super().__init__()
+        self.others = others
+
+    def forward(self, x: Tensor) -> Any:
+        return (x.relu() + 1, *self.others)
+
+
+@pytest.mark.parametrize("others", [(True,), (1,), (1.0, 2), (), (None,)])
+def test_plain_values_beside_a_result(others: tuple[object, ...]) -> None:
+    fused = fusepass.optimize(BesidePlainValues(*others))
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        for _ in range(2):
+            result, *rest = fused(x)
+            torch.testing.assert_close(result, x.relu() + 1)
+            assert [(type(each), each) for each in rest] == [(type(each), each) for each in others]
+
+
 def test_autocast_around_a_block_without_it() -> None:
     def forward(self: Any, x: Tensor) -> Any:
         with torch.autocast("cpu", enabled=False):

@@ -20,10 +20,11 @@ from benchmarks import readme
 from fusepass import cli, config
 from fusepass.capture import Captured, capture
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.generate import Generated, generate
+from fusepass.codegen.generate import Generated, generate, pass_options
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.lowering import registry
 from fusepass.codegen.lowering.lower import lower
+from fusepass.codegen.passes.pipeline import passes
 from fusepass.config import Algebra
 from fusepass.patterns import pattern
 from fusepass.patterns.opclass import direct_class
@@ -183,6 +184,12 @@ def test_the_architecture_names_every_module(folder: str) -> None:
     modules = (path.relative_to(ROOT / folder) for path in (ROOT / folder).rglob("*.py"))
     wanted = [str(path.with_suffix("")) for path in modules if path.stem != "__init__" or folder == "fusepass"]
     assert sorted(named) == sorted(wanted)
+
+
+def test_the_architecture_names_every_pass_in_order() -> None:
+    section = text("ARCHITECTURE.md").partition("\n## The passes\n")[2].partition("\n## ")[0]
+    wanted = [name for name, _ in passes(pass_options(DeviceFacts.h200()))]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == wanted
 
 
 @pytest.mark.parametrize("page", PAGES)

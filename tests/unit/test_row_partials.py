@@ -71,6 +71,7 @@ def with_tiles(monkeypatch: pytest.MonkeyPatch, *, groups: bool) -> None:
             ("2d, odd channels, one by one", True, False),
             ("2d", True, True),
             ("transposed 3d, by 2", True, False),
+            ("2d, neighbours", True, False),
         ],
         2,
     ),

@@ -116,7 +116,7 @@ def test_a_rule_applies_by_itself_and_changes_no_value(name: str) -> None:
         graph = traced(function, *inputs)
         assert len(alone(name, graph)) >= 1, f"function {number}"
         if NAMED[name].level is Algebra.SAFE:
-            wanted = every(traced(function, *inputs)(*inputs))
+            wanted = every(function(*inputs))
             for found, value in zip(every(graph(*inputs)), wanted, strict=True):
                 tolerance = 1e-10 if value.dtype is torch.float64 else 1e-2
                 torch.testing.assert_close(found, value, rtol=tolerance, atol=tolerance, equal_nan=True)
@@ -181,7 +181,7 @@ def test_a_rule_on_random_shapes_and_values(name: str) -> None:
 def _holds_in_float32(name: str, function: Function, narrow: list[Tensor], generator: torch.Generator) -> None:
     """An error of a few roundings may be eager's on inputs that differ by one."""
     wide = converted(narrow, torch.float64)
-    before, oracle = traced(function, *narrow), traced(function, *wide)(*wide)
+    before, oracle = traced(function, *narrow), function(*wide)
     after = exact.copied(before)
     assert alone(name, after)
     runs = [narrow, *([nudged(value, generator) for value in narrow] for _ in range(3))]
@@ -249,7 +249,7 @@ def test_what_a_rule_does_in_narrow_types(name: str, dtype: torch.dtype) -> None
         ordinary = [value.nan_to_num(0.5, 2.0, -2.0) if value.is_floating_point() else value for value in inputs]
         narrow = [value.to(dtype) if value.is_floating_point() else value for value in ordinary]
         try:
-            graph, eager = traced(function, *narrow), traced(function, *narrow)
+            graph = traced(function, *narrow)
         except RuntimeError:
             continue  # it names types of its own
         done = alone(name, graph)
@@ -257,9 +257,9 @@ def test_what_a_rule_does_in_narrow_types(name: str, dtype: torch.dtype) -> None
         if done and NAMED[name].level is Algebra.SAFE:
             wide = [value.double() if value.is_floating_point() else value for value in narrow]
             try:
-                found, original = graph(*narrow), eager(*narrow)
+                found, original = graph(*narrow), function(*narrow)
             except NotImplementedError:
                 continue  # PyTorch has no such operator in the type
-            comparison = compare(found, original, traced(function, *wide)(*wide))
+            comparison = compare(found, original, function(*wide))
             assert comparison.ok, comparison.explain()
     assert bool(applied) is (name not in WIDE_ONLY)

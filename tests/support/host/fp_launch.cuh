@@ -18,7 +18,7 @@ int launch_teams(int members, int teams, int threads, int shared, void* exchange
     const int fitting = room ? std::atoi(room) : teams;
     if (fitting == 0) return cudaErrorCooperativeLaunchTooLarge;
     std::memset(exchange, 0, nbytes);
-    emulation::launch_together((fitting < teams ? fitting : teams) * members, threads, shared, [&] { Kernel(arguments...); });
+    emulation::launch((fitting < teams ? fitting : teams) * members, threads, shared, [&] { Kernel(arguments...); }, true);
     return cudaSuccess;
 }
 

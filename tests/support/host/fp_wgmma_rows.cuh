@@ -17,6 +17,13 @@ inline uint64_t row_descriptor(const void* rows) {
     return place >> 4;
 }
 
+// The address in units of 16 bytes, the distance behind it: 48 and 16 bits.
+inline uint64_t run_descriptor(const void* columns, uint32_t deeper) {
+    const auto place = reinterpret_cast<std::uintptr_t>(columns);
+    if (place % 16 || deeper >> 14) emulation::fail("columns that are not aligned, or too far apart");
+    return place >> 4 | uint64_t(deeper) << 48;
+}
+
 // A number of row `row`, `k` from where the descriptor points to, in float32.
 template <typename T, bool Turned>
 float number_of(uint64_t rows, unsigned row, unsigned k) {
@@ -60,6 +67,25 @@ struct RowProduct {
                 const unsigned row = warp * 16 + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
                 for (unsigned k = 0; k < 32 / sizeof(T); ++k) {
                     sums[i] += number_of<T, ATurned>(a, row, k) * number_of<T, BTurned>(b, column, k);
+                }
+            }
+        });
+    }
+};
+
+template <typename T, int N>
+struct RunProduct {
+    static void begin(float (&sums)[N / 2], uint64_t a, uint64_t b) {
+        emulation::wait(emulation::State::at_warp);
+        const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+        put_product_off([&sums, a, b, lane, warp] {
+            const auto* const columns = reinterpret_cast<const char*>((b & ((uint64_t(1) << 48) - 1)) << 4);
+            for (unsigned i = 0; i < N / 2; ++i) {
+                const unsigned row = warp * 16 + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+                for (unsigned k = 0; k < 16; ++k) {
+                    T number;
+                    std::memcpy(&number, columns + column * 16 + k / 8 * (b >> 48) * 16 + k % 8 * 2, sizeof(T));
+                    sums[i] += number_of<T, false>(a, row, k) * to_float(number);
                 }
             }
         });

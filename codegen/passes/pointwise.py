@@ -1,0 +1,75 @@
+"""Convolutions of single positions as matrix products of their tensors, as these lie.
+
+A kernel of size 1 with stride 1 and no border takes each position by itself: each sample is a product of the weight, output by input
+channels, and the input, input channels by positions. Nothing is packed, and no number is read more often than a product's tiles read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from fusepass.codegen.ir.convolution import Convolution
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Builder, Expr
+from fusepass.codegen.ir.index import Axis, axis_index, delinearize
+from fusepass.codegen.ir.product import Operand, Product, nested
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.passes.partials import Pieces, reduce_positions
+from fusepass.codegen.passes.rewrite import rewrite_kernel
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """A convolution as such a product.
+
+    Attributes:
+        anchor: the convolution; what its kernel has until it is laid out as a product's.
+        product: what its kernel computes.
+    """
+
+    anchor: Convolution
+    product: Product
+
+    def value(self, builder: Builder) -> Expr:
+        """An element of the result."""
+        return builder.stat(self.product.name, 0, DType.F32)
+
+    def completed(self, program: Program, builder: Builder) -> tuple[Program, Kernel]:
+        """`program`, whose first kernel has the dimensions of the result as rows, with that as the product's."""
+        kernel, *rest = program.kernels
+        sample, out, *spatial = kernel.rows
+        column = Axis(f"{out.name}_column", prod(axis.size for axis in spatial))
+        places = delinearize(axis_index(column), [axis.size for axis in spatial])
+        moved = {axis: place for axis, place in zip(spatial, places, strict=True) if axis.size > 1}
+        rows = (Axis(f"{out.name}_piece", 1), sample, out, column)
+        made = replace(rewrite_kernel(kernel, builder, moved), rows=rows, anchor=self.product)
+        return replace(program, kernels=(made, *rest)), made
+
+    def reduced(self, program: Program, builder: Builder, pieces: Pieces, kept: int) -> Program | None:
+        """`program` with what is reduced over positions in its first kernel; None where nothing is. For `kept`, see `reduce_positions`."""
+        return reduce_positions(
+            program, builder, 0, lambda made, _: pieces(*self.completed(made, builder)), per_sample=True, kept=kept
+        )
+
+
+def pointwise_of(program: Program, anchor: Convolution) -> Pointwise | None:
+    """The product that is a convolution; None where it has more than single positions, or these are not one dimension in memory."""
+    source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
+    if prod(weight.shape[2:]) > 1 or max(anchor.stride) > 1 or any(anchor.padding):
+        return None
+    along = nested(source.shape[2:], source.strides[2:])
+    if not isinstance(along, int):
+        return None
+    channels = source.shape[1]
+    to, of = (1, 0) if anchor.transposed else (0, 1)
+    product = Product(
+        name=anchor.name,
+        left=Operand(weight.name, 0, weight.strides[to], weight.strides[of]),
+        right=Operand(source.name, source.strides[0], along, source.strides[1]),
+        inner=channels,
+        length=channels,
+        dtype=DType.F32,
+        precision=anchor.precision,
+    )
+    return Pointwise(anchor, product)

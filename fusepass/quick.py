@@ -1,0 +1,175 @@
+"""The usual call without Python: a small library that all models share and that is built once, behind the first kernels.
+
+Between two calls of a small model other code takes the processor's caches, and then each Python object and each piece
+of the interpreter that a call touches costs more than what it does. The library compares what `fusepass.signature`
+compares and launches what `fusepass.runtime` launches, in the common case alone: whatever is unusual is left to Python.
+So is everything until it is there, and where it cannot be built.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextvars
+import ctypes
+import sysconfig
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fusepass.codegen import build, cache
+from fusepass.codegen.key import cache_key
+from fusepass.codegen.source import Source, Target
+from fusepass.errors import BuildError
+
+MISSED: Any = object()
+"""What stands for the result of a call that needs more than a look at the signature."""
+
+_ENTRY = "fp_calls"
+_TEXT = f"""// {sysconfig.get_config_var("SOABI")}
+#include "fp_calls.hpp"
+
+extern "C" PyObject* {_ENTRY}(PyObject* missed, PyObject* data_ptr)
+{{
+    return fp::types(missed, data_ptr);
+}}
+"""
+_SOURCE = Source("calls", _ENTRY, Target.CPU, _TEXT, ("fp_calls.hpp", "fp_launcher.hpp"), "native")
+
+
+@dataclass(frozen=True)
+class Types:
+    """The library's types; `templates/include` says what they take and do."""
+
+    launcher: Callable[..., Any]
+    call: Callable[..., Any]
+    door: Callable[..., Any]
+
+
+_types: Types | None = None
+_given_up = False
+_building: threading.Thread | None = None
+_lock = threading.Lock()
+
+
+def begin() -> None:
+    """Load the library; where it must be built, start that beside what else is done. `types` has it some time later."""
+    global _building, _given_up
+    with _lock:
+        if _types is not None or _given_up or _building is not None:
+            return
+        try:
+            library = cache.lookup(cache_key(_SOURCE))
+        except (BuildError, OSError):  # no compiler: a later call may find one
+            return
+        if library is not None:
+            _load(library)
+            return
+        import torch.utils.cpp_extension  # noqa: F401, as for every build: in one thread
+
+        context = contextvars.copy_context()
+        thread = _building = threading.Thread(target=context.run, args=(_build,), daemon=True)
+        thread.start()
+    atexit.register(thread.join)  # or the compiler would go on alone, and leave its files behind
+
+
+def _build() -> None:
+    global _building, _given_up
+    try:
+        _load(build.build(_SOURCE))
+    except (BuildError, OSError):
+        _given_up = True
+    _building = None
+
+
+def _load(library: Path) -> None:
+    global _types, _given_up
+    try:
+        entry = getattr(ctypes.PyDLL(str(library)), _ENTRY)
+    except (OSError, AttributeError):
+        _given_up = True
+        return
+    entry.argtypes, entry.restype = (ctypes.py_object, ctypes.py_object), ctypes.py_object
+    _types = Types(*entry(MISSED, torch.Tensor.data_ptr))
+
+
+def types() -> Types | None:
+    """The library; None while it is not there."""
+    return _types
+
+
+def wait() -> None:
+    """Until the library is there, or cannot be built."""
+    begin()
+    building = _building
+    if building is not None:
+        building.join()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a region is launched where nothing is unusual.
+
+    Attributes:
+        inputs: how many tensors it takes.
+        outputs: shape, strides and type of each result.
+        single: whether it gives one tensor instead of a tuple.
+        workspace: shape, strides and type of the memory for temporaries; None without any.
+        places: for each pointer of the entry 0 and the number of an input, 1 and that of an output, or 2 and an offset into
+            the workspace, as three numbers.
+        numbers: what the entry takes behind the pointers; None for nothing.
+    """
+
+    inputs: int
+    outputs: tuple[tuple[Any, ...], ...]
+    single: bool
+    workspace: tuple[Any, ...] | None
+    places: tuple[tuple[int, int, int], ...]
+    numbers: int | None
+
+
+def launcher(
+    launch: Launch,
+    entry: object,
+    device: torch.device,
+    empty: Callable[..., torch.Tensor],
+    plain: Callable[..., Any],
+    failed: Callable[..., Any],
+) -> Callable[..., Any]:
+    """What does `launch` without Python; `plain`, which does it with Python, where that cannot be.
+
+    Args:
+        launch: what to do.
+        entry: the library's function.
+        device: where.
+        empty: makes a tensor there.
+        plain: is called in whatever is unusual: another device is the current one, inputs are not aligned.
+        failed: takes a status other than 0 and the arguments.
+    """
+    made = types()
+    try:
+        address = ctypes.cast(entry, ctypes.c_void_p).value  # type: ignore[arg-type]
+    except ctypes.ArgumentError:  # a function of Python
+        return plain
+    if made is None:
+        return plain
+    cuda = device.type == "cuda"
+    alone = not cuda or torch.cuda.device_count() == 1
+    try:
+        result: Callable[..., Any] = made.launcher(
+            plain.__name__, plain.__module__, plain, failed, empty, launch.outputs, launch.workspace,
+            torch._C._cuda_getCurrentRawStream if cuda else None, None if alone else torch._C._cuda_getDevice,
+            device.index or 0, address, launch.numbers or 0, launch.single, launch.inputs, launch.places,
+        )  # fmt: skip
+    except ValueError:  # more buffers than are worth it
+        return plain
+    return result
+
+
+def door(hooks: Sequence[Any]) -> Callable[..., Any] | None:
+    """What a model asks first: takes positional arguments and gives the result, or `MISSED`."""
+    made = types()
+    return None if made is None else made.door(tuple(hooks))

@@ -1,0 +1,53 @@
+"""What an operator does besides giving results: writes, random numbers, waits of the host; and what it holds as a constant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from fusepass.patterns.memo import remembered
+
+aten = torch.ops.aten
+
+_MASKS = (torch.bool, torch.uint8)
+
+
+@remembered
+def is_random(target: object) -> bool:
+    """Whether `target` draws random numbers."""
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+@remembered
+def writes(target: object) -> bool:
+    """Whether `target` writes to an argument."""
+    return isinstance(target, OpOverload) and target._schema.is_mutable
+
+
+def waits_for_host(target: object, tensors: Iterable[object]) -> bool:
+    """Whether the host needs the result of `target`, or its size, to go on, given the `tensors` that it reads.
+
+    An index takes as many elements as it has numbers; where it is a mask, as many as hold.
+    """
+    if target is aten.index.Tensor:
+        return any(isinstance(each, torch.Tensor) and each.dtype in _MASKS for each in islice(tensors, 1, None))
+    return _depends_on_values(target)
+
+
+@remembered
+def _depends_on_values(target: object) -> bool:
+    tags = target.tags if isinstance(target, OpOverload) else ()
+    return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+
+
+def is_constant_number(node: fx.Node) -> bool:
+    """Whether `node` is a 0-dim CPU constant, such as ``torch.tensor(0.5)`` in forward: to kernels a number."""
+    source = node
+    while source.target is aten.lift_fresh_copy.default:
+        (source,) = source.all_input_nodes
+    value = node.meta.get("val")
+    return source.op == "get_attr" and isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_cpu

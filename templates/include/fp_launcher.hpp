@@ -1,0 +1,263 @@
+// A region's launcher without Python: asks for memory and calls a library's entry.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+namespace fp {
+
+constexpr int most_pointers = 40;  // of an entry, beside its numbers and the stream
+constexpr int most_tensors = 64;    // that a region takes, and that it gives
+constexpr std::intptr_t alignment = 16;  // of what kernels read
+
+inline PyObject* data_ptr_method = nullptr;  // torch.Tensor.data_ptr
+
+// Where `tensor` lies; -1 with an exception set where it cannot tell.
+inline std::intptr_t address(PyObject* tensor) {
+    PyObject* const number = PyObject_Vectorcall(data_ptr_method, &tensor, 1, nullptr);
+    if (number == nullptr) return -1;
+    const std::intptr_t value = std::intptr_t(PyLong_AsVoidPtr(number));
+    Py_DECREF(number);
+    return value;
+}
+
+inline void free_instance(PyObject* self) {
+    PyTypeObject* const type = Py_TYPE(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+template <std::size_t>
+using Pointer = void*;
+
+template <std::size_t... I>
+int call_with(void* entry, void* const* pointers, std::index_sequence<I...>) {
+    return reinterpret_cast<int (*)(Pointer<I>...)>(entry)(pointers[I]...);
+}
+
+template <std::size_t Count>
+int call_with_count(void* entry, void* const* pointers) {
+    return call_with(entry, pointers, std::make_index_sequence<Count>());
+}
+
+template <std::size_t... Count>
+int call_entry(void* entry, void* const* pointers, int count, std::index_sequence<Count...>) {
+    static constexpr int (*by_count[])(void*, void* const*) = {call_with_count<Count>...};
+    return by_count[count](entry, pointers);
+}
+
+// Where a pointer of an entry comes from.
+enum class From : int { input, output, workspace };
+
+struct Place {
+    From from;
+    int number;       // of the input or output
+    std::intptr_t offset;  // into the workspace, in bytes
+};
+
+// Called as the launcher that Python has, `plain`, to which everything unusual is left.
+struct Launcher {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject* name;
+    PyObject* module;
+    PyObject* plain;
+    PyObject* failed;     // takes a status and the arguments; gives the result of the call
+    PyObject* empty;      // makes a tensor of what follows
+    PyObject* outputs;    // a tuple of tuples: shape, strides, type
+    PyObject* workspace;  // such a tuple, or None
+    PyObject* stream;     // gives the current stream of `device`; None on a CPU
+    PyObject* current;    // gives the current device; None where there is one alone
+    PyObject* device;     // its number
+    void* entry;
+    void* numbers;
+    bool single;
+    int inputs;
+    int count;
+    Place places[most_pointers];
+};
+
+inline PyObject* launch(PyObject* self, PyObject* const* arguments, std::size_t flags, PyObject* names) {
+    Launcher* const it = reinterpret_cast<Launcher*>(self);
+    const auto plainly = [&] { return PyObject_Vectorcall(it->plain, arguments, flags, names); };
+    if (names != nullptr || PyVectorcall_NARGS(flags) != it->inputs) return plainly();
+    if (it->current != Py_None) {
+        PyObject* const current = PyObject_CallNoArgs(it->current);
+        if (current == nullptr) return nullptr;
+        const int same = PyObject_RichCompareBool(current, it->device, Py_EQ);
+        Py_DECREF(current);
+        if (same < 0) return nullptr;
+        if (same == 0) return plainly();
+    }
+    void* pointers[most_pointers + 2];
+    std::intptr_t bits = 0;
+    for (int i = 0; i < it->count; ++i) {
+        if (it->places[i].from != From::input) continue;
+        const std::intptr_t where = address(arguments[it->places[i].number]);
+        if (where == -1) return nullptr;
+        bits |= where;
+        pointers[i] = reinterpret_cast<void*>(where);
+    }
+    if (bits & (alignment - 1)) return plainly();
+
+    const Py_ssize_t given = PyTuple_GET_SIZE(it->outputs);
+    PyObject* const results = PyTuple_New(given);
+    PyObject* workspace = nullptr;
+    PyObject* stream = nullptr;
+    std::intptr_t base = 0;
+    std::intptr_t starts[most_tensors];
+    int status = 0;
+    if (results == nullptr) return nullptr;
+    for (Py_ssize_t i = 0; i < given; ++i) {
+        PyObject* const made = PyObject_Call(it->empty, PyTuple_GET_ITEM(it->outputs, i), nullptr);
+        if (made == nullptr) goto error;
+        PyTuple_SET_ITEM(results, i, made);
+        starts[i] = address(made);
+        if (starts[i] == -1) goto error;
+    }
+    if (it->workspace != Py_None) {
+        workspace = PyObject_Call(it->empty, it->workspace, nullptr);
+        if (workspace == nullptr) goto error;
+        base = address(workspace);
+        if (base == -1) goto error;
+    }
+    for (int i = 0; i < it->count; ++i) {
+        const Place& place = it->places[i];
+        if (place.from == From::output) pointers[i] = reinterpret_cast<void*>(starts[place.number]);
+        if (place.from == From::workspace) pointers[i] = reinterpret_cast<void*>(base + place.offset);
+    }
+    {
+        int count = it->count;
+        if (it->numbers != nullptr) pointers[count++] = it->numbers;
+        pointers[count] = nullptr;
+        if (it->stream != Py_None) {
+            stream = PyObject_CallOneArg(it->stream, it->device);
+            if (stream == nullptr) goto error;
+            pointers[count] = PyLong_AsVoidPtr(stream);
+            Py_DECREF(stream);
+            if (PyErr_Occurred()) goto error;
+        }
+        ++count;
+        Py_BEGIN_ALLOW_THREADS
+        status = call_entry(it->entry, pointers, count, std::make_index_sequence<most_pointers + 3>());
+        Py_END_ALLOW_THREADS
+    }
+    Py_XDECREF(workspace);
+    if (status != 0) {
+        Py_DECREF(results);
+        PyObject* const all = PyTuple_New(it->inputs);
+        if (all == nullptr) return nullptr;
+        for (int i = 0; i < it->inputs; ++i) PyTuple_SET_ITEM(all, i, Py_NewRef(arguments[i]));
+        PyObject* const result = PyObject_CallFunction(it->failed, "iN", status, all);
+        return result;
+    }
+    if (!it->single) return results;
+    {
+        PyObject* const only = Py_NewRef(PyTuple_GET_ITEM(results, 0));
+        Py_DECREF(results);
+        return only;
+    }
+error:
+    Py_XDECREF(workspace);
+    Py_DECREF(results);
+    return nullptr;
+}
+
+inline int launcher_traverse(PyObject* self, visitproc visit, void* arg) {
+    Launcher* const it = reinterpret_cast<Launcher*>(self);
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(it->plain);
+    Py_VISIT(it->failed);
+    return 0;
+}
+
+inline int launcher_clear(PyObject* self) {
+    Launcher* const it = reinterpret_cast<Launcher*>(self);
+    Py_CLEAR(it->plain);
+    Py_CLEAR(it->failed);
+    return 0;
+}
+
+inline void launcher_dealloc(PyObject* self) {
+    Launcher* const it = reinterpret_cast<Launcher*>(self);
+    PyObject_GC_UnTrack(self);
+    launcher_clear(self);
+    for (PyObject** held : {&it->name, &it->module, &it->empty, &it->outputs, &it->workspace, &it->stream, &it->current, &it->device}) {
+        Py_CLEAR(*held);
+    }
+    free_instance(self);
+}
+
+// Launcher(name, module, plain, failed, empty, outputs, workspace, stream, current, device, entry, numbers, single, inputs, places)
+inline PyObject* launcher_new(PyTypeObject* type, PyObject* args, PyObject*) {
+    PyObject *name, *module, *plain, *failed, *empty, *outputs, *workspace, *stream, *current, *device, *places;
+    unsigned long long entry, numbers;
+    int single, inputs;
+    if (!PyArg_ParseTuple(args, "OOOOOO!OOOOKKpiO!", &name, &module, &plain, &failed, &empty, &PyTuple_Type, &outputs, &workspace,
+                          &stream, &current, &device, &entry, &numbers, &single, &inputs, &PyTuple_Type, &places)) {
+        return nullptr;
+    }
+    const Py_ssize_t count = PyTuple_GET_SIZE(places);
+    if (count > most_pointers || PyTuple_GET_SIZE(outputs) > most_tensors) {
+        PyErr_SetString(PyExc_ValueError, "too many buffers");
+        return nullptr;
+    }
+    Launcher* const it = reinterpret_cast<Launcher*>(type->tp_alloc(type, 0));
+    if (it == nullptr) return nullptr;
+    it->vectorcall = launch;
+    it->name = Py_NewRef(name);
+    it->module = Py_NewRef(module);
+    it->plain = Py_NewRef(plain);
+    it->failed = Py_NewRef(failed);
+    it->empty = Py_NewRef(empty);
+    it->outputs = Py_NewRef(outputs);
+    it->workspace = Py_NewRef(workspace);
+    it->stream = Py_NewRef(stream);
+    it->current = Py_NewRef(current);
+    it->device = Py_NewRef(device);
+    it->entry = reinterpret_cast<void*>(std::uintptr_t(entry));
+    it->numbers = reinterpret_cast<void*>(std::uintptr_t(numbers));
+    it->single = single != 0;
+    it->inputs = inputs;
+    it->count = int(count);
+    for (int i = 0; i < it->count; ++i) {
+        int from, number;
+        long long offset;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(places, i), "iiL", &from, &number, &offset)) {
+            Py_DECREF(it);
+            return nullptr;
+        }
+        it->places[i] = {From(from), number, std::intptr_t(offset)};
+    }
+    return reinterpret_cast<PyObject*>(it);
+}
+
+inline PyMemberDef launcher_members[] = {
+    {"__name__", T_OBJECT, offsetof(Launcher, name), READONLY, nullptr},
+    {"__qualname__", T_OBJECT, offsetof(Launcher, name), READONLY, nullptr},
+    {"__module__", T_OBJECT, offsetof(Launcher, module), READONLY, nullptr},
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Launcher, vectorcall), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+inline PyType_Slot launcher_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(launcher_new)},
+    {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+    {Py_tp_traverse, reinterpret_cast<void*>(launcher_traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(launcher_clear)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(launcher_dealloc)},
+    {Py_tp_members, launcher_members},
+    {0, nullptr},
+};
+
+inline PyType_Spec launcher_spec = {
+    "fusepass.Launcher", sizeof(Launcher), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_IMMUTABLETYPE, launcher_slots,
+};
+
+}  // namespace fp

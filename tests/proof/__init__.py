@@ -1,0 +1,1 @@
+"""Everything that shows breadth, in one run: random models, operators and models of other people (CONTRIBUTING.md)."""

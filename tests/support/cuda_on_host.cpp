@@ -1,0 +1,166 @@
+// Runs the threads of emulated CUDA kernels; cuda_on_host.h says how.
+
+#include "cuda_on_host.h"
+
+#include <ucontext.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace emulation {
+
+__thread Dim thread_index, block_index, block_size, grid_size;
+__thread unsigned* exchanged;
+
+namespace {
+
+constexpr std::size_t guard_bytes = 1 << 12;  // behind dynamic shared memory
+constexpr std::size_t pool_alignment = 1 << 10;  // of dynamic shared memory
+
+struct Thread {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack;
+    State state = State::running;
+};
+
+struct Kernel {
+    void (*thread)(const void*);
+    const void* arguments;
+};
+
+// Of the block that a thread of the host runs.
+thread_local std::vector<Thread> threads;
+thread_local std::vector<unsigned> words;
+thread_local std::vector<unsigned char> pool;
+thread_local ucontext_t scheduler;
+thread_local Kernel running;
+
+// Buffers in memory, begin and end; asynchronous copies read nothing else.
+std::vector<std::pair<const char*, const char*>> buffers;
+
+void run_thread() {
+    running.thread(running.arguments);
+    threads[thread_index.x].state = State::finished;
+}
+
+// Lets the threads from `first` to `last` go on if they all stand at `at`.
+bool release(unsigned first, unsigned last, State at) {
+    for (unsigned i = first; i < last; ++i) {
+        if (threads[i].state != at) return false;
+    }
+    for (unsigned i = first; i < last; ++i) threads[i].state = State::running;
+    return true;
+}
+
+void run_block(unsigned count) {
+    constexpr std::size_t stack_bytes = 1 << 16;
+    threads.resize(count);
+    words.assign(count, 0);
+    exchanged = words.data();
+    for (unsigned i = 0; i < count; ++i) {
+        Thread& thread = threads[i];
+        if (!thread.stack) thread.stack = std::make_unique<char[]>(stack_bytes);
+        thread.state = State::running;
+        getcontext(&thread.context);
+        thread.context.uc_stack.ss_sp = thread.stack.get();
+        thread.context.uc_stack.ss_size = stack_bytes;
+        thread.context.uc_link = &scheduler;
+        makecontext(&thread.context, run_thread, 0);
+    }
+    while (true) {
+        for (unsigned i = 0; i < count; ++i) {
+            if (threads[i].state != State::running) continue;
+            thread_index.x = i;
+            swapcontext(&scheduler, &threads[i].context);
+        }
+        bool moved = false;
+        for (unsigned warp = 0; warp + 32 <= count; warp += 32) moved |= release(warp, warp + 32, State::at_warp);
+        for (unsigned group = 0; group + 128 <= count; group += 128) moved |= release(group, group + 128, State::at_group);
+        if (moved || release(0, count, State::at_block)) continue;
+        for (const Thread& thread : threads) {
+            if (thread.state != State::finished) fail("not all threads reach a barrier or a shuffle");
+        }
+        return;
+    }
+}
+
+void prepare(unsigned blocks, unsigned count, std::size_t shared, Kernel kernel) {
+    running = kernel;
+    threads.clear();
+    pool.assign(shared + pool_alignment + guard_bytes, 0xff);
+    block_size.x = count;
+    grid_size.x = blocks;
+}
+
+// Fails where something was written behind the block's dynamic shared memory.
+void check_shared(std::size_t shared) {
+    const unsigned char* const end = dynamic_shared() + shared;
+    for (std::size_t i = 0; i < guard_bytes; ++i) {
+        if (end[i] != 0xff) fail("a write behind dynamic shared memory");
+    }
+}
+
+}  // namespace
+
+void fail(const char* what) {
+    std::fprintf(stderr, "emulation: %s\n", what);
+    std::abort();
+}
+
+void check_read(const void* from, std::size_t count) {
+    const auto* const begin = static_cast<const char*>(from);
+    for (const auto& [first, last] : buffers) {
+        if (count == 0 || (first <= begin && begin + count <= last)) return;
+    }
+    fail("a copy from outside of every buffer");
+}
+
+void wait(State at) {
+    const unsigned self = thread_index.x;
+    threads[self].state = at;
+    swapcontext(&threads[self].context, &scheduler);
+}
+
+// A wait of a minute is one for ever.
+void give_way() {
+    thread_local const auto start = std::chrono::steady_clock::now();
+    if (std::chrono::steady_clock::now() - start > std::chrono::minutes(1)) fail("blocks wait for each other for ever");
+    std::this_thread::yield();
+}
+
+unsigned char* dynamic_shared() {
+    const auto address = reinterpret_cast<std::uintptr_t>(pool.data());
+    return pool.data() + (pool_alignment - address % pool_alignment) % pool_alignment;
+}
+
+void launch_blocks(
+    unsigned blocks, unsigned count, std::size_t shared, void (*thread)(const void*), const void* kernel, bool together
+) {
+    if (blocks == 0 || count == 0 || count > 1024) fail("a launch of an impossible shape");
+    if (!together) {
+        prepare(blocks, count, shared, {thread, kernel});
+        for (block_index.x = 0; block_index.x < blocks; ++block_index.x) run_block(count);
+        check_shared(shared);
+        return;
+    }
+    std::vector<std::thread> workers;
+    for (unsigned block = 0; block < blocks; ++block) {
+        workers.emplace_back([=] {
+            prepare(blocks, count, shared, {thread, kernel});
+            block_index.x = block;
+            run_block(count);
+            check_shared(shared);
+        });
+    }
+    for (std::thread& each : workers) each.join();
+}
+
+}  // namespace emulation
+
+extern "C" void emulation_buffer(const char* begin, const char* end) { emulation::buffers.emplace_back(begin, end); }
+extern "C" void emulation_no_buffers() { emulation::buffers.clear(); }

@@ -1,0 +1,115 @@
+"""Convolutions of single positions as products of their tensors: what the kernels compute, and when they are tried."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.dtype import Precision
+from fusepass.codegen.ir.expr import Builder
+from fusepass.codegen.ir.product import Product
+from fusepass.codegen.ir.program import Program
+from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.lowering.formats import AnchorFormat
+from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
+from fusepass.codegen.render import render
+from fusepass.variants import Variant, variants
+from tests.support.convolutions import POINTWISE, Across, Case, Over, generated, generated_pooling, program_of, reduced
+from tests.support.emulate import emulate
+from tests.support.interpret import interpret
+from tests.support.regions import trace
+from tests.unit.test_render_cuda import inputs_of
+
+H200 = DeviceFacts.h200()
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+
+def check(program: Program) -> None:
+    verify(program)
+    assert not program.calls
+    inputs = inputs_of(program)
+    got, wanted = emulate(program, render(program, H200), inputs), interpret(program, inputs)
+    for name in program.outputs:
+        np.testing.assert_allclose(got[name], wanted[name], rtol=3e-6, atol=3e-6 * np.abs(wanted[name]).max())
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", POINTWISE)
+def test_values(name: str) -> None:
+    """Beside the library's convolution, which the program has before its convolution is replaced."""
+    case = POINTWISE[name]
+    program = generated(case)
+    (kernel,) = program.kernels
+    assert isinstance(kernel.anchor, Product)
+    assert kernel.anchor.precision is case.precision
+    check(program)
+    inputs = inputs_of(program)
+    if case.precision is Precision.FLOAT32:
+        x = torch.from_numpy(inputs["x"].reshape(case.source) if not case.channels_last else _back(case, inputs["x"]))
+        weight, bias = torch.from_numpy(inputs["w"]).view(case.weight), torch.from_numpy(inputs["bias"])
+        wanted = 2 * torch.convolution(x.double(), weight.double(), bias.double(), *case.geometry).relu()  # type: ignore[call-overload]
+        torch.testing.assert_close(torch.from_numpy(interpret(program, inputs)["y"]).view(case.result).double(), wanted)
+
+
+def _back(case: Case, memory: np.ndarray) -> np.ndarray:
+    samples, channels, *spatial = case.source
+    return np.ascontiguousarray(np.moveaxis(memory.reshape(samples, *spatial, channels), -1, 1))
+
+
+@needs_compiler
+@pytest.mark.parametrize("across", [Across.EACH, Across.BATCH, Across.ALL])
+def test_reductions_over_positions_are_in_the_kernel(across: Across) -> None:
+    program = generated_pooling(POINTWISE["2d, whole vectors, TF32"], across)
+    (kernel,) = (kernel for kernel in program.kernels if isinstance(kernel.anchor, Product))
+    assert kernel.partials is not None
+    check(program)
+
+
+def test_what_reduces_over_channels_goes_before() -> None:
+    case = replace(POINTWISE["2d"], warps=4)
+    program = generate_anchors(reduced(case, Over.LOGSUMEXP), Builder(), lambda program, kernel: True, warps=4)
+    assert not any(isinstance(kernel.anchor, Product) for kernel in program.kernels)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        replace(POINTWISE["2d"], kernel=(1, 2)),
+        replace(POINTWISE["2d"], stride=(1, 2)),
+        replace(POINTWISE["2d"], padding=(1, 0)),
+    ],
+)
+def test_what_takes_more_than_single_positions_is_none(case: Case) -> None:
+    program = generate_anchors(program_of(case), Builder(), lambda program, kernel: True, warps=4)
+    assert not any(isinstance(kernel.anchor, Product) for kernel in program.kernels)
+
+
+def test_positions_must_be_one_dimension_in_memory() -> None:
+    program = program_of(POINTWISE["2d"])
+    source = program.buffer("x")
+    strided = replace(source, strides=(*source.strides[:2], 2 * source.strides[2], source.strides[3]))
+    buffers = tuple(strided if buffer is source else buffer for buffer in program.buffers)
+    program = generate_anchors(replace(program, buffers=buffers), Builder(), lambda program, kernel: True, warps=4)
+    assert not any(isinstance(kernel.anchor, Product) for kernel in program.kernels)
+
+
+def tried(kernel: int) -> tuple[Variant, ...]:
+    """What is tried for a convolution of 64 to 32 channels with a kernel of that size."""
+    model = nn.Sequential(nn.Conv2d(64, 32, kernel, device="meta"), nn.ReLU())
+    graph, _ = trace(model, torch.empty(8, 64, 56, 56, device="meta"))
+    return variants(graph, H200, "fast")
+
+
+def test_where_the_library_is_to_work_channels_last_the_product_of_the_tensors_is_tried_too() -> None:
+    wanted = Variant(AnchorFormat.CALLER, AnchorSource.GENERATED)
+    found = tried(1)
+    assert found[0].anchor_format is AnchorFormat.CHANNELS_LAST
+    assert wanted in found
+    assert wanted not in tried(3)
