@@ -26,6 +26,7 @@ _PAIR_THREADS = 512  # per block, where columns are shared and each thread has t
 _STATIC_SHARED = 48 << 10  # bytes
 _TURNS = 2  # rows of a block that stays, at least
 _LONG_RUN = 4  # blocks' rows that lie together in memory, at least, so that few have an end of them
+_LEAST_SECTORS = 4  # of a block's rows, where blocks overlap by one
 _MOST_AGAIN = 0.75  # functions of an element times the share of them that two blocks compute
 RESERVED = 1 << 10  # bytes of shared memory that the device takes of each block
 _COPIES_FROM = 80  # compute capability times ten
@@ -181,35 +182,34 @@ def _overlapping(plan: Schedule, shape: Shape) -> Schedule:
     it twice is less, unless there is much to compute.
     """
     axis, kernel = shape.row_axis, shape.kernel
-    stores = [store for store in kernel.stores if axis is not None and near_step(store.index, axis) == 1]
-    if (
-        plan.keep is not Keep.REGISTERS
-        or plan.exchanges
-        or axis is None
-        or not stores
-        or len(stores) < len(kernel.stores)
-    ):
+    if plan.keep is not Keep.REGISTERS or plan.exchanges or axis is None or not kernel.stores:
         return plan
-    nbytes = {shape.program.buffer(store.buffer).dtype.nbytes for store in stores}
+    nbytes = {shape.program.buffer(store.buffer).dtype.nbytes for store in kernel.stores}
     sector, lane = _SECTOR // max(nbytes), Axis("lane", plan.width)
-    whole = all(alignment(store.index, axis, sector) % sector == 0 for store in stores)
-    vectors = all(plan.width == 1 or is_vector(split_index(s.index, axis, lane), axis, lane) for s in stores)
-    if whole or not vectors or len(nbytes) > 1 or sector < plan.width:
+    fits = all(near_step(store.index, axis) == 1 for store in kernel.stores) and len(nbytes) == 1
+    fits &= all(plan.width == 1 or is_vector(split_index(s.index, axis, lane), axis, lane) for s in kernel.stores)
+    whole = all(alignment(store.index, axis, sector) % sector == 0 for store in kernel.stores)
+    if whole or not fits or sector < plan.width:
         return plan
-    run = min(neighbours(store.index, axis) for store in stores)
-    while (
-        plan.lanes < _COLUMN_THREADS
-        and 2 * plan.threads <= _PAIR_THREADS
-        and 2 * _LONG_RUN * plan.lanes * plan.width <= run
-    ):
-        plan = replace(plan, lanes=2 * plan.lanes)
+    run = min(neighbours(store.index, axis) for store in kernel.stores)
+    while plan.lanes < _COLUMN_THREADS and _has_room(shape, wider := replace(plan, lanes=2 * plan.lanes), run):
+        plan = wider
     rows = plan.lanes * plan.width
+    plan = replace(plan, blocks=ceil(shape.rows, rows))
     costly = sum(isinstance(node, Apply) and node.op not in CHEAP for node in kernel.nodes)
-    if run < _LONG_RUN * rows or costly * sector > _MOST_AGAIN * rows:
-        return replace(plan, blocks=ceil(shape.rows, rows))
+    if run < _LONG_RUN * rows or max(_LEAST_SECTORS, costly / _MOST_AGAIN) * sector > rows:
+        return plan
     # The conditions must not cost the registers that let two large blocks stand on a multiprocessor.
     resident = shape.facts.max_threads // plan.threads if plan.threads > _PAIR_THREADS else 0
     return replace(plan, overlap=sector, blocks=ceil(shape.rows, rows - sector), resident=resident)
+
+
+def _has_room(shape: Shape, plan: Schedule, run: int) -> bool:
+    """Whether blocks may be as wide as those of `plan`, where so many rows lie together."""
+    rows = plan.lanes * plan.width
+    states = plan.threads * plan.width * _state_bytes(shape.kernel) if plan.groups > 1 else 0
+    many = ceil(shape.rows, rows) >= 4 * shape.facts.multiprocessors
+    return many and plan.threads <= _PAIR_THREADS and states <= _STATIC_SHARED and _LONG_RUN * rows <= run
 
 
 def _exchanging(plan: Schedule, crossing: Sequence[Crossing], shape: Shape) -> Schedule:
