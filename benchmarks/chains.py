@@ -1,7 +1,7 @@
 """Further chains behind a convolution or a matrix product, and blocks of well-known networks, at sizes of every day.
 
-They are a group of their own, outside of the usual run: ``python benchmarks/run.py --group chains``. Nothing was tuned for
-them: they show what a model can expect that nobody looked at.
+They are a group of their own, outside of the usual run: ``python benchmarks/run.py --group chains``. They show what a model
+can expect that is not among the others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Puts what was measured into README.md, and a plot of it beside docs/kernels.md: ``python -m benchmarks.readme``.
 
-Everything comes from one file, ``benchmarks/results/h200.json``: what ``benchmarks/run.py --json`` writes, and a ``note``
-about what the numbers do not show.
+Everything comes from ``benchmarks/results/h200.json``, what ``benchmarks/run.py --json`` writes, with a ``note`` about what the
+numbers do not show, and, for one line, from ``h200_chains.json``, the same of ``--group chains``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from benchmarks.implementations import RIVALS, Implementation
 
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "benchmarks" / "results" / "h200.json"
+CHAINS = RUN.with_name("h200_chains.json")
 PLOT = ROOT / "docs" / "limits.svg"
 BEGIN, END = "<!-- measured:begin -->\n", "<!-- measured:end -->\n"
 
@@ -28,7 +29,7 @@ _BAR, _GAP, _LEFT, _WIDTH = 7, 10, 330, 520
 
 def block() -> str:
     """The text between the markers in README.md."""
-    run = _read(RUN)
+    run, chains = _read(RUN), _read(CHAINS)
     rows: list[dict[str, Any]] = run["rows"]
     mission = [row for row in rows if row["group"] == "mission"]
     others = [row for row in rows if row["group"] != "mission"]
@@ -53,6 +54,10 @@ def block() -> str:
         "",
         *_said_of("other workloads of `benchmarks/workloads.py`", others),
         *_said_of("of them that are convolutions", [row for row in others if "conv" in row["workload"]]),
+        *_said_of(
+            f"further chains and blocks of `benchmarks/chains.py`, on commit {chains['commit']},",
+            chains["rows"],
+        ),
         *_slower(rows),
         *_wrong(rows),
         *textwrap.wrap(run.get("note", ""), 120),

@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +27,10 @@ from fusepass.errors import BuildError
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _PROGRESS_AFTER = 1.0  # seconds
 _UNUSED = "unused"  # a folder where a library is built
+_SOON = 1e-4  # seconds until a thread that waits for the interpreter is let in
+_hasty = 0  # how many want it so
+_usual_interval = 0.0
+_hasty_lock = threading.Lock()
 _begun: dict[str, threading.Thread] = {}  # those of `begin` that run, by key
 
 
@@ -68,6 +71,7 @@ def begin(source: Source) -> None:
             return
     except (BuildError, OSError):
         return
+    import filelock  # noqa: F401, here rather than in a thread that shares the interpreter
     import torch.utils.cpp_extension  # noqa: F401, as in `_build_missing`
 
     def run() -> None:
@@ -79,6 +83,27 @@ def begin(source: Source) -> None:
     if key not in _begun and len(_begun) < current().jobs - 1:
         _begun[key] = thread
         thread.start()
+
+
+@contextlib.contextmanager
+def threads_soon() -> Iterator[None]:
+    """Let the threads of `begin` have the interpreter soon: each time one was outside of it, it would wait for 5 ms.
+
+    Before a compiler runs they are outside a hundred times, so that it would start when all that is done beside it is over.
+    """
+    global _usual_interval, _hasty
+    with _hasty_lock:
+        if _hasty == 0:
+            _usual_interval = sys.getswitchinterval()
+            sys.setswitchinterval(min(_usual_interval, _SOON))
+        _hasty += 1
+    try:
+        yield
+    finally:
+        with _hasty_lock:
+            _hasty -= 1
+            if _hasty == 0:
+                sys.setswitchinterval(_usual_interval)
 
 
 def load(library: Path, entry: str, arguments: int) -> Callable[..., int]:
@@ -96,35 +121,6 @@ def load(library: Path, entry: str, arguments: int) -> Callable[..., int]:
     function.argtypes = (ctypes.c_void_p,) * (arguments + 1)
     function.restype = ctypes.c_int
     return function  # type: ignore[no-any-return]
-
-
-def compile_only(source: Source, output: Path) -> None:
-    """Compile `source` to the object file `output` without linking: needs neither a GPU nor a torch for it.
-
-    Raises:
-        BuildError: no compiler, or it failed; with the command and the compiler's words.
-    """
-    text = output.with_suffix(cache.suffix(source))
-    text.write_text(source.text)
-    command = toolchain.compile_command(source, text, output)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        message = f"{source.name} does not compile for {source.arch}"
-        raise BuildError(message, command=command, path=text, stderr=done.stdout + done.stderr)
-
-
-def check_compiles(source: Source) -> None:
-    """Compile `source` and throw the result away; what compiled once is not compiled again.
-
-    Raises:
-        BuildError: as `compile_only`.
-    """
-    accepted = cache.accepted_marker(cache_key(source))
-    if accepted.exists():
-        return
-    with tempfile.TemporaryDirectory(prefix="fusepass-") as directory:
-        compile_only(source, Path(directory) / f"{source.name}.o")
-    accepted.touch()
 
 
 def _key(source: Source) -> str | BuildError:

@@ -5,7 +5,6 @@ Layout, below `Config.cache_dir`::
     v1/<first two digits of key>/<key>/  lib.so, source.cu or source.cpp, meta.json
     v1/tmp-*/                            builds under way
     v1/failed/                           sources that did not compile
-    v1/checked/                          one empty file for each source that `check_compiles` accepted
     v1/choices/                          what `fusepass.codegen.choices` keeps
 """
 
@@ -155,18 +154,11 @@ def clear() -> int:
     now = time.time()
     root = _root()
     left = [path for path in root.glob("tmp-*") if now - path.stat().st_mtime > _STALE_SECONDS]
-    left += [root / "failed", root / "checked", root / "choices", *(entry.path for entry in entries())]
+    left += [root / "failed", root / "choices", *(entry.path for entry in entries())]
     freed = sum(map(_nbytes, left))
     for path in left:
         shutil.rmtree(path, ignore_errors=True)
     return freed
-
-
-def accepted_marker(key: str) -> Path:
-    """The file that stands for a source which is known to compile; its directory exists."""
-    path = _root() / "checked" / key
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    return path
 
 
 def choices() -> Path:

@@ -277,7 +277,7 @@ class _RealRun(fx.Interpreter):
 
 def _lay_out(graph: fx.GraphModule, tensors: Sequence[torch.Tensor]) -> None:
     """Run a functional graph once, for the strides of what its operators give; where one raises, the guesses stay."""
-    with torch.random.fork_rng(cuda_devices(tensors)), torch.no_grad(), suppress(Exception), Watched():
+    with torch.random.fork_rng(cuda_devices(tensors)), torch.no_grad(), suppress(Exception):
         _RealRun(graph).run(*tensors)
 
 

@@ -163,7 +163,7 @@ def _fused(
     layouts = hand_over(regions, _formats(works)) if handing else {}
     if layouts:
         works = _works(graph, regions, exact)
-    with clock.stage("generate"):
+    with clock.stage("generate"), build.threads_soon():
         for work in works:
             generate_candidates(work, forms, build.begin)
     with clock.stage("build", waits=True):

@@ -147,11 +147,7 @@ _DRAWING = ("alpha_dropout", "alpha_dropout_", "bernoulli_")
 
 
 class Watched(TorchFunctionMode):
-    """Puts the generators that forward names back to where they were, and declines what no graph can say."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._drawn_from: list[tuple[torch.Generator, torch.Tensor]] = []
+    """Declines what forward does that no graph can say."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -160,23 +156,16 @@ class Watched(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def watch(self, func: Any, kwargs: dict[str, Any] | None) -> None:
-        """To be told of each call.
+        """To be told of each call before it runs.
 
         Raises:
-            CaptureError: it puts other memory in place of a tensor's.
+            CaptureError: it puts other memory in place of a tensor's, or draws from a generator that forward may have made or
+                seeded, which nobody sees.
         """
         if func == _SET_DATA:
             raise CaptureError("forward puts other memory in place of a tensor's (.data = ...)", final=True)
-        generator = kwargs.get("generator") if kwargs else None
-        if generator is not None and all(known is not generator for known, _ in self._drawn_from):
-            with _disable_current_modes():
-                self._drawn_from.append((generator, generator.get_state()))
-
-    def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        for generator, state in self._drawn_from:
-            with _disable_current_modes():
-                generator.set_state(state)
+        if kwargs and kwargs.get("generator") is not None:
+            raise CaptureError("forward draws from a generator that it names")
 
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]

@@ -29,8 +29,16 @@ _NOT_SHARED = frozenset({"training", "_is_full_backward_hook"})
 
 def optimized(original: nn.Module, options: Mapping[str, Any]) -> OptimizedModule:
     """An optimised view of `original`, indexable where `original` is (a ``Sequential``, say)."""
+    if _has_own_call(type(original)):
+        return UnusualModule(original, options)
     kind = OptimizedContainer if hasattr(type(original), "__getitem__") else OptimizedModule
     return kind(original, options)
+
+
+def _has_own_call(kind: type[nn.Module]) -> bool:
+    """Whether a call of such a module is more than its hooks and forward."""
+    owner = next(base for base in kind.__mro__ if "__call__" in vars(base))
+    return owner is not nn.Module and not issubclass(kind, fx.GraphModule | torch.jit.ScriptModule)
 
 
 class OptimizedModule(nn.Module):
@@ -222,3 +230,10 @@ class OptimizedContainer(OptimizedModule):
 
     def __contains__(self, item: Any) -> bool:
         return item in self.original
+
+
+class UnusualModule(OptimizedModule):
+    """One whose original's class has a ``__call__`` of its own, which may do anything before and after forward: it runs as it is."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._specialiser.leave(self.original, args, kwargs, "its class has a __call__ of its own")

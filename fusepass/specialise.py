@@ -200,6 +200,11 @@ class Specialiser:
         self._fallbacks.count(self._name, reason)
         return self.original(*args, **kwargs)
 
+    def leave(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
+        """A call of the model itself, for a reason that counts as a fallback."""
+        self._fallbacks.count(self._name, reason)
+        return model(*args, **kwargs)
+
     def _needs_gradients(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether autograd would record the call."""
         if not torch.is_grad_enabled():

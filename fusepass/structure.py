@@ -85,7 +85,7 @@ class Structure:
 
 def flatten(value: Any) -> tuple[list[Any], Structure]:
     """The leaves of a nested value, in order, and its structure."""
-    outer, spec = pytree.tree_flatten(value)
+    outer, spec = pytree.tree_flatten(value, is_leaf=_is_shape)
     leaves: list[Any] = []
     records = []
     for position, leaf in enumerate(outer):
@@ -102,7 +102,7 @@ def flatten(value: Any) -> tuple[list[Any], Structure]:
 def key_paths(value: Any) -> list[KeyPath]:
     """How each leaf of `flatten` is reached, in the same order."""
     paths: list[KeyPath] = []
-    for path, leaf in pytree.tree_flatten_with_path(value)[0]:
+    for path, leaf in pytree.tree_flatten_with_path(value, is_leaf=_is_shape)[0]:
         names = _field_names(leaf)
         if names is None:
             paths.append(path)
@@ -111,6 +111,11 @@ def key_paths(value: Any) -> list[KeyPath]:
             inner = key_paths(getattr(leaf, name))
             paths += [(*path, pytree.GetAttrKey(name), *rest) for rest in inner]
     return paths
+
+
+def _is_shape(value: object) -> bool:
+    """Whether `value` is a `torch.Size`, of which pytree would make a plain tuple."""
+    return type(value) is torch.Size
 
 
 def _field_names(leaf: object) -> tuple[str, ...] | None:

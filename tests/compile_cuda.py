@@ -16,25 +16,28 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.resources import files
+from itertools import groupby
 from pathlib import Path
+
+from fusepass.codegen import toolchain
+from fusepass.codegen.source import Source, Target
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "build" / "test-cuda"
 _BATCH = 24
 # The device's part alone, for which the host's is read and checked, too. What is compiled does not run: it need not be fast.
-_FLAGS = ("-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-cubin", "-o", "/dev/null")
+_FLAGS = ("-cubin", "-o", "/dev/null")
 _QUICK = "--Ofast-compile"  # of CUDA 12.9 and later
 
 
-def keep(text: str) -> None:
+def keep(source: Source) -> None:
     """Leave a source for compilation; called by tests."""
     SOURCES.mkdir(parents=True, exist_ok=True)
-    name = hashlib.sha256(text.encode()).hexdigest()[:16]
-    path = SOURCES / f"{name}.cu"
+    name = hashlib.sha256(source.text.encode()).hexdigest()[:16]
+    path = SOURCES / f"{source.arch}_{name}.cu"
     if not path.exists():
         aside = path.with_suffix(f".{os.getpid()}")
-        aside.write_text(text)
+        aside.write_text(source.text)
         aside.rename(path)
 
 
@@ -43,14 +46,19 @@ def compile_all() -> int:
     if shutil.which("nvcc") is None:
         print("nvcc is not here: no CUDA source was compiled")
         return 0
-    waiting = [path for path in sorted(SOURCES.glob("*.cu")) if not path.with_suffix(".ok").exists()]
-    batches = [waiting[start : start + _BATCH] for start in range(0, len(waiting), _BATCH)]
+    waiting = [path for path in sorted(SOURCES.glob("sm_*.cu")) if not path.with_suffix(".ok").exists()]
+    alike = [list(paths) for _, paths in groupby(waiting, _arch)]
+    batches = [paths[start : start + _BATCH] for paths in alike for start in range(0, len(paths), _BATCH)]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         failed = [path for part in pool.map(_compile_batch, batches) for path in part]
     for path in failed:
         print(f"{path.relative_to(ROOT)}:\n{_compile([path]).stderr}")
     print(f"CUDA sources: {len(waiting) - len(failed)} passed, {len(failed)} failed")
     return len(failed)
+
+
+def _arch(path: Path) -> str:
+    return path.stem.rpartition("_")[0]
 
 
 def _compile_batch(paths: Sequence[Path]) -> list[Path]:
@@ -64,11 +72,11 @@ def _compile_batch(paths: Sequence[Path]) -> list[Path]:
 
 
 def _compile(paths: Sequence[Path]) -> subprocess.CompletedProcess[str]:
-    headers = files("fusepass.templates") / "include"
     unit = SOURCES / f"unit-{paths[0].stem}.cu"
     unit.write_text("".join(_wrapped(path) for path in paths))
     try:
-        command = ["nvcc", *_FLAGS, *_quick(), f"-I{headers}", str(unit)]
+        command = ["nvcc", *toolchain.flags(Target.CUDA, _arch(paths[0])), *_FLAGS, *_quick()]
+        command += [f"-I{toolchain.include_directory()}", str(unit)]
         return subprocess.run(command, capture_output=True, text=True, check=False)
     finally:
         unit.unlink()

@@ -79,7 +79,7 @@ def _keep_cuda_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     def both(program: Program, builder: Builder, facts: DeviceFacts, *options: Any) -> Generated:
         described = generate(program, builder, DeviceFacts.h200(), *options)
         for source in (described.source, described.unaligned()):
-            compile_cuda.keep(source.text)
+            compile_cuda.keep(source)
         return generate(program, builder, facts, *options)
 
     monkeypatch.setattr("fusepass.candidates.generate", both)

@@ -93,10 +93,11 @@ def _in_halves(
     if halved is None:
         return
     if any(kernel.sweeps and result.name in kernel.reads for kernel in program.kernels):
-        by_phases = halved_of(program, builder, anchor, result, by_phases=True)
-        form = None if by_phases is None else _generated(program, builder, call, by_phases, _CHANNELS)
-        if by_phases is not None and form is not None:
-            yield by_phases.completed(form, builder)
+        for in_runs in (True, False):
+            by_phases = halved_of(program, builder, anchor, result, by_phases=True, in_runs=in_runs)
+            form = None if by_phases is None else _generated(program, builder, call, by_phases, _CHANNELS)
+            if by_phases is not None and form is not None:
+                yield by_phases.completed(form, builder)
     pooled = _pooled(program, builder, call, halved)
     if pooled is not None:
         yield halved.completed(pooled, builder)

@@ -16,17 +16,16 @@ from math import prod
 from fusepass.codegen.ir.convolution import HALVES, Convolution, fill_halves
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder, Expr
-from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, contiguous_strides, delinearize
+from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, delinearize
 from fusepass.codegen.ir.product import PLACE, Operand, Product, Runs, nested
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.passes.halves import Layout, Scales, channels_last, in_places, scales_of
 from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.rewrite import rewrite_kernel
+from fusepass.codegen.passes.runs import columns_of, runs_of
 
 _VECTOR = 4  # float32 numbers that are read at once
-_MOST_ADDED = 1 / 8  # of the packed input, and of the columns
-_PAIR = 2 * HALVES  # channels that a product of halves takes at once
-_MOST_RUN = 128  # channels of which runs have room on the chip
+_MOST_ADDED = 1 / 8  # of the packed input
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ class Halved:
     ) -> tuple[Axis, dict[Axis, Index], tuple[Bound, ...]]:
         """A product's columns for positions of `phases`; the `spatial` axes in terms of them; the bounds of those that exist."""
         positions = [step.positions for step in self.steps]
-        count, sizes = _columns(positions, self.planes) if self.planes else prod(positions), self.planes or positions
+        count, sizes = columns_of(positions, self.planes) if self.planes else prod(positions), self.planes or positions
         column = Axis(f"{self.product.name}_column", count)
         at = delinearize(axis_index(column), sizes)
         places = [
@@ -241,26 +240,12 @@ def halved_of(
 
 
 def _runs(source: Buffer, steps: tuple[_Step, ...], padded: int) -> Runs | None:
-    """How the columns lie if they are neighbours in memory; None where neighbours read no neighbours, there is no room for these on the
-    chip, or there would be many more columns than positions.
-    """
-    if any(step.step > 1 for step in steps) or steps[-1].taps == 1 or padded % _PAIR or padded > _MOST_RUN:
+    """How the columns lie if they are neighbours in memory; None where that is not known to pay."""
+    if any(step.step > 1 for step in steps):
         return None
     planes = [size + step.before + step.after for size, step in zip(source.shape[2:], steps, strict=True)]
-    positions = [step.positions for step in steps]
-    if _columns(positions, planes) > (1 + _MOST_ADDED) * prod(positions):
-        return None
-    strides = contiguous_strides(planes)
-    outer = [(step.taps, step.apart * stride) for step, stride in zip(steps, strides, strict=True)][:-1]
-    return Runs(
-        tuple(each for each in outer if each[0] > 1), steps[-1].taps, steps[-1].apart, padded // PLACE, prod(planes)
-    )
-
-
-def _columns(positions: Sequence[int], planes: Sequence[int]) -> int:
-    """From the first of `positions` to one past the last, in planes of those sizes."""
-    strides = contiguous_strides(planes)
-    return 1 + sum((count - 1) * stride for count, stride in zip(positions, strides, strict=True))
+    taps = [(step.taps, step.apart) for step in steps]
+    return runs_of(planes, [step.positions for step in steps], taps, padded)
 
 
 def _has_even_phases(anchor: Convolution, weight: Buffer) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fusepass.codegen.ir.crossing import near_step
-from fusepass.codegen.ir.expr import Apply, Const, Expr, Stat, children
+from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Stat, Window, children
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.product import Arithmetic, Product
@@ -24,7 +24,12 @@ _NEIGHBOURS = "$column", "$next"
 _TOGETHER = 2, 4, 8  # rows that a warp may take together
 _DIRECT_BYTES = 4  # of an element, from which 8 neighbours are a whole sector
 _MOST_DIRECT = 16  # nodes of what is done with a sum
-_ROWS_AT_ONCE = 8  # of results: what the epilogue loads for them is on its way together
+_ROWS_AT_ONCE = 16  # of results: what the epilogue loads for them is on its way together
+
+
+def stored(number: int) -> str:
+    """The value of the store of that number, before it is known whether it is stored."""
+    return f"$stored_{number}"
 
 
 class Epilogue:
@@ -140,22 +145,32 @@ class Epilogue:
         here.define_axis(self.rows, "$row")
         self.printer.expect(self.kernel.roots)
         here.bind(self.ready, "$sum")
-        for store in self.kernel.stores:
-            buffer = self.program.buffer(store.buffer)
+        ahead, stores = (
+            list[str](),
+            list[str](),
+        )  # what is computed where it need not exist, and what is done where it does
+        for number, store in enumerate(self.kernel.stores):
+            kind = C_TYPES[self.program.buffer(store.buffer).dtype]
             value = bare(here.value(store.value))
-            if store.value.dtype is not buffer.dtype:
-                value = f"fp::cast<{C_TYPES[buffer.dtype]}>({value})"
-            here.lines.append(f"{self.pointers[store.buffer]}[{here.index(store.index)}] = {value};")
+            if store.value.dtype is not self.program.buffer(store.buffer).dtype:
+                value = f"fp::cast<{kind}>({value})"
+            at = f"{self.pointers[store.buffer]}[{here.index(store.index)}]"
+            if self._computes_everywhere:
+                ahead, here.lines = [*ahead, *here.lines, f"const {kind} {stored(number)} = {value};"], []
+                value = stored(number)
+            stores.append(f"{at} = {value};")
+        here.lines += stores
         place = f"$room[{down} * {tiling.room_pitch} + $across + {across}]"
         if self.kernel.partials is not None and self.kernel.partials.value is not self.ready:
             here.lines.append(f"{place} = {bare(here.value(self.kernel.partials.value))};")
-        body = [f"const float $sum = {place};", *here.lines] if here.lines else []
         exists = along.condition(self.kernel.within) if self.kernel.whole_columns else ""
+        body = [f"const float $sum = {place};", *here.lines] if here.lines else []
         if self.kernel.within and not exists:
             test = along.child()
             test.define_axis(self.rows, "$row")
             condition = test.condition(self.kernel.within)
-            body = [*test.lines, *block(f"if ({condition})", body)]
+            ahead = [body.pop(0), *ahead] if ahead else []
+            body = [*ahead, *test.lines, *block(f"if ({condition})", body)]
         if self.rows.size % tiling.rows:
             body = block(f"if ($row < {self.rows.size})", body)
         rows = [f"const {self.index_type} $row = {self._index(f'$first_row + $Tile::warp_row() + {down}')};", *body]
@@ -175,6 +190,16 @@ class Epilogue:
         if body:
             yield from block(head, [f"const {self.index_type} $column = {at};", *inside])
         yield from self.states.of_room() if self.states else ()
+
+    @property
+    def _computes_everywhere(self) -> bool:
+        """Whether it is computed for points that do not exist, too: of sums, and of what depends on the row alone.
+
+        A branch would keep the elements of an unrolled loop apart.
+        """
+        if not self.kernel.within or self.kernel.whole_columns or self.kernel.partials is not None:
+            return False
+        return all(self._of_row(node) for node in self.kernel.nodes if isinstance(node, Load | Gather | Window))
 
     def _rows_between(self) -> int:
         """How many rows lie between two neighbours of one row, that row included, where all stores have them so; else 1."""

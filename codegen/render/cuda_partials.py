@@ -24,6 +24,8 @@ from fusepass.codegen.schedule_convolution.tiles import MOST_ROWS, dimensions
 from fusepass.codegen.schedule_product import ProductSchedule
 from fusepass.errors import ScheduleError
 
+_MOST_WORDS = 4  # of 32 columns each, that the two threads of a row reduce at once
+
 
 class PartialStores:
     """The lines that store what was found of a kernel's `Partials`."""
@@ -72,17 +74,22 @@ class RowStates(PartialStores):
             raise ScheduleError(f"{kernel.name} was made for {self.partials.pieces.size} pieces, and has others here")
 
     def of_room(self) -> Iterable[str]:
-        """Reduces what a warp has laid out in ``$room``, 16 rows by 32 columns after another."""
+        """Reduces what a warp has laid out in ``$room``, 16 rows by strips of columns after another.
+
+        Strips are wide, as merging what was found of one with what was found before takes as long as some 32 columns do.
+        """
         high, long = self.tiling.warp_tile
-        share = f"fp::Share<1, {str(bool(self.kernel.within) and not self.kernel.whole_columns).lower()}>"
+        apart = bool(self.kernel.within) and not self.kernel.whole_columns
+        words = 1 if apart else min(long // 32, _MOST_WORDS)
+        share = f"fp::Share<{words}, {str(apart).lower()}>"
         row = f"const {self.printer.index_type} $row = {self.index(f'$first_row + $Tile::warp_row() + $down + {share}::row()')};"
         states = [f"{state_type(each)} {found(number)};" for number, each in enumerate(self.partials.reductions)]
         strip = [
-            *self._inside(share),
+            *(self._inside_apart(share) if apart else self._inside(words)),
             f"const {share} $share($room + $down * {self.tiling.room_pitch} + $across, {self.tiling.room_pitch}, $inside);",
             *(f"fp::add_row({found(number)}, $share);" for number in range(len(states))),
         ]
-        loop = ["#pragma unroll 1", *block(f"for (int $across = 0; $across < {long}; $across += 32)", strip)]
+        loop = ["#pragma unroll 1", *block(f"for (int $across = 0; $across < {long}; $across += {32 * words})", strip)]
         lines = [row, *states, *loop, *self._stores(share)]
         yield "__syncwarp();"
         if high > ROWS:
@@ -103,23 +110,34 @@ class RowStates(PartialStores):
         yield "#pragma unroll"
         yield from block("for (int $down = 0; $down < 2; ++$down)", [*lines, *self._stores(share)])
 
-    def _inside(self, share: str) -> list[str]:
-        """Which of the 32 columns from ``$across`` on exist in a thread's row."""
+    def _inside(self, words: int) -> list[str]:
+        """Which of the columns from ``$across`` on exist, in all rows alike."""
         first = self.index("$first_column + $Tile::warp_column() + $across")
+        tail = bool(self.columns.size % self.tiling.columns)
         if not self.kernel.within:
-            bits = "0xffffffffu"
-            if self.columns.size % self.tiling.columns:
-                bits = f"fp::lowest_bits({self.columns.size} - ({first}))"
-            return [f"const unsigned $inside[1] = {{{bits}}};"]
+            bits = [f"fp::lowest_bits({self.columns.size} - ({first}) - {32 * word})" for word in range(words)]
+            return [f"const unsigned $inside[{words}] = {{{', '.join(bits if tail else ['0xffffffffu'] * words)}}};"]
+        scope, condition = self._existing(tail)
+        each = [
+            f"const {self.printer.index_type} $column = {first} + $i * 32 + $lane;",
+            *scope.lines,
+            f"$inside[$i] = __ballot_sync(0xffffffffu, {condition});",
+        ]
+        head = f"for (int $i = 0; $i < {words}; ++$i)"
+        return [f"unsigned $inside[{words}];", "#pragma unroll", *block(head, each)]
+
+    def _existing(self, tail: bool) -> tuple[Scope, str]:
+        """The condition that ``$column`` exists in ``$row``."""
         scope = Scope(self.printer)
         scope.define_axis(self.rows, "$row")
         scope.define_axis(self.columns, "$column")
         condition = scope.condition(self.kernel.within)
-        if self.columns.size % self.tiling.columns:
-            condition = f"$column < {self.columns.size} && {condition}"
-        if self.kernel.whole_columns:
-            column = f"const {self.printer.index_type} $column = {first} + $lane;"
-            return [column, *scope.lines, f"const unsigned $inside[1] = {{__ballot_sync(0xffffffffu, {condition})}};"]
+        return scope, f"$column < {self.columns.size} && {condition}" if tail else condition
+
+    def _inside_apart(self, share: str) -> list[str]:
+        """Which of the 32 columns from ``$across`` on exist in a thread's row."""
+        first = self.index("$first_column + $Tile::warp_column() + $across")
+        scope, condition = self._existing(bool(self.columns.size % self.tiling.columns))
         each = [
             f"const {self.printer.index_type} $column = {first} + {share}::place($i);",
             *scope.lines,

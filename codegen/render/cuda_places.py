@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import ceil, prod
 
 from fusepass.codegen.ir.convolution import HALVES, ROWS, ScaledHalves, halves_of_place
@@ -11,11 +12,11 @@ from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_convolution import ConvolutionText, Sums
 from fusepass.codegen.render.cuda_definition import repair
-from fusepass.codegen.render.cuda_input import dot, plus, quotient, remainder, table, unrolled
-from fusepass.codegen.render.cuda_own import OwnStates
+from fusepass.codegen.render.cuda_input import UNROLL, dot, plus, quotient, remainder, table, unrolled
+from fusepass.codegen.render.cuda_own import OwnValues
 from fusepass.codegen.render.cuda_persistent import PersistentWriter
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
-from fusepass.codegen.schedule_convolution.places import BLOCK, TOGETHER, PlacesSchedule, keeps_sums, padded_places
+from fusepass.codegen.schedule_convolution.places import BLOCK, TOGETHER, PlacesSchedule, has_own_values, padded_places
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS
 
 _CHAIN = 4  # products that are begun at once
@@ -35,7 +36,7 @@ class PlacesWriter(PersistentWriter):
         assert self.anchor.halves is not None
         self.halves = self.anchor.halves
         self.each = prod(halves_of_place(self.source.shape[1], plan.parts))  # halves of a position
-        self._own = OwnStates(self) if keeps_sums(kernel, plan) else None
+        self._own = OwnValues(self) if has_own_values(kernel, plan) else None
         self.places_name, self.weights_name, self.steps_name, self.origins_name = (
             names.exact(f"{kernel.name}_{what}") for what in ("places", "weights_from", "first_product", "origins")
         )
@@ -202,7 +203,8 @@ class PlacesWriter(PersistentWriter):
         plan, on = self.plan, self.on
         warp = f"$warp % {plan.tile_warps}" if plan.teams > 1 else "$warp"
         first = f"($set * {plan.tile_warps} + {warp}) * {COLUMNS}" if plan.sets > 1 else f"{warp} * {COLUMNS}"
-        sums = Sums(self._staging(), plan.rows, plan.covered, first, tuple(repair(self)))
+        pragma = "#pragma unroll 1" if self._own else UNROLL  # of what is left to sums that are not finite
+        sums = Sums(self._staging(), plan.rows, plan.covered, first, tuple(repair(self)), pragma)
         if self.kernel.sweeps and self.anchor.column > 1:
             results = self.along(sums, plan.vector)
         else:
@@ -210,7 +212,7 @@ class PlacesWriter(PersistentWriter):
         if self._own:
             results = [
                 *block("if ($broken)", list(results))[:-1],
-                *block("} else", [*self.over_positions(sums, []), *self._own.add(self)]),
+                *block("} else", list(self._own.use(replace(sums, unroll=UNROLL)))),
             ]
         lines = [
             f"float $sums[{on.pair}][2][{ROWS * plan.rows // 2}] = {{}};",

@@ -8,7 +8,7 @@ from string import Template
 
 from fusepass.codegen.ir.product import Arithmetic, Nested, Operand, Product, parts_of
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cuda_epilogue import Epilogue
+from fusepass.codegen.render.cuda_epilogue import Epilogue, stored
 from fusepass.codegen.render.cuda_partials import found
 from fusepass.codegen.render.printer import Printer
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers
@@ -29,7 +29,8 @@ def product_body(
 ) -> tuple[str, ...]:
     """The lines of the body of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
     states = range(len(kernel.partials.reductions) if kernel.partials else 0)
-    words = (*_LOCALS, *(found(number).removeprefix("$") for number in states))
+    own = [*map(found, states), *map(stored, range(len(kernel.stores)))]
+    words = (*_LOCALS, *(word.removeprefix("$") for word in own))
     local = {word: names.exact(word) for word in words}
     writer = _Writer(kernel, program, plan, pointers, names)
     return tuple(Template(line).substitute(local) for line in writer.lines())

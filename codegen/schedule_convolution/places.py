@@ -15,6 +15,7 @@ from math import ceil, prod
 from fusepass.codegen.ir.convolution import HALVES, ROWS, Phase
 from fusepass.codegen.ir.dataflow import Dataflow
 from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Stat
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP, Launch, Tiles
 
@@ -138,17 +139,25 @@ class PlacesSchedule(Launch):
         return f"{self.blocks} blocks, {channels}{phases}, {sum(self.slices)} products of two places, {products}"
 
 
-def keeps_sums(kernel: Kernel, plan: PlacesSchedule) -> bool:
-    """Whether a kernel makes nothing of its sums but reductions over positions, of values that are the same function of all of them.
+def has_own_values(kernel: Kernel, plan: PlacesSchedule) -> bool:
+    """Whether a kernel makes one value of its sums, the same function of those of all positions: then threads compute it where sums are.
 
-    Then these stay in registers, if a thread has more of a tile than four positions of four channels: to merge what it found of them takes
-    as long as laying them out.
+    If it is reduced over positions, the sums themselves may be stored beside it. What is only reduced is laid out, if a thread has no more
+    of a tile than four positions of four channels: to merge what it found of them takes as long.
     """
-    if kernel.partials is None or kernel.stores or not kernel.is_pointwise or plan.on.pair > 1:
+    if not kernel.is_pointwise or plan.on.pair > 1 or plan.vector > 1 or len(kernel.stores) > 1:
         return False
-    if plan.rows * plan.sets == 1:
+    if kernel.partials is not None and plan.rows * plan.sets == 1:
         return False
-    return not Dataflow().needs(kernel.partials.value) & {*kernel.rows[2:]}
+    value = kernel.stores[0].value if kernel.partials is None else kernel.partials.value
+    if any(store.value is not value and not isinstance(store.value, Stat) for store in kernel.stores):
+        return False
+    return value.dtype is DType.F32 and not Dataflow().needs(value) & {*kernel.rows[2:]}
+
+
+def keeps_sums(kernel: Kernel, plan: PlacesSchedule) -> bool:
+    """Whether nothing of such a kernel's sums is laid out."""
+    return not kernel.stores and has_own_values(kernel, plan)
 
 
 def places_of(plan: PlacesSchedule, offset: tuple[int, ...], part: int = 0) -> int:

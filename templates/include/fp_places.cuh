@@ -106,4 +106,16 @@ __device__ __forceinline__ void stage_places(
     }
 }
 
+// The same for values that took the place of sums.
+template <int Pitch, int Half>
+__device__ __forceinline__ void stage_values(float* room, const float (&sums)[1][2][Half], int m) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        float* const row = room + (i / 4 * 8 + lane % 4 * 2 + i % 2) * Pitch + i / 2 % 2 * 16 + lane / 4;
+#pragma unroll
+        for (int t = 0; t < 2; ++t) row[t * 8] = sums[0][t][m * 8 + i];
+    }
+}
+
 }  // namespace fp

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import types
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -166,6 +167,7 @@ def test_a_buffer_that_forward_overwrites_without_reading_it() -> None:
     assert optimised.report().capture is CaptureRoute.TRACED
 
 
+CONFIG: Any = None
 SCALE = 2.0
 SETTINGS = {"shift": 1.0}
 
@@ -208,6 +210,34 @@ def test_plain_values_around_the_module_are_seen_to_change(x: Tensor, monkeypatc
     power = 2
     torch.testing.assert_close(optimised(x), model(x))
     assert len(optimised.report().regions) == 5, "the one for the values before serves again"
+
+
+@torch.no_grad()
+def test_lists_and_attributes_of_modules_are_seen_to_change(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = types.ModuleType("config")
+    config.shift = 1.0
+    monkeypatch.setitem(globals(), "CONFIG", config)
+    factors = [1.0]
+
+    class Around(nn.Module):
+        offsets: ClassVar = [0.5]
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.scaled = lambda x: x * factors[0]
+
+        def forward(self, x: Tensor, *, more: list[float] = factors) -> Tensor:
+            return self.scaled(x).relu() + CONFIG.shift + sum(self.offsets) + sum(more)
+
+    model = Around()
+    optimised = fusepass.optimize(model, tune="off")
+    for change in (lambda: None, lambda: factors.append(2.0), lambda: Around.offsets.append(2.0)):
+        change()
+        torch.testing.assert_close(optimised(x), model(x))
+    factors[0] = 3.0
+    torch.testing.assert_close(optimised(x), model(x))
+    config.shift = 5.0
+    torch.testing.assert_close(optimised(x), model(x))
 
 
 @torch.no_grad()

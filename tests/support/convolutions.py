@@ -356,9 +356,6 @@ HALVED: dict[str, Case] = {
 }
 """Convolutions of many channels that are products of scaled halves where they may be rounded to TF32."""
 
-NEIGHBOURS = ("1d", "2d, neighbours", "2d, neighbours, dilated", "transposed, neighbours, by 2")
-"""Those whose columns are neighbours in memory."""
-
 SAMPLES: dict[str, Callable[[], Program]] = {
     **{f"convolution {name}": functools.partial(generated, case) for name, case in (CASES | DEPTHWISE).items()},
     **{

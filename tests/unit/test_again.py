@@ -119,10 +119,31 @@ def both_ways(y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return batch(y, weight, bias) + y.flip(3)
 
 
-@pytest.mark.parametrize("model", [pooled, kept, both_ways])
+@needs_compiler
+@pytest.mark.parametrize("model", thinned([pooled, kept, both_ways], 3))
 def test_results_that_are_needed_elsewhere_are_stored(model: Model) -> None:
-    (kernel,) = convolutions(program_of(model))
-    assert kernel.stores
+    """Where that is the sums alone, what is reduced takes their place in registers."""
+    program = program_of(model)
+    (kernel,) = convolutions(program)
+    assert ("fp::push_sums" in check(program)) is (len(kernel.stores) == 1)
+
+
+def chained(y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.hardswish(y * weight.view(-1, 1, 1))
+
+
+def moved(y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return chained(y, weight, bias) + torch.arange(float(y.shape[3]))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("model", "out", "own"), [(chained, 40, True), *thinned([(moved, 20, False), (chained, 7, True)], 3)]
+)
+def test_values_are_made_where_sums_are(model: Model, out: int, own: bool) -> None:
+    """Unless they depend on the position."""
+    program = program_of(model, out)
+    assert ("fp::stage_values" in check(program)) is own
 
 
 def test_not_without_a_gain() -> None:

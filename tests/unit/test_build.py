@@ -19,7 +19,7 @@ import torch
 
 from fusepass.codegen import build as builds
 from fusepass.codegen import cache, toolchain
-from fusepass.codegen.build import build, build_all, check_compiles, load
+from fusepass.codegen.build import build, build_all, load
 from fusepass.codegen.detect import device_facts
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.source import Source, Target
@@ -132,6 +132,16 @@ def test_as_many_are_built_at_once_as_there_are_jobs(jobs: int, monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("directory")
+def test_threads_are_let_in_soon_while_somebody_wants_it() -> None:
+    usual = sys.getswitchinterval()
+    with builds.threads_soon():
+        soon = sys.getswitchinterval()
+        with builds.threads_soon():
+            assert sys.getswitchinterval() == soon < usual / 10
+        assert sys.getswitchinterval() == soon
+    assert sys.getswitchinterval() == usual
+
+
 def test_a_build_goes_on_beside_what_else_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was begun is not built again; with one job nothing is begun."""
     real, built, begun = builds._load_inline, [], threading.Event()
@@ -259,31 +269,6 @@ def test_what_cannot_be_loaded_is_a_build_error(tmp_path: Path) -> None:
     (tmp_path / "no.so").write_text("no library")
     with pytest.raises(BuildError, match=r"cannot be loaded.*no\.so"):
         load(tmp_path / "no.so", "run", arguments=2)
-
-
-@needs_nvcc
-@pytest.mark.usefixtures("directory")
-def test_check_compiles_takes_good_cuda_and_names_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    good = cuda("p[0] = p[0] * p[1]; float f = p[2]; p[3] = f + 1.f;")
-    check_compiles(good)
-    with pytest.raises(BuildError, match="kernel does not compile for sm_90") as error:
-        check_compiles(cuda("p[0] = missing_name;"))
-    assert 'identifier "missing_name" is undefined' in error.value.stderr
-    assert "-gencode=arch=compute_90a,code=sm_90a" in error.value.command
-
-    def compiled(*_: object) -> None:
-        pytest.fail("compiled a second time")
-
-    monkeypatch.setattr(builds, "compile_only", compiled)
-    check_compiles(good)
-
-
-@pytest.mark.usefixtures("directory")
-def test_a_rejected_source_is_rejected_again() -> None:
-    broken = Source("broken", "run", Target.CPU, "int f() { return missing_name; }\n", (), "native")
-    for _ in range(2):
-        with pytest.raises(BuildError, match="missing_name"):
-            check_compiles(broken)
 
 
 def script(source: Source, body: str) -> list[str]:

@@ -121,7 +121,7 @@ def test_cuda_with_all_numbers_at_run_time(name: str) -> None:
     program = PROGRAMS[name]()
     text = marked(program)
     source = source_for(Form.first(text, frozenset()), program)
-    compile_cuda.keep(source.text)
+    compile_cuda.keep(source)
     inputs = inputs_of(program)
     assert_close(program, emulate(program, source, inputs), interpret(program, inputs))
 
@@ -149,7 +149,7 @@ def test_coarse_cuda_with_all_numbers_at_run_time(name: str) -> None:
     text = Marked.of(rendered.text)
     form = Form.first(text, frozenset())
     source = form.source(rendered, form.values(text) or ())
-    compile_cuda.keep(source.text)
+    compile_cuda.keep(source)
     inputs = inputs_of(program)
     assert_close(program, emulate(program, source, inputs), interpret(program, inputs))
 
@@ -209,7 +209,7 @@ def test_one_cuda_source_serves_several_sizes(name: str) -> None:
         inputs = inputs_of(program)
         assert_close(program, emulate(program, source, inputs), interpret(program, inputs))
     assert len(texts) == 1
-    compile_cuda.keep(source.text)
+    compile_cuda.keep(source)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")

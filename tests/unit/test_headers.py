@@ -144,6 +144,7 @@ def probe() -> Probe:
     parts += [loop(f"{name}_few", "float", ["float"], f"fp::{name}_few(a)") for name in FEW_DIGITS]
     parts.append(loop("divide_by_few", "float", ["float", "float"], "fp::divide_by_few(a, b)"))
     parts.append(loop("plain_log1p_float", "float", ["float"], "fp::plain_log1p(a)"))
+    parts.append(loop("plain_tanh_float", "float", ["float"], "fp::plain_tanh(a)"))
     parts.append(loop("tf32_float", "float", ["float"], "fp::tf32(a)"))
     return Probe("headers", "\n".join(parts))
 
@@ -438,6 +439,15 @@ def test_log1p_without_a_branch() -> None:
     assert torch.equal(got.isinf(), want.isinf())
     finite = want.isfinite()
     assert ulps(got[finite], want[finite]).max() <= 2
+
+
+def test_tanh_without_a_branch() -> None:
+    exponents = torch.randint(-140, 10, (200_000,))
+    x = torch.cat([torch.randn(200_000) * 2.0**exponents, torch.rand(400_000) * 3 - 1.5, torch.tensor(SPECIAL)]).float()
+    got, want = run("plain_tanh_float", x, dtype=torch.float32), x.double().tanh()
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(got.signbit()[~want.isnan()], want.signbit()[~want.isnan()])
+    assert ulps(got, want)[~want.isnan()].max() <= 2.5
 
 
 @pytest.mark.parametrize("name", FEW_DIGITS)

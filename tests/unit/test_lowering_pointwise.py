@@ -15,6 +15,7 @@ from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.lowering.lower import lower
 from fusepass.codegen.lowering.tracer import Spec
 from tests.support.regions import Functional, region
+from tests.support.thinned import thinned
 
 NAN, INF = float("nan"), float("inf")
 SPECIAL = torch.tensor(
@@ -186,8 +187,10 @@ THREE: dict[str, Callable[[Any, Any, Any], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", THREE)
-@pytest.mark.parametrize("ranks", [(1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 0)], ids=str)
+RANKS = [(1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 0)]
+
+
+@pytest.mark.parametrize(("name", "ranks"), thinned(itertools.product(THREE, RANKS), 3))
 def test_types_of_three_tensors(name: str, ranks: tuple[int, ...]) -> None:
     """With and without dimensions: the type of a 0-dim tensor counts for less."""
     samples = [_sample(dtype) for dtype in FEW]

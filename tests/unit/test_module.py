@@ -176,7 +176,7 @@ class BesidePlainValues(nn.Module):
         return (x.relu() + 1, *self.others)
 
 
-@pytest.mark.parametrize("others", [(True,), (1,), (1.0, 2), (), (None,)])
+@pytest.mark.parametrize("others", [(True,), (1,), (1.0, 2), (), (None,), (torch.Size((0, 1)),)])
 def test_plain_values_beside_a_result(others: tuple[object, ...]) -> None:
     fused = fusepass.optimize(BesidePlainValues(*others))
     x = torch.randn(3, 4)
@@ -185,6 +185,24 @@ def test_plain_values_beside_a_result(others: tuple[object, ...]) -> None:
             result, *rest = fused(x)
             torch.testing.assert_close(result, x.relu() + 1)
             assert [(type(each), each) for each in rest] == [(type(each), each) for each in others]
+
+
+class CallsItself(nn.Module):
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x) * 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.relu() + 1
+
+
+def test_a_call_of_the_class_s_own_is_run() -> None:
+    model, x = CallsItself(), torch.randn(3, 4)
+    fused = fusepass.optimize(model)
+    with torch.no_grad(), pytest.warns(FusepassWarning, match="__call__ of its own"):
+        torch.testing.assert_close(fused(x), model(x))
+    around = nn.Sequential(model, nn.Tanh())
+    with torch.no_grad():
+        torch.testing.assert_close(fusepass.optimize(around)(x), around(x))
 
 
 def test_autocast_around_a_block_without_it() -> None:

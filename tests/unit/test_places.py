@@ -265,7 +265,7 @@ def test_extremes_of_channels_are_found_in_registers(out: int, extreme: Callable
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("name", "across"), [("2d", Across.BATCH), ("3d", Across.EACH), ("transposed 3d", Across.LAYER)]
+    ("name", "across"), thinned([("3d", Across.EACH), ("2d", Across.BATCH), ("transposed 3d", Across.LAYER)], 3)
 )
 def test_reductions_over_positions(name: str, across: Across) -> None:
     program = generated_pooling(replace(CASES[name], halves=True), across, SMALL)

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusepass.codegen.build import check_compiles
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.dtype import Precision
@@ -25,6 +24,7 @@ from fusepass.codegen.render import render
 from fusepass.codegen.schedule_product import schedule_product
 from fusepass.codegen.schedule_product.tiles import TILINGS
 from fusepass.errors import IRError
+from tests import compile_cuda
 from tests.support.convolutions import HALVED, Case, Over, generated_reduction
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
@@ -59,6 +59,7 @@ def check(program: Program) -> None:
     [
         ("2d, odd channels, one by one", Over.LOGSUMEXP),
         ("transposed 3d, by 2", Over.SOFTMAX),
+        ("2d, neighbours", Over.SOFTMAX),
         *thinned([("transposed 1d", Over.ARGMAX), ("2d, strided and dilated", Over.NORMALISED)], 2),
     ],
 )
@@ -196,7 +197,5 @@ def test_broken_rules_are_named() -> None:
         verify(replace(program, kernels=tuple(broken if each is kernel else each for each in program.kernels)))
 
 
-def test_nvcc_takes_the_source() -> None:
-    if shutil.which("nvcc") is None:
-        pytest.skip("needs nvcc")
-    check_compiles(render(passed(of(*POOLS["largest of eight"][:3])), H200))
+def test_what_is_left_for_nvcc() -> None:
+    compile_cuda.keep(render(passed(of(*POOLS["largest of eight"][:3])), H200))
