@@ -47,7 +47,8 @@ def generalised(plan: Schedule, kernel: Kernel, *, coarse: bool) -> Schedule:
                 return _roomy(plan, kernel)
             return _with_rows(replace(plan, unroll=_unroll(plan)), kernel)
         case Walk.OUTER:
-            return replace(plan, unroll=_unroll(plan))
+            blocks = ceil(kernel.row_count, plan.lanes * plan.width)
+            return replace(plan, unroll=_unroll(plan), overlap=0, blocks=blocks)
         case Walk.CROSSING | Walk.PATCH:
             return plan
 

@@ -55,6 +55,7 @@ class Frame:
         self.first_along = self.first_across = ""
         self.place = "", ""
         self.first_of_row = ""  # the condition that a thread is the first of those on a row, where there are more
+        self.within = ""  # which of its block's rows a thread's first one is, where blocks overlap
         self.team = ""  # of a block in a team
         # Of a block that goes from row to row: the row at hand, the head of the loop, the first row, and how far the next one is.
         self.row = self.row_loop = self.first_row = self.row_step = ""
@@ -241,6 +242,11 @@ class Frame:
             self.first_of_row = f"{group} == 0"
         rows = plan.lanes * plan.width
         here = f"{number} * {plan.lanes} + {lane}"
+        if plan.overlap:
+            own = f"{lane} < {plan.own_rows // plan.width}"
+            self.first_of_row = f"{self.first_of_row} && {own}" if self.first_of_row else own
+            self.within = f"unsigned({lane if plan.width == 1 else f'{lane} * {plan.width}'})"
+            here = f"{number} * {plan.own_rows // plan.width} + {lane}"
         if plan.exchanges:
             self.first_along = f"{self._constant('first_row', f'{number} * {rows}')} + "
             self.place = lane, group
@@ -290,7 +296,7 @@ class Frame:
     def _define_row(self, here: str, per_block: int, width: int) -> None:
         """Define the row axis; threads past the last row stand on it, but are not `live`."""
         axis, count = self.arranged.row, self.kernel.row_count
-        if self.may_leave(count, per_block):
+        if self.schedule.overlap or self.may_leave(count, per_block):
             here = self._constant("place", here)
             self.live = self.names.exact("live")
             self.top.lines.append(f"const bool {self.live} = {here} < {free(count)};")

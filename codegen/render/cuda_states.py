@@ -66,7 +66,7 @@ def declare_state(frame: Frame, reduction: Reduction) -> State:
     if plan.walk is Walk.INNER and plan.lanes > 32:
         room = plan.lanes // 32
     elif plan.walk is Walk.OUTER and plan.groups > 1:
-        room = plan.threads // 32 * plan.lanes * plan.width
+        room = plan.groups // max(32 // plan.lanes, 1) * plan.lanes * plan.width
     if room:
         lines.append(f"__shared__ fp::Slots<{state.type}, {room}> {state.slots};")
     lines.append(f"{state.type} {name}{array};")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fusepass.codegen.ir.crossing import neighbours
+from fusepass.codegen.ir.index import axis_index
 from fusepass.codegen.ir.program import Store
 from fusepass.codegen.render.cuda_exchange import Exchange
 from fusepass.codegen.render.cuda_frame import Frame
@@ -25,8 +27,11 @@ def write_store(
     if exchange is not None:
         exchange.write(frame, lanes, value, around)
         return
+    own = _own(frame, store, step)
     if not frame.is_wide(store.buffer, store.index):
-        lanes.lines.append(f"{pointer}[{lanes.index(store.index)}] = {value};")
+        index = lanes.index(store.index)
+        line = f"fp::store_if({own}, {pointer} + ({index}), fp::Vec<{element}, 1>{{{{{value}}}}});" if own else ""
+        lanes.lines.append(line or f"{pointer}[{index}] = {value};")
         return
     result = frame.names.numbered(f"{pointer}_out")
     around.before_lanes.append(f"fp::Vec<{element}, {frame.schedule.width}> {result};")
@@ -36,4 +41,20 @@ def write_store(
     call = f"fp::store_vector{reuse}({pointer} + {start}, {result});"
     if frame.schedule.ragged:
         call = f"fp::store_first({pointer} + {start}, {result}, {frame.left(step)});"
+    if own:
+        call = f"fp::store_if({own}, {pointer} + {start}, {result});"
     around.after_lanes.append(call)
+
+
+def _own(frame: Frame, store: Store, step: Scope) -> str:
+    """The condition that the sector in which a store begins is the block's, where blocks overlap; else empty.
+
+    A sector is the block's that has its first row as one of its own. It computes the others, too, as far as they follow in memory.
+    """
+    plan, row = frame.schedule, frame.arranged.row
+    if not plan.overlap or row is None or store in frame.kernel.row_stores:
+        return ""
+    first = frame.first_lane(store.index)
+    run = step.index(axis_index(row) % neighbours(first, row))
+    past = f"fp::least(unsigned({step.index(first)}) % {plan.overlap}, unsigned({run}))"
+    return f"{frame.within} - {past} < {plan.own_rows}"

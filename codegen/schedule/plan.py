@@ -64,6 +64,8 @@ class Schedule:
         realigned: `CROSSING`: buffers whose rows begin anywhere, so they are stored from a tile, too, in whole accesses.
         exchanges: whether what is contiguous along the other axis goes through shared memory: loads and stores where
             `CROSSING`, stores where `INNER` or `OUTER`.
+        overlap: `OUTER`: rows of a block that the next one has, too, so that each stores whole sectors of results whose rows
+            begin anywhere.
         planes: `PATCH`: images that a block takes; of more than one, all of each.
         members: blocks that share each row; with more than one, blocks are resident all at once and go from row to row.
         part: vectors of a row that each member has.
@@ -98,6 +100,7 @@ class Schedule:
     panel: int = 1
     realigned: frozenset[str] = frozenset()
     exchanges: bool = False
+    overlap: int = 0
     planes: int = 1
     members: int = 1
     part: int = 0
@@ -114,6 +117,11 @@ class Schedule:
     def tile(self) -> tuple[int, int]:
         """Rows and columns of a block, where `CROSSING`."""
         return self.lanes * self.width, self.groups * self.unroll
+
+    @property
+    def own_rows(self) -> int:
+        """Rows from one block's first to the next one's, where `OUTER`."""
+        return self.lanes * self.width - self.overlap
 
     @property
     def on_chip(self) -> int:
@@ -149,6 +157,7 @@ class Schedule:
             case Walk.OUTER:
                 shape = f"{self.lanes} lanes of rows x {self.groups} groups of columns, {self.unroll} columns at a time"
                 shape += f", {self.keep.value}{exchanged}"
+                shape += f", {self.overlap} rows also the next block's" if self.overlap else ""
             case Walk.CROSSING:
                 rows, cols = self.tile
                 shape = f"{self.unroll} per thread, {self.threads} threads, tiles of {rows} x {cols} exchanged"

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusepass.codegen.ir.crossing import Crossing, crossings, near_step, power_above
+from fusepass.codegen.ir.crossing import Crossing, crossings, near_step, neighbours, power_above
 from fusepass.codegen.ir.dataflow import Dataflow, always_loaded, kept_in_memory
-from fusepass.codegen.ir.expr import Builder, Load
+from fusepass.codegen.ir.expr import Apply, Builder, Load
 from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.ir.twopass import split_statistics
-from fusepass.codegen.ir.vectors import is_vector, split_index
+from fusepass.codegen.ir.vectors import alignment, is_vector, split_index
 from fusepass.codegen.schedule.flat import exchanged
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.shape import Shape, ceil, most_elements, power_below
@@ -24,6 +25,9 @@ _COLUMN_THREADS = 128  # per block, where each has columns of its own
 _PAIR_THREADS = 512  # per block, where columns are shared and each thread has two rows
 _STATIC_SHARED = 48 << 10  # bytes
 _TURNS = 2  # rows of a block that stays, at least
+_LONG_RUN = 4  # blocks' rows that lie together in memory, at least, so that few have an end of them
+_LEAST_SECTORS = 4  # of a block's rows, where blocks overlap by one
+_MOST_AGAIN = 0.75  # functions of an element times the share of them that two blocks compute
 RESERVED = 1 << 10  # bytes of shared memory that the device takes of each block
 _COPIES_FROM = 80  # compute capability times ten
 _COPIED = (4, 8, 16)  # bytes that one asynchronous copy moves
@@ -157,7 +161,7 @@ def outer(shape: Shape) -> Schedule:
     if cols * width <= most:
         blocks = ceil(shape.rows, _COLUMN_THREADS * width)
         alone = Schedule(Walk.OUTER, width, cols, _COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
-        return _exchanging(alone, crossing, shape)
+        return _overlapping(_exchanging(alone, crossing, shape), shape)
     if shape.single and shape.fills(shape.rows // width):
         blocks = ceil(shape.rows, _COLUMN_THREADS * width)
         return Schedule(Walk.OUTER, width, unroll_of(FEW_ELEMENTS // width, cols, 1), _COLUMN_THREADS, 1, blocks)
@@ -168,7 +172,44 @@ def outer(shape: Shape) -> Schedule:
         and pairs.threads <= _PAIR_THREADS
         and shape.fills(pairs.blocks * pairs.threads)
     )
-    return _exchanging(pairs if fits else _shared_columns(shape, width, most), crossing, shape)
+    return _overlapping(_exchanging(pairs if fits else _shared_columns(shape, width, most), crossing, shape), shape)
+
+
+def _overlapping(plan: Schedule, shape: Shape) -> Schedule:
+    """`plan` with blocks that overlap by a sector, where they would store parts of sectors at both ends of each column.
+
+    A sector that is written in part takes the memory several times as long. Reading it twice, mostly from the L2 cache, and computing
+    it twice is less, unless there is much to compute.
+    """
+    axis, kernel = shape.row_axis, shape.kernel
+    if plan.keep is not Keep.REGISTERS or plan.exchanges or axis is None or not kernel.stores:
+        return plan
+    nbytes = {shape.program.buffer(store.buffer).dtype.nbytes for store in kernel.stores}
+    sector, lane = _SECTOR // max(nbytes), Axis("lane", plan.width)
+    fits = all(near_step(store.index, axis) == 1 for store in kernel.stores) and len(nbytes) == 1
+    fits &= all(plan.width == 1 or is_vector(split_index(s.index, axis, lane), axis, lane) for s in kernel.stores)
+    whole = all(alignment(store.index, axis, sector) % sector == 0 for store in kernel.stores)
+    if whole or not fits or sector < plan.width:
+        return plan
+    run = min(neighbours(store.index, axis) for store in kernel.stores)
+    while plan.lanes < _COLUMN_THREADS and _has_room(shape, wider := replace(plan, lanes=2 * plan.lanes), run):
+        plan = wider
+    rows = plan.lanes * plan.width
+    plan = replace(plan, blocks=ceil(shape.rows, rows))
+    costly = sum(isinstance(node, Apply) and node.op not in CHEAP for node in kernel.nodes)
+    if run < _LONG_RUN * rows or max(_LEAST_SECTORS, costly / _MOST_AGAIN) * sector > rows:
+        return plan
+    # The conditions must not cost the registers that let two large blocks stand on a multiprocessor.
+    resident = shape.facts.max_threads // plan.threads if plan.threads > _PAIR_THREADS else 0
+    return replace(plan, overlap=sector, blocks=ceil(shape.rows, rows - sector), resident=resident)
+
+
+def _has_room(shape: Shape, plan: Schedule, run: int) -> bool:
+    """Whether blocks may be as wide as those of `plan`, where so many rows lie together."""
+    rows = plan.lanes * plan.width
+    states = plan.threads * plan.width * _state_bytes(shape.kernel) if plan.groups > 1 else 0
+    many = ceil(shape.rows, rows) >= 4 * shape.facts.multiprocessors
+    return many and plan.threads <= _PAIR_THREADS and states <= _STATIC_SHARED and _LONG_RUN * rows <= run
 
 
 def _exchanging(plan: Schedule, crossing: Sequence[Crossing], shape: Shape) -> Schedule:

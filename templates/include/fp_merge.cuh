@@ -154,26 +154,30 @@ __device__ __forceinline__ void gather_warps(Slots<State, Warps>& slots, State& 
     merge_lanes<Warps>(state);
 }
 
-// A block of Groups x Lanes threads (Lanes is at most a warp), Lanes neighbours working on different rows: first the groups of a
-// warp merge their V rows' states, and each warp leaves the result; after a barrier each thread gathers those of its rows.
+// A block of Groups x Lanes threads (both powers of two), Lanes neighbours working on different rows: first the groups of a warp, where
+// there are several, merge their V rows' states, and each warp leaves the result; after a barrier each thread gathers those of its rows.
+template <int Lanes>
+constexpr int groups_of_warp = Lanes < 32 ? 32 / Lanes : 1;
+
 template <int Lanes, int Groups, int V, typename State>
-__device__ __forceinline__ void leave_group(Slots<State, Lanes * Groups * V / (32 / Lanes)>& slots, State (&states)[V]) {
-    const int lane = threadIdx.x % Lanes, warp = threadIdx.x / 32;
+__device__ __forceinline__ void leave_group(Slots<State, Lanes * Groups * V / groups_of_warp<Lanes>>& slots, State (&states)[V]) {
+    constexpr int together = groups_of_warp<Lanes>;
+    const int lane = threadIdx.x % Lanes, part = threadIdx.x / (Lanes * together);
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-        merge_across<Lanes, 32>(states[v]);
-        if (threadIdx.x % 32 < Lanes) slots[(warp * V + v) * Lanes + lane] = states[v];
+        merge_across<Lanes, Lanes * together>(states[v]);
+        if (threadIdx.x % (Lanes * together) < Lanes) slots[(part * V + v) * Lanes + lane] = states[v];
     }
 }
 
 template <int Lanes, int Groups, int V, typename State>
-__device__ __forceinline__ void gather_groups(Slots<State, Lanes * Groups * V / (32 / Lanes)>& slots, State (&states)[V]) {
+__device__ __forceinline__ void gather_groups(Slots<State, Lanes * Groups * V / groups_of_warp<Lanes>>& slots, State (&states)[V]) {
     const int lane = threadIdx.x % Lanes;
 #pragma unroll
     for (int v = 0; v < V; ++v) {
         State merged = slots[v * Lanes + lane];
 #pragma unroll 4
-        for (int warp = 1; warp < Lanes * Groups / 32; ++warp) merged.merge(slots[(warp * V + v) * Lanes + lane]);
+        for (int part = 1; part < Groups / groups_of_warp<Lanes>; ++part) merged.merge(slots[(part * V + v) * Lanes + lane]);
         states[v] = merged;
     }
 }

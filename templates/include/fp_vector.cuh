@@ -136,6 +136,38 @@ __device__ __forceinline__ void store_first(T* to, const Vec<T, N>& value, I lef
     }
 }
 
+// Store at most 16 bytes if `wanted`. By a predicate and not a branch: the compiler would move what values are made of into the branch, one
+// after another.
+template <typename T, int N>
+__device__ __forceinline__ void store_if(bool wanted, T* to, const Vec<T, N>& value) {
+#if defined(__CUDA_ARCH__)
+    const int condition = wanted;
+    if constexpr (sizeof(value) == 16) {
+        unsigned words[4];
+        memcpy(words, &value, sizeof(value));
+        asm volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p st.global.v4.b32 [%0], {%1, %2, %3, %4}; }" ::"l"(to), "r"(words[0]),
+                     "r"(words[1]), "r"(words[2]), "r"(words[3]), "r"(condition) : "memory");
+    } else if constexpr (sizeof(value) == 8) {
+        unsigned words[2];
+        memcpy(words, &value, sizeof(value));
+        asm volatile("{ .reg .pred p; setp.ne.s32 p, %3, 0; @p st.global.v2.b32 [%0], {%1, %2}; }" ::"l"(to), "r"(words[0]), "r"(words[1]),
+                     "r"(condition) : "memory");
+    } else if constexpr (sizeof(value) == 4) {
+        unsigned word;
+        memcpy(&word, &value, sizeof(value));
+        asm volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.b32 [%0], %1; }" ::"l"(to), "r"(word), "r"(condition) : "memory");
+    } else if constexpr (sizeof(value) == 2) {
+        unsigned short word;
+        memcpy(&word, &value, sizeof(value));
+        asm volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.b16 [%0], %1; }" ::"l"(to), "h"(word), "r"(condition) : "memory");
+    } else {
+        if (wanted) store_vector(to, value);
+    }
+#else
+    if (wanted) store_vector(to, value);
+#endif
+}
+
 // Store a row of N elements (a power of two) of shared memory to any place: accesses of 16 bytes at multiples of 16 bytes, and
 // single elements at both ends. Each of the row's threads, numbered by `lane`, stores 16 bytes.
 template <int N, typename T>
