@@ -39,7 +39,7 @@ def test_an_operator_that_is_slower_than_the_budget_is_run_twice_and_no_more(fak
     assert choice.reason == "one run takes 0.0061 s"
 
 
-def test_where_rounds_take_too_long_one_run_each_leaves_out_the_slow(fake_time: FakeTime) -> None:
+def test_where_rounds_take_too_long_a_few_runs_leave_out_the_slow(fake_time: FakeTime) -> None:
     runs: list[str] = []
 
     def spending(name: str, seconds: float) -> Callable[[Tensor], None]:
@@ -56,12 +56,24 @@ def test_where_rounds_take_too_long_one_run_each_leaves_out_the_slow(fake_time: 
 
     few = choice(trial.Budget(0.03, 0.2))
     assert (few.chosen, few.reason, few.speedup > 6) == ("b", None, True)
-    assert (runs.count(EAGER), runs.count("a")) == (2, 2)
-    assert runs.count("b") == runs.count("c") > 2 + 4
+    assert (runs.count(EAGER), runs.count("a")) == (4, 4)
+    assert runs.count("b") == runs.count("c") > 4 + 4
     assert [name for name, _ in few.seconds] == [EAGER, "a", "b", "c"]
     one = choice(trial.Budget(0.03, 0.05))
-    assert (one.chosen, one.reason) == ("b", "times of one run each overlap")
-    assert len(runs) == 8
+    assert (one.chosen, one.reason) == ("b", "times of 3 runs each overlap")
+    assert len(runs) == 16
+
+
+def test_one_disturbed_run_does_not_leave_a_candidate_out(fake_time: FakeTime) -> None:
+    runs = []
+
+    def generated(x: Tensor) -> None:
+        runs.append(fake_time.spend(0.2 if len(runs) == 1 else 0.01))
+
+    choice = trial.fastest(
+        lambda x: fake_time.spend(0.05), {GENERATED: generated}, [torch.rand(2)], CPU, trial.BUDGETS["fast"]
+    )
+    assert (choice.chosen, choice.reason) == (GENERATED, None)
 
 
 def test_rounds_end_with_the_budget(fake_time: FakeTime) -> None:
