@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from math import prod
 from typing import Any
 
 import torch
@@ -19,7 +18,14 @@ from fusepass import measure
 from fusepass.choice import GENERATED
 from fusepass.codegen import choices
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.convolution import GROUP_ARCH, few_channels, few_halves, fill_halves, tiled_halves
+from fusepass.codegen.ir.convolution import (
+    GROUP_ARCH,
+    few_channels,
+    few_halves,
+    fill_halves,
+    takes_single_positions,
+    tiled_halves,
+)
 from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, is_channels_last
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.source import Target
@@ -64,8 +70,9 @@ def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Va
     """The variants that are worth a try for a region, the one to choose without a measurement first.
 
     `effort` is `Config.tune`: ``"off"`` tries nothing, ``"max"`` everything. ``"fast"`` tries the anchor in both
-    implementations, and the other memory format where the rule for it (`anchor_formats`) is least sure: on CUDA, where tensor
-    cores may compute a convolution in either. One of single positions is also tried as a product of its tensors as they lie. A large convolution that has few channels, or may be rounded to TF32, is also tried as
+    implementations, and the other memory format where the rule for it (`anchor_formats`) is least sure: on CUDA,
+    where tensor cores may compute a convolution in either. One of single positions is also tried as a product of
+    its tensors as they lie. A large convolution that has few channels, or may be rounded to TF32, is also tried as
     a product of halves, in one way or two. Two variants may turn out to be the same program.
     """
     first, *others = anchor_formats(graph, facts)
@@ -177,8 +184,8 @@ def _is_pointwise(graph: fx.GraphModule) -> bool:
     """Whether the region's anchor is a float32 convolution that takes each position by itself."""
     for node in graph.graph.find_nodes(op="call_function", target=_CONVOLUTION):
         weight, stride, padding, groups = node.args[1].meta["val"], node.args[3], node.args[4], node.args[8]
-        alone = prod(weight.shape[2:]) == 1 and max(stride) == 1 and not any(padding)
-        return alone and groups == 1 and weight.dtype is torch.float32
+        alone = takes_single_positions(weight.shape[2:], stride, padding, groups)
+        return alone and weight.dtype is torch.float32
     return False
 
 

@@ -217,6 +217,11 @@ def few_halves(channels: int, step: Sequence[int]) -> bool:
     return channels <= _MOST_SCATTERED and max(step) == 1
 
 
+def takes_single_positions(kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], groups: int) -> bool:
+    """Whether a convolution, plain or transposed, is a product of its tensors: one group, each position by itself."""
+    return max(kernel) == max(stride) == groups == 1 and not any(padding)
+
+
 def scales_tiles(kernel: Sequence[int]) -> bool:
     """Whether such a convolution of few channels makes halves of tiles of its input itself: its kernel reaches along two axes at most,
     or borders would be several times as large as tiles.

@@ -60,9 +60,10 @@ def generate_anchors(
 ) -> Program:
     """Replace each library convolution and product for which `choose` accepts a kernel that would do it.
 
-    `pieces` says in how many pieces such a kernel reduces over positions, `warps` is `Convolution.warps`. With `halves`,
-    convolutions that may be rounded to TF32, and those of few channels, become products of scaled halves; `tiled` ones take them from
-    a tile of the input with any number of channels; `again` says whether those are computed twice. Behind a product, rows of `kept` elements stay on the chip where they are read.
+    `pieces` says in how many pieces such a kernel reduces over positions, `warps` is `Convolution.warps`. With
+    `halves`, convolutions that may be rounded to TF32, and those of few channels, become products of scaled halves;
+    `tiled` ones take them from a tile of the input with any number of channels; `again` says whether those are
+    computed twice. Behind a product, rows of `kept` elements stay on the chip where they are read.
     """
     for call in program.calls:
         anchor = depthwise_of(program, call) or _convolution(program, call, warps) or product_of(program, call)

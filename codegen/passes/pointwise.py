@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from fusepass.codegen.ir.convolution import Convolution
+from fusepass.codegen.ir.convolution import Convolution, takes_single_positions
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr
 from fusepass.codegen.ir.index import Axis, axis_index, delinearize
@@ -56,7 +56,7 @@ class Pointwise:
 def pointwise_of(program: Program, anchor: Convolution) -> Pointwise | None:
     """The product that is a convolution; None where it has several groups or more than single positions, or these are not one dimension in memory."""
     source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
-    if prod(weight.shape[2:]) > 1 or max(anchor.stride) > 1 or any(anchor.padding) or anchor.groups > 1:
+    if not takes_single_positions(weight.shape[2:], anchor.stride, anchor.padding, anchor.groups):
         return None
     along = nested(source.shape[2:], source.strides[2:])
     if not isinstance(along, int):

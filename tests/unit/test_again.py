@@ -15,14 +15,13 @@ from torch import Tensor
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule_convolution import pays_twice
 from tests.support.emulate import emulate
-from tests.support.interpret import interpret
 from tests.support.regions import region
 from tests.support.thinned import thinned
+from tests.support.values import check_values
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
@@ -46,15 +45,7 @@ def convolutions(program: Program) -> list[Kernel]:
 
 def check(program: Program, inputs: dict[str, np.ndarray] | None = None, tolerance: float = 2e-5) -> str:
     """Compares what the kernels compute with the program's meaning; their text."""
-    verify(program)
-    inputs = inputs or inputs_of(program)
-    source = render(program, SMALL)
-    got, wanted = emulate(program, source, inputs), interpret(program, inputs)
-    for name in program.outputs:
-        finite = np.abs(wanted[name][np.isfinite(wanted[name])])
-        bound = tolerance * finite.max(initial=0)
-        np.testing.assert_allclose(got[name], wanted[name], rtol=tolerance, atol=bound, err_msg=name)
-    return source.text
+    return check_values(program, SMALL, inputs or inputs_of(program), tolerance)
 
 
 def batch(y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

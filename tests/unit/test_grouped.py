@@ -32,6 +32,7 @@ from tests.support.emulate import emulate
 from tests.support.interpret import interpret
 from tests.support.regions import region
 from tests.support.thinned import thinned
+from tests.support.values import check_values
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
@@ -46,14 +47,9 @@ def anchor_of(program: Program) -> Convolution:
 
 
 def check(program: Program) -> None:
-    verify(program)
     assert not program.calls
     assert anchor_of(program).groups > 1
-    inputs = inputs_of(program)
-    got, wanted = emulate(program, render(program, SMALL), inputs), interpret(program, inputs)
-    for name in program.outputs:
-        scale = np.abs(wanted[name]).max()
-        np.testing.assert_allclose(got[name], wanted[name], rtol=3e-6, atol=3e-6 * scale, err_msg=name)
+    check_values(program, SMALL, inputs_of(program), 3e-6)
 
 
 @needs_compiler

@@ -33,6 +33,7 @@ from tests.support.emulate import emulate
 from tests.support.interpret import interpret
 from tests.support.regions import Region, region
 from tests.support.thinned import thinned
+from tests.support.values import check_values
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
@@ -49,12 +50,7 @@ def convolution_of(program: Program) -> Kernel:
 
 
 def check(program: Program, facts: DeviceFacts) -> None:
-    verify(program)
-    inputs = inputs_of(program)
-    got, wanted = emulate(program, render(program, facts), inputs), interpret(program, inputs)
-    for name in program.outputs:
-        scale = np.abs(wanted[name]).max()
-        np.testing.assert_allclose(got[name], wanted[name], rtol=5e-6, atol=5e-6 * scale, err_msg=name)
+    check_values(program, facts, inputs_of(program), 5e-6)
 
 
 @needs_compiler

@@ -47,6 +47,7 @@ from tests.support.interpret import interpret
 from tests.support.machine_code import disassembler, instructions
 from tests.support.regions import Region, region
 from tests.support.thinned import thinned
+from tests.support.values import check_values
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
@@ -67,13 +68,8 @@ def planned(program: Program, facts: DeviceFacts = H200) -> PlacesSchedule:
 
 
 def check(program: Program, facts: DeviceFacts = SMALL, tolerance: float = 2e-6) -> None:
-    verify(program)
     planned(program, facts)
-    inputs = inputs_of(program)
-    got, wanted = emulate(program, render(program, facts), inputs), interpret(program, inputs)
-    for name in program.outputs:
-        bound = tolerance * np.abs(wanted[name]).max()
-        np.testing.assert_allclose(got[name], wanted[name], rtol=tolerance, atol=bound, err_msg=name)
+    check_values(program, facts, inputs_of(program), tolerance)
 
 
 @needs_compiler

@@ -15,15 +15,13 @@ from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Program
-from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
-from fusepass.codegen.render import render
 from fusepass.variants import Variant, variants
 from tests.support.convolutions import POINTWISE, Across, Case, Over, generated, generated_pooling, program_of, reduced
-from tests.support.emulate import emulate
 from tests.support.interpret import interpret
 from tests.support.regions import trace
+from tests.support.values import check_values
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
@@ -32,12 +30,8 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a
 
 
 def check(program: Program) -> None:
-    verify(program)
     assert not program.calls
-    inputs = inputs_of(program)
-    got, wanted = emulate(program, render(program, H200), inputs), interpret(program, inputs)
-    for name in program.outputs:
-        np.testing.assert_allclose(got[name], wanted[name], rtol=3e-6, atol=3e-6 * np.abs(wanted[name]).max())
+    check_values(program, H200, inputs_of(program), 3e-6)
 
 
 @needs_compiler

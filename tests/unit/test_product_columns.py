@@ -30,6 +30,7 @@ from tests.support.emulate import emulate
 from tests.support.interpret import interpret
 from tests.support.regions import Region, region
 from tests.support.thinned import thinned
+from tests.support.values import check_values
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
@@ -47,10 +48,7 @@ def over_channels(case: Case, over: Over) -> Program:
 
 
 def check(program: Program) -> None:
-    verify(program)
-    inputs = inputs_of(program)
-    got, wanted = emulate(program, render(program, H200), inputs)["y"], interpret(program, inputs)["y"]
-    np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5 * np.abs(wanted).max())
+    check_values(program, H200, inputs_of(program), 2e-5)
 
 
 @needs_compiler

@@ -29,6 +29,7 @@ from tests.support.emulate import emulate
 from tests.support.interpret import interpret
 from tests.support.regions import Region, region
 from tests.support.thinned import thinned
+from tests.support.values import check_values
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
@@ -46,13 +47,8 @@ def product_of(program: Program) -> Kernel:
 
 
 def check(program: Program) -> None:
-    verify(program)
     assert product_of(program).partials is not None
-    inputs = inputs_of(program)
-    got, wanted = emulate(program, render(program, H200), inputs), interpret(program, inputs)
-    for name in program.outputs:
-        scale = np.abs(wanted[name]).max()
-        np.testing.assert_allclose(got[name], wanted[name], rtol=5e-6, atol=5e-6 * scale, err_msg=name)
+    check_values(program, H200, inputs_of(program), 5e-6)
 
 
 def with_tiles(monkeypatch: pytest.MonkeyPatch, *, groups: bool) -> None:
