@@ -12,7 +12,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from fusepass.codegen.source import Source, Target
+from fusepass.codegen.source import Target
 from fusepass.errors import BuildError
 
 CPU_FLAGS = (
@@ -158,25 +158,6 @@ def link_flags(target: Target) -> tuple[str, ...]:
     """
     openmp = ("-fopenmp",) if target is Target.CPU else ()
     return ("-Wl,--as-needed", *openmp)
-
-
-def compile_command(source: Source, text: Path, output: Path) -> tuple[str, ...]:
-    """The command that compiles the file `text`, which holds `source.text`, to the object file `output`.
-
-    Raises:
-        BuildError: the compiler is not installed.
-    """
-    position_independent = ("-Xcompiler", "-fPIC") if source.target is Target.CUDA else ("-fPIC",)
-    return (
-        str(compiler(source.target).path),
-        *flags(source.target, source.arch),
-        *position_independent,
-        f"-I{include_directory()}",
-        "-c",
-        str(text),
-        "-o",
-        str(output),
-    )
 
 
 def identity(target: Target) -> tuple[str, ...]:

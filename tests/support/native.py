@@ -1,17 +1,19 @@
-"""Builds rendered CPU programs and runs them on numpy memory as the interpreter does."""
+"""Builds rendered CPU programs and runs them on numpy memory as the interpreter does; compiles sources alone."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
+from fusepass.codegen import toolchain
 from fusepass.codegen.build import build, load
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.render.cpu import render_cpu
-from fusepass.codegen.source import Source
+from fusepass.codegen.source import Source, Target
 from tests.support.interpret import poisoned
 from tests.support.numpy_ops import Array
 
@@ -37,3 +39,22 @@ def run_native_source(program: Program, source: Source, inputs: Mapping[str, Arr
     status = entry(*(memory[buffer.name].ctypes.data for buffer in program.arguments), *given, None)
     assert status == 0
     return {b.name: memory[b.name] for b in program.buffers if b.role in (Role.OUTPUT, Role.TEMP)}
+
+
+def compile_command(source: Source, text: Path, output: Path) -> tuple[str, ...]:
+    """The product's command that compiles the file `text`, which holds `source.text`, to the object file `output`.
+
+    Raises:
+        BuildError: the compiler is not installed.
+    """
+    position_independent = ("-Xcompiler", "-fPIC") if source.target is Target.CUDA else ("-fPIC",)
+    return (
+        str(toolchain.compiler(source.target).path),
+        *toolchain.flags(source.target, source.arch),
+        *position_independent,
+        f"-I{toolchain.include_directory()}",
+        "-c",
+        str(text),
+        "-o",
+        str(output),
+    )

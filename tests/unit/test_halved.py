@@ -34,7 +34,6 @@ from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_product import schedule_product
 from fusepass.codegen.schedule_product.tiles import TILINGS, Tiling
 from fusepass.codegen.source import Source
-from fusepass.codegen.toolchain import compile_command
 from fusepass.errors import IRError
 from fusepass.patterns.partition import partition
 from fusepass.splice import subgraph
@@ -45,7 +44,7 @@ from tests.support.convolutions import HALVED as CASES
 from tests.support.convolutions import Case, program_of
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
-from tests.support.native import run_native
+from tests.support.native import compile_command, run_native
 from tests.support.numpy_ops import Array
 from tests.support.precision import cudnn
 from tests.support.products import H200, ONE, tiling_id

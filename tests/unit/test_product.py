@@ -23,13 +23,12 @@ from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_product import preferred, product_length, schedule_product, serves
 from fusepass.codegen.schedule_product.tiles import TILINGS, Tiling
-from fusepass.codegen.toolchain import compile_command
 from fusepass.errors import IRError
 from fusepass.numerics import compare
 from tests import compile_cuda
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
-from tests.support.native import run_native
+from tests.support.native import compile_command, run_native
 from tests.support.numpy_ops import Array
 from tests.support.products import BF16, CASES, F16, H200, ONE, TILED, Case, assert_close, generated, tiling_id
 from tests.support.regions import NO_SPLIT, memory_of, region, tensor_of

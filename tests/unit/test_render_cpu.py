@@ -23,7 +23,7 @@ from fusepass.codegen.schedule_cpu import cpu_schedule
 from tests.support import kernels as k
 from tests.support import odd_kernels as odd
 from tests.support.interpret import STORAGE, decode, encode, interpret
-from tests.support.native import run_native
+from tests.support.native import compile_command, run_native
 from tests.support.numpy_ops import Array
 
 CPU = DeviceFacts.cpu(cores=2)
@@ -276,7 +276,7 @@ def test_there_is_nothing_to_warn_of(name: str, tmp_path: Path) -> None:
     source = render(PROGRAMS[name](), CPU)
     path = tmp_path / "source.cpp"
     path.write_text(source.text)
-    command = toolchain.compile_command(source, path, tmp_path / "source.o")
+    command = compile_command(source, path, tmp_path / "source.o")
     done = subprocess.run([*command, "-Wall", "-Wextra", "-Werror"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -312,7 +312,7 @@ def test_gcc_vectorises(program: Callable[[], Program], tmp_path: Path) -> None:
     source = render(program(), CPU)
     path = tmp_path / "source.cpp"
     path.write_text(source.text)
-    command = toolchain.compile_command(source, path, tmp_path / "source.o")
+    command = compile_command(source, path, tmp_path / "source.o")
     done = subprocess.run([*command, "-fopt-info-vec"], capture_output=True, text=True, check=False)
     if "g++" not in Path(command[0]).resolve().name:
         pytest.skip("the compiler is not GCC")
