@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from functools import reduce
 from math import floor
 from typing import Any
 
@@ -125,37 +126,88 @@ def _slope(before: int, after: int, scale: float | None, exact: bool) -> Fractio
     return slope
 
 
+Taps = Sequence[tuple[Expr, Expr]]
+"""Elements along a dimension that make one of the result: (place, weight)."""
+
+
 @lowers(
     aten.upsample_linear1d.default, aten.upsample_bilinear2d.default, aten.upsample_trilinear3d.default,
     aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec,
 )  # fmt: skip
 def _linear(call: Call, a: Tensor, size: Any, align_corners: bool, *scales: Any) -> Tensor:
     """Between the two neighbours along each dimension, by the distance to them; PyTorch's own arithmetic."""
+    builder, number = call.context.builder, _numbers(call, a)
+
+    def taps(at: Expr, extent: int) -> Taps:
+        at = at if align_corners else builder.apply(Op.MAXIMUM, at, number(0.0))
+        last, one = _number(call.context, extent - 1), _number(call.context, 1)
+        low = builder.apply(Op.MINIMUM, builder.cast(at, _PLACE), last)
+        high = builder.apply(Op.MINIMUM, builder.apply(Op.ADD, low, one), last)
+        weight = builder.apply(Op.SUB, at, builder.cast(low, a.dtype.compute))
+        weight = builder.apply(Op.MINIMUM, weight, number(1.0))
+        return (low, builder.apply(Op.SUB, number(1.0), weight)), (high, weight)
+
+    return _interpolated(call, a, align_corners, scales, taps)
+
+
+@lowers(aten.upsample_bicubic2d.default, aten.upsample_bicubic2d.vec)
+def _cubic(call: Call, a: Tensor, size: Any, align_corners: bool, *scales: Any) -> Tensor:
+    """Of four neighbours along each dimension, by Keys' kernel with PyTorch's A = -0.75.
+
+    Keys, "Cubic convolution interpolation for digital image processing", 1981. With t, the distance to the second
+    neighbour, and s = 1 - t the weights are A t s^2, (A + 2) t^3 - (A + 3) t^2 + 1, and both again with t and s exchanged:
+    factors in place of PyTorch's polynomials of t + 1 and 2 - t, whose terms cancel.
+    """
+    builder, number, sharpness = call.context.builder, _numbers(call, a), -0.75
+
+    def product(*factors: Expr) -> Expr:
+        return reduce(lambda x, y: builder.apply(Op.MUL, x, y), factors)
+
+    def inner(t: Expr) -> Expr:
+        slope = builder.apply(Op.SUB, product(number(sharpness + 2), t), number(sharpness + 3))
+        return builder.apply(Op.ADD, product(slope, t, t), number(1.0))
+
+    def taps(at: Expr, extent: int) -> Taps:
+        floor_ = builder.apply(Op.FLOOR, at)
+        t = builder.apply(Op.MAXIMUM, builder.apply(Op.SUB, at, floor_), number(0.0))
+        t = builder.apply(Op.MINIMUM, t, number(1.0))
+        s = builder.apply(Op.SUB, number(1.0), t)
+        weights = product(number(sharpness), t, s, s), inner(t), inner(s), product(number(sharpness), s, t, t)
+        first, none, last = builder.cast(floor_, _PLACE), _number(call.context, 0), _number(call.context, extent - 1)
+        places = [builder.apply(Op.ADD, first, _number(call.context, offset)) for offset in (-1, 0, 1, 2)]
+        inside = [builder.apply(Op.MINIMUM, builder.apply(Op.MAXIMUM, place, none), last) for place in places]
+        return tuple(zip(inside, weights, strict=True))
+
+    return _interpolated(call, a, align_corners, scales, taps)
+
+
+def _numbers(call: Call, a: Tensor) -> Callable[[float], Expr]:
+    """Constants of the type that elements of `a` are computed in."""
+    return lambda value: call.context.builder.const(value, a.dtype.compute)
+
+
+def _interpolated(
+    call: Call, a: Tensor, align_corners: bool, scales: Sequence[Any], taps: Callable[[Expr, int], Taps]
+) -> Tensor:
+    """Sums of elements times weights, along one dimension after the other.
+
+    ``taps(at, extent)`` gives them for `at`, a place between elements of the input, and the dimension's size there.
+    """
     if not a.dtype.is_float:
         raise Unsupported("upsampling of integers")
-    context, builder, compute = call.context, call.context.builder, a.dtype.compute
+    context, builder, number = call.context, call.context.builder, _numbers(call, a)
     rank, shape = len(a.shape) - 2, call.value.shape
     given = _scales(call.node, rank, scales)
     sizes = list(zip(a.shape[2:], shape[2:], given, strict=True))
     steps = [_step(before, after, scale, align_corners) for before, after, scale in sizes]
     source = a if _loaded(a) else context.materialize(a, f"{call.origin}_input", call.origin)
 
-    def number(value: float) -> Expr:
-        return builder.const(value, compute)
-
-    def neighbours(i: Index, extent: int, step: float) -> tuple[Expr, Expr, Expr]:
-        """(nearer to the start, nearer to the end, weight of the latter)."""
-        at = builder.cast(builder.position(i, _PLACE), compute)
+    def between(i: Index, step: float) -> Expr:
+        at = builder.cast(builder.position(i, _PLACE), a.dtype.compute)
         if align_corners:
-            at = builder.apply(Op.MUL, at, number(step))
-        else:
-            centre = builder.apply(Op.MUL, builder.apply(Op.ADD, at, number(0.5)), number(step))
-            at = builder.apply(Op.MAXIMUM, builder.apply(Op.SUB, centre, number(0.5)), number(0.0))
-        last, one = _number(context, extent - 1), _number(context, 1)
-        low = builder.apply(Op.MINIMUM, builder.cast(at, _PLACE), last)
-        high = builder.apply(Op.MINIMUM, builder.apply(Op.ADD, low, one), last)
-        weight = builder.apply(Op.SUB, at, builder.cast(low, compute))
-        return low, high, builder.apply(Op.MINIMUM, weight, number(1.0))
+            return builder.apply(Op.MUL, at, number(step))
+        centre = builder.apply(Op.MUL, builder.apply(Op.ADD, at, number(0.5)), number(step))
+        return builder.apply(Op.SUB, centre, number(0.5))
 
     def corner(places: Sequence[Expr]) -> Tensor:
         found = {
@@ -165,17 +217,15 @@ def _linear(call: Call, a: Tensor, size: Any, align_corners: bool, *scales: Any)
         return gathered(call, source, shape, lambda c: ((*c[:2], *(Index(),) * rank), found))
 
     def at(c: Coordinates) -> Expr:
-        found = [neighbours(i, e, step) for i, e, step in zip(c[2:], a.shape[2:], steps, strict=True)]
+        found = [taps(between(i, step), e) for i, e, step in zip(c[2:], a.shape[2:], steps, strict=True)]
 
-        def between(places: tuple[Expr, ...]) -> Expr:
+        def summed(places: tuple[Expr, ...]) -> Expr:
             if len(places) == rank:
                 return corner(places).at(c)
-            low, high, weight = found[len(places)]
-            rest = builder.apply(Op.SUB, number(1.0), weight)
-            first = builder.apply(Op.MUL, rest, between((*places, low)))
-            return builder.apply(Op.ADD, first, builder.apply(Op.MUL, weight, between((*places, high))))
+            parts = [builder.apply(Op.MUL, weight, summed((*places, place))) for place, weight in found[len(places)]]
+            return reduce(lambda x, y: builder.apply(Op.ADD, x, y), parts)
 
-        return between(())
+        return summed(())
 
     return context.tensor(shape, a.dtype, at, windowed=True)
 

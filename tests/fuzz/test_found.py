@@ -324,3 +324,18 @@ def test_random_numbers_of_another_memory_format_before_a_write() -> None:
         results.append(call(x))
     for result in results[1:]:
         torch.testing.assert_close(result, results[0])
+
+
+class EnlargesSingles(nn.Module):
+    """PyTorch's polynomials of the weights cancel: six units in the last place in a region, where eager has two."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.interpolate(x.mean((3, 2, 1), keepdim=True) + 1, scale_factor=1.7, mode="bicubic")
+
+
+def test_weights_of_a_bicubic_upsampling() -> None:
+    fused = fusepass.optimize(EnlargesSingles(), tune="off")
+    torch.manual_seed(1)
+    outcome = check(EnlargesSingles(), fused, (torch.randn(2, 8, 8, 15),))
+    assert outcome.ok, outcome.explain()
+    assert not fused.report().fallbacks

@@ -164,6 +164,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "aten.upsample_linear1d.vec": (C, None, False, [1.6]),
     "aten.upsample_bilinear2d.default": (Q, [11, 4], True),
     "aten.upsample_bilinear2d.vec": (Q, [3, 13], False, None),
+    "aten.upsample_bicubic2d.default": (Q, [11, 4], True),
+    "aten.upsample_bicubic2d.vec": (Q, None, False, [1.7, 0.6]),
     "aten.upsample_trilinear3d.default": (CUBE, [5, 9, 6], False),
     "aten.upsample_trilinear3d.vec": (CUBE, None, True, [1.5, 2.0, 0.7]),
     "aten.arange.default": (7,),
