@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusepass.codegen import schedule_convolution, schedule_product
+from fusepass.codegen.arrangement import RULES, Arrangement
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.index import Axis, axis_index, linear
@@ -47,6 +48,7 @@ class Generated:
     Attributes:
         program: the program after all passes.
         facts: the device.
+        arrangement: how its kernels depart from what the rules say.
         general: the source that serves several sizes, where one does.
         generality: how far that is laid out for them.
         sizes: whether the source serves several sizes, in words; empty for the first ones.
@@ -55,6 +57,7 @@ class Generated:
 
     program: Program
     facts: DeviceFacts
+    arrangement: Arrangement = RULES
     general: Source | None = None
     generality: Generality = Generality.NONE
     sizes: str = ""
@@ -67,12 +70,13 @@ class Generated:
         Raises:
             ScheduleError, RenderError: a bug in the scheduler or the renderer.
         """
-        return self.general or render(self.program, self.facts)
+        return self.general or render(self.program, self.facts, arrangement=self.arrangement)
 
     @cached_property
     def schedules(self) -> tuple[str, ...]:
         """Per kernel, how it is laid on the device, in words."""
-        return tuple(describe(self.program, kernel, self.facts, self.generality) for kernel in self.program.kernels)
+        level, chosen = self.generality, self.arrangement
+        return tuple(describe(self.program, kernel, self.facts, level, chosen) for kernel in self.program.kernels)
 
     @property
     def generates_anchor(self) -> bool:
@@ -80,7 +84,7 @@ class Generated:
         return not any(call.target in ANCHOR_TARGETS for call in self.program.calls)
 
     def unaligned(self) -> Source:
-        """The source that assumes nothing about the alignment of inputs.
+        """The source that assumes nothing about the alignment of inputs, with the schedules of the rules: no others are measured for it.
 
         Raises:
             BuildError: it serves several sizes, and too many such libraries were built already.
@@ -91,9 +95,14 @@ class Generated:
 
 
 def generate(
-    program: Program, builder: Builder, facts: DeviceFacts, anchor: AnchorSource = AnchorSource.PREFERRED
+    program: Program,
+    builder: Builder,
+    facts: DeviceFacts,
+    anchor: AnchorSource = AnchorSource.PREFERRED,
+    arrangement: Arrangement = RULES,
 ) -> Generated:
-    """Run the passes for a device; what is rendered, is when it is asked for. `anchor` says who is to compute the region's anchor.
+    """Run the passes for a device; what is rendered, is when it is asked for. `anchor` says who is to compute the region's anchor,
+    `arrangement` how kernels are to depart from the rules.
 
     Raises:
         IRError: a bug in a pass.
@@ -105,20 +114,24 @@ def generate(
         if config.dump:
             stages.append((stage, program_text(result)))
 
-    final = run_passes(program, builder, pass_options(facts, anchor), check=config.debug, observe=observe)
-    generated = Generated(final, facts)
+    options = pass_options(facts, anchor, arrangement)
+    final = run_passes(program, builder, options, check=config.debug, observe=observe)
+    generated = Generated(final, facts, arrangement)
     if config.dump:
         _dump(config.dump / program.name, stages, generated.source)
     return generated
 
 
-def pass_options(facts: DeviceFacts, anchor: AnchorSource = AnchorSource.PREFERRED) -> PassOptions:
+def pass_options(
+    facts: DeviceFacts, anchor: AnchorSource = AnchorSource.PREFERRED, arrangement: Arrangement = RULES
+) -> PassOptions:
     """What the passes are told about a device, and about who is to compute the region's anchor."""
     if facts.target is Target.CUDA:
-        teams = current().allows(TEAMS)
+        teams = current().allows(TEAMS) and arrangement.teams
+        workers = int(2 * facts.multiprocessors * arrangement.pieces)
         # Two resident blocks on every multiprocessor; a piece is worth a block from some 16 KB on. Scattered stores of
         # 1 MB take about as long as a launch.
-        policy = SplitPolicy(workers=2 * facts.multiprocessors, least_piece=4096, lanes=32)
+        policy = SplitPolicy(workers=workers, least_piece=4096, lanes=32)
         return PassOptions(
             policy,
             longest_cached_row=16384,
@@ -133,7 +146,7 @@ def pass_options(facts: DeviceFacts, anchor: AnchorSource = AnchorSource.PREFERR
             product_length=lambda program, kernel: schedule_product.product_length(program, kernel, facts),
         )
     # Four pieces per core even out cores of unequal speed; a piece is worth a thread from some 64 KB on.
-    policy = SplitPolicy(workers=4 * facts.cores, least_piece=16384, lanes=64)
+    policy = SplitPolicy(workers=int(4 * facts.cores * arrangement.pieces), least_piece=16384, lanes=64)
     return PassOptions(policy, longest_cached_row=1 << 16)
 
 

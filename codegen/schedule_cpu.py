@@ -80,7 +80,9 @@ class CpuSchedule:
         return f"{self.walk.value}, {shape}, {threads}" + (", values kept on the stack" if self.keep else "")
 
 
-def cpu_schedule(kernel: Kernel, program: Program, facts: DeviceFacts, *, general: bool = False) -> CpuSchedule:
+def cpu_schedule(
+    kernel: Kernel, program: Program, facts: DeviceFacts, *, general: bool = False, rank: int = 0
+) -> CpuSchedule:
     """A schedule for `kernel` of `program` on a CPU with `facts.cores` cores; `general` as in `CpuSchedule`."""
     work = min(_work(kernel), 2**31 - 1)
     wide = not _computes_with_indices(kernel) or _too_large(kernel, program)

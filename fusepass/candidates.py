@@ -13,6 +13,7 @@ import torch
 
 from fusepass.choice import EAGER, Choice
 from fusepass.codegen import build
+from fusepass.codegen.arrangement import contenders
 from fusepass.codegen.detect import device_facts
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.forms import Forms, TooManyBuilds
@@ -53,10 +54,10 @@ def generate_candidates(work: Work, forms: Forms, begin: Begin = lambda source: 
     except (Unsupported, TooManyBuilds) as refused:
         work.reason = str(refused)
     except Exception as bug:  # ours; the other regions and the model still run
-        work.reason = _told(bug)
+        work.reason = told(bug)
 
 
-def _told(bug: Exception) -> str:
+def told(bug: Exception) -> str:
     """An error of this package in words; raises it when debugging."""
     if current().debug:
         raise bug
@@ -82,6 +83,7 @@ def _generate_variants(work: Work, forms: Forms, begin: Begin) -> None:
     record = recall(work)
     if record is not None:  # maybe of one who tried more
         every = [variant for variant in variants(work.graph, facts, "max")[1:] if variant.name != work.candidate.name]
+        every += _arranged(work, named(record))
         _generate_others(work, [variant for variant in every if variant.name in named(record)], facts)
     if record is None or not adopt(work, record):
         _generate_others(work, others, facts, begin)
@@ -89,6 +91,16 @@ def _generate_variants(work: Work, forms: Forms, begin: Begin) -> None:
             _leave_out_slower(work)
     if work.choice is None and _is_anchor_alone(work):
         work.choice = Choice(EAGER, reason="the library's call alone, for which there is no generated code")
+
+
+def _arranged(work: Work, names: Sequence[str]) -> list[Variant]:
+    """The variants of the first candidate's that differ in schedules alone, if any of `names` may be one of them."""
+    assert work.candidate is not None
+    first, known = work.candidate, {variant.name for variant in variants(work.graph, work.candidate.generated.facts, "max")}
+    if {*names} <= known:
+        return []
+    offered = contenders(first.generated.program, first.generated.facts, "max")
+    return [replace(first.variant, arrangement=each.arrangement) for each in offered]
 
 
 def _is_anchor_alone(work: Work) -> bool:
@@ -115,11 +127,11 @@ def _first_candidate(work: Work, variant: Variant, facts: DeviceFacts, forms: Fo
         TooManyBuilds: that would be one too many, too.
     """
     try:
-        return _candidate(work, variant, facts, forms.shared)
+        return candidate_of(work, variant, facts, forms.shared)
     except TooManyBuilds:
         if work.region.anchor is None:
             raise
-        return _candidate(work, replace(variant, anchor=AnchorSource.LIBRARY), facts, forms.shared)
+        return candidate_of(work, replace(variant, anchor=AnchorSource.LIBRARY), facts, forms.shared)
 
 
 def _generate_others(
@@ -136,11 +148,11 @@ def _generate_others(
         if variant == replace(first.variant, anchor=own) or not is_precise(variant, work.graph, facts):
             continue
         try:
-            found[variant] = made = _candidate(work, variant, facts)
+            found[variant] = made = candidate_of(work, variant, facts)
             sources = made.sources
         except Exception as bug:
             found.pop(variant, None)
-            work.lost[variant.name] = _told(bug)
+            work.lost[variant.name] = told(bug)
             continue
         if variant.anchor in _SLOW_TO_BUILD and sources != first.sources:
             for source in sources:
@@ -182,14 +194,14 @@ def _of(candidate: Candidate, anchor: AnchorSource) -> list[Kernel]:
     return [kernel for kernel in kernels if kernel.anchor is not None]
 
 
-def _candidate(work: Work, variant: Variant, facts: DeviceFacts, share: Share = lambda made: made) -> Candidate:
+def candidate_of(work: Work, variant: Variant, facts: DeviceFacts, share: Share = lambda made: made) -> Candidate:
     """The program of `variant`; `share` may give what is generated a library that serves other sizes, too."""
     labels = [node.name for node in work.region.inputs]
     values = {node.name: value.item() for node, value in work.constants.items()}
     tf32 = library_rounds(work.graph, facts)
     program, builder = lower(work.graph, work.region.name, labels, values, variant.anchor_format, tf32=tf32)
     converted = {call.result: share(generate(conversion, own, facts)) for call, conversion, own in conversions(program)}
-    return Candidate(variant, share(generate(program, builder, facts, variant.anchor)), converted)
+    return Candidate(variant, share(generate(program, builder, facts, variant.anchor, variant.arrangement)), converted)
 
 
 def build_candidates(works: Sequence[Work]) -> None:

@@ -22,6 +22,7 @@ from fusepass.codegen.forms import Forms
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.config import current
+from fusepass.contenders import add_contenders
 from fusepass.disabled import warn_of_unknown_names
 from fusepass.fallbacks import FallbackCounter
 from fusepass.garbage import collector_paused
@@ -166,6 +167,7 @@ def _fused(
     with clock.stage("generate"), build.threads_soon():
         for work in works:
             generate_candidates(work, forms, build.begin)
+        add_contenders(works)
     with clock.stage("build", waits=True):
         build_candidates(works)
     loaded: dict[str, dict[str, FusedRegion]] = {}

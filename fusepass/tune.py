@@ -14,6 +14,7 @@ from fusepass import measure
 from fusepass.agreement import Verdict
 from fusepass.choice import EAGER, Choice
 from fusepass.codegen import choices
+from fusepass.codegen.arrangement import RULES
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.generate import anchor_traffic, traffic
 from fusepass.codegen.key import cache_key
@@ -176,8 +177,20 @@ def _unsafe_with_integers(graph: fx.Graph) -> str | None:
     return None
 
 
+def times_are_taken(work: Work) -> bool:
+    """Whether a trial of the candidates of `work` tells which of several is the fastest."""
+    return _obstacle(work, current().tune) is None and not torch.are_deterministic_algorithms_enabled()
+
+
 def _untimed(work: Work, effort: str) -> str | None:
     """Why results are compared but no times taken; None where times are taken."""
+    arranged = any(candidate.variant.arrangement != RULES for candidate in work.candidates)
+    reason = _untimed_as_offered(work, effort)
+    return None if arranged and times_are_taken(work) else reason
+
+
+def _untimed_as_offered(work: Work, effort: str) -> str | None:
+    """The same for what is offered besides schedules, which is known before anything is generated."""
     if torch.are_deterministic_algorithms_enabled():
         return "deterministic algorithms are asked for, and times differ from run to run"
     if effort == "fast" and len(work.offered) == 1 and _is_clear(work):
@@ -267,7 +280,7 @@ def _depends_on(work: Work, effort: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "precision": [torch._C._get_fp32_precision_getter("cuda", kind) for kind in ("conv", "matmul")],
         "versions": [torch.__version__, torch.version.cuda],
-        "untimed": _untimed(work, effort),
+        "untimed": _untimed_as_offered(work, effort),
     }
 
 

@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from fusepass import measure
 from fusepass.choice import GENERATED
 from fusepass.codegen import choices
+from fusepass.codegen.arrangement import RULES, Arrangement
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import (
     GROUP_ARCH,
@@ -53,16 +54,19 @@ class Variant:
     Attributes:
         anchor_format: how the library's convolution reads and writes.
         anchor: who computes the convolution or matrix product.
+        arrangement: how the other kernels are laid out.
     """
 
     anchor_format: AnchorFormat
     anchor: AnchorSource
+    arrangement: Arrangement = RULES
 
     @property
     def name(self) -> str:
         """In words, for reports and records."""
         words = [f"{self.anchor.value} anchor"] if self.anchor is not AnchorSource.PREFERRED else []
         words += [self.anchor_format.value] if self.anchor_format is not AnchorFormat.CALLER else []
+        words += self.arrangement.words
         return ", ".join(words) or GENERATED
 
 

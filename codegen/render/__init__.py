@@ -5,13 +5,16 @@ What renders for a device is imported where it is first asked for: few processes
 
 from __future__ import annotations
 
+from fusepass.codegen.arrangement import RULES, Arrangement
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule_general import Generality
 from fusepass.codegen.source import Source, Target
 
 
-def render(program: Program, facts: DeviceFacts, *, aligned: bool = True) -> Source:
+def render(
+    program: Program, facts: DeviceFacts, *, aligned: bool = True, arrangement: Arrangement = RULES
+) -> Source:
     """`program` as source for the device of `facts`.
 
     `aligned` says that every input buffer starts at a multiple of 16 bytes at run time; all others always do.
@@ -20,10 +23,10 @@ def render(program: Program, facts: DeviceFacts, *, aligned: bool = True) -> Sou
     if facts.target is Target.CUDA:
         from fusepass.codegen.render.cuda import render_cuda
 
-        return render_cuda(program, facts, aligned=aligned)
+        return render_cuda(program, facts, aligned=aligned, arrangement=arrangement)
     from fusepass.codegen.render.cpu import render_cpu
 
-    return render_cpu(program, facts)
+    return render_cpu(program, facts, arrangement=arrangement)
 
 
 def render_general(
@@ -42,13 +45,20 @@ def render_general(
     return render_cpu(program, facts, general=True)
 
 
-def describe(program: Program, kernel: Kernel, facts: DeviceFacts, general: Generality = Generality.NONE) -> str:
+def describe(
+    program: Program,
+    kernel: Kernel,
+    facts: DeviceFacts,
+    general: Generality = Generality.NONE,
+    arrangement: Arrangement = RULES,
+) -> str:
     """One line on how `kernel` is laid on the device of `facts`."""
+    rank = arrangement.rank_of(program.kernels.index(kernel))
     if facts.target is Target.CUDA:
         from fusepass.codegen.render.cuda import describe_cuda
 
-        return describe_cuda(program, kernel, facts, general)
+        return describe_cuda(program, kernel, facts, general, rank)
     from fusepass.codegen.render.cpu import describe_cpu
     from fusepass.codegen.schedule_cpu import cpu_schedule
 
-    return describe_cpu(kernel, cpu_schedule(kernel, program, facts, general=general > 0))
+    return describe_cpu(kernel, cpu_schedule(kernel, program, facts, general=general > 0, rank=rank))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusepass.codegen.arrangement import RULES, Arrangement
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
@@ -39,7 +40,9 @@ class _LibraryText:
     status: str
 
 
-def render_cpu(program: Program, facts: DeviceFacts, *, general: bool = False) -> Source:
+def render_cpu(
+    program: Program, facts: DeviceFacts, *, general: bool = False, arrangement: Arrangement = RULES
+) -> Source:
     """`program` as C++ source for a CPU with `facts.cores` cores; with its marks, and as general as it can be, if `general`."""
     names = Identifiers()
     entry = names.exact(f"run_{program.name}")
@@ -47,12 +50,12 @@ def render_cpu(program: Program, facts: DeviceFacts, *, general: bool = False) -
     pointers = {buffer.name: names.exact(buffer.name) for buffer in program.arguments}
     checks = any(kernel.checks for kernel in program.kernels)
     kernels, calls, used = [], [], frozenset[str]()
-    for kernel in program.kernels:
+    for number, kernel in enumerate(program.kernels):
         if kernel.row_count == 0:
             continue
         touched = [buffer for buffer in program.arguments if buffer.name in kernel.reads | kernel.writes]
         used |= {buffer.name for buffer in touched}
-        plan = cpu_schedule(kernel, program, facts, general=general)
+        plan = cpu_schedule(kernel, program, facts, general=general, rank=arrangement.rank_of(number))
         name = names.exact(kernel.name)
         report = ((f"int* {FAULT}",), [f"    &{FAULT}"]) if kernel.checks else ((), [])
         parameters = [*(_parameter(buffer, kernel, pointers[buffer.name]) for buffer in touched), *report[0]]
@@ -79,7 +82,7 @@ def render_cpu(program: Program, facts: DeviceFacts, *, general: bool = False) -
     )
     marked = fill("cpu/library.cpp.j2", library=library)
     text = marked if general else plain(marked)
-    return Source(program.name, entry, Target.CPU, text, tuple(sorted(_HEADERS)), facts.arch)
+    return Source(program.name + arrangement.suffix, entry, Target.CPU, text, tuple(sorted(_HEADERS)), facts.arch)
 
 
 def describe_cpu(kernel: Kernel, plan: CpuSchedule) -> str:

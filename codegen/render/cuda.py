@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusepass.codegen.arrangement import RULES, Arrangement
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import Convolution, ScaledWeights
 from fusepass.codegen.ir.product import Product
@@ -78,7 +79,12 @@ class _LibraryText:
 
 
 def render_cuda(
-    program: Program, facts: DeviceFacts, *, aligned: bool = True, general: Generality = Generality.NONE
+    program: Program,
+    facts: DeviceFacts,
+    *,
+    aligned: bool = True,
+    general: Generality = Generality.NONE,
+    arrangement: Arrangement = RULES,
 ) -> Source:
     """`program` as CUDA source; with its marks, and as general as it can be, if `general`.
 
@@ -90,9 +96,10 @@ def render_cuda(
     pointers = {buffer.name: names.exact(buffer.name) for buffer in program.arguments}
     kernels, launches = [], []
     groups = runs = patches = fetches = False
+    ranks = {kernel.name: arrangement.rank_of(number) for number, kernel in enumerate(program.kernels)}
     launched = [kernel for kernel in program.kernels if not is_empty(kernel)]
     for kernel in launched:
-        plan = _plan(kernel, program, facts, aligned, general)
+        plan = _plan(kernel, program, facts, aligned, general, ranks[kernel.name])
         patches = patches or (isinstance(plan, Schedule) and plan.walk is Walk.PATCH)
         fetches = fetches or (isinstance(plan, Schedule) and plan.fetches)
         name = names.exact(kernel.name)
@@ -132,12 +139,15 @@ def render_cuda(
     marked = fill("cuda/library.cu.j2", library=library)
     text = marked if general else plain(marked)
     included = tuple(sorted({*_HEADERS, *headers}))
-    return Source(program.name, entry, Target.CUDA, text, included, facts.arch, replay=again)
+    name = program.name + arrangement.suffix
+    return Source(name, entry, Target.CUDA, text, included, facts.arch, replay=again)
 
 
-def _plan(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool, general: Generality) -> Plan:
+def _plan(
+    kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool, general: Generality, rank: int = 0
+) -> Plan:
     if kernel.anchor is None:
-        plan = schedule(kernel, program, facts, aligned=aligned)
+        plan = schedule(kernel, program, facts, aligned=aligned, rank=rank)
         return generalised(plan, kernel, coarse=general is Generality.COARSE) if general else plan
     fixed: Plan | None
     if isinstance(kernel.anchor, Product):
@@ -154,9 +164,11 @@ def is_empty(kernel: Kernel) -> bool:
     return kernel.row_count == 0 or (kernel.col_count == 0 and not kernel.row_stores)
 
 
-def describe_cuda(program: Program, kernel: Kernel, facts: DeviceFacts, general: Generality = Generality.NONE) -> str:
+def describe_cuda(
+    program: Program, kernel: Kernel, facts: DeviceFacts, general: Generality = Generality.NONE, rank: int = 0
+) -> str:
     """One line about a launch for reports."""
-    return "nothing to run" if is_empty(kernel) else _summary(kernel, _plan(kernel, program, facts, True, general))
+    return "nothing to run" if is_empty(kernel) else _summary(kernel, _plan(kernel, program, facts, True, general, rank))
 
 
 def _summary(kernel: Kernel, plan: Plan) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.crossing import columns_of, rows_together, with_columns
 from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.schedule.cost import estimate
 from fusepass.codegen.schedule.flat import crossing, pointwise
-from fusepass.codegen.schedule.patch import patch
+from fusepass.codegen.schedule.patch import patches
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
+from fusepass.codegen.schedule.rivals import rivals
 from fusepass.codegen.schedule.rows import inner, outer, prefers_rows
 from fusepass.codegen.schedule.shape import Shape
 from fusepass.codegen.schedule.team import team
@@ -20,33 +22,66 @@ _MAX_BLOCKS = 2**31 - 1
 _MAX_INT = 2**31 - 2**21  # room for the points past the end that a last block counts
 
 
-def schedule(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True) -> Schedule:
-    """A schedule for `kernel` of `program` on a CUDA device.
+@dataclass(frozen=True)
+class Ranked:
+    """A schedule and the seconds that it takes by the cost model."""
 
-    `aligned` says that input buffers start at a multiple of 16 bytes; all others always do.
+    plan: Schedule
+    seconds: float
+
+
+def schedule(
+    kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True, rank: int = 0
+) -> Schedule:
+    """A schedule for `kernel` of `program` on a CUDA device: the one that the rules choose, or another one of `ranking`.
+
+    `aligned` says that input buffers start at a multiple of 16 bytes; all others always do. Of a `rank` that the kernel does
+    not have the rules' one is meant.
     Raises `ScheduleError` where the kernel has more points than one launch can count.
     """
-    shape = Shape(kernel, program, facts, aligned)
+    if rank:
+        ranked = ranking(kernel, program, facts, aligned=aligned)
+        return ranked[rank if rank < len(ranked) else 0].plan
+    return _finished(*_by_rule(kernel, program, facts, aligned)[:2])
+
+
+def ranking(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True) -> tuple[Ranked, ...]:
+    """The schedules that `kernel` may have: the rules' one, then the others by the seconds that they take by the cost model.
+
+    Raises `ScheduleError` where the kernel has more points than one launch can count.
+    """
+    shape, chosen, together = _by_rule(kernel, program, facts, aligned)
+    first = _finished(shape, chosen)
+    others = (_finished(shape, each) for each in rivals(shape, chosen, together))
+    found = [Ranked(each, estimate(shape, each)) for each in dict.fromkeys(others) if each != first]
+    return Ranked(first, estimate(shape, first)), *sorted(found, key=lambda each: each.seconds)
+
+
+def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> tuple[Shape, Schedule, int]:
+    """The kernel as rules look at it, what they choose, and `rows_together` where tiles are exchanged."""
     columns = columns_of(kernel, program) if kernel.is_pointwise and kernel.row_count else ()
     if columns:
         tall = with_columns(kernel, program, columns)
-        shape = Shape(tall, program, facts, aligned)
-        result = crossing(shape, columns, rows_together(tall, program))
-    elif kernel.is_pointwise:
-        result = patch(kernel, program, facts, aligned=aligned) or pointwise(shape)
-    elif kernel.team is not None:
-        result = team(shape, kernel.team)
-    elif prefers_rows(shape):
-        result = outer(shape)
-    else:
-        result = inner(shape)
-    if result.blocks > _MAX_BLOCKS:
-        raise ScheduleError(f"{kernel.name} needs {result.blocks} blocks; a launch has at most {_MAX_BLOCKS}")
+        shape, together = Shape(tall, program, facts, aligned), rows_together(tall, program)
+        return shape, crossing(shape, columns, together), together
+    shape = Shape(kernel, program, facts, aligned)
+    if kernel.is_pointwise:
+        found = patches(kernel, program, facts, aligned=aligned)
+        return shape, found[0] if found else pointwise(shape), 0
+    if kernel.team is not None:
+        return shape, team(shape, kernel.team), 0
+    return shape, outer(shape) if prefers_rows(shape) else inner(shape), 0
+
+
+def _finished(shape: Shape, plan: Schedule) -> Schedule:
+    kernel, program, facts = shape.whole, shape.program, shape.facts
+    if plan.blocks > _MAX_BLOCKS:
+        raise ScheduleError(f"{kernel.name} needs {plan.blocks} blocks; a launch has at most {_MAX_BLOCKS}")
     return replace(
-        result,
-        aligned=aligned,
+        plan,
+        aligned=shape.aligned,
         wide=_needs_wide_index(kernel, program),
-        once=_used_once(shape, result),
+        once=_used_once(shape, plan),
         backwards=kernel.team is None and _runs_backwards(kernel, program, facts),
     )
 

@@ -113,10 +113,13 @@ def _pointwise(shape: Shape, width: int) -> Schedule:
     return Schedule(Walk.POINTWISE, width, unroll, threads, 1, ceil(vectors, threads * unroll))
 
 
-def crossing(shape: Shape, columns: tuple[Axis, ...], together: int) -> Schedule:
+def crossing(
+    shape: Shape, columns: tuple[Axis, ...], together: int, asked: tuple[int, int] | None = None
+) -> Schedule:
     """Tiles whose rows fill cache lines; as many bytes for each buffer as keep enough loads in flight.
 
-    `together`: see `rows_together`.
+    `together`: see `rows_together`. `asked`: the cache lines along the rows, and columns, of a tile where rows are not few, if
+    not those that the rule wants.
     """
     assert shape.row_axis is not None
     assert shape.col_axis is not None
@@ -126,7 +129,7 @@ def crossing(shape: Shape, columns: tuple[Axis, ...], together: int) -> Schedule
     stores = [access for access in shape.main if access.buffer in shape.kernel.writes]
     # Rows that only follow each other in short pieces do not share lines with more of them.
     ragged = together * element >= _RAGGED_TILE[0] * LINE and any(_is_ragged(each, shape.row_axis) for each in stores)
-    lines, most = _RAGGED_TILE if ragged else _CROSSING_TILE
+    lines, most = asked or (_RAGGED_TILE if ragged else _CROSSING_TILE)
     wanted = max(min(lines * LINE // element, power_below(together)), LINE // element), most
     rows, cols = _tile(shape, found, width, element, wanted)
     # 8-byte elements have few rows in a line: more threads would stand too close along the columns for the banks.

@@ -21,9 +21,9 @@ from fusepass.codegen.schedule.shape import Shape, ceil, most_elements, power_be
 _SECTOR = 32  # bytes that memory moves at once
 _PIECE = 64  # bytes that the threads of a row read together at least
 FEW_ELEMENTS = 16  # per thread: enough loads in flight to fill the memory system
-_COLUMN_THREADS = 128  # per block, where each has columns of its own
+COLUMN_THREADS = 128  # per block, where each has columns of its own
 _PAIR_THREADS = 512  # per block, where columns are shared and each thread has two rows
-_STATIC_SHARED = 48 << 10  # bytes
+STATIC_SHARED = 48 << 10  # bytes
 _TURNS = 2  # rows of a block that stays, at least
 _LONG_RUN = 4  # blocks' rows that lie together in memory, at least, so that few have an end of them
 _LEAST_SECTORS = 4  # of a block's rows, where blocks overlap by one
@@ -66,13 +66,13 @@ def inner(shape: Shape) -> Schedule:
     while lanes < 1024 and lanes < vectors and not shape.fills(shape.rows * lanes):
         lanes *= 2
     each = max(ceil(vectors, lanes), 1)
-    groups = _rows_per_block(shape, lanes)
+    groups = rows_per_block(shape, lanes)
     base = Schedule(Walk.INNER, width, each, lanes, groups, ceil(shape.rows, groups))
     if each * width <= most:
-        return replace(base, keep=Keep.REGISTERS, exchanges=_exchanges(crossing, shape, groups))
+        return replace(base, keep=Keep.REGISTERS, exchanges=exchanges(crossing, shape, groups))
     if shape.single:
         return replace(base, unroll=unroll_of(FEW_ELEMENTS // width, vectors, lanes))
-    return _long_rows(shape, base, vectors)
+    return long_rows(shape, base, vectors)
 
 
 def crossing_stores(shape: Shape, along: Axis | None, across: Axis | None) -> tuple[Crossing, ...]:
@@ -82,17 +82,17 @@ def crossing_stores(shape: Shape, along: Axis | None, across: Axis | None) -> tu
     return crossings(shape.kernel, shape.program, along, across, loads=False)
 
 
-def _exchanges(crossing: Sequence[Crossing], shape: Shape, rows: int) -> bool:
+def exchanges(crossing: Sequence[Crossing], shape: Shape, rows: int) -> bool:
     """Whether a block of `rows` rows has enough of them to fill what memory moves at once, and room for its tiles."""
     if not crossing:
         return False
     smallest = min(shape.program.buffer(each.buffer).dtype.nbytes for each in crossing)
-    return rows * smallest >= _SECTOR and exchanged(crossing, shape.program, shape.cols, rows) <= _STATIC_SHARED
+    return rows * smallest >= _SECTOR and exchanged(crossing, shape.program, shape.cols, rows) <= STATIC_SHARED
 
 
-def _long_rows(shape: Shape, base: Schedule, vectors: int) -> Schedule:
+def long_rows(shape: Shape, base: Schedule, vectors: int) -> Schedule:
     """A row too long for registers that is needed more than once: kept in shared memory where it fits."""
-    limit = shape.facts.shared_bytes_per_block - 32 * _state_bytes(shape.kernel)
+    limit = shape.facts.shared_bytes_per_block - 32 * states_of_thread(shape.kernel)
     lanes = 512
     shared = ceil(vectors, lanes) * lanes * base.width * shape.kept_bytes
     if shared > limit // 2:  # one block has the multiprocessor to itself
@@ -140,7 +140,7 @@ def unroll_of(most: int, count: int, step: int) -> int:
     return next((unroll for unroll in range(most, most // 2, -1) if count % (unroll * step) == 0), most)
 
 
-def _rows_per_block(shape: Shape, lanes: int) -> int:
+def rows_per_block(shape: Shape, lanes: int) -> int:
     if lanes > 32:
         return 1
     groups = 256 // lanes
@@ -159,23 +159,23 @@ def outer(shape: Shape) -> Schedule:
     while width > 1 and (whole * width > most or not shape.fills(shape.rows // width)):
         width //= 2
     if cols * width <= most:
-        blocks = ceil(shape.rows, _COLUMN_THREADS * width)
-        alone = Schedule(Walk.OUTER, width, cols, _COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
-        return _overlapping(_exchanging(alone, crossing, shape), shape)
+        blocks = ceil(shape.rows, COLUMN_THREADS * width)
+        alone = Schedule(Walk.OUTER, width, cols, COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
+        return overlapping(exchanging(alone, crossing, shape), shape)
     if shape.single and shape.fills(shape.rows // width):
-        blocks = ceil(shape.rows, _COLUMN_THREADS * width)
-        return Schedule(Walk.OUTER, width, unroll_of(FEW_ELEMENTS // width, cols, 1), _COLUMN_THREADS, 1, blocks)
-    pairs = _shared_columns(shape, min(widest, 2), most)  # two rows a thread, while blocks stay small
+        blocks = ceil(shape.rows, COLUMN_THREADS * width)
+        return Schedule(Walk.OUTER, width, unroll_of(FEW_ELEMENTS // width, cols, 1), COLUMN_THREADS, 1, blocks)
+    pairs = shared_columns(shape, min(widest, 2), most)  # two rows a thread, while blocks stay small
     fits = (
         not crossing
         and pairs.keep is Keep.REGISTERS
         and pairs.threads <= _PAIR_THREADS
         and shape.fills(pairs.blocks * pairs.threads)
     )
-    return _overlapping(_exchanging(pairs if fits else _shared_columns(shape, width, most), crossing, shape), shape)
+    return overlapping(exchanging(pairs if fits else shared_columns(shape, width, most), crossing, shape), shape)
 
 
-def _overlapping(plan: Schedule, shape: Shape) -> Schedule:
+def overlapping(plan: Schedule, shape: Shape) -> Schedule:
     """`plan` with blocks that overlap by a sector, where they would store parts of sectors at both ends of each column.
 
     A sector that is written in part takes the memory several times as long. Reading it twice, mostly from the L2 cache, and computing
@@ -192,7 +192,7 @@ def _overlapping(plan: Schedule, shape: Shape) -> Schedule:
     if whole or not fits or sector < plan.width:
         return plan
     run = min(neighbours(store.index, axis) for store in kernel.stores)
-    while plan.lanes < _COLUMN_THREADS and _has_room(shape, wider := replace(plan, lanes=2 * plan.lanes), run):
+    while plan.lanes < COLUMN_THREADS and _has_room(shape, wider := replace(plan, lanes=2 * plan.lanes), run):
         plan = wider
     rows = plan.lanes * plan.width
     plan = replace(plan, blocks=ceil(shape.rows, rows))
@@ -207,12 +207,12 @@ def _overlapping(plan: Schedule, shape: Shape) -> Schedule:
 def _has_room(shape: Shape, plan: Schedule, run: int) -> bool:
     """Whether blocks may be as wide as those of `plan`, where so many rows lie together."""
     rows = plan.lanes * plan.width
-    states = plan.threads * plan.width * _state_bytes(shape.kernel) if plan.groups > 1 else 0
+    states = plan.threads * plan.width * states_of_thread(shape.kernel) if plan.groups > 1 else 0
     many = ceil(shape.rows, rows) >= 4 * shape.facts.multiprocessors
-    return many and plan.threads <= _PAIR_THREADS and states <= _STATIC_SHARED and _LONG_RUN * rows <= run
+    return many and plan.threads <= _PAIR_THREADS and states <= STATIC_SHARED and _LONG_RUN * rows <= run
 
 
-def _exchanging(plan: Schedule, crossing: Sequence[Crossing], shape: Shape) -> Schedule:
+def exchanging(plan: Schedule, crossing: Sequence[Crossing], shape: Shape) -> Schedule:
     """`plan` with its `crossing` stores exchanged, on fewer rows a block if the tiles of whole rows need that."""
     if plan.keep is not Keep.REGISTERS or not crossing:
         return plan
@@ -221,20 +221,20 @@ def _exchanging(plan: Schedule, crossing: Sequence[Crossing], shape: Shape) -> S
         rows = lanes * plan.width
         if lanes * plan.groups < 32 or rows * smallest < _SECTOR:
             break
-        states = rows * plan.groups * _state_bytes(shape.kernel) if plan.groups > 1 else 0
-        if exchanged(crossing, shape.program, rows, power_above(shape.cols)) + states <= _STATIC_SHARED:
+        states = rows * plan.groups * states_of_thread(shape.kernel) if plan.groups > 1 else 0
+        if exchanged(crossing, shape.program, rows, power_above(shape.cols)) + states <= STATIC_SHARED:
             return replace(plan, lanes=lanes, blocks=ceil(shape.rows, rows), exchanges=True)
     return plan
 
 
-def _shared_columns(shape: Shape, width: int, most: int) -> Schedule:
+def shared_columns(shape: Shape, width: int, most: int) -> Schedule:
     """Several threads for each column of data: `lanes` rows side by side, `groups` threads deep."""
     lanes = 32
     while lanes > 8 and ceil(shape.rows, lanes * width) < shape.facts.multiprocessors:
         lanes //= 2
     groups = 64 // lanes
-    slots = width * _state_bytes(shape.kernel)  # bytes for each thread whose state goes through shared memory
-    largest = min(1024 // lanes, power_below(_STATIC_SHARED // (slots * lanes)))
+    slots = width * states_of_thread(shape.kernel)  # bytes for each thread whose state goes through shared memory
+    largest = min(1024 // lanes, power_below(STATIC_SHARED // (slots * lanes)))
     while groups < largest and not shape.single and ceil(shape.cols, groups) * width > most:
         groups *= 2
     while groups < largest and ceil(shape.cols, groups) > 8 and not shape.fills(shape.rows // width * groups):
@@ -246,5 +246,5 @@ def _shared_columns(shape: Shape, width: int, most: int) -> Schedule:
     return Schedule(Walk.OUTER, width, unroll_of(FEW_ELEMENTS // width, shape.cols, groups), lanes, groups, blocks)
 
 
-def _state_bytes(kernel: Kernel) -> int:
+def states_of_thread(kernel: Kernel) -> int:
     return sum(state_bytes(reduction) for reduction in kernel.reductions) * 2  # split statistics have two states

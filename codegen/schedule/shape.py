@@ -43,8 +43,10 @@ class Shape:
         builder = Builder()
         self.axes = kernel.rows
         self.repeated = _repeated(kernel, program)
+        self.whole = kernel
         self.kernel = flatten(kernel, builder)
         self.program = program
+        self.aligned = aligned
         self.facts = facts
         self.rows, self.cols = kernel.row_count, kernel.col_count
         self.row_axis = self.kernel.rows[0] if kernel.rows else None

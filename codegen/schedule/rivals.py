@@ -1,0 +1,140 @@
+"""Other schedules that a memory-bound kernel may have, beside the one that the rules choose.
+
+They differ from that one in what the rules are least sure of: how many threads share a row and how many rows a block has,
+where a row stays between phases, how many vectors a thread loads at once, how large tiles are. All of them are right for
+the kernel; which is the fastest, is estimated (`fusepass.codegen.schedule.cost`) and may be measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fusepass.codegen.ir.crossing import power_above
+from fusepass.codegen.schedule.flat import crossing, pointwise
+from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
+from fusepass.codegen.schedule.rows import (
+    COLUMN_THREADS,
+    FEW_ELEMENTS,
+    STATIC_SHARED,
+    crossing_stores,
+    exchanges,
+    exchanging,
+    long_rows,
+    overlapping,
+    rows_per_block,
+    shared_columns,
+    states_of_thread,
+    unroll_of,
+)
+from fusepass.codegen.schedule.shape import Shape, ceil, most_elements
+
+_BLOCK = 64, 512  # least and most threads of a block that has several rows
+_THREADS = 128, 512  # of a pointwise block
+_UNROLLS = 1, 2, 4  # vectors of a thread of a pointwise kernel
+_TILES = (1, 64), (2, 32), (2, 64), (4, 32)  # cache lines along the rows, and columns
+_COLUMNS_AT_ONCE = 16, 32  # elements that a thread loads before it uses the first
+
+
+def rivals(shape: Shape, plan: Schedule, together: int = 0) -> Iterator[Schedule]:
+    """Schedules of the kernel of `shape` that do as `plan`, which the rules chose; it may be among them.
+
+    `together`: see `rows_together`; where tiles are exchanged.
+    """
+    if shape.kernel.team is not None or not shape.rows:
+        return
+    match plan.walk:
+        case Walk.POINTWISE:
+            yield from _pointwise(shape, plan)
+        case Walk.CROSSING:
+            yield from (crossing(shape, plan.columns, together, tile) for tile in _TILES)
+        case Walk.INNER:
+            yield from _inner(shape, plan)
+        case Walk.OUTER:
+            yield from _outer(shape, plan)
+        case Walk.PATCH:
+            yield pointwise(shape)
+
+
+def _pointwise(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
+    vectors = ceil(shape.rows, plan.width)
+    plain = replace(plan, apart=0, unroll=1) if plan.apart else plan
+    most = 1 if any(access.window for access in shape.accesses) else max(_UNROLLS)
+    for unroll in _UNROLLS:
+        if unroll <= most and shape.fills(vectors // unroll):
+            yield replace(plain, unroll=unroll, blocks=ceil(vectors, plain.threads * unroll))
+    for threads in _THREADS:
+        blocks = ceil(vectors, threads * plain.unroll)
+        if blocks >= shape.facts.multiprocessors:
+            yield replace(plain, lanes=threads, blocks=blocks)
+
+
+def _inner(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
+    assert shape.col_axis is not None
+    vectors, most = ceil(shape.cols, plan.width), most_elements(shape)
+    crossing = crossing_stores(shape, shape.col_axis, shape.row_axis)
+    for lanes in (plan.lanes // 4, plan.lanes // 2, plan.lanes, 2 * plan.lanes, 4 * plan.lanes):
+        if not 1 <= lanes <= min(1024, power_above(vectors)):
+            continue
+        each, groups = ceil(vectors, lanes), rows_per_block(shape, lanes)
+        base = Schedule(Walk.INNER, plan.width, each, lanes, groups, ceil(shape.rows, groups))
+        if each * plan.width <= most:
+            for rows in (groups // 2, groups, 2 * groups) if lanes <= 32 else (1,):
+                if lanes > 32 or _BLOCK[0] <= rows * lanes <= _BLOCK[1]:
+                    crossed = exchanges(crossing, shape, rows)
+                    blocks = ceil(shape.rows, rows)
+                    yield replace(base, groups=rows, blocks=blocks, keep=Keep.REGISTERS, exchanges=crossed)
+        elif shape.single and lanes * groups >= _BLOCK[0]:
+            for elements in _COLUMNS_AT_ONCE:
+                yield replace(base, unroll=unroll_of(elements // plan.width, vectors, lanes))
+    if not shape.single:
+        yield from _long(shape, plan, vectors)
+
+
+def _long(shape: Shape, plan: Schedule, vectors: int) -> Iterator[Schedule]:
+    """Rows in shared memory, by blocks for one row each or blocks that stay; rows that are read again."""
+    base = Schedule(Walk.INNER, plan.width, 1, 1024, 1, shape.rows)
+    kept = long_rows(shape, base, vectors)
+    if kept.keep is not Keep.SHARED:
+        return
+    yield kept
+    yield replace(kept, fetches=False, blocks=shape.rows)
+    for lanes in (256, 512, 1024):
+        places = ceil(vectors, lanes) * lanes * plan.width * shape.kept_bytes
+        if lanes < vectors and places == kept.shared_bytes and not kept.fetches:
+            yield replace(kept, lanes=lanes, unroll=unroll_of(FEW_ELEMENTS // plan.width, vectors, lanes))
+    yield replace(kept, keep=Keep.NOTHING, shared_bytes=0, fetches=False, blocks=shape.rows)
+
+
+def _outer(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
+    assert shape.row_axis is not None
+    cols, most = max(shape.cols, 1), most_elements(shape)
+    crossing = crossing_stores(shape, shape.row_axis, shape.col_axis)
+    widest = shape.width(shape.row_axis, 4, frozenset(each.index for each in crossing))
+    for width in (1, 2, 4):
+        if width > widest:
+            break
+        blocks = ceil(shape.rows, COLUMN_THREADS * width)
+        alone = Schedule(Walk.OUTER, width, cols, COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
+        if cols * width <= most:
+            yield overlapping(exchanging(alone, crossing, shape), shape)
+            yield exchanging(alone, crossing, shape)
+        elif shape.single:
+            yield replace(alone, unroll=unroll_of(FEW_ELEMENTS // width, cols, 1), keep=Keep.NOTHING)
+        shared = shared_columns(shape, width, most)
+        for other in (shared, *_other_groups(shape, shared, most)):
+            yield overlapping(exchanging(other, crossing, shape), shape)
+            yield exchanging(other, crossing, shape)
+
+
+def _other_groups(shape: Shape, plan: Schedule, most: int) -> Iterator[Schedule]:
+    """`plan` with half as many, or twice as many threads for each column of data."""
+    for groups in (plan.groups // 2, plan.groups * 2):
+        each = ceil(shape.cols, groups) if groups else 0
+        states = groups * plan.lanes * plan.width * states_of_thread(shape.kernel)
+        if not _BLOCK[0] <= groups * plan.lanes <= 1024 or each == 0 or states > STATIC_SHARED:
+            continue
+        if plan.keep is Keep.REGISTERS and each * plan.width <= most:
+            yield replace(plan, groups=groups, unroll=each)
+        elif plan.keep is Keep.NOTHING:
+            yield replace(plan, groups=groups, unroll=unroll_of(FEW_ELEMENTS // plan.width, shape.cols, groups))
