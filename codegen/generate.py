@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusepass.codegen import schedule_convolution, schedule_product
-from fusepass.codegen.arrangement import RULES, Arrangement
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.index import Axis, axis_index, linear
@@ -29,6 +28,7 @@ from fusepass.codegen.passes.anchors import AnchorSource, Choice
 from fusepass.codegen.passes.pipeline import PassOptions, run_passes
 from fusepass.codegen.passes.split import SplitPolicy
 from fusepass.codegen.render import describe, render
+from fusepass.codegen.schedule.arrangement import RULES, Arrangement
 from fusepass.codegen.schedule.team import team_size
 from fusepass.codegen.schedule_general import Generality
 from fusepass.codegen.source import Source, Target

@@ -11,6 +11,7 @@ The loops over rows (or over groups of `width` of them) are shared among threads
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -36,7 +37,12 @@ _CONVERTED = 1024
 _LEAST_CONVERTED = 64
 LEAST_PARALLEL = 32768  # operations worth waking threads for; PyTorch's grain size, too
 _KEPT_BYTES = 1 << 18  # of a row's values on the stack: half a second-level cache
+_MOST_KEPT = 1 << 20  # of that, where it is tried
 _LEAST_ROOM = 16
+_LINE = 64  # bytes
+_RATE = 4e9  # operations of a core in a second, in vectors
+_KEEPING = 0.5  # operations that it takes to keep a value and to fetch it again
+_CACHED = 0.2  # of memory's time takes what is still in the second-level cache
 _MAX_INT = 2**31 - 2**20
 
 _CHEAP = frozenset({Op.ADD, Op.SUB, Op.MUL, Op.WHERE, Op.CAST, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM})
@@ -83,7 +89,13 @@ class CpuSchedule:
 def cpu_schedule(
     kernel: Kernel, program: Program, facts: DeviceFacts, *, general: bool = False, rank: int = 0
 ) -> CpuSchedule:
-    """A schedule for `kernel` of `program` on a CPU with `facts.cores` cores; `general` as in `CpuSchedule`."""
+    """A schedule for `kernel` of `program` on a CPU with `facts.cores` cores; `general` as in `CpuSchedule`.
+
+    Another one of `cpu_ranking` for a `rank`; where the kernel has none of it, the rules' one is meant.
+    """
+    if rank:
+        ranked = cpu_ranking(kernel, program, facts)
+        return ranked[rank if rank < len(ranked) else 0][0]
     work = min(_work(kernel), 2**31 - 1)
     wide = not _computes_with_indices(kernel) or _too_large(kernel, program)
     base = CpuSchedule(Walk.POINTWISE, work > LEAST_PARALLEL, wide=wide, work=work, general=general)
@@ -104,6 +116,56 @@ def cpu_schedule(
         width = _width(kernel, facts, _WIDE, even=not general)
     panel = _PANEL if width <= _WIDTH else _PANEL // 2
     return replace(base, walk=Walk.OUTER, block=panel if general else min(cols, panel), width=width, keep=keep)
+
+
+def cpu_ranking(kernel: Kernel, program: Program, facts: DeviceFacts) -> tuple[tuple[CpuSchedule, float], ...]:
+    """The schedules that `kernel` may have, with estimated seconds: the rules' one, then the others by these."""
+    first = cpu_schedule(kernel, program, facts)
+    others = [(each, _seconds(kernel, program, facts, each)) for each in dict.fromkeys(_rivals(kernel, facts, first))]
+    ranked = sorted((each for each in others if each[0] != first), key=lambda each: each[1])
+    return (first, _seconds(kernel, program, facts, first)), *ranked
+
+
+def _rivals(kernel: Kernel, facts: DeviceFacts, plan: CpuSchedule) -> Iterator[CpuSchedule]:
+    """Schedules that do as `plan`: longer or shorter blocks, more or fewer rows side by side, values kept or computed again."""
+    cols = max(kernel.col_count, 1)
+    row_bytes = kernel.col_count * sum(value.node.dtype.nbytes for value in kept_on_cpu(kernel))
+    match plan.walk:
+        case Walk.POINTWISE:
+            axes = [axis.size for axis in kernel.rows if axis.size > 1]
+            if plan.parallel and len(axes) > 1 and axes[-1] >= 2 * _CHUNK and plan.chunk in (0, _CHUNK):
+                yield replace(plan, chunk=0)
+                yield replace(plan, chunk=_CHUNK)
+        case Walk.INNER:
+            for block in (_BLOCK, _LOADED_BLOCK):
+                for keep in (False, True):
+                    if not keep or 0 < row_bytes <= _MOST_KEPT:
+                        yield replace(plan, block=min(block, cols), keep=keep)
+        case Walk.OUTER:
+            for most in (_WIDTH // 2, _WIDTH, _WIDE):
+                width = _width(kernel, facts, most, even=True)
+                for keep in (False, True):
+                    if not keep or 0 < width * row_bytes <= _MOST_KEPT:
+                        panel = _PANEL if width <= _WIDTH else _PANEL // 2
+                        yield replace(plan, width=width, block=min(cols, panel), keep=keep)
+        case _:
+            return
+
+
+def _seconds(kernel: Kernel, program: Program, facts: DeviceFacts, plan: CpuSchedule) -> float:
+    """About how long a kernel takes: what memory moves, what later phases find in the second-level cache, and what is computed."""
+    points = kernel.row_count * max(kernel.col_count, 1)
+    moved = sum(program.buffer(name).nbytes for name in kernel.reads | kernel.writes)
+    read = sum(program.buffer(name).nbytes for name in kernel.reads)
+    again = len(kernel.sweeps) + bool(kernel.stores) - 1 if kernel.sweeps else 0
+    together = plan.width * read // max(kernel.row_count, 1)
+    cached = _CACHED if together <= facts.l2_bytes else 1.0
+    kept = _KEEPING * len(kept_on_cpu(kernel)) if plan.keep else 0.0
+    computed = _work(kernel) / max(points, 1) * (1 if plan.keep else 1 + again) + kept
+    piece = plan.width * 4 if plan.walk is Walk.OUTER else plan.block * 4 if plan.walk is Walk.INNER else _LINE * 16
+    waste = 1 + _LINE / (4 * piece)
+    memory = (moved + (0 if plan.keep else again * cached * read)) * waste / facts.bandwidth
+    return memory + points * computed / (_RATE * facts.cores)
 
 
 def general_room(size: int) -> int:

@@ -13,7 +13,7 @@ import torch
 
 from fusepass.choice import EAGER, Choice
 from fusepass.codegen import build
-from fusepass.codegen.arrangement import contenders
+from fusepass.codegen.contenders import contenders
 from fusepass.codegen.detect import device_facts
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.forms import Forms, TooManyBuilds
@@ -96,10 +96,10 @@ def _generate_variants(work: Work, forms: Forms, begin: Begin) -> None:
 def _arranged(work: Work, names: Sequence[str]) -> list[Variant]:
     """The variants of the first candidate's that differ in schedules alone, if any of `names` may be one of them."""
     assert work.candidate is not None
-    first, known = work.candidate, {variant.name for variant in variants(work.graph, work.candidate.generated.facts, "max")}
-    if {*names} <= known:
+    first, facts = work.candidate, work.candidate.generated.facts
+    if {*names} <= {variant.name for variant in variants(work.graph, facts, "max")}:
         return []
-    offered = contenders(first.generated.program, first.generated.facts, "max")
+    offered = contenders(first.generated.program, facts, "max")
     return [replace(first.variant, arrangement=each.arrangement) for each in offered]
 
 

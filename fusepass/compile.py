@@ -14,6 +14,7 @@ from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fusepass import quick
+from fusepass.arranged import add_arranged
 from fusepass.candidates import build_candidates, generate_candidates, load_candidates
 from fusepass.choice import EAGER
 from fusepass.codegen import build
@@ -22,7 +23,6 @@ from fusepass.codegen.forms import Forms
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.config import current
-from fusepass.contenders import add_contenders
 from fusepass.disabled import warn_of_unknown_names
 from fusepass.fallbacks import FallbackCounter
 from fusepass.garbage import collector_paused
@@ -167,7 +167,7 @@ def _fused(
     with clock.stage("generate"), build.threads_soon():
         for work in works:
             generate_candidates(work, forms, build.begin)
-        add_contenders(works)
+        add_arranged(works)
     with clock.stage("build", waits=True):
         build_candidates(works)
     loaded: dict[str, dict[str, FusedRegion]] = {}

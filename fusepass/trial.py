@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -120,11 +120,16 @@ def _in_float64(work: Work, memory_share: float) -> Call | None:
 
 
 def fastest(
-    eager: Call, generated: Mapping[str, Call], like: Sequence[torch.Tensor], device: torch.device, budget: Budget
+    eager: Call,
+    generated: Mapping[str, Call],
+    like: Sequence[torch.Tensor],
+    device: torch.device,
+    budget: Budget,
+    rivals: Collection[str] = (),
 ) -> Choice:
     """The choice by times: all run in turn on made-up inputs; `generated` holds the candidates in order of preference.
 
-    Where the fewest rounds do not fit `budget`, those take part that a few runs each leave near the fastest.
+    `rivals` names those of them that differ from the first one in schedules alone; see `ranking`. Where the fewest rounds do not fit `budget`, those take part that a few runs each leave near the fastest.
     """
     inputs = measure.made_up(like, device)
     clock = measure.clock(device)
@@ -150,15 +155,15 @@ def fastest(
             budget.seconds,
             least=LEAST_ROUNDS,
             most=_ROUNDS,
-            settled=lambda taken: ranking(taken).decided,
+            settled=lambda taken: ranking(taken, rivals).decided,
         )
-    return _decided(samples, once)
+    return _decided(samples, once, rivals)
 
 
-def _decided(samples: Mapping[str, Sequence[float]], once: Mapping[str, float]) -> Choice:
+def _decided(samples: Mapping[str, Sequence[float]], once: Mapping[str, float], rivals: Collection[str]) -> Choice:
     """The choice for these seconds of each candidate, round by round, and the least ones of all, `once`, the operators last."""
     times = {**once, **{name: measure.typical(values) for name, values in samples.items()}}
-    rank = ranking(samples)
+    rank = ranking(samples, rivals)
     generated = [name for name in once if name != EAGER]
     best = rank.winner if rank.winner != EAGER else min(generated, key=times.__getitem__)
     rounds = len(samples[rank.winner])

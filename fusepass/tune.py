@@ -14,10 +14,10 @@ from fusepass import measure
 from fusepass.agreement import Verdict
 from fusepass.choice import EAGER, Choice
 from fusepass.codegen import choices
-from fusepass.codegen.arrangement import RULES
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.generate import anchor_traffic, traffic
 from fusepass.codegen.key import cache_key
+from fusepass.codegen.schedule.arrangement import RULES
 from fusepass.config import current
 from fusepass.errors import BuildError
 from fusepass.patterns.aliasing import is_view
@@ -238,7 +238,8 @@ def _measured(work: Work, calls: Mapping[str, Callable[..., Any]], effort: str) 
             choice = Choice(next(iter(kept)), reason=untimed)
         else:
             like = [node.meta["val"] for node in work.arguments]
-            choice = fastest(work.original(), kept, like, work.device, BUDGETS[effort])
+            rivals = [each.name for each in work.candidates if each.variant.arrangement != RULES]
+            choice = fastest(work.original(), kept, like, work.device, BUDGETS[effort], rivals)
     return replace(choice, check=check, dropped=dropped)
 
 

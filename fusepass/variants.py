@@ -17,7 +17,6 @@ from torch._ops import OpOverload
 from fusepass import measure
 from fusepass.choice import GENERATED
 from fusepass.codegen import choices
-from fusepass.codegen.arrangement import RULES, Arrangement
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import (
     GROUP_ARCH,
@@ -29,6 +28,7 @@ from fusepass.codegen.ir.convolution import (
 )
 from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, is_channels_last
 from fusepass.codegen.passes.anchors import AnchorSource
+from fusepass.codegen.schedule.arrangement import RULES, Arrangement
 from fusepass.codegen.source import Target
 from fusepass.patterns.opclass import OpClass, direct_class
 from fusepass.patterns.rates import tf32_convolutions

@@ -5,16 +5,14 @@ What renders for a device is imported where it is first asked for: few processes
 
 from __future__ import annotations
 
-from fusepass.codegen.arrangement import RULES, Arrangement
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.schedule.arrangement import RULES, Arrangement
 from fusepass.codegen.schedule_general import Generality
 from fusepass.codegen.source import Source, Target
 
 
-def render(
-    program: Program, facts: DeviceFacts, *, aligned: bool = True, arrangement: Arrangement = RULES
-) -> Source:
+def render(program: Program, facts: DeviceFacts, *, aligned: bool = True, arrangement: Arrangement = RULES) -> Source:
     """`program` as source for the device of `facts`.
 
     `aligned` says that every input buffer starts at a multiple of 16 bytes at run time; all others always do.

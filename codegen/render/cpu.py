@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusepass.codegen.arrangement import RULES, Arrangement
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
@@ -13,6 +12,7 @@ from fusepass.codegen.render.cpu_loops import FAULT, memory_type
 from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, with_slot
 from fusepass.codegen.render.spelling import Identifiers
 from fusepass.codegen.render.template import fill
+from fusepass.codegen.schedule.arrangement import RULES, Arrangement
 from fusepass.codegen.schedule_cpu import CpuSchedule, cpu_schedule
 from fusepass.codegen.source import Source, Target
 

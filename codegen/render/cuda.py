@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusepass.codegen.arrangement import RULES, Arrangement
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import Convolution, ScaledWeights
 from fusepass.codegen.ir.product import Product
@@ -19,6 +18,7 @@ from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, w
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.render.template import fill
 from fusepass.codegen.schedule import schedule
+from fusepass.codegen.schedule.arrangement import RULES, Arrangement
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule, schedule_convolution
 from fusepass.codegen.schedule_convolution.places import PlacesSchedule
@@ -168,7 +168,9 @@ def describe_cuda(
     program: Program, kernel: Kernel, facts: DeviceFacts, general: Generality = Generality.NONE, rank: int = 0
 ) -> str:
     """One line about a launch for reports."""
-    return "nothing to run" if is_empty(kernel) else _summary(kernel, _plan(kernel, program, facts, True, general, rank))
+    if is_empty(kernel):
+        return "nothing to run"
+    return _summary(kernel, _plan(kernel, program, facts, True, general, rank))
 
 
 def _summary(kernel: Kernel, plan: Plan) -> str:

@@ -30,9 +30,7 @@ class Ranked:
     seconds: float
 
 
-def schedule(
-    kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True, rank: int = 0
-) -> Schedule:
+def schedule(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True, rank: int = 0) -> Schedule:
     """A schedule for `kernel` of `program` on a CUDA device: the one that the rules choose, or another one of `ranking`.
 
     `aligned` says that input buffers start at a multiple of 16 bytes; all others always do. Of a `rank` that the kernel does

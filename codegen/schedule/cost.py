@@ -10,10 +10,9 @@ from __future__ import annotations
 from math import log2
 
 from fusepass.codegen.ir.dataflow import phases
-from fusepass.codegen.ir.expr import Apply, walk
+from fusepass.codegen.ir.expr import Apply, Builder, walk
 from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.twopass import split_statistics
-from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.shape import LINE, Access, Shape, ceil
 
@@ -40,7 +39,8 @@ def estimate(shape: Shape, plan: Schedule) -> float:
         _instructions(shape, plan) / (_ISSUE * facts.multiprocessors),
         _turns(plan, resident, facts.multiprocessors) * _waiting(shape, plan),
     )
-    return _LAUNCH + sum(part**_SHARP for part in parts) ** (1 / _SHARP)
+    together: float = sum(part**_SHARP for part in parts) ** (1 / _SHARP)
+    return _LAUNCH + together
 
 
 def _resident(shape: Shape, plan: Schedule) -> int:

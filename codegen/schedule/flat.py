@@ -113,9 +113,7 @@ def _pointwise(shape: Shape, width: int) -> Schedule:
     return Schedule(Walk.POINTWISE, width, unroll, threads, 1, ceil(vectors, threads * unroll))
 
 
-def crossing(
-    shape: Shape, columns: tuple[Axis, ...], together: int, asked: tuple[int, int] | None = None
-) -> Schedule:
+def crossing(shape: Shape, columns: tuple[Axis, ...], together: int, asked: tuple[int, int] | None = None) -> Schedule:
     """Tiles whose rows fill cache lines; as many bytes for each buffer as keep enough loads in flight.
 
     `together`: see `rows_together`. `asked`: the cache lines along the rows, and columns, of a tile where rows are not few, if

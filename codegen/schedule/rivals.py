@@ -32,6 +32,7 @@ from fusepass.codegen.schedule.shape import Shape, ceil, most_elements
 _BLOCK = 64, 512  # least and most threads of a block that has several rows
 _THREADS = 128, 512  # of a pointwise block
 _UNROLLS = 1, 2, 4  # vectors of a thread of a pointwise kernel
+_LANES = 8  # least rows side by side, where threads share columns
 _TILES = (1, 64), (2, 32), (2, 64), (4, 32)  # cache lines along the rows, and columns
 _COLUMNS_AT_ONCE = 16, 32  # elements that a thread loads before it uses the first
 
@@ -41,7 +42,8 @@ def rivals(shape: Shape, plan: Schedule, together: int = 0) -> Iterator[Schedule
 
     `together`: see `rows_together`; where tiles are exchanged.
     """
-    if shape.kernel.team is not None or not shape.rows:
+    empty = not shape.rows or (shape.kernel.sweeps and not shape.cols)
+    if shape.kernel.team is not None or empty:
         return
     match plan.walk:
         case Walk.POINTWISE:
@@ -123,8 +125,10 @@ def _outer(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
             yield replace(alone, unroll=unroll_of(FEW_ELEMENTS // width, cols, 1), keep=Keep.NOTHING)
         shared = shared_columns(shape, width, most)
         for other in (shared, *_other_groups(shape, shared, most)):
-            yield overlapping(exchanging(other, crossing, shape), shape)
-            yield exchanging(other, crossing, shape)
+            narrow = exchanging(other, crossing, shape)
+            if narrow.lanes >= _LANES:
+                yield overlapping(narrow, shape)
+                yield narrow
 
 
 def _other_groups(shape: Shape, plan: Schedule, most: int) -> Iterator[Schedule]:

@@ -68,6 +68,7 @@ ALLOWED: Mapping[str, frozenset[str]] = {
             SCHEDULE,
             SCHEDULE_CONVOLUTION,
             SCHEDULE_PRODUCT,
+            SCHEDULE_CPU,
             SCHEDULE_GENERAL,
             RENDER,
             TEMPLATES,

@@ -82,41 +82,45 @@ def test_large_windows_over_neighbours_have_single_elements(function: Callable[[
 def test_every_schedule_fits_the_device_and_covers_the_kernel(name: str, aligned: bool) -> None:
     program = k.SAMPLES[name]()
     for kernel in program.kernels:
-        plan = schedule(kernel, program, H200, aligned=aligned)
-        assert 32 <= plan.threads <= 1024
-        assert plan.threads % 32 == 0 or plan.walk is Walk.PATCH
-        assert plan.shared_bytes <= H200.shared_bytes_per_block - 1024
-        rows, cols = kernel.row_count, kernel.col_count
-        match plan.walk:
-            case Walk.POINTWISE:
-                assert plan.blocks * plan.threads * plan.unroll * plan.width >= rows
-                assert plan.ragged is (rows % plan.width != 0)
-            case Walk.PATCH:
-                assert plan.blocks * plan.threads * plan.unroll * plan.width == rows
-                assert plan.groups % plan.planes == 0
-                assert plan.resident * (plan.shared_bytes + 1024) <= H200.shared_bytes_per_block + 1024
-                assert plan.resident * -(-plan.threads // 32) * 32 <= H200.max_threads
-            case Walk.CROSSING:
-                columns = prod(axis.size for axis in plan.columns)
-                tall, wide = plan.tile
-                assert plan.blocks >= -(-(rows // columns) // tall) * -(-columns // wide)
-                assert rows // columns % plan.width == 0
-                assert tall & (tall - 1) == wide & (wide - 1) == 0
-            case Walk.INNER if plan.members > 1:
-                assert plan.members * plan.part * plan.width >= cols
-                assert 0 < plan.kept <= plan.part
-            case Walk.INNER:
-                assert plan.fetches or plan.blocks * plan.groups >= rows
-                assert cols % plan.width == 0
-                assert plan.lanes & (plan.lanes - 1) == 0
-                covered = plan.lanes * plan.unroll * plan.width
-            case Walk.OUTER:
-                assert plan.blocks * plan.lanes * plan.width >= rows
-                assert rows % plan.width == 0
-                assert plan.groups == 1 or plan.lanes in (8, 16, 32)
-                covered = plan.groups * plan.unroll
-        if plan.keep is Keep.REGISTERS:
-            assert covered >= cols
+        check_fits(schedule(kernel, program, H200, aligned=aligned), kernel)
+
+
+def check_fits(plan: Schedule, kernel: Kernel) -> None:
+    """Assert that an H200 can launch `plan`, and that its threads reach all points of `kernel`."""
+    assert 32 <= plan.threads <= 1024
+    assert plan.threads % 32 == 0 or plan.walk is Walk.PATCH
+    assert plan.shared_bytes <= H200.shared_bytes_per_block - 1024
+    rows, cols = kernel.row_count, kernel.col_count
+    match plan.walk:
+        case Walk.POINTWISE:
+            assert plan.blocks * plan.threads * plan.unroll * plan.width >= rows
+            assert plan.ragged is (rows % plan.width != 0)
+        case Walk.PATCH:
+            assert plan.blocks * plan.threads * plan.unroll * plan.width == rows
+            assert plan.groups % plan.planes == 0
+            assert plan.resident * (plan.shared_bytes + 1024) <= H200.shared_bytes_per_block + 1024
+            assert plan.resident * -(-plan.threads // 32) * 32 <= H200.max_threads
+        case Walk.CROSSING:
+            columns = prod(axis.size for axis in plan.columns)
+            tall, wide = plan.tile
+            assert plan.blocks >= -(-(rows // columns) // tall) * -(-columns // wide)
+            assert rows // columns % plan.width == 0
+            assert tall & (tall - 1) == wide & (wide - 1) == 0
+        case Walk.INNER if plan.members > 1:
+            assert plan.members * plan.part * plan.width >= cols
+            assert 0 < plan.kept <= plan.part
+        case Walk.INNER:
+            assert plan.fetches or plan.blocks * plan.groups >= rows
+            assert cols % plan.width == 0
+            assert plan.lanes & (plan.lanes - 1) == 0
+            covered = plan.lanes * plan.unroll * plan.width
+        case Walk.OUTER:
+            assert plan.blocks * plan.lanes * plan.width >= rows
+            assert rows % plan.width == 0
+            assert plan.groups == 1 or plan.lanes in (8, 16, 32)
+            covered = plan.groups * plan.unroll
+    if plan.keep is Keep.REGISTERS:
+        assert covered >= cols
 
 
 @pytest.mark.parametrize(

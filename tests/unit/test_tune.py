@@ -473,14 +473,14 @@ def test_a_candidate_that_cannot_be_built_is_told_and_another_one_serves(monkeyp
 
 
 def test_a_candidate_that_cannot_be_generated_is_told_and_another_one_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = candidates._candidate
+    real = candidates.candidate_of
 
     def failing(work: Work, variant: Any, *rest: Any) -> Any:
         if variant.name == "channels last":
             raise ZeroDivisionError("a bug of ours")
         return real(work, variant, *rest)
 
-    monkeypatch.setattr(candidates, "_candidate", failing)
+    monkeypatch.setattr(candidates, "candidate_of", failing)
     model, x = Convolved().eval(), torch.rand(2, 4, 9, 9)
     optimised = fusepass.optimize(model, tune="max")
     with pytest.warns(

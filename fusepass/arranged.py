@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusepass.candidates import candidate_of, told
-from fusepass.codegen.arrangement import Contender, contenders
+from fusepass.codegen.contenders import Contender, contenders
 from fusepass.config import current
 from fusepass.tune import times_are_taken
 from fusepass.work import Candidate, Work
@@ -14,7 +14,7 @@ from fusepass.work import Candidate, Work
 _MOST = {"fast": 2, "max": 12}  # of a region, by `Config.tune`
 
 
-def add_contenders(works: Sequence[Work]) -> None:
+def add_arranged(works: Sequence[Work]) -> None:
     """Add candidates to those of `works` whose choice is open.
 
     At ``tune="fast"`` they are as many in all as there are compilers that have nothing else to do; where the model expects

@@ -1,0 +1,67 @@
+"""Which arrangements of a program's kernels, beside the rules' one, are worth a try: by the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.schedule import ranking
+from fusepass.codegen.schedule.arrangement import Arrangement
+from fusepass.codegen.source import Target
+
+_UNSURE = 1.03  # times the rules' estimate: what is less, may well be faster
+_LEAST_SHARE = 0.1  # of the bytes that the program's largest kernel moves: what moves less, takes little of the time
+# Seconds of memory traffic of a kernel from which a compiler run is worth it; on CUDA a launch is most of what takes less.
+_LEAST_SECONDS = {Target.CUDA: 20e-6, Target.CPU: 1e-3}
+
+
+_STRUCTURES = (Arrangement(teams=False), Arrangement(pieces=0.5), Arrangement(pieces=2.0))
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An arrangement that may be worth a try; `seconds` is what it takes by the cost model, less what the rules' one takes."""
+
+    arrangement: Arrangement
+    seconds: float
+
+
+def contenders(program: Program, facts: DeviceFacts, effort: str) -> tuple[Contender, ...]:
+    """Arrangements of `program`, which the rules laid out, the most promising ones first.
+
+    `effort` is `Config.tune`: at ``"fast"`` the schedules of large kernels that the cost model takes for about as fast as the
+    rules' one, or faster; at ``"max"`` all schedules, and other ways to share or split rows.
+    """
+    found = sorted(_schedules(program, facts, effort), key=lambda each: each.seconds)
+    if effort == "max" and any(kernel.sweeps for kernel in program.kernels):
+        found += [Contender(each, 0.0) for each in _STRUCTURES]
+    return tuple(found)
+
+
+def _schedules(program: Program, facts: DeviceFacts, effort: str) -> Iterator[Contender]:
+    most = max((_moved(program, kernel) for kernel in program.kernels), default=0)
+    for number, kernel in enumerate(program.kernels):
+        if kernel.anchor is not None or kernel.row_count * max(kernel.col_count, 1) == 0:
+            continue
+        moved = _moved(program, kernel)
+        if moved < _LEAST_SHARE * most or (effort != "max" and moved < _LEAST_SECONDS[facts.target] * facts.bandwidth):
+            continue
+        first, *others = _estimates(kernel, program, facts)
+        for rank, seconds in enumerate(others, 1):
+            if effort == "max" or seconds < _UNSURE * first:
+                yield Contender(Arrangement(number, rank), seconds - first)
+
+
+def _estimates(kernel: Kernel, program: Program, facts: DeviceFacts) -> list[float]:
+    """Seconds of the schedules that `kernel` may have, by the cost model, in the order of their ranks."""
+    if facts.target is Target.CUDA:
+        return [each.seconds for each in ranking(kernel, program, facts)]
+    from fusepass.codegen.schedule_cpu import cpu_ranking
+
+    return [seconds for _, seconds in cpu_ranking(kernel, program, facts)]
+
+
+def _moved(program: Program, kernel: Kernel) -> int:
+    return sum(program.buffer(name).nbytes for name in kernel.reads | kernel.writes)
