@@ -41,7 +41,7 @@ def _unused(graph: fx.Graph) -> Iterator[fx.Node]:
 
 def _draws(node: fx.Node) -> bool:
     """Whether a call draws random numbers, by another run of it over the fake tensors that Dynamo left."""
-    mode, watch = _mode(node), _Watch()
+    mode, watch = _mode(node), _Watch()  # type: ignore[no-untyped-call]
     try:
         with mode, torch.no_grad(), watch:
             arguments, keywords = fx.node.map_aggregate((node.args, node.kwargs), _value)
