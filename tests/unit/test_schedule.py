@@ -107,9 +107,9 @@ def test_every_schedule_fits_the_device_and_covers_the_kernel(name: str, aligned
                 assert 0 < plan.kept <= plan.part
             case Walk.INNER:
                 assert plan.fetches or plan.blocks * plan.groups >= rows
-                assert cols % plan.width == 0
+                assert cols % plan.width == 0 or plan.start is not None
                 assert plan.lanes & (plan.lanes - 1) == 0
-                covered = plan.lanes * plan.unroll * plan.width
+                covered, cols = plan.lanes * plan.unroll, plan.vectors(cols)
             case Walk.OUTER:
                 assert plan.blocks * plan.lanes * plan.width >= rows
                 assert rows % plan.width == 0
