@@ -50,28 +50,36 @@ def _coordinates(axes: Sequence[Axis], flat: Sequence[Axis]) -> dict[Axis, Index
     return dict(zip(axes, delinearize(axis_index(flat[0]), [max(axis.size, 1) for axis in axes]), strict=True))
 
 
-def split(kernel: Kernel, axis: Axis, lane: Axis, builder: Builder) -> Kernel:
-    """`kernel` with `axis` replaced by ``axis + lane``; from now on `axis` takes multiples of `lane.size` only."""
+def split(kernel: Kernel, axis: Axis, lane: Axis, builder: Builder, *, anywhere: bool = False) -> Kernel:
+    """`kernel` with `axis` replaced by ``axis + lane``; from now on `axis` takes multiples of `lane.size` only.
+
+    Any number, if vectors begin `anywhere`.
+    """
     if lane.size == 1:
         return kernel
+
+    def along(index: Index) -> Index:
+        return (
+            index.substitute({axis: axis_index(axis) + axis_index(lane)})
+            if anywhere
+            else split_index(index, axis, lane)
+        )
 
     def leaf(node: Expr) -> Expr | None:
         match node:
             case Load(buffer, index, dtype):
-                return builder.load(buffer, split_index(index, axis, lane), dtype)
+                return builder.load(buffer, along(index), dtype)
             case Gather(buffer, index, places, dtype):
-                return builder.gather(buffer, split_index(index, axis, lane), places, dtype)
+                return builder.gather(buffer, along(index), places, dtype)
             case Position(index, dtype):
-                return builder.position(split_index(index, axis, lane), dtype)
+                return builder.position(along(index), dtype)
             case Masked(mask, value, other, _):
-                bounds = tuple(Bound(split_index(b.index, axis, lane), b.low, b.high) for b in mask)
+                bounds = tuple(Bound(along(b.index), b.low, b.high) for b in mask)
                 return builder.masked(bounds, value, other)
             case _:
                 return None
 
-    return map_values(
-        kernel, lambda value: builder.rewrite(value, leaf=leaf), lambda index: split_index(index, axis, lane)
-    )
+    return map_values(kernel, lambda value: builder.rewrite(value, leaf=leaf), along)
 
 
 def map_values(kernel: Kernel, value: Callable[[Expr], Expr], index: Callable[[Index], Index]) -> Kernel:
@@ -138,3 +146,15 @@ def is_vector(index: Index, axis: Axis, lane: Axis) -> bool:
     if step != 1:
         return False
     return alignment(index - axis_index(lane), axis, lane.size) % lane.size == 0
+
+
+def start_of(index: Index, axis: Axis) -> Index | None:
+    """Where a row begins whose elements are neighbours along `axis`; None where they are not."""
+    rest = index - axis_index(axis)
+    return rest if index.stride(axis) == 1 and axis not in rest.axes else None
+
+
+def begins_with(start: Index, other: Index, width: int) -> bool:
+    """Whether the rows of two buffers begin at the same place of a vector."""
+    difference = start - other
+    return alignment(difference, Axis("", 1), 1) % width == 0

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fusepass.codegen.ir.expr import Expr, Load
 from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_loads import loads_ahead
+from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import block
 
@@ -67,7 +68,13 @@ class Fetches:
         for load, place in self._kept:
             reuse = "<fp::Reuse::none>" if load.buffer in frame.schedule.once else ""
             start = scope.operand(frame.first_lane(load.index))
-            scope.lines.append(f"fp::fetch{reuse}(&{place}[{to or number}], {frame.pointers[load.buffer]} + {start});")
+            extent = (
+                f", {free(frame.program.buffer(load.buffer).extent)} - {start}"
+                if frame.schedule.start is not None
+                else ""
+            )
+            source = f"{frame.pointers[load.buffer]} + {start}"
+            scope.lines.append(f"fp::fetch{reuse}(&{place}[{to or number}], {source}{extent});")
         return scope.lines
 
 

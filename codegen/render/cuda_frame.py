@@ -16,7 +16,7 @@ from fusepass.codegen.ir.digits import few_digits
 from fusepass.codegen.ir.expr import Builder, Expr, Load, Stat
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Program, Role
-from fusepass.codegen.ir.vectors import is_vector
+from fusepass.codegen.ir.vectors import begins_with, is_vector, start_of
 from fusepass.codegen.render.cuda_place import PatchPlace, patch_place
 from fusepass.codegen.render.cuda_tile import Arranged, Tile
 from fusepass.codegen.render.numbers import free
@@ -85,6 +85,13 @@ class Frame:
         axis = self.arranged.axis
         if self.schedule.width == 1 or axis is None or not self.is_aligned(buffer):
             return False
+        if self.schedule.start is not None:
+            start = start_of(self.first_lane(index), axis)
+            return (
+                start is not None
+                and index.stride(self.lane) == 1
+                and begins_with(start, self.schedule.start, self.schedule.width)
+            )
         return is_vector(index, axis, self.lane)
 
     def first_lane(self, index: Index) -> Index:
@@ -95,6 +102,11 @@ class Frame:
         """How many elements there are from a vector's first one on, where the last vector may have fewer."""
         assert self.arranged.row is not None
         return scope.index(Index(self.kernel.row_count) - axis_index(self.arranged.row))
+
+    def inside(self, scope: Scope) -> str:
+        """Where a vector begins in its row, and how many elements that has, as arguments; rows begin anywhere."""
+        assert self.arranged.col is not None
+        return f"{scope.index(axis_index(self.arranged.col))}, {free(self.kernel.col_count)}"
 
     def is_aligned(self, buffer: str) -> bool:
         """Whether `buffer` starts at a multiple of 16 bytes."""
@@ -162,7 +174,7 @@ class Frame:
             self._loop_over_rows(f"{self.index_type}(blockIdx.x)", f"{self.index_type}(gridDim.x)")
         if plan.lanes > 1:
             # A remainder tells the compiler how many threads there are: conditions go where it sees that they hold.
-            ends = self.may_leave(-(-self.kernel.col_count // plan.width), plan.unroll * plan.lanes)
+            ends = self.may_leave(plan.vectors(self.kernel.col_count), plan.unroll * plan.lanes)
             lane = self._constant("lane", f"threadIdx.x % {plan.lanes}" if plan.groups > 1 or ends else "threadIdx.x")
             self.first_of_row = f"{lane} == 0"
         if plan.groups > 1:
@@ -173,7 +185,7 @@ class Frame:
             self.place = lane, self._constant("group", within)
         if not plan.fetches:
             self._define_row(here, plan.groups, 1)
-        return self._tile(lane, plan.lanes, -(-self.kernel.col_count // plan.width), plan.width)
+        return self._tile(lane, plan.lanes, plan.vectors(self.kernel.col_count), plan.width)
 
     def _loop_over_rows(self, first: str, step: str) -> None:
         """A block goes from row to row."""
@@ -311,6 +323,8 @@ class Frame:
         loop = covered < count and self.schedule.walk is not Walk.CROSSING
         tail = self.may_leave(count, covered) and (unroll > 1 or not loop)
         once = not loop and not tail and unroll == 1
+        if once and self.schedule.start is not None and self.schedule.fetches:
+            once, loop = False, True  # the position is another one in each row
         tile = Tile(axis, self.names.exact("col"), start, step, count, scale, loop, tail, once)
         if once:
             self.define_position(self.top, tile, start)
@@ -331,6 +345,8 @@ class Frame:
         if tile.scale > 1 and number != "0":
             sums = " + " in number and not number.startswith("fp::")
             text = f"({number}) * {tile.scale}" if sums else f"{number} * {tile.scale}"
+        if self.schedule.start is not None:
+            text = f"{text} - {scope.operand(self.schedule.start % tile.scale)}"
         if text not in ("0", self.u):
             scope.lines.append(f"const {self.index_type} {tile.variable} = {text};")
             text = tile.variable

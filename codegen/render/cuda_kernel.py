@@ -45,6 +45,7 @@ class Phase:
     stores: tuple[Store, ...]
     known: tuple[Kept, ...]  # values kept by earlier phases
     made: tuple[Kept, ...]  # values that later phases need
+    last: bool = False  # whether no other phase follows
 
 
 class KernelWriter:
@@ -121,7 +122,8 @@ class KernelWriter:
             return
         known = tuple(kept for kept in self.kept if kept.first < number)
         made = tuple(kept for kept in self.kept if kept.first == number)
-        phase = Phase(tuple(roots), states, stores, known, made)
+        last = number == len(frame.kernel.sweeps) - (not frame.kernel.stores)
+        phase = Phase(tuple(roots), states, stores, known, made, last)
         frame.printer.expect(roots)
         if frame.vector_rows:
             self.rows.compute(roots)
@@ -140,7 +142,7 @@ class KernelWriter:
             self._held(rest, frame.held, held)
         if number == 0 and frame.rest is not None:
             self._rest(rest, number, frame.rest)
-        if self.fetches is not None and stores:
+        if self.fetches is not None and last:
             self.top.lines.append("fp::end_copies();")
 
     def _rest(self, phase: Phase, number: int, tile: Tile) -> None:
@@ -229,7 +231,7 @@ class KernelWriter:
         step.lines += self.places.taken(phase.known, number)
         around.after_lanes.extend(self.places.left(phase.made, number))
         self._vector(step, phase, tile, ahead, around)
-        if self.fetches is not None and phase.stores and tile is frame.tile:
+        if self.fetches is not None and phase.last and tile is frame.tile:
             step.lines += self.fetches.following(number)
         lines = without_unused(step.lines)
         lines = block(f"if ({' && '.join(guards)})", lines) if guards else lines

@@ -9,6 +9,7 @@ from fusepass.codegen.ir.expr import Expr, Load, Masked, Window, children
 from fusepass.codegen.ir.index import Bound, axis_index
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.cuda_tile import Tile
+from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
 from fusepass.codegen.schedule.plan import Walk
@@ -156,10 +157,16 @@ def load_one(frame: Frame, scope: Scope, each: Ahead, target: str) -> None:
         call = f"fp::load_vector<{arguments}>({pointer} + {start})"
         if frame.schedule.ragged:
             call = f"fp::load_first<{frame.schedule.width}>({pointer} + {start}, {frame.left(inside)})"
+        if frame.schedule.start is not None:
+            extent = free(frame.program.buffer(each.load.buffer).extent)
+            call = f"fp::load_first<{arguments}>({pointer} + {start}, {extent} - {start})"
         inside.lines.append(f"{target} = {call};")
     elif each.lanes:
         lanes = inside.child()
-        lanes.define_axis(frame.lane, frame.v)
+        lane = frame.v
+        if frame.schedule.start is not None:
+            lane = f"fp::lane_inside({frame.v}, {frame.inside(inside)})"
+        lanes.define_axis(frame.lane, lane)
         lanes.lines.append(f"{target}[{frame.v}] = {pointer}[{lanes.index(index)}];")
         inside.lines += frame.unrolled(frame.v, frame.schedule.width, lanes.lines)
     elif once:

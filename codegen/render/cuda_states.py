@@ -94,7 +94,9 @@ def push(frame: Frame, tile: Tile, lanes: Scope, state: State, around: Around) -
     element = C_TYPES[reduction.dtype]
     steps = frame.unroll if not tile.tail and is_costly(state) else 1
     step = f"{frame.u} * {plan.width} + " if plan.width > 1 else frame.u
-    if frame.vector_rows and steps > 1:
+    if plan.start is not None:
+        _push_inside(frame, lanes, state, values, around)
+    elif frame.vector_rows and steps > 1:
         pushed = frame.names.numbered("pushed")
         around.before_steps.append(f"{element} {pushed}[{plan.width}][{steps}];")
         lanes.lines.append(f"{pushed}[{frame.v}][{frame.u}] = {bare(values[0])};")
@@ -113,6 +115,18 @@ def push(frame: Frame, tile: Tile, lanes: Scope, state: State, around: Around) -
         around.after_lanes.append(f"{state.element}.push_many({pushed});")
     else:
         lanes.lines.append(f"{state.element}.push({', '.join(map(bare, values))});")
+
+
+def _push_inside(frame: Frame, lanes: Scope, state: State, values: Sequence[str], around: Around) -> None:
+    """Push those values of a vector that are its row's."""
+    if len(values) > 1:
+        pushed = f"{state.element}.push({', '.join(map(bare, values))});"
+        lanes.lines += block(f"if (fp::is_inside({frame.v}, {frame.inside(lanes)}))", [pushed])
+        return
+    name = frame.names.numbered("pushed")
+    around.before_lanes.append(f"{C_TYPES[state.reduction.dtype]} {name}[{frame.schedule.width}];")
+    lanes.lines.append(f"{name}[{frame.v}] = {bare(values[0])};")
+    around.after_lanes.append(f"fp::push_inside({state.element}, {name}, {frame.inside(lanes)});")
 
 
 def _accumulated(scope: Scope, reduction: Reduction, value: Expr) -> str:

@@ -11,7 +11,7 @@ from fusepass.codegen.render.cuda_exchange import Exchange
 from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_states import Around
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare
+from fusepass.codegen.render.spelling import C_TYPES, bare, block
 
 
 def write_store(
@@ -30,6 +30,11 @@ def write_store(
     own = _own(frame, store, step)
     if not frame.is_wide(store.buffer, store.index):
         index = lanes.index(store.index)
+        if frame.schedule.start is not None and store not in frame.kernel.row_stores:
+            lanes.lines += block(
+                f"if (fp::is_inside({frame.v}, {frame.inside(lanes)}))", [f"{pointer}[{index}] = {value};"]
+            )
+            return
         line = f"fp::store_if({own}, {pointer} + ({index}), fp::Vec<{element}, 1>{{{{{value}}}}});" if own else ""
         lanes.lines.append(line or f"{pointer}[{index}] = {value};")
         return
@@ -41,6 +46,8 @@ def write_store(
     call = f"fp::store_vector{reuse}({pointer} + {start}, {result});"
     if frame.schedule.ragged:
         call = f"fp::store_first({pointer} + {start}, {result}, {frame.left(step)});"
+    if frame.schedule.start is not None:
+        call = f"fp::store_inside{reuse}({pointer} + {start}, {result}, {frame.inside(step)});"
     if own:
         call = f"fp::store_if({own}, {pointer} + {start}, {result});"
     around.after_lanes.append(call)

@@ -50,7 +50,7 @@ def arrange(kernel: Kernel, program: Program, schedule: Schedule) -> Arranged:
     axis = image[1] if image else col if schedule.walk is Walk.INNER else row
     lane = Axis("lane of the vector", schedule.width)
     if axis is not None:
-        kernel = split(kernel, axis, lane, builder)
+        kernel = split(kernel, axis, lane, builder, anywhere=schedule.start is not None)
     return Arranged(kernel, row, col, axis, lane, coordinates, image)
 
 

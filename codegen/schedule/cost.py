@@ -65,7 +65,7 @@ def _steps(shape: Shape, plan: Schedule) -> float:
     """How often a thread loads, and waits for what it has loaded, in one phase."""
     match plan.walk:
         case Walk.INNER:
-            each = ceil(shape.cols, plan.width * plan.lanes)
+            each = ceil(plan.vectors(shape.cols), plan.lanes)
         case Walk.OUTER:
             each = ceil(shape.cols, plan.groups)
         case _:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.index import Axis, Index
 
 
 class Walk(enum.Enum):
@@ -57,6 +57,8 @@ class Schedule:
         once: buffers larger than the cache that nobody reads again soon.
         backwards: whether blocks run from the last to the first, to meet what the previous kernel left in the cache.
         ragged: `POINTWISE`: the last vector may have fewer elements.
+        start: `INNER`: where rows begin in memory, which may be anywhere: a row's vectors then begin at the multiple of `width` at or
+            before that place, and what its first and last one have of other rows is left out.
         apart: `POINTWISE`: vectors from one of a thread's vectors to the next, where that is not a block's width.
         columns: `CROSSING`: the kernel's axes that are the tile's columns, slowest first.
         panel: `CROSSING`: tiles along the rows that blocks take one after another before they go on along the columns;
@@ -95,6 +97,7 @@ class Schedule:
     once: frozenset[str] = frozenset()
     backwards: bool = False
     ragged: bool = False
+    start: Index | None = None
     apart: int = 0
     columns: tuple[Axis, ...] = ()
     panel: int = 1
@@ -112,6 +115,10 @@ class Schedule:
     waiting: int = 0
     resident: int = 0
     general: bool = False
+
+    def vectors(self, cols: int) -> int:
+        """Vectors of a row of so many columns; the most, where rows begin anywhere."""
+        return -(-(cols + (self.width - 1 if self.start is not None else 0)) // self.width)
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -153,7 +160,8 @@ class Schedule:
                 fetched = ", fetched ahead" if self.fetches else ""
                 fetched = f", a ring of {self.ring} places" if self.ring else fetched
                 fetched += f", {self.waiting} vectors of weights a thread in registers" if self.waiting else ""
-                shape += f", {self.keep.value}{partly}{fetched}{exchanged}"
+                anywhere = ", rows begin anywhere" if self.start is not None else ""
+                shape += f", {self.keep.value}{partly}{fetched}{exchanged}{anywhere}"
             case Walk.OUTER:
                 shape = f"{self.lanes} lanes of rows x {self.groups} groups of columns, {self.unroll} columns at a time"
                 shape += f", {self.keep.value}{exchanged}"

@@ -73,14 +73,15 @@ def _pointwise(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
 
 def _inner(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
     assert shape.col_axis is not None
-    vectors, most = ceil(shape.cols, plan.width), most_elements(shape)
+    vectors, most = plan.vectors(shape.cols), most_elements(shape)
     crossing = crossing_stores(shape, shape.col_axis, shape.row_axis)
     for lanes in (plan.lanes // 4, plan.lanes // 2, plan.lanes, 2 * plan.lanes, 4 * plan.lanes):
         if not 1 <= lanes <= min(1024, power_above(vectors)):
             continue
         each, groups = ceil(vectors, lanes), rows_per_block(shape, lanes)
-        base = Schedule(Walk.INNER, plan.width, each, lanes, groups, ceil(shape.rows, groups))
-        if each * plan.width <= most:
+        base = Schedule(Walk.INNER, plan.width, each, lanes, groups, ceil(shape.rows, groups), start=plan.start)
+        ends = plan.width if plan.start is not None and lanes < 1024 else 0
+        if each * plan.width <= most + ends:
             for rows in (groups // 2, groups, 2 * groups) if lanes <= 32 else (1,):
                 if lanes > 32 or _BLOCK[0] <= rows * lanes <= _BLOCK[1]:
                     crossed = exchanges(crossing, shape, rows)
@@ -95,7 +96,7 @@ def _inner(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
 
 def _long(shape: Shape, plan: Schedule, vectors: int) -> Iterator[Schedule]:
     """Rows in shared memory, by blocks for one row each or blocks that stay; rows that are read again."""
-    base = Schedule(Walk.INNER, plan.width, 1, 1024, 1, shape.rows)
+    base = Schedule(Walk.INNER, plan.width, 1, 1024, 1, shape.rows, start=plan.start)
     kept = long_rows(shape, base, vectors)
     if kept.keep is not Keep.SHARED:
         return

@@ -8,12 +8,12 @@ from dataclasses import replace
 from fusepass.codegen.ir.crossing import Crossing, crossings, near_step, neighbours, power_above
 from fusepass.codegen.ir.dataflow import Dataflow, always_loaded, kept_in_memory
 from fusepass.codegen.ir.expr import Apply, Builder, Load
-from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.ir.twopass import split_statistics
-from fusepass.codegen.ir.vectors import alignment, is_vector, split_index
+from fusepass.codegen.ir.vectors import alignment, begins_with, is_vector, split_index, start_of
 from fusepass.codegen.schedule.flat import exchanged
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.shape import Shape, ceil, most_elements, power_below
@@ -50,16 +50,20 @@ def inner(shape: Shape) -> Schedule:
     assert shape.col_axis is not None
     crossing = crossing_stores(shape, shape.col_axis, shape.row_axis)
     width = shape.width(shape.col_axis, but=frozenset(each.index for each in crossing))
-    vectors = ceil(shape.cols, width)
+    wider = None if crossing else shape.start(shape.col_axis, width)
+    width, start = wider or (width, None)
+    base = Schedule(Walk.INNER, width, 1, 1, 1, 1, start=start)
+    vectors = base.vectors(shape.cols)
     element = min((access.nbytes for access in shape.main), default=4)
     most = most_elements(shape)
+    ends = width if start is not None else 0  # of rows that begin anywhere both ends may have a vector in part
     lanes = 1
     while lanes < min(32, vectors) and lanes * width * element < _PIECE:
         lanes *= 2
     while lanes < 32 and ceil(vectors, lanes) * width > FEW_ELEMENTS:
         lanes *= 2
     if not shape.single:
-        while lanes < 1024 and ceil(vectors, lanes) * width > most:
+        while lanes < 1024 and ceil(vectors, lanes) * width > most + ends:
             lanes *= 2
     elif ceil(vectors, lanes) * width > 4 * most:
         lanes = 256
@@ -67,8 +71,8 @@ def inner(shape: Shape) -> Schedule:
         lanes *= 2
     each = max(ceil(vectors, lanes), 1)
     groups = rows_per_block(shape, lanes)
-    base = Schedule(Walk.INNER, width, each, lanes, groups, ceil(shape.rows, groups))
-    if each * width <= most:
+    base = replace(base, unroll=each, lanes=lanes, groups=groups, blocks=ceil(shape.rows, groups))
+    if each * width <= most + (ends if lanes < 1024 else 0):
         return replace(base, keep=Keep.REGISTERS, exchanges=exchanges(crossing, shape, groups))
     if shape.single:
         return replace(base, unroll=unroll_of(FEW_ELEMENTS // width, vectors, lanes))
@@ -108,14 +112,16 @@ def long_rows(shape: Shape, base: Schedule, vectors: int) -> Schedule:
         (shape.facts.shared_bytes_per_block + RESERVED) // (shared + RESERVED), shape.facts.max_threads // lanes
     )
     blocks = max(together, 1) * shape.facts.multiprocessors
-    fetches = shape.rows >= _TURNS * blocks and can_fetch(shape, split_statistics(shape.kernel, Builder()), base.width)
+    fetches = shape.rows >= _TURNS * blocks and can_fetch(
+        shape, split_statistics(shape.kernel, Builder()), base.width, base.start
+    )
     return replace(step, blocks=blocks, fetches=True) if fetches else step
 
 
-def can_fetch(shape: Shape, kernel: Kernel, width: int) -> bool:
+def can_fetch(shape: Shape, kernel: Kernel, width: int, start: Index | None = None) -> bool:
     """Whether all that `kernel` keeps is loaded as it is, in whole vectors that a thread can copy to shared memory.
 
-    `kernel` is that of `shape`, or what it becomes where statistics are split.
+    `kernel` is that of `shape`, or what it becomes where statistics are split; its rows begin anywhere, if `start` says where.
     """
     if shape.facts.capability < _COPIES_FROM:
         return False
@@ -124,12 +130,19 @@ def can_fetch(shape: Shape, kernel: Kernel, width: int) -> bool:
     first = [value for reduction in kernel.sweeps[0] for value in reduction.values]
     always = {id(load) for value in first for load in always_loaded(value)}
     aligned = {access.buffer for access in shape.accesses if access.aligned}
+
+    def whole(index: Index) -> bool:
+        if start is None:
+            return width == 1 or is_vector(split_index(index, axis, lane), axis, lane)
+        own = start_of(index, axis)
+        return own is not None and begins_with(own, start, width)
+
     return all(
         isinstance(node, Load)
         and id(node) in always
         and node.buffer in aligned
         and width * node.dtype.nbytes in _COPIED
-        and (width == 1 or is_vector(split_index(node.index, axis, lane), axis, lane))
+        and whole(node.index)
         for node in (kept.node for kept in kept_in_memory(kernel, Dataflow()))
     )
 

@@ -12,7 +12,7 @@ from fusepass.codegen.ir.expr import Builder, Gather, Masked, Window, walk
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.twopass import split_statistics
-from fusepass.codegen.ir.vectors import flatten, is_vector, split_index
+from fusepass.codegen.ir.vectors import begins_with, flatten, is_vector, split_index, start_of
 
 LINE = 128  # bytes of a cache line: what neighbouring threads should at least read together
 ACCESS = 16  # bytes of the widest access of one thread
@@ -22,6 +22,7 @@ _FULL_THREADS = 768  # per multiprocessor: below it, spread a row over more thre
 _KEPT_WORDS = 48  # registers of a thread that hold a row's values
 
 
+_LONG_ROWS = 16  # vectors of rows that begin anywhere: both ends cost about as much as a whole vector
 _UNEVEN = Gather, Masked, Window  # what elements past the end might load
 
 
@@ -83,6 +84,23 @@ class Shape:
             return axis.size % width == 0 and 2 * sum(map(self._traffic, vectors)) >= total
 
         return fitting_width(min(most, ACCESS // max((access.nbytes for access in main), default=ACCESS)), fits)
+
+    def start(self, axis: Axis, width: int) -> tuple[int, Index] | None:
+        """Wider vectors than of `width` that most of the main traffic can use, and where its rows begin; None where there are none.
+
+        They begin before the row where that begins between two of them.
+        """
+        widest = ACCESS // max((access.nbytes for access in self.main), default=ACCESS)
+        if width >= widest or axis.size < _LONG_ROWS * widest or any(isinstance(n, _UNEVEN) for n in self.kernel.nodes):
+            return None
+        starts = [(access, start_of(access.index, axis)) for access in self.main if access.aligned]
+        for _, start in starts:
+            if start is None:
+                continue
+            alike = [access for access, other in starts if other is not None and begins_with(other, start, widest)]
+            if 2 * sum(map(self._traffic, alike)) >= sum(map(self._traffic, self.main)):
+                return widest, start
+        return None
 
     def ragged_width(self) -> int:
         """The vectors that all of a pointwise kernel can use but for the last one: it goes over memory as it lies; 1 where not."""

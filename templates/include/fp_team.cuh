@@ -55,6 +55,13 @@ __device__ __forceinline__ void fetch(Vec<T, N>* to, const T* from) {
     begin_copy_bytes<nbytes>(to, from, nbytes);
 }
 
+// The same where only the first `left` elements may be there; zeros for the others.
+template <Reuse reuse = Reuse::normal, typename T, int N, typename I>
+__device__ __forceinline__ void fetch(Vec<T, N>* to, const T* from, I left) {
+    if (left >= N) return fetch<reuse>(to, from);
+    if (left > 0) begin_copy_bytes<sizeof(Vec<T, N>)>(to, from, static_cast<int>(left) * static_cast<int>(sizeof(T)));
+}
+
 // Vectors that wait in registers stay as they are: what the compiler made of them before a loop would take twice the room.
 template <typename T, int N, int Count>
 __device__ __forceinline__ void stay(Vec<T, N> (&vectors)[Count]) {

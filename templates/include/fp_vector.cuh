@@ -97,9 +97,9 @@ __device__ __forceinline__ Vec<T, N> load_vector(const T* from) {
 }
 
 // The same where only the first `left` elements may be there; zeros for the others.
-template <int N, typename T, typename I>
+template <int N, Reuse reuse = Reuse::normal, typename T, typename I>
 __device__ __forceinline__ Vec<T, N> load_first(const T* from, I left) {
-    if (left >= N) return load_vector<N>(from);
+    if (left >= N) return load_vector<N, reuse>(from);
     Vec<T, N> result = {};
 #pragma unroll
     for (int i = 0; i < N; ++i) {
@@ -133,6 +133,40 @@ __device__ __forceinline__ void store_first(T* to, const Vec<T, N>& value, I lef
 #pragma unroll
     for (int i = 0; i < N; ++i) {
         if (i < left) to[i] = value[i];
+    }
+}
+
+// Whether element `lane` of a vector that begins at column `col` is one of its row's `count`; `col` may be negative.
+template <typename I>
+__device__ __forceinline__ bool is_inside(int lane, I col, std::common_type_t<I> count) {
+    using Positive = std::make_unsigned_t<I>;
+    return static_cast<Positive>(col + lane) < static_cast<Positive>(count);
+}
+
+// `lane` if it is one of these, else the nearest one that is.
+template <typename I>
+__device__ __forceinline__ I lane_inside(int lane, I col, std::common_type_t<I> count) {
+    const I at = col + lane < count ? col + lane : count - 1;
+    return (at > 0 ? at : 0) - col;
+}
+
+// The elements of a vector that are its row's, one by one where not all are.
+template <Reuse reuse = Reuse::normal, typename T, int N, typename I>
+__device__ __forceinline__ void store_inside(T* to, const Vec<T, N>& value, I col, std::common_type_t<I> count) {
+    if (col >= 0 && col + N <= count) return store_vector<reuse>(to, value);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        if (is_inside(i, col, count)) to[i] = value[i];
+    }
+}
+
+// The same for what a reduction's state takes up.
+template <typename State, typename T, int N, typename I>
+__device__ __forceinline__ void push_inside(State& state, const T (&values)[N], I col, std::common_type_t<I> count) {
+    if (col >= 0 && col + N <= count) return state.push_many(values);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        if (is_inside(i, col, count)) state.push(values[i]);
     }
 }
 

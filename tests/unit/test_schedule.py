@@ -111,9 +111,9 @@ def check_fits(plan: Schedule, kernel: Kernel) -> None:
             assert 0 < plan.kept <= plan.part
         case Walk.INNER:
             assert plan.fetches or plan.blocks * plan.groups >= rows
-            assert cols % plan.width == 0
+            assert cols % plan.width == 0 or plan.start is not None
             assert plan.lanes & (plan.lanes - 1) == 0
-            covered = plan.lanes * plan.unroll * plan.width
+            covered, cols = plan.lanes * plan.unroll, plan.vectors(cols)
         case Walk.OUTER:
             assert plan.blocks * plan.lanes * plan.width >= rows
             assert rows % plan.width == 0

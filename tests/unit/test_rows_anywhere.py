@@ -1,0 +1,91 @@
+"""Rows whose length is no multiple of a vector: they begin anywhere, and are read and written in whole vectors all the same."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import pass_options
+from fusepass.codegen.ir.expr import ReduceOp
+from fusepass.codegen.ir.program import Program
+from fusepass.codegen.render import render
+from fusepass.codegen.schedule import schedule
+from fusepass.codegen.schedule.plan import Keep
+from tests.support import kernels as k
+from tests.support.emulate import emulate
+from tests.support.regions import region, tensor_of
+
+H200 = DeviceFacts.h200()
+# Few rows already fill it, so that small kernels get the schedules of large ones.
+SMALL = replace(H200, multiprocessors=2, l2_bytes=1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("make", "width", "anywhere"),
+    [
+        (lambda: k.layer_norm(4096, 1001), 4, True),
+        (lambda: k.layer_norm(4096, 1002), 4, True),
+        (lambda: k.layer_norm(4096, 1004), 4, False),
+        (lambda: k.layer_norm(4096, 1004, k.F16), 8, True),
+        (lambda: k.layer_norm(4096, 50_257), 4, True),
+        (lambda: k.row_reduction(4096, 1001, ReduceOp.SUM), 4, True),
+        (lambda: k.softmax_rows(4096, 63), 1, False),  # too short
+    ],
+)
+def test_choice(make: Callable[[], Program], width: int, anywhere: bool) -> None:
+    program = make()
+    plan = schedule(program.kernels[0], program, H200)
+    assert (plan.width, plan.start is not None) == (width, anywhere)
+
+
+def test_other_operands_are_loaded_one_by_one() -> None:
+    """Weights begin at a multiple of 16 bytes in every row, which is between two vectors in most."""
+    text = render(k.layer_norm(4096, 1001), H200).text
+    assert "x_in_0[u] = fp::load_first<4>(x + (1001 * row + col), 4100096 - (1001 * row + col));" in text
+    assert "weight_in_0[u][v] = weight[col + fp::lane_inside(v, col, 1001)];" in text
+    assert "fp::store_inside(y + (1001 * row + col), y_out_0, col, 1001);" in text
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(
+    ("function", "shape", "dtype"),
+    [
+        (lambda x: x[:, 1:-2].softmax(-1), (7, 403), torch.float32),
+        (lambda x: F.layer_norm(x + x.flip(0), (301,)), (8, 301), torch.bfloat16),
+        (nn.GroupNorm(2, 6), (3, 6, 13, 13), torch.float32),
+        (lambda x: x.max(-1), (5, 1003), torch.float32),
+        (lambda x: x.float().softmax(-1), (5, 5121), torch.bfloat16),
+        (lambda x: (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True), (5, 50_001), torch.float32),
+    ],
+)
+def test_values(function: Callable[[Tensor], Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    program = _check(function, shape, dtype)
+    assert any(schedule(kernel, program, SMALL).start is not None for kernel in program.kernels)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("columns", [40_000, 40_003])
+def test_rows_that_are_reduced_only_are_copied_ahead(columns: int) -> None:
+    """The last phase that needs a row's places is a sweep."""
+    program = _check(lambda x: x.logsumexp(-1), (5, columns), torch.float32)
+    plan = schedule(program.kernels[0], program, SMALL)
+    assert (plan.keep, plan.fetches, plan.blocks) == (Keep.SHARED, True, 2)
+
+
+def _check(function: Callable[[Tensor], Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Program:
+    """Hold what emulated kernels give against the interpreter; the program."""
+    torch.manual_seed(0)
+    made = region(function, torch.randn(shape).to(dtype))
+    program = made.passed(pass_options(SMALL))
+    got = emulate(program, render(program, SMALL), made.memory(program))
+    for name, wanted in zip(program.outputs, made.run(program), strict=True):
+        bound = 1e-2 if wanted.dtype is torch.bfloat16 else 2e-6
+        torch.testing.assert_close(tensor_of(got[name], program.buffer(name)), wanted, rtol=bound, atol=bound)
+    return program
