@@ -11,7 +11,7 @@ from fusepass.codegen.schedule import ranking
 from fusepass.codegen.schedule.arrangement import Arrangement
 from fusepass.codegen.source import Target
 
-_UNSURE = 1.03  # times the rules' estimate: what is less, may well be faster
+_UNSURE = 1.02  # times the rules' estimate: what is less, may well be faster
 _LEAST_SHARE = 0.1  # of the bytes that the program's largest kernel moves: what moves less, takes little of the time
 # Seconds of memory traffic of a kernel from which a compiler run is worth it; on CUDA a launch is most of what takes less.
 _LEAST_SECONDS = {Target.CUDA: 20e-6, Target.CPU: 1e-3}
@@ -29,15 +29,14 @@ class Contender:
 
 
 def contenders(program: Program, facts: DeviceFacts, effort: str) -> tuple[Contender, ...]:
-    """Arrangements of `program`, which the rules laid out, the most promising ones first.
+    """Arrangements of `program`, which the rules laid out, the most promising ones first, behind those that the model says nothing of.
 
     `effort` is `Config.tune`: at ``"fast"`` the schedules of large kernels that the cost model takes for about as fast as the
     rules' one, or faster; at ``"max"`` all schedules, and other ways to share or split rows.
     """
     found = sorted(_schedules(program, facts, effort), key=lambda each: each.seconds)
-    if effort == "max" and any(kernel.sweeps for kernel in program.kernels):
-        found += [Contender(each, 0.0) for each in _STRUCTURES]
-    return tuple(found)
+    shared = effort == "max" and any(kernel.sweeps for kernel in program.kernels)
+    return (*(Contender(each, 0.0) for each in _STRUCTURES if shared), *found)
 
 
 def _schedules(program: Program, facts: DeviceFacts, effort: str) -> Iterator[Contender]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusepass.candidates import candidate_of, told
+from fusepass.candidates import Begin, candidate_of, told
 from fusepass.codegen.contenders import Contender, contenders
 from fusepass.config import current
 from fusepass.tune import times_are_taken
@@ -14,11 +14,11 @@ from fusepass.work import Candidate, Work
 _MOST = {"fast": 2, "max": 12}  # of a region, by `Config.tune`
 
 
-def add_arranged(works: Sequence[Work]) -> None:
+def add_arranged(works: Sequence[Work], begin: Begin = lambda source: None) -> None:
     """Add candidates to those of `works` whose choice is open.
 
     At ``tune="fast"`` they are as many in all as there are compilers that have nothing else to do; where the model expects
-    most, they come first.
+    most, they come first. `begin` is told of what is built besides, so that compilers start meanwhile.
     """
     effort = current().tune
     if effort == "off":
@@ -29,6 +29,9 @@ def add_arranged(works: Sequence[Work]) -> None:
         found.sort(key=lambda pair: pair[0].seconds)
         needed = sum(len(candidate.sources) for work in ready for candidate in work.candidates)
         found = found[: max(current().jobs - needed, 0)]
+    for work in {id(work): work for _, work in found}.values():
+        for source in work.candidates[0].sources:
+            begin(source)
     for each, work in found:
         _add(work, each)
 

@@ -167,7 +167,7 @@ def _fused(
     with clock.stage("generate"), build.threads_soon():
         for work in works:
             generate_candidates(work, forms, build.begin)
-        add_arranged(works)
+        add_arranged(works, build.begin)
     with clock.stage("build", waits=True):
         build_candidates(works)
     loaded: dict[str, dict[str, FusedRegion]] = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.crossing import columns_of, rows_together, with_columns
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.schedule.cost import estimate
+from fusepass.codegen.schedule.cost import Costs
 from fusepass.codegen.schedule.flat import crossing, pointwise
 from fusepass.codegen.schedule.patch import patches
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
@@ -51,8 +51,9 @@ def ranking(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bo
     shape, chosen, together = _by_rule(kernel, program, facts, aligned)
     first = _finished(shape, chosen)
     others = (_finished(shape, each) for each in rivals(shape, chosen, together))
-    found = [Ranked(each, estimate(shape, each)) for each in dict.fromkeys(others) if each != first]
-    return Ranked(first, estimate(shape, first)), *sorted(found, key=lambda each: each.seconds)
+    costs = Costs(shape)
+    found = [Ranked(each, costs.seconds(each)) for each in dict.fromkeys(others) if each != first]
+    return Ranked(first, costs.seconds(first)), *sorted(found, key=lambda each: each.seconds)
 
 
 def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> tuple[Shape, Schedule, int]:

@@ -7,6 +7,7 @@ the kernel; which is the fastest, is estimated (`fusepass.codegen.schedule.cost`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -29,8 +30,8 @@ from fusepass.codegen.schedule.rows import (
 )
 from fusepass.codegen.schedule.shape import Shape, ceil, most_elements
 
-_BLOCK = 64, 512  # least and most threads of a block that has several rows
-_THREADS = 128, 512  # of a pointwise block
+_BLOCK = 64  # least threads of a block
+_SMALL_BLOCK = 128  # threads of a block that has several rows
 _UNROLLS = 1, 2, 4  # vectors of a thread of a pointwise kernel
 _LANES = 8  # least rows side by side, where threads share columns
 _TILES = (1, 64), (2, 32), (2, 64), (4, 32)  # cache lines along the rows, and columns
@@ -65,10 +66,6 @@ def _pointwise(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
     for unroll in _UNROLLS:
         if unroll <= most and shape.fills(vectors // unroll):
             yield replace(plain, unroll=unroll, blocks=ceil(vectors, plain.threads * unroll))
-    for threads in _THREADS:
-        blocks = ceil(vectors, threads * plain.unroll)
-        if blocks >= shape.facts.multiprocessors:
-            yield replace(plain, lanes=threads, blocks=blocks)
 
 
 def _inner(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
@@ -82,12 +79,11 @@ def _inner(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
         base = Schedule(Walk.INNER, plan.width, each, lanes, groups, ceil(shape.rows, groups), start=plan.start)
         ends = plan.width if plan.start is not None and lanes < 1024 else 0
         if each * plan.width <= most + ends:
-            for rows in (groups // 2, groups, 2 * groups) if lanes <= 32 else (1,):
-                if lanes > 32 or _BLOCK[0] <= rows * lanes <= _BLOCK[1]:
-                    crossed = exchanges(crossing, shape, rows)
-                    blocks = ceil(shape.rows, rows)
-                    yield replace(base, groups=rows, blocks=blocks, keep=Keep.REGISTERS, exchanges=crossed)
-        elif shape.single and lanes * groups >= _BLOCK[0]:
+            for rows in dict.fromkeys((groups, max(_SMALL_BLOCK // lanes, 1))):
+                crossed = exchanges(crossing, shape, rows)
+                blocks = ceil(shape.rows, rows)
+                yield replace(base, groups=rows, blocks=blocks, keep=Keep.REGISTERS, exchanges=crossed)
+        elif shape.single and lanes * groups >= _BLOCK:
             for elements in _COLUMNS_AT_ONCE:
                 yield replace(base, unroll=unroll_of(elements // plan.width, vectors, lanes))
     if not shape.single:
@@ -120,7 +116,7 @@ def _outer(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
         blocks = ceil(shape.rows, COLUMN_THREADS * width)
         alone = Schedule(Walk.OUTER, width, cols, COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
         if cols * width <= most:
-            yield overlapping(exchanging(alone, crossing, shape), shape)
+            yield overlapping(exchanging(alone, crossing, shape), shape, math.inf)
             yield exchanging(alone, crossing, shape)
         elif shape.single:
             yield replace(alone, unroll=unroll_of(FEW_ELEMENTS // width, cols, 1), keep=Keep.NOTHING)
@@ -128,7 +124,7 @@ def _outer(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
         for other in (shared, *_other_groups(shape, shared, most)):
             narrow = exchanging(other, crossing, shape)
             if narrow.lanes >= _LANES:
-                yield overlapping(narrow, shape)
+                yield overlapping(narrow, shape, math.inf)
                 yield narrow
 
 
@@ -137,7 +133,7 @@ def _other_groups(shape: Shape, plan: Schedule, most: int) -> Iterator[Schedule]
     for groups in (plan.groups // 2, plan.groups * 2):
         each = ceil(shape.cols, groups) if groups else 0
         states = groups * plan.lanes * plan.width * states_of_thread(shape.kernel)
-        if not _BLOCK[0] <= groups * plan.lanes <= 1024 or each == 0 or states > STATIC_SHARED:
+        if not _BLOCK <= groups * plan.lanes <= 1024 or each == 0 or states > STATIC_SHARED:
             continue
         if plan.keep is Keep.REGISTERS and each * plan.width <= most:
             yield replace(plan, groups=groups, unroll=each)

@@ -21,13 +21,15 @@ from fusepass.codegen.schedule.shape import Shape, ceil, most_elements, power_be
 _SECTOR = 32  # bytes that memory moves at once
 _PIECE = 64  # bytes that the threads of a row read together at least
 FEW_ELEMENTS = 16  # per thread: enough loads in flight to fill the memory system
+_ONCE_LANES, _ONCE_ELEMENTS = 256, 32  # of a row that is read once; elements that a thread takes at a time
+_KEPT_THREADS = 256  # per block, up to which columns are shared by more threads than have room for them
 COLUMN_THREADS = 128  # per block, where each has columns of its own
 _PAIR_THREADS = 512  # per block, where columns are shared and each thread has two rows
 STATIC_SHARED = 48 << 10  # bytes
 _TURNS = 2  # rows of a block that stays, at least
 _LONG_RUN = 4  # blocks' rows that lie together in memory, at least, so that few have an end of them
 _LEAST_SECTORS = 4  # of a block's rows, where blocks overlap by one
-_MOST_AGAIN = 0.75  # functions of an element times the share of them that two blocks compute
+_MOST_AGAIN = 0.6  # functions of an element times the share of them that two blocks compute
 RESERVED = 1 << 10  # bytes of shared memory that the device takes of each block
 _COPIES_FROM = 80  # compute capability times ten
 _COPIED = (4, 8, 16)  # bytes that one asynchronous copy moves
@@ -62,11 +64,8 @@ def inner(shape: Shape) -> Schedule:
         lanes *= 2
     while lanes < 32 and ceil(vectors, lanes) * width > FEW_ELEMENTS:
         lanes *= 2
-    if not shape.single:
-        while lanes < 1024 and ceil(vectors, lanes) * width > most + ends:
-            lanes *= 2
-    elif ceil(vectors, lanes) * width > 4 * most:
-        lanes = 256
+    while lanes < (_ONCE_LANES if shape.single else 1024) and ceil(vectors, lanes) * width > most + ends:
+        lanes *= 2
     while lanes < 1024 and lanes < vectors and not shape.fills(shape.rows * lanes):
         lanes *= 2
     each = max(ceil(vectors, lanes), 1)
@@ -75,7 +74,7 @@ def inner(shape: Shape) -> Schedule:
     if each * width <= most + (ends if lanes < 1024 else 0):
         return replace(base, keep=Keep.REGISTERS, exchanges=exchanges(crossing, shape, groups))
     if shape.single:
-        return replace(base, unroll=unroll_of(FEW_ELEMENTS // width, vectors, lanes))
+        return replace(base, unroll=unroll_of(_ONCE_ELEMENTS // width, vectors, lanes))
     return long_rows(shape, base, vectors)
 
 
@@ -168,8 +167,10 @@ def outer(shape: Shape) -> Schedule:
     most = most_elements(shape)
     crossing = crossing_stores(shape, shape.row_axis, shape.col_axis)
     width = widest = shape.width(shape.row_axis, 4, frozenset(each.index for each in crossing))
-    whole = min(cols, FEW_ELEMENTS) if shape.single else cols
-    while width > 1 and (whole * width > most or not shape.fills(shape.rows // width)):
+    while width > 1:
+        whole = min(cols * width, FEW_ELEMENTS) if shape.single else cols * width
+        if whole <= most and shape.fills(shape.rows // width):
+            break
         width //= 2
     if cols * width <= most:
         blocks = ceil(shape.rows, COLUMN_THREADS * width)
@@ -188,7 +189,7 @@ def outer(shape: Shape) -> Schedule:
     return overlapping(exchanging(pairs if fits else shared_columns(shape, width, most), crossing, shape), shape)
 
 
-def overlapping(plan: Schedule, shape: Shape) -> Schedule:
+def overlapping(plan: Schedule, shape: Shape, most_again: float = _MOST_AGAIN) -> Schedule:
     """`plan` with blocks that overlap by a sector, where they would store parts of sectors at both ends of each column.
 
     A sector that is written in part takes the memory several times as long. Reading it twice, mostly from the L2 cache, and computing
@@ -210,7 +211,7 @@ def overlapping(plan: Schedule, shape: Shape) -> Schedule:
     rows = plan.lanes * plan.width
     plan = replace(plan, blocks=ceil(shape.rows, rows))
     costly = sum(isinstance(node, Apply) and node.op not in CHEAP for node in kernel.nodes)
-    if run < _LONG_RUN * rows or max(_LEAST_SECTORS, costly / _MOST_AGAIN) * sector > rows:
+    if run < _LONG_RUN * rows or max(_LEAST_SECTORS, costly / most_again) * sector > rows:
         return plan
     # The conditions must not cost the registers that let two large blocks stand on a multiprocessor.
     resident = shape.facts.max_threads // plan.threads if plan.threads > _PAIR_THREADS else 0
@@ -249,6 +250,8 @@ def shared_columns(shape: Shape, width: int, most: int) -> Schedule:
     slots = width * states_of_thread(shape.kernel)  # bytes for each thread whose state goes through shared memory
     largest = min(1024 // lanes, power_below(STATIC_SHARED // (slots * lanes)))
     while groups < largest and not shape.single and ceil(shape.cols, groups) * width > most:
+        groups *= 2
+    while groups * lanes < _KEPT_THREADS and not shape.single and ceil(shape.cols, groups) * width > FEW_ELEMENTS:
         groups *= 2
     while groups < largest and ceil(shape.cols, groups) > 8 and not shape.fills(shape.rows // width * groups):
         groups *= 2

@@ -277,7 +277,7 @@ def test_rows_in_registers_exchange_stores_that_lie_along_the_rows() -> None:
 
 def test_columns_in_registers_exchange_stores_that_lie_along_the_columns() -> None:
     assert str(first(k.width_norm_channels_last(1 << 14, 64, 64))) == (
-        "32768 blocks, single elements, 32 lanes of rows x 2 groups of columns, 32 columns at a time, registers, "
+        "32768 blocks, single elements, 32 lanes of rows x 4 groups of columns, 16 columns at a time, registers, "
         "stores exchanged"
     )
     for channels, width, dtype in (
