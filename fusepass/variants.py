@@ -5,18 +5,13 @@ They differ in the memory format in which the library runs a convolution, and in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fusepass import measure
 from fusepass.choice import GENERATED
-from fusepass.codegen import choices
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import (
     GROUP_ARCH,
@@ -32,6 +27,7 @@ from fusepass.codegen.schedule.arrangement import RULES, Arrangement
 from fusepass.codegen.source import Target
 from fusepass.patterns.opclass import OpClass, direct_class
 from fusepass.patterns.rates import tf32_convolutions
+from fusepass.rounding import rounds_to_tf32
 
 _CONVOLUTION = torch.ops.aten.convolution.default
 _MAPPING = (OpClass.POINTWISE, OpClass.VIEW)  # anything else, decomposed operators among it, may need several elements
@@ -40,11 +36,6 @@ _ACCESS = 16  # bytes that a thread loads at once
 _LEAST_FLOAT32 = 16  # input channels
 _LEAST_HALVED = 8e9  # floating-point operations: 40 us of TF32 products, beside six small kernels
 _LEAST_FEW = 2e9  # the same of few channels, which take longer: some 50 us
-_TF32_ROUNDING = 2e-5  # of a result's norm: float32 kernels differ by some 1e-6, TF32 by some 3e-4
-_MEMORY_SHARE = 0.25  # of what is free may be taken to try a convolution
-_TF32, _FLOAT32 = "TF32", "float32"
-_Key = tuple[torch.device, *tuple[str, ...]]
-_rounding: dict[_Key, str] = {}
 
 
 @dataclass(frozen=True)
@@ -103,7 +94,7 @@ def is_precise(variant: Variant, graph: fx.GraphModule, facts: DeviceFacts) -> b
     if facts.target is not Target.CUDA or variant.anchor_format is not AnchorFormat.CHANNELS_LAST:
         return True
     (node,) = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
-    return node.args[0].meta["val"].dtype is not torch.float32 or not tf32_convolutions() or _rounds_to_tf32(node)
+    return node.args[0].meta["val"].dtype is not torch.float32 or not tf32_convolutions() or rounds_to_tf32(node)
 
 
 def _is_anchor(node: fx.Node) -> bool:
@@ -205,7 +196,7 @@ def _prefers_channels_last(node: fx.Node) -> bool:
     x = node.args[0].meta["val"]  # type: ignore[union-attr]
     if x.dim() != 4 or not _suits_tensor_cores(node):
         return False
-    return x.dtype is not torch.float32 or _rounds_to_tf32(node)
+    return x.dtype is not torch.float32 or rounds_to_tf32(node)
 
 
 def _suits_tensor_cores(node: fx.Node) -> bool:
@@ -223,77 +214,7 @@ def library_rounds(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
     nodes = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
     if facts.target is not Target.CUDA or len(nodes) != 1 or nodes[0].args[0].meta["val"].dtype is not torch.float32:
         return False
-    return tf32_convolutions() and _rounds_to_tf32(nodes[0])
-
-
-def _rounds_to_tf32(node: fx.Node) -> bool:
-    """Whether the library's kernel for the convolution as it stands is one that rounds to TF32.
-
-    Which kernel cuDNN takes depends on all sizes, so it is tried, on made-up numbers. Where that cannot be done the
-    answer is no, and the convolution stays: a result that is right within TF32's rounding would be wrong beside eager's.
-    Where there is no CUDA device code is only generated, and the answer is yes.
-    """
-    operands = [node.args[0].meta["val"], node.args[1].meta["val"]]  # type: ignore[union-attr]
-    device = operands[0].device
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return True
-    needed = sum(map(measure.nbytes, operands)) + 3 * measure.nbytes(node.meta["val"])
-    if torch.cuda.is_current_stream_capturing() or needed > _MEMORY_SHARE * measure.free_bytes(device):
-        return False
-    key = (device, str(_flags()), str(node.args[3:9]), *(f"{each.shape} {each.stride()}" for each in operands))
-    if key not in _rounding:
-        try:
-            _rounding[key] = _found_earlier(key) or _found_now(key, operands, node.args[3:9])
-        except RuntimeError:  # no memory after all, or no kernel for full precision
-            return False
-    return _rounding[key] == _TF32
-
-
-def _found_earlier(key: _Key) -> str | None:
-    """What an earlier process found: trying a convolution takes as long as all else that a process with a filled cache does."""
-    record = choices.lookup(_key_on_disk(key))
-    return None if record is None else str(record.choice["chosen"])
-
-
-def _found_now(key: _Key, operands: Sequence[torch.Tensor], geometry: Sequence[Any]) -> str:
-    device = key[0]
-    found = _TF32 if differs_from_float32(operands, geometry, device) else _FLOAT32
-    now = datetime.now().astimezone().isoformat(timespec="seconds")
-    record = choices.Record("convolution", torch.cuda.get_device_name(device), "", now, {"chosen": found})
-    choices.store(_key_on_disk(key), record)
-    return found
-
-
-def _flags() -> tuple[bool, bool, bool]:
-    """What else cuDNN's choice of a kernel depends on, in the order in which ``aten._convolution`` takes it."""
-    cudnn = torch.backends.cudnn
-    return (cudnn.benchmark, cudnn.deterministic, cudnn.enabled)
-
-
-def _key_on_disk(key: _Key) -> str:
-    device, *convolution = key
-    return choices.key_of(
-        {
-            "rounding": convolution,
-            "device": torch.cuda.get_device_name(device),
-            "versions": [torch.__version__, torch.backends.cudnn.version()],
-        }
-    )
-
-
-def differs_from_float32(operands: Sequence[torch.Tensor], geometry: Sequence[Any], device: torch.device) -> bool:
-    """Whether a convolution on `device` is less exact than float32 arithmetic is.
-
-    Args:
-        operands: descriptions of input and weight.
-        geometry: what ``aten.convolution`` takes after the bias.
-    """
-    with measure.as_compiled_code_runs(device):
-        x, weight = measure.made_up(operands, device)
-        weight -= 0.75  # of both signs, so that sums do not hide the rounding
-        exact = torch.ops.aten._convolution.default(x, weight, None, *geometry, *_flags(), False)
-        plain = torch.ops.aten.convolution.default(x, weight, None, *geometry)
-        return bool((plain - exact).norm() > _TF32_ROUNDING * exact.norm())
+    return tf32_convolutions() and rounds_to_tf32(nodes[0])
 
 
 def _reduces_another_layout(graph: fx.GraphModule, anchor: fx.Node) -> bool:

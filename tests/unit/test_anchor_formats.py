@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import fusepass
 import fusepass.compile
+import fusepass.rounding
 import fusepass.variants
 from fusepass import measure, override
 from fusepass.choice import GENERATED
@@ -33,8 +34,9 @@ from fusepass.codegen.render import render
 from fusepass.codegen.schedule import schedule
 from fusepass.errors import FusepassWarning
 from fusepass.fallbacks import FallbackCounter
+from fusepass.rounding import differs_from_float32
 from fusepass.runtime import FusedRegion
-from fusepass.variants import Variant, anchor_formats, differs_from_float32, is_precise, library_rounds, variants
+from fusepass.variants import Variant, anchor_formats, is_precise, library_rounds, variants
 from fusepass.work import Work
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
@@ -317,11 +319,11 @@ def test_a_variant_of_another_precision_is_no_candidate(monkeypatch: pytest.Monk
     """Where the library computes in float32 as it stands, channels last would round to TF32."""
     graph, _ = trace(nn.Sequential(nn.Conv2d(16, 8, 3), nn.ReLU()), torch.randn(2, 16, 6, 6))
     for rounds in (False, True):
-        monkeypatch.setattr(fusepass.variants, "_rounds_to_tf32", lambda node, rounds=rounds: rounds)
+        monkeypatch.setattr(fusepass.variants, "rounds_to_tf32", lambda node, rounds=rounds: rounds)
         assert is_precise(Variant(LAST, AnchorSource.LIBRARY), graph, H200) is rounds
         assert is_precise(Variant(AnchorFormat.CALLER, AnchorSource.LIBRARY), graph, H200)
     with cudnn(allow_tf32=False):
-        monkeypatch.setattr(fusepass.variants, "_rounds_to_tf32", lambda node: False)
+        monkeypatch.setattr(fusepass.variants, "rounds_to_tf32", lambda node: False)
         assert is_precise(Variant(LAST, AnchorSource.LIBRARY), graph, H200)
 
 
@@ -404,10 +406,10 @@ def test_what_a_device_rounds_is_tried_once(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a device")
     monkeypatch.setattr(measure, "free_bytes", lambda device: 1 << 40)
-    monkeypatch.setattr(fusepass.variants, "differs_from_float32", lambda *_: tried.append(True) or True)
+    monkeypatch.setattr(fusepass.rounding, "differs_from_float32", lambda *_: tried.append(True) or True)
     with override(cache_dir=tmp_path):
         for _ in range(2):
-            monkeypatch.setattr(fusepass.variants, "_rounding", {})
+            monkeypatch.setattr(fusepass.rounding, "_known", {})
             assert library_rounds(graph, H200)
             assert len(variants(graph, H200, "max")) > 2  # capture describes tensors; nothing can be computed of these
         assert len(tried) == 1

@@ -41,7 +41,7 @@ def generated(forms: Forms, monkeypatch: pytest.MonkeyPatch, channels: int, batc
     """The region at these sizes, candidates generated."""
     monkeypatch.setattr(candidates, "device_facts", lambda device: DeviceFacts.h200())
     monkeypatch.setattr(candidates, "recall", lambda work: None)
-    monkeypatch.setattr(variants, "_rounds_to_tf32", lambda node: True)
+    monkeypatch.setattr(variants, "rounds_to_tf32", lambda node: True)
     graph = graph_of(channels, batch, side)
     (region,) = partition(graph).regions
     work = Work(region, subgraph(graph, region), {})
