@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from fusepass.branches import MOST_BRANCHES, Condition
 from fusepass.codegen.lowering.tracer import Spec
 from fusepass.errors import CaptureError
+from fusepass.functional import LOST_WRITE, forgets_gaps
 from fusepass.isolation import EagerWrites, Watched, quiet_fake_tensors, whole_resampling
 from fusepass.mutation import Exported, finish
 from fusepass.naming import identifiers, input_text, positional_names
@@ -241,6 +242,8 @@ def _export(
         graph, signature = aot_export_module(shim, fakes, trace_joint=False, decompositions={})
     if not isinstance(graph, fx.GraphModule) or shim.outputs is None:
         raise CaptureError("the export gave no graph")
+    if forgets_gaps(graph.graph):
+        raise CaptureError(LOST_WRITE, final=True)
     _lay_out(graph, [*states.values(), *tensors])
     placeholders = [*shim.states, *signature.user_inputs]
     written = {*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()}
