@@ -37,9 +37,13 @@ def add_arranged(works: Sequence[Work], begin: Begin = lambda source: None) -> N
 
 
 def _contenders(work: Work, effort: str) -> Sequence[Contender]:
-    """The most promising ones of a region; those that lay kernels out for other sizes have none."""
+    """The most promising ones of a region.
+
+    What is laid out for other sizes has none; at ``tune="fast"`` neither has a region whose anchor is tried in several ways, as
+    that matters more.
+    """
     first = work.candidates[0].generated
-    if first.general is not None:
+    if first.general is not None or (effort == "fast" and len(work.candidates) > 1):
         return ()
     return contenders(first.program, first.facts, effort)[: _MOST[effort]]
 

@@ -79,7 +79,8 @@ def _inner(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
         base = Schedule(Walk.INNER, plan.width, each, lanes, groups, ceil(shape.rows, groups), start=plan.start)
         ends = plan.width if plan.start is not None and lanes < 1024 else 0
         if each * plan.width <= most + ends:
-            for rows in dict.fromkeys((groups, max(_SMALL_BLOCK // lanes, 1))):
+            # Warps that share a row have a block to themselves.
+            for rows in dict.fromkeys((groups, _SMALL_BLOCK // lanes if lanes <= 32 else 1)):
                 crossed = exchanges(crossing, shape, rows)
                 blocks = ceil(shape.rows, rows)
                 yield replace(base, groups=rows, blocks=blocks, keep=Keep.REGISTERS, exchanges=crossed)

@@ -111,6 +111,7 @@ def check_fits(plan: Schedule, kernel: Kernel) -> None:
             assert 0 < plan.kept <= plan.part
         case Walk.INNER:
             assert plan.fetches or plan.blocks * plan.groups >= rows
+            assert plan.lanes <= 32 or plan.groups == 1
             assert cols % plan.width == 0 or plan.start is not None
             assert plan.lanes & (plan.lanes - 1) == 0
             covered, cols = plan.lanes * plan.unroll, plan.vectors(cols)
