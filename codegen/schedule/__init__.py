@@ -8,6 +8,7 @@ from dataclasses import replace
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.crossing import columns_of, rows_together, with_columns
 from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.schedule.cluster import cluster
 from fusepass.codegen.schedule.flat import crossing, pointwise
 from fusepass.codegen.schedule.patch import patch
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
@@ -36,6 +37,8 @@ def schedule(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: b
         result = patch(kernel, program, facts, aligned=aligned) or pointwise(shape)
     elif kernel.team is not None:
         result = team(shape, kernel.team)
+    elif kernel.cluster > 1:
+        result = cluster(shape, kernel.cluster)
     elif prefers_rows(shape):
         result = outer(shape)
     else:

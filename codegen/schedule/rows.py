@@ -15,6 +15,7 @@ from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import alignment, begins_with, is_vector, split_index, start_of
 from fusepass.codegen.schedule.flat import exchanged
+from fusepass.codegen.schedule.lanes import lanes_of_row, resident_blocks
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.shape import Shape, ceil, most_elements, power_below
 
@@ -49,31 +50,31 @@ def prefers_rows(shape: Shape) -> bool:
 def inner(shape: Shape) -> Schedule:
     assert shape.col_axis is not None
     crossing = crossing_stores(shape, shape.col_axis, shape.row_axis)
-    width = shape.width(shape.col_axis, but=frozenset(each.index for each in crossing))
-    wider = None if crossing else shape.start(shape.col_axis, width)
-    width, start = wider or (width, None)
-    base = Schedule(Walk.INNER, width, 1, 1, 1, 1, start=start)
-    vectors = base.vectors(shape.cols)
+    if crossing:
+        base = Schedule(Walk.INNER, shape.width(shape.col_axis, but=frozenset(each.index for each in crossing)), 1, 1, 1, 1)
+    else:
+        base = shape.vectors(shape.col_axis)
+    width, vectors = base.width, base.vectors(shape.cols)
     element = min((access.nbytes for access in shape.main), default=4)
     most = most_elements(shape)
-    ends = width if start is not None else 0  # of rows that begin anywhere both ends may have a vector in part
+    ends = width if base.start is not None else 0  # of rows that begin anywhere both ends may have a vector in part
     lanes = 1
     while lanes < min(32, vectors) and lanes * width * element < _PIECE:
         lanes *= 2
     while lanes < 32 and ceil(vectors, lanes) * width > FEW_ELEMENTS:
         lanes *= 2
-    if not shape.single:
-        while lanes < 1024 and ceil(vectors, lanes) * width > most + ends:
-            lanes *= 2
-    elif ceil(vectors, lanes) * width > 4 * most:
-        lanes = 256
+    held: int | None = lanes
+    if ceil(vectors, lanes) * width > (4 * most if shape.single else most + ends):
+        held = 256 if shape.single else lanes_of_row(shape, vectors, width)
+    lanes = held or 1024
     while lanes < 1024 and lanes < vectors and not shape.fills(shape.rows * lanes):
-        lanes *= 2
+        lanes = min(2 * lanes, 1024)
     each = max(ceil(vectors, lanes), 1)
     groups = _rows_per_block(shape, lanes)
     base = replace(base, unroll=each, lanes=lanes, groups=groups, blocks=ceil(shape.rows, groups))
-    if each * width <= most + (ends if lanes < 1024 else 0):
-        return replace(base, keep=Keep.REGISTERS, exchanges=_exchanges(crossing, shape, groups))
+    if held is not None and not (shape.single and each * width > most + ends):
+        base = replace(base, keep=Keep.REGISTERS, exchanges=_exchanges(crossing, shape, groups))
+        return replace(base, resident=resident_blocks(shape, base))
     if shape.single:
         return replace(base, unroll=unroll_of(FEW_ELEMENTS // width, vectors, lanes))
     return _long_rows(shape, base, vectors)
