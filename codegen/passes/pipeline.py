@@ -61,7 +61,7 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("fuse_siblings", fuse_siblings),
         ("online_softmax", lambda p, b: online_softmax(p, b, options.longest_cached_row)),
         ("generate_anchors", lambda p, b: _generate_anchors(p, b, options)),
-        ("form_teams", lambda p, b: form_teams(p, b, options.clusters, options.teams)),
+        ("form_teams", lambda p, b: form_teams(p, b, options.teams, options.clusters)),
         ("split_long_rows", lambda p, b: split_long_rows(p, b, options.split)),
         ("split_products", lambda p, b: split_products(p, b, options.product_length)),
         ("separate_layouts", lambda p, b: separate_layouts(p, b, options.separate_from)),

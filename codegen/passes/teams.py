@@ -20,8 +20,10 @@ TeamChoice = Callable[[Program, Kernel], tuple[int, int] | None]
 ClusterChoice = Callable[[Program, Kernel], int]
 
 
-def form_teams(program: Program, builder: Builder, cluster: ClusterChoice, choose: TeamChoice) -> Program:
-    """Give each kernel the blocks of a `cluster` that should share its rows, or else a `Team` where `choose` names (blocks of a team,
+def form_teams(
+    program: Program, builder: Builder, choose: TeamChoice, cluster: ClusterChoice = lambda program, kernel: 1
+) -> Program:
+    """Give each kernel as many blocks of a `cluster` as should share its rows, or a `Team` where `choose` names (blocks of a team,
     teams at most).
 
     Both see the kernel with its axes in their final order.

@@ -30,7 +30,7 @@ def cluster_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> int:
     plans = [plan for plan in (_plan(shape, members) for members in CLUSTERS if members > 1) if plan is not None]
     filling = [plan for plan in plans if plan.blocks >= facts.multiprocessors]
     # While one block on a multiprocessor waits, another moves data.
-    several = [plan for plan in filling if plan.resident > 1]
+    several = [plan for plan in filling if plan.resident != 1]
     return next((plan.cluster for plan in (*several, *filling)), 1)
 
 

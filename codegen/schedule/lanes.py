@@ -15,6 +15,7 @@ _WORDS = 40  # of a row that such a thread holds; with more the compiler has too
 _ONE_BLOCK_WORDS = 32  # where they are all in one block: nothing else is loaded while that computes
 _FEW_THREADS = 512  # on a multiprocessor, of 128 registers each
 _FEW_WORDS = 100
+_FEW_WORDS_EACH = 16  # of which the compiler takes no more than their share by itself
 
 
 def lanes_of_row(shape: Shape, vectors: int, width: int) -> int | None:
@@ -31,9 +32,13 @@ def lanes_of_row(shape: Shape, vectors: int, width: int) -> int | None:
 
 
 def resident_blocks(shape: Shape, plan: Schedule) -> int:
-    """Blocks of rows in registers that a multiprocessor must have room for, so that the compiler takes no more than their share."""
-    threads = _FEW_THREADS if plan.unroll * plan.width * max(shape.kept_words, 1) > _WORDS else _THREADS
-    return max(min(shape.facts.max_threads, threads) // plan.threads, 1)
+    """Blocks of rows in registers that a multiprocessor must have room for, so that the compiler takes no more than their share; 0 where it
+    does so by itself."""
+    words = plan.unroll * plan.width * max(shape.kept_words, 1)
+    if words <= _FEW_WORDS_EACH:
+        return 0
+    threads = _FEW_THREADS if words > _WORDS else _THREADS
+    return max(threads // plan.threads, 1)
 
 
 def _warps(threads: int) -> int:
