@@ -174,7 +174,7 @@ def obstacle(program: Program) -> str | None:
         if kernel.anchor is not None:
             what = "matrix product" if isinstance(kernel.anchor, Product) else "convolution"
             return f"a generated {what} is laid out for its sizes"
-        if kernel.team is not None:
+        if kernel.team is not None or kernel.cluster > 1:
             return "blocks that share rows are laid out for their sizes"
     return None
 

@@ -29,6 +29,7 @@ from fusepass.codegen.passes.pipeline import PassOptions, run_passes
 from fusepass.codegen.passes.split import SplitPolicy
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule.arrangement import RULES, Arrangement
+from fusepass.codegen.schedule.cluster import cluster_size
 from fusepass.codegen.schedule.team import team_size
 from fusepass.codegen.schedule_general import Generality
 from fusepass.codegen.source import Source, Target
@@ -142,6 +143,7 @@ def pass_options(
             tiled=anchor is AnchorSource.TILED_HALVES,
             pieces=lambda program, kernel: _pieces_on(program, kernel, facts),
             again=lambda program, first, second: schedule_convolution.pays_twice(program, first, second, facts),
+            clusters=lambda program, kernel: cluster_size(program, kernel, facts) if teams else 1,
             teams=lambda program, kernel: team_size(program, kernel, facts) if teams else None,
             product_length=lambda program, kernel: schedule_product.product_length(program, kernel, facts),
         )

@@ -89,6 +89,9 @@ class Store:
     value: Expr
 
 
+CLUSTERS = (1, 2, 4, 8)  # blocks of a cluster; every device that has clusters has these
+
+
 @dataclass(frozen=True)
 class Team:
     """Blocks that share each row of a kernel, all resident at the same time.
@@ -143,7 +146,8 @@ class Kernel:
     """One launch over ``rows x cols``; see the module's text. With a product, points that are not `within` bounds do not exist.
 
     A kernel without an anchor may raise an `Alarm`, and one may run only `when` the first number of a buffer is not zero: what it then
-    writes may have been written before.
+    writes may have been written before. Where `cluster` is more than one, so many neighbouring blocks share each row, and show each other
+    their reduction states in their shared memory.
     """
 
     name: str
@@ -159,6 +163,7 @@ class Kernel:
     within: tuple[Bound, ...] = ()
     alarm: Alarm | None = None
     when: str | None = None
+    cluster: int = 1
 
     @property
     def row_count(self) -> int:

@@ -56,6 +56,8 @@ def _kernel_lines(kernel: Kernel) -> Iterator[str]:
         yield f"  where {' and '.join(map(str, kernel.within))}"
     if kernel.team is not None:
         yield f"  rows shared by {kernel.team.teams} x {kernel.team.members} blocks through {kernel.team.exchange}"
+    if kernel.cluster > 1:
+        yield f"  rows shared by clusters of {kernel.cluster} blocks"
     if kernel.when is not None:
         yield f"  when {kernel.when}[0] is not zero"
     names = _Names()

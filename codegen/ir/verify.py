@@ -10,7 +10,7 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Stat
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.product import PLACE, Product, parts_of
-from fusepass.codegen.ir.program import Anchor, Kernel, Partials, Program, Ref, Role, Team
+from fusepass.codegen.ir.program import CLUSTERS, Anchor, Kernel, Partials, Program, Ref, Role, Team
 from fusepass.codegen.ir.team import exchange_offsets
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.ir.verify_expressions import expr_faults, find_buffer, store_faults
@@ -78,7 +78,7 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
         yield "two axes share a name"
     if bool(kernel.cols) != bool(kernel.sweeps):
         yield "columns without a reduction, or a reduction without columns"
-    if kernel.when is not None and (kernel.anchor is not None or kernel.team is not None):
+    if kernel.when is not None and (kernel.anchor is not None or kernel.team is not None or kernel.cluster > 1):
         yield "an anchor, or rows that blocks share, in a kernel that may not run"
     if kernel.alarm is not None:
         if kernel.alarm.condition.dtype is not DType.BOOL or kernel.anchor is not None or not kernel.is_pointwise:
@@ -91,6 +91,8 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
         yield "two stores to one buffer"
     if len({reduction.name for reduction in kernel.reductions}) != len(kernel.reductions):
         yield "two reductions share a name"
+    if kernel.cluster not in CLUSTERS or (kernel.cluster > 1 and (kernel.team is not None or not kernel.sweeps)):
+        yield f"a cluster of {kernel.cluster} blocks, which have nothing to share"
     if kernel.team is not None:
         yield from _team_faults(program, kernel, kernel.team)
     rows, everything = frozenset(kernel.rows), frozenset((*kernel.rows, *kernel.cols))

@@ -43,7 +43,7 @@ class SplitPolicy:
         """How many pieces each row should have; 1 leaves the kernel alone."""
         if kernel.is_pointwise or kernel.row_count == 0 or kernel.team is not None or kernel.anchor is not None:
             return 1
-        if kernel.when is not None:  # it seldom runs
+        if kernel.when is not None or kernel.cluster > 1:  # it seldom runs, or has blocks enough
             return 1
         together = self.lanes if _rows_are_contiguous(program, kernel) else 1
         working = -(-kernel.row_count // together)
@@ -79,7 +79,7 @@ def separate_layouts(program: Program, builder: Builder, least: int | None) -> P
     work = Splitter(program, builder)
     for kernel in program.kernels:
         large = kernel.row_count * kernel.col_count >= least
-        free = kernel.team is None and kernel.anchor is None and kernel.when is None
+        free = kernel.team is None and kernel.anchor is None and kernel.when is None and kernel.cluster == 1
         if large and free and kernel.sweeps and kernel.stores and is_mixed(program, kernel):
             work.separate(kernel)
         else:

@@ -17,17 +17,23 @@ from fusepass.codegen.passes.axes import order_and_merge
 from fusepass.codegen.passes.split import is_mixed
 
 TeamChoice = Callable[[Program, Kernel], tuple[int, int] | None]
+ClusterChoice = Callable[[Program, Kernel], int]
 
 
-def form_teams(program: Program, builder: Builder, choose: TeamChoice) -> Program:
-    """Give a `Team` to each kernel for which `choose` names (blocks of a team, teams at most).
+def form_teams(
+    program: Program, builder: Builder, choose: TeamChoice, cluster: ClusterChoice = lambda program, kernel: 1
+) -> Program:
+    """Give each kernel as many blocks of a `cluster` as should share its rows, or a `Team` where `choose` names (blocks of a team,
+    teams at most).
 
-    `choose` sees the kernel with its axes in their final order.
+    Both see the kernel with its axes in their final order.
     """
     buffers, kernels = list(program.buffers), []
     ordered = order_and_merge(program, builder) if any(map(_may_share, program.kernels)) else program
     for kernel, final in zip(program.kernels, ordered.kernels, strict=True):
-        size = choose(ordered, final) if _may_share(kernel) and not is_mixed(program, kernel) else None
+        may = _may_share(kernel) and not is_mixed(program, kernel)
+        kernel = replace(kernel, cluster=cluster(ordered, final) if may else 1)
+        size = choose(ordered, final) if may and kernel.cluster == 1 else None
         if size is not None:
             taken = {buffer.name for buffer in buffers}
             name = next(name for n in itertools.count(len(buffers)) if (name := f"exchange_{n}") not in taken)

@@ -41,6 +41,7 @@ _HEADERS = (
 )
 _COPIES = ("fp_instructions.cuh",)  # for kernels that stage what they load
 _TEAMS = ("fp_instructions.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
+_CLUSTERS = ("fp_cluster.cuh",)  # for kernels whose rows are shared by the blocks of a cluster
 _FETCHES = ("fp_instructions.cuh", "fp_team.cuh")  # for those whose blocks copy their next row ahead
 _PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anchor
 _CONVOLUTION_GROUPS = ("fp_wgmma.cuh", "fp_group.cuh")  # which is a convolution that four warps multiply together
@@ -124,6 +125,7 @@ def render_cuda(
     headers += _MATRIX_RUNS if runs else ()
     headers += _COPIES if patches else ()
     headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
+    headers += _CLUSTERS if any(kernel.cluster > 1 for kernel in program.kernels) else ()
     headers += _FETCHES if fetches else ()
     headers += _REPLAYS if again else ()
     library = _LibraryText(
@@ -255,6 +257,11 @@ def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: d
         start = f"const int error = fp::launch_teams<{name}>({shape}, {exchange}"
         return ["{", *block("", [start, *passed, "if (error != 0) return error;"])[1:]]
     blocks = free(plan.blocks) if kernel.when is None else min(plan.blocks, _MOST_WAITING)
+    if kernel.cluster > 1:
+        return [
+            f"fp::launch_clusters<{name}>({kernel.cluster}, {blocks}, {plan.threads}, {plan.shared_bytes}, stream,",
+            *passed,
+        ]
     return [f"fp::launch<{name}>({blocks}, {plan.threads}, {free(plan.shared_bytes)}, stream,", *passed]
 
 

@@ -57,6 +57,7 @@ class Frame:
         self.first_of_row = ""  # the condition that a thread is the first of those on a row, where there are more
         self.within = ""  # which of its block's rows a thread's first one is, where blocks overlap
         self.team = ""  # of a block in a team
+        self.member = ""  # which block of its cluster one is
         # Of a block that goes from row to row: the row at hand, the head of the loop, the first row, and how far the next one is.
         self.row = self.row_loop = self.first_row = self.row_step = ""
         self.turn = ""  # with a ring, the row at hand, or less than 0 before the first one
@@ -170,6 +171,8 @@ class Frame:
         plan, lane, here = self.schedule, "0", number
         if plan.members > 1:
             return self._member()
+        if plan.cluster > 1:
+            return self._in_cluster(number)
         if plan.fetches:
             self._loop_over_rows(f"{self.index_type}(blockIdx.x)", f"{self.index_type}(gridDim.x)")
         if plan.lanes > 1:
@@ -186,6 +189,23 @@ class Frame:
         if not plan.fetches:
             self._define_row(here, plan.groups, 1)
         return self._tile(lane, plan.lanes, plan.vectors(self.kernel.col_count), plan.width)
+
+    def _in_cluster(self, number: str) -> Tile:
+        """A block of a cluster: a part of one row."""
+        plan, vectors = self.schedule, self.schedule.vectors(self.kernel.col_count)
+        self.top.lines.append("fp::enter_cluster();")
+        self.member = self._constant("member", f"{self.index_type}(blockIdx.x) % {plan.cluster}")
+        lane = self._constant("lane", f"threadIdx.x % {plan.lanes}")
+        self.first_of_row = f"{lane} == 0 && {self.member} == 0"
+        base = self._constant("first", f"{self.member} * {plan.part}")
+        even = plan.part * plan.cluster == vectors
+        limit = (
+            "" if even else self._constant("count", f"fp::least({self.index_type}({plan.part}), {vectors} - {base})")
+        )
+        self._define_row(f"{number} / {plan.cluster}", 1, 1)
+        tail = not even or plan.part % (plan.unroll * plan.lanes) != 0
+        axis, variable = self.arranged.col, self.names.exact("col")
+        return Tile(axis, variable, lane, plan.lanes, plan.part, plan.width, False, tail, False, base=base, limit=limit)
 
     def _loop_over_rows(self, first: str, step: str) -> None:
         """A block goes from row to row."""

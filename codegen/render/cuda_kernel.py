@@ -183,8 +183,9 @@ class KernelWriter:
         steps = self.top.child()
         exchanged = [each.crossing.load for each in self.exchanged if each.crossing.load is not None]
         ahead = loads_ahead(frame, phase.roots, [*(kept.node for kept in phase.known), *exchanged])
-        if frame.unroll > 1 and ahead:
-            load_steps(frame, steps, tile, start, ahead)
+        early = [each for each in ahead if not each.late]
+        if frame.unroll > 1 and early:
+            load_steps(frame, steps, tile, start, early)
         steps.lines += self.arrived
         self.arrived = []
         self.all_steps(steps, phase, tile, start, ahead)
@@ -221,7 +222,7 @@ class KernelWriter:
         if not tile.once:
             frame.define_position(step, tile, number)
         for each in ahead:
-            if frame.unroll > 1 or each.under_way:
+            if (frame.unroll > 1 or each.under_way) and not each.late:
                 if not each.lanes:
                     step.bind(each.load, each.of_step(frame))
             else:

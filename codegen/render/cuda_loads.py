@@ -29,6 +29,7 @@ class Ahead:
         same: whether all steps of a thread load the same.
         under_way: whether it was issued in the step before.
         stays: whether all rows need it, so that the cache should have it.
+        late: whether a step issues it for itself: single elements of all steps would take the registers that hold the row.
     """
 
     load: Load
@@ -39,10 +40,11 @@ class Ahead:
     same: bool = False
     under_way: bool = False
     stays: bool = False
+    late: bool = False
 
     def of_step(self, frame: Frame) -> str:
         """The C text of what step `u` loaded."""
-        return self.name if self.same or frame.unroll == 1 else f"{self.name}[{frame.u}]"
+        return self.name if self.same or self.late or frame.unroll == 1 else f"{self.name}[{frame.u}]"
 
 
 def loads_ahead(frame: Frame, roots: Sequence[Expr], known: Collection[Expr]) -> list[Ahead]:
@@ -92,7 +94,13 @@ def _issue(frame: Frame, load: Load, guards: set[Guard | None]) -> Ahead | None:
         return None
     name = frame.names.numbered(f"{frame.pointers[load.buffer]}_in")
     same = not guard and _same_for_all_steps(frame, load)
-    return Ahead(load, guard, frame.is_wide(load.buffer, load.index), lanes, name, same)
+    wide = frame.is_wide(load.buffer, load.index)
+    return Ahead(load, guard, wide, lanes, name, same, late=_late(frame, load, wide))
+
+
+def _late(frame: Frame, load: Load, wide: bool) -> bool:
+    """Whether what all rows share, single elements of it, waits until its step: the caches have it."""
+    return frame.schedule.start is not None and not wide and not load.index.axes & frozenset(frame.kernel.rows)
 
 
 def _same_for_all_steps(frame: Frame, load: Load) -> bool:
@@ -106,7 +114,7 @@ def _same_for_all_steps(frame: Frame, load: Load) -> bool:
 
 def declare(frame: Frame, each: Ahead) -> str:
     """The declaration of what receives a load, for all steps."""
-    several = frame.unroll > 1 and not each.same
+    several = frame.unroll > 1 and not each.same and not each.late
     return declare_one(frame, each, f"[{frame.unroll}]" if several else "")
 
 
@@ -163,11 +171,12 @@ def load_one(frame: Frame, scope: Scope, each: Ahead, target: str) -> None:
         inside.lines.append(f"{target} = {call};")
     elif each.lanes:
         lanes = inside.child()
-        lane = frame.v
+        lanes.define_axis(frame.lane, frame.v)
+        source = f"{pointer}[{lanes.index(index)}]"
         if frame.schedule.start is not None:
-            lane = f"fp::lane_inside({frame.v}, {frame.inside(inside)})"
-        lanes.define_axis(frame.lane, lane)
-        lanes.lines.append(f"{target}[{frame.v}] = {pointer}[{lanes.index(index)}];")
+            condition = f"fp::is_inside({frame.v}, {frame.inside(inside)})"
+            source = f"fp::load_if({condition}, {pointer} + {lanes.operand(index)})"
+        lanes.lines.append(f"{target}[{frame.v}] = {source};")
         inside.lines += frame.unrolled(frame.v, frame.schedule.width, lanes.lines)
     elif once:
         inside.lines.append(f"{target} = fp::load<fp::Reuse::none>({pointer} + {inside.operand(index)});")

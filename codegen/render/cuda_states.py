@@ -151,11 +151,27 @@ def merge(frame: Frame, states: Sequence[State], meanwhile: Sequence[str] = ()) 
         lines += [f"fp::leave_warp({state.slots}, {state.name});" for state in states]
         lines.append("__syncthreads();")
         lines += [f"fp::gather_warps({state.slots}, {state.name});" for state in states]
+        lines += _in_cluster(frame, states) if plan.cluster > 1 else []
     elif plan.walk is Walk.OUTER and plan.groups > 1:
         shape = f"{plan.lanes}, {plan.groups}"
         lines += [f"fp::leave_group<{shape}>({state.slots}, {state.name});" for state in states]
         lines.append("__syncthreads();")
         lines += [f"fp::gather_groups<{shape}>({state.slots}, {state.name});" for state in states]
+
+
+def _in_cluster(frame: Frame, states: Sequence[State]) -> list[str]:
+    """The blocks of a cluster merge their states."""
+    members, first = frame.schedule.cluster, frame.kernel.sweeps[0][0].name == states[0].reduction.name
+    places = [frame.names.exact(f"{state.name}_of_members") for state in states]
+    lines = [
+        f"__shared__ fp::MemberSlots<{s.type}, {members}> {place};" for s, place in zip(states, places, strict=True)
+    ]
+    lines += ["fp::await_cluster();"] if first else []
+    lines += [
+        f"fp::leave_member<{members}>({p}, {s.name}, {frame.member});" for s, p in zip(states, places, strict=True)
+    ]
+    lines.append("fp::meet_cluster();")
+    return [*lines, *(f"fp::gather_members<{members}>({p}, {s.name});" for s, p in zip(states, places, strict=True))]
 
 
 def left(frame: Frame, states: Sequence[State]) -> list[str]:

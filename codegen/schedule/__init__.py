@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.crossing import columns_of, rows_together, with_columns
 from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.schedule.cluster import cluster
 from fusepass.codegen.schedule.cost import Costs
 from fusepass.codegen.schedule.flat import crossing, pointwise
 from fusepass.codegen.schedule.patch import patches
@@ -69,6 +70,8 @@ def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool
         return shape, found[0] if found else pointwise(shape), 0
     if kernel.team is not None:
         return shape, team(shape, kernel.team), 0
+    if kernel.cluster > 1:
+        return shape, cluster(shape, kernel.cluster), 0
     return shape, outer(shape) if prefers_rows(shape) else inner(shape), 0
 
 

@@ -76,6 +76,8 @@ class Costs:
         loaded = sum(max(access.nbytes, 4) // 4 for access in self.loads)
         words = shape.kept_words if plan.keep is Keep.REGISTERS else loaded
         registers = min(_PLAIN_REGISTERS + held * max(words, 1), 255)
+        if plan.resident:
+            registers = min(registers, facts.registers // (plan.resident * plan.threads))
         most = min(facts.max_threads // plan.threads, facts.registers // (registers * plan.threads), _MOST_BLOCKS)
         if plan.shared_bytes:
             most = min(most, (facts.shared_bytes_per_block + _RESERVED) // (plan.shared_bytes + _RESERVED))
@@ -113,7 +115,7 @@ class Costs:
         """Seconds of one block that has a multiprocessor's memory to itself."""
         match plan.walk:
             case Walk.INNER:
-                vectors = ceil(plan.vectors(self.shape.cols), plan.lanes * plan.members)
+                vectors = ceil(plan.vectors(self.shape.cols), plan.lanes * plan.members * plan.cluster)
             case Walk.OUTER:
                 vectors = ceil(self.shape.cols, plan.groups)
             case _:

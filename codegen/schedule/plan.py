@@ -70,7 +70,8 @@ class Schedule:
             begin anywhere.
         planes: `PATCH`: images that a block takes; of more than one, all of each.
         members: blocks that share each row; with more than one, blocks are resident all at once and go from row to row.
-        part: vectors of a row that each member has.
+        cluster: blocks that share each row, and show each other their states in their shared memory; each takes one row.
+        part: vectors of a row that each member or block of a cluster has.
         kept: of these, how many it keeps in shared memory, the first of them.
         held: how many of the next ones each thread holds in registers; what is left is read again.
         fetches: whether what is kept of the next row is copied into places that the row at hand has left; blocks stay and go
@@ -106,6 +107,7 @@ class Schedule:
     overlap: int = 0
     planes: int = 1
     members: int = 1
+    cluster: int = 1
     part: int = 0
     kept: int = 0
     held: int = 0
@@ -154,6 +156,7 @@ class Schedule:
                 shape += ", the last one shorter" if self.ragged else ""
             case Walk.INNER:
                 shared = f"teams of {self.members}, " if self.members > 1 else ""
+                shared = f"clusters of {self.cluster}, " if self.cluster > 1 else shared
                 partly = f" for {self.kept} of {self.part} vectors" if self.kept < self.part else ""
                 partly += f" and {self.held} a thread in registers" if self.held else ""
                 shape = f"{shared}{self.lanes} lanes x {self.groups} rows, {self.unroll} per thread at a time"

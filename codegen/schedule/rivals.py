@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from fusepass.codegen.ir.crossing import power_above
 from fusepass.codegen.schedule.flat import crossing, pointwise
+from fusepass.codegen.schedule.lanes import resident_blocks
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.rows import (
     COLUMN_THREADS,
@@ -31,7 +32,6 @@ from fusepass.codegen.schedule.rows import (
 from fusepass.codegen.schedule.shape import Shape, ceil, most_elements
 
 _BLOCK = 64  # least threads of a block
-_SMALL_BLOCK = 128  # threads of a block that has several rows
 _UNROLLS = 1, 2, 4  # vectors of a thread of a pointwise kernel
 _LANES = 8  # least rows side by side, where threads share columns
 _TILES = (1, 64), (2, 32), (2, 64), (4, 32)  # cache lines along the rows, and columns
@@ -44,7 +44,7 @@ def rivals(shape: Shape, plan: Schedule, together: int = 0) -> Iterator[Schedule
     `together`: see `rows_together`; where tiles are exchanged.
     """
     empty = not shape.rows or (shape.kernel.sweeps and not shape.cols)
-    if shape.kernel.team is not None or empty:
+    if shape.kernel.team is not None or shape.kernel.cluster > 1 or empty:
         return
     match plan.walk:
         case Walk.POINTWISE:
@@ -72,18 +72,20 @@ def _inner(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
     assert shape.col_axis is not None
     vectors, most = plan.vectors(shape.cols), most_elements(shape)
     crossing = crossing_stores(shape, shape.col_axis, shape.row_axis)
-    for lanes in (plan.lanes // 4, plan.lanes // 2, plan.lanes, 2 * plan.lanes, 4 * plan.lanes):
+    near = power_above(plan.lanes)
+    for lanes in (near // 4, near // 2, near, 2 * near, 4 * near):
         if not 1 <= lanes <= min(1024, power_above(vectors)):
             continue
-        each, groups = ceil(vectors, lanes), rows_per_block(shape, lanes)
+        each, groups = ceil(vectors, lanes), rows_per_block(shape, lanes, crossing)
         base = Schedule(Walk.INNER, plan.width, each, lanes, groups, ceil(shape.rows, groups), start=plan.start)
         ends = plan.width if plan.start is not None and lanes < 1024 else 0
         if each * plan.width <= most + ends:
             # Warps that share a row have a block to themselves.
-            for rows in dict.fromkeys((groups, _SMALL_BLOCK // lanes if lanes <= 32 else 1)):
+            for rows in dict.fromkeys((groups, 2 * groups if lanes <= 32 else 1)):
                 crossed = exchanges(crossing, shape, rows)
                 blocks = ceil(shape.rows, rows)
-                yield replace(base, groups=rows, blocks=blocks, keep=Keep.REGISTERS, exchanges=crossed)
+                kept = replace(base, groups=rows, blocks=blocks, keep=Keep.REGISTERS, exchanges=crossed)
+                yield replace(kept, resident=resident_blocks(shape, kept))
         elif shape.single and lanes * groups >= _BLOCK:
             for elements in _COLUMNS_AT_ONCE:
                 yield replace(base, unroll=unroll_of(elements // plan.width, vectors, lanes))

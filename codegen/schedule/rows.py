@@ -15,6 +15,7 @@ from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import alignment, begins_with, is_vector, split_index, start_of
 from fusepass.codegen.schedule.flat import exchanged
+from fusepass.codegen.schedule.lanes import lanes_of_row, resident_blocks
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.shape import Shape, ceil, most_elements, power_below
 
@@ -23,6 +24,10 @@ _PIECE = 64  # bytes that the threads of a row read together at least
 FEW_ELEMENTS = 16  # per thread: enough loads in flight to fill the memory system
 _ONCE_LANES, _ONCE_ELEMENTS = 256, 32  # of a row that is read once; elements that a thread takes at a time
 _KEPT_THREADS = 256  # per block, up to which columns are shared by more threads than have room for them
+_WORD = (
+    4  # bytes of an element from which that is better: half as many are more computation for the bytes that they are
+)
+_ROWS_THREADS, _EXCHANGING_THREADS = 128, 256  # per block of several rows; where these are stored through a tile
 COLUMN_THREADS = 128  # per block, where each has columns of its own
 _PAIR_THREADS = 512  # per block, where columns are shared and each thread has two rows
 STATIC_SHARED = 48 << 10  # bytes
@@ -51,28 +56,36 @@ def prefers_rows(shape: Shape) -> bool:
 def inner(shape: Shape) -> Schedule:
     assert shape.col_axis is not None
     crossing = crossing_stores(shape, shape.col_axis, shape.row_axis)
-    width = shape.width(shape.col_axis, but=frozenset(each.index for each in crossing))
-    wider = None if crossing else shape.start(shape.col_axis, width)
-    width, start = wider or (width, None)
-    base = Schedule(Walk.INNER, width, 1, 1, 1, 1, start=start)
-    vectors = base.vectors(shape.cols)
+    if crossing:
+        base = Schedule(
+            Walk.INNER, shape.width(shape.col_axis, but=frozenset(each.index for each in crossing)), 1, 1, 1, 1
+        )
+    else:
+        base = shape.vectors(shape.col_axis)
+    width, vectors = base.width, base.vectors(shape.cols)
     element = min((access.nbytes for access in shape.main), default=4)
     most = most_elements(shape)
-    ends = width if start is not None else 0  # of rows that begin anywhere both ends may have a vector in part
+    ends = width if base.start is not None else 0  # of rows that begin anywhere both ends may have a vector in part
     lanes = 1
     while lanes < min(32, vectors) and lanes * width * element < _PIECE:
         lanes *= 2
     while lanes < 32 and ceil(vectors, lanes) * width > FEW_ELEMENTS:
         lanes *= 2
-    while lanes < (_ONCE_LANES if shape.single else 1024) and ceil(vectors, lanes) * width > most + ends:
-        lanes *= 2
+    held: int | None = lanes
+    if shape.single:
+        while lanes < _ONCE_LANES and ceil(vectors, lanes) * width > most + ends:
+            lanes *= 2
+    elif ceil(vectors, lanes) * width > most + ends:
+        held = lanes_of_row(shape, vectors, width)
+        lanes = held or 1024
     while lanes < 1024 and lanes < vectors and not shape.fills(shape.rows * lanes):
-        lanes *= 2
+        lanes = min(2 * lanes, 1024)
     each = max(ceil(vectors, lanes), 1)
-    groups = rows_per_block(shape, lanes)
+    groups = rows_per_block(shape, lanes, crossing)
     base = replace(base, unroll=each, lanes=lanes, groups=groups, blocks=ceil(shape.rows, groups))
-    if each * width <= most + (ends if lanes < 1024 else 0):
-        return replace(base, keep=Keep.REGISTERS, exchanges=exchanges(crossing, shape, groups))
+    if held is not None and not (shape.single and each * width > most + ends):
+        base = replace(base, keep=Keep.REGISTERS, exchanges=exchanges(crossing, shape, groups))
+        return replace(base, resident=resident_blocks(shape, base))
     if shape.single:
         return replace(base, unroll=unroll_of(_ONCE_ELEMENTS // width, vectors, lanes))
     return long_rows(shape, base, vectors)
@@ -152,10 +165,10 @@ def unroll_of(most: int, count: int, step: int) -> int:
     return next((unroll for unroll in range(most, most // 2, -1) if count % (unroll * step) == 0), most)
 
 
-def rows_per_block(shape: Shape, lanes: int) -> int:
+def rows_per_block(shape: Shape, lanes: int, crossing: Sequence[Crossing]) -> int:
     if lanes > 32:
         return 1
-    groups = 256 // lanes
+    groups = (_EXCHANGING_THREADS if crossing else _ROWS_THREADS) // lanes
     while groups * lanes > 64 and ceil(shape.rows, groups) < 4 * shape.facts.multiprocessors:
         groups //= 2
     return groups
@@ -172,7 +185,8 @@ def outer(shape: Shape) -> Schedule:
         if whole <= most and shape.fills(shape.rows // width):
             break
         width //= 2
-    if cols * width <= most:
+    alone_is_slow = width == 1 < widest and cols > FEW_ELEMENTS
+    if cols * width <= most and not alone_is_slow:
         blocks = ceil(shape.rows, COLUMN_THREADS * width)
         alone = Schedule(Walk.OUTER, width, cols, COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
         return overlapping(exchanging(alone, crossing, shape), shape)
@@ -251,7 +265,8 @@ def shared_columns(shape: Shape, width: int, most: int) -> Schedule:
     largest = min(1024 // lanes, power_below(STATIC_SHARED // (slots * lanes)))
     while groups < largest and not shape.single and ceil(shape.cols, groups) * width > most:
         groups *= 2
-    while groups * lanes < _KEPT_THREADS and not shape.single and ceil(shape.cols, groups) * width > FEW_ELEMENTS:
+    spread = not shape.single and min(access.nbytes for access in shape.main) >= _WORD
+    while spread and groups * lanes < _KEPT_THREADS and ceil(shape.cols, groups) * width > FEW_ELEMENTS:
         groups *= 2
     while groups < largest and ceil(shape.cols, groups) > 8 and not shape.fills(shape.rows // width * groups):
         groups *= 2

@@ -13,6 +13,7 @@ from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import begins_with, flatten, is_vector, split_index, start_of
+from fusepass.codegen.schedule.plan import Schedule, Walk
 
 LINE = 128  # bytes of a cache line: what neighbouring threads should at least read together
 ACCESS = 16  # bytes of the widest access of one thread
@@ -84,6 +85,12 @@ class Shape:
             return axis.size % width == 0 and 2 * sum(map(self._traffic, vectors)) >= total
 
         return fitting_width(min(most, ACCESS // max((access.nbytes for access in main), default=ACCESS)), fits)
+
+    def vectors(self, axis: Axis) -> Schedule:
+        """A schedule with nothing but the vectors of rows that are read as they lie: their width, and where rows begin if that is anywhere."""
+        width = self.width(axis)
+        wider, start = self.start(axis, width) or (width, None)
+        return Schedule(Walk.INNER, wider, 1, 1, 1, 1, start=start)
 
     def start(self, axis: Axis, width: int) -> tuple[int, Index] | None:
         """Wider vectors than of `width` that most of the main traffic can use, and where its rows begin; None where there are none.

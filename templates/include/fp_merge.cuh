@@ -141,7 +141,7 @@ __device__ __forceinline__ void merge_lanes(MergeSoftmax<T>& state) {
     merge_lanes<Lanes>(state.softmax);
 }
 
-// A block of Warps warps (a power of two): each leaves its merged state, and after a barrier each gathers all of them.
+// A block of Warps warps: each leaves its merged state, and after a barrier each gathers all of them.
 template <int Warps, typename State>
 __device__ __forceinline__ void leave_warp(Slots<State, Warps>& slots, State& state) {
     merge_lanes<32>(state);
@@ -150,8 +150,12 @@ __device__ __forceinline__ void leave_warp(Slots<State, Warps>& slots, State& st
 
 template <int Warps, typename State>
 __device__ __forceinline__ void gather_warps(Slots<State, Warps>& slots, State& state) {
-    state = slots[threadIdx.x % Warps];
-    merge_lanes<Warps>(state);
+    constexpr int room = Warps <= 1 ? 1 : Warps <= 2 ? 2 : Warps <= 4 ? 4 : Warps <= 8 ? 8 : Warps <= 16 ? 16 : 32;
+    const int place = threadIdx.x % room;
+    State gathered;
+    if (place < Warps) gathered = slots[place];
+    state = gathered;
+    merge_lanes<room>(state);
 }
 
 // A block of Groups x Lanes threads (both powers of two), Lanes neighbours working on different rows: first the groups of a warp, where

@@ -143,11 +143,12 @@ __device__ __forceinline__ bool is_inside(int lane, I col, std::common_type_t<I>
     return static_cast<Positive>(col + lane) < static_cast<Positive>(count);
 }
 
-// `lane` if it is one of these, else the nearest one that is.
-template <typename I>
-__device__ __forceinline__ I lane_inside(int lane, I col, std::common_type_t<I> count) {
-    const I at = col + lane < count ? col + lane : count - 1;
-    return (at > 0 ? at : 0) - col;
+// What is there, if it is `wanted`.
+template <typename T>
+__device__ __forceinline__ T load_if(bool wanted, const T* from) {
+    T result = {};
+    if (wanted) result = *from;
+    return result;
 }
 
 // The elements of a vector that are its row's, one by one where not all are.

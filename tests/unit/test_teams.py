@@ -163,8 +163,8 @@ def test_a_ring(name: str) -> None:
 @pytest.mark.parametrize(
     ("function", "shape", "dtype"),
     [
-        (lambda x: F.layer_norm(x, x.shape[1:]), (5, 36_004), torch.float32),
-        (lambda x: x - x.amax(1, keepdim=True), (3, 33_001), torch.float32),  # one sweep; single elements
+        (lambda x: F.layer_norm(x, x.shape[1:]), (5, 52_004), torch.float32),
+        (lambda x: x - x.amax(1, keepdim=True), (3, 52_001), torch.float32),  # one sweep; rows begin anywhere
         (lambda x: F.normalize(x, dim=1), (4, 70_000), torch.float16),
     ],
 )

@@ -1,0 +1,107 @@
+"""Rows that the blocks of a cluster share: when, and what they compute when every thread of all blocks runs on the host."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import pass_options
+from fusepass.codegen.ir.program import Program
+from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.render import describe, render
+from fusepass.codegen.schedule import schedule
+from fusepass.codegen.schedule.plan import Keep
+from fusepass.errors import IRError
+from tests.support.emulate import emulate
+from tests.support.regions import region, tensor_of
+
+H200 = DeviceFacts.h200()
+A100 = replace(H200, arch="sm_80")
+SMALL = replace(H200, multiprocessors=2, l2_bytes=1 << 20)
+
+
+def _softmax(x: Tensor) -> Tensor:
+    return x.softmax(-1)
+
+
+def _passed(
+    function: Callable[[Tensor], Tensor], rows: int, cols: int, facts: DeviceFacts, dtype: torch.dtype = torch.float32
+) -> Program:
+    return region(function, torch.empty(rows, cols, device="meta", dtype=dtype)).passed(pass_options(facts))
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "cluster"),
+    [
+        (1024, 32_768, 1),  # one block holds it
+        (1024, 65_536, 4),
+        (1024, 65_537, 4),
+        (512, 131_072, 8),
+        (256, 400_000, 8),
+        (8, 131_072, 1),  # too few rows: they are split
+        (64, 1 << 20, 1),  # too long even for a large cluster
+    ],
+)
+def test_when(rows: int, cols: int, cluster: int) -> None:
+    program = _passed(_softmax, rows, cols, H200)
+    assert program.kernels[0].cluster == cluster
+    if cluster > 1:
+        (kernel,) = program.kernels
+        plan = schedule(kernel, program, H200)
+        assert plan.blocks == rows * cluster
+        assert plan.keep is Keep.REGISTERS
+        assert plan.lanes * plan.unroll >= plan.part
+        assert (cluster - 1) * plan.part < plan.vectors(cols) <= cluster * plan.part
+        assert f"fp::launch_clusters<region_0>({cluster}, {plan.blocks}," in render(program, H200).text
+        assert schedule(kernel, program, H200, aligned=False).cluster == cluster
+
+
+def test_other_devices_have_no_clusters() -> None:
+    assert all(kernel.cluster == 1 for kernel in _passed(_softmax, 1024, 65_536, A100).kernels)
+
+
+def test_a_cluster_is_of_a_size_that_devices_have() -> None:
+    program = _passed(_softmax, 1024, 65_536, H200)
+    (kernel,) = program.kernels
+    with pytest.raises(IRError, match="cluster of 3 blocks"):
+        verify(replace(program, kernels=(replace(kernel, cluster=3),)))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(
+    ("function", "shape", "dtype"),
+    [
+        (_softmax, (3, 3000), torch.float32),
+        (nn.LayerNorm(1501).to(torch.bfloat16), (3, 1501), torch.bfloat16),
+        (nn.GroupNorm(2, 6), (2, 6, 31, 16), torch.float32),
+        (lambda x: x * x.argmax(-1, keepdim=True), (2, 1801), torch.float32),
+        (lambda x: x / x.abs().amax(-1, keepdim=True), (2, 1536), torch.float16),
+        (lambda x: (F.layer_norm(x, (3001,)).softmax(-1), x.mean(-1)), (3, 3001), torch.float32),
+    ],
+)
+@pytest.mark.parametrize("aligned", [True, False])
+def test_values(
+    function: Callable[[Tensor], Tensor],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    aligned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With so little room that short rows are shared."""
+    for name, value in {"_WORDS": 8, "_ONE_BLOCK_WORDS": 0, "_FEW_THREADS": 64, "_FEW_WORDS": 0}.items():
+        monkeypatch.setattr(f"fusepass.codegen.schedule.lanes.{name}", value)
+    torch.manual_seed(0)
+    made = region(function, torch.randn(shape).to(dtype))
+    program = made.passed(pass_options(SMALL))
+    assert any("clusters of" in describe(program, kernel, SMALL) for kernel in program.kernels)
+    got = emulate(program, render(program, SMALL, aligned=aligned), made.memory(program), shift=0 if aligned else 1)
+    for name, wanted in zip(program.outputs, made.run(program), strict=True):
+        bound = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}[wanted.dtype]
+        torch.testing.assert_close(tensor_of(got[name], program.buffer(name)), wanted, rtol=bound, atol=bound)
