@@ -11,7 +11,7 @@ from fusepass.codegen.schedule import ranking
 from fusepass.codegen.schedule.arrangement import Arrangement
 from fusepass.codegen.source import Target
 
-_UNSURE = 1.02  # times the rules' estimate: what is less, may well be faster
+_WORTH = 0.99  # times the rules' estimate: what is expected to be faster than that is worth a try
 _LEAST_SHARE = 0.1  # of the bytes that the program's largest kernel moves: what moves less, takes little of the time
 # Seconds of memory traffic of a kernel from which a compiler run is worth it; on CUDA a launch is most of what takes less.
 _LEAST_SECONDS = {Target.CUDA: 20e-6, Target.CPU: 1e-3}
@@ -49,7 +49,7 @@ def _schedules(program: Program, facts: DeviceFacts, effort: str) -> Iterator[Co
             continue
         first, *others = _estimates(kernel, program, facts)
         for rank, seconds in enumerate(others, 1):
-            if effort == "max" or seconds < _UNSURE * first:
+            if effort == "max" or seconds < _WORTH * first:
                 yield Contender(Arrangement(number, rank), seconds - first)
 
 

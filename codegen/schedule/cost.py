@@ -16,35 +16,32 @@ from fusepass.codegen.ir.expr import Apply, Builder, walk
 from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.twopass import split_statistics
+from fusepass.codegen.ir.vectors import alignment
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
-from fusepass.codegen.schedule.shape import LINE, Access, Shape, ceil
+from fusepass.codegen.schedule.shape import LINE, SECTOR, Access, Shape, ceil
 
 _LAUNCH = 2.5e-6  # seconds
 _START, _LOAD, _SHARED = (
+    2.7e-7,
+    4.5e-7,
     2e-7,
-    5e-7,
-    1.7e-7,
-)  # seconds of a block before its first load, for each load, and from shared memory
-_ISSUE = 128 * 1.7e9  # instructions of threads that a multiprocessor executes in a second
-_COSTLY = 13.0  # instructions of a function that is none of the cheap ones
-_ACCESS = 6.5  # of a load or store, with its index
-_PUSH = 0.3  # of what an element adds to a state, besides its arithmetic
-_MERGE = 4.0  # of one step in which two lanes merge a state
-_MEET = 16.0  # of warps that merge theirs
-_PLACE = 56.0  # of a thread that finds its row
-_PLAIN_REGISTERS = 32  # of a thread, besides what it holds
+)  # seconds of a block: to its first load, for each load, from shared memory
+_DISPATCH = 7.3e-8  # seconds from one block to the next on a multiprocessor, at least
+_ISSUE = 128 * 1.8e9  # instructions of threads that a multiprocessor executes in a second
+_COSTLY = 8.0  # instructions of a function that is none of the cheap ones
+_ACCESS = 2.7  # of a load or store, with its index
+_MERGE = 1.7  # of one step in which two lanes merge a state
+_MEET = 24.0  # of warps that merge theirs
+_PLACE = 69.0  # of a thread that finds its row
+_PLAIN_REGISTERS = 48  # of a thread, besides what it holds
 _MOST_BLOCKS = 32  # on a multiprocessor
 _RESERVED = 1 << 10  # bytes of shared memory that the device takes of each block
-_CACHED = 0.12  # of the time of memory takes what is read again and still in the second-level cache
-_SHORT = 0.03  # of a load's time takes each line of pieces that are shorter than one
-_SPREAD = (
-    0.02  # of memory's time for each doubling of a pointwise thread's vectors: fewer neighbours are under way together
-)
-_LONELY = 0.125  # of memory's time, shared by the blocks that a multiprocessor has at once
-_SHARP, _LONELY_SHARP = (
-    6.5,
-    2.7,
-)  # how clearly the slowest one of the three decides; where a multiprocessor has one block
+_CACHED = 0.14  # of the time of memory takes what is read again and still in the second-level cache
+_SHORT = 0.037  # of a load's time takes each line of pieces that are shorter than one
+_PARTS = 1.2  # of the time of a store takes that sectors are written in part
+_SPREAD = 0.011  # of memory's time, for each doubling of a pointwise thread's vectors: they lie further apart
+_LONELY = 0.17  # of memory's time, shared by the blocks that a multiprocessor has at once
+_SHARP, _LONELY_SHARP = 4.9, 2.5  # how clearly the slowest of the three decides; where a multiprocessor has one block
 
 
 class Costs:
@@ -67,7 +64,10 @@ class Costs:
         return (
             self._bytes(plan, resident) * (1 + _LONELY / resident) / facts.bandwidth,
             self._instructions(plan) / (_ISSUE * facts.multiprocessors),
-            _turns(plan, resident, facts.multiprocessors) * self._waiting(plan),
+            max(
+                _turns(plan, resident, facts.multiprocessors) * self._waiting(plan),
+                plan.blocks / facts.multiprocessors * _DISPATCH,
+            ),
         )
 
     def resident(self, plan: Schedule) -> int:
@@ -90,6 +90,8 @@ class Costs:
         read = sum(program.buffer(access.buffer).nbytes * _waste(plan, access) for access in self.loads)
         small = sum(program.buffer(name).nbytes for name in kernel.reads - {access.buffer for access in self.loads})
         written = sum(program.buffer(name).nbytes for name in kernel.writes)
+        if plan.walk is Walk.OUTER and not plan.overlap and not plan.exchanges and self._begins_anywhere:
+            written *= 1 + _PARTS
         again = self._phases(plan) - 1 if plan.keep is Keep.NOTHING and kernel.sweeps else 0
         at_once = min(plan.blocks, resident * shape.facts.multiprocessors) / plan.blocks * read
         share = _CACHED if min(read, 2 * at_once) < shape.facts.l2_bytes else 1.0
@@ -138,6 +140,15 @@ class Costs:
         return self._kept if plan.keep is not Keep.NOTHING else self.shape.kernel
 
     @cached_property
+    def _begins_anywhere(self) -> bool:
+        """Whether rows that are stored side by side begin anywhere in a sector of memory."""
+        axis, stores = self.shape.row_axis, self.shape.kernel.stores
+        sizes = [SECTOR // self.shape.program.buffer(store.buffer).dtype.nbytes for store in stores]
+        return axis is not None and any(
+            alignment(store.index, axis, size) % size != 0 for store, size in zip(stores, sizes, strict=True)
+        )
+
+    @cached_property
     def _kept(self) -> Kernel:
         return split_statistics(self.shape.kernel, Builder())
 
@@ -155,10 +166,9 @@ def _work(kernel: Kernel, *, keeps: bool) -> float:
     dataflow, own = Dataflow(), frozenset(kernel.cols or kernel.rows)
     done: set[int] = set()
     total = 0.0
-    for number, roots in enumerate(phases(kernel)):
+    for roots in phases(kernel):
         nodes = [node for node in walk(*roots) if isinstance(node, Apply) and id(node) not in done]
         total += sum(_COSTLY if node.op not in CHEAP else 1 for node in nodes if dataflow.needs(node) & own)
-        total += _PUSH * len(kernel.sweeps[number]) if number < len(kernel.sweeps) else 0
         done |= {id(node) for node in nodes} if keeps else set()
     return total
 

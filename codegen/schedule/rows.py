@@ -17,9 +17,8 @@ from fusepass.codegen.ir.vectors import alignment, begins_with, is_vector, split
 from fusepass.codegen.schedule.flat import exchanged
 from fusepass.codegen.schedule.lanes import lanes_of_row, resident_blocks
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
-from fusepass.codegen.schedule.shape import Shape, ceil, most_elements, power_below
+from fusepass.codegen.schedule.shape import SECTOR, Shape, ceil, most_elements, power_below
 
-_SECTOR = 32  # bytes that memory moves at once
 _PIECE = 64  # bytes that the threads of a row read together at least
 FEW_ELEMENTS = 16  # per thread: enough loads in flight to fill the memory system
 _ONCE_LANES, _ONCE_ELEMENTS = 256, 32  # of a row that is read once; elements that a thread takes at a time
@@ -103,7 +102,7 @@ def exchanges(crossing: Sequence[Crossing], shape: Shape, rows: int) -> bool:
     if not crossing:
         return False
     smallest = min(shape.program.buffer(each.buffer).dtype.nbytes for each in crossing)
-    return rows * smallest >= _SECTOR and exchanged(crossing, shape.program, shape.cols, rows) <= STATIC_SHARED
+    return rows * smallest >= SECTOR and exchanged(crossing, shape.program, shape.cols, rows) <= STATIC_SHARED
 
 
 def long_rows(shape: Shape, base: Schedule, vectors: int) -> Schedule:
@@ -213,7 +212,7 @@ def overlapping(plan: Schedule, shape: Shape, most_again: float = _MOST_AGAIN) -
     if plan.keep is not Keep.REGISTERS or plan.exchanges or axis is None or not kernel.stores:
         return plan
     nbytes = {shape.program.buffer(store.buffer).dtype.nbytes for store in kernel.stores}
-    sector, lane = _SECTOR // max(nbytes), Axis("lane", plan.width)
+    sector, lane = SECTOR // max(nbytes), Axis("lane", plan.width)
     fits = all(near_step(store.index, axis) == 1 for store in kernel.stores) and len(nbytes) == 1
     fits &= all(plan.width == 1 or is_vector(split_index(s.index, axis, lane), axis, lane) for s in kernel.stores)
     whole = all(alignment(store.index, axis, sector) % sector == 0 for store in kernel.stores)
@@ -247,7 +246,7 @@ def exchanging(plan: Schedule, crossing: Sequence[Crossing], shape: Shape) -> Sc
     smallest = min(access.nbytes for access in shape.main)
     for lanes in (plan.lanes >> halved for halved in range(plan.lanes.bit_length())):
         rows = lanes * plan.width
-        if lanes * plan.groups < 32 or rows * smallest < _SECTOR:
+        if lanes * plan.groups < 32 or rows * smallest < SECTOR:
             break
         states = rows * plan.groups * states_of_thread(shape.kernel) if plan.groups > 1 else 0
         if exchanged(crossing, shape.program, rows, power_above(shape.cols)) + states <= STATIC_SHARED:

@@ -15,6 +15,7 @@ from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import begins_with, flatten, is_vector, split_index, start_of
 from fusepass.codegen.schedule.plan import Schedule, Walk
 
+SECTOR = 32  # bytes that memory moves at once
 LINE = 128  # bytes of a cache line: what neighbouring threads should at least read together
 ACCESS = 16  # bytes of the widest access of one thread
 _MOST_ELEMENTS = 32  # per thread, unrolled: more costs registers and compile time

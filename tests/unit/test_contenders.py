@@ -152,7 +152,7 @@ def test_a_schedule_that_is_not_clearly_faster_changes_nothing(spent: dict[int, 
 def test_fast_takes_no_more_than_the_compilers_have_room_for(
     spent: dict[int, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rule, "_UNSURE", 10.0)
+    monkeypatch.setattr(rule, "_WORTH", 10.0)
     for jobs, count in ((1, 0), (9, 2)):
         with fusepass.override(jobs=jobs):
             choice = first(fusepass.optimize(Softmax(), X[:, :, :jobs], tune="fast").report()).choice
