@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fusepass.codegen.forms import Forms
 from fusepass.compile import CompiledGraph, compile_graph
 from fusepass.config import current, override
+from fusepass.draws import with_draws
 from fusepass.fallbacks import FallbackCounter
 from fusepass.functional import LOST_WRITE, forgets_gaps
 from fusepass.isolation import whole_resampling
@@ -85,7 +86,7 @@ class Backend:
         with override(**self._options), whole_resampling(example_inputs):
             try:
                 compiler = aot_autograd(fw_compiler=self._compile_forward, bw_compiler=self._compile)
-                return compiler(graph, example_inputs)
+                return with_draws(graph, lambda whole: compiler(whole, example_inputs))
             except _LostWrite:
                 return self._plain(graph, LOST_WRITE)
             except TensorifyScalarRestartAnalysis:  # it would take a float64 number in a tensor for a constant
