@@ -41,7 +41,10 @@ class _Largest(TorchDispatchMode):
 
 
 class _Rough(TorchDispatchMode):
-    """Each operator errs by a rounding of the largest number that it reads or gives, up or down at random."""
+    """Each operator errs by a rounding of the largest number that it reads or gives, up or down at random.
+
+    What it makes of equal numbers is rounded alike.
+    """
 
     def __init__(self, eps: float, seed: int) -> None:
         super().__init__()
@@ -57,10 +60,13 @@ class _Rough(TorchDispatchMode):
         ):
             return result
         step = self.eps * _largest((args, kwargs, result))
-        return pytree.tree_map_only(Tensor, lambda leaf: self._rough(leaf, step) if _is_real(leaf) else leaf, result)
+        alike = all(map(_is_constant, pytree.tree_leaves((args, kwargs))))
+        return pytree.tree_map_only(
+            Tensor, lambda leaf: self._rough(leaf, step, alike) if _is_real(leaf) else leaf, result
+        )
 
-    def _rough(self, leaf: Tensor, step: float) -> Tensor:
-        up = torch.rand(leaf.shape, generator=self.generator, dtype=torch.float64) < 0.5
+    def _rough(self, leaf: Tensor, step: float, alike: bool) -> Tensor:
+        up = torch.rand(() if alike else leaf.shape, generator=self.generator, dtype=torch.float64) < 0.5
         signs = torch.where(up, 1.0, -1.0).to(leaf)
         return leaf + signs * min(step, torch.finfo(leaf.dtype).max)
 
@@ -77,6 +83,10 @@ def _largest(values: Any) -> float:
 
 def _is_real(leaf: Tensor) -> bool:
     return leaf.is_floating_point() and leaf.numel() > 0
+
+
+def _is_constant(leaf: Any) -> bool:
+    return not isinstance(leaf, Tensor) or not leaf.numel() or bool((leaf == leaf.flatten()[0]).all())
 
 
 def is_noise(module: nn.Module, inputs: Sequence[Any], comparison: Comparison, dtype: torch.dtype) -> bool:
