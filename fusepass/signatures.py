@@ -26,15 +26,13 @@ class Table:
     Attributes:
         recent: those that served the last calls, for a quick try.
         door: tries those of them that need no Python, if there are any.
-
-    Args:
-        hooks: what must be empty for `door` to serve.
+        hooks: what must be empty for them to serve.
     """
 
-    __slots__ = ("_by_shapes", "_hooks", "_lock", "_offered", "_turned_away", "door", "recent")
+    __slots__ = ("_by_shapes", "_lock", "_offered", "_turned_away", "door", "hooks", "recent")
 
     def __init__(self, hooks: Sequence[Mapping[int, Any]] = ()) -> None:
-        self._hooks = hooks
+        self.hooks = hooks
         self.door: Any = None
         self._offered: tuple[Any, ...] = ()
         self.recent: tuple[Specialisation, ...] = ()
@@ -107,7 +105,7 @@ class Table:
     def _offer(self) -> None:
         self._offered = tuple(each.quick for each in self.recent if each.quick is not None)
         if self._offered and self.door is None:
-            self.door = door(self._hooks)
+            self.door = door(self.hooks)
         if self.door is not None:
             self.door.offer(self._offered)
 
