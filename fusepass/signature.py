@@ -46,9 +46,9 @@ _ATTENTION: tuple[Callable[[], Any], ...] = (
 
 
 def settings(captured: Captured) -> tuple[Callable[[], Any], ...]:
-    """What reads the settings that `GlobalStateGuard` does not know and that change what is traced or generated.
+    """What reads the settings that `GlobalStateGuard` does not know and that change what is generated for a simplified graph.
 
-    cuDNN serves CUDA only. Which attention was chosen shows in the graph: as an operator of that name, or as a softmax.
+    What is gone from it does not ask for any: reading one takes up to eight microseconds where caches are empty. cuDNN serves CUDA only. Which attention was chosen shows in the graph: as an operator of that name, or as a softmax.
     """
     nodes = captured.graph.graph.nodes
     names = {str(node.target) for node in nodes if node.op == "call_function"}
@@ -169,6 +169,7 @@ class Signature:
     def quick(
         self,
         run: Callable[..., Any],
+        positions: Sequence[int],
         finish: Callable[..., Any] | None,
         written: tuple[int, ...],
         sizes: tuple[int, ...],
@@ -178,15 +179,18 @@ class Signature:
         It compares what `bind` compares, but that it gives up where a dict changed since `bind` looked at it.
 
         Args:
-            run: the graph.
+            run: the graph, or what does the same with some of its arguments.
+            positions: of these.
             finish: makes the call's result of the graph's; None for the first of these.
             written: positions of the graph's arguments that it writes.
             sizes: bytes that each of the graph's arguments covers.
         """
         zeros = (_dispatch_modes, _function_modes)
+        states, arity = len(self._live.tensors), len(sizes) - len(self._indices)
+        places = (*self._indices, *range(states, states + arity))
         return self._call(
             self._same_tensors, self._globals_unchanged, zeros, tuple(self._settings), tuple(self._set),
-            run, finish, self._live.tensors, self._indices, written, sizes,
+            run, finish, self._live.tensors, arity, tuple(places[i] for i in positions), written, sizes,
         )  # fmt: skip
 
     def quick_forward(self, model: nn.Module, arity: int) -> Any:
@@ -194,7 +198,8 @@ class Signature:
 
         It is for calls that gain nothing otherwise, and compares the inputs: others may gain something.
         """
-        return self._call(self._inputs_guard.check, None, (), (), (), model, ..., (), (), (), (0,) * arity)
+        inputs = tuple(range(arity))
+        return self._call(self._inputs_guard.check, None, (), (), (), model, ..., (), arity, inputs, (), ())
 
     def _call(self, *rest: Any) -> Any:
         made = quick.types()
