@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fusepass.codegen.forms import Forms
 from fusepass.compile import CompiledGraph, compile_graph
 from fusepass.config import current, override
+from fusepass.draws import with_draws
 from fusepass.fallbacks import FallbackCounter
 from fusepass.isolation import whole_resampling
 from fusepass.structure import Template
@@ -83,7 +84,7 @@ class Backend:
         # A wrong option is to be told now, not in a compiler callback.
         with override(**self._options), whole_resampling(example_inputs):
             try:
-                return aot_autograd(fw_compiler=self._compile)(graph, example_inputs)
+                return with_draws(graph, lambda whole: aot_autograd(fw_compiler=self._compile)(whole, example_inputs))
             except TensorifyScalarRestartAnalysis:
                 if not any(map(_writes, graph.graph.nodes)):
                     raise
