@@ -45,6 +45,10 @@ _ATTENTION: tuple[Callable[[], Any], ...] = (
 )
 
 
+_MAY_USE_CUDNN = ("conv", "norm", "rnn", "lstm", "gru", "grid", "ctc", "attention", "cudnn")
+"""Of the names of operators that PyTorch implements by cuDNN where that is enabled."""
+
+
 def settings(captured: Captured) -> tuple[Callable[[], Any], ...]:
     """What reads the settings that `GlobalStateGuard` does not know and that change what is generated for a simplified graph.
 
@@ -55,7 +59,8 @@ def settings(captured: Captured) -> tuple[Callable[[], Any], ...]:
     values = (node.meta.get("val") for node in nodes)
     found: list[Callable[[], Any]] = []
     if any(isinstance(value, torch.Tensor) and value.is_cuda for value in values):
-        found.append(_CUDNN)
+        if any(part in name for name in names for part in _MAY_USE_CUDNN):
+            found.append(_CUDNN)
         if any("conv" in name for name in names):
             found.append(_CONVOLUTIONS)
     if any("attention" in name or "softmax" in name for name in names):
@@ -185,8 +190,9 @@ class Signature:
             written: positions of the graph's arguments that it writes.
             sizes: bytes that each of the graph's arguments covers.
         """
-        zeros = (_dispatch_modes, _function_modes)
         states, arity = len(self._live.tensors), len(sizes) - len(self._indices)
+        # A dispatch mode is among the keys that tensors are compared with, if there are any.
+        zeros = (_function_modes,) if states + arity else (_function_modes, _dispatch_modes)
         places = (*self._indices, *range(states, states + arity))
         return self._call(
             self._same_tensors, self._globals_unchanged, zeros, tuple(self._settings), tuple(self._set),

@@ -7,7 +7,7 @@ namespace fp {
 template <int Count>
 class Replayed {
 public:
-    // Launches on `stream` what `launch(stream)` launches, which gives 0 or an error. From the third call with these `pointers` on
+    // Launches on `stream` what `launch(stream)` launches, which gives 0 or an error. From the second call with these `pointers` on
     // that is a graph, unless the stream is captured, or another thread is here.
     template <typename Launch>
     int run(const void* const (&pointers)[Count], void* stream, const Launch& launch) {
@@ -24,7 +24,7 @@ private:
         long long last;  // the call of all in which it was met last
         cudaGraphExec_t graph;
     };
-    static constexpr int calls_ = 8, recorded_at_ = 3, most_recordings_ = 32;
+    static constexpr int calls_ = 8, recorded_at_ = 2, most_recordings_ = 32;
     static constexpr long long forgotten_after_ = 64;
 
     template <typename Launch>
