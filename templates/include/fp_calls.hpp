@@ -275,16 +275,21 @@ inline PyType_Spec call_spec = {
 // What a model asks first: the calls that may serve, in turn, unless hooks are to run around them.
 struct Door {
     PyObject_HEAD
+    vectorcallfunc vectorcall;
     PyObject* hooks;  // dicts that must be empty
     PyObject* calls;  // a tuple of `Call`
     std::uint64_t seen;
     bool known;
 };
 
-inline PyObject* door_call(PyObject* self, PyObject* args, PyObject*) {
+// door(args): the result for the tuple of positional arguments, or `missed`.
+inline PyObject* door_call(PyObject* self, PyObject* const* arguments, std::size_t flags, PyObject* names) {
     Door* const it = reinterpret_cast<Door*>(self);
-    PyObject* given = nullptr;
-    if (!PyArg_ParseTuple(args, "O!", &PyTuple_Type, &given)) return nullptr;
+    if (names != nullptr || PyVectorcall_NARGS(flags) != 1 || !PyTuple_Check(arguments[0])) {
+        PyErr_SetString(PyExc_TypeError, "a door takes a tuple");
+        return nullptr;
+    }
+    PyObject* const given = arguments[0];
     const std::uint64_t now = moment(it->hooks);
     if (!it->known || now != it->seen) {
         for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(it->hooks); ++i) {
@@ -339,6 +344,7 @@ inline PyObject* door_new(PyTypeObject* type, PyObject* args, PyObject*) {
     if (!PyArg_ParseTuple(args, "O!", &PyTuple_Type, &hooks)) return nullptr;
     Door* const it = reinterpret_cast<Door*>(type->tp_alloc(type, 0));
     if (it == nullptr) return nullptr;
+    it->vectorcall = door_call;
     it->hooks = Py_NewRef(hooks);
     it->calls = PyTuple_New(0);
     if (it->calls == nullptr || !watch_all(hooks)) {
@@ -353,9 +359,15 @@ inline PyMethodDef door_methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
+inline PyMemberDef door_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Door, vectorcall), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
 inline PyType_Slot door_slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(door_new)},
-    {Py_tp_call, reinterpret_cast<void*>(door_call)},
+    {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+    {Py_tp_members, door_members},
     {Py_tp_traverse, reinterpret_cast<void*>(door_traverse)},
     {Py_tp_dealloc, reinterpret_cast<void*>(door_dealloc)},
     {Py_tp_methods, door_methods},
@@ -363,7 +375,8 @@ inline PyType_Slot door_slots[] = {
 };
 
 inline PyType_Spec door_spec = {
-    "fusepass.Door", sizeof(Door), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE, door_slots,
+    "fusepass.Door", sizeof(Door), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_IMMUTABLETYPE, door_slots,
 };
 
 // What Python gets: the types, for `missed_` and `torch.Tensor.data_ptr`.

@@ -423,3 +423,12 @@ def test_one_region_alone_is_launched_without_the_graph_around_it() -> None:
         wanted = model(*inputs)
         for result, expected in zip(results, wanted if len(inputs) == 2 else [wanted], strict=True):
             torch.testing.assert_close(result, expected)
+
+
+def test_a_door_takes_a_tuple(net: Net) -> None:
+    made = door(ready(net, X))
+    for wrong in [(), (X,), ((X,), (X,))]:
+        with pytest.raises(TypeError):
+            made(*wrong)
+    with pytest.raises(TypeError):
+        made(args=(X,))
