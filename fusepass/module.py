@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fusepass.profile import Profile
 
 _dynamo_is_compiling = torch.compiler.is_dynamo_compiling
-_OWN = frozenset({"original", "_specialiser", "_table", "_options", "_call_hooks"})
+_OWN = frozenset({"original", "_specialiser", "_table", "_options"})
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = tuple(getattr(nn.modules.module, f"_global{name}") for name in _HOOKS)
 _NOT_SHARED = frozenset({"training", "_is_full_backward_hook"})
@@ -58,7 +58,6 @@ class OptimizedModule(nn.Module):
     _specialiser: Specialiser
     _table: Table  # the specialiser's: each step on the way to it costs where nothing is in the processor's caches
     _options: dict[str, Any]
-    _call_hooks: tuple[Mapping[int, Any], ...]
 
     def __init__(self, original: nn.Module, options: Mapping[str, Any]) -> None:
         # Not nn.Module.__init__, which would make dicts of its own.
@@ -66,7 +65,7 @@ class OptimizedModule(nn.Module):
         shared = {name: vars(original)[name] for name in names}
         hooks = (*(vars(original)[name] for name in _HOOKS), *_GLOBAL_HOOKS)
         specialiser = Specialiser(original, options, hooks=hooks)
-        own = {"original": original, "_options": dict(options), "_specialiser": specialiser, "_call_hooks": hooks}
+        own = {"original": original, "_options": dict(options), "_specialiser": specialiser}
         vars(self).update(shared, **own, _table=specialiser.table)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -76,7 +75,7 @@ class OptimizedModule(nn.Module):
             result = table.door(args)
             if result is not MISSED:
                 return result
-            if not any(self._call_hooks):
+            if not any(table.hooks):
                 for made in table.recent:
                     result = made.serve(args)
                     if result is not MISSED:

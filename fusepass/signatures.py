@@ -26,15 +26,13 @@ class Table:
     Attributes:
         recent: those that served the last calls, for a quick try.
         door: tries those of them that need no Python; gives `MISSED` where there are none.
-
-    Args:
-        hooks: what must be empty for `door` to serve.
+        hooks: what must be empty for them to serve.
     """
 
-    __slots__ = ("_by_shapes", "_hooks", "_lock", "_made", "_offered", "_turned_away", "door", "recent")
+    __slots__ = ("_by_shapes", "_lock", "_made", "_offered", "_turned_away", "door", "hooks", "recent")
 
     def __init__(self, hooks: Sequence[Mapping[int, Any]] = ()) -> None:
-        self._hooks = hooks
+        self.hooks = hooks
         self.door: Callable[[tuple[Any, ...]], Any] = _no_door
         self._made: Any = None
         self._offered: tuple[Any, ...] = ()
@@ -108,7 +106,7 @@ class Table:
     def _offer(self) -> None:
         self._offered = tuple(each.quick for each in self.recent if each.quick is not None)
         if self._offered and self._made is None:
-            self._made = door(self._hooks)
+            self._made = door(self.hooks)
         if self._made is not None:
             self._made.offer(self._offered)
             self.door = self._made
