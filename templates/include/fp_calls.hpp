@@ -185,7 +185,9 @@ inline PyObject* call_renew(PyObject* self, PyObject* args) {
         Py_SETREF(it->states, Py_NewRef(states));
         it->seen = seen;
         it->known = true;
-        it->early = Py_IS_TYPE(it->run, launcher_type) && reinterpret_cast<Launcher*>(it->run)->stream != Py_None && it->written_count == 0;
+        const bool plain = it->finish == Py_None || it->finish == reinterpret_cast<PyObject*>(&PyTuple_Type);  // runs nothing of the caller's
+        const bool launches = Py_IS_TYPE(it->run, launcher_type) && reinterpret_cast<Launcher*>(it->run)->stream != Py_None;
+        it->early = launches && plain && it->written_count == 0;
     }
     Py_RETURN_NONE;
 }

@@ -397,6 +397,14 @@ def test_a_launch_comes_before_the_global_settings_are_compared_until_one_was_in
     launched.clear()
     assert call(torch.rand(8), y) is MISSED  # tensors are compared before
     assert not launched
+    finished: list[object] = []
+    call = made.call(
+        ({},), lambda *tensors: True, lambda: False, (), (), (), launcher, finished.append, (), 2, (0, 1), (), ()
+    )  # fmt: skip
+    call.renew(call.moment(), ())
+    assert call(x, y) is MISSED
+    assert not launched  # nor before what makes the caller's own types of the results
+    assert not finished
 
 
 def test_settings_of_what_is_gone_from_the_graph_are_not_read() -> None:
