@@ -31,8 +31,8 @@ class Contender:
 def contenders(program: Program, facts: DeviceFacts, effort: str) -> tuple[Contender, ...]:
     """Arrangements of `program`, which the rules laid out, the most promising ones first, behind those that the model says nothing of.
 
-    `effort` is `Config.tune`: at ``"fast"`` the schedules of large kernels that the cost model takes for about as fast as the
-    rules' one, or faster; at ``"max"`` all schedules, and other ways to share or split rows.
+    `effort` is `Config.tune`: at ``"fast"`` the schedules of large kernels that the cost model expects to be faster than the rules'
+    one; at ``"max"`` all schedules, and other ways to share or split rows.
     """
     found = sorted(_schedules(program, facts, effort), key=lambda each: each.seconds)
     shared = effort == "max" and any(kernel.sweeps for kernel in program.kernels)

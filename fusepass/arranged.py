@@ -1,4 +1,4 @@
-"""Candidates that differ from a region's first one in how its kernels are laid out, where the cost model is not sure."""
+"""Candidates that differ from a region's first one in how its kernels are laid out, where the cost model does not agree with the rules."""
 
 from __future__ import annotations
 
