@@ -244,7 +244,10 @@ def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: d
         return ["{", *block("", [start, *passed, "if (error != 0) return error;"])[1:]]
     blocks = free(plan.blocks) if kernel.when is None else min(plan.blocks, _MOST_WAITING)
     if kernel.cluster > 1:
-        return [f"fp::launch_clusters<{name}>({kernel.cluster}, {blocks}, {plan.threads}, {plan.shared_bytes}, stream,", *passed]
+        return [
+            f"fp::launch_clusters<{name}>({kernel.cluster}, {blocks}, {plan.threads}, {plan.shared_bytes}, stream,",
+            *passed,
+        ]
     return [f"fp::launch<{name}>({blocks}, {plan.threads}, {free(plan.shared_bytes)}, stream,", *passed]
 
 

@@ -55,7 +55,7 @@ class Frame:
         self.first_along = self.first_across = ""
         self.place = "", ""
         self.first_of_row = ""  # the condition that a thread is the first of those on a row, where there are more
-        self.within = ""  # which of its block's rows a thread's first one is, where blocks overlap
+        self.own_row = ""  # which of its block's rows a thread's first one is, where blocks overlap
         self.team = ""  # of a block in a team
         self.member = ""  # which block of its cluster one is
         # Of a block that goes from row to row: the row at hand, the head of the loop, the first row, and how far the next one is.
@@ -108,6 +108,18 @@ class Frame:
         """Where a vector begins in its row, and how many elements that has, as arguments; rows begin anywhere."""
         assert self.arranged.col is not None
         return f"{scope.index(axis_index(self.arranged.col))}, {free(self.kernel.col_count)}"
+
+    def within(self, scope: Scope | None = None) -> str:
+        """The condition, known where steps are unrolled, that all elements of the vectors of a step are their row's; else it is asked
+        for the vector at hand in `scope`, if there is one."""
+        plan, tile = self.schedule, self.tile
+        others = (plan.cluster - 1) * plan.part  # vectors that are not the last block's
+        last = plan.vectors(self.kernel.col_count) - 2 - others - plan.lanes  # the last two may end behind the row
+        if tile.loop and scope is not None:
+            return f"fp::is_whole<{plan.width}>(false, {self.inside(scope)})"
+        if tile.loop or last < plan.lanes:
+            return "false"
+        return f"{self.u} > 0 && {self.u} * {plan.lanes} <= {free(last)}"
 
     def is_aligned(self, buffer: str) -> bool:
         """Whether `buffer` starts at a multiple of 16 bytes."""
@@ -199,7 +211,9 @@ class Frame:
         self.first_of_row = f"{lane} == 0 && {self.member} == 0"
         base = self._constant("first", f"{self.member} * {plan.part}")
         even = plan.part * plan.cluster == vectors
-        limit = "" if even else self._constant("count", f"fp::least({self.index_type}({plan.part}), {vectors} - {base})")
+        limit = (
+            "" if even else self._constant("count", f"fp::least({self.index_type}({plan.part}), {vectors} - {base})")
+        )
         self._define_row(f"{number} / {plan.cluster}", 1, 1)
         tail = not even or plan.part % (plan.unroll * plan.lanes) != 0
         axis, variable = self.arranged.col, self.names.exact("col")
@@ -275,7 +289,7 @@ class Frame:
         if plan.overlap:
             own = f"{lane} < {plan.own_rows // plan.width}"
             self.first_of_row = f"{self.first_of_row} && {own}" if self.first_of_row else own
-            self.within = f"unsigned({lane if plan.width == 1 else f'{lane} * {plan.width}'})"
+            self.own_row = f"unsigned({lane if plan.width == 1 else f'{lane} * {plan.width}'})"
             here = f"{number} * {plan.own_rows // plan.width} + {lane}"
         if plan.exchanges:
             self.first_along = f"{self._constant('first_row', f'{number} * {rows}')} + "

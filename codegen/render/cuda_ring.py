@@ -190,7 +190,18 @@ class _RingWriter(KernelWriter):
             within, place = f"{self.q} < {plan.waiting // plan.unroll}", f"{self.q} * {plan.unroll}"
             made.append(
                 _Coming(
-                    each.load, each.guard, each.wide, each.lanes, each.name, False, True, waits, False, waiting, within, place
+                    each.load,
+                    each.guard,
+                    each.wide,
+                    each.lanes,
+                    each.name,
+                    False,
+                    True,
+                    waits,
+                    False,
+                    waiting,
+                    within,
+                    place,
                 )
             )
             self.top.lines.append(declare(frame, each))

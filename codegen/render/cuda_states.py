@@ -126,7 +126,9 @@ def _push_inside(frame: Frame, lanes: Scope, state: State, values: Sequence[str]
     name = frame.names.numbered("pushed")
     around.before_lanes.append(f"{C_TYPES[state.reduction.dtype]} {name}[{frame.schedule.width}];")
     lanes.lines.append(f"{name}[{frame.v}] = {bare(values[0])};")
-    around.after_lanes.append(f"fp::push_inside({state.element}, {name}, {frame.inside(lanes)});")
+    around.after_lanes.append(
+        f"fp::push_inside({state.element}, {name}, {frame.within(lanes)}, {frame.inside(lanes)});"
+    )
 
 
 def _accumulated(scope: Scope, reduction: Reduction, value: Expr) -> str:
@@ -163,9 +165,13 @@ def _in_cluster(frame: Frame, states: Sequence[State]) -> list[str]:
     """The blocks of a cluster merge their states."""
     members, first = frame.schedule.cluster, frame.kernel.sweeps[0][0].name == states[0].reduction.name
     places = [frame.names.exact(f"{state.name}_of_members") for state in states]
-    lines = [f"__shared__ fp::MemberSlots<{s.type}, {members}> {place};" for s, place in zip(states, places, strict=True)]
+    lines = [
+        f"__shared__ fp::MemberSlots<{s.type}, {members}> {place};" for s, place in zip(states, places, strict=True)
+    ]
     lines += ["fp::await_cluster();"] if first else []
-    lines += [f"fp::leave_member<{members}>({p}, {s.name}, {frame.member});" for s, p in zip(states, places, strict=True)]
+    lines += [
+        f"fp::leave_member<{members}>({p}, {s.name}, {frame.member});" for s, p in zip(states, places, strict=True)
+    ]
     lines.append("fp::meet_cluster();")
     return [*lines, *(f"fp::gather_members<{members}>({p}, {s.name});" for s, p in zip(states, places, strict=True))]
 

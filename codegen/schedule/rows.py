@@ -51,7 +51,9 @@ def inner(shape: Shape) -> Schedule:
     assert shape.col_axis is not None
     crossing = crossing_stores(shape, shape.col_axis, shape.row_axis)
     if crossing:
-        base = Schedule(Walk.INNER, shape.width(shape.col_axis, but=frozenset(each.index for each in crossing)), 1, 1, 1, 1)
+        base = Schedule(
+            Walk.INNER, shape.width(shape.col_axis, but=frozenset(each.index for each in crossing)), 1, 1, 1, 1
+        )
     else:
         base = shape.vectors(shape.col_axis)
     width, vectors = base.width, base.vectors(shape.cols)

@@ -151,23 +151,43 @@ __device__ __forceinline__ T load_if(bool wanted, const T* from) {
     return result;
 }
 
+// Whether all elements of a vector are its row's; of one `within` the row that is known.
+template <int N, typename I>
+__device__ __forceinline__ bool is_whole(bool within, I col, std::common_type_t<I> count) {
+    return within || (col >= 0 && col + N <= count);
+}
+
 // The elements of a vector that are its row's, one by one where not all are.
 template <Reuse reuse = Reuse::normal, typename T, int N, typename I>
-__device__ __forceinline__ void store_inside(T* to, const Vec<T, N>& value, I col, std::common_type_t<I> count) {
-    if (col >= 0 && col + N <= count) return store_vector<reuse>(to, value);
+__device__ __forceinline__ void store_inside(T* to, const Vec<T, N>& value, bool within, I col, std::common_type_t<I> count) {
+    if (is_whole<N>(within, col, count)) return store_vector<reuse>(to, value);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
         if (is_inside(i, col, count)) to[i] = value[i];
     }
 }
 
+// Whether a state has an element that changes nothing.
+template <typename State, typename = void>
+inline constexpr bool has_none = false;
+template <typename State>
+inline constexpr bool has_none<State, std::void_t<decltype(State::none())>> = true;
+
 // The same for what a reduction's state takes up.
 template <typename State, typename T, int N, typename I>
-__device__ __forceinline__ void push_inside(State& state, const T (&values)[N], I col, std::common_type_t<I> count) {
-    if (col >= 0 && col + N <= count) return state.push_many(values);
+__device__ __forceinline__ void push_inside(State& state, const T (&values)[N], bool within, I col, std::common_type_t<I> count) {
+    if (within) return state.push_many(values);
+    if constexpr (has_none<State>) {
+        T own[N];
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-        if (is_inside(i, col, count)) state.push(values[i]);
+        for (int i = 0; i < N; ++i) own[i] = is_inside(i, col, count) ? values[i] : State::none();
+        state.push_many(own);
+    } else {
+        if (is_whole<N>(within, col, count)) return state.push_many(values);
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            if (is_inside(i, col, count)) state.push(values[i]);
+        }
     }
 }
 
