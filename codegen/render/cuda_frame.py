@@ -217,7 +217,11 @@ class Frame:
         self._define_row(f"{number} / {plan.cluster}", 1, 1)
         tail = not even or plan.part % (plan.unroll * plan.lanes) != 0
         axis, variable = self.arranged.col, self.names.exact("col")
-        return Tile(axis, variable, lane, plan.lanes, plan.part, plan.width, False, tail, False, base=base, limit=limit)
+        once = not tail and plan.unroll == 1
+        tile = Tile(axis, variable, lane, plan.lanes, plan.part, plan.width, False, tail, once, base=base, limit=limit)
+        if once:
+            self.define_position(self.top, tile, lane)
+        return tile
 
     def _loop_over_rows(self, first: str, step: str) -> None:
         """A block goes from row to row."""

@@ -108,6 +108,10 @@ def test_every_schedule_fits_the_device_and_covers_the_kernel(name: str, aligned
             case Walk.INNER if plan.members > 1:
                 assert plan.members * plan.part * plan.width >= cols
                 assert 0 < plan.kept <= plan.part
+            case Walk.INNER if plan.cluster > 1:
+                assert plan.blocks == rows * plan.cluster
+                assert plan.cluster * plan.part >= plan.vectors(cols)
+                covered, cols = plan.lanes * plan.unroll, plan.part
             case Walk.INNER:
                 assert plan.fetches or plan.blocks * plan.groups >= rows
                 assert cols % plan.width == 0 or plan.start is not None
