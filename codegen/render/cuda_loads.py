@@ -167,11 +167,8 @@ def load_one(frame: Frame, scope: Scope, each: Ahead, target: str) -> None:
             call = f"fp::load_first<{frame.schedule.width}>({pointer} + {start}, {frame.left(inside)})"
         if frame.schedule.start is not None:
             extent = free(frame.program.buffer(each.load.buffer).extent)
-            left = (
-                f"{extent} - {start}"
-                if frame.within() == "false"
-                else f"{frame.within()} ? {frame.schedule.width} : {extent} - {start}"
-            )
+            left, before = f"{extent} - {start}", frame.before_end()
+            left = f"{before} ? {frame.schedule.width} : {left}" if before else left
             call = f"fp::load_first<{arguments}>({pointer} + {start}, {left})"
         inside.lines.append(f"{target} = {call};")
     elif each.lanes:

@@ -96,15 +96,23 @@ __device__ __forceinline__ Vec<T, N> load_vector(const T* from) {
     return result;
 }
 
-// The same where only the first `left` elements may be there; zeros for the others.
+// The same where only the first `left` elements may be there; zeros for the others. Both ways give whole words: of single elements the
+// compiler would take vectors apart as soon as they come, and wait for each.
 template <int N, Reuse reuse = Reuse::normal, typename T, typename I>
 __device__ __forceinline__ Vec<T, N> load_first(const T* from, I left) {
     if (left >= N) return load_vector<N, reuse>(from);
-    Vec<T, N> result = {};
+    constexpr int count = (sizeof(Vec<T, N>) + 7) / 8;
+    std::uint64_t words[count] = {};
+#pragma unroll 1
+    for (int i = 0; i < left; ++i) {
+        std::uint64_t element = 0;
+        memcpy(&element, from + i, sizeof(T));
+        const int bit = i * static_cast<int>(8 * sizeof(T));
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-        if (i < left) result[i] = from[i];
+        for (int k = 0; k < count; ++k) words[k] |= bit / 64 == k ? element << (bit % 64) : 0;
     }
+    Vec<T, N> result;
+    memcpy(&result, words, sizeof(result));
     return result;
 }
 
@@ -180,7 +188,11 @@ __device__ __forceinline__ void push_inside(State& state, const T (&values)[N], 
     if constexpr (has_none<State>) {
         T own[N];
 #pragma unroll
-        for (int i = 0; i < N; ++i) own[i] = is_inside(i, col, count) ? values[i] : State::none();
+        for (int i = 0; i < N; ++i) own[i] = values[i];
+        if (!is_whole<N>(within, col, count)) {  // two warps of a row
+#pragma unroll
+            for (int i = 0; i < N; ++i) own[i] = is_inside(i, col, count) ? own[i] : State::none();
+        }
         state.push_many(own);
     } else {
         if (is_whole<N>(within, col, count)) return state.push_many(values);
