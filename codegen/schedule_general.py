@@ -21,6 +21,7 @@ _ROWS_THREADS = 128  # of a block of short rows
 _LEAST_ROOM = 32  # elements of a row
 _FEW = 8  # elements per thread while a row has less than a warp
 _ELEMENTS = 16  # per thread of a row in registers
+_MOST_ELEMENTS = 32  # where they are rounded
 
 
 class Generality(enum.IntEnum):
@@ -43,6 +44,8 @@ def generalised(plan: Schedule, kernel: Kernel, *, coarse: bool) -> Schedule:
             return replace(plan, lanes=_THREADS, groups=1, blocks=blocks)
         case Walk.INNER:
             plan = replace(plan, fetches=False)
+            if plan.keep is Keep.REGISTERS and plan.unroll * plan.width > _MOST_ELEMENTS:
+                return _with_rows(plan, kernel)  # there are no registers for more
             if coarse and plan.keep is Keep.REGISTERS and not plan.exchanges:
                 return _roomy(plan, kernel)
             return _with_rows(replace(plan, unroll=_unroll(plan)), kernel)
@@ -60,12 +63,14 @@ def _width(plan: Schedule) -> int:
 def _roomy(plan: Schedule, kernel: Kernel) -> Schedule:
     """Room in registers for rows of up to 32, 128, 512 and so on, whatever lanes would be best for this length."""
     width, room = _width(plan), _LEAST_ROOM
-    while room < kernel.col_count:
+    plan = replace(plan, start=plan.start if width == plan.width else None)
+    while room < plan.vectors(kernel.col_count) * width:
         room *= 4
     lanes = 8
     while lanes < 1024 and lanes * (_ELEMENTS if lanes >= 32 else _FEW) < room:
         lanes *= 2
-    return _with_rows(replace(plan, width=width, unroll=max(room // (lanes * width), 1), lanes=lanes, groups=1), kernel)
+    unroll = max(room // (lanes * width), 1)
+    return _with_rows(replace(plan, width=width, unroll=unroll, lanes=lanes, groups=1, resident=0), kernel)
 
 
 def _with_rows(plan: Schedule, kernel: Kernel) -> Schedule:

@@ -89,7 +89,7 @@ class Store:
     value: Expr
 
 
-CLUSTERS = (1, 2, 4, 8)  # blocks of a cluster; every device that has clusters has these
+CLUSTERS = (1, 2, 4, 8)  # blocks of a cluster that every device with clusters has
 
 
 @dataclass(frozen=True)

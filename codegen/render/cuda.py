@@ -96,13 +96,14 @@ def render_cuda(
     entry = names.exact(f"run_{program.name}")
     pointers = {buffer.name: names.exact(buffer.name) for buffer in program.arguments}
     kernels, launches = [], []
-    groups = runs = patches = fetches = False
+    groups = runs = patches = fetches = clusters = False
     ranks = {kernel.name: arrangement.rank_of(number) for number, kernel in enumerate(program.kernels)}
     launched = [kernel for kernel in program.kernels if not is_empty(kernel)]
     for kernel in launched:
         plan = _plan(kernel, program, facts, aligned, general, ranks[kernel.name])
         patches = patches or (isinstance(plan, Schedule) and plan.walk is Walk.PATCH)
         fetches = fetches or (isinstance(plan, Schedule) and plan.fetches)
+        clusters = clusters or (isinstance(plan, Schedule) and plan.cluster > 1)
         name = names.exact(kernel.name)
         kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
         launches += _launch(kernel, name, program, plan, pointers)
@@ -125,7 +126,7 @@ def render_cuda(
     headers += _MATRIX_RUNS if runs else ()
     headers += _COPIES if patches else ()
     headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
-    headers += _CLUSTERS if any(kernel.cluster > 1 for kernel in program.kernels) else ()
+    headers += _CLUSTERS if clusters else ()
     headers += _FETCHES if fetches else ()
     headers += _REPLAYS if again else ()
     library = _LibraryText(
@@ -257,11 +258,9 @@ def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: d
         start = f"const int error = fp::launch_teams<{name}>({shape}, {exchange}"
         return ["{", *block("", [start, *passed, "if (error != 0) return error;"])[1:]]
     blocks = free(plan.blocks) if kernel.when is None else min(plan.blocks, _MOST_WAITING)
-    if kernel.cluster > 1:
-        return [
-            f"fp::launch_clusters<{name}>({kernel.cluster}, {blocks}, {plan.threads}, {plan.shared_bytes}, stream,",
-            *passed,
-        ]
+    if isinstance(plan, Schedule) and plan.cluster > 1:
+        shape = f"{plan.cluster}, {blocks}, {plan.threads}, {plan.shared_bytes}"
+        return [f"fp::launch_clusters<{name}>({shape}, stream,", *passed]
     return [f"fp::launch<{name}>({blocks}, {plan.threads}, {free(plan.shared_bytes)}, stream,", *passed]
 
 

@@ -55,7 +55,7 @@ class Frame:
         self.first_along = self.first_across = ""
         self.place = "", ""
         self.first_of_row = ""  # the condition that a thread is the first of those on a row, where there are more
-        self.within = ""  # which of its block's rows a thread's first one is, where blocks overlap
+        self.own_row = ""  # which of its block's rows a thread's first one is, where blocks overlap
         self.team = ""  # of a block in a team
         self.member = ""  # which block of its cluster one is
         # Of a block that goes from row to row: the row at hand, the head of the loop, the first row, and how far the next one is.
@@ -108,6 +108,21 @@ class Frame:
         """Where a vector begins in its row, and how many elements that has, as arguments; rows begin anywhere."""
         assert self.arranged.col is not None
         return f"{scope.index(axis_index(self.arranged.col))}, {free(self.kernel.col_count)}"
+
+    def within(self, scope: Scope | None = None) -> str:
+        """The condition, known where steps are unrolled, that all elements of the vectors of a step are their row's; else it is asked
+        for the vector at hand in `scope`, if there is one."""
+        if self.tile.loop:
+            return "false" if scope is None else f"fp::is_whole<{self.schedule.width}>(false, {self.inside(scope)})"
+        before = self.before_end()
+        return f"{self.u} > 0 && {before}" if before else "false"
+
+    def before_end(self) -> str:
+        """The condition, known where steps are unrolled, that no vector of a step ends behind its row; empty where none is so."""
+        plan = self.schedule
+        others = (plan.cluster - 1) * plan.part  # vectors that are not the last block's
+        last = plan.vectors(self.kernel.col_count) - 2 - others - plan.lanes  # the last two may end behind the row
+        return "" if self.tile.loop or plan.unroll == 1 or last < 0 else f"{self.u} * {plan.lanes} <= {free(last)}"
 
     def is_aligned(self, buffer: str) -> bool:
         """Whether `buffer` starts at a multiple of 16 bytes."""
@@ -205,7 +220,11 @@ class Frame:
         self._define_row(f"{number} / {plan.cluster}", 1, 1)
         tail = not even or plan.part % (plan.unroll * plan.lanes) != 0
         axis, variable = self.arranged.col, self.names.exact("col")
-        return Tile(axis, variable, lane, plan.lanes, plan.part, plan.width, False, tail, False, base=base, limit=limit)
+        once = not tail and plan.unroll == 1
+        tile = Tile(axis, variable, lane, plan.lanes, plan.part, plan.width, False, tail, once, base=base, limit=limit)
+        if once:
+            self.define_position(self.top, tile, lane)
+        return tile
 
     def _loop_over_rows(self, first: str, step: str) -> None:
         """A block goes from row to row."""
@@ -277,7 +296,7 @@ class Frame:
         if plan.overlap:
             own = f"{lane} < {plan.own_rows // plan.width}"
             self.first_of_row = f"{self.first_of_row} && {own}" if self.first_of_row else own
-            self.within = f"unsigned({lane if plan.width == 1 else f'{lane} * {plan.width}'})"
+            self.own_row = f"unsigned({lane if plan.width == 1 else f'{lane} * {plan.width}'})"
             here = f"{number} * {plan.own_rows // plan.width} + {lane}"
         if plan.exchanges:
             self.first_along = f"{self._constant('first_row', f'{number} * {rows}')} + "

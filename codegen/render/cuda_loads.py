@@ -167,14 +167,17 @@ def load_one(frame: Frame, scope: Scope, each: Ahead, target: str) -> None:
             call = f"fp::load_first<{frame.schedule.width}>({pointer} + {start}, {frame.left(inside)})"
         if frame.schedule.start is not None:
             extent = free(frame.program.buffer(each.load.buffer).extent)
-            call = f"fp::load_first<{arguments}>({pointer} + {start}, {extent} - {start})"
+            left, before = f"{extent} - {start}", frame.before_end()
+            left = f"{before} ? {frame.schedule.width} : {left}" if before else left
+            call = f"fp::load_first<{arguments}>({pointer} + {start}, {left})"
         inside.lines.append(f"{target} = {call};")
     elif each.lanes:
         lanes = inside.child()
         lanes.define_axis(frame.lane, frame.v)
         source = f"{pointer}[{lanes.index(index)}]"
         if frame.schedule.start is not None:
-            condition = f"fp::is_inside({frame.v}, {frame.inside(inside)})"
+            known = "" if frame.within() == "false" else f"({frame.within()}) || "
+            condition = f"{known}fp::is_inside({frame.v}, {frame.inside(inside)})"
             source = f"fp::load_if({condition}, {pointer} + {lanes.operand(index)})"
         lanes.lines.append(f"{target}[{frame.v}] = {source};")
         inside.lines += frame.unrolled(frame.v, frame.schedule.width, lanes.lines)

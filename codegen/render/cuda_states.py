@@ -126,7 +126,9 @@ def _push_inside(frame: Frame, lanes: Scope, state: State, values: Sequence[str]
     name = frame.names.numbered("pushed")
     around.before_lanes.append(f"{C_TYPES[state.reduction.dtype]} {name}[{frame.schedule.width}];")
     lanes.lines.append(f"{name}[{frame.v}] = {bare(values[0])};")
-    around.after_lanes.append(f"fp::push_inside({state.element}, {name}, {frame.inside(lanes)});")
+    around.after_lanes.append(
+        f"fp::push_inside({state.element}, {name}, {frame.within(lanes)}, {frame.inside(lanes)});"
+    )
 
 
 def _accumulated(scope: Scope, reduction: Reduction, value: Expr) -> str:

@@ -47,7 +47,7 @@ def write_store(
     if frame.schedule.ragged:
         call = f"fp::store_first({pointer} + {start}, {result}, {frame.left(step)});"
     if frame.schedule.start is not None:
-        call = f"fp::store_inside{reuse}({pointer} + {start}, {result}, {frame.inside(step)});"
+        call = f"fp::store_inside{reuse}({pointer} + {start}, {result}, {frame.within()}, {frame.inside(step)});"
     if own:
         call = f"fp::store_if({own}, {pointer} + {start}, {result});"
     around.after_lanes.append(call)
@@ -64,4 +64,4 @@ def _own(frame: Frame, store: Store, step: Scope) -> str:
     first = frame.first_lane(store.index)
     run = step.index(axis_index(row) % neighbours(first, row))
     past = f"fp::least(unsigned({step.index(first)}) % {plan.overlap}, unsigned({run}))"
-    return f"{frame.within} - {past} < {plan.own_rows}"
+    return f"{frame.own_row} - {past} < {plan.own_rows}"

@@ -1,7 +1,7 @@
 """Schedules of kernels whose rows are shared by the blocks of a cluster, and when they should be.
 
-A row that is too long for the registers of one multiprocessor stays in those of a few: each block keeps its part as it would keep a
-short row, and the states of all meet in shared memory that the blocks of a cluster have in common.
+A row that is a little too long for one multiprocessor stays in the registers of two: each block keeps its part as it would keep a
+shorter row, and the states of both meet in shared memory that the blocks of a cluster have in common.
 """
 
 from __future__ import annotations
@@ -9,29 +9,33 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.program import CLUSTERS, Kernel, Program
+from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule.lanes import lanes_of_row, resident_blocks
 from fusepass.codegen.schedule.plan import Keep, Schedule
 from fusepass.codegen.schedule.rows import crossing_stores, inner, prefers_rows
 from fusepass.codegen.schedule.shape import Shape, ceil
+from fusepass.codegen.schedule.team import may_ring
 from fusepass.errors import ScheduleError
 
+_BLOCKS = 2  # of a cluster; with more of them multiprocessors wait until all of a cluster's are free
 _CLUSTERS_FROM = 90  # compute capability times ten
 
 
 def cluster_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> int:
-    """Blocks that should share each row of `kernel`; 1 where one has room for it, or even a large cluster has not."""
+    """Blocks that should share each row of `kernel`; 1 where one has room for it, or two have not, or a ring of a team's is better."""
     shape = Shape(kernel, program, facts, aligned=True)
     crossing = crossing_stores(shape, shape.col_axis, shape.row_axis)
     if facts.capability < _CLUSTERS_FROM or shape.single or shape.col_axis is None or not shape.rows:
         return 1
-    if prefers_rows(shape) or crossing or inner(shape).keep is Keep.REGISTERS:
+    if (
+        prefers_rows(shape)
+        or crossing
+        or inner(shape).keep is not Keep.NOTHING
+        or may_ring(shape, shape.width(shape.col_axis))
+    ):
         return 1
-    plans = [plan for plan in (_plan(shape, members) for members in CLUSTERS if members > 1) if plan is not None]
-    filling = [plan for plan in plans if plan.blocks >= facts.multiprocessors]
-    # While one block on a multiprocessor waits, another moves data.
-    several = [plan for plan in filling if plan.resident != 1]
-    return next((plan.cluster for plan in (*several, *filling)), 1)
+    fills = shape.rows * _BLOCKS >= facts.multiprocessors
+    return _BLOCKS if fills and _plan(shape, _BLOCKS) is not None else 1
 
 
 def cluster(shape: Shape, members: int) -> Schedule:

@@ -79,14 +79,14 @@ def _ring_team(shape: Shape, row_bytes: int) -> tuple[int, int] | None:
     width = shape.width(shape.col_axis)
     places, blocks = _places(shape, width), min(shape.facts.multiprocessors, _LANES)
     most = int(places / _TIMES_A_ROW)  # steps over a block's part of a row
-    if most < 1 or not _may_ring(shape, width):
+    if most < 1 or not may_ring(shape, width):
         return None
     needed = max(ceil(ceil(shape.cols, width), most * _AT_ONCE * _LANES), 2)
     members, teams = _fitting(shape, row_bytes, blocks, needed) if needed <= blocks else (0, 0)
     return (members, teams) if shape.rows > teams > 0 else None
 
 
-def _may_ring(shape: Shape, width: int) -> bool:
+def may_ring(shape: Shape, width: int) -> bool:
     """Whether a ring serves the kernel: vectors that are copied as they are, and one sweep of little arithmetic.
 
     Online softmax gains nothing: exponentials take as long as what blocks wait for. Nor do rows with weights that the cache keeps
@@ -152,7 +152,7 @@ def _ring(shape: Shape, team: Team, width: int, part: int) -> Schedule | None:
     under_way = _LARGE_UNDER_WAY if team.members >= _LARGE_TEAM else _UNDER_WAY
     ahead = min(2 * turns - 1, ring - 1 - under_way)
     fits = ahead >= turns and blocks <= shape.facts.multiprocessors and shape.rows > team.teams
-    if not fits or not _may_ring(shape, width):
+    if not fits or not may_ring(shape, width):
         return None
     shared = ring * _AT_ONCE * _LANES * width * _kept_bytes(shape)
     plan = Schedule(Walk.INNER, width, _AT_ONCE, _LANES, 1, blocks, Keep.SHARED, shared_bytes=shared)

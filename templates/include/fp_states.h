@@ -1,6 +1,6 @@
 // Reduction states, one per ReduceOp of the kernel IR. A default-constructed state is the identity of `merge`; `push` takes one
 // element, `push_many` a few at once with less arithmetic and error than as many pushes, `merge` another state;
-// `part<I>()` is the result's I-th number. All of them are exact about NaN and infinities as PyTorch's reductions are.
+// `part<I>()` is the result's I-th number, `none()` an element that changes nothing. All of them are exact about NaN and infinities as PyTorch's reductions are.
 #pragma once
 
 #include "fp_functions.h"
@@ -14,6 +14,8 @@ using Wide = std::conditional_t<std::is_same_v<T, float>, double, T>;
 template <typename T>
 struct Sum {
     T total = T(0);
+
+    static FP_FN T none() { return T(0); }
 
     FP_FN void push(T value) { total += value; }
 
@@ -38,6 +40,8 @@ template <typename T>
 struct LongSum {
     T total = T(0);
     T lost = T(0);
+
+    static FP_FN T none() { return T(0); }
 
     FP_FN void push(T value) {
         const T corrected = value - lost;
@@ -69,6 +73,8 @@ template <typename T>
 struct Prod {
     T total = T(1);
 
+    static FP_FN T none() { return T(1); }
+
     FP_FN void push(T value) { total *= value; }
 
     template <int N>
@@ -88,6 +94,8 @@ template <typename T>
 struct Max {
     T value = Limits<T>::lowest;
 
+    static FP_FN T none() { return Limits<T>::lowest; }
+
     FP_FN void push(T other) { value = maximum(value, other); }
 
     template <int N>
@@ -106,6 +114,8 @@ struct Max {
 template <typename T>
 struct Min {
     T value = Limits<T>::highest;
+
+    static FP_FN T none() { return Limits<T>::highest; }
 
     FP_FN void push(T other) { value = minimum(value, other); }
 

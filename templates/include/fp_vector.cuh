@@ -96,15 +96,23 @@ __device__ __forceinline__ Vec<T, N> load_vector(const T* from) {
     return result;
 }
 
-// The same where only the first `left` elements may be there; zeros for the others.
+// The same where only the first `left` elements may be there; zeros for the others. Both ways give whole words: of single elements the
+// compiler would take vectors apart as soon as they come, and wait for each.
 template <int N, Reuse reuse = Reuse::normal, typename T, typename I>
 __device__ __forceinline__ Vec<T, N> load_first(const T* from, I left) {
     if (left >= N) return load_vector<N, reuse>(from);
-    Vec<T, N> result = {};
+    constexpr int count = (sizeof(Vec<T, N>) + 7) / 8;
+    std::uint64_t words[count] = {};
+#pragma unroll 1
+    for (int i = 0; i < left; ++i) {
+        std::uint64_t element = 0;
+        memcpy(&element, from + i, sizeof(T));
+        const int bit = i * static_cast<int>(8 * sizeof(T));
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-        if (i < left) result[i] = from[i];
+        for (int k = 0; k < count; ++k) words[k] |= bit / 64 == k ? element << (bit % 64) : 0;
     }
+    Vec<T, N> result;
+    memcpy(&result, words, sizeof(result));
     return result;
 }
 
@@ -151,23 +159,47 @@ __device__ __forceinline__ T load_if(bool wanted, const T* from) {
     return result;
 }
 
+// Whether all elements of a vector are its row's; of one `within` the row that is known.
+template <int N, typename I>
+__device__ __forceinline__ bool is_whole(bool within, I col, std::common_type_t<I> count) {
+    return within || (col >= 0 && col + N <= count);
+}
+
 // The elements of a vector that are its row's, one by one where not all are.
 template <Reuse reuse = Reuse::normal, typename T, int N, typename I>
-__device__ __forceinline__ void store_inside(T* to, const Vec<T, N>& value, I col, std::common_type_t<I> count) {
-    if (col >= 0 && col + N <= count) return store_vector<reuse>(to, value);
+__device__ __forceinline__ void store_inside(T* to, const Vec<T, N>& value, bool within, I col, std::common_type_t<I> count) {
+    if (is_whole<N>(within, col, count)) return store_vector<reuse>(to, value);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
         if (is_inside(i, col, count)) to[i] = value[i];
     }
 }
 
+// Whether a state has an element that changes nothing.
+template <typename State, typename = void>
+inline constexpr bool has_none = false;
+template <typename State>
+inline constexpr bool has_none<State, std::void_t<decltype(State::none())>> = true;
+
 // The same for what a reduction's state takes up.
 template <typename State, typename T, int N, typename I>
-__device__ __forceinline__ void push_inside(State& state, const T (&values)[N], I col, std::common_type_t<I> count) {
-    if (col >= 0 && col + N <= count) return state.push_many(values);
+__device__ __forceinline__ void push_inside(State& state, const T (&values)[N], bool within, I col, std::common_type_t<I> count) {
+    if (within) return state.push_many(values);
+    if constexpr (has_none<State>) {
+        T own[N];
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-        if (is_inside(i, col, count)) state.push(values[i]);
+        for (int i = 0; i < N; ++i) own[i] = values[i];
+        if (!is_whole<N>(within, col, count)) {  // two warps of a row
+#pragma unroll
+            for (int i = 0; i < N; ++i) own[i] = is_inside(i, col, count) ? own[i] : State::none();
+        }
+        state.push_many(own);
+    } else {
+        if (is_whole<N>(within, col, count)) return state.push_many(values);
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            if (is_inside(i, col, count)) state.push(values[i]);
+        }
     }
 }
 

@@ -432,6 +432,11 @@ def in_teams(made: Program, members: int, teams: int) -> Program:
     return shared
 
 
+def in_clusters(made: Program) -> Program:
+    """`made` with rows that two blocks share."""
+    return replace(made, kernels=tuple(replace(kernel, cluster=2) for kernel in made.kernels))
+
+
 SAMPLES: dict[str, Callable[[], Program]] = {
     "affine": lambda: affine(1 << 22),
     "affine_one": lambda: affine(1),
@@ -472,8 +477,15 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "layer_norm_4096": lambda: layer_norm(2000, 4096),
     "layer_norm_20000": lambda: layer_norm(300, 20_000),
     "layer_norm_32768": lambda: layer_norm(264, 32_768),
-    "layer_norm_shared": lambda: layer_norm(264, 49_152),
-    "layer_norm_shared_odd": lambda: layer_norm(140, 40_001),
+    "layer_norm_1001": lambda: layer_norm(300, 1001),
+    "layer_norm_5121": lambda: layer_norm(90, 5121),
+    "layer_norm_1003_f16": lambda: layer_norm(200, 1003, F16),
+    "layer_norm_20003": lambda: layer_norm(40, 20_003),
+    "layer_norm_registers": lambda: layer_norm(12, 49_152),
+    "cluster_softmax": lambda: in_clusters(softmax_rows(8, 65_536)),
+    "cluster_layer_norm_odd": lambda: in_clusters(layer_norm(6, 57_001)),
+    "layer_norm_shared": lambda: layer_norm(264, 53_248),
+    "layer_norm_shared_odd": lambda: layer_norm(140, 52_001),
     "layer_norm_long": lambda: layer_norm(7, 300_000),
     "layer_norm_f16": lambda: layer_norm(4000, 1024, F16),
     "layer_norm_bf16": lambda: layer_norm(501, 320, BF16),

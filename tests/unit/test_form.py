@@ -170,6 +170,10 @@ FAMILIES: dict[str, Sequence[Callable[[], Program]]] = {
     "bias per channel": [lambda n=n: k.channel_bias_gelu(4, n, 92) for n in (6, 9, 13)],  # type: ignore[misc]
     "batch and length": [lambda n=n: k.layer_norm(*n) for n in ((130, 60), (120, 52), (140, 56))],  # type: ignore[misc]
     "rows": [lambda n=n: k.layer_norm(n, 768) for n in (30, 33, 47)],  # type: ignore[misc]
+    "rows that begin anywhere": [
+        lambda n=n: k.layer_norm(*n)  # type: ignore[misc]
+        for n in ((90, 1001), (80, 1003), (70, 997))
+    ],
     "long rows": [lambda n=n: k.softmax_rows(3, n) for n in (4100, 4504, 5000)],  # type: ignore[misc]
     "channels": [lambda n=n: k.softmax_channels(3, n, 36 * 36) for n in (5, 7, 8)],  # type: ignore[misc]
     "images": [lambda n=n: k.softmax_channels(2, 16, n * n) for n in (23, 25, 27)],  # type: ignore[misc]

@@ -112,6 +112,10 @@ def check_fits(plan: Schedule, kernel: Kernel) -> None:
         case Walk.INNER if plan.members > 1:
             assert plan.members * plan.part * plan.width >= cols
             assert 0 < plan.kept <= plan.part
+        case Walk.INNER if plan.cluster > 1:
+            assert plan.blocks == rows * plan.cluster
+            assert plan.cluster * plan.part >= plan.vectors(cols)
+            covered, cols = plan.lanes * plan.unroll, plan.part
         case Walk.INNER:
             assert plan.fetches or plan.blocks * plan.groups >= rows
             assert plan.lanes <= 32 or plan.groups == 1
