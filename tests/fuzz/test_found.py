@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy
 import pytest
 import torch
@@ -339,3 +341,53 @@ def test_weights_of_a_bicubic_upsampling() -> None:
     outcome = check(EnlargesSingles(), fused, (torch.randn(2, 8, 8, 15),))
     assert outcome.ok, outcome.explain()
     assert not fused.report().fallbacks
+
+
+class WritesWindows(nn.Module):
+    """PyTorch puts written windows back by the gradient of `unfold`, which has zeros where there is no window."""
+
+    def __init__(self, size: int, step: int) -> None:
+        super().__init__()
+        self.size, self.step = size, step
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2 + 1
+        y.unfold(-1, self.size, self.step).add_(1)
+        return y
+
+
+@pytest.mark.parametrize(("size", "step"), [(1, 3), (2, 2), (1, 1)])
+def test_a_write_to_windows_leaves_what_lies_between(size: int, step: int) -> None:
+    model, x = WritesWindows(size, step), torch.randn(3, 7, generator=torch.Generator().manual_seed(2))
+    covered = (size, step) == (1, 1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fused = fusepass.optimize(model, tune="off")
+        compiled = torch.compile(model, backend="fusepass")
+        outcomes = [check(model, call, (x,)) for call in (fused, fused, compiled)]
+    assert all(outcome.ok for outcome in outcomes), [outcome.explain() for outcome in outcomes]
+    assert covered != any("between windows" in str(each.message) for each in told)
+    assert bool(fused.report().regions) == covered
+
+
+class Positions(nn.Module):
+    """Eager scatters into zeros, and so gives contiguous results; tracing compares, which gives the strides of what is compared."""
+
+    def __init__(self, written: bool) -> None:
+        super().__init__()
+        self.written = written
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.written:
+            x.clamp_(max=4)
+        hot = F.one_hot(x, 5)
+        return hot, hot.float() * 2
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["recorded", "exported"])
+def test_positions_of_a_transposed_tensor(written: bool) -> None:
+    model, x = Positions(written), (torch.arange(42) % 5).view(6, 7).t()
+    fused = fusepass.optimize(model, tune="off")
+    outcome = check(model, fused, (x,))
+    assert outcome.ok, outcome.explain()
+    assert fused.report().fused_share > 0
