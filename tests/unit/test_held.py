@@ -49,7 +49,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a
 HELD = {
     "neighbours": Case((2, 3, 6, 9, 10), 16, (4, 4, 4), (1, 1, 1), (0, 0, 0), (1, 1, 1)),
     "neighbours, padded": Case((2, 1, 12, 70), 20, (3, 7), (1, 1), (2, 3), (1, 1)),
-    "neighbours, 1d": Case((3, 5, 50), 7, (4,), (1,), (2,), (1,)),
+    "two channels, 1d": Case((3, 5, 50), 7, (4,), (1,), (2,), (1,)),
     "neighbours, transposed": Case((1, 1, 9, 20), 8, (5, 4), (1, 1), (1, 1), (1, 1), True),
     "two channels": Case((1, 8, 9, 20), 30, (3, 3), (1, 1), (1, 1), (1, 1)),
     "two channels, one of them none": Case((2, 3, 12, 70), 20, (3, 5), (1, 1), (2, 4), (1, 2)),
