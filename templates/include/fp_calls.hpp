@@ -129,6 +129,23 @@ inline PyObject* run_graph(const Call* it, PyObject** with_model) {
     return result;
 }
 
+// As `surroundings_fit`, behind a launch; where they do not, its result, or what it raised, is no more.
+inline int made_in_time(Call* it, PyObject** result) {
+    PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+    if (*result == nullptr) PyErr_Fetch(&type, &value, &traceback);
+    const int right = surroundings_fit(it);
+    if (right == 1) {
+        if (*result == nullptr) PyErr_Restore(type, value, traceback);
+        return right;
+    }
+    it->early = false;
+    Py_CLEAR(*result);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    return right;
+}
+
 // The result for the positional arguments `given`, or `missed`.
 //
 // A launch reads the tensors that were compared, and writes what nobody has seen. So it comes before global settings are compared, which
@@ -153,13 +170,7 @@ inline PyObject* serve(Call* it, PyObject* given) {
     PyObject* result = nullptr;
     if (right == 1) {
         result = run_graph(it, with_model);
-        if (result != nullptr && early) {
-            right = surroundings_fit(it);
-            if (right != 1) {
-                it->early = false;
-                Py_CLEAR(result);
-            }
-        }
+        if (early) right = made_in_time(it, &result);
     }
     if (right == 0) result = Py_NewRef(missed);
     Py_DECREF(all);
