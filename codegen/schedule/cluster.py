@@ -18,6 +18,8 @@ from fusepass.codegen.schedule.team import may_ring
 from fusepass.errors import ScheduleError
 
 _BLOCKS = 2  # of a cluster; with more of them multiprocessors wait until all of a cluster's are free
+_LANES = 1024  # of a block, while each has no more than so many words of its part: weights come sooner
+_WORDS = 32
 _CLUSTERS_FROM = 90  # compute capability times ten
 
 
@@ -53,6 +55,8 @@ def _plan(shape: Shape, members: int) -> Schedule | None:
     lanes = lanes_of_row(shape, part, base.width)
     if lanes is None:
         return None
+    if ceil(part, _LANES) * base.width * max(shape.kept_words, 1) <= _WORDS:
+        lanes = max(lanes, _LANES)
     plan = replace(base, lanes=lanes, unroll=ceil(part, lanes), blocks=shape.rows * members, keep=Keep.REGISTERS)
     plan = replace(plan, cluster=members, part=part, kept=part)
     return replace(plan, resident=resident_blocks(shape, plan))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -97,8 +98,14 @@ def test_values(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With so little room that short rows are shared."""
-    for name, value in {"_WORDS": 8, "_FEW_THREADS": 128, "_FEW_WORDS": 0}.items():
-        monkeypatch.setattr(f"fusepass.codegen.schedule.lanes.{name}", value)
+    for name, value in {
+        "lanes._WORDS": 8,
+        "lanes._FEW_THREADS": 128,
+        "lanes._FEW_WORDS": 0,
+        "cluster._LANES": 64,
+        "cluster._WORDS": 4,
+    }.items():
+        monkeypatch.setattr(sys.modules[f"fusepass.codegen.schedule.{name.split('.')[0]}"], name.split(".")[1], value)
     torch.manual_seed(0)
     made = region(function, torch.randn(shape).to(dtype))
     program = made.passed(pass_options(SMALL))

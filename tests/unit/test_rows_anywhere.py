@@ -48,12 +48,12 @@ def test_choice(make: Callable[[], Program], width: int, anywhere: bool) -> None
 def test_other_operands_are_loaded_one_by_one() -> None:
     """Weights begin at a multiple of 16 bytes in every row, which is between two vectors in most."""
     text = render(k.layer_norm(4096, 1001), H200).text
-    within = "u > 0 && u * 32 <= 217"  # of vectors 0 to 250, those without 0, 249 and 250
-    assert (
-        f"x_in_0[u] = fp::load_first<4>(x + (1001 * row + col), {within} ? 4 : 4100096 - (1001 * row + col));" in text
-    )
+    before = "u * 32 <= 217"  # of vectors 0 to 250, those before 249
+    within = f"u > 0 && {before}"
+    row = "1001 * row + col"
+    assert f"x_in_0[u] = fp::load_first<4>(x + ({row}), {before} ? 4 : 4100096 - ({row}));" in text
     assert f"weight_in_0[v] = fp::load_if(({within}) || fp::is_inside(v, col, 1001), weight + (col + v));" in text
-    assert f"fp::store_inside(y + (1001 * row + col), y_out_0, {within}, col, 1001);" in text
+    assert f"fp::store_inside(y + ({row}), y_out_0, {within}, col, 1001);" in text
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
