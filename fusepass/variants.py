@@ -6,6 +6,7 @@ They differ in the memory format in which the library runs a convolution, and in
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
