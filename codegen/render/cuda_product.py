@@ -130,9 +130,9 @@ class _Writer:
     def _multiplier(self) -> str:
         tiling = self.plan.tiling
         if tiling.turns:
-            tiles = f"fp::TurnTiles<{', '.join(map(str, (*self.plan.tiles, self.batches.size, self.product.right.batch)))}>"
-            shape = (tiling.n, tiling.turns, tiling.stages, tiling.strip)
-            return f"fp::TurnMultiplier<$Left, $Right, {tiles}, {', '.join(map(str, shape))}>"
+            tiles = ", ".join(map(str, (*self.plan.tiles, self.batches.size, self.product.right.batch)))
+            numbers = f"{tiling.n}, {tiling.turns}, {tiling.stages}, {tiling.strip}"
+            return f"fp::TurnMultiplier<$Left, $Right, fp::TurnTiles<{tiles}>, {numbers}>"
         if tiling.runs and self.product.runs:
             slots = tiling.slots(self.product.runs)
             shape = (tiling.warp_rows, tiling.warp_columns, tiling.n, tiling.stages, slots)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 from fusepass.codegen.ir.product import PLACE, Arithmetic, Product, Runs
 
 PANEL_BYTES = 128
