@@ -131,12 +131,12 @@ class _Writer:
         tiling = self.plan.tiling
         if tiling.turns:
             tiles = ", ".join(map(str, (*self.plan.tiles, self.batches.size, self.product.right.batch)))
-            numbers = f"{tiling.n}, {tiling.turns}, {tiling.stages}, {tiling.strip}"
-            return f"fp::TurnMultiplier<$Left, $Right, fp::TurnTiles<{tiles}>, {numbers}>"
+            shape = f"{tiling.n}, {tiling.turns}, {tiling.stages}, {tiling.strip}"
+            return f"fp::TurnMultiplier<$Left, $Right, fp::TurnTiles<{tiles}>, {shape}>"
         if tiling.runs and self.product.runs:
             slots = tiling.slots(self.product.runs)
-            shape = (tiling.warp_rows, tiling.warp_columns, tiling.n, tiling.stages, slots)
-            return f"fp::RunMultiplier<$Left, $Right, {', '.join(map(str, shape))}>"
+            warps = f"{tiling.warp_rows}, {tiling.warp_columns}"
+            return f"fp::RunMultiplier<$Left, $Right, {warps}, {tiling.n}, {tiling.stages}, {slots}>"
         kind, turned = ("GroupMultiplier", (str(tiling.turned).lower(),)) if tiling.groups else ("Multiplier", ())
         numbers = (*turned, tiling.warp_rows, tiling.warp_columns, tiling.m, tiling.n, tiling.stages)
         arithmetic = f"fp::Arithmetic::{_ARITHMETIC[self.product.arithmetic]}"

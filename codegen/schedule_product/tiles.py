@@ -192,5 +192,5 @@ TILINGS = (
     Tiling(8, 1, 1, 16, 4, 2, 1.0, groups=True, arithmetics=_HALVES, runs=True),  # 128 x 128
     Tiling(4, 2, 1, 16, 4, 2, 0.95, groups=True, arithmetics=_HALVES, runs=True),  # 64 x 256
     Tiling(4, 1, 1, 16, 4, 3, 0.9, groups=True, arithmetics=_HALVES, runs=True),  # 64 x 128
-    Tiling(4, 1, 1, 32, 4, 1, 1.0, groups=True, arithmetics=_HALVES, runs=True, turns=2, strip=64),  # 64 x 256
+    Tiling(4, 1, 1, 16, 6, 1, 1.0, groups=True, arithmetics=_HALVES, runs=True, turns=4, strip=32),  # 64 x 128
 )
