@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.layers import Size, Workload
@@ -59,8 +60,9 @@ class _Outputs:
         for module in model.modules():
             module.register_forward_hook(self._see)
 
-    def _see(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        self.largest = max(self.largest, output.numel())
+    def _see(self, module: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
+        sizes = [leaf.numel() for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+        self.largest = max([self.largest, *sizes])
 
 
 def cost(workload: Workload, size: Size = Size.FULL) -> Cost:

@@ -19,7 +19,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fusepass.codegen.forms import Forms
 from fusepass.compile import CompiledGraph, compile_graph
 from fusepass.config import current, override
+from fusepass.draws import with_draws
 from fusepass.fallbacks import FallbackCounter
+from fusepass.functional import LOST_WRITE, forgets_gaps
 from fusepass.isolation import whole_resampling
 from fusepass.structure import Template
 
@@ -83,20 +85,33 @@ class Backend:
         # A wrong option is to be told now, not in a compiler callback.
         with override(**self._options), whole_resampling(example_inputs):
             try:
-                return aot_autograd(fw_compiler=self._compile)(graph, example_inputs)
-            except TensorifyScalarRestartAnalysis:
+                compiler = aot_autograd(fw_compiler=self._compile_forward, bw_compiler=self._compile)
+                return with_draws(graph, lambda whole: compiler(whole, example_inputs))
+            except _LostWrite:
+                return self._plain(graph, LOST_WRITE)
+            except TensorifyScalarRestartAnalysis:  # it would take a float64 number in a tensor for a constant
                 if not any(map(_writes, graph.graph.nodes)):
                     raise
-                return self._plain(graph)
+                return self._plain(graph, "PyTorch's tracing loses writes to a float64 tensor of no dimensions")
 
-    def _plain(self, graph: fx.GraphModule) -> Callable[..., Any]:
-        """`graph` as it is: traced again, it would take a float64 number in a tensor for a constant, and lose what it writes to it."""
+    def _plain(self, graph: fx.GraphModule, reason: str) -> Callable[..., Any]:
+        """`graph` as Dynamo traced it, for what AOTAutograd loses of it."""
 
         def run(*arguments: Any) -> Any:
-            self._fallbacks.count(self._name, "PyTorch's tracing loses writes to a float64 tensor of no dimensions")
+            self._fallbacks.count(self._name, reason)
             return graph(*arguments)
 
         return run
+
+    def _compile_forward(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """A graph of forward.
+
+        Raises:
+            _LostWrite: it is not what forward does.
+        """
+        if forgets_gaps(graph.graph):
+            raise _LostWrite
+        return self._compile(graph, example_inputs)
 
     def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Forward, backward and inference graphs alike; AOTAutograd may ask for the backward one much later."""
@@ -113,6 +128,10 @@ class Backend:
             compiled = compile_graph(graph, name=self._name, fallbacks=self._fallbacks, forms=forms)
         self._observe(compiled)
         return compiled
+
+
+class _LostWrite(Exception):
+    """AOTAutograd lost a write."""
 
 
 def _writes(node: fx.Node) -> bool:

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from fusepass.branches import MOST_BRANCHES, Condition
 from fusepass.codegen.lowering.tracer import Spec
 from fusepass.errors import CaptureError
+from fusepass.functional import LOST_WRITE, forgets_gaps
 from fusepass.isolation import EagerWrites, Watched, quiet_fake_tensors, whole_resampling
 from fusepass.mutation import Exported, finish
 from fusepass.naming import identifiers, input_text, positional_names
@@ -113,7 +114,7 @@ def capture(
         _state.captures = getattr(_state, "captures", 0) + 1
         return _trace(Shim(model, forward or model.forward, inputs), live, tensors, branches)
     except CaptureError as error:
-        return CaptureFailure(str(error), final=error.final, only_children=error.only_children)
+        return CaptureFailure(str(error), final=error.final, lasting=error.final, only_children=error.only_children)
     except _DATA_DEPENDENT as error:  # tracing's own: the call is not at fault
         return CaptureFailure(_one_line(error))
     except Exception as error:  # whatever the model's Python raises under tracing
@@ -241,6 +242,8 @@ def _export(
         graph, signature = aot_export_module(shim, fakes, trace_joint=False, decompositions={})
     if not isinstance(graph, fx.GraphModule) or shim.outputs is None:
         raise CaptureError("the export gave no graph")
+    if forgets_gaps(graph.graph):
+        raise CaptureError(LOST_WRITE, final=True)
     _lay_out(graph, [*states.values(), *tensors])
     placeholders = [*shim.states, *signature.user_inputs]
     written = {*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()}
@@ -250,13 +253,24 @@ def _export(
 
 
 def _fill_caches(shim: Shim, states: Mapping[str, torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-    """One real run, on copies: what functions of the model remember (`functools.lru_cache`) is no tensor of a tracing then."""
+    """One real run, on copies: what functions of the model remember (`functools.lru_cache`) is no tensor of a tracing then.
+
+    It raises what forward does: fake tensors may not, as for a write to a tensor that overlaps with itself.
+
+    Raises:
+        CaptureError: a tensor has another shape afterwards, of which functional tensors tell nothing.
+    """
     shim.guard = Watched
     shim.states = {name: _copy(state) for name, state in states.items()}
     given = [tensor.clone() for tensor in tensors]
+    every = [*shim.states.values(), *given]
+    layouts = [(tensor.shape, tensor.stride()) for tensor in every]
     devices = cuda_devices([*states.values(), *tensors])
-    with _reparametrize_module(shim, shim.states), torch.random.fork_rng(devices), torch.no_grad(), suppress(Exception):
+    expected = suppress(CaptureError)  # which drawing random numbers is here; the rest is for tracing to find
+    with _reparametrize_module(shim, shim.states), torch.random.fork_rng(devices), torch.no_grad(), expected:
         shim(*given)
+    if layouts != [(tensor.shape, tensor.stride()) for tensor in every]:
+        raise CaptureError("forward gives an input or a tensor of a module another shape or other strides")
 
 
 def _copy(state: torch.Tensor) -> torch.Tensor:

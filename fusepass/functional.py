@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import fx
 from torch._ops import OpOverload
 
 aten = torch.ops.aten
@@ -48,3 +49,19 @@ def memory_order(tensor: torch.Tensor) -> tuple[list[int], list[int]]:
     """The dimensions in the order of memory, and in which order of these they are as they were."""
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     return order, [order.index(dim) for dim in range(tensor.dim())]
+
+
+def forgets_gaps(graph: fx.Graph) -> bool:
+    """Whether a functional `graph` that computes no gradients has zeros where a write to ``unfold`` leaves elements as they are.
+
+    PyTorch puts written windows back by the gradient of ``unfold``, which knows nothing of what lies in no window.
+    """
+    return any(_has_gaps(*node.args[1:]) for node in graph.find_nodes(op="call_function", target=_WINDOWS_BACK))
+
+
+LOST_WRITE = "PyTorch's tracing loses what lies between windows (unfold) that forward writes to"
+_WINDOWS_BACK = aten.unfold_backward.default
+
+
+def _has_gaps(shape: list[int], dim: int, size: int, step: int) -> bool:
+    return bool(shape) and (step > size or (shape[dim] - size) % step != 0)

@@ -13,6 +13,7 @@ import numpy
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fusepass.errors import CaptureError
@@ -146,6 +147,17 @@ _DRAWING = ("alpha_dropout", "alpha_dropout_", "bernoulli_")
 """Functions whose random numbers go to the elements in the order of memory, by writes that tracing makes functional."""
 
 
+_DRAWING_OUT = (
+    torch.bernoulli,
+    torch.multinomial,
+    torch.normal,
+    torch.rand,
+    torch.randint,
+    torch.randn,
+    torch.randperm,
+)
+
+
 class Watched(TorchFunctionMode):
     """Declines what forward does that no graph can say."""
 
@@ -159,23 +171,26 @@ class Watched(TorchFunctionMode):
         """To be told of each call before it runs.
 
         Raises:
-            CaptureError: it puts other memory in place of a tensor's, or draws from a generator that forward may have made or
-                seeded, which nobody sees.
+            CaptureError: it puts other memory in place of a tensor's, has autograd follow it, or draws from a generator that
+                forward may have made or seeded, which nobody sees.
         """
         if func == _SET_DATA:
             raise CaptureError("forward puts other memory in place of a tensor's (.data = ...)", final=True)
+        if func in _ASKING_FOR_GRADIENTS:
+            raise CaptureError("forward sets whether a tensor needs gradients", final=True)
         if kwargs and kwargs.get("generator") is not None:
             raise CaptureError("forward draws from a generator that it names")
 
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_ASKING_FOR_GRADIENTS = (torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 
 
 class EagerWrites(Watched):
     """Lets PyTorch's tracing follow writes as eager makes them.
 
     Dropout that is switched off gives its input back, and no copy: a write to the one would not show in the other. And
-    a written tensor keeps its strides.
+    a written tensor keeps its strides, whatever those of the result are that an operator would give of its own (`out=`).
     """
 
     def __torch_function__(
@@ -194,7 +209,35 @@ class EagerWrites(Watched):
             return args[0].copy_(getattr(torch.Tensor, name[:-1])(*args, **kwargs))
         if name in _DRAWING and args and not args[0].is_contiguous():
             return _drawn_in_memory_s_order(func, *args, **kwargs)
+        if kwargs.get("out") is not None:
+            return _written_where_asked(func, args, kwargs)
         return func(*args, **kwargs)
+
+
+def _written_where_asked(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Has `func` fill tensors of its own, and copies them to those of ``out=``; what it would resize becomes its result.
+
+    Raises:
+        CaptureError: it draws random numbers, which go to elements in the order of memory, or would compute in the type
+            of the tensor that it writes.
+    """
+    asked, form = pytree.tree_flatten(kwargs["out"])
+    if func in _DRAWING_OUT:
+        if not all(out.is_contiguous() for out in asked):
+            raise CaptureError("forward draws random numbers into a tensor that is not contiguous (out=)", final=True)
+        return func(*args, **kwargs)
+    own = func(*args, **{name: value for name, value in kwargs.items() if name != "out"})
+    if [result.shape for result in pytree.tree_leaves(own)] != [out.shape for out in asked]:
+        return func(*args, **kwargs)
+    if [result.dtype for result in pytree.tree_leaves(own)] != [out.dtype for out in asked]:
+        raise CaptureError(
+            "forward has an operator write to a tensor of another type than its result's (out=)", final=True
+        )
+    filled = [torch.empty(out.shape, dtype=out.dtype, device=out.device) for out in asked]
+    func(*args, **(kwargs | {"out": pytree.tree_unflatten(filled, form)}))
+    for mine, out in zip(filled, asked, strict=True):
+        out.copy_(mine)
+    return pytree.tree_unflatten(asked, pytree.tree_structure(own))
 
 
 def _drawn_in_memory_s_order(func: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

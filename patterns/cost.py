@@ -186,6 +186,11 @@ def _users(node: fx.Node, stands_for: _Stand) -> list[fx.Node]:
     return found
 
 
+def computed(node: fx.Node) -> bool:
+    """Whether generated kernels compute `node`, or what it is a view of."""
+    return _kind(_source(node).target) in _FUSING
+
+
 def _source(node: fx.Node) -> fx.Node:
     """What makes the memory of `node`."""
     while node.op == "call_function" and _kind(node.target) is _Kind.FREE:

@@ -10,6 +10,7 @@ from torch import fx
 
 from fusepass.patterns.analysis.linearity import Operand
 from fusepass.patterns.arguments import arguments
+from fusepass.patterns.cost import computed
 from fusepass.patterns.language import op, var
 from fusepass.patterns.matcher import Declined, Match
 from fusepass.patterns.rule import Rule
@@ -113,6 +114,28 @@ def _matrix(found: Match, batch: fx.Node) -> fx.Node:
     return found.call(aten.t.default, node) if turned else node
 
 
+def with_a_vector(found: Match) -> str | None:
+    """A guard."""
+    if not (_ends_in_vector(found) or shape_of(found.x)[-2] == 1):
+        return "neither operand is a vector"
+    matrix = found.x if _ends_in_vector(found) else found.y
+    return None if computed(matrix) else "the library reads a matrix in memory as fast"
+
+
+def _ends_in_vector(found: Match) -> bool:
+    return found.root.target is aten.mv.default or shape_of(found.y)[-1] == 1
+
+
+def _pairs(found: Match) -> fx.Node:
+    """The sums of products that the library would compute."""
+    build, matrix, vector = Builder(found), found.x, found.y
+    if not _ends_in_vector(found):
+        last = len(shape_of(vector)) - 1
+        matrix, vector = build.permute(vector, [*range(last - 1), last, last - 1]), matrix
+    *batch, _, inner = shape_of(matrix)
+    return build.view(build.product(matrix, build.view(vector, (*batch, inner, 1))), shape_of(found.root))
+
+
 _reduction = op(aten.sum, aten.mean, open=True)
 
 RULES: tuple[Rule, ...] = (
@@ -132,6 +155,13 @@ RULES: tuple[Rule, ...] = (
         guards=(plain_floats,),
         rewrite=sum_inside(Product.of),
         why="(x @ W) @ v is x @ (W @ v); the same elements reach the result",
+    ),
+    Rule(
+        name="product-with-a-vector",
+        pattern=op(aten.mm, aten.bmm, aten.mv)(var("x"), var("y")),
+        guards=(plain_floats, with_a_vector),
+        rewrite=_pairs,
+        why="a product with a vector is a sum of products, which may fuse with what makes the matrix",
     ),
     Rule(
         name="product-of-one-batch",

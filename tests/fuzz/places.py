@@ -41,5 +41,11 @@ def is_elsewhere(model: Model, module: nn.Module, fused: Any, inputs: Sequence[T
 def is_as_on_a_cpu(model: Model, observed: Any) -> bool:
     """Whether `observed` is what the policy accepts of the model on a CPU."""
     module, inputs = model.make()
-    moved = pytree.tree_map_only(Tensor, Tensor.cpu, observed)
+    moved = pytree.tree_map_only(Tensor, _on_the_cpu, observed)
     return compare(moved, observe(module, inputs), observe(*in_float64(module, inputs))).ok
+
+
+def _on_the_cpu(tensor: Tensor) -> Tensor:
+    """`tensor` with its strides, which `Tensor.cpu` changes where elements overlap."""
+    storage = tensor.untyped_storage().cpu()
+    return torch.empty(0, dtype=tensor.dtype).set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy
 import pytest
 import torch
@@ -339,3 +341,30 @@ def test_weights_of_a_bicubic_upsampling() -> None:
     outcome = check(EnlargesSingles(), fused, (torch.randn(2, 8, 8, 15),))
     assert outcome.ok, outcome.explain()
     assert not fused.report().fallbacks
+
+
+class WritesWindows(nn.Module):
+    """PyTorch puts written windows back by the gradient of `unfold`, which has zeros where there is no window."""
+
+    def __init__(self, size: int, step: int) -> None:
+        super().__init__()
+        self.size, self.step = size, step
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2 + 1
+        y.unfold(-1, self.size, self.step).add_(1)
+        return y
+
+
+@pytest.mark.parametrize(("size", "step"), [(1, 3), (2, 2), (1, 1)])
+def test_a_write_to_windows_leaves_what_lies_between(size: int, step: int) -> None:
+    model, x = WritesWindows(size, step), torch.randn(3, 7, generator=torch.Generator().manual_seed(2))
+    covered = (size, step) == (1, 1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fused = fusepass.optimize(model, tune="off")
+        compiled = torch.compile(model, backend="fusepass")
+        outcomes = [check(model, call, (x,)) for call in (fused, fused, compiled)]
+    assert all(outcome.ok for outcome in outcomes), [outcome.explain() for outcome in outcomes]
+    assert covered != any("between windows" in str(each.message) for each in told)
+    assert bool(fused.report().regions) == covered

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusepass.backend import Backend, fusepass_backend
@@ -306,3 +307,23 @@ def test_what_cancels_in_training_has_the_gradients_and_statistics_that_it_has()
     rules = {rewrite.rule for graph in made for rewrite in graph.report.rewrites}
     assert rules, "the stage has run"
     assert not {rule for rule in rules if "shift" in rule}, "the backward pass reads what the biases were added to"
+
+
+def _draws_in_vain(x: Tensor) -> Tensor:
+    torch.rand([]) * 2  # used, by what is not
+    F.dropout(x)
+    torch.empty(3).uniform_()
+    x.clone().t_().exponential_()
+    F.fractional_max_pool2d(x[None], 2, output_size=2, return_indices=True)
+    F.gumbel_softmax(x) + F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+    return torch.tanh(x) * 2
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_numbers_that_nothing_uses_are_drawn(backend: Backend, gradients: bool) -> None:
+    states = []
+    for call in (_draws_in_vain, torch.compile(_draws_in_vain, backend=backend)):
+        torch.manual_seed(0)
+        close(call(X.clone().requires_grad_(gradients)), torch.tanh(X) * 2)
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)

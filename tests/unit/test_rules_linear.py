@@ -127,6 +127,44 @@ def test_what_is_only_similar_stays(name: str) -> None:
     assert not {RULE, VECTOR, BATCH} & set(rules)
 
 
+PAIRS = "product-with-a-vector"
+
+PAIRED: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
+    "mv": (lambda x, v: x.exp().mv(v), (X, (10,))),
+    "a column": (lambda x, v: x.exp() @ v, (X, (10, 1))),
+    "a row": (lambda v, x: v @ (x * x), ((1, 6), X)),
+    "a vector before": (lambda v, x: v @ x.sigmoid(), ((6,), X)),
+    "a batch": (lambda x, v: torch.bmm(x.exp(), v), ((3, 6, 10), (3, 10, 1))),
+    "a batch of rows": (lambda v, x: torch.bmm(v, x.exp()), ((3, 1, 6), (3, 6, 10))),
+    "sums over an index": (lambda x, v: torch.einsum("blsd,bsd->bld", x.exp(), v), ((2, 4, 3, 5), (2, 3, 5))),
+    "both made": (lambda x, v: x.exp() @ v.tanh(), (X, (10, 1))),
+}
+
+
+@pytest.mark.parametrize("name", PAIRED)
+def test_a_matrix_that_is_computed_meets_a_vector(name: str) -> None:
+    function, shapes = PAIRED[name]
+    inputs = [rand(*shape) for shape in shapes]
+    result = same_value(function, *inputs)
+    assert result.rules.count(PAIRS) == 1
+    assert not [name for name in ("mm.default", "mv.default") if name in str(result.after.graph)]
+    within_policy(function, *inputs)
+
+
+UNPAIRED: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
+    "a matrix from memory": (lambda x, v: x @ v, (X, (10, 1))),
+    "two columns": (lambda x, y: x.exp() @ y, (X, (10, 2))),
+    "an outer product": (lambda x, y: (x @ y).exp(), ((6, 2), (2, 10))),
+    "a product of matrices": (lambda x, w, v: (x @ w) @ v, ((6, 2), (2, 10), (10, 1))),
+}
+
+
+@pytest.mark.parametrize("name", UNPAIRED)
+def test_the_library_multiplies(name: str) -> None:
+    function, shapes = UNPAIRED[name]
+    assert PAIRS not in same_value(function, *(rand(*shape) for shape in shapes)).rules
+
+
 def test_narrow_types_stay() -> None:
     for dtype in (torch.float16, torch.bfloat16):
         result = rewritten(lambda x, w: F.linear(x, w).sum(1), torch.rand(4, 5).to(dtype), torch.rand(6, 5).to(dtype))

@@ -69,6 +69,7 @@ def _tested() -> dict[str, Tested]:
         ("biased-product-of-product", *folding.PRODUCTS["two layers"], folding.NEAR),
         *((linear.RULE, function, shapes, linear.NEAR) for function, shapes in linear.SUMS.values()),
         *((linear.VECTOR, function, shapes, linear.NEAR) for function, shapes in linear.VECTORS.values()),
+        *((linear.PAIRS, function, shapes, linear.UNPAIRED) for function, shapes in linear.PAIRED.values()),
         *((linear.BATCH, function, shapes, linear.NEAR) for function, shapes in linear.EINSUMS.values()),
         *((pooling.POINT, function, shapes, pooling.NEAR) for function, shapes in pooling.POINTS.values()),
         *((convolution.SUM, function, shapes, convolution.NEAR) for function, shapes in convolution.SUMS.values()),
@@ -232,6 +233,7 @@ WIDE_ONLY = frozenset(
         "normalisation-into-convolution", "normalisation-into-product", "product-of-product",
         "scale-before-biased-product", "scale-before-convolution", "scale-before-product", "sum-of-convolution",
         "sum-of-products", "average-pool-before-points", "product-of-one-batch", "vector-behind-products",
+        "product-with-a-vector",
     }
 )  # fmt: skip
 """Rules that leave float16 and bfloat16 alone: weights or sums that eager keeps in float32 would be rounded."""

@@ -1,0 +1,82 @@
+"""Draws that nothing uses: AOTAutograd drops them, and the generator would be elsewhere afterwards than eager leaves it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import detect_fake_mode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fusepass.patterns.effects import is_random
+
+
+def with_draws(graph: fx.GraphModule, compiled: Callable[[fx.GraphModule], Callable[..., Any]]) -> Callable[..., Any]:
+    """What ``compiled`` makes of `graph`, as Dynamo traced it, with unused draws among its results; a call leaves these out."""
+    unused = [node for node in _unused(graph.graph) if _draws(node)]
+    if not unused:
+        return compiled(graph)
+    nodes: dict[fx.Node, fx.Node] = {}
+    whole = fx.Graph()
+    results = whole.graph_copy(graph.graph, nodes)
+    assert isinstance(results, tuple | list)  # as Dynamo's graphs have them
+    whole.output((*results, *(_detached(whole, nodes[node]) for node in unused)))
+    run = compiled(fx.GraphModule(graph, whole))
+    return lambda *arguments: run(*arguments)[: len(results)]
+
+
+def _unused(graph: fx.Graph) -> Iterator[fx.Node]:
+    """Calls that give tensors and that no output needs."""
+    needed: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output" or node in needed:
+            needed.update(node.all_input_nodes)
+        elif node.op.startswith("call") and _mode(node) is not None:
+            yield node
+
+
+def _draws(node: fx.Node) -> bool:
+    """Whether a call draws random numbers, by another run of it over the fake tensors that Dynamo left."""
+    mode, watch = _mode(node), _Watch()  # type: ignore[no-untyped-call]
+    try:
+        with mode, torch.no_grad(), watch:
+            arguments, keywords = fx.node.map_aggregate((node.args, node.kwargs), _value)
+            call = node.target if callable(node.target) else getattr(arguments[0], str(node.target))
+            call(*arguments[0 if callable(node.target) else 1 :], **keywords)
+    except Exception:
+        return True  # computing what nothing uses is not wrong
+    return watch.drew
+
+
+class _Watch(TorchDispatchMode):
+    """Sees whether an operator draws."""
+
+    drew = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.drew |= is_random(func)
+        return func(*args, **(kwargs or {}))
+
+
+def _mode(node: fx.Node) -> Any:
+    """The fake tensor mode of a call's results; None where they are no tensors."""
+    return detect_fake_mode(tree_leaves(node.meta.get("example_value")))
+
+
+def _value(argument: Any) -> Any:
+    """What an argument stands for; of a tensor another one, as methods in place may change its shape."""
+    value = argument.meta["example_value"] if isinstance(argument, fx.Node) else argument
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _detached(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """The first tensor among the results of a call, without its gradient."""
+    value = node.meta["example_value"]
+    if not isinstance(value, torch.Tensor):
+        number = next(number for number, each in enumerate(value) if isinstance(each, torch.Tensor))
+        node = graph.call_function(operator.getitem, (node, number))
+    return graph.call_method("detach", (node,))
