@@ -274,8 +274,9 @@ def _estimate(kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tili
     written = {store.buffer for store in kernel.stores}  # partial results, of which there are few, decide nothing
     moved = sum(program.buffer(name).nbytes for name in kernel.reads | written)
     idle = max(_STREAMS * facts.multiprocessors / blocks, 1.0) if blocks else 1.0
-    following = _following(kernel, facts) * (_HIDDEN if tiling.resident > 1 else 1)
-    return max(computing + following, idle * moved / facts.bandwidth)
+    following = _following(kernel, facts) * (_HIDDEN if tiling.resident > 1 or tiling.turns else 1)
+    starting = tiling.staying(product.runs) * facts.multiprocessors / facts.bandwidth if product.runs else 0.0
+    return max(starting + computing + following, idle * moved / facts.bandwidth)
 
 
 def _following(kernel: Kernel, facts: DeviceFacts) -> float:

@@ -155,12 +155,15 @@ class Tiling:
         """Bytes of shared memory of all `slots`."""
         return self.slots(runs) * runs.planes * (self.columns + (runs.taps - 1) * runs.apart) * PLACE_BYTES
 
+    def staying(self, runs: Runs) -> int:
+        """Bytes of the rows' numbers that stay in shared memory where groups take turns."""
+        return self.rows * runs.count * runs.terms * 2 if self.turns else 0
+
     def shared(self, stage: int, runs: Runs | None) -> int:
         """Bytes of shared memory: panels and runs, and results once these are done with; beside them where warps take turns."""
         rooms = 4 * self.threads // 32 * self.room
         if self.turns and runs:
-            left = self.rows * runs.count * runs.terms * 2
-            return left + self.run_bytes(runs) + rooms + _BARRIER * (2 * self.stages + self.turns)
+            return self.staying(runs) + self.run_bytes(runs) + rooms + _BARRIER * (2 * self.stages + self.turns)
         panels = self.stages * stage + (self.run_bytes(runs) if self.runs and runs else 0)
         return max(panels, rooms)
 
@@ -192,5 +195,5 @@ TILINGS = (
     Tiling(8, 1, 1, 16, 4, 2, 1.0, groups=True, arithmetics=_HALVES, runs=True),  # 128 x 128
     Tiling(4, 2, 1, 16, 4, 2, 0.95, groups=True, arithmetics=_HALVES, runs=True),  # 64 x 256
     Tiling(4, 1, 1, 16, 4, 3, 0.9, groups=True, arithmetics=_HALVES, runs=True),  # 64 x 128
-    Tiling(4, 1, 1, 16, 6, 1, 1.0, groups=True, arithmetics=_HALVES, runs=True, turns=4, strip=32),  # 64 x 128
+    Tiling(4, 1, 1, 32, 4, 1, 1.15, groups=True, arithmetics=_HALVES, runs=True, turns=2, strip=64),  # 64 x 256
 )

@@ -33,6 +33,7 @@ struct TurnMultiplier {
     static constexpr int rooms_at = left_bytes + Slots * slot_bytes, barriers_at = rooms_at + Groups * 4 * room_bytes;
     static_assert(L::inner_first && L::vector == 8 && terms % run_terms == 0 && R::chunks <= 32);
     static_assert(columns % Strip == 0 && Strip % 32 == 0);
+    static_assert(Slots >= 2);  // a group may wait for what takes the place of a run that it multiplied with before
 
     // By all threads of the block: brings the rows' numbers, and begins to fetch the first runs.
     __device__ __forceinline__ TurnMultiplier(unsigned char* pool, const T* left, const T* right)
