@@ -33,7 +33,7 @@ from fusepass.report import RegionState, Report
 from fusepass.runtime import FusedRegion
 from fusepass.saved import correct_types
 from fusepass.shorter import shorten
-from fusepass.splice import keep_code, splice, subgraph, with_targets
+from fusepass.splice import keep_code, only_call, splice, subgraph, with_targets
 from fusepass.summary import summary
 from fusepass.tune import choose, remember
 from fusepass.variants import handed_format
@@ -50,7 +50,8 @@ class CompiledGraph:
         works: its regions, with what became of them.
         spliced: makes `graph_module` when it is first called.
         call: the same function as `graph_module` without the dispatcher, for plain tensors outside of every dispatch mode.
-        without_python: makes what does as `call` with launchers that need no Python, once `fusepass.quick` is there.
+        without_python: makes what does as `call` with launchers that need no Python, once `fusepass.quick` is there; with
+            the positions of what it takes among the arguments of `call`.
         report: what was fused and what was not; fallbacks counted so far are read through `fallbacks`.
         fallbacks: counts calls that ran as the original operators.
     """
@@ -59,7 +60,7 @@ class CompiledGraph:
     works: tuple[Work, ...]
     spliced: Callable[[], fx.GraphModule]
     call: Callable[..., tuple[Any, ...]]
-    without_python: Callable[[], Callable[..., tuple[Any, ...]]]
+    without_python: Callable[[], tuple[Callable[..., tuple[Any, ...]], Sequence[int]]]
     report: Report
     fallbacks: FallbackCounter
 
@@ -132,6 +133,8 @@ def compile_graph(
         direct = splice(graph, regions, arguments, {key: value.run for key, value in fused.items()})
         gather_writes(direct)
         shorten(direct)
+        only = only_call(direct.graph)
+        count = len(direct.graph.find_nodes(op="placeholder"))
         for made in (direct, *(work.graph for work in works)):
             keep_code(made)
     report = summary(name, graph, parts, works, applications, clock.seconds)
@@ -141,8 +144,11 @@ def compile_graph(
         operators = {key: register(value, program_text(value.generated.program)) for key, value in fused.items()}
         return splice(graph, regions, arguments, operators)
 
-    def without_python() -> Callable[..., tuple[Any, ...]]:
-        return with_targets(direct, {value.run: value.launcher() for value in fused.values()})
+    def without_python() -> tuple[Callable[..., tuple[Any, ...]], Sequence[int]]:
+        regions = {value.run: value for value in fused.values()}
+        if only is not None and only[0] in regions:
+            return regions[only[0]].launcher(always_tuple=True), only[1]
+        return with_targets(direct, {run: value.launcher() for run, value in regions.items()}), range(count)
 
     quick.begin()  # behind the builds and trials that the call waits for
     return CompiledGraph(graph, tuple(works), spliced, direct.forward, without_python, report, counter)

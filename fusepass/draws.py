@@ -63,8 +63,10 @@ class _Watch(TorchDispatchMode):
 
 
 def _mode(node: fx.Node) -> Any:
-    """The fake tensor mode of a call's results; None where they are no tensors."""
-    return detect_fake_mode(tree_leaves(node.meta.get("example_value")))
+    """The fake tensor mode of a call's results; None where they are no tensors but sizes, say."""
+    results = tree_leaves(node.meta.get("example_value"))
+    tensors = [each for each in results if isinstance(each, torch.Tensor)]
+    return detect_fake_mode(tensors) if tensors else None
 
 
 def _value(argument: Any) -> Any:

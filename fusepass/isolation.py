@@ -211,7 +211,12 @@ class EagerWrites(Watched):
             return _drawn_in_memory_s_order(func, *args, **kwargs)
         if kwargs.get("out") is not None:
             return _written_where_asked(func, args, kwargs)
-        return func(*args, **kwargs)
+        return laid_out(func, func(*args, **kwargs))
+
+
+def laid_out(func: Any, result: Any) -> Any:
+    """The `result` of `func` with eager's strides, which differ from those of what it is made of under tracing."""
+    return result.contiguous() if func is nn.functional.one_hot else result
 
 
 def _written_where_asked(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -14,6 +14,7 @@ from fusepass.capture import CaptureFailure
 from fusepass.errors import CaptureError
 from fusepass.quick import MISSED
 from fusepass.report import Report
+from fusepass.signatures import Table
 from fusepass.specialise import Specialiser
 from fusepass.view import graph_view
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from fusepass.profile import Profile
 
 _dynamo_is_compiling = torch.compiler.is_dynamo_compiling
-_OWN = frozenset({"original", "_specialiser", "_options", "_call_hooks"})
+_OWN = frozenset({"original", "_specialiser", "_table", "_options"})
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = tuple(getattr(nn.modules.module, f"_global{name}") for name in _HOOKS)
 _NOT_SHARED = frozenset({"training", "_is_full_backward_hook"})
@@ -55,8 +56,8 @@ class OptimizedModule(nn.Module):
 
     original: nn.Module
     _specialiser: Specialiser
+    _table: Table  # the specialiser's: each step on the way to it costs where nothing is in the processor's caches
     _options: dict[str, Any]
-    _call_hooks: tuple[Mapping[int, Any], ...]
 
     def __init__(self, original: nn.Module, options: Mapping[str, Any]) -> None:
         # Not nn.Module.__init__, which would make dicts of its own.
@@ -64,18 +65,17 @@ class OptimizedModule(nn.Module):
         shared = {name: vars(original)[name] for name in names}
         hooks = (*(vars(original)[name] for name in _HOOKS), *_GLOBAL_HOOKS)
         specialiser = Specialiser(original, options, hooks=hooks)
-        own = {"original": original, "_options": dict(options), "_specialiser": specialiser, "_call_hooks": hooks}
-        vars(self).update(shared, **own)
+        own = {"original": original, "_options": dict(options), "_specialiser": specialiser}
+        vars(self).update(shared, **own, _table=specialiser.table)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As of every module. The usual call, with no hooks around it, takes a shorter way to the same result."""
         if not (kwargs or _dynamo_is_compiling()):
-            table = self._specialiser.table
-            if table.door is not None:
-                result = table.door(args)
-                if result is not MISSED:
-                    return result
-            if not any(self._call_hooks):
+            table = self._table
+            result = table.door(args)
+            if result is not MISSED:
+                return result
+            if not any(table.hooks):
                 for made in table.recent:
                     result = made.serve(args)
                     if result is not MISSED:

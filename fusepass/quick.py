@@ -15,6 +15,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,12 @@ from fusepass.codegen import build, cache
 from fusepass.codegen.key import cache_key
 from fusepass.codegen.source import Source, Target
 from fusepass.errors import BuildError
+
+_SMALL_RESULTS = 1 << 16
+"""Bytes of results that a region's launcher makes several of before they are asked for."""
+
+_SMALL_WORKSPACE = 1 << 20
+"""Bytes of a workspace that stays from call to call."""
 
 MISSED: Any = object()
 """What stands for the result of a call that needs more than a look at the signature."""
@@ -37,7 +44,7 @@ extern "C" PyObject* {_ENTRY}(PyObject* missed, PyObject* data_ptr)
     return fp::types(missed, data_ptr);
 }}
 """
-_SOURCE = Source("calls", _ENTRY, Target.CPU, _TEXT, ("fp_calls.hpp", "fp_launcher.hpp"), "native")
+_SOURCE = Source("calls", _ENTRY, Target.CPU, _TEXT, ("fp_calls.hpp", "fp_launcher.hpp", "fp_store.hpp"), "native")
 
 
 @dataclass(frozen=True)
@@ -133,21 +140,25 @@ class Launch:
 
 def launcher(
     launch: Launch,
+    name: str,
     entry: object,
     device: torch.device,
     empty: Callable[..., torch.Tensor],
     plain: Callable[..., Any],
     failed: Callable[..., Any],
+    library: Path,
 ) -> Callable[..., Any]:
     """What does `launch` without Python; `plain`, which does it with Python, where that cannot be.
 
     Args:
         launch: what to do.
+        name: the region's.
         entry: the library's function.
         device: where.
         empty: makes a tensor there.
         plain: is called in whatever is unusual: another device is the current one, inputs are not aligned.
         failed: takes a status other than 0 and the arguments.
+        library: where the entry lies.
     """
     made = types()
     try:
@@ -160,13 +171,36 @@ def launcher(
     alone = not cuda or torch.cuda.device_count() == 1
     try:
         result: Callable[..., Any] = made.launcher(
-            plain.__name__, plain.__module__, plain, failed, empty, launch.outputs, launch.workspace,
+            name, "fusepass.generated", plain, failed, empty, launch.outputs, launch.workspace,
             torch._C._cuda_getCurrentRawStream if cuda else None, None if alone else torch._C._cuda_getDevice,
             device.index or 0, address, launch.numbers or 0, launch.single, launch.inputs, launch.places,
+            *_runtime(library if cuda else None),
+            sum(map(_nbytes, launch.outputs)) <= _SMALL_RESULTS, _nbytes(launch.workspace) <= _SMALL_WORKSPACE,
         )  # fmt: skip
     except ValueError:  # more buffers than are worth it
         return plain
     return result
+
+
+def _runtime(library: Path | None) -> tuple[int, int]:
+    """Where `cudaStreamIsCapturing` and `cudaGetLastError` lie in the CUDA that `library` uses; 0 where they cannot be found."""
+    if library is None:
+        return 0, 0
+    try:
+        loaded = ctypes.CDLL(str(library))
+        functions = loaded.cudaStreamIsCapturing, loaded.cudaGetLastError
+    except (OSError, AttributeError):
+        return 0, 0
+    capturing, forget_error = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
+    return capturing, forget_error
+
+
+def _nbytes(tensor: tuple[Any, ...] | None) -> int:
+    """Of a tensor as `Launch` describes it; 0 for none."""
+    if tensor is None:
+        return 0
+    shape, _, dtype = tensor
+    return int(prod(shape) * dtype.itemsize)
 
 
 def door(hooks: Sequence[Any]) -> Callable[..., Any] | None:

@@ -21,7 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fusepass.codegen.lowering.tracer import Spec, Tracer
 from fusepass.errors import CaptureError
 from fusepass.functional import functional_form, memory_order, with_defaults
-from fusepass.isolation import Watched
+from fusepass.isolation import Watched, laid_out
 from fusepass.patterns.aliasing import BATCH_NORMS
 from fusepass.patterns.analysis.layout import looks_channels_last
 from fusepass.patterns.effects import waits_for_host
@@ -57,7 +57,7 @@ class NoEscape(Watched):
             )
         if func in _POOLS_1D and args:
             args = (_unambiguous(args[0]), *args[1:])
-        return func(*args, **(kwargs or {}))
+        return laid_out(func, func(*args, **(kwargs or {})))
 
 
 _POOLS_1D = (nn.functional.max_pool1d, torch.max_pool1d)

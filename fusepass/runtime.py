@@ -9,6 +9,7 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -116,13 +117,18 @@ class FusedRegion:
         if source.replay is not None:
             self._scope["entry"] = build.load(self._library, source.replay, len(self.generated.program.arguments))
 
-    def launcher(self) -> Callable[..., Result]:
-        """What does as `run` without Python; `run` itself where that cannot be."""
+    def launcher(self, *, always_tuple: bool = False) -> Callable[..., Any]:
+        """What does as `run` without Python, where that can be; `always_tuple` for one tensor, too."""
         launch = self._scope.get("launch")
+        run: Callable[..., Any] = self.run
+        failed: Callable[..., Any] = functools.partial(_failed, self)
+        if always_tuple and len(self.outputs) == 1:
+            run, failed = functools.partial(_in_tuple, run), functools.partial(_in_tuple, failed)
         if not isinstance(launch, Launch):
-            return self.run
-        failed = functools.partial(_failed, self)
-        return launcher(launch, self._scope["entry"], self.device, self._scope["empty"], self.run, failed)
+            return run
+        launch = replace(launch, single=launch.single and not always_tuple)
+        scope = self._scope
+        return launcher(launch, self.name, scope["entry"], self.device, scope["empty"], run, failed, self._library)
 
     def checked(self, *inputs: torch.Tensor) -> Result:
         """As the call, for arguments from anywhere.
@@ -273,6 +279,10 @@ def _workspace(temporaries: Sequence[Buffer]) -> tuple[dict[str, int], int]:
         offsets[buffer.name] = total
         total += -(-prod(buffer.shape) * buffer.dtype.nbytes // _ALIGNMENT) * _ALIGNMENT
     return offsets, total
+
+
+def _in_tuple(function: Callable[..., Any], *arguments: Any) -> tuple[Any]:
+    return (function(*arguments),)
 
 
 def _failed(region: FusedRegion, status: int, arguments: tuple[torch.Tensor, ...]) -> Result:

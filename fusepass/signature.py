@@ -45,17 +45,22 @@ _ATTENTION: tuple[Callable[[], Any], ...] = (
 )
 
 
-def settings(captured: Captured) -> tuple[Callable[[], Any], ...]:
-    """What reads the settings that `GlobalStateGuard` does not know and that change what is traced or generated.
+_MAY_USE_CUDNN = ("conv", "norm", "rnn", "lstm", "gru", "grid", "ctc", "attention", "cudnn")
+"""Of the names of operators that PyTorch implements by cuDNN where that is enabled."""
 
-    cuDNN serves CUDA only. Which attention was chosen shows in the graph: as an operator of that name, or as a softmax.
+
+def settings(captured: Captured) -> tuple[Callable[[], Any], ...]:
+    """What reads the settings that `GlobalStateGuard` does not know and that change what is generated for a simplified graph.
+
+    What is gone from it does not ask for any: reading one takes up to eight microseconds where caches are empty. cuDNN serves CUDA only. Which attention was chosen shows in the graph: as an operator of that name, or as a softmax.
     """
     nodes = captured.graph.graph.nodes
     names = {str(node.target) for node in nodes if node.op == "call_function"}
     values = (node.meta.get("val") for node in nodes)
     found: list[Callable[[], Any]] = []
     if any(isinstance(value, torch.Tensor) and value.is_cuda for value in values):
-        found.append(_CUDNN)
+        if any(part in name for name in names for part in _MAY_USE_CUDNN):
+            found.append(_CUDNN)
         if any("conv" in name for name in names):
             found.append(_CONVOLUTIONS)
     if any("attention" in name or "softmax" in name for name in names):
@@ -169,6 +174,7 @@ class Signature:
     def quick(
         self,
         run: Callable[..., Any],
+        positions: Sequence[int],
         finish: Callable[..., Any] | None,
         written: tuple[int, ...],
         sizes: tuple[int, ...],
@@ -178,15 +184,19 @@ class Signature:
         It compares what `bind` compares, but that it gives up where a dict changed since `bind` looked at it.
 
         Args:
-            run: the graph.
+            run: the graph, or what does the same with some of its arguments.
+            positions: of these.
             finish: makes the call's result of the graph's; None for the first of these.
             written: positions of the graph's arguments that it writes.
             sizes: bytes that each of the graph's arguments covers.
         """
-        zeros = (_dispatch_modes, _function_modes)
+        states, arity = len(self._live.tensors), len(sizes) - len(self._indices)
+        # A dispatch mode is among the keys that tensors are compared with, if there are any.
+        zeros = (_function_modes,) if states + arity else (_function_modes, _dispatch_modes)
+        places = (*self._indices, *range(states, states + arity))
         return self._call(
             self._same_tensors, self._globals_unchanged, zeros, tuple(self._settings), tuple(self._set),
-            run, finish, self._live.tensors, self._indices, written, sizes,
+            run, finish, self._live.tensors, arity, tuple(places[i] for i in positions), written, sizes,
         )  # fmt: skip
 
     def quick_forward(self, model: nn.Module, arity: int) -> Any:
@@ -194,7 +204,8 @@ class Signature:
 
         It is for calls that gain nothing otherwise, and compares the inputs: others may gain something.
         """
-        return self._call(self._inputs_guard.check, None, (), (), (), model, ..., (), (), (), (0,) * arity)
+        inputs = tuple(range(arity))
+        return self._call(self._inputs_guard.check, None, (), (), (), model, ..., (), arity, inputs, (), ())
 
     def _call(self, *rest: Any) -> Any:
         made = quick.types()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from fusepass.quick import door
+from fusepass.quick import MISSED, door
 from fusepass.specialisation import Specialisation
 
 _RECENT = 4
@@ -25,17 +25,16 @@ class Table:
 
     Attributes:
         recent: those that served the last calls, for a quick try.
-        door: tries those of them that need no Python, if there are any.
-
-    Args:
-        hooks: what must be empty for `door` to serve.
+        door: tries those of them that need no Python; gives `MISSED` where there are none.
+        hooks: what must be empty for them to serve.
     """
 
-    __slots__ = ("_by_shapes", "_hooks", "_lock", "_offered", "_turned_away", "door", "recent")
+    __slots__ = ("_by_shapes", "_lock", "_made", "_offered", "_turned_away", "door", "hooks", "recent")
 
     def __init__(self, hooks: Sequence[Mapping[int, Any]] = ()) -> None:
-        self._hooks = hooks
-        self.door: Any = None
+        self.hooks = hooks
+        self.door: Callable[[tuple[Any, ...]], Any] = _no_door
+        self._made: Any = None
         self._offered: tuple[Any, ...] = ()
         self.recent: tuple[Specialisation, ...] = ()
         self._by_shapes: dict[_Shapes, tuple[Specialisation, ...]] = {}  # the one used last at the end
@@ -106,10 +105,15 @@ class Table:
 
     def _offer(self) -> None:
         self._offered = tuple(each.quick for each in self.recent if each.quick is not None)
-        if self._offered and self.door is None:
-            self.door = door(self._hooks)
-        if self.door is not None:
-            self.door.offer(self._offered)
+        if self._offered and self._made is None:
+            self._made = door(self.hooks)
+        if self._made is not None:
+            self._made.offer(self._offered)
+            self.door = self._made
+
+
+def _no_door(_: tuple[Any, ...]) -> Any:
+    return MISSED
 
 
 def _shapes(tensors: Sequence[torch.Tensor]) -> _Shapes:

@@ -73,7 +73,7 @@ class Specialisation:
     ) -> None:
         self.captured = replace(captured, graph=compiled.before)
         self.compiled = compiled
-        self.signature = Signature(model, captured, tensors)
+        self.signature = Signature(model, self.captured, tensors)
         self.arity = _arity(captured)
         self.bind = self._bind_under_conditions if captured.conditions else self.signature.bind
         self._call = _without_autocast(compiled.call) if torch._C._is_any_autocast_enabled() else compiled.call
@@ -118,9 +118,12 @@ class Specialisation:
     def _quick(self) -> Any:
         if self._alone is not None:
             return self.signature.quick_forward(self._alone, self.arity)
-        run = self.compiled.without_python() if self._call is self.compiled.call else self._call
+        run: Callable[..., Any] = self._call
+        positions: Sequence[int] = range(len(self._sizes))
+        if run is self.compiled.call:
+            run, positions = self.compiled.without_python()
         finish = None if self._finish is _first else self._finish
-        return self.signature.quick(run, finish, tuple(sorted(self.written)), tuple(self._sizes))
+        return self.signature.quick(run, positions, finish, tuple(sorted(self.written)), tuple(self._sizes))
 
     def serve(self, tensors: tuple[Any, ...]) -> Any:
         """The model's result for a call with these positional arguments, or `MISSED`."""

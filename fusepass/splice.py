@@ -58,6 +58,24 @@ def keep_code(module: fx.GraphModule) -> None:
     del module._graph
 
 
+def only_call(graph: fx.Graph) -> tuple[Callable[..., Any], tuple[int, ...]] | None:
+    """What a flat graph calls with some of its arguments, and which, where that gives the graph's results; else None."""
+    arguments = list(graph.find_nodes(op="placeholder"))
+    others = [node for node in graph.nodes if node.op != "placeholder"]
+    if not others or others[0].op != "call_function" or others[0].kwargs:
+        return None
+    call, *parts, output = others
+    if any(part.op != "call_function" or part.target is not operator.getitem for part in parts):
+        return None
+    if any(part.args != (call, number) for number, part in enumerate(parts)):
+        return None
+    if output.args != (tuple(parts or [call]),) or (parts and len(call.meta["val"]) != len(parts)):
+        return None
+    if any(argument not in arguments for argument in call.args):
+        return None
+    return call.target, tuple(map(arguments.index, call.args))
+
+
 def with_targets(
     module: fx.GraphModule, targets: Mapping[Callable[..., Any], Callable[..., Any]]
 ) -> Callable[..., tuple[Any, ...]]:

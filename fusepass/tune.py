@@ -154,6 +154,9 @@ def _obstacle(work: Work, effort: str) -> str | None:
     unsafe = _unsafe_with_integers(work.graph.graph)
     if unsafe is not None:
         return f"{unsafe} needs particular whole numbers"
+    if work.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.binary_cross_entropy.default):
+        # It asserts that; a GPU on which an assertion fails is lost to the process.
+        return "binary_cross_entropy needs numbers between 0 and 1"
     needed = sum(map(measure.nbytes, inputs)) + _RESULTS * sum(map(measure.nbytes, results))
     if needed > _MEMORY_SHARE * measure.free_bytes(work.device):
         return "its tensors would take too much of the memory"

@@ -7,6 +7,7 @@ namespace fp {
 
 inline PyObject* missed = nullptr;  // stands for a call that needs more than this
 inline PyTypeObject* call_type = nullptr;
+inline PyTypeObject* launcher_type = nullptr;
 inline PyObject* forward_name = nullptr;
 
 #if PY_VERSION_HEX >= 0x030c0000
@@ -63,10 +64,11 @@ struct Call {
     PyObject* states;    // the model's tensors
     std::uint64_t seen;
     bool known;
+    bool early;  // whether the launch, on a device that works beside the host, may come before the global settings are compared
     int arity;
-    int picked_count;
+    int count;   // of the graph's arguments
     int written_count;
-    int picked[most_tensors * 4];  // which of the model's tensors the graph takes
+    int picked[most_tensors * 5];  // which of the model's tensors and the inputs these are
     int written[most_tensors];     // which of its arguments it writes
     std::intptr_t sizes[most_tensors * 5];  // of its arguments, in bytes
 };
@@ -80,12 +82,16 @@ inline int holds(PyObject* function, PyObject* wanted) {
     return same;
 }
 
-// 1 where the call `all`, the model's tensors and the inputs, is one that `it` was made for.
-inline int fits(Call* it, PyObject* all) {
+// 1 where the tensors `all`, the model's and the inputs, are as those that `it` was made for.
+inline int tensors_fit(const Call* it, PyObject* all) {
     PyObject* const same = PyObject_Call(it->tensors, all, nullptr);
     if (same == nullptr) return -1;
     Py_DECREF(same);
-    if (same != Py_True) return 0;
+    return same == Py_True;
+}
+
+// 1 where everything around the call is.
+inline int surroundings_fit(const Call* it) {
     int right = it->globals == Py_None ? 1 : holds(it->globals, Py_True);
     for (Py_ssize_t i = 0; right == 1 && i < PyTuple_GET_SIZE(it->zeros); ++i) {
         right = holds(PyTuple_GET_ITEM(it->zeros, i), nullptr);
@@ -113,7 +119,20 @@ inline int written_memory_is_shared(const Call* it, PyObject* const* arguments, 
     return 0;
 }
 
+// What the graph gives for its arguments.
+inline PyObject* run_graph(const Call* it, PyObject** with_model) {
+    if (it->finish == Py_Ellipsis) return PyObject_VectorcallMethod(forward_name, with_model, std::size_t(it->count + 1), nullptr);
+    PyObject* const values = PyObject_Vectorcall(it->run, with_model + 1, std::size_t(it->count), nullptr);
+    if (values == nullptr) return nullptr;
+    PyObject* const result = it->finish == Py_None ? PySequence_GetItem(values, 0) : PyObject_CallOneArg(it->finish, values);
+    Py_DECREF(values);
+    return result;
+}
+
 // The result for the positional arguments `given`, or `missed`.
+//
+// A launch reads the tensors that were compared, and writes what nobody has seen. So it comes before global settings are compared, which
+// then takes the device's time and not the caller's. Where they are others, the result is dropped, and the next call compares them first.
 inline PyObject* serve(Call* it, PyObject* given) {
     if (PyTuple_GET_SIZE(given) != it->arity || !it->known || moment(it->dicts) != it->seen) return Py_NewRef(missed);
     const Py_ssize_t states = PyTuple_GET_SIZE(it->states);
@@ -123,26 +142,26 @@ inline PyObject* serve(Call* it, PyObject* given) {
     for (int i = 0; i < it->arity; ++i) PyTuple_SET_ITEM(all, states + i, Py_NewRef(PyTuple_GET_ITEM(given, i)));
     PyObject* with_model[most_tensors * 5 + 1] = {it->run};
     PyObject** const arguments = with_model + 1;
-    const int count = it->picked_count + it->arity;
-    for (int i = 0; i < it->picked_count; ++i) arguments[i] = PyTuple_GET_ITEM(all, it->picked[i]);
-    for (int i = 0; i < it->arity; ++i) arguments[it->picked_count + i] = PyTuple_GET_ITEM(all, states + i);
-    int right = fits(it, all);
+    for (int i = 0; i < it->count; ++i) arguments[i] = PyTuple_GET_ITEM(all, it->picked[i]);
+    const bool early = it->early;
+    int right = tensors_fit(it, all);
+    if (right == 1 && !early) right = surroundings_fit(it);
     if (right == 1 && it->written_count > 0) {
-        const int shared = written_memory_is_shared(it, arguments, count);
+        const int shared = written_memory_is_shared(it, arguments, it->count);
         right = shared < 0 ? -1 : !shared;
     }
     PyObject* result = nullptr;
-    if (right == 0) {
-        result = Py_NewRef(missed);
-    } else if (right == 1 && it->finish == Py_Ellipsis) {
-        result = PyObject_VectorcallMethod(forward_name, with_model, std::size_t(count + 1), nullptr);
-    } else if (right == 1) {
-        PyObject* const values = PyObject_Vectorcall(it->run, arguments, std::size_t(count), nullptr);
-        if (values != nullptr) {
-            result = it->finish == Py_None ? PySequence_GetItem(values, 0) : PyObject_CallOneArg(it->finish, values);
-            Py_DECREF(values);
+    if (right == 1) {
+        result = run_graph(it, with_model);
+        if (result != nullptr && early) {
+            right = surroundings_fit(it);
+            if (right != 1) {
+                it->early = false;
+                Py_CLEAR(result);
+            }
         }
     }
+    if (right == 0) result = Py_NewRef(missed);
     Py_DECREF(all);
     return result;
 }
@@ -166,6 +185,9 @@ inline PyObject* call_renew(PyObject* self, PyObject* args) {
         Py_SETREF(it->states, Py_NewRef(states));
         it->seen = seen;
         it->known = true;
+        const bool plain = it->finish == Py_None || it->finish == reinterpret_cast<PyObject*>(&PyTuple_Type);  // runs nothing of the caller's
+        const bool launches = Py_IS_TYPE(it->run, launcher_type) && reinterpret_cast<Launcher*>(it->run)->stream != Py_None;
+        it->early = launches && plain && it->written_count == 0;
     }
     Py_RETURN_NONE;
 }
@@ -199,12 +221,13 @@ inline bool read_numbers(PyObject* tuple, int* numbers, Py_ssize_t most) {
     return !PyErr_Occurred();
 }
 
-// Call(dicts, tensors, globals, zeros, settings, expected, run, finish, states, picked, written, sizes)
+// Call(dicts, tensors, globals, zeros, settings, expected, run, finish, states, arity, picked, written, sizes)
 inline PyObject* call_new(PyTypeObject* type, PyObject* args, PyObject*) {
     PyObject *dicts, *tensors, *globals, *zeros, *settings, *expected, *run, *finish, *states, *picked, *written, *sizes;
     PyTypeObject* const tuple = &PyTuple_Type;
-    if (!PyArg_ParseTuple(args, "O!OOO!O!O!OOO!O!O!O!", tuple, &dicts, &tensors, &globals, tuple, &zeros, tuple, &settings, tuple,
-                          &expected, &run, &finish, tuple, &states, tuple, &picked, tuple, &written, tuple, &sizes)) {
+    int arity;
+    if (!PyArg_ParseTuple(args, "O!OOO!O!O!OOO!iO!O!O!", tuple, &dicts, &tensors, &globals, tuple, &zeros, tuple, &settings, tuple,
+                          &expected, &run, &finish, tuple, &states, &arity, tuple, &picked, tuple, &written, tuple, &sizes)) {
         return nullptr;
     }
     Call* const it = reinterpret_cast<Call*>(type->tp_alloc(type, 0));
@@ -218,11 +241,11 @@ inline PyObject* call_new(PyTypeObject* type, PyObject* args, PyObject*) {
     it->run = Py_NewRef(run);
     it->finish = Py_NewRef(finish);
     it->states = Py_NewRef(states);
-    it->picked_count = int(PyTuple_GET_SIZE(picked));
+    it->arity = arity;
+    it->count = int(PyTuple_GET_SIZE(picked));
     it->written_count = int(PyTuple_GET_SIZE(written));
-    it->arity = int(PyTuple_GET_SIZE(sizes)) - it->picked_count;
-    bool right = read_numbers(picked, it->picked, most_tensors * 4) && read_numbers(written, it->written, most_tensors);
-    right = right && it->arity >= 0 && PyTuple_GET_SIZE(sizes) <= most_tensors * 5 && PyTuple_GET_SIZE(settings) == PyTuple_GET_SIZE(expected);
+    bool right = read_numbers(picked, it->picked, most_tensors * 5) && read_numbers(written, it->written, most_tensors);
+    right = right && PyTuple_GET_SIZE(sizes) <= most_tensors * 5 && PyTuple_GET_SIZE(settings) == PyTuple_GET_SIZE(expected);
     if (!right && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "too many tensors");
     for (Py_ssize_t i = 0; right && i < PyTuple_GET_SIZE(sizes); ++i) it->sizes[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(sizes, i));
     if (!right || PyErr_Occurred() || !watch_all(dicts)) {
@@ -254,16 +277,21 @@ inline PyType_Spec call_spec = {
 // What a model asks first: the calls that may serve, in turn, unless hooks are to run around them.
 struct Door {
     PyObject_HEAD
+    vectorcallfunc vectorcall;
     PyObject* hooks;  // dicts that must be empty
     PyObject* calls;  // a tuple of `Call`
     std::uint64_t seen;
     bool known;
 };
 
-inline PyObject* door_call(PyObject* self, PyObject* args, PyObject*) {
+// door(args): the result for the tuple of positional arguments, or `missed`.
+inline PyObject* door_call(PyObject* self, PyObject* const* arguments, std::size_t flags, PyObject* names) {
     Door* const it = reinterpret_cast<Door*>(self);
-    PyObject* given = nullptr;
-    if (!PyArg_ParseTuple(args, "O!", &PyTuple_Type, &given)) return nullptr;
+    if (names != nullptr || PyVectorcall_NARGS(flags) != 1 || !PyTuple_Check(arguments[0])) {
+        PyErr_SetString(PyExc_TypeError, "a door takes a tuple");
+        return nullptr;
+    }
+    PyObject* const given = arguments[0];
     const std::uint64_t now = moment(it->hooks);
     if (!it->known || now != it->seen) {
         for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(it->hooks); ++i) {
@@ -318,6 +346,7 @@ inline PyObject* door_new(PyTypeObject* type, PyObject* args, PyObject*) {
     if (!PyArg_ParseTuple(args, "O!", &PyTuple_Type, &hooks)) return nullptr;
     Door* const it = reinterpret_cast<Door*>(type->tp_alloc(type, 0));
     if (it == nullptr) return nullptr;
+    it->vectorcall = door_call;
     it->hooks = Py_NewRef(hooks);
     it->calls = PyTuple_New(0);
     if (it->calls == nullptr || !watch_all(hooks)) {
@@ -332,9 +361,15 @@ inline PyMethodDef door_methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
+inline PyMemberDef door_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Door, vectorcall), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
 inline PyType_Slot door_slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(door_new)},
-    {Py_tp_call, reinterpret_cast<void*>(door_call)},
+    {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+    {Py_tp_members, door_members},
     {Py_tp_traverse, reinterpret_cast<void*>(door_traverse)},
     {Py_tp_dealloc, reinterpret_cast<void*>(door_dealloc)},
     {Py_tp_methods, door_methods},
@@ -342,7 +377,8 @@ inline PyType_Slot door_slots[] = {
 };
 
 inline PyType_Spec door_spec = {
-    "fusepass.Door", sizeof(Door), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE, door_slots,
+    "fusepass.Door", sizeof(Door), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_IMMUTABLETYPE, door_slots,
 };
 
 // What Python gets: the types, for `missed_` and `torch.Tensor.data_ptr`.
@@ -354,6 +390,7 @@ inline PyObject* types(PyObject* missed_, PyObject* data_ptr) {
     PyObject* const call = PyType_FromSpec(&call_spec);
     PyObject* const door = PyType_FromSpec(&door_spec);
     if (forward_name == nullptr || launcher == nullptr || call == nullptr || door == nullptr) return nullptr;
+    launcher_type = reinterpret_cast<PyTypeObject*>(launcher);
     call_type = reinterpret_cast<PyTypeObject*>(call);
     return Py_BuildValue("NNN", launcher, call, door);
 }

@@ -1,8 +1,8 @@
 // A region's launcher without Python: asks for memory and calls a library's entry.
 #pragma once
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "fp_store.hpp"
+
 #include <structmember.h>
 
 #include <cstddef>
@@ -76,11 +76,22 @@ struct Launcher {
     PyObject* device;     // its number
     void* entry;
     void* numbers;
+    Store store;
     bool single;
     int inputs;
     int count;
     Place places[most_pointers];
 };
+
+inline bool fill_stream(const Launcher* it, void** stream) {
+    *stream = nullptr;
+    if (it->stream == Py_None) return true;
+    PyObject* const number = PyObject_CallOneArg(it->stream, it->device);
+    if (number == nullptr) return false;
+    *stream = PyLong_AsVoidPtr(number);
+    Py_DECREF(number);
+    return !PyErr_Occurred();
+}
 
 inline PyObject* launch(PyObject* self, PyObject* const* arguments, std::size_t flags, PyObject* names) {
     Launcher* const it = reinterpret_cast<Launcher*>(self);
@@ -105,26 +116,32 @@ inline PyObject* launch(PyObject* self, PyObject* const* arguments, std::size_t 
     }
     if (bits & (alignment - 1)) return plainly();
 
-    const Py_ssize_t given = PyTuple_GET_SIZE(it->outputs);
-    PyObject* const results = PyTuple_New(given);
+    Store& store = it->store;
+    void* stream = nullptr;
+    if (!fill_stream(it, &stream)) return nullptr;
+    const bool from_store = serves(store, stream);
+    PyObject* const results = from_store && store.ready > 0 ? store.results[--store.ready] : new_results(it->empty, it->outputs);
+    if (results == nullptr) return nullptr;
     PyObject* workspace = nullptr;
-    PyObject* stream = nullptr;
+    bool borrowed = false;
     std::intptr_t base = 0;
     std::intptr_t starts[most_tensors];
     int status = 0;
-    if (results == nullptr) return nullptr;
-    for (Py_ssize_t i = 0; i < given; ++i) {
-        PyObject* const made = PyObject_Call(it->empty, PyTuple_GET_ITEM(it->outputs, i), nullptr);
-        if (made == nullptr) goto error;
-        PyTuple_SET_ITEM(results, i, made);
-        starts[i] = address(made);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(results); ++i) {
+        starts[i] = address(PyTuple_GET_ITEM(results, i));
         if (starts[i] == -1) goto error;
     }
     if (it->workspace != Py_None) {
-        workspace = PyObject_Call(it->empty, it->workspace, nullptr);
+        borrowed = from_store && store.keeps_workspace && !store.lent;
+        workspace = borrowed ? Py_XNewRef(store.workspace) : nullptr;
+        if (workspace == nullptr) workspace = PyObject_Call(it->empty, it->workspace, nullptr);
         if (workspace == nullptr) goto error;
         base = address(workspace);
         if (base == -1) goto error;
+        if (borrowed) {
+            if (store.workspace == nullptr) store.workspace = Py_NewRef(workspace);
+            store.lent = true;
+        }
     }
     for (int i = 0; i < it->count; ++i) {
         const Place& place = it->places[i];
@@ -134,19 +151,12 @@ inline PyObject* launch(PyObject* self, PyObject* const* arguments, std::size_t 
     {
         int count = it->count;
         if (it->numbers != nullptr) pointers[count++] = it->numbers;
-        pointers[count] = nullptr;
-        if (it->stream != Py_None) {
-            stream = PyObject_CallOneArg(it->stream, it->device);
-            if (stream == nullptr) goto error;
-            pointers[count] = PyLong_AsVoidPtr(stream);
-            Py_DECREF(stream);
-            if (PyErr_Occurred()) goto error;
-        }
-        ++count;
+        pointers[count++] = stream;
         Py_BEGIN_ALLOW_THREADS
         status = call_entry(it->entry, pointers, count, std::make_index_sequence<most_pointers + 3>());
         Py_END_ALLOW_THREADS
     }
+    if (borrowed) store.lent = false;
     Py_XDECREF(workspace);
     if (status != 0) {
         Py_DECREF(results);
@@ -156,6 +166,7 @@ inline PyObject* launch(PyObject* self, PyObject* const* arguments, std::size_t 
         PyObject* const result = PyObject_CallFunction(it->failed, "iN", status, all);
         return result;
     }
+    if (from_store) restock(store, it->empty, it->outputs);
     if (!it->single) return results;
     {
         PyObject* const only = Py_NewRef(PyTuple_GET_ITEM(results, 0));
@@ -187,19 +198,22 @@ inline void launcher_dealloc(PyObject* self) {
     Launcher* const it = reinterpret_cast<Launcher*>(self);
     PyObject_GC_UnTrack(self);
     launcher_clear(self);
+    clear_store(reinterpret_cast<Launcher*>(self)->store);
     for (PyObject** held : {&it->name, &it->module, &it->empty, &it->outputs, &it->workspace, &it->stream, &it->current, &it->device}) {
         Py_CLEAR(*held);
     }
     free_instance(self);
 }
 
-// Launcher(name, module, plain, failed, empty, outputs, workspace, stream, current, device, entry, numbers, single, inputs, places)
+// Launcher(name, module, plain, failed, empty, outputs, workspace, stream, current, device, entry, numbers, single, inputs, places, capturing,
+// forget_error, stores_results, keeps_workspace)
 inline PyObject* launcher_new(PyTypeObject* type, PyObject* args, PyObject*) {
     PyObject *name, *module, *plain, *failed, *empty, *outputs, *workspace, *stream, *current, *device, *places;
-    unsigned long long entry, numbers;
-    int single, inputs;
-    if (!PyArg_ParseTuple(args, "OOOOOO!OOOOKKpiO!", &name, &module, &plain, &failed, &empty, &PyTuple_Type, &outputs, &workspace,
-                          &stream, &current, &device, &entry, &numbers, &single, &inputs, &PyTuple_Type, &places)) {
+    unsigned long long entry, numbers, capturing, forget_error;
+    int single, inputs, stores_results, keeps_workspace;
+    if (!PyArg_ParseTuple(args, "OOOOOO!OOOOKKpiO!KKpp", &name, &module, &plain, &failed, &empty, &PyTuple_Type, &outputs, &workspace,
+                          &stream, &current, &device, &entry, &numbers, &single, &inputs, &PyTuple_Type, &places,
+                          &capturing, &forget_error, &stores_results, &keeps_workspace)) {
         return nullptr;
     }
     const Py_ssize_t count = PyTuple_GET_SIZE(places);
@@ -222,6 +236,10 @@ inline PyObject* launcher_new(PyTypeObject* type, PyObject* args, PyObject*) {
     it->device = Py_NewRef(device);
     it->entry = reinterpret_cast<void*>(std::uintptr_t(entry));
     it->numbers = reinterpret_cast<void*>(std::uintptr_t(numbers));
+    it->store.capturing = reinterpret_cast<int (*)(void*, int*)>(std::uintptr_t(capturing));
+    it->store.forget_error = reinterpret_cast<int (*)()>(std::uintptr_t(forget_error));
+    it->store.stores_results = stores_results != 0;
+    it->store.keeps_workspace = keeps_workspace != 0;
     it->single = single != 0;
     it->inputs = inputs;
     it->count = int(count);

@@ -368,3 +368,26 @@ def test_a_write_to_windows_leaves_what_lies_between(size: int, step: int) -> No
     assert all(outcome.ok for outcome in outcomes), [outcome.explain() for outcome in outcomes]
     assert covered != any("between windows" in str(each.message) for each in told)
     assert bool(fused.report().regions) == covered
+
+
+class Positions(nn.Module):
+    """Eager scatters into zeros, and so gives contiguous results; tracing compares, which gives the strides of what is compared."""
+
+    def __init__(self, written: bool) -> None:
+        super().__init__()
+        self.written = written
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.written:
+            x.clamp_(max=4)
+        hot = F.one_hot(x, 5)
+        return hot, hot.float() * 2
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["recorded", "exported"])
+def test_positions_of_a_transposed_tensor(written: bool) -> None:
+    model, x = Positions(written), (torch.arange(42) % 5).view(6, 7).t()
+    fused = fusepass.optimize(model, tune="off")
+    outcome = check(model, fused, (x,))
+    assert outcome.ok, outcome.explain()
+    assert fused.report().fused_share > 0

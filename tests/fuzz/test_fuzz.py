@@ -195,3 +195,43 @@ def test_a_record_goes_on_where_it_stopped(tmp_path: Path) -> None:
     record.begin(again=True)
     assert set(record.examples) == {"0"}
     assert not record.failures
+
+
+class StepsAtZero(nn.Module):
+    """A difference that eager rounds to zero, and a product that is not rounded before leaves something of, asked for its sign."""
+
+    def __init__(self, error: float) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 0.1
+        return 1 - ((y - y.mean(0, keepdim=True) + self.error) > 0).to(x.dtype) * 0.1
+
+
+def test_the_sign_of_nothing_is_noise_and_a_large_error_is_not() -> None:
+    model, inputs = StepsAtZero(0.0), (torch.full((1,), 3.0),)
+    wrong = compare(observe(StepsAtZero(1e-9), inputs), observe(model, inputs), observe(model.double(), inputs))
+    assert not wrong.ok
+    assert is_noise(StepsAtZero(0.0), inputs, wrong, torch.float32)
+    plain, other = nn.Identity(), nn.Hardtanh(-2, 2)
+    wrong = compare(observe(other, inputs), observe(plain, inputs), observe(plain.double(), inputs))
+    assert not wrong.ok
+    assert not is_noise(plain, inputs, wrong, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("cast", "dtype"), [("", torch.float64), (".float()", torch.float32), (".half()", torch.float16)]
+)
+def test_the_coarsest_type_that_a_model_names(cast: str, dtype: torch.dtype) -> None:
+    model = Model(torch.float64, 1, False, False, inputs=["torch.randn(3)"], lines=[f"v1 = x0{cast}"], results=["v1"])
+    assert model.coarsest is dtype
+
+
+def test_written_views_of_parameters_are_compared() -> None:
+    parameter = nn.Parameter(torch.ones(1))
+    with torch.no_grad():
+        view = parameter.expand(3)
+        parameter.add_(1)
+    assert chunk._same([view], [torch.full((3,), 2.0)])
+    assert not chunk._same([view], [torch.ones(3)])

@@ -48,7 +48,8 @@ class Model:
     @property
     def coarsest(self) -> torch.dtype:
         """The type of the fewest digits that is named: what comes of it is no better."""
-        named = [dtype for dtype in (torch.bfloat16, torch.float16, torch.float32) if str(dtype) in self.text]
+        spelled = {torch.bfloat16: ".bfloat16()", torch.float16: ".half()", torch.float32: ".float()"}
+        named = [dtype for dtype, cast in spelled.items() if str(dtype) in self.text or cast in self.text]
         return named[0] if named else self.dtype
 
     @property

@@ -81,9 +81,11 @@ class _Sample(nn.Module):
         self.leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self.holes = [number for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         self.chain = chain
+        self.dtype = next((leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        leaves = list(self.leaves)
+        # Where it runs in float64, so does an operator that is told the type of its tensors.
+        leaves = [tensors[0].dtype if leaf is self.dtype and tensors else leaf for leaf in self.leaves]
         for hole, tensor in zip(self.holes, tensors, strict=True):
             leaves[hole] = tensor
         args, kwargs = pytree.tree_unflatten(leaves, self.form)

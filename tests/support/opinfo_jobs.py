@@ -16,7 +16,7 @@ import torch
 from tests.farm.pool import Job
 from tests.support.batched import batched
 from tests.support.interpreted import interpreted
-from tests.support.lost import is_lost
+from tests.support.lost import Lost, is_lost
 from tests.support.opinfo import (
     DTYPES,
     Case,
@@ -89,7 +89,7 @@ def tried_compiled(
             problems: list[str | None] = []
             left_out: list[str] = []
             for case in _running(info, dtypes, most, device, left_out):
-                with _noted(case, problems):
+                with _noted(case, problems, device):
                     if outcome_of(case).status is Status.FUSED:
                         models.append((*fused(case, chain=True), case))
             made.append((info, models, problems, left_out))
@@ -97,26 +97,37 @@ def tried_compiled(
     found = []
     for info, models, problems, left_out in made:
         for model in models:
-            with _noted(model[-1], problems):
+            with _noted(model[-1], problems, device):
                 problems.append(problem(*model))
         found.append(Tried(title(info), len(models), tuple(filter(None, problems)), tuple(left_out)))
     return found
 
 
 @contextlib.contextmanager
-def _noted(case: Case, problems: list[str | None]) -> Iterator[None]:
-    """An exception is a problem of `case`."""
+def _noted(case: Case, problems: list[str | None], device: str = "cpu") -> Iterator[None]:
+    """An exception is a problem of `case`.
+
+    Raises:
+        Lost: the device went with it.
+    """
     try:
         yield
     except Exception as error:  # whatever it is
         where = traceback.extract_tb(error.__traceback__)[-1]
-        problems.append(f"{case.name}: {type(error).__name__}: {str(error)[:300]} ({where.name}, line {where.lineno})")
+        text = f"{case.name}: {type(error).__name__}: {str(error)[:300]} ({where.name}, line {where.lineno})"
+        if is_lost(device):
+            raise Lost(text) from error
+        problems.append(text)
 
 
 def _running(
     info: Any, dtypes: Sequence[torch.dtype], most: int | None, device: str, left_out: list[str]
 ) -> Iterator[Case]:
-    """The samples that PyTorch runs and that are tensor code; what it says of others goes to `left_out`."""
+    """The samples that PyTorch runs and that are tensor code; what it says of others goes to `left_out`.
+
+    Raises:
+        Lost: the device went with one.
+    """
     for dtype in dtypes:
         try:
             drawn = list(cases(info, dtype, most, device))
@@ -124,6 +135,8 @@ def _running(
         except (AssertionError, NotImplementedError, RuntimeError) as error:
             if device == "cpu" and info.name.partition("_")[0] not in NOT_HERE:
                 raise
+            if is_lost(device):
+                raise Lost(f"{title(info)} {dtype}: {error}") from error
             left_out.append(f"{dtype}: {type(error).__name__}: {str(error)[:100]}")
             continue
         yield from ours
@@ -152,7 +165,10 @@ def tried(piece: int, device: str, kernels: str, left: Path) -> dict[str, Any]:
                     found += [] if info.name in PRECISE else [tried_interpreted(info, DTYPES, None)]
             found += tried_compiled([(info, DTYPES) for info in infos if info.name in PRECISE], None)
         else:
-            found = tried_compiled([(info, DTYPES) for info in infos], 1, device)
+            try:
+                found = tried_compiled([(info, DTYPES) for info in infos], 1, device)
+            except Lost as lost:
+                found = [Tried(f"piece {piece}", wrong=(f"the device is lost: {lost}",))]
     left.unlink(missing_ok=True)
     seconds = round(time.monotonic() - start, 1)
     told = {"piece": piece, "device": device, "kernels": kernels, "seconds": seconds, "last": is_lost(device)}

@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from fusepass.backend import Backend, fusepass_backend
 from fusepass.compile import CompiledGraph
+from fusepass.draws import with_draws
 from fusepass.errors import FusepassWarning
 from fusepass.fallbacks import FallbackCounter
 
@@ -317,6 +321,18 @@ def _draws_in_vain(x: Tensor) -> Tensor:
     F.fractional_max_pool2d(x[None], 2, output_size=2, return_indices=True)
     F.gumbel_softmax(x) + F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
     return torch.tanh(x) * 2
+
+
+def test_sizes_that_nothing_uses_are_no_draws() -> None:
+    """Dynamo leaves such calls in a graph, for models that keep a cache, for example."""
+    mode, graph = FakeTensorMode(shape_env=ShapeEnv()), fx.Graph()
+    x, number = graph.placeholder("x"), graph.placeholder("number")  # of which nothing is known
+    fake = mode.from_tensor(X, symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC] * 2))
+    graph.call_function(operator.add, (number, 1)).meta["example_value"] = fake.shape[0]
+    graph.output((x,))
+    with tracing(TracingContext(mode)):
+        run = with_draws(fx.GraphModule({}, graph), lambda whole: whole)
+    assert len(run(X, 4)) == 1
 
 
 @pytest.mark.parametrize("gradients", [False, True])

@@ -574,6 +574,18 @@ def test_hooks_on_either_fire(net: Net) -> None:
     assert specialisations(opt) == 1
 
 
+def test_hooks_fire_after_an_export(net: Net) -> None:
+    """Which puts copies in place of the containers among a module's attributes."""
+    opt, seen = fusepass.optimize(net, (X,)), []
+    with torch.no_grad():
+        opt(X)
+        torch.export.export(opt, (X,))
+        opt.register_forward_hook(lambda *_: seen.append("post"))
+        net.register_forward_pre_hook(lambda *_: seen.append("pre"))
+        opt(X)
+    assert seen == ["pre", "post"]
+
+
 def test_state_dict_hooks_and_extra_state_work() -> None:
     class Extra(nn.Linear):
         extra = 1

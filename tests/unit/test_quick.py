@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import gc
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from fusepass.errors import BuildError
 from fusepass.module import OptimizedModule
 from fusepass.quick import MISSED
 from fusepass.specialisation import Specialisation
+from tests.support.launchers import launch_of
 
 SCALE = 2.0
 
@@ -58,7 +58,6 @@ def ready(model: nn.Module, *inputs: torch.Tensor) -> OptimizedModule:
     optimised = fusepass.optimize(model)
     optimised(*inputs)
     optimised(*inputs)
-    assert optimised._specialiser.table.door is not None
     assert optimised._specialiser.table.door(inputs) is not MISSED
     return optimised
 
@@ -265,6 +264,12 @@ class Several(nn.Module):
         return torch.softmax(x * y, -1), (x + y).exp()
 
 
+class Two(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        z = y.exp() - x
+        return z, z.tanh() * x
+
+
 def test_results_inputs_that_are_not_aligned_and_one_input_twice() -> None:
     x, y = torch.randn(4, 33), torch.randn(4, 33)
     model = Several()
@@ -298,7 +303,7 @@ def test_what_the_graph_raises_arrives() -> None:
     made = quick.types()
     assert made is not None
     call = made.call(
-        ({},), lambda *_: True, lambda: True, (lambda: 0,), (), (), lambda *_: 1 / 0, None, (), (), (), (4,)
+        ({},), lambda *_: True, lambda: True, (lambda: 0,), (), (), lambda *_: 1 / 0, None, (), 1, (0,), (), ()
     )  # fmt: skip
     assert call((X,)) is MISSED
     call.renew(call.moment(), ())
@@ -322,9 +327,10 @@ def test_each_comparison_counts() -> None:
         lambda *tensors: (len(tensors),),
         None,
         (X, X),
-        (1,),
+        1,
+        (1, 2),
         (),
-        (60, 60),
+        (),
     )
     call.renew(call.moment(), (X, X))
     assert call((X,)) == 2
@@ -359,70 +365,78 @@ def test_until_the_library_is_there_and_without_it_python_serves(net: Net, monke
         optimised = fusepass.optimize(net)
         for _ in range(3):
             torch.testing.assert_close(optimised(X), net(X))
-        assert optimised._specialiser.table.door is None
+        assert door(optimised)((X,)) is MISSED
     for _ in range(2):
         torch.testing.assert_close(optimised(X), net(X))
     assert door(optimised)((X,)) is not MISSED
     assert doctor._calls().found == "without Python"
 
 
-_entries: list[object] = []  # an address does not keep a function
-
-
-def launch_of(status: int, seen: list[tuple[int | None, ...]], **changes: Any) -> Callable[..., Any]:
-    """A launcher of two inputs, a workspace, and one result, whose entry notes what it gets and returns `status`."""
-
-    def entry(*pointers: int | None) -> int:
-        seen.append(pointers)
-        return status
-
-    function = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 6)(entry)
+def test_a_launch_comes_before_the_global_settings_are_compared_until_one_was_in_vain() -> None:
     made = quick.types()
     assert made is not None
-    address = ctypes.cast(function, ctypes.c_void_p).value
-    empty = torch._C._dynamo.guards._empty_strided_cpu
-    options: dict[str, Any] = {
-        "outputs": (((2,), (1,), torch.float32),), "stream": lambda index: 70 + index, "current": lambda: 3, "device": 3,
-        "single": True,
-    } | changes  # fmt: skip
-    launcher = made.launcher(
-        "name", "module", lambda *tensors: ("plain", tensors), lambda *told: ("failed", told), empty,
-        options["outputs"], ((64,), (1,), torch.uint8), options["stream"], options["current"], options["device"],
-        address, 99, options["single"], 2, ((0, 1, 0), (1, 0, 0), (2, 0, 32), (0, 0, 0)),
+    launched: list[tuple[int | None, ...]] = []
+    answers = [True, 0]
+    launcher = launch_of(0, launched, single=False)
+    call = made.call(
+        ({},), lambda *tensors: tensors[0].numel() == 4, lambda: answers[0], (lambda: answers[1],), (), (), launcher, None, (), 2,
+        (1, 0), (), (),
     )  # fmt: skip
-    _entries.append(function)
-    return launcher  # type: ignore[no-any-return]
+    x, y = torch.rand(4), torch.rand(4)
+    call.renew(call.moment(), ())
+    assert call(x, y) is not MISSED
+    assert launched[-1][0] == x.data_ptr()  # the second of what the launcher takes
+    for position, other in enumerate([False, 1]):
+        kept, answers[position] = answers[position], other
+        launched.clear()
+        assert [call(x, y) for _ in range(3)] == [MISSED] * 3
+        assert len(launched) == 1
+        answers[position] = kept
+        call.renew(call.moment(), ())
+        assert call(x, y) is not MISSED
+    launched.clear()
+    assert call(torch.rand(8), y) is MISSED  # tensors are compared before
+    assert not launched
+    finished: list[object] = []
+    call = made.call(
+        ({},), lambda *tensors: True, lambda: False, (), (), (), launcher, finished.append, (), 2, (0, 1), (), ()
+    )  # fmt: skip
+    call.renew(call.moment(), ())
+    assert call(x, y) is MISSED
+    assert not launched  # nor before what makes the caller's own types of the results
+    assert not finished
 
 
-def test_a_launcher_passes_pointers_numbers_and_the_stream() -> None:
-    seen: list[tuple[int | None, ...]] = []
-    launcher, x, y = launch_of(0, seen), torch.rand(4), torch.rand(4)
-    result = launcher(x, y)
-    ((first, output, workspace, second, numbers, stream),) = seen
-    assert (first, second) == (y.data_ptr(), x.data_ptr())
-    assert output == result.data_ptr()
-    assert workspace is not None
-    assert workspace % 64 == 32
-    assert (numbers, stream) == (99, 73)
-    assert (launcher.__name__, launcher.__module__) == ("name", "module")
-    assert type(launch_of(0, seen, single=False)(x, y)) is tuple
+def test_settings_of_what_is_gone_from_the_graph_are_not_read() -> None:
+    x = torch.randn(5, 1)
+    optimised = ready(nn.Sequential(nn.Tanh(), nn.Softmax(-1), nn.Sigmoid()), x)  # a softmax of one element is 1
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert door(optimised)((x,)) is not MISSED
+    other = torch.randn(5, 3)
+    optimised(other)
+    optimised(other)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert door(optimised)((other,)) is MISSED
 
 
-def test_what_is_unusual_is_launched_by_python() -> None:
-    seen: list[tuple[int | None, ...]] = []
-    x, y = torch.rand(5), torch.rand(5)
-    assert launch_of(0, seen)(x, y[1:])[0] == "plain"
-    assert launch_of(0, seen, current=lambda: 1)(x, y)[0] == "plain"
-    assert launch_of(0, seen)(x)[0] == "plain"
-    assert not seen
-    failed, (status, arguments) = launch_of(720, seen)(x, y)
-    assert (failed, status) == ("failed", 720)
-    assert arguments[0] is x
-    assert arguments[1] is y
-    for wrong in [{"stream": lambda _: 1 / 0}, {"current": lambda: 1 / 0}]:
-        with pytest.raises(ZeroDivisionError):
-            launch_of(0, seen, **wrong)(x, y)
-    with pytest.raises(RuntimeError):
-        launch_of(0, seen, outputs=((2,),))(x, y)
+def test_one_region_alone_is_launched_without_the_graph_around_it() -> None:
+    x, y = torch.randn(4, 33), torch.randn(4, 33)
+    for model, inputs in [(Two(), (x, y)), (nn.Sequential(nn.Tanh(), nn.Softmax(-1)), (x,))]:
+        optimised = fusepass.optimize(model)
+        optimised(*inputs)
+        (made,) = optimised._specialiser.table
+        run, positions = made.compiled.without_python()
+        assert type(run).__name__ == "Launcher"
+        results = run(*(inputs[i] for i in positions))
+        wanted = model(*inputs)
+        for result, expected in zip(results, wanted if len(inputs) == 2 else [wanted], strict=True):
+            torch.testing.assert_close(result, expected)
+
+
+def test_a_door_takes_a_tuple(net: Net) -> None:
+    made = door(ready(net, X))
+    for wrong in [(), (X,), ((X,), (X,))]:
+        with pytest.raises(TypeError):
+            made(*wrong)
     with pytest.raises(TypeError):
-        launch_of(0, seen)(x, "y")
+        made(args=(X,))

@@ -276,7 +276,14 @@ def test_settings_are_noticed_where_they_matter(model: nn.Module, x: Tensor, not
     assert made.bind((x,)) is not None
 
 
-@pytest.mark.parametrize(("target", "noticed"), [("convolution", (True, True, False)), ("relu", (True, False, False))])
+@pytest.mark.parametrize(
+    ("target", "noticed"),
+    [
+        ("convolution", (True, True, False)),
+        ("native_layer_norm", (True, False, False)),
+        ("relu", (False, False, False)),
+    ],
+)
 def test_cudnn_s_settings_matter_on_cuda(target: str, noticed: tuple[bool, ...]) -> None:
     graph = fx.Graph()
     node = graph.call_function(getattr(torch.ops.aten, target).default, (graph.placeholder("x"),))

@@ -560,3 +560,15 @@ def test_an_operator_that_fails_for_made_up_numbers_leaves_generated_code(monkey
     with fusepass.override(debug=True):  # it is no bug of ours
         choice = choice_of(Net(), torch.rand(8))
     assert (choice.chosen, choice.reason) == (GENERATED, "trying it failed with ValueError: not for such numbers")
+
+
+class Entropy(nn.Module):
+    """On a GPU the operator asserts what it is given, and what fails there ends the process's use of the device."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.binary_cross_entropy(x, y, reduction="none") * 2 + 1
+
+
+def test_probabilities_are_not_made_up() -> None:
+    x = torch.rand(3, 5)
+    assert choice_of(Entropy(), x, x).reason == "binary_cross_entropy needs numbers between 0 and 1"
