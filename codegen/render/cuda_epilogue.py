@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fusepass.codegen.ir.crossing import near_step
-from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Stat, Window, children, walk
+from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Stat, Window, children
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.product import Arithmetic, Product
@@ -82,24 +82,21 @@ class Epilogue:
 
     def early(self) -> Iterable[str]:
         """Makes of a thread's sums, which are those of two rows, what can be made of them with what the rows have in common."""
-        if self.ready is not self.stat:
-            yield from self._made(self.stat, self.ready)
-            yield ""
-
-    def _made(self, source: Expr, wanted: Expr) -> Iterable[str]:
-        """`wanted` takes the place of `source`, which a thread has, with what the rows have in common."""
+        if self.ready is self.stat:
+            return
         outside = self._outside()
         along = outside.child()
         places = self._row_axes(along)
         here = along.child()
-        here.bind(source, "$sum")
-        self.printer.expect([wanted])
-        value = bare(here.value(wanted))
+        here.bind(self.stat, "$sum")
+        self.printer.expect([self.ready])
+        value = bare(here.value(self.ready))
         each = ["float& $sum = $sums[0][$across / 2][$down * 2 + $across % 2];", *here.lines, f"$sum = {value};"]
         head = f"for (int $across = 0; $across < {2 * self.plan.tiling.n}; ++$across)"
         inside = [*places, *along.lines, "#pragma unroll", *block(head, each)]
         yield from outside.lines
         yield from self._two_rows(inside)
+        yield ""
 
     def _row_axes(self, along: Scope) -> list[str]:
         """Defines what a row of the product stands for, by lines before those of `along`."""
@@ -164,7 +161,7 @@ class Epilogue:
             stores.append(f"{at} = {value};")
         here.lines += stores
         place = f"$room[{down} * {tiling.room_pitch} + $across + {across}]"
-        if self.kernel.partials is not None and self.kernel.partials.value is not self.ready and not self._reduces_own:
+        if self.kernel.partials is not None and self.kernel.partials.value is not self.ready:
             here.lines.append(f"{place} = {bare(here.value(self.kernel.partials.value))};")
         exists = along.condition(self.kernel.within) if self.kernel.whole_columns else ""
         body = [f"const float $sum = {place};", *here.lines] if here.lines else []
@@ -192,7 +189,7 @@ class Epilogue:
         head = f"for (int $across = 0; $across < {long}; $across += {32 // together})"
         if body:
             yield from block(head, [f"const {self.index_type} $column = {at};", *inside])
-        if self.states and not self._reduces_own:
+        if self.states:
             yield from self.states.added() if tiling.strip else self.states.of_room()
 
     def in_strips(self) -> Iterable[str]:
@@ -204,28 +201,10 @@ class Epilogue:
             "__syncwarp();",
             *self.laid_out(),
         ]
-        states = self.states if not self._reduces_own else None
-        yield from states.begun() if states else ()
-        if self.kernel.stores or states:
-            yield "#pragma unroll 1"
-            yield from block("for (int $strip = 0; $strip < $Tile::columns; $strip += $Tile::strip)", strip)
-        yield from states.ended() if states else ()
-        if self.states and self._reduces_own:
-            assert self.kernel.partials is not None
-            if self.kernel.partials.value is not self.ready:
-                yield from self._made(self.ready, self.kernel.partials.value)
-            yield from self.states.of_own()
-
-    @property
-    def _reduces_own(self) -> bool:
-        """Whether values are reduced where threads have them: of sums, and of what the row has in common.
-
-        What goes through shared memory meets what products read there.
-        """
-        if self.states is None or not self.plan.tiling.turns or self.states.is_apart or self.kernel.partials is None:
-            return False
-        nodes = walk(self.kernel.partials.value)
-        return all(self._of_row(node) for node in nodes if isinstance(node, Load | Gather | Window))
+        yield from self.states.begun() if self.states else ()
+        yield "#pragma unroll 1"
+        yield from block("for (int $strip = 0; $strip < $Tile::columns; $strip += $Tile::strip)", strip)
+        yield from self.states.ended() if self.states else ()
 
     @property
     def _computes_everywhere(self) -> bool:

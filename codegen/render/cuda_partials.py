@@ -100,17 +100,16 @@ class RowStates(PartialStores):
         return self._stores(self._share)
 
     @property
-    def is_apart(self) -> bool:
-        """Whether columns exist in some rows and not in others."""
+    def _is_apart(self) -> bool:
         return bool(self.kernel.within) and not self.kernel.whole_columns
 
     @property
     def _words(self) -> int:
-        return 1 if self.is_apart else min(self.tiling.laid_out // 32, _MOST_WORDS)
+        return 1 if self._is_apart else min(self.tiling.laid_out // 32, _MOST_WORDS)
 
     @property
     def _share(self) -> str:
-        return f"fp::Share<{self._words}, {str(self.is_apart).lower()}>"
+        return f"fp::Share<{self._words}, {str(self._is_apart).lower()}>"
 
     def _begun(self, down: str) -> list[str]:
         row = f"const {self.printer.index_type} $row = {self.index(f'$first_row + $Tile::warp_row() + {down} + {self._share}::row()')};"
@@ -119,7 +118,7 @@ class RowStates(PartialStores):
     def _strips(self, down: str) -> list[str]:
         share, words, pitch = self._share, self._words, self.tiling.room_pitch
         strip = [
-            *(self._inside_apart(share) if self.is_apart else self._inside(words)),
+            *(self._inside_apart(share) if self._is_apart else self._inside(words)),
             f"const {share} $share($room + {down} * {pitch} + $across, {pitch}, $inside);",
             *(f"fp::add_row({found(number)}, $share);" for number in range(len(self.partials.reductions))),
         ]
@@ -137,16 +136,6 @@ class RowStates(PartialStores):
             lines += [f"{state_type(each)} {found(number)};", f"fp::reduce_row({found(number)}, $share);"]
         yield "#pragma unroll"
         yield from block("for (int $down = 0; $down < 2; ++$down)", [*lines, *self._stores(share)])
-
-    def of_own(self) -> Iterable[str]:
-        """Reduces the values that took the sums' places, of the columns that exist."""
-        masked = bool(self.kernel.within or self.columns.size % self.tiling.columns)
-        lines = list(self.of_sums(masked))
-        if masked:
-            first = ["const int64_t $first_column = int64_t($along) * $Tile::columns;", "constexpr int $across = 0;"]
-            each = "const uint64_t $real[2] = {fp::own_columns($inside), fp::own_columns($inside)};"
-            lines = [*first, *self._inside(self.tiling.n // 4), each, *lines]
-        return ["{", *block("", lines)[1:]]
 
     def _inside(self, words: int) -> list[str]:
         """Which of the columns from ``$across`` on exist, in all rows alike."""

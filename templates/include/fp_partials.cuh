@@ -66,19 +66,6 @@ struct Share {
 // What the threads of row `row` have, for all; see `Share::row`.
 __device__ __forceinline__ float of_row(float value, int row) { return __shfl_sync(0xffffffffu, value, row / 4 * 8 + row % 4); }
 
-// Which of the columns of a thread's `Fragment` exist, of those that do in the whole row.
-template <int Words>
-__device__ __forceinline__ uint64_t own_columns(const unsigned (&inside)[Words]) {
-    static_assert(Words <= 8);
-    uint64_t own = 0;
-#pragma unroll
-    for (int i = 0; i < Words; ++i) {
-        const unsigned pairs = inside[i] >> threadIdx.x % 4 * 2;
-        own |= uint64_t((pairs & 3) | (pairs >> 6 & 12) | (pairs >> 12 & 48) | (pairs >> 18 & 192)) << i * 8;
-    }
-    return own;
-}
-
 // A thread's share of one of the two rows, 8 apart, of which it has sums as `multiply_tile` leaves them; four threads share a row.
 template <int N, bool Whole>
 struct Fragment {
