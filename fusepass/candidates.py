@@ -35,7 +35,7 @@ from fusepass.work import Candidate, Work
 Share = Callable[[Generated], Generated]
 Begin = Callable[[Source], None]
 
-_SLOW_TO_BUILD = (AnchorSource.TILED_HALVES, AnchorSource.HALVES)
+_SLOW_TO_BUILD = (AnchorSource.TILED_HALVES, AnchorSource.HELD_HALVES, AnchorSource.HALVES)
 
 
 def generate_candidates(work: Work, forms: Forms, begin: Begin = lambda source: None) -> None:

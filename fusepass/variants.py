@@ -20,14 +20,18 @@ from fusepass.codegen import choices
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import (
     GROUP_ARCH,
+    Convolution,
     few_channels,
     few_halves,
     fill_halves,
+    holds_weights,
     takes_single_positions,
     tiled_halves,
 )
+from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, is_channels_last
 from fusepass.codegen.passes.anchors import AnchorSource
+from fusepass.codegen.passes.depthwise import per_axis
 from fusepass.codegen.source import Target
 from fusepass.patterns.opclass import OpClass, direct_class
 from fusepass.patterns.rates import tf32_convolutions
@@ -194,7 +198,18 @@ def _halves(graph: fx.GraphModule) -> list[AnchorSource]:
     (node,) = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
     stride, transposed = node.args[3], node.args[6]
     tiled = tiled_halves(node.args[0].meta["val"].shape[1], (1,) if transposed else stride)
-    return [AnchorSource.HALVES, *([AnchorSource.TILED_HALVES] if tiled else [])]
+    found = [AnchorSource.HALVES, *([AnchorSource.TILED_HALVES] if tiled else [])]
+    return [*found, *([AnchorSource.HELD_HALVES] if _may_hold(node) else [])]
+
+
+def _may_hold(node: fx.Node) -> bool:
+    """Whether a convolution of few channels may keep its weights in registers, at least with one half for a number."""
+    arguments: tuple[Any, ...] = node.args
+    x, weight, _, stride, padding, dilation, transposed = arguments[:7]
+    axes = weight.meta["val"].dim() - 2
+    strides, pads, dilations = (per_axis(tuple(each), axes) for each in (stride, padding, dilation))
+    anchor = Convolution("", "", "", strides, pads, dilations, bool(transposed), Precision.TF32, warps=4)
+    return few_halves(x.meta["val"].shape[1], anchor.step) and holds_weights(anchor, weight.meta["val"].shape)
 
 
 def _prefers_channels_last(node: fx.Node) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 
 from fusepass.codegen.ir.dtype import Precision
 
@@ -20,12 +20,18 @@ ROWS, DEPTH = 16, 8
 HALVES = 8
 """Halves of the widest copy: as many channels of a position lie together."""
 
+MOST_HELD = 112
+"""Registers of a thread that weights may stay in."""
+
 GROUP_ARCH = "sm_90"
 """Where four warps multiply together (wgmma); no other architecture has these instructions."""
 
 _MOST_CHANNELS = 8
 _MOST_PADDED = 4 / 3  # channels with those that fill up chunks of halves, of those that are there
 _MOST_REACHES = 2
+_MOST_ROWS_HELD = 4  # times 16 output channels
+_TERMS = 16  # of a product of halves
+_ROWS_MET = 4
 _MOST_SCATTERED = 16  # of transposed convolutions with a stride, whose phases have few taps each
 
 
@@ -68,11 +74,14 @@ class ScaledWeights:
         weight: as that of `ScaledHalves`.
         channels: buffer (in_channels,) of the exponents of input channels' scales.
         outs: buffer (out_channels,) of those of output channels.
+        held: whether each warp multiplies by itself, with weights in its threads' registers; else four together, with both operands in
+            shared memory.
     """
 
     weight: str
     channels: str
     outs: str
+    held: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,7 +153,8 @@ class Convolution:
         halves = ""
         if self.halves is not None:
             source = f"{self.halves.source} " if isinstance(self.halves, ScaledHalves) else ""
-            halves = f" of halves {source}by {self.halves.weight}"
+            held = " in registers" if self.held else ""
+            halves = f" of halves {source}by {self.halves.weight}{held}"
         bias = f" and {self.pooled.bias}" if self.pooled and self.pooled.bias else ""
         last = ", largest of all phases" if self.pooled else ""
         last += "" if self.column == 1 else f", columns along dimension {self.column}"
@@ -156,6 +166,11 @@ class Convolution:
     def parts(self) -> int:
         """The numbers that tensor cores take for each weight: high and low part, or one; 0 where warps split it themselves."""
         return 0 if self.warps == 1 else 2 if self.precision is Precision.FLOAT32 else 1
+
+    @property
+    def held(self) -> bool:
+        """Whether each warp multiplies halves by itself; see `ScaledWeights`."""
+        return isinstance(self.halves, ScaledWeights) and self.halves.held
 
     @property
     def step(self) -> tuple[int, ...]:
@@ -215,6 +230,30 @@ def few_halves(channels: int, step: Sequence[int]) -> bool:
     positions read neighbours; see `Convolution.step`.
     """
     return channels <= _MOST_SCATTERED and max(step) == 1
+
+
+def holds_weights(anchor: Convolution, weight: Sequence[int]) -> bool:
+    """Whether each warp of such a convolution, whose weight has that shape, multiplies halves by itself: its threads have registers for the
+    weights of 16 output channels, and it has one phase. With many output channels, four warps together read less for each product.
+    """
+    outs, ins = anchor.group_channels(weight)
+    if max(anchor.stride) > 1:
+        return False
+    terms = min(pair_terms(ins, weight[2:], along=way) for way in pair_ways(anchor))
+    return outs <= ROWS * _MOST_ROWS_HELD and ceil(terms / _TERMS) * anchor.parts * 4 <= MOST_HELD
+
+
+def pair_ways(anchor: Convolution) -> tuple[bool, ...]:
+    """Whether two numbers that lie in one word may be neighbours along the last axis; they may always be of two channels."""
+    return (False, True) if anchor.dilation[-1] == 1 else (False,)
+
+
+def pair_terms(channels: int, kernel: Sequence[int], *, along: bool) -> int:
+    """Terms of a sum, those that fill such pairs up among them; neighbours are met in four rows at once."""
+    *outer, last = kernel
+    if along:
+        return ceil(channels * prod(outer) / _ROWS_MET) * _ROWS_MET * ceil(last / 2) * 2
+    return ceil(channels / 2) * 2 * prod(kernel)
 
 
 def takes_single_positions(kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], groups: int) -> bool:

@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from fusepass.codegen.ir.along import reduced_along
-from fusepass.codegen.ir.convolution import Convolution, few_channels, few_halves, scales_tiles, tiled_halves
+from fusepass.codegen.ir.convolution import (
+    Convolution,
+    few_channels,
+    few_halves,
+    holds_weights,
+    scales_tiles,
+    tiled_halves,
+)
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Window
 from fusepass.codegen.ir.index import Axis, axis_index, linear
@@ -44,6 +51,7 @@ class AnchorSource(enum.Enum):
     GENERATED = "generated"  # generated code wherever it can, else the library
     HALVES = "scaled halves"  # the same, convolutions as products of halves wherever they can be
     TILED_HALVES = "tiled scaled halves"  # the same, with all halves of a tile of the input on the chip wherever they have the room
+    HELD_HALVES = "held scaled halves"  # the same, with the weights of few channels in registers wherever they fit
 
 
 def generate_anchors(
@@ -55,6 +63,7 @@ def generate_anchors(
     *,
     halves: bool = False,
     tiled: bool = False,
+    held: bool = False,
     kept: int = 0,
     again: Again = never,
 ) -> Program:
@@ -62,7 +71,7 @@ def generate_anchors(
 
     `pieces` says in how many pieces such a kernel reduces over positions, `warps` is `Convolution.warps`. With
     `halves`, convolutions that may be rounded to TF32, and those of few channels, become products of scaled halves;
-    `tiled` ones take them from a tile of the input with any number of channels; `again` says whether those are
+    `tiled` ones take them from a tile of the input with any number of channels, `held` ones hold weights in registers; `again` says whether those are
     computed twice. Behind a product, rows of `kept` elements stay on the chip where they are read.
     """
     for call in program.calls:
@@ -77,7 +86,7 @@ def generate_anchors(
             channels = program.buffer(anchor.source).shape[1]
             places = few_halves(channels, anchor.step) or (tiled and call.tf32 and tiled_halves(channels, anchor.step))
             if places and warps > 1:
-                scaled = _in_places(program, builder, call, anchor, pieces, again)
+                scaled = _in_places(program, builder, call, anchor, pieces, again, held=held)
             else:
                 scaled = _in_halves(program, builder, call, anchor, pieces, kept)
             forms = itertools.chain(scaled, forms)
@@ -162,7 +171,14 @@ def _pointwise(
 
 
 def _in_places(
-    program: Program, builder: Builder, call: LibraryCall, anchor: Convolution, pieces: Pieces, again: Again
+    program: Program,
+    builder: Builder,
+    call: LibraryCall,
+    anchor: Convolution,
+    pieces: Pieces,
+    again: Again,
+    *,
+    held: bool,
 ) -> Iterator[tuple[Program, Kernel]]:
     """The forms of a convolution that multiplies scaled halves of a tile, as `_forms` orders them.
 
@@ -170,18 +186,22 @@ def _in_places(
     sweeps takes longer in the few warps that these kernels have than reading the result again. Only these reduce along the last axis.
     """
     few = few_halves(program.buffer(anchor.source).shape[1], anchor.step)
-    scaling = few and scales_tiles(program.buffer(anchor.weight).shape[2:])
+    weight = program.buffer(anchor.weight).shape
+    scaling = few and scales_tiles(weight[2:])
+    held = held and few and anchor.pooled is None and holds_weights(anchor, weight)
     last = len(program.buffer(call.result).shape) - 1
     for over in (_CHANNELS, *(() if few else (last,)), None):
         form = _generated(program, builder, call, anchor, over)
         if form is None or (over == _CHANNELS and not few and form.kernels[0].stores):
             continue
-        made = in_scaled_tiles(form, builder, 0) if scaling else in_places(form, builder, 0)
-        place = len(made.kernels) - len(form.kernels)
-        reduced = None if over else reduce_positions(made, builder, place, pieces)
-        twice = None if reduced is None else compute_again(reduced, builder, place, pieces, again)
-        for each in filter(None, (twice, reduced, made)):
-            yield each, each.kernels[place]
+        ways = [in_scaled_tiles(form, builder, 0, held=True)] if held else []
+        ways.append(in_scaled_tiles(form, builder, 0) if scaling else in_places(form, builder, 0))
+        for made in ways:
+            place = len(made.kernels) - len(form.kernels)
+            reduced = None if over else reduce_positions(made, builder, place, pieces)
+            twice = None if reduced is None else compute_again(reduced, builder, place, pieces, again)
+            for each in filter(None, (twice, reduced, made)):
+                yield each, each.kernels[place]
 
 
 def _forms(

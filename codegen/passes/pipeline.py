@@ -31,7 +31,8 @@ class PassOptions:
         longest_cached_row: rows of at most this many elements stay on chip between sweeps.
         anchors: whether a kernel with an anchor is better than the library's call.
         warps: that multiply together in a convolution; see `Convolution.warps`.
-        halves, tiled: whether convolutions that may be rounded to TF32 become products of scaled halves, and these in tiles.
+        halves, tiled, held: whether convolutions that may be rounded to TF32 become products of scaled halves, and these in tiles, or with
+            weights in registers.
         pieces: in how many pieces a convolution's kernel reduces over positions.
         again: whether a convolution is computed twice rather than written for who reads it behind its statistics.
         product_length: terms that a piece of the sums of a kernel's matrix product should have.
@@ -46,6 +47,7 @@ class PassOptions:
     warps: int = 1
     halves: bool = False
     tiled: bool = False
+    held: bool = False
     pieces: Pieces = lambda program, kernel: None
     again: Again = never
     separate_from: int | None = None
@@ -95,7 +97,7 @@ def _checked(name: str, program: Program) -> None:
 
 
 def _generate_anchors(program: Program, builder: Builder, options: PassOptions) -> Program:
-    kinds = {"halves": options.halves, "tiled": options.tiled}
+    kinds = {"halves": options.halves, "tiled": options.tiled, "held": options.held}
     return generate_anchors(
         program,
         builder,

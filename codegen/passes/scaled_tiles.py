@@ -20,8 +20,8 @@ from fusepass.codegen.passes.halves import weight_scales_of
 from fusepass.codegen.passes.places import free_name, weight_layout
 
 
-def in_scaled_tiles(program: Program, builder: Builder, position: int) -> Program:
-    """`program` with the kernels that pack the weights of the convolution at `position` before it; see `few_halves`."""
+def in_scaled_tiles(program: Program, builder: Builder, position: int, *, held: bool = False) -> Program:
+    """`program` with the kernels that pack the weights of the convolution at `position` before it; see `few_halves`, and `held` of `ScaledWeights`."""
     kernel = program.kernels[position]
     anchor = kernel.anchor
     assert isinstance(anchor, Convolution)
@@ -30,7 +30,7 @@ def in_scaled_tiles(program: Program, builder: Builder, position: int) -> Progra
     scales = weight_scales_of(builder, name, weight, transposed=anchor.transposed)
     filled = halves_of_place(source.shape[1], anchor.parts)[-1]
     weights, pack_weights = scales.pack_weight(builder, f"{name}_weight", weight_layout(weight, anchor, filled))
-    halves = ScaledWeights(weights.name, scales.channel.name, scales.out.name)
+    halves = ScaledWeights(weights.name, scales.channel.name, scales.out.name, held)
     multiplying = replace(kernel, anchor=replace(anchor, halves=halves))
     kernels = list(program.kernels)
     kernels[position : position + 1] = [*scales.kernels, pack_weights, multiplying]

@@ -8,6 +8,7 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import Convolution, ScaledWeights
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
+from fusepass.codegen.render.cuda_held import held_text
 from fusepass.codegen.render.cuda_kernel import kernel_body
 from fusepass.codegen.render.cuda_product import product_body
 from fusepass.codegen.render.cuda_resident import resident_text
@@ -20,6 +21,7 @@ from fusepass.codegen.render.template import fill
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule, schedule_convolution
+from fusepass.codegen.schedule_convolution.held import HeldSchedule
 from fusepass.codegen.schedule_convolution.places import PlacesSchedule
 from fusepass.codegen.schedule_convolution.resident import ResidentSchedule
 from fusepass.codegen.schedule_general import Generality, generalised
@@ -45,6 +47,7 @@ _PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anc
 _CONVOLUTION_GROUPS = ("fp_wgmma.cuh", "fp_group.cuh")  # which is a convolution that four warps multiply together
 _PLACES = ("fp_wgmma_places.cuh", "fp_places.cuh")  # of scaled halves
 _SCALED = ("fp_scaled.cuh",)  # which the kernel makes of its input
+_HELD = ("fp_instructions.cuh", "fp_product.cuh", "fp_scaled.cuh", "fp_held.cuh")  # for weights in registers
 _PARTIALS = ("fp_partials.cuh",)  # for those that reduce over positions, or along the last axis
 _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
 _MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
@@ -112,6 +115,7 @@ def render_cuda(
     headers += (
         _SCALED if any(isinstance(a, Convolution) and isinstance(a.halves, ScaledWeights) for a in anchors) else ()
     )
+    headers += _HELD if any(isinstance(a, Convolution) and a.held for a in anchors) else ()
     along = any(isinstance(a, Convolution) and a.column > 1 for a in anchors)
     headers += _PARTIALS if along or any(kernel.partials is not None for kernel in program.kernels) else ()
     headers += _MATRICES if any(isinstance(a, Product) for a in anchors) else ()
@@ -196,6 +200,8 @@ def _kernel_text(
     if isinstance(plan, ConvolutionSchedule):
         if isinstance(plan, PlacesSchedule):
             text = places_text(kernel, program, plan, pointers, names)
+        elif isinstance(plan, HeldSchedule):
+            text = held_text(kernel, program, plan, pointers, names)
         elif isinstance(plan, ResidentSchedule):
             text = resident_text(kernel, program, plan, pointers, names)
         else:

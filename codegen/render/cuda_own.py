@@ -1,18 +1,17 @@
 """What a thread makes of its own sums of a convolution, before they are laid out, if it is the same function of all positions' sums.
 
-A thread has a fourth of the channels of four positions at a time, so that what depends on a channel is loaded and computed once for these
-four. Values that are stored are laid out as sums would be, and copied. What reduces over positions stays in registers for all positions
-that a warp goes over in a tile; then the eight threads that have the same channels merge what they found, each of some of these.
+A thread has some channels of several positions at a time (`Held`), so that what depends on a channel is loaded and computed once for
+these. Values that are stored are laid out as sums would be, and copied. What reduces over positions stays in registers for all positions
+that a warp goes over in a tile; then the threads that have the same channels merge what they found.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.expr import Expr, Stat
 from fusepass.codegen.ir.program import Reduction
 from fusepass.codegen.render.cuda_input import unrolled
@@ -22,15 +21,41 @@ from fusepass.codegen.render.spelling import bare, block
 
 if TYPE_CHECKING:
     from fusepass.codegen.render.cuda_convolution import Sums
+    from fusepass.codegen.render.cuda_held import HeldWriter
     from fusepass.codegen.render.cuda_places import PlacesWriter
+
+
+@dataclass(frozen=True)
+class Held:
+    """How the threads of a warp have its sums in registers; ``$k`` counts a thread's channels, ``$t`` its positions.
+
+    Attributes:
+        channels, positions: of a thread.
+        row: the place of a channel among those of the warp.
+        at: a sum.
+        states: the type of what a thread finds of its values, of a type of states and a number of channels.
+        push: adds values to these: the call, of which the arguments are missing, with a place for whether all are real.
+        leave: the call that adds these to the warp's.
+        sums: the argument of `push` that has the values.
+        staging: the statement that lays the values of the ``$m``-th 16 channels out.
+    """
+
+    channels: int
+    positions: int
+    row: str
+    at: str
+    states: str
+    push: str
+    leave: str
+    sums: str
+    staging: str
 
 
 class OwnValues:
     """The lines of such a kernel; ``$word`` in them is a name of the kernel's writer."""
 
-    def __init__(self, writer: PlacesWriter) -> None:
-        self.writer, self.kernel = writer, writer.kernel
-        self.count = ROWS * writer.plan.rows // 4  # channels of a thread
+    def __init__(self, writer: PlacesWriter | HeldWriter, held: Held) -> None:
+        self.writer, self.kernel, self.held = writer, writer.kernel, held
         partials = self.kernel.partials
         self.value: Expr = partials.value if partials is not None else self.kernel.stores[0].value
         self.reductions: tuple[Reduction, ...] = () if partials is None else partials.reductions
@@ -38,7 +63,7 @@ class OwnValues:
     def begin(self) -> Iterable[str]:
         """The states of reductions, for the positions of a tile."""
         for number, reduction in enumerate(self.reductions):
-            yield f"fp::OwnStates<{state_type(reduction)}, {self.count}> {_own(number)};"
+            yield f"{self.held.states}<{state_type(reduction)}, {self.held.channels}> {_own(number)};"
 
     def use(self, sums: Sums) -> Iterable[str]:
         """Reduces and stores what becomes of ``$sums``."""
@@ -48,24 +73,32 @@ class OwnValues:
         yield from self._values()
         if self.reductions:
             yield from self.writer.over_positions(sums, [])
-            for whole, head in (("true", "if ($inside[0] == 0xffffffffu)"), ("false", "} else")):
-                numbers = range(len(self.reductions))
-                pushed = [f"fp::push_sums<{whole}>({_own(number)}, $sums[0], $inside[0]);" for number in numbers]
-                yield from block(head, pushed)[: -1 if whole == "true" else None]
+            yield from self.pushed("$inside[0]", "0xffffffffu")
         if self.kernel.stores and not plain:
-            staging = f"fp::stage_values<{self.writer.on.staged_pitch}>($room, $sums, $m);"
-            yield from self._stored(replace(sums, staging=staging, repair=()))
+            yield from self._stored(replace(sums, staging=self.held.staging, repair=()))
+
+    def reduced(self, inside: str, whole: str) -> Iterable[str]:
+        """Reduces what becomes of ``$sums``, at positions of which `inside` has a bit; where these are `whole`, all are results."""
+        yield from self._values()
+        yield from self.pushed(inside, whole)
+
+    def pushed(self, inside: str, whole: str) -> Iterable[str]:
+        """Adds the values to what was found."""
+        for every, head in (("true", f"if ({inside} == {whole})"), ("false", "} else")):
+            push = self.held.push.format(every)
+            pushed = [f"{push}({_own(number)}, {self.held.sums}, {inside});" for number in range(len(self.reductions))]
+            yield from block(head, pushed)[: -1 if every == "true" else None]
 
     def end(self) -> Iterable[str]:
         """Adds what was found in a tile to the warp's states."""
         for number in range(len(self.reductions)):
             assert self.writer.states is not None
-            yield f"fp::leave_sums({self.writer.states.of_turn(number)}, {_own(number)});"
+            yield f"{self.held.leave}({self.writer.states.of_turn(number)}, {_own(number)});"
 
     def _values(self) -> Iterable[str]:
         """Puts values in the place of sums."""
         factor, scaled = self.writer.factors()
-        at = "$sums[0][$t / 2][$k / 4 * 8 + $k % 4 / 2 * 4 + $t % 2 * 2 + $k % 2]"
+        at, positions = self.held.at, self.held.positions
         shared = Scope(self.writer.printer)
         for axis, text in zip(self.kernel.rows, ("$sample", "$channel"), strict=False):
             shared.define_axis(axis, text)
@@ -76,15 +109,15 @@ class OwnValues:
                 each.bind(node, "$sum")
         value = bare(each.value(self.value))
         lines = [
-            "const int $row = $k / 4 * 16 + $k % 4 / 2 * 8 + $lane % 4 * 2 + $k % 2, $channel = $first_channel + $row;",
+            f"const int $row = {self.held.row}, $channel = $first_channel + $row;",
             *factor,
             *shared.lines,
-            *unrolled("$t", 4, [f"float $sum = {at};", f"$sum = {scaled};", *each.lines, f"{at} = {value};"]),
+            *unrolled("$t", positions, [f"float $sum = {at};", f"$sum = {scaled};", *each.lines, f"{at} = {value};"]),
         ]
         sizes = self.writer.sizes
         if sizes[1] != self.writer.plan.covered:
             lines[1:] = block(f"if ($channel < {sizes[1]})", lines[1:])
-        yield from unrolled("$k", self.count, lines)
+        yield from unrolled("$k", self.held.channels, lines)
 
     def _stored(self, sums: Sums) -> Iterable[str]:
         """Stores what `sums` lay out, as a kernel would whose results these are."""

@@ -18,6 +18,7 @@ from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule, piece_count, takers
+from fusepass.codegen.schedule_convolution.held import HeldSchedule
 from fusepass.codegen.schedule_convolution.places import PlacesSchedule
 from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule
 from fusepass.codegen.schedule_convolution.tiles import MOST_ROWS
@@ -203,7 +204,7 @@ class PositionStates(PartialStores):
         super().__init__(kernel, pointers, printer)
         self.plan, self.tiles = plan, tiles
         self.high = plan.high if isinstance(plan, StreamedSchedule) else 1
-        self.turns = plan.turns if isinstance(plan, PlacesSchedule) else 1
+        self.turns = plan.turns if isinstance(plan, PlacesSchedule | HeldSchedule) else 1
         self.warp_channels = self.turns * plan.rows * ROWS
         self.stride, self.teams = takers(plan), plan.teams if isinstance(plan, PlacesSchedule) else 1
         self.warps = plan.on.block_warps // self.teams
@@ -215,6 +216,8 @@ class PositionStates(PartialStores):
         """Where the states are: behind the rooms of all warps."""
         on, count = self.plan.on, self.plan.on.block_warps * self.warp_channels
         place = on.block_warps * ROWS * on.staged_pitch
+        if isinstance(self.plan, HeldSchedule) and self.plan.reduces:  # rooms are where the tile is
+            place = -(self.plan.room_floats + self.plan.found_bytes // 4)
         yield "// what was found of each channel so far: the states of each warp"
         for number, reduction in enumerate(self.partials.reductions):
             kind = state_type(reduction)

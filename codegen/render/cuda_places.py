@@ -13,7 +13,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_convolution import ConvolutionText, Sums
 from fusepass.codegen.render.cuda_definition import repair
 from fusepass.codegen.render.cuda_input import UNROLL, dot, plus, quotient, remainder, table, unrolled
-from fusepass.codegen.render.cuda_own import OwnValues
+from fusepass.codegen.render.cuda_own import Held, OwnValues
 from fusepass.codegen.render.cuda_persistent import PersistentWriter
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.schedule_convolution.places import BLOCK, TOGETHER, PlacesSchedule, has_own_values, padded_places
@@ -36,9 +36,23 @@ class PlacesWriter(PersistentWriter):
         assert self.anchor.halves is not None
         self.halves = self.anchor.halves
         self.each = prod(halves_of_place(self.source.shape[1], plan.parts))  # halves of a position
-        self._own = OwnValues(self) if has_own_values(kernel, plan) else None
+        self._own = OwnValues(self, self._held()) if has_own_values(kernel, plan) else None
         self.places_name, self.weights_name, self.steps_name, self.origins_name = (
             names.exact(f"{kernel.name}_{what}") for what in ("places", "weights_from", "first_product", "origins")
+        )
+
+    def _held(self) -> Held:
+        """A thread has a fourth of the channels of four positions; the eight that have the same ones merge states, each of some of them."""
+        return Held(
+            channels=ROWS * self.plan.rows // 4,
+            positions=4,
+            row="$k / 4 * 16 + $k % 4 / 2 * 8 + $lane % 4 * 2 + $k % 2",
+            at="$sums[0][$t / 2][$k / 4 * 8 + $k % 4 / 2 * 4 + $t % 2 * 2 + $k % 2]",
+            states="fp::OwnStates",
+            push="fp::push_sums<{}>",
+            leave="fp::leave_sums",
+            sums="$sums[0]",
+            staging=f"fp::stage_values<{self.on.staged_pitch}>($room, $sums, $m);",
         )
 
     def write(self) -> ConvolutionText:

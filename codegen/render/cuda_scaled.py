@@ -21,7 +21,7 @@ from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule_convolution.places import BLOCK, PlacesSchedule
 from fusepass.codegen.schedule_convolution.tiles import Tiles
 
-_BINADES = {Precision.TF32: 14, Precision.FLOAT32: 20}
+BINADES = {Precision.TF32: 14, Precision.FLOAT32: 20}
 """How many powers of two a channel may be smaller than the largest of its tile: of its numbers, halves lose digits only of those that are
 2^13 times smaller than its own largest; two for a number, 2^18 times."""
 
@@ -35,6 +35,12 @@ def places_text(
     """The text of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
     writer = PlacesWriter if plan.source is None else _ScalingWriter
     return writer(kernel, program, plan, pointers, names).write()
+
+
+def keep_exponents(threads: int, channels: str, outs: str, ins: int, count: int, end: int) -> Iterable[str]:
+    """Keeps the exponents of all input channels, and behind them those of a block's `count` output channels, which `end` at that one."""
+    yield f"fp::keep_exponents<{threads}>($exponents, {channels}, 0, {ins}, {ins});"
+    yield f"fp::keep_exponents<{threads}>($exponents + {ins}, {outs}, $first_channel, {count}, {end});"
 
 
 class _ScalingWriter(PlacesWriter):
@@ -64,10 +70,7 @@ class _ScalingWriter(PlacesWriter):
         yield f"float* const $factors = $tile + {plan.channels * self.input.pitch};"
         yield f"unsigned* const $largest = reinterpret_cast<unsigned*>($factors + {count});"
         yield f"int* const $exponents = reinterpret_cast<int*>($largest + {plan.channels * plan.largest_parts});"
-        channels, outs = self.exponents
-        keep = f"fp::keep_exponents<{plan.threads}>($exponents"
-        yield f"{keep}, {channels}, 0, {plan.channels}, {plan.channels});"
-        yield f"{keep} + {plan.channels}, {outs}, $first_channel, {count}, {self.sizes[1]});"
+        yield from keep_exponents(plan.threads, *self.exponents, plan.channels, count, self.sizes[1])
 
     def _tile_pointers(self) -> Iterable[str]:
         return ()
@@ -87,7 +90,7 @@ class _ScalingWriter(PlacesWriter):
         return [
             f"fp::find_largest<{plan.channels}, {warps}, {source.elements}, {source.vector}>($largest, $tile, {source.pitch});",
             "__syncthreads();",
-            f"const fp::TileScale<{plan.channels}> $scale($largest, {plan.largest_parts}, $exponents, {_BINADES[self.anchor.precision]});",
+            f"const fp::TileScale<{plan.channels}> $scale($largest, {plan.largest_parts}, $exponents, {BINADES[self.anchor.precision]});",
             f"fp::leave_factors<{threads}>($factors, $scale.exponent, $exponents + {plan.channels}, {count});",
             "#pragma unroll 2",
             *block(f"for (unsigned $i = threadIdx.x; $i < {self.on.elements}; $i += {threads})", lines),

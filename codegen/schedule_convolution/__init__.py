@@ -9,13 +9,15 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import GROUP_ARCH, Convolution
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.schedule_convolution.held import HeldSchedule
+from fusepass.codegen.schedule_convolution.held_search import fits_held, held_schedule
 from fusepass.codegen.schedule_convolution.places import PlacesSchedule, keeps_sums
 from fusepass.codegen.schedule_convolution.places_search import estimated_seconds, fits, places_schedule
 from fusepass.codegen.schedule_convolution.resident import ResidentSchedule, resident_schedule
 from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule, streamed_schedule
 from fusepass.codegen.schedule_convolution.tiles import anchor_of, dimensions, phases_of, unaligned
 
-ConvolutionSchedule = ResidentSchedule | StreamedSchedule | PlacesSchedule
+ConvolutionSchedule = ResidentSchedule | StreamedSchedule | PlacesSchedule | HeldSchedule
 
 _LEAST_CAPABILITY = 80  # asynchronous copies, and TF32 on tensor cores
 
@@ -27,15 +29,17 @@ def schedule_convolution(
 
     `aligned` says that inputs start at a multiple of 16 bytes; it changes nothing but how they are copied.
     """
-    plan: ResidentSchedule | StreamedSchedule | None
+    plan: ResidentSchedule | StreamedSchedule | HeldSchedule | None
     if not any(phase.taps for phase in phases_of(kernel, program)):
         return None
-    if anchor_of(kernel).halves is not None:
+    if anchor_of(kernel).held:
+        plan = held_schedule(kernel, program, facts)
+    elif anchor_of(kernel).halves is not None:
         places = places_schedule(kernel, program, facts)
         if aligned or places is None or places.source is None:
             return places
         return replace(places, source=unaligned(places.source, kernel, program))
-    if anchor_of(kernel).packed is None:
+    elif anchor_of(kernel).packed is None:
         plan = resident_schedule(kernel, program, facts)
     else:
         plan = streamed_schedule(kernel, program, facts)
@@ -75,7 +79,8 @@ def serves(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     if anchor_of(kernel).warps not in (1, warps_together(facts)) or facts.capability < _LEAST_CAPABILITY:
         return False
     if anchor_of(kernel).halves is not None:
-        return any(phase.taps for phase in phases_of(kernel, program)) and fits(kernel, program, facts)
+        fitting = fits_held if anchor_of(kernel).held else fits
+        return any(phase.taps for phase in phases_of(kernel, program)) and fitting(kernel, program, facts)
     return schedule_convolution(kernel, program, facts) is not None
 
 

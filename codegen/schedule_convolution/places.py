@@ -140,14 +140,22 @@ class PlacesSchedule(Launch):
 
 
 def has_own_values(kernel: Kernel, plan: PlacesSchedule) -> bool:
-    """Whether a kernel makes one value of its sums, the same function of those of all positions: then threads compute it where sums are.
+    """Whether a kernel `makes_own_values`, and threads compute them where sums are.
 
-    If it is reduced over positions, the sums themselves may be stored beside it. What is only reduced is laid out, if a thread has no more
-    of a tile than four positions of four channels: to merge what it found of them takes as long.
+    What is only reduced is laid out, if a thread has no more of a tile than four positions of four channels: to merge what it found of
+    them takes as long.
     """
-    if not kernel.is_pointwise or plan.on.pair > 1 or plan.vector > 1 or len(kernel.stores) > 1:
+    if plan.on.pair > 1 or plan.vector > 1 or (kernel.partials is not None and plan.rows * plan.sets == 1):
         return False
-    if kernel.partials is not None and plan.rows * plan.sets == 1:
+    return makes_own_values(kernel)
+
+
+def makes_own_values(kernel: Kernel) -> bool:
+    """Whether a kernel makes one value of its sums, the same function of those of all positions.
+
+    If it is reduced over positions, the sums themselves may be stored beside it.
+    """
+    if not kernel.is_pointwise or len(kernel.stores) > 1:
         return False
     value = kernel.stores[0].value if kernel.partials is None else kernel.partials.value
     if any(store.value is not value and not isinstance(store.value, Stat) for store in kernel.stores):

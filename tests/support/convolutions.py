@@ -44,6 +44,7 @@ class Case:
     dtype: DType = F32  # of a call alone
     halves: bool = False  # scaled ones are multiplied, by groups of warps
     tiled: bool = False  # these in tiles of the input, whatever number of channels
+    held: bool = False  # these with weights in registers
     pointwise: bool = False  # of single positions, as a product of the tensors
 
     @property
@@ -223,7 +224,9 @@ def _generated(
         return facts is None or fits(made, kernel, facts)
 
     warps = 4 if case.halves else case.warps
-    return generate_anchors(program, builder, choose, pieces, warps, halves=case.halves, tiled=case.tiled)
+    return generate_anchors(
+        program, builder, choose, pieces, warps, halves=case.halves, tiled=case.tiled, held=case.held
+    )
 
 
 DEPTHWISE: dict[str, Case] = {
