@@ -103,8 +103,9 @@ class OptimizedModule(nn.Module):
         """The rewritten graph for a call with these inputs, which is not made.
 
         It takes the same inputs, gives the same result, and has the original's parameters and buffers under their
-        names. It is right for inputs like these only, and in the present mode; it compares nothing. Where gradients
-        would be needed, it is the graph for a call without them.
+        names. It is right for inputs like these only, and in the present mode; it compares nothing. Made under autocast it
+        holds the casts, and is to be called outside of it. Where gradients would be needed, it is the graph for a call
+        without them.
 
         Raises:
             CaptureError: the model cannot be traced as one graph; the text says why.

@@ -112,7 +112,7 @@ class Frame:
     def within(self, scope: Scope | None = None) -> str:
         """The condition, known where steps are unrolled, that all elements of the vectors of a step are their row's; else it is asked
         for the vector at hand in `scope`, if there is one."""
-        if self.tile.loop:
+        if self.tile.loop or self.schedule.general:
             return "false" if scope is None else f"fp::is_whole<{self.schedule.width}>(false, {self.inside(scope)})"
         before = self.before_end()
         return f"{self.u} > 0 && {before}" if before else "false"
@@ -122,7 +122,11 @@ class Frame:
         plan = self.schedule
         others = (plan.cluster - 1) * plan.part  # vectors that are not the last block's
         last = plan.vectors(self.kernel.col_count) - 2 - others - plan.lanes  # the last two may end behind the row
-        return "" if self.tile.loop or plan.unroll == 1 or last < 0 else f"{self.u} * {plan.lanes} <= {free(last)}"
+        return (
+            ""
+            if self.tile.loop or plan.general or plan.unroll == 1 or last < 0
+            else f"{self.u} * {plan.lanes} <= {free(last)}"
+        )
 
     def is_aligned(self, buffer: str) -> bool:
         """Whether `buffer` starts at a multiple of 16 bytes."""

@@ -33,6 +33,12 @@ def lanes_of_row(shape: Shape, vectors: int, width: int) -> int | None:
     return _FEW_THREADS if ceil(vectors, _FEW_THREADS) * words <= _FEW_WORDS else None
 
 
+def holds_row(shape: Shape, vectors: int, width: int, lanes: int) -> bool:
+    """Whether so many threads have the registers for a row."""
+    words = ceil(vectors, lanes) * width * max(shape.kept_words, 1)
+    return words <= (_FEW_WORDS if lanes <= _FEW_THREADS else _WORDS)
+
+
 def resident_blocks(shape: Shape, plan: Schedule) -> int:
     """Blocks of rows in registers that a multiprocessor must have room for, so that the compiler takes no more than their share; 0 where it
     does so by itself.

@@ -15,7 +15,7 @@ from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import alignment, begins_with, is_vector, split_index, start_of
 from fusepass.codegen.schedule.flat import exchanged
-from fusepass.codegen.schedule.lanes import lanes_of_row, resident_blocks
+from fusepass.codegen.schedule.lanes import holds_row, lanes_of_row, resident_blocks
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.shape import SECTOR, Shape, ceil, most_elements, power_below
 
@@ -78,7 +78,10 @@ def inner(shape: Shape) -> Schedule:
         held = lanes_of_row(shape, vectors, width)
         lanes = held or 1024
     while lanes < 1024 and lanes < vectors and not shape.fills(shape.rows * lanes):
-        lanes = min(2 * lanes, 1024)
+        wider = min(2 * lanes, 1024)
+        if held is not None and not shape.single and not holds_row(shape, vectors, width, wider):
+            break
+        lanes = wider
     each = max(ceil(vectors, lanes), 1)
     groups = rows_per_block(shape, lanes, crossing)
     base = replace(base, unroll=each, lanes=lanes, groups=groups, blocks=ceil(shape.rows, groups))
