@@ -291,7 +291,8 @@ class _RealRun(fx.Interpreter):
 
 def _lay_out(graph: fx.GraphModule, tensors: Sequence[torch.Tensor]) -> None:
     """Run a functional graph once, for the strides of what its operators give; where one raises, the guesses stay."""
-    with torch.random.fork_rng(cuda_devices(tensors)), torch.no_grad(), suppress(Exception):
+    plain = torch._C._DisableAutocast()  # the graph holds the casts
+    with torch.random.fork_rng(cuda_devices(tensors)), torch.no_grad(), plain, suppress(Exception):
         _RealRun(graph).run(*tensors)
 
 

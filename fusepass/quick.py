@@ -44,7 +44,9 @@ extern "C" PyObject* {_ENTRY}(PyObject* missed, PyObject* data_ptr)
     return fp::types(missed, data_ptr);
 }}
 """
-_SOURCE = Source("calls", _ENTRY, Target.CPU, _TEXT, ("fp_calls.hpp", "fp_launcher.hpp", "fp_store.hpp"), "native")
+_SOURCE = Source(
+    "calls", _ENTRY, Target.CPU, _TEXT, ("fp_calls.hpp", "fp_call.hpp", "fp_launcher.hpp", "fp_store.hpp"), "native"
+)
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,17 @@ class _MetaTracer(Tracer):
     """Computes on the meta device whatever device is asked for: only layouts matter here."""
 
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if kwargs.get("device") is not None:
-            kwargs = {**kwargs, "device": torch.device("meta")}
-        return super().run(func, args, kwargs)
+        return super().run(func, args, _on_meta(kwargs))
+
+
+def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {**kwargs, "device": torch.device("meta")} if kwargs.get("device") is not None else kwargs
+
+
+def _decomposition_on_meta(target: OpOverload) -> Callable[..., Any] | None:
+    """`decomposition`, which allocates nothing where it is told a device."""
+    found = decomposition(target)
+    return None if found is None else lambda *args, **kwargs: found(*args, **_on_meta(kwargs))
 
 
 def decomposed(function: Callable[..., Any], inputs: Sequence[torch.Tensor], names: Sequence[str]) -> fx.GraphModule:
@@ -65,7 +73,7 @@ def decomposed(function: Callable[..., Any], inputs: Sequence[torch.Tensor], nam
         inputs: real, fake or described; only their layout matters.
         names: of the graph's placeholders, one per input.
     """
-    tracer = _MetaTracer(decomposition)
+    tracer = _MetaTracer(_decomposition_on_meta)
     arguments = [meta_like(tensor) for tensor in inputs]
     for name, argument in zip(names, arguments, strict=True):
         tracer.placeholder(name, argument)

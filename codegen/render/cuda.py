@@ -52,6 +52,7 @@ _PARTIALS = ("fp_partials.cuh",)  # for those that reduce over positions, or alo
 _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
 _MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
 _MATRIX_RUNS = ("fp_matmul_runs.cuh",)  # whose columns are neighbours in memory
+_MATRIX_TURNS = ("fp_barriers.cuh", "fp_matmul_turns.cuh")  # by groups of warps that take turns
 _REPLAYS = ("fp_replay.cuh",)  # for programs that launch more than once
 
 Plan = Schedule | ConvolutionSchedule | ProductSchedule
@@ -92,7 +93,7 @@ def render_cuda(
     entry = names.exact(f"run_{program.name}")
     pointers = {buffer.name: names.exact(buffer.name) for buffer in program.arguments}
     kernels, launches = [], []
-    groups = runs = patches = fetches = False
+    groups = runs = turns = patches = fetches = False
     launched = [kernel for kernel in program.kernels if not is_empty(kernel)]
     for kernel in launched:
         plan = _plan(kernel, program, facts, aligned, general)
@@ -103,6 +104,7 @@ def render_cuda(
         launches += _launch(kernel, name, program, plan, pointers)
         groups |= isinstance(plan, ProductSchedule) and plan.tiling.groups
         runs |= isinstance(plan, ProductSchedule) and plan.tiling.runs
+        turns |= isinstance(plan, ProductSchedule) and plan.tiling.turns > 0
     several = len(launched) + sum(kernel.team is not None for kernel in launched) > 1
     again = names.exact(f"replay_{program.name}") if several and not general else None
     anchors = [kernel.anchor for kernel in program.kernels if kernel.anchor is not None]
@@ -119,6 +121,7 @@ def render_cuda(
     headers += _MATRICES if any(isinstance(a, Product) for a in anchors) else ()
     headers += _MATRIX_GROUPS if groups else ()
     headers += _MATRIX_RUNS if runs else ()
+    headers += _MATRIX_TURNS if turns else ()
     headers += _COPIES if patches else ()
     headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
     headers += _FETCHES if fetches else ()

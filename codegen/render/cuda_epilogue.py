@@ -174,7 +174,7 @@ class Epilogue:
         if self.rows.size % tiling.rows:
             body = block(f"if ($row < {self.rows.size})", body)
         rows = [f"const {self.index_type} $row = {self._index(f'$first_row + $Tile::warp_row() + {down}')};", *body]
-        high, long = tiling.warp_tile
+        high, long = tiling.warp_tile[0], tiling.laid_out
         step = "++$down" if together == 1 else f"$down += {together}"
         loop = [
             f"#pragma unroll {_ROWS_AT_ONCE}",
@@ -189,7 +189,22 @@ class Epilogue:
         head = f"for (int $across = 0; $across < {long}; $across += {32 // together})"
         if body:
             yield from block(head, [f"const {self.index_type} $column = {at};", *inside])
-        yield from self.states.of_room() if self.states else ()
+        if self.states:
+            yield from self.states.added() if tiling.strip else self.states.of_room()
+
+    def in_strips(self) -> Iterable[str]:
+        """The same where a warp lays its sums out strip by strip."""
+        strip = [
+            "const int64_t $first_column = int64_t($along) * $Tile::columns + $strip;",
+            "__syncwarp();",
+            "$Tile::lay_out($room, $sums, $strip);",
+            "__syncwarp();",
+            *self.laid_out(),
+        ]
+        yield from self.states.begun() if self.states else ()
+        yield "#pragma unroll 1"
+        yield from block("for (int $strip = 0; $strip < $Tile::columns; $strip += $Tile::strip)", strip)
+        yield from self.states.ended() if self.states else ()
 
     @property
     def _computes_everywhere(self) -> bool:

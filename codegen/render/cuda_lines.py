@@ -69,7 +69,7 @@ class Lines:
     @property
     def _windows(self) -> int:
         """Lines beside each other in a row of a warp."""
-        return self.tiling.warp_tile[1] // self.kernel.col_count
+        return self.tiling.laid_out // self.kernel.col_count
 
     def _place(self) -> Iterable[str]:
         """The row and the column of a line, and where its first sum lies."""

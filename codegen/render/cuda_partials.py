@@ -79,25 +79,52 @@ class RowStates(PartialStores):
 
         Strips are wide, as merging what was found of one with what was found before takes as long as some 32 columns do.
         """
-        high, long = self.tiling.warp_tile
-        apart = bool(self.kernel.within) and not self.kernel.whole_columns
-        words = 1 if apart else min(long // 32, _MOST_WORDS)
-        share = f"fp::Share<{words}, {str(apart).lower()}>"
-        row = f"const {self.printer.index_type} $row = {self.index(f'$first_row + $Tile::warp_row() + $down + {share}::row()')};"
-        states = [f"{state_type(each)} {found(number)};" for number, each in enumerate(self.partials.reductions)]
-        strip = [
-            *(self._inside_apart(share) if apart else self._inside(words)),
-            f"const {share} $share($room + $down * {self.tiling.room_pitch} + $across, {self.tiling.room_pitch}, $inside);",
-            *(f"fp::add_row({found(number)}, $share);" for number in range(len(states))),
-        ]
-        loop = ["#pragma unroll 1", *block(f"for (int $across = 0; $across < {long}; $across += {32 * words})", strip)]
-        lines = [row, *states, *loop, *self._stores(share)]
+        high, _ = self.tiling.warp_tile
+        lines = [*self._begun("$down"), *self._strips("$down"), *self._stores(self._share)]
         yield "__syncwarp();"
         if high > ROWS:
             lines = ["#pragma unroll 1", *block(f"for (int $down = 0; $down < {high}; $down += {ROWS})", lines)]
             yield from lines
         else:
             yield from ["{", *block("", ["constexpr int $down = 0;", *lines])[1:]]
+
+    def begun(self) -> Iterable[str]:
+        """States of a warp's 16 rows, before what it lays out is `added`, and `ended` at last."""
+        return self._begun("0")
+
+    def added(self) -> Iterable[str]:
+        """Adds what a warp has laid out in ``$room``."""
+        return ["__syncwarp();", *self._strips("0")]
+
+    def ended(self) -> Iterable[str]:
+        """Stores the states."""
+        return self._stores(self._share)
+
+    @property
+    def _is_apart(self) -> bool:
+        return bool(self.kernel.within) and not self.kernel.whole_columns
+
+    @property
+    def _words(self) -> int:
+        return 1 if self._is_apart else min(self.tiling.laid_out // 32, _MOST_WORDS)
+
+    @property
+    def _share(self) -> str:
+        return f"fp::Share<{self._words}, {str(self._is_apart).lower()}>"
+
+    def _begun(self, down: str) -> list[str]:
+        row = f"const {self.printer.index_type} $row = {self.index(f'$first_row + $Tile::warp_row() + {down} + {self._share}::row()')};"
+        return [row, *(f"{state_type(each)} {found(number)};" for number, each in enumerate(self.partials.reductions))]
+
+    def _strips(self, down: str) -> list[str]:
+        share, words, pitch = self._share, self._words, self.tiling.room_pitch
+        strip = [
+            *(self._inside_apart(share) if self._is_apart else self._inside(words)),
+            f"const {share} $share($room + {down} * {pitch} + $across, {pitch}, $inside);",
+            *(f"fp::add_row({found(number)}, $share);" for number in range(len(self.partials.reductions))),
+        ]
+        head = f"for (int $across = 0; $across < {self.tiling.laid_out}; $across += {32 * words})"
+        return ["#pragma unroll 1", *block(head, strip)]
 
     def of_sums(self, masked: bool) -> Iterable[str]:
         """Reduces the values that took the sums' places; where `masked`, those whose bits ``$real`` has."""
@@ -153,7 +180,7 @@ class RowStates(PartialStores):
 
     def _stores(self, share: str) -> list[str]:
         across, (_, long) = self.tiling.warps_across, self.tiling.warp_tile
-        piece = "int($place.column)"
+        piece = "$along" if self.tiling.turns else "int($place.column)"
         if across > 1:
             piece = f"int($place.column) * {across} + $Tile::warp_column() / {long}"
         stores = self.stored("$batch" if self.batches.size > 1 else "0", "$row", "$piece_of")

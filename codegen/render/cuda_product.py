@@ -11,7 +11,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_epilogue import Epilogue, stored
 from fusepass.codegen.render.cuda_partials import found
 from fusepass.codegen.render.printer import Printer
-from fusepass.codegen.render.spelling import C_TYPES, Identifiers
+from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.schedule_product import GROUP, ProductSchedule
 from fusepass.codegen.schedule_product.tiles import Access
 
@@ -21,6 +21,7 @@ _LOCALS = (
     "pool", "Left", "Right", "Tile", "place", "piece", "batch", "first_row", "first_column", "first", "last",
     "left", "right", "sums", "sound", "room", "lane", "across", "column", "next", "down", "row", "sum",
     "share", "real", "inside", "i", "piece_of", "line", "values", "at", "col", "phase", "channel", "exists",
+    "tile", "number", "along", "strip",
 )  # fmt: skip
 
 
@@ -62,6 +63,9 @@ class _Writer:
         yield f"using $Right = {self._in_runs(right)};"
         yield f"using $Tile = {self._multiplier()};"
         yield ""
+        if self.plan.tiling.turns:
+            yield from self._by_turns()
+            return
         yield from self._places()
         yield ""
         tiling = self.plan.tiling
@@ -80,6 +84,27 @@ class _Writer:
         yield f"$Tile::lay_out($room, $sound, $sums, {where});"
         yield from () if self.kernel.cols else ("__syncwarp();", "")
         yield from epilogue.laid_out()
+
+    def _by_turns(self) -> Iterable[str]:
+        """The same for blocks that stay, whose groups of warps take one tile after another."""
+        tiling, (_, long) = self.plan.tiling, self.plan.tiles
+        yield from self._starts(moved=False)
+        yield "const int64_t $first_row = $Tile::first_row();"
+        yield "$Tile $tile($pool, $left, $right);"
+        epilogue = Epilogue(self.kernel, self.program, self.plan, self.pointers, self.printer)
+        lines = [f"const int $batch = $number / {long};"] if self.batches.size > 1 else []
+        lines += [
+            f"const int $along = $number % {long};" if self.batches.size > 1 else "const int $along = $number;",
+            f"float $sums[1][{tiling.n}][4];",
+            "$tile.run($sums);",
+            "const int $lane = threadIdx.x % 32;",
+        ]
+        if epilogue.is_direct:
+            lines += ["const int64_t $first_column = int64_t($along) * $Tile::columns;", *epilogue.direct()]
+        else:
+            lines += [*epilogue.early(), "float* const $room = $tile.room();", *epilogue.in_strips()]
+        yield "#pragma unroll 1"
+        yield from block("for (int $number = $tile.first(); $number < $Tile::count; $number += $Tile::next())", lines)
 
     def _operand(self, operand: Operand, access: Access, rows: int) -> str:
         sizes, strides = (rows, self.product.inner), (operand.row, operand.inner)
@@ -104,10 +129,14 @@ class _Writer:
 
     def _multiplier(self) -> str:
         tiling = self.plan.tiling
+        if tiling.turns:
+            tiles = ", ".join(map(str, (*self.plan.tiles, self.batches.size, self.product.right.batch)))
+            shape = f"{tiling.n}, {tiling.turns}, {tiling.stages}, {tiling.strip}"
+            return f"fp::TurnMultiplier<$Left, $Right, fp::TurnTiles<{tiles}>, {shape}>"
         if tiling.runs and self.product.runs:
             slots = tiling.slots(self.product.runs)
-            shape = (tiling.warp_rows, tiling.warp_columns, tiling.n, tiling.stages, slots)
-            return f"fp::RunMultiplier<$Left, $Right, {', '.join(map(str, shape))}>"
+            warps = f"{tiling.warp_rows}, {tiling.warp_columns}"
+            return f"fp::RunMultiplier<$Left, $Right, {warps}, {tiling.n}, {tiling.stages}, {slots}>"
         kind, turned = ("GroupMultiplier", (str(tiling.turned).lower(),)) if tiling.groups else ("Multiplier", ())
         numbers = (*turned, tiling.warp_rows, tiling.warp_columns, tiling.m, tiling.n, tiling.stages)
         arithmetic = f"fp::Arithmetic::{_ARITHMETIC[self.product.arithmetic]}"
@@ -129,10 +158,15 @@ class _Writer:
             yield f"const int64_t $last = $first + {product.length} < {product.inner} ? $first + {product.length} : {product.inner};"
         else:
             yield f"const int64_t $first = 0, $last = {product.inner};"
+        yield from self._starts(moved=True)
+
+    def _starts(self, *, moved: bool) -> Iterable[str]:
+        """Where the operands begin, those of the block's matrix where `moved`."""
+        product, batches = self.product, self.batches
         for name, operand in (("$left", product.left), ("$right", product.right)):
             start = f" + {operand.offset}" if operand.offset else ""
-            moved = f" + int64_t($batch) * {operand.batch}" if operand.batch and batches > 1 else ""
-            yield f"const {C_TYPES[product.dtype]}* const {name} = {self.pointers[operand.buffer]}{start}{moved};"
+            batch = f" + int64_t($batch) * {operand.batch}" if moved and operand.batch and batches.size > 1 else ""
+            yield f"const {C_TYPES[product.dtype]}* const {name} = {self.pointers[operand.buffer]}{start}{batch};"
 
     def _index(self, text: str) -> str:
         return text if self.plan.wide else f"int({text})"

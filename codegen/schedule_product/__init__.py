@@ -57,6 +57,7 @@ class ProductSchedule:
         left, right: how the operands are copied.
         tiles: tiles along the rows and along the columns.
         batches: matrices, times pieces.
+        blocks: one for each tile of each of these; fewer where blocks stay.
         shared_bytes: dynamic shared memory of a block.
         wide: whether indices need 64 bits.
         arithmetic: the product's.
@@ -68,6 +69,7 @@ class ProductSchedule:
     right: Access
     tiles: tuple[int, int]
     batches: int
+    blocks: int
     shared_bytes: int
     wide: bool
     arithmetic: Arithmetic
@@ -85,10 +87,6 @@ class ProductSchedule:
     @property
     def resident(self) -> int:
         return self.tiling.resident
-
-    @property
-    def blocks(self) -> int:
-        return self.batches * prod(self.tiles)
 
     def __str__(self) -> str:
         tile = f"tiles of {self.tiling.rows} x {self.tiling.columns}, {self.tiling.stages} stages"
@@ -197,19 +195,21 @@ def _candidate(
     if fitted is None:
         return None
     tiles = (ceil(rows / tiling.rows), ceil(columns / tiling.columns))
-    blocks = pieces * batch * prod(tiles)
-    if blocks > _MAX_BLOCKS:
+    count = pieces * batch * prod(tiles)
+    if count > _MAX_BLOCKS or (tiling.turns and tiles[0] > facts.multiprocessors):
         return None
+    staying = min(facts.multiprocessors // tiles[0], count // tiles[0]) * tiles[0]
     return ProductSchedule(
         tiling=fitted,
         left=left,
         right=right,
         tiles=tiles,
         batches=pieces * batch,
+        blocks=staying if tiling.turns else count,
         shared_bytes=fitted.shared(stage, product.runs),
         wide=_is_wide(kernel, program, fitted),
         arithmetic=product.arithmetic,
-        seconds=_estimate(kernel, program, facts, fitted, blocks),
+        seconds=_estimate(kernel, program, facts, fitted, count),
     )
 
 
@@ -257,7 +257,9 @@ def _holds_columns(kernel: Kernel, tiling: Tiling) -> bool:
         return False
     apart = _product(kernel).apart
     if not apart:
-        return tiling.columns % kernel.col_count == 0
+        return tiling.laid_out % kernel.col_count == 0
+    if tiling.turns:
+        return False
     together = kernel.col_count * apart
     return together <= tiling.rows and (kernel.rows[2].size == apart or tiling.rows % together == 0)
 
@@ -272,8 +274,9 @@ def _estimate(kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tili
     written = {store.buffer for store in kernel.stores}  # partial results, of which there are few, decide nothing
     moved = sum(program.buffer(name).nbytes for name in kernel.reads | written)
     idle = max(_STREAMS * facts.multiprocessors / blocks, 1.0) if blocks else 1.0
-    following = _following(kernel, facts) * (_HIDDEN if tiling.resident > 1 else 1)
-    return max(computing + following, idle * moved / facts.bandwidth)
+    following = _following(kernel, facts) * (_HIDDEN if tiling.resident > 1 or tiling.turns else 1)
+    starting = tiling.staying(product.runs) * facts.multiprocessors / facts.bandwidth if product.runs else 0.0
+    return max(starting + computing + following, idle * moved / facts.bandwidth)
 
 
 def _following(kernel: Kernel, facts: DeviceFacts) -> float:

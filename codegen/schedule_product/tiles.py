@@ -12,6 +12,7 @@ _M, _N = 16, 8  # rows and columns of one instruction of a warp
 WARP_ROWS = _M
 """Rows of a warp, where a tiling is plain."""
 _SPARE = 8  # numbers between rows of a panel whose rows are neighbours, floats between rows of results
+_BARRIER = 8  # bytes
 _EVERY = tuple(Arithmetic)
 
 
@@ -36,6 +37,8 @@ class Tiling:
         groups: whether four warps along the rows multiply together (wgmma), which takes columns from shared memory.
         turned: whether that is done for the transpose: what is said of rows holds for columns, and the other way round.
         runs: whether columns that are neighbours in memory come once for all terms that read places beside each other.
+        turns: groups of four warps that take tiles of their own by turns, in blocks that stay; `stages` are runs then. 0: warps share a tile.
+        strip: columns of a warp that are laid out at a time; all where 0.
         arithmetics: those it is made for.
     """
 
@@ -50,6 +53,8 @@ class Tiling:
     turned: bool = False
     arithmetics: tuple[Arithmetic, ...] = _EVERY
     runs: bool = False
+    turns: int = 0
+    strip: int = 0
 
     @property
     def rows(self) -> int:
@@ -63,6 +68,11 @@ class Tiling:
     def warp_tile(self) -> tuple[int, int]:
         """Rows and columns of one warp."""
         return (self._longs, self._highs) if self.turned else (self._highs, self._longs)
+
+    @property
+    def laid_out(self) -> int:
+        """Columns of a warp that are laid out at a time."""
+        return self.strip or self.warp_tile[1]
 
     @property
     def is_plain(self) -> bool:
@@ -84,12 +94,12 @@ class Tiling:
 
     @property
     def threads(self) -> int:
-        return 32 * self.warp_rows * self.warp_columns
+        return 32 * self.warp_rows * self.warp_columns * max(self.turns, 1)
 
     @property
     def room_pitch(self) -> int:
         """Floats from one row of a warp's results to the next, where they are laid out for the stores."""
-        return self.warp_tile[1] + _SPARE
+        return self.laid_out + _SPARE
 
     @property
     def room(self) -> int:
@@ -105,6 +115,8 @@ class Tiling:
         """Whether it can multiply such operands: a group takes float32 columns from rows along the inner dimension alone."""
         arithmetic = product.arithmetic
         if arithmetic not in self.arithmetics or (self.runs and (product.runs is None or product.pieces > 1)):
+            return False
+        if self.turns and (left != Access(inner_first=True, vector=PLACE) or product.left.batch):
             return False
         if not self.groups or arithmetic is Arithmetic.HALVES:
             return True
@@ -129,6 +141,8 @@ class Tiling:
         """How many runs are in shared memory at a time: one is fetched with the first panel that needs it, `stages` panels or more behind
         the last one that needs the run whose place it takes.
         """
+        if self.turns:
+            return self.stages
         depth = PANEL_BYTES // 2
 
         def are_free(slots: int) -> bool:
@@ -141,10 +155,17 @@ class Tiling:
         """Bytes of shared memory of all `slots`."""
         return self.slots(runs) * runs.planes * (self.columns + (runs.taps - 1) * runs.apart) * PLACE_BYTES
 
+    def staying(self, runs: Runs) -> int:
+        """Bytes of the rows' numbers that stay in shared memory where groups take turns."""
+        return self.rows * runs.count * runs.terms * 2 if self.turns else 0
+
     def shared(self, stage: int, runs: Runs | None) -> int:
-        """Bytes of shared memory: panels and runs, and results once these are done with."""
+        """Bytes of shared memory: panels and runs, and results once these are done with; beside them where warps take turns."""
+        rooms = 4 * self.threads // 32 * self.room
+        if self.turns and runs:
+            return self.staying(runs) + self.run_bytes(runs) + rooms + _BARRIER * (2 * self.stages + self.turns)
         panels = self.stages * stage + (self.run_bytes(runs) if self.runs and runs else 0)
-        return max(panels, 4 * self.warp_rows * self.warp_columns * self.room)
+        return max(panels, rooms)
 
 
 _THREE = (Arithmetic.TF32_THREE,)
@@ -174,4 +195,5 @@ TILINGS = (
     Tiling(8, 1, 1, 16, 4, 2, 1.0, groups=True, arithmetics=_HALVES, runs=True),  # 128 x 128
     Tiling(4, 2, 1, 16, 4, 2, 0.95, groups=True, arithmetics=_HALVES, runs=True),  # 64 x 256
     Tiling(4, 1, 1, 16, 4, 3, 0.9, groups=True, arithmetics=_HALVES, runs=True),  # 64 x 128
+    Tiling(4, 1, 1, 32, 4, 1, 1.15, groups=True, arithmetics=_HALVES, runs=True, turns=2, strip=64),  # 64 x 256
 )

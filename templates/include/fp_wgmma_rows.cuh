@@ -69,6 +69,10 @@ struct RunProduct {
     }
 };
 
+// The same for rows, too, that lie as such columns do.
+template <typename T, int N>
+struct ChunkProduct : RunProduct<T, N> {};
+
 FP_ROW_PRODUCTS(float, "k8.f32.tf32.tf32", "", "", "")
 FP_ROW_PRODUCTS(half, "k16.f32.f16.f16", ", %34, %35", ", %66, %67", ", %130, %131")
 FP_ROW_PRODUCTS(bfloat16, "k16.f32.bf16.bf16", ", %34, %35", ", %66, %67", ", %130, %131")

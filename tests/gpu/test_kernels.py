@@ -208,7 +208,7 @@ def test_replayed_launches_of_several_threads_and_streams(name: str, libraries: 
                 if status != 0 or not torch.allclose(y, right, rtol=1e-5, atol=1e-9):
                     wrong.append(f"thread {number}, turn {turn}, status {status}")
 
-    threads = [threading.Thread(target=calls, args=(number,)) for number in range(6)]
+    threads = [threading.Thread(target=calls, args=(number,)) for number in range(10)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -74,3 +74,28 @@ def test_autocast_inside_of_the_model() -> None:
             assert [result.dtype for result in fused(x)] == [result.dtype for result in model(x)]
     assert fused.report().fused_share > 0.5
     assert not fused.report().fallbacks
+
+
+class Within(nn.Module):
+    """Writes, so that it is exported, under autocast to a type of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        x.view(-1)[:4].mul_(0.5)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            narrow = self.linear(x)
+            with torch.autocast("cpu", enabled=False):
+                return narrow, self.norm(narrow.float()), self.linear(x).tanh() * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_what_is_exported_under_another_autocast(dtype: torch.dtype) -> None:
+    model, x = Within(), torch.randn(4, 8)
+    with interpreted(), override(debug=True), torch.no_grad(), torch.autocast("cpu", dtype=dtype):
+        results, expected = fusepass.optimize(model)(x.clone()), model(x.clone())
+    for result, value in zip(results, expected, strict=True):
+        assert result.dtype is value.dtype
+        torch.testing.assert_close(result, value)

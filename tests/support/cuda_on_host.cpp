@@ -72,13 +72,22 @@ void run_block(unsigned count) {
         thread.context.uc_link = &scheduler;
         makecontext(&thread.context, run_thread, 0);
     }
+    constexpr int most_rounds = 1000;  // in which threads do nothing but ask
+    int rounds = 0;
     while (true) {
+        bool moved = false, only_asked = true;
         for (unsigned i = 0; i < count; ++i) {
-            if (threads[i].state != State::running) continue;
+            const bool asked = threads[i].state == State::asking;
+            if (threads[i].state != State::running && !asked) continue;
             thread_index.x = i;
+            threads[i].state = State::running;
             swapcontext(&scheduler, &threads[i].context);
+            const bool asks = threads[i].state == State::asking;
+            moved |= asks;
+            only_asked &= asked && asks;
         }
-        bool moved = false;
+        rounds = only_asked ? rounds + 1 : 0;
+        if (rounds > most_rounds) fail("threads wait for each other for ever");
         for (unsigned warp = 0; warp + 32 <= count; warp += 32) moved |= release(warp, warp + 32, State::at_warp);
         for (unsigned group = 0; group + 128 <= count; group += 128) moved |= release(group, group + 128, State::at_group);
         if (moved || release(0, count, State::at_block)) continue;
@@ -125,6 +134,8 @@ void wait(State at) {
     threads[self].state = at;
     swapcontext(&threads[self].context, &scheduler);
 }
+
+void ask_again() { wait(State::asking); }
 
 // A wait of a minute is one for ever.
 void give_way() {

@@ -58,7 +58,7 @@ namespace emulation {
 struct Dim {
     unsigned x;
 };
-enum class State { running, at_warp, at_group, at_block, finished };
+enum class State { running, asking, at_warp, at_group, at_block, finished };
 
 // Of the block that a thread of the host runs.
 extern __thread Dim thread_index, block_index, block_size, grid_size;
@@ -74,6 +74,9 @@ void wait(State at);
 
 // Lets another block go on.
 void give_way();
+
+// Lets other threads of the block go on, before this one asks again whether what it waits for is there.
+void ask_again();
 
 // The block's dynamic shared memory.
 unsigned char* dynamic_shared();

@@ -57,8 +57,8 @@ def page(outcomes: Sequence[Outcome]) -> str:
         "generated in full but ran as their ATen operators. *Fused* is the share of ATen operators that are in generated "
         "kernels; views, which are no kernels, count as operators, and in training the writes to running statistics do. "
         "*Seconds* is the median CPU time of the first call in Python (capture, simplification, partition, code "
-        "generation) per 100 operators. Outcomes gather over several runs, perhaps of several commits; the way of capture "
-        "is the last run's.",
+        "generation) per 100 operators. Outcomes gather over several runs, perhaps of several commits and on machines with "
+        "other versions than those above; the way of capture is the last run's.",
         "## Operators left to ATen",
         _table(("operators", "reason"), _reasons(outcomes)),
         "## Ways of capture",

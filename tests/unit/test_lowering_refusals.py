@@ -10,7 +10,9 @@ import torch
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
+from fusepass.codegen.lowering.registry import decomposed
 from fusepass.codegen.lowering.tensor import Unsupported
+from fusepass.codegen.lowering.tracer import Spec
 from tests.support.regions import operator_region, region
 
 X = torch.rand(4, 6, 5, dtype=torch.float64) * 0.9 + 0.05
@@ -89,3 +91,12 @@ def test_every_pointwise_operator_with_a_decomposition(share: int) -> None:
                 crashes.append(f"{target}: {error}")
     assert not crashes, "\n".join(crashes)
     assert lowered > 10
+
+
+def test_a_decomposition_allocates_nothing_on_a_device() -> None:
+    """Which may not be there, and beside which meta tensors are of another device."""
+    x = Spec.described((2, 3), (3, 1), torch.float32, torch.device("cuda"))
+    make = torch.ops.aten.new_empty.default
+    graph = decomposed(lambda a: (make(a, [4, 5], device=torch.device("cuda")) + a.sum(),), [x], ["x"])
+    made = [node.meta["val"] for node in graph.graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)]
+    assert {value.device.type for value in made} == {"meta"}

@@ -397,6 +397,16 @@ def test_a_launch_comes_before_the_global_settings_are_compared_until_one_was_in
     launched.clear()
     assert call(torch.rand(8), y) is MISSED  # tensors are compared before
     assert not launched
+    failing = launch_of(0, launched, single=False, stream=lambda _: 1 / 0)
+    call = made.call(
+        ({},), lambda *tensors: True, lambda: answers[0], (), (), (), failing, None, (), 2, (0, 1), (), ()
+    )  # fmt: skip
+    call.renew(call.moment(), ())
+    with pytest.raises(ZeroDivisionError):
+        call(x, y)
+    answers[0] = False
+    assert call(x, y) is MISSED  # what a launch in vain raises, is not for the caller
+    launched.clear()
     finished: list[object] = []
     call = made.call(
         ({},), lambda *tensors: True, lambda: False, (), (), (), launcher, finished.append, (), 2, (0, 1), (), ()

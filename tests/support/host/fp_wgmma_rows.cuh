@@ -73,23 +73,33 @@ struct RowProduct {
     }
 };
 
-template <typename T, int N>
+// A number of a row or column that `run_descriptor` says, in float32.
+template <typename T>
+float number_of_run(uint64_t rows, unsigned row, unsigned k) {
+    const auto* const first = reinterpret_cast<const char*>((rows & ((uint64_t(1) << 48) - 1)) << 4);
+    T number;
+    std::memcpy(&number, first + row * 16 + k / 8 * (rows >> 48) * 16 + k % 8 * 2, sizeof(T));
+    return to_float(number);
+}
+
+template <typename T, int N, bool RowsInRuns = false>
 struct RunProduct {
     static void begin(float (&sums)[N / 2], uint64_t a, uint64_t b) {
         emulation::wait(emulation::State::at_warp);
         const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
         put_product_off([&sums, a, b, lane, warp] {
-            const auto* const columns = reinterpret_cast<const char*>((b & ((uint64_t(1) << 48) - 1)) << 4);
             for (unsigned i = 0; i < N / 2; ++i) {
                 const unsigned row = warp * 16 + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
                 for (unsigned k = 0; k < 16; ++k) {
-                    T number;
-                    std::memcpy(&number, columns + column * 16 + k / 8 * (b >> 48) * 16 + k % 8 * 2, sizeof(T));
-                    sums[i] += number_of<T, false>(a, row, k) * to_float(number);
+                    const float left = RowsInRuns ? number_of_run<T>(a, row, k) : number_of<T, false>(a, row, k);
+                    sums[i] += left * number_of_run<T>(b, column, k);
                 }
             }
         });
     }
 };
+
+template <typename T, int N>
+struct ChunkProduct : RunProduct<T, N, true> {};
 
 }  // namespace fp

@@ -1,0 +1,288 @@
+// A call that a specialisation serves, without Python: compares what it was made for, and calls it.
+#pragma once
+
+#include "fp_launcher.hpp"
+
+namespace fp {
+
+inline PyObject* missed = nullptr;  // stands for a call that needs more than this
+inline PyTypeObject* call_type = nullptr;
+inline PyTypeObject* launcher_type = nullptr;
+inline PyObject* forward_name = nullptr;
+
+#if PY_VERSION_HEX >= 0x030c0000
+inline std::uint64_t changes = 0;  // of the dicts that are watched
+inline int watcher = -1;
+
+inline int noticed(PyDict_WatchEvent, PyObject*, PyObject*, PyObject*) {
+    ++changes;
+    return 0;
+}
+
+inline bool watch(PyObject* dict) {
+    if (watcher < 0) watcher = PyDict_AddWatcher(noticed);
+    return watcher >= 0 && PyDict_Watch(watcher, dict) == 0;
+}
+
+inline std::uint64_t moment(PyObject*) { return changes; }
+#else
+inline bool watch(PyObject*) { return true; }
+
+// Versions only ever grow, so an equal sum stands for equal versions.
+inline std::uint64_t moment(PyObject* dicts) {
+    std::uint64_t sum = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(dicts); ++i) {
+        sum += reinterpret_cast<PyDictObject*>(PyTuple_GET_ITEM(dicts, i))->ma_version_tag;
+    }
+    return sum;
+}
+#endif
+
+// Watches the dicts of the tuple; false with an exception set where that cannot be.
+inline bool watch_all(PyObject* dicts) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(dicts); ++i) {
+        if (!PyDict_Check(PyTuple_GET_ITEM(dicts, i))) {
+            PyErr_SetString(PyExc_TypeError, "only dicts are watched");
+            return false;
+        }
+        if (!watch(PyTuple_GET_ITEM(dicts, i))) return false;
+    }
+    return true;
+}
+
+// What `fusepass.specialisation.Specialisation.serve` does, where nothing changed since `renew`.
+struct Call {
+    PyObject_HEAD
+    PyObject* dicts;     // all that must be as it was
+    PyObject* tensors;   // compares the model's tensors and the inputs
+    PyObject* globals;   // compares global settings; None where nothing needs to
+    PyObject* zeros;     // functions that must give 0
+    PyObject* settings;  // functions that must give what `expected` holds
+    PyObject* expected;
+    PyObject* run;       // the graph; the model whose forward serves where nothing is gained
+    PyObject* finish;    // makes the result of its results; None for the first of them; ... for the model itself
+    PyObject* states;    // the model's tensors
+    std::uint64_t seen;
+    bool known;
+    bool early;  // whether the launch, on a device that works beside the host, may come before the global settings are compared
+    int arity;
+    int count;   // of the graph's arguments
+    int written_count;
+    int picked[most_tensors * 5];  // which of the model's tensors and the inputs these are
+    int written[most_tensors];     // which of its arguments it writes
+    std::intptr_t sizes[most_tensors * 5];  // of its arguments, in bytes
+};
+
+// 1 for what `function` gave as it should be, 0 for something else, -1 with an exception set.
+inline int holds(PyObject* function, PyObject* wanted) {
+    PyObject* const value = PyObject_CallNoArgs(function);
+    if (value == nullptr) return -1;
+    const int same = wanted == nullptr ? PyObject_Not(value) : PyObject_RichCompareBool(value, wanted, Py_EQ);
+    Py_DECREF(value);
+    return same;
+}
+
+// 1 where the tensors `all`, the model's and the inputs, are as those that `it` was made for.
+inline int tensors_fit(const Call* it, PyObject* all) {
+    PyObject* const same = PyObject_Call(it->tensors, all, nullptr);
+    if (same == nullptr) return -1;
+    Py_DECREF(same);
+    return same == Py_True;
+}
+
+// 1 where everything around the call is.
+inline int surroundings_fit(const Call* it) {
+    int right = it->globals == Py_None ? 1 : holds(it->globals, Py_True);
+    for (Py_ssize_t i = 0; right == 1 && i < PyTuple_GET_SIZE(it->zeros); ++i) {
+        right = holds(PyTuple_GET_ITEM(it->zeros, i), nullptr);
+    }
+    for (Py_ssize_t i = 0; right == 1 && i < PyTuple_GET_SIZE(it->settings); ++i) {
+        right = holds(PyTuple_GET_ITEM(it->settings, i), PyTuple_GET_ITEM(it->expected, i));
+    }
+    return right;
+}
+
+// 1 where something that the graph writes shares memory with another argument.
+inline int written_memory_is_shared(const Call* it, PyObject* const* arguments, int count) {
+    std::intptr_t starts[most_tensors * 5];
+    for (int i = 0; i < count; ++i) {
+        starts[i] = address(arguments[i]);
+        if (starts[i] == -1) return -1;
+    }
+    for (int w = 0; w < it->written_count; ++w) {
+        const int a = it->written[w];
+        for (int b = 0; b < count; ++b) {
+            if (b == a || it->sizes[a] == 0 || it->sizes[b] == 0) continue;
+            if (starts[a] < starts[b] + it->sizes[b] && starts[b] < starts[a] + it->sizes[a]) return 1;
+        }
+    }
+    return 0;
+}
+
+// What the graph gives for its arguments.
+inline PyObject* run_graph(const Call* it, PyObject** with_model) {
+    if (it->finish == Py_Ellipsis) return PyObject_VectorcallMethod(forward_name, with_model, std::size_t(it->count + 1), nullptr);
+    PyObject* const values = PyObject_Vectorcall(it->run, with_model + 1, std::size_t(it->count), nullptr);
+    if (values == nullptr) return nullptr;
+    PyObject* const result = it->finish == Py_None ? PySequence_GetItem(values, 0) : PyObject_CallOneArg(it->finish, values);
+    Py_DECREF(values);
+    return result;
+}
+
+// As `surroundings_fit`, behind a launch; where they do not, its result, or what it raised, is no more.
+inline int made_in_time(Call* it, PyObject** result) {
+    PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+    if (*result == nullptr) PyErr_Fetch(&type, &value, &traceback);
+    const int right = surroundings_fit(it);
+    if (right == 1) {
+        if (*result == nullptr) PyErr_Restore(type, value, traceback);
+        return right;
+    }
+    it->early = false;
+    Py_CLEAR(*result);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    return right;
+}
+
+// The result for the positional arguments `given`, or `missed`.
+//
+// A launch reads the tensors that were compared, and writes what nobody has seen. So it comes before global settings are compared, which
+// then takes the device's time and not the caller's. Where they are others, the result is dropped, and the next call compares them first.
+inline PyObject* serve(Call* it, PyObject* given) {
+    if (PyTuple_GET_SIZE(given) != it->arity || !it->known || moment(it->dicts) != it->seen) return Py_NewRef(missed);
+    const Py_ssize_t states = PyTuple_GET_SIZE(it->states);
+    PyObject* const all = PyTuple_New(states + it->arity);
+    if (all == nullptr) return nullptr;
+    for (Py_ssize_t i = 0; i < states; ++i) PyTuple_SET_ITEM(all, i, Py_NewRef(PyTuple_GET_ITEM(it->states, i)));
+    for (int i = 0; i < it->arity; ++i) PyTuple_SET_ITEM(all, states + i, Py_NewRef(PyTuple_GET_ITEM(given, i)));
+    PyObject* with_model[most_tensors * 5 + 1] = {it->run};
+    PyObject** const arguments = with_model + 1;
+    for (int i = 0; i < it->count; ++i) arguments[i] = PyTuple_GET_ITEM(all, it->picked[i]);
+    const bool early = it->early;
+    int right = tensors_fit(it, all);
+    if (right == 1 && !early) right = surroundings_fit(it);
+    if (right == 1 && it->written_count > 0) {
+        const int shared = written_memory_is_shared(it, arguments, it->count);
+        right = shared < 0 ? -1 : !shared;
+    }
+    PyObject* result = nullptr;
+    if (right == 1) {
+        result = run_graph(it, with_model);
+        if (early) right = made_in_time(it, &result);
+    }
+    if (right == 0) result = Py_NewRef(missed);
+    Py_DECREF(all);
+    return result;
+}
+
+inline PyObject* call_call(PyObject* self, PyObject* args, PyObject*) { return serve(reinterpret_cast<Call*>(self), args); }
+
+// A number that `renew` takes, and that moves on whenever a dict changes.
+inline PyObject* call_moment(PyObject* self, PyObject*) {
+    return PyLong_FromUnsignedLongLong(moment(reinterpret_cast<Call*>(self)->dicts));
+}
+
+// renew(moment, states): all was compared since that moment, and these are the model's tensors.
+inline PyObject* call_renew(PyObject* self, PyObject* args) {
+    Call* const it = reinterpret_cast<Call*>(self);
+    unsigned long long seen;
+    PyObject* states;
+    if (!PyArg_ParseTuple(args, "KO!", &seen, &PyTuple_Type, &states)) return nullptr;
+    if (PyTuple_GET_SIZE(states) != PyTuple_GET_SIZE(it->states)) {
+        it->known = false;
+    } else {
+        Py_SETREF(it->states, Py_NewRef(states));
+        it->seen = seen;
+        it->known = true;
+        const bool plain = it->finish == Py_None || it->finish == reinterpret_cast<PyObject*>(&PyTuple_Type);  // runs nothing of the caller's
+        const bool launches = Py_IS_TYPE(it->run, launcher_type) && reinterpret_cast<Launcher*>(it->run)->stream != Py_None;
+        it->early = launches && plain && it->written_count == 0;
+    }
+    Py_RETURN_NONE;
+}
+
+inline int call_traverse(PyObject* self, visitproc visit, void* arg) {
+    Call* const it = reinterpret_cast<Call*>(self);
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(it->dicts);
+    Py_VISIT(it->settings);
+    Py_VISIT(it->run);
+    Py_VISIT(it->finish);
+    return 0;
+}
+
+inline void call_dealloc(PyObject* self) {
+    Call* const it = reinterpret_cast<Call*>(self);
+    PyObject_GC_UnTrack(self);
+    for (PyObject** held : {&it->dicts, &it->tensors, &it->globals, &it->zeros, &it->settings, &it->expected, &it->run, &it->finish,
+                            &it->states}) {
+        Py_CLEAR(*held);
+    }
+    free_instance(self);
+}
+
+inline bool read_numbers(PyObject* tuple, int* numbers, Py_ssize_t most) {
+    if (PyTuple_GET_SIZE(tuple) > most) {
+        PyErr_SetString(PyExc_ValueError, "too many tensors");
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) numbers[i] = int(PyLong_AsLong(PyTuple_GET_ITEM(tuple, i)));
+    return !PyErr_Occurred();
+}
+
+// Call(dicts, tensors, globals, zeros, settings, expected, run, finish, states, arity, picked, written, sizes)
+inline PyObject* call_new(PyTypeObject* type, PyObject* args, PyObject*) {
+    PyObject *dicts, *tensors, *globals, *zeros, *settings, *expected, *run, *finish, *states, *picked, *written, *sizes;
+    PyTypeObject* const tuple = &PyTuple_Type;
+    int arity;
+    if (!PyArg_ParseTuple(args, "O!OOO!O!O!OOO!iO!O!O!", tuple, &dicts, &tensors, &globals, tuple, &zeros, tuple, &settings, tuple,
+                          &expected, &run, &finish, tuple, &states, &arity, tuple, &picked, tuple, &written, tuple, &sizes)) {
+        return nullptr;
+    }
+    Call* const it = reinterpret_cast<Call*>(type->tp_alloc(type, 0));
+    if (it == nullptr) return nullptr;
+    it->dicts = Py_NewRef(dicts);
+    it->tensors = Py_NewRef(tensors);
+    it->globals = Py_NewRef(globals);
+    it->zeros = Py_NewRef(zeros);
+    it->settings = Py_NewRef(settings);
+    it->expected = Py_NewRef(expected);
+    it->run = Py_NewRef(run);
+    it->finish = Py_NewRef(finish);
+    it->states = Py_NewRef(states);
+    it->arity = arity;
+    it->count = int(PyTuple_GET_SIZE(picked));
+    it->written_count = int(PyTuple_GET_SIZE(written));
+    bool right = read_numbers(picked, it->picked, most_tensors * 5) && read_numbers(written, it->written, most_tensors);
+    right = right && PyTuple_GET_SIZE(sizes) <= most_tensors * 5 && PyTuple_GET_SIZE(settings) == PyTuple_GET_SIZE(expected);
+    if (!right && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "too many tensors");
+    for (Py_ssize_t i = 0; right && i < PyTuple_GET_SIZE(sizes); ++i) it->sizes[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(sizes, i));
+    if (!right || PyErr_Occurred() || !watch_all(dicts)) {
+        Py_DECREF(it);
+        return nullptr;
+    }
+    return reinterpret_cast<PyObject*>(it);
+}
+
+inline PyMethodDef call_methods[] = {
+    {"moment", call_moment, METH_NOARGS, nullptr},
+    {"renew", call_renew, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+inline PyType_Slot call_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(call_new)},
+    {Py_tp_call, reinterpret_cast<void*>(call_call)},
+    {Py_tp_traverse, reinterpret_cast<void*>(call_traverse)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(call_dealloc)},
+    {Py_tp_methods, call_methods},
+    {0, nullptr},
+};
+
+inline PyType_Spec call_spec = {
+    "fusepass.Call", sizeof(Call), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE, call_slots,
+};
+
+}  // namespace fp

@@ -1,0 +1,173 @@
+// Tiles of a matrix product of 16-bit numbers whose columns are neighbours in memory, by groups of four warps that take turns: one
+// multiplies while others work on what follows their sums. Blocks stay. Goes behind fp_barriers.cuh and fp_matmul_runs.cuh.
+#pragma once
+
+namespace fp {
+
+// Which tiles there are: `High` rows of `Long` tiles, for each of `Batches` matrices, whose right operands are `Apart` numbers apart. A block
+// has a row of tiles, and of its tiles every so many.
+template <int High, int Long, int Batches, int64_t Apart>
+struct TurnTiles {
+    static constexpr int high = High, long_ = Long, count = Long * Batches;
+    static constexpr int64_t apart = Apart;
+
+    static __device__ __forceinline__ int row() { return blockIdx.x % High; }
+    static __device__ __forceinline__ int first() { return blockIdx.x / High; }
+    static __device__ __forceinline__ int step() { return gridDim.x / High; }
+};
+
+// The tile of a group has 64 rows and 8 N columns; R is a `RunOperand`. The rows' numbers stay in shared memory, chunks of 8 terms below each
+// other. Runs come in the order in which tiles are multiplied, Slots of them at a time, a plane's places as one copy. Sums are laid out in
+// strips of Strip columns.
+//
+// Barriers: `full` of a slot ends a phase when a run has come, `empty` when the four warps that multiplied with it are done; then the first
+// of these fetches what comes there next. `turn` of a group ends a phase when the group before has begun its last products.
+template <typename L, typename R, typename Tiles, int N, int Groups, int Slots, int Strip>
+struct TurnMultiplier {
+    using T = typename L::Type;
+    static constexpr int count = Tiles::count, rows = 64, columns = N * 8, strip = Strip, threads = Groups * 128;
+    static constexpr int terms = int(L::inner), channels = R::chunks * 8, run_terms = R::taps * channels, runs = terms / run_terms;
+    static constexpr int width = columns + (R::taps - 1) * R::apart;  // places of a plane
+    static constexpr int left_bytes = rows * terms * 2, slot_bytes = R::chunks * width * 16;
+    static constexpr int room_pitch = Strip + 8, room_bytes = 16 * room_pitch * 4;  // of a warp
+    static constexpr int rooms_at = left_bytes + Slots * slot_bytes, barriers_at = rooms_at + Groups * 4 * room_bytes;
+    static_assert(L::inner_first && L::vector == 8 && terms % run_terms == 0 && R::chunks <= 32);
+    static_assert(columns % Strip == 0 && Strip % 32 == 0);
+    static_assert(Slots >= 2);  // a group may wait for what takes the place of a run that it multiplied with before
+
+    // By all threads of the block: brings the rows' numbers, and begins to fetch the first runs.
+    __device__ __forceinline__ TurnMultiplier(unsigned char* pool, const T* left, const T* right)
+        : pool(pool), right(right), group(threadIdx.x / 128), at(group * runs), tile(0)
+    {
+        if (threadIdx.x == 0) {
+#pragma unroll
+            for (int slot = 0; slot < Slots; ++slot) {
+                make_barrier(full() + slot, 1);
+                make_barrier(empty() + slot, 4);
+            }
+#pragma unroll
+            for (int i = 0; i < Groups; ++i) make_barrier(turn() + i, 4);
+            publish_barriers();
+        }
+        fetch_left(left);
+        await_copies<0>();
+        publish_to_products();
+        __syncthreads();
+        if (threadIdx.x < 32) {
+#pragma unroll 1
+            for (int i = 0; i < Slots; ++i) fetch(i);
+        }
+    }
+
+    static __device__ __forceinline__ int64_t first_row() { return Tiles::row() * rows; }
+    static __device__ __forceinline__ int warp_row() { return threadIdx.x / 32 % 4 * 16; }
+    static __device__ __forceinline__ int warp_column() { return 0; }
+
+    // The group's tiles are `first`, and every `next` one behind it.
+    __device__ __forceinline__ int first() const { return Tiles::first() + group * Tiles::step(); }
+    static __device__ __forceinline__ int next() { return Groups * Tiles::step(); }
+
+    // The room of a warp's strip.
+    __device__ __forceinline__ float* room() const { return reinterpret_cast<float*>(pool + rooms_at + threadIdx.x / 32 * room_bytes); }
+
+    // The sums of the group's next tile, as `multiply_group` has them. By all threads of a group.
+    __device__ __forceinline__ void run(float (&sums)[1][N][4]) {
+        const uint64_t down = run_descriptor(pool, rows), across = run_descriptor(pool + left_bytes, width);
+        float total[N * 4] = {};
+        await_phase(turn() + group, group == 0 ? tile - 1 : tile);  // the first group's first turn comes by itself
+#pragma unroll
+        for (int r = 0; r < runs; ++r) {
+            const int slot = (at + r) % Slots;
+            await_phase(full() + slot, (at + r) / Slots);
+            multiply(total, down + r * (run_terms / 8 * rows), across + slot * (slot_bytes / 16));
+            if (r > 0) {
+                await_products<1>();
+                leave(at + r - 1);
+            }
+        }
+        if (threadIdx.x % 32 == 0) arrive(turn() + (group + 1) % Groups);
+        await_products<0>();
+        leave(at + runs - 1);
+        at += Groups * runs;
+        ++tile;
+        memcpy(sums, total, sizeof(total));
+    }
+
+    // Lays the sums of columns `first` to `first` + Strip of a warp out in `room`, rows `room_pitch` floats apart.
+    static __device__ __forceinline__ void lay_out(float* room, const float (&sums)[1][N][4], int first) {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int begin = 0; begin < columns; begin += Strip) {
+            if (begin == first) {
+#pragma unroll
+                for (int n = 0; n < Strip / 8; ++n) {
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        room[(lane / 4 + i / 2 * 8) * room_pitch + n * 8 + lane % 4 * 2 + i % 2] = sums[0][begin / 8 + n][i];
+                    }
+                }
+            }
+        }
+    }
+
+private:
+    unsigned char* const pool;
+    const T* const right;
+    const int group;
+    int at;    // the run that the group multiplies with next, of all that come one after another
+    int tile;  // how many tiles it has done
+
+    __device__ __forceinline__ Barrier* full() const { return reinterpret_cast<Barrier*>(pool + barriers_at); }
+    __device__ __forceinline__ Barrier* empty() const { return full() + Slots; }
+    __device__ __forceinline__ Barrier* turn() const { return empty() + Slots; }
+
+    __device__ __forceinline__ void fetch_left(const T* left) const {
+        constexpr int chunks = terms / 8;
+#pragma unroll 4
+        for (int i = threadIdx.x; i < rows * chunks; i += threads) {
+            const int row = i % rows, chunk = i / rows;
+            const bool real = first_row() + row < L::count;
+            begin_copy_bytes<16>(pool + i * 16, real ? left + L::place(first_row() + row, chunk * 8) : left, real ? 16 : 0);
+        }
+        end_copies();
+    }
+
+    // Begins to fetch run `number` of the block, if there is one. Places beyond a plane, which no column that exists reads, stay what they are.
+    __device__ __forceinline__ void fetch(int number) const {
+        const int which = Tiles::first() + number / runs * Tiles::step(), slot = number % Slots, lane = threadIdx.x % 32;
+        if (which >= Tiles::count) return;
+        const int64_t first = int64_t(which % Tiles::long_) * columns + R::run_place(number % runs), left = R::plane - first;
+        const uint32_t nbytes = left < 0 ? 0 : uint32_t(left < width ? left : width) * 16;
+        if (lane == 0) arrive_before(full() + slot, nbytes * R::chunks);
+        __syncwarp();
+        if (lane < R::chunks && nbytes != 0) {
+            const T* const from = right + which / Tiles::long_ * Tiles::apart + (lane * R::plane + first) * 8;
+            begin_long_copy(pool + left_bytes + slot * slot_bytes + lane * width * 16, from, nbytes, full() + slot);
+        }
+    }
+
+    // This warp is done with run `number`. When all four are, the first fetches what takes its place.
+    __device__ __forceinline__ void leave(int number) const {
+        Barrier* const left = empty() + number % Slots;
+        if (threadIdx.x % 32 == 0) arrive(left);
+        if (threadIdx.x / 32 % 4 == 0) {
+            await_phase(left, number / Slots);
+            fetch(number + Slots);
+        }
+    }
+
+    // Begins the products of a run as one group.
+    static __device__ __forceinline__ void multiply(float (&total)[N * 4], uint64_t down, uint64_t across) {
+        begin_products();
+#pragma unroll
+        for (int tap = 0; tap < R::taps; ++tap) {
+#pragma unroll
+            for (int chunk = 0; chunk < R::chunks; chunk += 2) {
+                ChunkProduct<T, N * 8>::begin(total, down + (tap * R::chunks + chunk) * rows, across + chunk * width + tap * R::apart);
+            }
+        }
+        end_products();
+    }
+};
+
+}  // namespace fp

@@ -1,0 +1,117 @@
+"""Products of convolutions by groups of warps that take turns in blocks that stay (`fp_matmul_turns.cuh`)."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.convolution import Precision
+from fusepass.codegen.ir.product import Product
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.render import render
+from fusepass.codegen.schedule_product import schedule_product
+from fusepass.codegen.schedule_product.tiles import TILINGS
+from tests.support.convolutions import HALVED, Across, generated_pooling
+from tests.support.emulate import emulate
+from tests.support.native import compile_command
+from tests.support.thinned import thinned
+from tests.support.values import check_values
+from tests.unit.test_halved import CASES, bound, exact, halved, memory, operands
+from tests.unit.test_render_cuda import inputs_of
+
+H200 = DeviceFacts.h200()
+FEW = replace(H200, multiprocessors=2)  # so that a group has several tiles
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def turns_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = tuple(tiling for tiling in TILINGS if tiling.turns)
+    monkeypatch.setattr("fusepass.codegen.schedule_product.TILINGS", chosen)
+
+
+def product_of(program: Program) -> Kernel:
+    (kernel,) = [kernel for kernel in program.kernels if isinstance(kernel.anchor, Product)]
+    return kernel
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    thinned(
+        [
+            ("transposed, neighbours, by 2", FEW),  # two rows of tiles, phases between each other
+            ("1d", FEW),
+            ("2d, neighbours, dilated", FEW),
+            ("2d, neighbours", H200),
+        ],
+        4,
+    ),
+)
+def test_values(name: str, facts: DeviceFacts) -> None:
+    case = CASES[name]
+    program = halved(case)
+    source = render(program, facts)
+    assert "fp::TurnMultiplier" in source.text
+    given = operands(case)
+    found = emulate(program, source, memory(case, given))["y"].reshape(case.result)
+    assert (np.abs(found - exact(case, given)) <= bound(case, given)).all()
+
+
+@needs_compiler
+def test_values_that_are_reduced() -> None:
+    one = replace(H200, multiprocessors=1)
+    case = replace(HALVED["2d, neighbours"], source=(5, 32, 4, 30), precision=Precision.TF32, halves=True)
+    program = generated_pooling(case, Across.EACH, one)
+    kernel = product_of(program)
+    assert kernel.partials is not None
+    plan = schedule_product(kernel, program, one)
+    assert plan is not None
+    assert plan.blocks * plan.tiling.turns < plan.batches * plan.tiles[1]  # a group goes from one to the next
+    check_values(program, one, inputs_of(program), 5e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "serves"),
+    [
+        ("2d, neighbours", True),
+        ("2d", False),  # columns are no neighbours
+    ],
+)
+def test_what_is_served(name: str, serves: bool) -> None:
+    program = halved(CASES[name])
+    assert (schedule_product(product_of(program), program, H200) is not None) is serves
+
+
+def test_rows_stay_on_the_chip() -> None:
+    """So there may be as many terms as leave room for a few runs, and as many rows of tiles as there are multiprocessors."""
+    program = halved(CASES["transposed, neighbours, by 2"])
+    kernel = product_of(program)
+    plan = schedule_product(kernel, program, H200)
+    assert plan is not None
+    assert plan.tiles[0] > 1
+    assert plan.blocks % plan.tiles[0] == 0
+    assert plan.shared_bytes <= H200.shared_bytes_per_block
+    assert schedule_product(kernel, program, replace(H200, multiprocessors=plan.tiles[0] - 1)) is None
+    small = replace(H200, shared_bytes_per_block=90_000)
+    assert schedule_product(kernel, program, small) is None
+
+
+def test_sums_stay_in_registers(tmp_path: Path) -> None:
+    """Nothing is spilled, and ptxas does not say that products run one by one."""
+    if shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc")
+    source, text = render(halved(CASES["2d, neighbours"]), H200), tmp_path / "product.cu"
+    text.write_text(source.text)
+    command = [*compile_command(source, text, tmp_path / "product.o"), "-Xptxas", "-v"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert "C75" not in told, told
+    assert {*re.findall(r"(\d+) bytes spill stores", told)} == {"0"}, told
