@@ -29,7 +29,7 @@ GROUP_ARCH = "sm_90"
 _MOST_CHANNELS = 8
 _MOST_PADDED = 4 / 3  # channels with those that fill up chunks of halves, of those that are there
 _MOST_REACHES = 2
-_MOST_ROWS_HELD = 4  # times 16 output channels
+_MOST_ROWS_HELD = 2  # times 16 output channels
 _TERMS = 16  # of a product of halves
 _ROWS_MET = 4
 _MOST_SCATTERED = 16  # of transposed convolutions with a stride, whose phases have few taps each
@@ -234,7 +234,7 @@ def few_halves(channels: int, step: Sequence[int]) -> bool:
 
 def holds_weights(anchor: Convolution, weight: Sequence[int]) -> bool:
     """Whether each warp of such a convolution, whose weight has that shape, multiplies halves by itself: its threads have registers for the
-    weights of 16 output channels, and it has one phase. With many output channels, four warps together read less for each product.
+    weights of 16 output channels, and it has one phase. With more output channels, four warps together read less for each product, and take less time.
     """
     outs, ins = anchor.group_channels(weight)
     if max(anchor.stride) > 1:

@@ -27,17 +27,19 @@ from fusepass.codegen.schedule_convolution.tiles import (
     resident_blocks,
     state_floats,
     tiles_of,
+    written_cycles,
 )
 
-_BLOCK_WARPS = 4, 8, 12
+_BLOCK_WARPS = 4, 8
 _MOST_REGISTERS = {16: 128, 12: 168, 8: 255}  # of a thread, with which so many warps share a multiprocessor
 _BESIDE = 40  # registers for what is neither weights nor sums
-_CUTS = 1, 2, 3, 4, 5, 6, 8, 10, 12, 16  # parts that an axis may fall into
+_CUTS = 1, 2, 3, 4, 5, 6, 8, 12  # parts that an axis may fall into
 _LEAST_POSITIONS, _MOST_POSITIONS = 1024, 8192  # of a tile
 _MOST_PATTERNS = 10
 _LOOKED_AT = 2  # quarters
 _PRODUCT = 7.0  # cycles of a quarter of a multiprocessor for a product
 _BESIDE_READS = 0.25  # of the lesser one of what products take and what is read for them
+_BESIDE_STORES = 0.35  # of the lesser one of what results take and what storing them does
 _RESULT = 0.15  # cycles of a multiprocessor for a result
 _PACKED = 0.16  # the same for a number of which halves are made
 _FETCHED = 0.05  # the same for a byte of the input
@@ -47,8 +49,7 @@ _WAITING = {16: 1.0, 12: 1.0, 8: 1.06, 4: 1.25}  # times as long, with so many w
 
 def held_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> HeldSchedule | None:
     """The schedule with the least estimated time that fits a multiprocessor; None where none fits."""
-    samples = dimensions(kernel)[0].size
-    return min(_fitting(kernel, program, facts), key=lambda plan: _cost(plan, samples, facts), default=None)
+    return min(_fitting(kernel, program, facts), key=lambda plan: _cost(plan, kernel, program, facts), default=None)
 
 
 def fits_held(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
@@ -236,8 +237,8 @@ def _fitting_warps(plan: HeldSchedule) -> int:
     return max((warps for warps, most in _MOST_REGISTERS.items() if registers <= most), default=0)
 
 
-def _cost(plan: HeldSchedule, samples: int, facts: DeviceFacts) -> float:
-    """Estimated cycles of a multiprocessor for a sample: products, the results of warps, and what is made of a tile.
+def _cost(plan: HeldSchedule, kernel: Kernel, program: Program, facts: DeviceFacts) -> float:
+    """Estimated cycles of a multiprocessor for a sample: products, the results of warps, what is stored, and what is made of a tile.
 
     Where several blocks share it, one makes halves of its tile while others multiply.
     """
@@ -250,6 +251,9 @@ def _cost(plan: HeldSchedule, samples: int, facts: DeviceFacts) -> float:
     each = max(multiplied, read) + _BESIDE_READS * min(multiplied, read)
     each += GROUP * COLUMNS * ROWS * plan.rows * _RESULT
     packed = plan.channels * on.elements * (_PACKED + 4 * _FETCHED) * (1.0 if plan.resident == 1 else _HIDDEN)
-    shares = samples * prod(on.tiles) * plan.channel_blocks / (facts.multiprocessors * plan.resident)
+    shares = dimensions(kernel)[0].size * prod(on.tiles) * plan.channel_blocks / (facts.multiprocessors * plan.resident)
     waiting = _WAITING[min(plan.resident * on.block_warps, 16)] * ceil(shares) / shares
-    return plan.channel_blocks * prod(on.tiles) * (plan.turns * each * sets * waiting + packed)
+    computed = plan.turns * each * sets * waiting
+    written = written_cycles(kernel, program, on, plan.block_channels)
+    tile = max(computed, written) + _BESIDE_STORES * min(computed, written) + packed
+    return plan.channel_blocks * prod(on.tiles) * tile
