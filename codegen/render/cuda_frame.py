@@ -1,4 +1,4 @@
-"""What the parts of a CUDA kernel's writer share, and the lines that find a thread's place.
+"""What the parts of a CUDA kernel's writer share.
 
 A *lane of the vector* (``v``) is an element of a vector; a *step* (``u``) is one of the vectors, or columns, that a
 thread handles at a time.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 from fusepass.codegen.ir.dataflow import Dataflow
 from fusepass.codegen.ir.digits import few_digits
@@ -17,7 +16,8 @@ from fusepass.codegen.ir.expr import Builder, Expr, Load, Stat
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.ir.vectors import begins_with, is_vector, start_of
-from fusepass.codegen.render.cuda_place import PatchPlace, patch_place
+from fusepass.codegen.render.cuda_coordinates import Coordinates
+from fusepass.codegen.render.cuda_place import PatchPlace
 from fusepass.codegen.render.cuda_tile import Arranged, Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Printer, Scope
@@ -37,9 +37,8 @@ class Frame:
         self.program, self.schedule, self.pointers, self.names = program, schedule, pointers, names
         self.index_type = "int64_t" if schedule.wide else "int"
         self.dataflow = Dataflow()
-        self.builder = (
-            Builder()
-        )  # of values that are written out differently; they live as long as what is known of them
+        # Of values that are written out differently; they live as long as what is known of them.
+        self.builder = Builder()
         self.printer = Printer(names, pointers, self.index_type, general=schedule.general, branches=False)
         self.printer.coordinates = arranged.coordinates
         self.printer.few = few_digits(arranged.kernel, program)
@@ -67,7 +66,7 @@ class Frame:
         self.rest: Tile | None = None
         self.unroll = schedule.unroll  # steps at a time, in the stretch at hand
         self.again = False  # whether what is loaded now will be loaded again soon
-        self.tile = self._coordinates()
+        self.tile = Coordinates(self).tile()
 
     @property
     def vector_rows(self) -> bool:
@@ -145,186 +144,15 @@ class Frame:
             return list(lines)
         return ["#pragma unroll", *block(f"for (int {variable} = 0; {variable} < {count}; ++{variable})", lines)]
 
-    # ---- the thread's place
-
-    def _coordinates(self) -> Tile:
-        number = f"{self.index_type}(blockIdx.x)"
-        if self.schedule.backwards:
-            number = f"{self.index_type}(gridDim.x - 1 - blockIdx.x)"
-        match self.schedule.walk:
-            case Walk.POINTWISE:
-                return self._pointwise(number)
-            case Walk.INNER:
-                return self._inner(number)
-            case Walk.OUTER:
-                return self._outer(number)
-            case Walk.CROSSING:
-                return self._crossing(number)
-            case Walk.PATCH:
-                return self._patch(number)
-
     def may_leave(self, count: int, step: int) -> bool:
         """Whether steps of so many may go past the end of `count` points; for some sizes, where these come at run time."""
         return count % step != 0 or (self.schedule.general and step > 1)
 
-    def _constant(self, name: str, value: str) -> str:
+    def constant(self, name: str, value: str) -> str:
+        """The name of a constant of this value, which it defines in the outermost scope."""
         found = self.names.exact(name)
         self.top.lines.append(f"const {self.index_type} {found} = {value};")
         return found
-
-    def _pointwise(self, number: str) -> Tile:
-        plan, row = self.schedule, self.arranged.row
-        count = -(-self.kernel.row_count // plan.width)
-        if plan.apart:
-            thread = self._constant("thread", f"{number} * {plan.threads} + {self.index_type}(threadIdx.x)")
-            group = f"fp::div({thread}, {plan.apart}) * {self.index_type}({plan.unroll * plan.apart})"
-            start = self._constant("first", f"{group} + fp::mod({thread}, {plan.apart})")
-            tail = self.may_leave(count // plan.unroll, plan.threads)
-            return Tile(row, self.names.exact("i"), start, plan.apart, count, plan.width, False, tail, False)
-        per_block = plan.unroll * plan.threads
-        start = self._constant("first", f"{number} * {per_block} + {self.index_type}(threadIdx.x)")
-        tail = self.may_leave(count, per_block)
-        return Tile(row, self.names.exact("i"), start, plan.threads, count, plan.width, False, tail, False)
-
-    def _inner(self, number: str) -> Tile:
-        plan, lane, here = self.schedule, "0", number
-        if plan.members > 1:
-            return self._member()
-        if plan.cluster > 1:
-            return self._in_cluster(number)
-        if plan.fetches:
-            self._loop_over_rows(f"{self.index_type}(blockIdx.x)", f"{self.index_type}(gridDim.x)")
-        if plan.lanes > 1:
-            # A remainder tells the compiler how many threads there are: conditions go where it sees that they hold.
-            ends = self.may_leave(plan.vectors(self.kernel.col_count), plan.unroll * plan.lanes)
-            lane = self._constant("lane", f"threadIdx.x % {plan.lanes}" if plan.groups > 1 or ends else "threadIdx.x")
-            self.first_of_row = f"{lane} == 0"
-        if plan.groups > 1:
-            within = f"threadIdx.x / {plan.lanes}" if plan.lanes > 1 else "threadIdx.x"
-            here = f"{number} * {plan.groups} + {self.index_type}({within})"
-        if plan.exchanges:
-            self.first_across = self._constant("first_row", f"{number} * {plan.groups}")
-            self.place = lane, self._constant("group", within)
-        if not plan.fetches:
-            self._define_row(here, plan.groups, 1)
-        return self._tile(lane, plan.lanes, plan.vectors(self.kernel.col_count), plan.width)
-
-    def _in_cluster(self, number: str) -> Tile:
-        """A block of a cluster: a part of one row."""
-        plan, vectors = self.schedule, self.schedule.vectors(self.kernel.col_count)
-        self.top.lines.append("fp::enter_cluster();")
-        self.member = self._constant("member", f"{self.index_type}(blockIdx.x) % {plan.cluster}")
-        lane = self._constant("lane", f"threadIdx.x % {plan.lanes}")
-        self.first_of_row = f"{lane} == 0 && {self.member} == 0"
-        base = self._constant("first", f"{self.member} * {plan.part}")
-        even = plan.part * plan.cluster == vectors
-        limit = (
-            "" if even else self._constant("count", f"fp::least({self.index_type}({plan.part}), {vectors} - {base})")
-        )
-        self._define_row(f"{number} / {plan.cluster}", 1, 1)
-        tail = not even or plan.part % (plan.unroll * plan.lanes) != 0
-        axis, variable = self.arranged.col, self.names.exact("col")
-        once = not tail and plan.unroll == 1
-        tile = Tile(axis, variable, lane, plan.lanes, plan.part, plan.width, False, tail, once, base=base, limit=limit)
-        if once:
-            self.define_position(self.top, tile, lane)
-        return tile
-
-    def _loop_over_rows(self, first: str, step: str) -> None:
-        """A block goes from row to row."""
-        row = self.row = self.names.exact("row")
-        self.first_row, self.row_step = first, step
-        self.row_loop = f"for ({self.index_type} {row} = {first}; {row} < {self.kernel.row_count}; {row} += {step})"
-        if self.arranged.row is not None:
-            self.top.define_axis(self.arranged.row, row)
-
-    def _loop_over_turns(self) -> None:
-        """A block goes from row to row, and takes some turns before the first one, in which the ring fills."""
-        plan, row = self.schedule, self.names.exact("row")
-        turn = self.turn = self.names.exact("turn")
-        self.row, self.row_step = row, f"{self.team}.count"
-        first = f"{self.team}.number - {-(-plan.ring // plan.turns)} * {self.team}.count"
-        head = f"{self.index_type} {turn} = {first}; {turn} < {self.kernel.row_count}; {turn} += {self.row_step}"
-        self.row_loop = f"for ({head})"
-        self.first_of_row += f" && {turn} >= 0"
-        assert self.arranged.row is not None
-        self.top.define_axis(self.arranged.row, row)
-
-    def _member(self) -> Tile:
-        """A block of a team: a part of one row after another."""
-        plan, team = self.schedule, self.kernel.team
-        assert team is not None
-        vectors, part = -(-self.kernel.col_count // plan.width), plan.part
-        self.team = self.names.exact("team")
-        kind = f"fp::Team<{team.members}, {team.teams}>"
-        self.top.lines.append(f"{kind} {self.team}({self.pointers[team.exchange]});")
-        lane = self._constant("lane", f"threadIdx.x % {plan.lanes}")
-        self.first_of_row = f"{lane} == 0 && {self.team}.member == 0"
-        base = self._constant("first", f"{self.index_type}({self.team}.member) * {part}")
-        even = part * plan.members == vectors
-        limit = "" if even else self._constant("count", f"fp::least({self.index_type}({part}), {vectors} - {base})")
-        if plan.ring:
-            self._loop_over_turns()
-        else:
-            self._loop_over_rows(f"{self.team}.number", f"{self.team}.count")
-        whole = Tile(self.arranged.col, self.names.exact("col"), lane, plan.lanes, part, plan.width, True, True, False)
-        whole = replace(whole, base=base, limit=limit)
-        if plan.held:
-            self.held = self._stretch(whole, plan.kept, plan.kept + plan.held * plan.lanes, plan.held)
-            if not limit and plan.on_chip == part:
-                self.held = replace(self.held, limit=free(part), tail=plan.on_chip < self.held.count)
-        if plan.on_chip < part:
-            self.rest = self._stretch(whole, plan.on_chip, part, plan.unroll)
-        if plan.kept < part and limit:
-            limit = self._constant("kept_count", f"fp::least({limit}, {plan.kept})")
-        return self._stretch(replace(whole, limit=limit), 0, plan.kept, plan.unroll)
-
-    def _stretch(self, whole: Tile, first: int, end: int, unroll: int) -> Tile:
-        """The vectors from `first` to `end` of a member's part, so many at a time."""
-        covered, count = unroll * whole.step, end - first
-        tail = bool(whole.limit) or count % covered != 0
-        start = f"{whole.start} + {first}" if first else whole.start
-        return replace(whole, start=start, count=end, loop=covered < count, tail=tail, first=first)
-
-    def _outer(self, number: str) -> Tile:
-        plan, group = self.schedule, "0"
-        lane = self._constant("lane", f"threadIdx.x % {plan.lanes}" if plan.groups > 1 else "threadIdx.x")
-        if plan.groups > 1:
-            thread = "threadIdx.x"
-            if self.may_leave(self.kernel.col_count, plan.unroll * plan.groups):
-                thread = f"threadIdx.x % {plan.threads}"
-            group = self._constant("group", f"{thread} / {plan.lanes}")
-            self.first_of_row = f"{group} == 0"
-        rows = plan.lanes * plan.width
-        here = f"{number} * {plan.lanes} + {lane}"
-        if plan.overlap:
-            own = f"{lane} < {plan.own_rows // plan.width}"
-            self.first_of_row = f"{self.first_of_row} && {own}" if self.first_of_row else own
-            self.own_row = f"unsigned({lane if plan.width == 1 else f'{lane} * {plan.width}'})"
-            here = f"{number} * {plan.own_rows // plan.width} + {lane}"
-        if plan.exchanges:
-            self.first_along = f"{self._constant('first_row', f'{number} * {rows}')} + "
-            self.place = lane, group
-        self._define_row(here if plan.width == 1 else f"({here}) * {plan.width}", rows, plan.width)
-        return self._tile(group, plan.groups, self.kernel.col_count, 1)
-
-    def _crossing(self, number: str) -> Tile:
-        plan = self.schedule
-        rows, cols = plan.tile
-        if self.kernel.col_count > cols:
-            number, column = self._tile_of(number, rows, -(-self.kernel.col_count // cols))
-            self.first_across = self._constant("first_col", f"{column} * {cols}")
-        first = self._constant("first_row", f"{number} * {rows}")
-        lane = self._constant("lane", f"threadIdx.x % {plan.lanes}")
-        group = self._constant("group", f"threadIdx.x / {plan.lanes}")
-        self.first_along, self.place = f"{first} + ", (lane, group)
-        self._define_row(f"{first} + {lane if plan.width == 1 else f'{lane} * {plan.width}'}", rows, plan.width)
-        start = self._constant("start", f"{self.first_across} + {group}") if self.first_across else group
-        return self._tile(start, plan.groups, self.kernel.col_count, 1)
-
-    def _patch(self, number: str) -> Tile:
-        self.patch = patch_place(self.arranged, self.schedule, self.top, number, self._constant)
-        return Tile(None, self.names.exact("i"), "0", 1, 1, 1, False, False, True)
 
     def define_step(self, scope: Scope) -> None:
         """Define the row of the image in `scope`, for step `u`; of other walks, nothing."""
@@ -334,44 +162,6 @@ class Frame:
             here = f"{self.patch.top_row} + {self.u}" if self.schedule.unroll > 1 else self.patch.top_row
             scope.lines.append(f"const {self.index_type} {row} = {here};")
             scope.define_axis(y, row)
-
-    def _tile_of(self, number: str, rows: int, columns: int) -> tuple[str, str]:
-        """Which of the tiles along the rows, and along the `columns`, has block `number`: panel by panel of rows."""
-        panel, tiles = self.schedule.panel, -(-self.kernel.row_count // rows)
-        if panel == 1:
-            tile = self._constant("tile", number)
-            return f"fp::div({tile}, {free(columns)})", f"fp::mod({tile}, {free(columns)})"
-        tile, within = self._constant("tile", number), free(panel)
-        if panel < tiles:
-            first = self._constant("first_tile", f"fp::div({tile}, {free(panel * columns)}) * {within}")
-            tile = self._constant("place_in_panel", f"fp::mod({tile}, {free(panel * columns)})")
-            return f"({first} + fp::mod({tile}, {within}))", f"fp::div({tile}, {within})"
-        return f"fp::mod({tile}, {within})", f"fp::div({tile}, {within})"
-
-    def _define_row(self, here: str, per_block: int, width: int) -> None:
-        """Define the row axis; threads past the last row stand on it, but are not `live`."""
-        axis, count = self.arranged.row, self.kernel.row_count
-        if self.schedule.overlap or self.may_leave(count, per_block):
-            here = self._constant("place", here)
-            self.live = self.names.exact("live")
-            self.top.lines.append(f"const bool {self.live} = {here} < {free(count)};")
-            here = f"{self.live} ? {here} : {free(count - width)}"
-        if axis is not None:
-            self.top.define_axis(axis, self._constant("row", here))
-
-    def _tile(self, start: str, step: int, count: int, scale: int) -> Tile:
-        unroll, axis = self.schedule.unroll, self.arranged.col
-        covered = unroll * step
-        # A block whose tile has a place of its own among the columns does not go on to the next.
-        loop = covered < count and self.schedule.walk is not Walk.CROSSING
-        tail = self.may_leave(count, covered) and (unroll > 1 or not loop)
-        once = not loop and not tail and unroll == 1
-        if once and self.schedule.start is not None and self.schedule.fetches:
-            once, loop = False, True  # the position is another one in each row
-        tile = Tile(axis, self.names.exact("col"), start, step, count, scale, loop, tail, once)
-        if once:
-            self.define_position(self.top, tile, start)
-        return tile
 
     # ---- positions on a tile
 

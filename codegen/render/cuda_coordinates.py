@@ -1,0 +1,241 @@
+"""The lines of a CUDA kernel that find a thread's place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fusepass.codegen.render.cuda_place import patch_place
+from fusepass.codegen.render.cuda_tile import Tile
+from fusepass.codegen.render.numbers import free
+from fusepass.codegen.schedule.plan import Walk
+
+if TYPE_CHECKING:
+    from fusepass.codegen.render.cuda_frame import Frame
+
+
+class Coordinates:
+    """Writes them before all other lines of `frame`, and tells it what they define."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame, self.kernel, self.schedule, self.arranged = frame, frame.kernel, frame.schedule, frame.arranged
+        self.names, self.top, self.pointers, self.index_type = frame.names, frame.top, frame.pointers, frame.index_type
+
+    def tile(self) -> Tile:
+        """What the thread works on; the frame knows its row afterwards."""
+        number = f"{self.index_type}(blockIdx.x)"
+        if self.schedule.backwards:
+            number = f"{self.index_type}(gridDim.x - 1 - blockIdx.x)"
+        match self.schedule.walk:
+            case Walk.POINTWISE:
+                return self._pointwise(number)
+            case Walk.INNER:
+                return self._inner(number)
+            case Walk.OUTER:
+                return self._outer(number)
+            case Walk.CROSSING:
+                return self._crossing(number)
+            case Walk.PATCH:
+                return self._patch(number)
+
+    def _pointwise(self, number: str) -> Tile:
+        plan, row = self.schedule, self.arranged.row
+        count = -(-self.kernel.row_count // plan.width)
+        if plan.apart:
+            thread = self.frame.constant("thread", f"{number} * {plan.threads} + {self.index_type}(threadIdx.x)")
+            group = f"fp::div({thread}, {plan.apart}) * {self.index_type}({plan.unroll * plan.apart})"
+            start = self.frame.constant("first", f"{group} + fp::mod({thread}, {plan.apart})")
+            tail = self.frame.may_leave(count // plan.unroll, plan.threads)
+            return Tile(row, self.names.exact("i"), start, plan.apart, count, plan.width, False, tail, False)
+        per_block = plan.unroll * plan.threads
+        start = self.frame.constant("first", f"{number} * {per_block} + {self.index_type}(threadIdx.x)")
+        tail = self.frame.may_leave(count, per_block)
+        return Tile(row, self.names.exact("i"), start, plan.threads, count, plan.width, False, tail, False)
+
+    def _inner(self, number: str) -> Tile:
+        plan, lane, here = self.schedule, "0", number
+        if plan.members > 1:
+            return self._member()
+        if plan.cluster > 1:
+            return self._in_cluster(number)
+        if plan.fetches:
+            self._loop_over_rows(f"{self.index_type}(blockIdx.x)", f"{self.index_type}(gridDim.x)")
+        if plan.lanes > 1:
+            # A remainder tells the compiler how many threads there are: conditions go where it sees that they hold.
+            ends = self.frame.may_leave(plan.vectors(self.kernel.col_count), plan.unroll * plan.lanes)
+            lane = self.frame.constant(
+                "lane", f"threadIdx.x % {plan.lanes}" if plan.groups > 1 or ends else "threadIdx.x"
+            )
+            self.frame.first_of_row = f"{lane} == 0"
+        if plan.groups > 1:
+            within = f"threadIdx.x / {plan.lanes}" if plan.lanes > 1 else "threadIdx.x"
+            here = f"{number} * {plan.groups} + {self.index_type}({within})"
+        if plan.exchanges:
+            self.frame.first_across = self.frame.constant("first_row", f"{number} * {plan.groups}")
+            self.frame.place = lane, self.frame.constant("group", within)
+        if not plan.fetches:
+            self._define_row(here, plan.groups, 1)
+        return self._tile(lane, plan.lanes, plan.vectors(self.kernel.col_count), plan.width)
+
+    def _in_cluster(self, number: str) -> Tile:
+        """A block of a cluster: a part of one row."""
+        plan, vectors = self.schedule, self.schedule.vectors(self.kernel.col_count)
+        self.top.lines.append("fp::enter_cluster();")
+        self.frame.member = self.frame.constant("member", f"{self.index_type}(blockIdx.x) % {plan.cluster}")
+        lane = self.frame.constant("lane", f"threadIdx.x % {plan.lanes}")
+        self.frame.first_of_row = f"{lane} == 0 && {self.frame.member} == 0"
+        base = self.frame.constant("first", f"{self.frame.member} * {plan.part}")
+        even = plan.part * plan.cluster == vectors
+        limit = (
+            ""
+            if even
+            else self.frame.constant("count", f"fp::least({self.index_type}({plan.part}), {vectors} - {base})")
+        )
+        self._define_row(f"{number} / {plan.cluster}", 1, 1)
+        tail = not even or plan.part % (plan.unroll * plan.lanes) != 0
+        axis, variable = self.arranged.col, self.names.exact("col")
+        once = not tail and plan.unroll == 1
+        tile = Tile(axis, variable, lane, plan.lanes, plan.part, plan.width, False, tail, once, base=base, limit=limit)
+        if once:
+            self.frame.define_position(self.top, tile, lane)
+        return tile
+
+    def _loop_over_rows(self, first: str, step: str) -> None:
+        """A block goes from row to row."""
+        row = self.frame.row = self.names.exact("row")
+        self.frame.first_row, self.frame.row_step = first, step
+        self.frame.row_loop = (
+            f"for ({self.index_type} {row} = {first}; {row} < {self.kernel.row_count}; {row} += {step})"
+        )
+        if self.arranged.row is not None:
+            self.top.define_axis(self.arranged.row, row)
+
+    def _loop_over_turns(self) -> None:
+        """A block goes from row to row, and takes some turns before the first one, in which the ring fills."""
+        plan, row = self.schedule, self.names.exact("row")
+        turn = self.frame.turn = self.names.exact("turn")
+        self.frame.row, self.frame.row_step = row, f"{self.frame.team}.count"
+        first = f"{self.frame.team}.number - {-(-plan.ring // plan.turns)} * {self.frame.team}.count"
+        head = f"{self.index_type} {turn} = {first}; {turn} < {self.kernel.row_count}; {turn} += {self.frame.row_step}"
+        self.frame.row_loop = f"for ({head})"
+        self.frame.first_of_row += f" && {turn} >= 0"
+        assert self.arranged.row is not None
+        self.top.define_axis(self.arranged.row, row)
+
+    def _member(self) -> Tile:
+        """A block of a team: a part of one row after another."""
+        plan, team = self.schedule, self.kernel.team
+        assert team is not None
+        vectors, part = -(-self.kernel.col_count // plan.width), plan.part
+        self.frame.team = self.names.exact("team")
+        kind = f"fp::Team<{team.members}, {team.teams}>"
+        self.top.lines.append(f"{kind} {self.frame.team}({self.pointers[team.exchange]});")
+        lane = self.frame.constant("lane", f"threadIdx.x % {plan.lanes}")
+        self.frame.first_of_row = f"{lane} == 0 && {self.frame.team}.member == 0"
+        base = self.frame.constant("first", f"{self.index_type}({self.frame.team}.member) * {part}")
+        even = part * plan.members == vectors
+        limit = (
+            "" if even else self.frame.constant("count", f"fp::least({self.index_type}({part}), {vectors} - {base})")
+        )
+        if plan.ring:
+            self._loop_over_turns()
+        else:
+            self._loop_over_rows(f"{self.frame.team}.number", f"{self.frame.team}.count")
+        whole = Tile(self.arranged.col, self.names.exact("col"), lane, plan.lanes, part, plan.width, True, True, False)
+        whole = replace(whole, base=base, limit=limit)
+        if plan.held:
+            self.frame.held = self._stretch(whole, plan.kept, plan.kept + plan.held * plan.lanes, plan.held)
+            if not limit and plan.on_chip == part:
+                self.frame.held = replace(self.frame.held, limit=free(part), tail=plan.on_chip < self.frame.held.count)
+        if plan.on_chip < part:
+            self.frame.rest = self._stretch(whole, plan.on_chip, part, plan.unroll)
+        if plan.kept < part and limit:
+            limit = self.frame.constant("kept_count", f"fp::least({limit}, {plan.kept})")
+        return self._stretch(replace(whole, limit=limit), 0, plan.kept, plan.unroll)
+
+    def _stretch(self, whole: Tile, first: int, end: int, unroll: int) -> Tile:
+        """The vectors from `first` to `end` of a member's part, so many at a time."""
+        covered, count = unroll * whole.step, end - first
+        tail = bool(whole.limit) or count % covered != 0
+        start = f"{whole.start} + {first}" if first else whole.start
+        return replace(whole, start=start, count=end, loop=covered < count, tail=tail, first=first)
+
+    def _outer(self, number: str) -> Tile:
+        plan, group = self.schedule, "0"
+        lane = self.frame.constant("lane", f"threadIdx.x % {plan.lanes}" if plan.groups > 1 else "threadIdx.x")
+        if plan.groups > 1:
+            thread = "threadIdx.x"
+            if self.frame.may_leave(self.kernel.col_count, plan.unroll * plan.groups):
+                thread = f"threadIdx.x % {plan.threads}"
+            group = self.frame.constant("group", f"{thread} / {plan.lanes}")
+            self.frame.first_of_row = f"{group} == 0"
+        rows = plan.lanes * plan.width
+        here = f"{number} * {plan.lanes} + {lane}"
+        if plan.overlap:
+            own = f"{lane} < {plan.own_rows // plan.width}"
+            self.frame.first_of_row = f"{self.frame.first_of_row} && {own}" if self.frame.first_of_row else own
+            self.frame.own_row = f"unsigned({lane if plan.width == 1 else f'{lane} * {plan.width}'})"
+            here = f"{number} * {plan.own_rows // plan.width} + {lane}"
+        if plan.exchanges:
+            self.frame.first_along = f"{self.frame.constant('first_row', f'{number} * {rows}')} + "
+            self.frame.place = lane, group
+        self._define_row(here if plan.width == 1 else f"({here}) * {plan.width}", rows, plan.width)
+        return self._tile(group, plan.groups, self.kernel.col_count, 1)
+
+    def _crossing(self, number: str) -> Tile:
+        plan = self.schedule
+        rows, cols = plan.tile
+        if self.kernel.col_count > cols:
+            number, column = self._tile_of(number, rows, -(-self.kernel.col_count // cols))
+            self.frame.first_across = self.frame.constant("first_col", f"{column} * {cols}")
+        first = self.frame.constant("first_row", f"{number} * {rows}")
+        lane = self.frame.constant("lane", f"threadIdx.x % {plan.lanes}")
+        group = self.frame.constant("group", f"threadIdx.x / {plan.lanes}")
+        self.frame.first_along, self.frame.place = f"{first} + ", (lane, group)
+        self._define_row(f"{first} + {lane if plan.width == 1 else f'{lane} * {plan.width}'}", rows, plan.width)
+        start = (
+            self.frame.constant("start", f"{self.frame.first_across} + {group}") if self.frame.first_across else group
+        )
+        return self._tile(start, plan.groups, self.kernel.col_count, 1)
+
+    def _patch(self, number: str) -> Tile:
+        self.frame.patch = patch_place(self.arranged, self.schedule, self.top, number, self.frame.constant)
+        return Tile(None, self.names.exact("i"), "0", 1, 1, 1, False, False, True)
+
+    def _tile_of(self, number: str, rows: int, columns: int) -> tuple[str, str]:
+        """Which of the tiles along the rows, and along the `columns`, has block `number`: panel by panel of rows."""
+        panel, tiles = self.schedule.panel, -(-self.kernel.row_count // rows)
+        if panel == 1:
+            tile = self.frame.constant("tile", number)
+            return f"fp::div({tile}, {free(columns)})", f"fp::mod({tile}, {free(columns)})"
+        tile, within = self.frame.constant("tile", number), free(panel)
+        if panel < tiles:
+            first = self.frame.constant("first_tile", f"fp::div({tile}, {free(panel * columns)}) * {within}")
+            tile = self.frame.constant("place_in_panel", f"fp::mod({tile}, {free(panel * columns)})")
+            return f"({first} + fp::mod({tile}, {within}))", f"fp::div({tile}, {within})"
+        return f"fp::mod({tile}, {within})", f"fp::div({tile}, {within})"
+
+    def _define_row(self, here: str, per_block: int, width: int) -> None:
+        """Define the row axis; threads past the last row stand on it, but are not `live`."""
+        axis, count = self.arranged.row, self.kernel.row_count
+        if self.schedule.overlap or self.frame.may_leave(count, per_block):
+            here = self.frame.constant("place", here)
+            self.frame.live = self.names.exact("live")
+            self.top.lines.append(f"const bool {self.frame.live} = {here} < {free(count)};")
+            here = f"{self.frame.live} ? {here} : {free(count - width)}"
+        if axis is not None:
+            self.top.define_axis(axis, self.frame.constant("row", here))
+
+    def _tile(self, start: str, step: int, count: int, scale: int) -> Tile:
+        unroll, axis = self.schedule.unroll, self.arranged.col
+        covered = unroll * step
+        # A block whose tile has a place of its own among the columns does not go on to the next.
+        loop = covered < count and self.schedule.walk is not Walk.CROSSING
+        tail = self.frame.may_leave(count, covered) and (unroll > 1 or not loop)
+        once = not loop and not tail and unroll == 1
+        if once and self.schedule.start is not None and self.schedule.fetches:
+            once, loop = False, True  # the position is another one in each row
+        tile = Tile(axis, self.names.exact("col"), start, step, count, scale, loop, tail, once)
+        if once:
+            self.frame.define_position(self.top, tile, start)
+        return tile
