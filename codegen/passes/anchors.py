@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from fusepass.codegen.ir.along import reduced_along
 from fusepass.codegen.ir.convolution import (
     Convolution,
     few_channels,
@@ -21,26 +20,23 @@ from fusepass.codegen.ir.convolution import (
     tiled_halves,
 )
 from fusepass.codegen.ir.dtype import DType, Precision
-from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Window
-from fusepass.codegen.ir.index import Axis, axis_index, linear
+from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.product import Product
-from fusepass.codegen.ir.program import Anchor, Kernel, LibraryCall, Program, Ref, Role, Store
+from fusepass.codegen.ir.program import Kernel, LibraryCall, Program, Ref, Role
 from fusepass.codegen.passes.again import Again, compute_again, never
-from fusepass.codegen.passes.alignment import dimensions_of, with_whole_dimensions
-from fusepass.codegen.passes.depthwise import CONVOLUTIONS, Depthwise, depthwise_of, depthwise_value, per_axis
+from fusepass.codegen.passes.anchored import CHANNELS, AnyAnchor, anchored, in_kernel, operator_of
+from fusepass.codegen.passes.depthwise import CONVOLUTIONS, depthwise_of, per_axis
 from fusepass.codegen.passes.halved import Halved, halved_of
 from fusepass.codegen.passes.packing import pack_weights
 from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.places import in_places
-from fusepass.codegen.passes.pointwise import Pointwise, pointwise_of
-from fusepass.codegen.passes.products import product_of, product_rows, product_value, without_idle_views
+from fusepass.codegen.passes.pointwise import pointwise_of
+from fusepass.codegen.passes.products import product_of, without_idle_views
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 from fusepass.codegen.passes.scaled_tiles import in_scaled_tiles
 from fusepass.codegen.passes.windows import pool_phases, pool_windows
 
 Choice = Callable[[Program, Kernel], bool]
-_Anchor = Anchor | Depthwise | Halved | Pointwise
-_CHANNELS = 1  # their dimension
 
 
 class AnchorSource(enum.Enum):
@@ -105,14 +101,14 @@ def _in_halves(
     if any(kernel.sweeps and result.name in kernel.reads for kernel in program.kernels):
         for in_runs in (True, False):
             by_phases = halved_of(program, builder, anchor, result, by_phases=True, in_runs=in_runs)
-            form = None if by_phases is None else _generated(program, builder, call, by_phases, _CHANNELS)
+            form = None if by_phases is None else anchored(program, builder, call, by_phases, CHANNELS)
             if by_phases is not None and form is not None:
                 yield by_phases.completed(form, builder)
     pooled = _pooled(program, builder, call, halved)
     if pooled is not None:
         yield halved.completed(pooled, builder)
     halved = halved_of(program, builder, anchor, result, in_runs=True) or halved
-    form = _generated(program, builder, call, halved, None)
+    form = anchored(program, builder, call, halved, None)
     reduced = halved.reduced(form, builder, pieces, kept) if form is not None else None
     for each in filter(None, (reduced, form)):
         yield halved.completed(each, builder)
@@ -128,7 +124,7 @@ def _pooled(program: Program, builder: Builder, call: LibraryCall, halved: Halve
     first, *rest = made.kernels
     value = halved.value(builder, first.rows)
     kernel = rewrite_kernel(first, builder, leaf=lambda node: value if node is load else None)
-    kernel = replace(kernel, anchor=_in_kernel(halved), origin=(_operator(call), *kernel.origin))
+    kernel = replace(kernel, anchor=in_kernel(halved), origin=(operator_of(call), *kernel.origin))
     calls = tuple(other for other in made.calls if other is not call)
     buffers = tuple(buffer for buffer in made.buffers if buffer.name != result.name)
     return replace(made, calls=calls, kernels=(kernel, *rest), buffers=buffers)
@@ -159,7 +155,7 @@ def _pointwise(
 ) -> Iterator[tuple[Program, Kernel]]:
     """`forms` with those of a convolution of single positions as a product of its tensors, behind what reduces over channels."""
     found = pointwise_of(program, anchor)
-    form = None if found is None else _generated(program, builder, call, found, None)
+    form = None if found is None else anchored(program, builder, call, found, None)
     if found is None or form is None:
         yield from forms
         return
@@ -190,9 +186,9 @@ def _in_places(
     scaling = few and scales_tiles(weight[2:])
     held = held and few and anchor.pooled is None and holds_weights(anchor, weight)
     last = len(program.buffer(call.result).shape) - 1
-    for over in (_CHANNELS, *(() if few else (last,)), None):
-        form = _generated(program, builder, call, anchor, over)
-        if form is None or (over == _CHANNELS and not few and form.kernels[0].stores):
+    for over in (CHANNELS, *(() if few else (last,)), None):
+        form = anchored(program, builder, call, anchor, over)
+        if form is None or (over == CHANNELS and not few and form.kernels[0].stores):
             continue
         ways = [in_scaled_tiles(form, builder, 0, held=True)] if held else []
         ways.append(in_scaled_tiles(form, builder, 0) if scaling else in_places(form, builder, 0))
@@ -205,16 +201,14 @@ def _in_places(
 
 
 def _forms(
-    program: Program, builder: Builder, call: LibraryCall, anchor: _Anchor, pieces: Pieces, kept: int
+    program: Program, builder: Builder, call: LibraryCall, anchor: AnyAnchor, pieces: Pieces, kept: int
 ) -> Iterator[tuple[Program, Kernel]]:
     """`program` with a kernel that replaces `call`, and that kernel; first with what is reduced over channels or positions in it.
 
     With few input channels weights stay on the chip as they are, unless the device has no room for that.
     """
     grouped = isinstance(anchor, Convolution) and anchor.groups > 1  # no block has all channels
-    forms = [
-        None if grouped and over else _generated(program, builder, call, anchor, over) for over in (_CHANNELS, None)
-    ]
+    forms = [None if grouped and over else anchored(program, builder, call, anchor, over) for over in (CHANNELS, None)]
     kept = kept if isinstance(anchor, Product) else 0
     many = pooling = False
     if isinstance(anchor, Convolution):
@@ -263,106 +257,3 @@ def _convolution(program: Program, call: LibraryCall, warps: int) -> Convolution
 
 def _has_few_channels(program: Program, anchor: Convolution) -> bool:
     return few_channels(program.buffer(anchor.source).shape[1] // anchor.groups, anchor.spread)
-
-
-def _generated(
-    program: Program, builder: Builder, call: LibraryCall, anchor: _Anchor, over: int | None
-) -> Program | None:
-    """`program` with the kernel that replaces `call` in the first place, and what reduces over that dimension of its result in it.
-
-    None where nothing reduces over it. What is reduced along the last axis may be read by others, too: then it is stored.
-    """
-    result = program.buffer(call.result)
-    calls = tuple(other for other in program.calls if other is not call)
-    role = Role.OUTPUT if result.name in program.outputs else Role.TEMP
-    stored = tuple(replace(buffer, role=role) if buffer is result else buffer for buffer in program.buffers)
-    readers = [kernel for kernel in program.kernels if result.name in kernel.reads]
-    alone = len(readers) == 1 and result.name not in program.outputs
-    for reader in readers if alone or over not in (_CHANNELS, None) else ():
-        absorbed = _absorbed(program, reader, builder, call, anchor, over, keep=not alone)
-        # Nothing that the epilogue reads is written by a kernel before it, or it could not come first.
-        written = frozenset[str]().union(*(kernel.writes for kernel in program.kernels))
-        if absorbed is not None and not absorbed.reads & written:
-            rest = tuple(kernel for kernel in program.kernels if kernel is not reader)
-            buffers = tuple(buffer for buffer in program.buffers if buffer is not result) if alone else stored
-            return replace(program, calls=calls, kernels=(absorbed, *rest), buffers=buffers)
-    if over is not None:
-        return None
-    axes = tuple(Axis(f"d{number}", size) for number, size in enumerate(result.shape))
-    value = _value(program, builder, call, anchor, axes)
-    store = Store(result.name, linear([axis_index(axis) for axis in axes], result.strides), value)
-    rows, origin = _rows(anchor, axes), (_operator(call),)
-    kernel = Kernel(f"{result.name}_kernel", rows, (), (), (), (store,), origin, _in_kernel(anchor))
-    return replace(program, calls=calls, kernels=(kernel, *program.kernels), buffers=stored)
-
-
-def _value(program: Program, builder: Builder, call: LibraryCall, anchor: _Anchor, axes: tuple[Axis, ...]) -> Expr:
-    """The element of the result of `call` at `axes`, its dimensions."""
-    if isinstance(anchor, Product):
-        return product_value(program, builder, call, anchor, axes)
-    if isinstance(anchor, Depthwise):
-        return depthwise_value(builder, anchor, program.buffer(call.result), axes)
-    if isinstance(anchor, Halved):
-        return anchor.value(builder, axes)
-    if isinstance(anchor, Pointwise):
-        return anchor.value(builder)
-    return builder.stat(anchor.name, 0, DType.F32)
-
-
-def _rows(anchor: _Anchor, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """The rows of a kernel with `anchor` whose result has the dimensions `axes`."""
-    return product_rows(axes) if isinstance(anchor, Product) else axes
-
-
-def _in_kernel(anchor: _Anchor) -> Anchor | None:
-    """What a kernel says of the anchor: nothing where it is part of the expressions."""
-    if isinstance(anchor, Depthwise):
-        return None
-    return anchor.anchor if isinstance(anchor, Halved | Pointwise) else anchor
-
-
-def _operator(call: LibraryCall) -> str:
-    return call.target.split(".")[1]
-
-
-def _absorbed(
-    program: Program,
-    reader: Kernel,
-    builder: Builder,
-    call: LibraryCall,
-    anchor: _Anchor,
-    over: int | None,
-    *,
-    keep: bool = False,
-) -> Kernel | None:
-    """`reader` as the epilogue of `call`, if it takes each element of its result once, at its own point.
-
-    It must reduce `over` that dimension of a convolution and nothing else, or not at all. With `keep` the result is stored as well.
-    """
-    result = program.buffer(call.result)
-    if reader.is_pointwise is (over is not None) or reader.anchor is not None:
-        return None
-    if any(isinstance(node, Window | Gather) for node in reader.nodes):
-        return None
-    reader = with_whole_dimensions(reader, builder, result)
-    loads = [load for load in reader.loads() if load.buffer == result.name]
-    axes = dimensions_of(reader, loads[0], result)
-    if axes is None or any(load.index != loads[0].index for load in loads):
-        return None
-    rows, cols = _rows(anchor, axes), tuple[Axis, ...]()
-    if over is not None:
-        rows, cols = (*axes[:over], *axes[over + 1 :]), (axes[over],)
-        if not isinstance(anchor, Convolution | Halved) or [axis for axis in reader.cols if axis.size != 1] != [*cols]:
-            return None
-        if isinstance(anchor, Convolution):
-            anchor = replace(anchor, column=over)
-    value = _value(program, builder, call, anchor, axes)
-
-    def leaf(node: Expr) -> Expr | None:
-        return value if isinstance(node, Load) and node.buffer == result.name else None
-
-    rewritten = rewrite_kernel(reader, builder, leaf=leaf)
-    origin = (_operator(call), *reader.origin)
-    stores = (*rewritten.stores, *([Store(result.name, loads[0].index, value)] if keep else []))
-    made = replace(rewritten, rows=rows, cols=cols, stores=stores, anchor=_in_kernel(anchor), origin=origin)
-    return made if over in (_CHANNELS, None) or reduced_along(made, axes) is not None else None
