@@ -80,6 +80,7 @@ class _LibraryText:
     entry: str
     parameters: tuple[str, ...]
     launches: tuple[str, ...]
+    launcher: str | None
     replay: tuple[str, ...]
 
 
@@ -116,6 +117,7 @@ def render_cuda(
         turns |= isinstance(plan, ProductSchedule) and plan.tiling.turns > 0
     several = len(launched) + sum(kernel.team is not None for kernel in launched) > 1
     again = names.exact(f"replay_{program.name}") if several and not general else None
+    launcher = names.exact("launch_all") if again else None
     anchors = [kernel.anchor for kernel in program.kernels if kernel.anchor is not None]
     headers = [*_INCLUDED]
     headers += _PRODUCTS if anchors else ()
@@ -144,7 +146,8 @@ def render_cuda(
         entry=entry,
         parameters=with_slot([f"void* {pointers[buffer.name]}" for buffer in program.arguments], Slot.ENTRY),
         launches=unpacked(launches),
-        replay=_replay(again, entry, list(pointers.values())) if again else (),
+        launcher=launcher,
+        replay=_replay(again, entry, launcher, list(pointers.values()), launched, program) if again else (),
     )
     marked = fill("cuda/library.cu.j2", library=library)
     text = marked if general else plain(marked)
@@ -273,20 +276,29 @@ def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: d
     return [f"fp::launch<{name}>({blocks}, {plan.threads}, {free(plan.shared_bytes)}, stream,", *passed]
 
 
-def _replay(name: str, entry: str, pointers: list[str]) -> tuple[str, ...]:
-    """The function that launches what `entry` does, as a graph where it can."""
+def _replay(
+    name: str, entry: str, launcher: str, pointers: list[str], launched: list[Kernel], program: Program
+) -> tuple[str, ...]:
+    """The functions that launch on a stream, and as a graph where that can be."""
     listed = ", ".join(pointers)
+    zeroed = sum(kernel.team is not None for kernel in launched)
+    arguments = zeroed + sum(len(_touched(kernel, program)) for kernel in launched)
+    head = (*(f"    void* {pointer}," for pointer in pointers), "    void* stream)")
     return (
         "",
-        "// The same for calls that come again and again with the same pointers.",
-        f'extern "C" int {name}(',
-        *(f"    void* {pointer}," for pointer in pointers),
-        "    void* stream)",
+        "// Launches the kernels on `stream`, a cudaStream_t; returns a cudaError_t, 0 for success.",
+        f'extern "C" int {entry}(',
+        *head,
         "{",
-        f"    static fp::Replayed<{len(pointers)}> replayed;",
-        f"    return replayed.run({{{listed}}}, stream, [=](void* where) {{",
-        f"        return {entry}({listed}, where);",
-        "    });",
+        f"    return {launcher}({listed}, stream);",
+        "}",
+        "",
+        "// The same for calls that come again and again, mostly with the same pointers.",
+        f'extern "C" int {name}(',
+        *head,
+        "{",
+        f"    static fp::Replayed<{len(pointers)}, {len(launched) + zeroed}, {arguments}> replayed;",
+        f"    return replayed.run({{{listed}}}, stream, [=](auto where) {{ return {launcher}({listed}, where); }});",
         "}",
     )
 
