@@ -72,6 +72,17 @@ class _KernelText:
 
 
 @dataclass(frozen=True)
+class _ReplayText:
+    """What replays the launches: the function's name, that of the one that launches, its pointers, how many launches with how many arguments."""
+
+    name: str
+    launcher: str
+    pointers: tuple[str, ...]
+    launches: int
+    arguments: int
+
+
+@dataclass(frozen=True)
 class _LibraryText:
     title: str
     comment: tuple[str, ...]
@@ -80,8 +91,7 @@ class _LibraryText:
     entry: str
     parameters: tuple[str, ...]
     launches: tuple[str, ...]
-    launcher: str | None
-    replay: tuple[str, ...]
+    replay: _ReplayText | None
 
 
 def render_cuda(
@@ -115,9 +125,12 @@ def render_cuda(
         groups |= isinstance(plan, ProductSchedule) and plan.tiling.groups
         runs |= isinstance(plan, ProductSchedule) and plan.tiling.runs
         turns |= isinstance(plan, ProductSchedule) and plan.tiling.turns > 0
-    several = len(launched) + sum(kernel.team is not None for kernel in launched) > 1
-    again = names.exact(f"replay_{program.name}") if several and not general else None
-    launcher = names.exact("launch_all") if again else None
+    zeroed = sum(kernel.team is not None for kernel in launched)
+    replay = None
+    if len(launched) + zeroed > 1 and not general:
+        arguments = zeroed + sum(len(_touched(kernel, program)) for kernel in launched)
+        both = names.exact(f"replay_{program.name}"), names.exact("launch_all")
+        replay = _ReplayText(*both, tuple(pointers.values()), len(launched) + zeroed, arguments)
     anchors = [kernel.anchor for kernel in program.kernels if kernel.anchor is not None]
     headers = [*_INCLUDED]
     headers += _PRODUCTS if anchors else ()
@@ -137,7 +150,7 @@ def render_cuda(
     headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
     headers += _CLUSTERS if clusters else ()
     headers += _FETCHES if fetches else ()
-    headers += _REPLAYS if again else ()
+    headers += _REPLAYS if replay else ()
     library = _LibraryText(
         title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
         comment=_buffer_comments(program),
@@ -146,14 +159,13 @@ def render_cuda(
         entry=entry,
         parameters=with_slot([f"void* {pointers[buffer.name]}" for buffer in program.arguments], Slot.ENTRY),
         launches=unpacked(launches),
-        launcher=launcher,
-        replay=_replay(again, entry, launcher, list(pointers.values()), launched, program) if again else (),
+        replay=replay,
     )
     marked = fill("cuda/library.cu.j2", library=library)
     text = marked if general else plain(marked)
     included = tuple(sorted({*_HEADERS, *headers}))
     name = program.name + arrangement.suffix
-    return Source(name, entry, Target.CUDA, text, included, facts.arch, replay=again)
+    return Source(name, entry, Target.CUDA, text, included, facts.arch, replay=replay.name if replay else None)
 
 
 def _plan(
@@ -274,33 +286,6 @@ def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: d
         shape = f"{plan.cluster}, {blocks}, {plan.threads}, {plan.shared_bytes}"
         return [f"fp::launch_clusters<{name}>({shape}, stream,", *passed]
     return [f"fp::launch<{name}>({blocks}, {plan.threads}, {free(plan.shared_bytes)}, stream,", *passed]
-
-
-def _replay(
-    name: str, entry: str, launcher: str, pointers: list[str], launched: list[Kernel], program: Program
-) -> tuple[str, ...]:
-    """The functions that launch on a stream, and as a graph where that can be."""
-    listed = ", ".join(pointers)
-    zeroed = sum(kernel.team is not None for kernel in launched)
-    arguments = zeroed + sum(len(_touched(kernel, program)) for kernel in launched)
-    head = (*(f"    void* {pointer}," for pointer in pointers), "    void* stream)")
-    return (
-        "",
-        "// Launches the kernels on `stream`, a cudaStream_t; returns a cudaError_t, 0 for success.",
-        f'extern "C" int {entry}(',
-        *head,
-        "{",
-        f"    return {launcher}({listed}, stream);",
-        "}",
-        "",
-        "// The same for calls that come again and again, mostly with the same pointers.",
-        f'extern "C" int {name}(',
-        *head,
-        "{",
-        f"    static fp::Replayed<{len(pointers)}, {len(launched) + zeroed}, {arguments}> replayed;",
-        f"    return replayed.run({{{listed}}}, stream, [=](auto where) {{ return {launcher}({listed}, where); }});",
-        "}",
-    )
 
 
 def _buffer_comments(program: Program) -> tuple[str, ...]:
