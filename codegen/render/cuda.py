@@ -110,7 +110,7 @@ def render_cuda(
         clusters = clusters or (isinstance(plan, Schedule) and plan.cluster > 1)
         name = names.exact(kernel.name)
         kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
-        launches += _launch(kernel, name, program, plan, pointers)
+        launches += _launch(kernel, name, program, plan, pointers, names.copy())
         groups |= isinstance(plan, ProductSchedule) and plan.tiling.groups
         runs |= isinstance(plan, ProductSchedule) and plan.tiling.runs
         turns |= isinstance(plan, ProductSchedule) and plan.tiling.turns > 0
@@ -144,7 +144,7 @@ def render_cuda(
         entry=entry,
         parameters=with_slot([f"void* {pointers[buffer.name]}" for buffer in program.arguments], Slot.ENTRY),
         launches=unpacked(launches),
-        replay=_replay(again, entry, list(pointers.values())) if again else (),
+        replay=_replay(again, entry, list(pointers.values()), names.copy()) if again else (),
     )
     marked = fill("cuda/library.cu.j2", library=library)
     text = marked if general else plain(marked)
@@ -254,7 +254,9 @@ def _pointer_type(buffer: Buffer, kernel: Kernel) -> str:
     return f"{'const ' if buffer.name in kernel.reads - kernel.writes else ''}{C_TYPES[buffer.dtype]}*"
 
 
-def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: dict[str, str]) -> list[str]:
+def _launch(
+    kernel: Kernel, name: str, program: Program, plan: Plan, pointers: dict[str, str], names: Identifiers
+) -> list[str]:
     arguments = [
         f"    static_cast<{_pointer_type(buffer, kernel)}>({pointers[buffer.name]})"
         for buffer in _touched(kernel, program)
@@ -264,8 +266,9 @@ def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: d
         team = kernel.team
         shape = f"{team.members}, {team.teams}, {plan.threads}, {plan.shared_bytes}"
         exchange = f"{pointers[team.exchange]}, {program.buffer(team.exchange).nbytes}, stream,"
-        start = f"const int error = fp::launch_teams<{name}>({shape}, {exchange}"
-        return ["{", *block("", [start, *passed, "if (error != 0) return error;"])[1:]]
+        error = names.exact("error")
+        start = f"const int {error} = fp::launch_teams<{name}>({shape}, {exchange}"
+        return ["{", *block("", [start, *passed, f"if ({error} != 0) return {error};"])[1:]]
     blocks = free(plan.blocks) if kernel.when is None else min(plan.blocks, _MOST_WAITING)
     if isinstance(plan, Schedule) and plan.cluster > 1:
         shape = f"{plan.cluster}, {blocks}, {plan.threads}, {plan.shared_bytes}"
@@ -273,9 +276,10 @@ def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: d
     return [f"fp::launch<{name}>({blocks}, {plan.threads}, {free(plan.shared_bytes)}, stream,", *passed]
 
 
-def _replay(name: str, entry: str, pointers: list[str]) -> tuple[str, ...]:
+def _replay(name: str, entry: str, pointers: list[str], names: Identifiers) -> tuple[str, ...]:
     """The function that launches what `entry` does, as a graph where it can."""
     listed = ", ".join(pointers)
+    replayed, where = names.exact("replayed"), names.exact("where")
     return (
         "",
         "// The same for calls that come again and again with the same pointers.",
@@ -283,9 +287,9 @@ def _replay(name: str, entry: str, pointers: list[str]) -> tuple[str, ...]:
         *(f"    void* {pointer}," for pointer in pointers),
         "    void* stream)",
         "{",
-        f"    static fp::Replayed<{len(pointers)}> replayed;",
-        f"    return replayed.run({{{listed}}}, stream, [=](void* where) {{",
-        f"        return {entry}({listed}, where);",
+        f"    static fp::Replayed<{len(pointers)}> {replayed};",
+        f"    return {replayed}.run({{{listed}}}, stream, [=](void* {where}) {{",
+        f"        return {entry}({listed}, {where});",
         "    });",
         "}",
     )
