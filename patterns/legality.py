@@ -142,6 +142,13 @@ def initialised(node: fx.Node) -> str | None:
     return "its result has no values yet" if empty and filled else None
 
 
+def steps_as_eager(node: fx.Node) -> str | None:
+    """Steps from one number to another: eager rounds them, and the ends, to the type that it gives, PyTorch's Python does not."""
+    steps = node.target._schema.name in ("aten::linspace", "aten::logspace")  # type: ignore[union-attr]
+    precise = all(tensor.dtype in (torch.float32, torch.float64) for tensor in _results(node))
+    return "steps rounded to a type of few digits, or to whole numbers" if steps and not precise else None
+
+
 def single_arguments(node: fx.Node) -> str | None:
     known = all(isinstance(source.meta.get("val"), torch.Tensor) for source in node.all_input_nodes)
     return None if known and node.meta.get("val") is not None else "reads or gives something else than tensors"
@@ -240,6 +247,7 @@ NODE_CHECKS: tuple[Callable[[fx.Node], str | None], ...] = (
     no_random_numbers,
     no_host_synchronisation,
     initialised,
+    steps_as_eager,
     single_arguments,
     single_results,
     one_device,

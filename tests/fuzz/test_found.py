@@ -391,3 +391,25 @@ def test_positions_of_a_transposed_tensor(written: bool) -> None:
     outcome = check(model, fused, (x,))
     assert outcome.ok, outcome.explain()
     assert fused.report().fused_share > 0
+
+
+class CountsInSteps(nn.Module):
+    """Eager rounds ends and steps to the type; what PyTorch decomposes it into rounds the result alone."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 + torch.linspace(-2.7, 10.9, 50, dtype=self.dtype)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.int32, torch.float16, torch.bfloat16, torch.float32, torch.float64]
+)
+def test_steps_from_one_number_to_another(dtype: torch.dtype) -> None:
+    model, x = CountsInSteps(dtype), torch.arange(50).to(dtype if dtype.is_floating_point else torch.float32)
+    fused = fusepass.optimize(model, tune="off")
+    outcome = check(model, fused, (x,))
+    assert outcome.ok, outcome.explain()
+    assert fused.report().fused_share > 0
