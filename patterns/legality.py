@@ -142,11 +142,16 @@ def initialised(node: fx.Node) -> str | None:
     return "its result has no values yet" if empty and filled else None
 
 
+_STEPS = {"aten::linspace": (torch.float32, torch.float64), "aten::logspace": (torch.float64,)}
+"""Steps from one number to another, and the types whose digits hide that eager rounds them to the type that it gives."""
+
+
 def steps_as_eager(node: fx.Node) -> str | None:
-    """Steps from one number to another: eager rounds them, and the ends, to the type that it gives, PyTorch's Python does not."""
-    steps = node.target._schema.name in ("aten::linspace", "aten::logspace")  # type: ignore[union-attr]
-    precise = all(tensor.dtype in (torch.float32, torch.float64) for tensor in _results(node))
-    return "steps rounded to a type of few digits, or to whole numbers" if steps and not precise else None
+    """Eager rounds the ends, too, and powers magnify that; PyTorch's Python rounds the result alone."""
+    precise = _STEPS.get(node.target._schema.name)  # type: ignore[union-attr]
+    if precise is None or all(tensor.dtype in precise for tensor in _results(node)):
+        return None
+    return "steps that are rounded to a type of few digits, or to whole numbers"
 
 
 def single_arguments(node: fx.Node) -> str | None:

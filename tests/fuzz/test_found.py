@@ -396,19 +396,21 @@ def test_positions_of_a_transposed_tensor(written: bool) -> None:
 class CountsInSteps(nn.Module):
     """Eager rounds ends and steps to the type; what PyTorch decomposes it into rounds the result alone."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, powers: bool) -> None:
         super().__init__()
-        self.dtype = dtype
+        self.dtype, self.powers = dtype, powers
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * 2 + torch.linspace(-2.7, 10.9, 50, dtype=self.dtype)
+        steps, ends = (torch.logspace, (4.3, 0)) if self.powers else (torch.linspace, (-2.7, 10.9))
+        return x * 2 + steps(*ends, 50, dtype=self.dtype)
 
 
+@pytest.mark.parametrize("powers", [False, True])
 @pytest.mark.parametrize(
     "dtype", [torch.int64, torch.int32, torch.float16, torch.bfloat16, torch.float32, torch.float64]
 )
-def test_steps_from_one_number_to_another(dtype: torch.dtype) -> None:
-    model, x = CountsInSteps(dtype), torch.arange(50).to(dtype if dtype.is_floating_point else torch.float32)
+def test_steps_from_one_number_to_another(dtype: torch.dtype, powers: bool) -> None:
+    model, x = CountsInSteps(dtype, powers), torch.arange(50).to(dtype if dtype.is_floating_point else torch.float32)
     fused = fusepass.optimize(model, tune="off")
     outcome = check(model, fused, (x,))
     assert outcome.ok, outcome.explain()
