@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from typing import Any
 
 import numpy
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusepass
 from fusepass.config import override
+from fusepass.errors import FusepassWarning
 from fusepass.numerics import check
 
 pytestmark = pytest.mark.models
@@ -415,3 +419,28 @@ def test_steps_from_one_number_to_another(dtype: torch.dtype, powers: bool) -> N
     outcome = check(model, fused, (x,))
     assert outcome.ok, outcome.explain()
     assert fused.report().fused_share > 0
+
+
+class NormOfOne(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.unsqueeze(-1) * 2).norm(1, (-1,)) * 0.1
+
+
+def test_a_norm_along_a_dimension_of_size_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch 2.11's Python leaves it in where it is counted from the end, and Dynamo believes it; here later ones are made to."""
+    positive = torch._prims_common.canonicalize_dims
+
+    def forgetful(rank: int, dims: Any, wrap_scalar: bool = True) -> Any:
+        caller = sys._getframe(1).f_code.co_name
+        return dims if caller == "vector_norm" else positive(rank, dims, wrap_scalar)
+
+    monkeypatch.setattr(torch._prims_common, "canonicalize_dims", forgetful)
+    FakeTensorMode.cache_clear()
+    model, x = NormOfOne(), torch.randn(7, generator=torch.Generator().manual_seed(1))
+    with FakeTensorMode():
+        assert torch.empty(7, 1).norm(1, (-1,)).shape == (7, 1)
+    with pytest.warns(FusepassWarning, match="another shape"):
+        outcomes = [check(model, torch.compile(model, backend="fusepass"), (x,))]
+    outcomes.append(check(model, fusepass.optimize(model, tune="off"), (x,)))
+    FakeTensorMode.cache_clear()
+    assert all(outcome.ok for outcome in outcomes), [outcome.explain() for outcome in outcomes]

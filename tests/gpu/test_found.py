@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusepass
+from fusepass.backend import fusepass_backend
 from fusepass.numerics import check
 from fusepass.records import SourceFile
 
@@ -69,7 +70,7 @@ def test_rms_norm_of_traced_models_is_fused(dtype: torch.dtype) -> None:
 
 def test_rms_norm_is_trained_as_eager_trains_it() -> None:
     layer = nn.Sequential(nn.RMSNorm(24, eps=1e-5), nn.GELU()).cuda()
-    compiled = torch.compile(layer, backend="fusepass")
+    compiled = torch.compile(layer, backend=fusepass_backend)
     x = torch.randn(16, 24, device="cuda", requires_grad=True)
     gradients = []
     for call in (layer, compiled):
