@@ -73,10 +73,13 @@ class _KernelText:
 
 @dataclass(frozen=True)
 class _ReplayText:
-    """What replays the launches: the function's name, that of the one that launches, its pointers, how many launches with how many arguments."""
+    """What replays the launches: the function's name, that of the one that launches, those of what it declares, its pointers, how many
+    launches with how many arguments."""
 
     name: str
     launcher: str
+    replayed: str
+    where: str
     pointers: tuple[str, ...]
     launches: int
     arguments: int
@@ -121,7 +124,7 @@ def render_cuda(
         clusters = clusters or (isinstance(plan, Schedule) and plan.cluster > 1)
         name = names.exact(kernel.name)
         kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
-        launches += _launch(kernel, name, program, plan, pointers)
+        launches += _launch(kernel, name, program, plan, pointers, names.copy())
         groups |= isinstance(plan, ProductSchedule) and plan.tiling.groups
         runs |= isinstance(plan, ProductSchedule) and plan.tiling.runs
         turns |= isinstance(plan, ProductSchedule) and plan.tiling.turns > 0
@@ -129,8 +132,8 @@ def render_cuda(
     replay = None
     if len(launched) + zeroed > 1 and not general:
         arguments = zeroed + sum(len(_touched(kernel, program)) for kernel in launched)
-        both = names.exact(f"replay_{program.name}"), names.exact("launch_all")
-        replay = _ReplayText(*both, tuple(pointers.values()), len(launched) + zeroed, arguments)
+        own = [names.exact(each) for each in (f"replay_{program.name}", "launch_all", "replayed", "where")]
+        replay = _ReplayText(*own, tuple(pointers.values()), len(launched) + zeroed, arguments)
     anchors = [kernel.anchor for kernel in program.kernels if kernel.anchor is not None]
     headers = [*_INCLUDED]
     headers += _PRODUCTS if anchors else ()
@@ -269,7 +272,9 @@ def _pointer_type(buffer: Buffer, kernel: Kernel) -> str:
     return f"{'const ' if buffer.name in kernel.reads - kernel.writes else ''}{C_TYPES[buffer.dtype]}*"
 
 
-def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: dict[str, str]) -> list[str]:
+def _launch(
+    kernel: Kernel, name: str, program: Program, plan: Plan, pointers: dict[str, str], names: Identifiers
+) -> list[str]:
     arguments = [
         f"    static_cast<{_pointer_type(buffer, kernel)}>({pointers[buffer.name]})"
         for buffer in _touched(kernel, program)
@@ -279,8 +284,9 @@ def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: d
         team = kernel.team
         shape = f"{team.members}, {team.teams}, {plan.threads}, {plan.shared_bytes}"
         exchange = f"{pointers[team.exchange]}, {program.buffer(team.exchange).nbytes}, stream,"
-        start = f"const int error = fp::launch_teams<{name}>({shape}, {exchange}"
-        return ["{", *block("", [start, *passed, "if (error != 0) return error;"])[1:]]
+        error = names.exact("error")
+        start = f"const int {error} = fp::launch_teams<{name}>({shape}, {exchange}"
+        return ["{", *block("", [start, *passed, f"if ({error} != 0) return {error};"])[1:]]
     blocks = free(plan.blocks) if kernel.when is None else min(plan.blocks, _MOST_WAITING)
     if isinstance(plan, Schedule) and plan.cluster > 1:
         shape = f"{plan.cluster}, {blocks}, {plan.threads}, {plan.shared_bytes}"
