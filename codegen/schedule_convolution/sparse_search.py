@@ -39,12 +39,13 @@ _LINES = 2, 4, 6
 _CUTS = 1, 2, 3, 4, 5, 6, 8, 12  # parts that an axis may fall into
 _MOST_WARPS = 8  # of a multiprocessor, as many as have registers for weights and sums
 _MOST_APART = 1 << 13  # places, for a descriptor
-_PRODUCT = 1.3  # times as long as tensor cores take at least
-_BEGUN = 2.0  # cycles besides
-_RESULT = 0.15  # cycles of a multiprocessor for a result
-_PACKED = 0.3  # the same for a number of which halves are made and which is fetched
-_HIDDEN = 0.6  # of what surrounds products, the part that other blocks' products do not hide
-_ALONE = 1.4  # times as long with 4 warps on a multiprocessor
+_COLUMN = 0.73  # cycles of a multiprocessor for a product, for each column
+_PRODUCT = 26.0  # the same, at least
+_RESULT = 0.135  # the same for a result
+_PACKED = 0.26  # the same for a number that is fetched and of which halves are made
+_TILE = 3000.0  # cycles that a block waits for a tile besides
+_HIDDEN = 0.8  # of what surrounds products, the part that those of another block do not hide
+_ALONE = 1.2  # times as long with 4 warps on a multiprocessor
 
 
 def sparse_schedules(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterator[SparseSchedule]:
@@ -219,14 +220,15 @@ def shared_bytes(plan: SparseSchedule) -> int:
 
 
 def sparse_cost(plan: SparseSchedule, kernel: Kernel, facts: DeviceFacts) -> float:
-    """Estimated cycles of a multiprocessor for a sample."""
+    """Estimated cycles of a multiprocessor for a sample: products, results, what is made of tiles, and the time in which a block waits for one."""
     on, columns = plan.on, plan.lines * GROUP
-    sets = ceil(prod(plan.shape) / plan.groups) * plan.groups
-    multiplied = plan.steps * (3 if plan.parts > 1 else 1) * (columns / 2 * _PRODUCT + _BEGUN)
-    results = columns * NEIGHBOURS * ROWS * _RESULT
-    beside = results * sets + plan.channels * on.elements * _PACKED
-    samples = dimensions(kernel)[0].size
-    shares = samples * prod(on.tiles) * plan.channel_blocks / (facts.multiprocessors * plan.resident)
-    waiting = ceil(shares) / shares * (_ALONE if plan.resident * plan.groups == 1 else 1.0)
+    tiles, sets = prod(on.tiles), ceil(prod(plan.shape) / plan.groups) * plan.groups * prod(on.tiles)
+    if plan.groups == 1:  # sets that are no part of the result are left out
+        every = zip(plan.sizes, plan.shape, on.tile, strict=True)
+        sets = prod(ceil(size * count / tile) for size, count, tile in every)
+    products = sets * plan.steps * (3 if plan.parts > 1 else 1) * max(columns * _COLUMN, _PRODUCT)
+    beside = sets * columns * NEIGHBOURS * ROWS * _RESULT + tiles * plan.channels * on.elements * _PACKED
     hidden = _HIDDEN if plan.resident > 1 else 1.0
-    return plan.channel_blocks * prod(on.tiles) * (multiplied * sets + beside * hidden) * waiting
+    shares = dimensions(kernel)[0].size * tiles * plan.channel_blocks / (facts.multiprocessors * plan.resident)
+    waiting = ceil(shares) / shares * (_ALONE if plan.resident * plan.groups == 1 else 1.0)
+    return plan.channel_blocks * (products + beside * hidden + tiles * _TILE / plan.resident) * waiting
