@@ -115,6 +115,19 @@ def test_what_is_not_finite_is_computed_by_its_definition(name: str) -> None:
         np.testing.assert_allclose(got[name], wanted[name], rtol=1e-5, atol=bound, err_msg=name)
 
 
+@needs_compiler
+def test_channels_of_other_sizes_cost_no_digits() -> None:
+    program = pooled(SPARSE["many rows"])
+    inputs = inputs_of(program)
+    scales = np.float32(2.0) ** np.array([-12, 0, 5], np.float32)
+    inputs["x"].reshape(program.buffer("x").shape)[:] *= scales[None, :, None, None, None]
+    inputs["w"].reshape(program.buffer("w").shape)[:] /= scales[None, :, None, None, None]
+    got, wanted = emulate(program, render(program, SMALL), inputs), interpret(program, inputs)
+    for name in program.outputs:
+        bound = 2e-6 * np.abs(wanted[name]).max()
+        np.testing.assert_allclose(got[name], wanted[name], atol=bound, err_msg=name)
+
+
 def test_every_weight_is_met_once() -> None:
     for name, case in SPARSE.items():
         plan = laid_out(pooled(case))
