@@ -8,12 +8,13 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import Convolution, ScaledWeights
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
-from fusepass.codegen.render.cuda_held import held_text
+from fusepass.codegen.render.cuda_held_pairs import PairsWriter
 from fusepass.codegen.render.cuda_kernel import kernel_body
 from fusepass.codegen.render.cuda_product import product_body
 from fusepass.codegen.render.cuda_resident import resident_text
 from fusepass.codegen.render.cuda_ring import ring_body
 from fusepass.codegen.render.cuda_scaled import places_text
+from fusepass.codegen.render.cuda_sparse import SparseWriter
 from fusepass.codegen.render.cuda_streamed import streamed_text
 from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, with_slot
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
@@ -22,9 +23,10 @@ from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.arrangement import RULES, Arrangement
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule, schedule_convolution
-from fusepass.codegen.schedule_convolution.held import HeldSchedule
+from fusepass.codegen.schedule_convolution.held import PairsSchedule
 from fusepass.codegen.schedule_convolution.places import PlacesSchedule
 from fusepass.codegen.schedule_convolution.resident import ResidentSchedule
+from fusepass.codegen.schedule_convolution.sparse import SparseSchedule
 from fusepass.codegen.schedule_general import Generality, generalised
 from fusepass.codegen.schedule_product import ProductSchedule, schedule_product
 from fusepass.codegen.source import Source, Target
@@ -50,6 +52,7 @@ _CONVOLUTION_GROUPS = ("fp_wgmma.cuh", "fp_group.cuh")  # which is a convolution
 _PLACES = ("fp_wgmma_places.cuh", "fp_places.cuh")  # of scaled halves
 _SCALED = ("fp_scaled.cuh",)  # which the kernel makes of its input
 _HELD = ("fp_instructions.cuh", "fp_product.cuh", "fp_scaled.cuh", "fp_held.cuh")  # for weights in registers
+_SPARSE = ("fp_wgmma.cuh", "fp_wgmma_sparse.cuh", "fp_sparse.cuh")  # by four warps together
 _PARTIALS = ("fp_partials.cuh",)  # for those that reduce over positions, or along the last axis
 _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
 _MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
@@ -114,7 +117,7 @@ def render_cuda(
     entry = names.exact(f"run_{program.name}")
     pointers = {buffer.name: names.exact(buffer.name) for buffer in program.arguments}
     kernels, launches = [], []
-    groups = runs = turns = patches = fetches = clusters = False
+    sparse = groups = runs = turns = patches = fetches = clusters = False
     ranks = {kernel.name: arrangement.rank_of(number) for number, kernel in enumerate(program.kernels)}
     launched = [kernel for kernel in program.kernels if not is_empty(kernel)]
     for kernel in launched:
@@ -125,15 +128,22 @@ def render_cuda(
         name = names.exact(kernel.name)
         kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
         launches += _launch(kernel, name, program, plan, pointers, names.copy())
+        sparse |= isinstance(plan, SparseSchedule)
         groups |= isinstance(plan, ProductSchedule) and plan.tiling.groups
         runs |= isinstance(plan, ProductSchedule) and plan.tiling.runs
         turns |= isinstance(plan, ProductSchedule) and plan.tiling.turns > 0
     zeroed = sum(kernel.team is not None for kernel in launched)
     replay = None
     if len(launched) + zeroed > 1 and not general:
-        arguments = zeroed + sum(len(_touched(kernel, program)) for kernel in launched)
-        own = [names.exact(each) for each in (f"replay_{program.name}", "launch_all", "replayed", "where")]
-        replay = _ReplayText(*own, tuple(pointers.values()), len(launched) + zeroed, arguments)
+        replay = _ReplayText(
+            name=names.exact(f"replay_{program.name}"),
+            launcher=names.exact("launch_all"),
+            replayed=names.exact("replayed"),
+            where=names.exact("where"),
+            pointers=tuple(pointers.values()),
+            launches=len(launched) + zeroed,
+            arguments=zeroed + sum(len(_touched(kernel, program)) for kernel in launched),
+        )
     anchors = [kernel.anchor for kernel in program.kernels if kernel.anchor is not None]
     headers = [*_INCLUDED]
     headers += _PRODUCTS if anchors else ()
@@ -143,6 +153,7 @@ def render_cuda(
         _SCALED if any(isinstance(a, Convolution) and isinstance(a.halves, ScaledWeights) for a in anchors) else ()
     )
     headers += _HELD if any(isinstance(a, Convolution) and a.held for a in anchors) else ()
+    headers += _SPARSE if sparse else ()
     along = any(isinstance(a, Convolution) and a.column > 1 for a in anchors)
     headers += _PARTIALS if along or any(kernel.partials is not None for kernel in program.kernels) else ()
     headers += _MATRICES if any(isinstance(a, Product) for a in anchors) else ()
@@ -235,8 +246,10 @@ def _kernel_text(
     if isinstance(plan, ConvolutionSchedule):
         if isinstance(plan, PlacesSchedule):
             text = places_text(kernel, program, plan, pointers, names)
-        elif isinstance(plan, HeldSchedule):
-            text = held_text(kernel, program, plan, pointers, names)
+        elif isinstance(plan, PairsSchedule):
+            text = PairsWriter(kernel, program, plan, pointers, names).write()
+        elif isinstance(plan, SparseSchedule):
+            text = SparseWriter(kernel, program, plan, pointers, names).write()
         elif isinstance(plan, ResidentSchedule):
             text = resident_text(kernel, program, plan, pointers, names)
         else:
