@@ -30,12 +30,8 @@ FP_FN float to_float(half value) {
 
 FP_FN float to_float(bfloat16 value) {
 #if defined(__CUDA_ARCH__)
-    float result;
-#if __CUDA_ARCH__ >= 900
-    asm("cvt.f32.bf16 %0, %1;" : "=f"(result) : "h"(static_cast<std::uint16_t>(value)));
-#else
+    float result;  // one instruction of either half of a word; a conversion takes two of the upper one
     asm("mov.b32 %0, {0, %1};" : "=f"(result) : "h"(static_cast<std::uint16_t>(value)));
-#endif
     return result;
 #else
     return float_of(std::int32_t(std::uint32_t(static_cast<std::uint16_t>(value)) << 16));
