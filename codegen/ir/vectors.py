@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import gcd, prod
 
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Masked, Position, Window
-from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index, axis_index, delinearize
+from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index, Mod, axis_index, delinearize
 from fusepass.codegen.ir.program import Kernel, Store
 
 
@@ -156,5 +156,16 @@ def start_of(index: Index, axis: Axis) -> Index | None:
 
 def begins_with(start: Index, other: Index, width: int) -> bool:
     """Whether the rows of two buffers begin at the same place of a vector."""
-    difference = start - other
+    difference = _without_remainders(start - other, width)
     return alignment(difference, Axis("", 1), 1) % width == 0
+
+
+def _without_remainders(index: Index, width: int) -> Index:
+    """What differs from `index` by a multiple of `width`."""
+    result = Index(index.constant)
+    for atom, factor in index.terms:
+        if isinstance(atom, Mod) and atom.divisor % width == 0:
+            result = result + _without_remainders(atom.index, width) * factor
+        else:
+            result = result + Index(0, ((atom, factor),))
+    return result

@@ -17,6 +17,7 @@ from fusepass.codegen.passes.products import Length, split_products, whole_sums
 from fusepass.codegen.passes.split import SplitPolicy, separate_layouts, split_long_rows
 from fusepass.codegen.passes.statistics import online_softmax
 from fusepass.codegen.passes.teams import ClusterChoice, TeamChoice, form_teams
+from fusepass.codegen.passes.weights import BeginningsOf, lay_out_weights
 
 Pass = Callable[[Program, Builder], Program]
 Observer = Callable[[str, Program], None]
@@ -39,6 +40,7 @@ class PassOptions:
         separate_from: elements of a kernel from which one that reads and writes along different axes is worth two launches;
             None where pointwise kernels exchange no tiles.
         clusters, teams: the cluster or team of blocks that should share a kernel's rows.
+        beginnings: where a kernel's rows begin, if its weights should lie likewise.
     """
 
     split: SplitPolicy
@@ -53,6 +55,7 @@ class PassOptions:
     separate_from: int | None = None
     clusters: ClusterChoice = lambda program, kernel: 1
     teams: TeamChoice = lambda program, kernel: None
+    beginnings: BeginningsOf = lambda program, kernel: None
     product_length: Length = whole_sums
 
 
@@ -68,6 +71,7 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("split_products", lambda p, b: split_products(p, b, options.product_length)),
         ("separate_layouts", lambda p, b: separate_layouts(p, b, options.separate_from)),
         ("order_and_merge", order_and_merge),
+        ("lay_out_weights", lambda p, b: lay_out_weights(p, b, options.beginnings)),
         ("rename", _rename),
     )
 

@@ -62,7 +62,9 @@ class Coordinates:
             self._loop_over_rows(f"{self.index_type}(blockIdx.x)", f"{self.index_type}(gridDim.x)")
         if plan.lanes > 1:
             # A remainder tells the compiler how many threads there are: conditions go where it sees that they hold.
-            ends = self.frame.may_leave(plan.vectors(self.kernel.col_count), plan.unroll * plan.lanes)
+            ends = (
+                self.frame.may_leave(plan.vectors(self.kernel.col_count), plan.unroll * plan.lanes) or plan.ends_apart
+            )
             lane = self.frame.constant(
                 "lane", f"threadIdx.x % {plan.lanes}" if plan.groups > 1 or ends else "threadIdx.x"
             )
@@ -75,7 +77,17 @@ class Coordinates:
             self.frame.place = lane, self.frame.constant("group", within)
         if not plan.fetches:
             self._define_row(here, plan.groups, 1)
-        return self._tile(lane, plan.lanes, plan.vectors(self.kernel.col_count), plan.width)
+        limit = self._ends(lane) if plan.ends_apart else ""
+        return self._tile(lane, plan.lanes, plan.vectors(self.kernel.col_count), plan.width, limit)
+
+    def _ends(self, lane: str) -> str:
+        """Define which of the elements at both ends of the row a thread has; the name of how many whole vectors are between them."""
+        plan, cols = self.schedule, self.kernel.col_count
+        assert plan.start is not None
+        head = self.frame.head = self.frame.constant("head", self.top.operand(plan.start * -1 % plan.width))
+        count = self.frame.constant("whole", f"({free(cols)} - {head}) / {plan.width}")
+        self.frame.end = self.frame.constant("end", f"{lane} < {head} ? {lane} : {lane} + {count} * {plan.width}")
+        return count
 
     def _in_cluster(self, number: str) -> Tile:
         """A block of a cluster: a part of one row."""
@@ -85,13 +97,14 @@ class Coordinates:
         lane = self.frame.constant("lane", f"threadIdx.x % {plan.lanes}")
         self.frame.first_of_row = f"{lane} == 0 && {self.frame.member} == 0"
         base = self.frame.constant("first", f"{self.frame.member} * {plan.part}")
-        even = plan.part * plan.cluster == vectors
+        even = plan.part * plan.cluster == vectors and not plan.ends_apart
+        self._define_row(f"{number} / {plan.cluster}", 1, 1)
+        all_of_row = self._ends(lane) if plan.ends_apart else str(vectors)
         limit = (
             ""
             if even
-            else self.frame.constant("count", f"fp::least({self.index_type}({plan.part}), {vectors} - {base})")
+            else self.frame.constant("count", f"fp::least({self.index_type}({plan.part}), {all_of_row} - {base})")
         )
-        self._define_row(f"{number} / {plan.cluster}", 1, 1)
         tail = not even or plan.part % (plan.unroll * plan.lanes) != 0
         axis, variable = self.arranged.col, self.names.exact("col")
         once = not tail and plan.unroll == 1
@@ -126,7 +139,7 @@ class Coordinates:
         """A block of a team: a part of one row after another."""
         plan, team = self.schedule, self.kernel.team
         assert team is not None
-        vectors, part = -(-self.kernel.col_count // plan.width), plan.part
+        vectors, part = plan.vectors(self.kernel.col_count), plan.part
         self.frame.team = self.names.exact("team")
         kind = f"fp::Team<{team.members}, {team.teams}>"
         self.top.lines.append(f"{kind} {self.frame.team}({self.pointers[team.exchange]});")
@@ -226,16 +239,17 @@ class Coordinates:
         if axis is not None:
             self.top.define_axis(axis, self.frame.constant("row", here))
 
-    def _tile(self, start: str, step: int, count: int, scale: int) -> Tile:
+    def _tile(self, start: str, step: int, count: int, scale: int, limit: str = "") -> Tile:
+        """The vectors or columns of a thread; `limit` as in `Tile`."""
         unroll, axis = self.schedule.unroll, self.arranged.col
         covered = unroll * step
         # A block whose tile has a place of its own among the columns does not go on to the next.
         loop = covered < count and self.schedule.walk is not Walk.CROSSING
-        tail = self.frame.may_leave(count, covered) and (unroll > 1 or not loop)
+        tail = bool(limit) or (self.frame.may_leave(count, covered) and (unroll > 1 or not loop))
         once = not loop and not tail and unroll == 1
         if once and self.schedule.start is not None and self.schedule.fetches:
             once, loop = False, True  # the position is another one in each row
-        tile = Tile(axis, self.names.exact("col"), start, step, count, scale, loop, tail, once)
+        tile = Tile(axis, self.names.exact("col"), start, step, count, scale, loop, tail, once, limit=limit)
         if once:
             self.frame.define_position(self.top, tile, start)
         return tile

@@ -65,7 +65,12 @@ class Frame:
         self.held: Tile | None = None
         self.rest: Tile | None = None
         self.unroll = schedule.unroll  # steps at a time, in the stretch at hand
+        self.head = (
+            ""  # how many elements of the row come before its first whole vector, where ends are taken one by one
+        )
+        self.end = ""  # which of the row's elements at its ends a thread has, if one is there
         self.again = False  # whether what is loaded now will be loaded again soon
+        self.whole = False  # whether all vectors of the steps at hand are known to be their row's
         self.tile = Coordinates(self).tile()
 
     @property
@@ -123,7 +128,7 @@ class Frame:
         last = plan.vectors(self.kernel.col_count) - 2 - others - plan.lanes  # the last two may end behind the row
         return (
             ""
-            if self.tile.loop or plan.general or plan.unroll == 1 or last < 0
+            if self.tile.loop or plan.general or plan.unroll == 1 or plan.members > 1 or last < 0
             else f"{self.u} * {plan.lanes} <= {free(last)}"
         )
 
@@ -143,6 +148,23 @@ class Frame:
         if count == 1:
             return list(lines)
         return ["#pragma unroll", *block(f"for (int {variable} = 0; {variable} < {count}; ++{variable})", lines)]
+
+    def before_limit(self, tile: Tile, number: str) -> str:
+        """The condition that there is a vector of this number; where rows begin anywhere all but the last one are known to be there."""
+        there = self._all_but(tile)
+        return f"{number} < {tile.end}" if there < 0 else f"{self.u} * {tile.step} <= {there} || {number} < {tile.end}"
+
+    def clamped(self, tile: Tile, number: str) -> str:
+        """This number, or that of the last vector where there is none."""
+        there, last = self._all_but(tile), f"fp::least({number}, {tile.last})"
+        return last if there < 0 else f"({self.u} * {tile.step} <= {there} ? {number} : {last})"
+
+    def _all_but(self, tile: Tile) -> int:
+        """The largest first number of a step, without a thread's own, of which all vectors are known to be there."""
+        plan = self.schedule
+        if not plan.ends_apart or tile.loop or self.unroll == 1 or plan.cluster > 1:
+            return -1
+        return (self.kernel.col_count - plan.width + 1) // plan.width - tile.step
 
     def may_leave(self, count: int, step: int) -> bool:
         """Whether steps of so many may go past the end of `count` points; for some sizes, where these come at run time."""
@@ -178,7 +200,9 @@ class Frame:
         if tile.scale > 1 and number != "0":
             sums = " + " in number and not number.startswith("fp::")
             text = f"({number}) * {tile.scale}" if sums else f"{number} * {tile.scale}"
-        if self.schedule.start is not None:
+        if self.schedule.ends_apart:
+            text = f"{text} + {self.head}" if text != "0" else self.head
+        elif self.schedule.start is not None:
             text = f"{text} - {scope.operand(self.schedule.start % tile.scale)}"
         if text not in ("0", self.u):
             scope.lines.append(f"const {self.index_type} {tile.variable} = {text};")

@@ -16,7 +16,8 @@ def values_to_keep(frame: Frame) -> tuple[Kept, ...]:
     """What the kernel's schedule keeps."""
     match frame.schedule.keep:
         case Keep.REGISTERS:
-            return kept_values(frame.kernel, frame.dataflow)
+            find = kept_in_memory if frame.schedule.packed else kept_values
+            return find(frame.kernel, frame.dataflow)
         case Keep.SHARED:
             return kept_in_memory(frame.kernel, frame.dataflow)
         case Keep.NOTHING:

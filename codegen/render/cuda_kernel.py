@@ -13,13 +13,22 @@ from fusepass.codegen.ir.dataflow import Kept
 from fusepass.codegen.ir.expr import Expr, Load, Stat
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
 from fusepass.codegen.render.cuda_ahead import Fetches, prefetch_row
+from fusepass.codegen.render.cuda_ends import Ends
 from fusepass.codegen.render.cuda_exchange import Exchange, exchanges, read_in, write_out
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.cuda_kept import KeptPlaces, values_to_keep
 from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead
 from fusepass.codegen.render.cuda_patch import Patches
 from fusepass.codegen.render.cuda_rows import RowValues
-from fusepass.codegen.render.cuda_states import Around, State, declare_state, is_costly, merge, name_results, push
+from fusepass.codegen.render.cuda_states import (
+    Around,
+    State,
+    declare_state,
+    is_costly,
+    merge,
+    name_results,
+    push,
+)
 from fusepass.codegen.render.cuda_stores import write_store
 from fusepass.codegen.render.cuda_tile import Tile, arrange
 from fusepass.codegen.render.cuda_windows import vector_windows
@@ -57,6 +66,7 @@ class KernelWriter:
         self.kept, self.places = values_to_keep(frame), KeptPlaces(frame)
         self.stats = [node for node in frame.kernel.nodes if isinstance(node, Stat)]
         self.rows = RowValues(frame, self.stats)
+        self.ends = Ends(frame) if frame.schedule.ends_apart else None
         self.held: dict[int, Ahead] = {}  # loads that stay in registers
         self.fetches = self._fetches() if frame.schedule.fetches else None
         self.before_rows = len(self.top.lines)
@@ -129,6 +139,8 @@ class KernelWriter:
             self.rows.compute(roots)
         for kept in made:
             self.places.declare(kept)
+        if self.schedule.packed:
+            self.top.lines += [f"fp::stay({self.places.name(kept)});" for kept in known]
         rest = replace(phase, known=(), made=())
         if number > 0 and frame.rest is not None:
             self._rest(rest, number, frame.rest)
@@ -138,6 +150,9 @@ class KernelWriter:
         if self.fetches is not None and number == 0:
             self.top.lines.append("fp::await_copies<0>();")
         self._stretch(phase, tile)
+        if self.ends is not None:
+            with_places = [(each, self.places.name(each)) for each in (*phase.known, *phase.made)]
+            self.ends.phase(phase.roots, phase.states, phase.stores, with_places, frozenset(map(id, phase.made)))
         if number == 0 and frame.held is not None:
             self._held(rest, frame.held, held)
         if number == 0 and frame.rest is not None:
@@ -205,9 +220,13 @@ class KernelWriter:
             self._steps(steps, phase, tile, start, ahead)
             return
         whole, single = steps.child(), steps.child()
+        self.frame.whole = True
         self._steps(whole, phase, replace(tile, tail=False), start, ahead)
+        self.frame.whole = False
         self._steps(single, phase, tile, start, ahead)
         within = f"{start} + {(self.frame.unroll - 1) * tile.step} < {tile.end}"
+        if self.schedule.start is not None:  # a row's first vector and its last two may have elements of other rows
+            within = f"{tile.base} + {start} > 0 && {within} - 2"
         steps.lines += [*block(f"if ({within})", whole.lines), *block("else", single.lines)]
 
     def _steps(self, steps: Scope, phase: Phase, tile: Tile, start: str, ahead: Sequence[Ahead]) -> None:
@@ -216,7 +235,8 @@ class KernelWriter:
         number = frame.number(tile, start)
         guards = [frame.live] if phase.stores and frame.live else []
         if tile.tail:
-            guards.append(f"{number} < {tile.end}")
+            there = frame.before_limit(tile, number)
+            guards.append(f"({there})" if guards and " || " in there else there)
         step = steps.child()
         frame.define_step(step)
         if not tile.once:

@@ -29,7 +29,7 @@ class Ahead:
         same: whether all steps of a thread load the same.
         under_way: whether it was issued in the step before.
         stays: whether all rows need it, so that the cache should have it.
-        late: whether a step issues it for itself: single elements of all steps would take the registers that hold the row.
+        late: whether a step issues it for itself: those of all steps would take the registers that hold the row.
     """
 
     load: Load
@@ -99,8 +99,18 @@ def _issue(frame: Frame, load: Load, guards: set[Guard | None]) -> Ahead | None:
 
 
 def _late(frame: Frame, load: Load, wide: bool) -> bool:
-    """Whether what all rows share, single elements of it, waits until its step: the caches have it."""
-    return frame.schedule.start is not None and not wide and not load.index.axes & frozenset(frame.kernel.rows)
+    """Whether what rows share waits until its step, as the caches have it: single elements of it, or what would take the registers of a row
+    that is packed to fit."""
+    plan = frame.schedule
+    elements = frame.kernel.row_count * frame.kernel.col_count
+    shared = frame.program.buffer(load.buffer).numel < elements // 4
+    return shared and (plan.packed or (plan.start is not None and not wide))
+
+
+def _ends_buffer(frame: Frame, load: Load) -> bool:
+    """Whether a vector of a row that begins anywhere may have elements behind the end of its buffer."""
+    last = frame.first_lane(load.index).bounds[1] + 2 * frame.schedule.width  # the last vector may begin behind its row
+    return frame.schedule.general or last > frame.program.buffer(load.buffer).extent
 
 
 def _same_for_all_steps(frame: Frame, load: Load) -> bool:
@@ -138,7 +148,8 @@ def load_steps(frame: Frame, scope: Scope, tile: Tile, start: str, ahead: Sequen
 def fill_steps(frame: Frame, scope: Scope, tile: Tile, start: str, ahead: Sequence[Ahead]) -> None:
     """Load for all steps into what is declared."""
     number = frame.number(tile, start)
-    number = f"fp::least({number}, {tile.last})" if tile.tail and not tile.once else number
+    if tile.tail and not tile.once:
+        number = frame.clamped(tile, number)
     scope.lines += frame.unrolled(frame.u, frame.unroll, _loads(frame, scope, tile, number, ahead))
 
 
@@ -165,7 +176,7 @@ def load_one(frame: Frame, scope: Scope, each: Ahead, target: str) -> None:
         call = f"fp::load_vector<{arguments}>({pointer} + {start})"
         if frame.schedule.ragged:
             call = f"fp::load_first<{frame.schedule.width}>({pointer} + {start}, {frame.left(inside)})"
-        if frame.schedule.start is not None:
+        if frame.schedule.overhangs and _ends_buffer(frame, each.load):
             extent = free(frame.program.buffer(each.load.buffer).extent)
             left, before = f"{extent} - {start}", frame.before_end()
             left = f"{before} ? {frame.schedule.width} : {left}" if before else left
@@ -175,7 +186,7 @@ def load_one(frame: Frame, scope: Scope, each: Ahead, target: str) -> None:
         lanes = inside.child()
         lanes.define_axis(frame.lane, frame.v)
         source = f"{pointer}[{lanes.index(index)}]"
-        if frame.schedule.start is not None:
+        if frame.schedule.overhangs:
             known = "" if frame.within() == "false" else f"({frame.within()}) || "
             condition = f"{known}fp::is_inside({frame.v}, {frame.inside(inside)})"
             source = f"fp::load_if({condition}, {pointer} + {lanes.operand(index)})"

@@ -27,7 +27,7 @@ class State:
         element: the state of the row at hand; `name` is an array where a thread may have several rows.
         slots: shared memory to merge through, where a row has threads of several warps.
         few: whether what it sums needs few digits.
-        long: whether a thread adds up so many numbers that their roundings count.
+        length: what its type is called before its name, where a thread adds up so many numbers that their roundings count.
     """
 
     reduction: Reduction
@@ -35,12 +35,12 @@ class State:
     element: str
     slots: str
     few: bool = False
-    long: bool = False
+    length: str = ""
 
     @property
     def type(self) -> str:
         digits = ", true" if self.few else ""
-        return f"fp::{'Long' * self.long}{self.reduction.op.value}<{C_TYPES[self.reduction.dtype]}{digits}>"
+        return f"fp::{self.length}{self.reduction.op.value}<{C_TYPES[self.reduction.dtype]}{digits}>"
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ def declare_state(frame: Frame, reduction: Reduction) -> State:
     array, element = "", name
     if plan.walk is Walk.OUTER:
         array, element = f"[{plan.width}]", f"{name}[{frame.v if frame.vector_rows else 0}]"
-    few, long = reduction.name in frame.printer.few.sums, _adds_many(frame, reduction)
-    state = State(reduction, name, element, frame.names.exact(f"{name}_slots"), few, long)
+    few, length = reduction.name in frame.printer.few.sums, _length(frame, reduction)
+    state = State(reduction, name, element, frame.names.exact(f"{name}_slots"), few, length)
     room = 0
     if plan.walk is Walk.INNER and plan.lanes > 32:
         room = plan.lanes // 32
@@ -73,13 +73,15 @@ def declare_state(frame: Frame, reduction: Reduction) -> State:
     return state
 
 
-def _adds_many(frame: Frame, reduction: Reduction) -> bool:
-    """Whether a thread may add more than `_MANY` floats, or vectors of them, to a sum; those of teams do not."""
+def _length(frame: Frame, reduction: Reduction) -> str:
+    """The sum for as many floats, or vectors of them, as a thread adds, if a plain one should have fewer; those of teams do not."""
     plan = frame.schedule
     if (reduction.op, reduction.dtype) != (ReduceOp.SUM, DType.F32) or frame.team:
-        return False
-    threads = plan.groups if plan.walk is Walk.OUTER else plan.lanes * plan.width
-    return plan.general or frame.kernel.col_count > _MANY * threads
+        return ""
+    threads = plan.groups if plan.walk is Walk.OUTER else plan.lanes * plan.width * plan.cluster
+    if plan.general or frame.kernel.col_count > 2 * _MANY * threads:
+        return "Long"
+    return "Paired" if frame.kernel.col_count > _MANY * threads else ""
 
 
 def is_costly(state: State) -> bool:
@@ -94,7 +96,7 @@ def push(frame: Frame, tile: Tile, lanes: Scope, state: State, around: Around) -
     element = C_TYPES[reduction.dtype]
     steps = frame.unroll if not tile.tail and is_costly(state) else 1
     step = f"{frame.u} * {plan.width} + " if plan.width > 1 else frame.u
-    if plan.start is not None:
+    if plan.overhangs and not frame.whole:
         _push_inside(frame, lanes, state, values, around)
     elif frame.vector_rows and steps > 1:
         pushed = frame.names.numbered("pushed")
@@ -115,6 +117,12 @@ def push(frame: Frame, tile: Tile, lanes: Scope, state: State, around: Around) -
         around.after_lanes.append(f"{state.element}.push_many({pushed});")
     else:
         lanes.lines.append(f"{state.element}.push({', '.join(map(bare, values))});")
+
+
+def pushed_one(scope: Scope, state: State) -> str:
+    """The statement that pushes what one element gives."""
+    values = [bare(_accumulated(scope, state.reduction, value)) for value in state.reduction.values]
+    return f"{state.element}.push({', '.join(values)});"
 
 
 def _push_inside(frame: Frame, lanes: Scope, state: State, values: Sequence[str], around: Around) -> None:

@@ -30,7 +30,7 @@ def write_store(
     own = _own(frame, store, step)
     if not frame.is_wide(store.buffer, store.index):
         index = lanes.index(store.index)
-        if frame.schedule.start is not None and store not in frame.kernel.row_stores:
+        if frame.schedule.overhangs and store not in frame.kernel.row_stores:
             lanes.lines += block(
                 f"if (fp::is_inside({frame.v}, {frame.inside(lanes)}))", [f"{pointer}[{index}] = {value};"]
             )
@@ -46,7 +46,7 @@ def write_store(
     call = f"fp::store_vector{reuse}({pointer} + {start}, {result});"
     if frame.schedule.ragged:
         call = f"fp::store_first({pointer} + {start}, {result}, {frame.left(step)});"
-    if frame.schedule.start is not None:
+    if frame.schedule.overhangs:
         call = f"fp::store_inside{reuse}({pointer} + {start}, {result}, {frame.within()}, {frame.inside(step)});"
     if own:
         call = f"fp::store_if({own}, {pointer} + {start}, {result});"

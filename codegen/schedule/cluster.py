@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.expr import ReduceOp
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.schedule.lanes import lanes_of_row, resident_blocks
+from fusepass.codegen.schedule.lanes import lanes_of_row, packs, resident_blocks, words_held
 from fusepass.codegen.schedule.plan import Keep, Schedule
 from fusepass.codegen.schedule.rows import crossing_stores, inner, prefers_rows
 from fusepass.codegen.schedule.shape import Shape, ceil
@@ -20,6 +21,8 @@ from fusepass.errors import ScheduleError
 _BLOCKS = 2  # of a cluster; with more of them multiprocessors wait until all of a cluster's are free
 _LANES = 1024  # of a block, while each has no more than so many words of its part: weights come sooner
 _WORDS = 32
+_PACKED_LANES = 512  # where numbers stay packed
+_MOST_WORDS = 64  # of a thread, beside weights or with what it takes to unpack them
 _CLUSTERS_FROM = 90  # compute capability times ten
 
 
@@ -52,11 +55,20 @@ def _plan(shape: Shape, members: int) -> Schedule | None:
     assert shape.col_axis is not None
     base = shape.vectors(shape.col_axis)
     part = ceil(base.vectors(shape.cols), members)
-    lanes = lanes_of_row(shape, part, base.width)
+    packed = packs(shape, base.width)
+    lanes = min(_PACKED_LANES, ceil(part, 32) * 32) if packed else lanes_of_row(shape, part, base.width)
+    if lanes is None and not shape.aligned:
+        lanes = _LANES  # it fits as vectors: as single elements what registers do not hold goes to memory
     if lanes is None:
         return None
-    if ceil(part, _LANES) * base.width * max(shape.kept_words, 1) <= _WORDS:
+    # Exponentials of numbers that stay packed are computed twice, while only one row is on a multiprocessor.
+    costly = packed and any(reduction.op is ReduceOp.SOFTMAX for reduction in shape.kernel.reductions)
+    held = words_held(shape, ceil(part, lanes) * base.width, packed=packed)
+    if shape.aligned and (costly or (held > _MOST_WORDS and (packed or shape.weighted))):
+        return None
+    if not packed and ceil(part, _LANES) * base.width * max(shape.kept_words, 1) <= _WORDS:
         lanes = max(lanes, _LANES)
     plan = replace(base, lanes=lanes, unroll=ceil(part, lanes), blocks=shape.rows * members, keep=Keep.REGISTERS)
+    plan = replace(plan, packed=packed)
     plan = replace(plan, cluster=members, part=part, kept=part)
     return replace(plan, resident=resident_blocks(shape, plan))

@@ -72,7 +72,8 @@ class Costs:
         shape, facts, held = self.shape, self.shape.facts, plan.unroll * plan.width
         loaded = sum(max(access.nbytes, 4) // 4 for access in self.loads)
         words = shape.kept_words if plan.keep is Keep.REGISTERS else loaded
-        registers = min(_PLAIN_REGISTERS + held * max(words, 1), 255)
+        taken = ceil(held * shape.kept_bytes, 4) if plan.packed else held * max(words, 1)
+        registers = min(_PLAIN_REGISTERS + taken, 255)
         if plan.resident:
             registers = min(registers, facts.registers // (plan.resident * plan.threads))
         most = min(facts.max_threads // plan.threads, facts.registers // (registers * plan.threads), _MOST_BLOCKS)

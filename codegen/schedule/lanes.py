@@ -13,6 +13,9 @@ from fusepass.codegen.schedule.shape import Shape, ceil
 _WARP = 32
 _THREADS = 1024  # on a multiprocessor, of 64 registers each
 _WORDS = 40  # of a row that such a thread holds; with more the compiler has too few for the rest
+_PACKED = (32, 320), (72, 256)  # words of a packed row that a thread holds, in rows of up to so many threads
+_WEIGHTED_WORDS = 72  # beside weights, in a row that has a multiprocessor to itself
+_TWO_ROWS_THREADS = 256  # of each of two rows on a multiprocessor, of 128 registers each
 _FEW_THREADS = 512  # on a multiprocessor, of 128 registers each
 _FEW_WORDS = 100
 _WORD = 4  # bytes
@@ -21,9 +24,19 @@ _EASY_WORDS = 32
 _SHORT_EASY_WORDS = 16
 
 
+def packs(shape: Shape, width: int) -> bool:
+    """Whether numbers of a row, shorter than words, stay as they were loaded, several in a register."""
+    return 0 < shape.kept_bytes < _WORD * shape.kept_words and width * shape.kept_bytes % _WORD == 0
+
+
+def words_held(shape: Shape, elements: int, *, packed: bool) -> int:
+    """Registers that so many elements of a row take."""
+    return ceil(elements * shape.kept_bytes, _WORD) if packed else elements * max(shape.kept_words, 1)
+
+
 def lanes_of_row(shape: Shape, vectors: int, width: int) -> int | None:
     """Threads, a multiple of a warp, that hold a row of so many vectors; None where it is too long."""
-    words = max(shape.kept_words, 1) * width
+    words = words_held(shape, width, packed=False)
     most = _WORDS // words
     least = _warps(ceil(vectors, most)) if most else _THREADS
     if least <= _FEW_THREADS:
@@ -32,9 +45,23 @@ def lanes_of_row(shape: Shape, vectors: int, width: int) -> int | None:
     return _FEW_THREADS if ceil(vectors, _FEW_THREADS) * words <= _FEW_WORDS else None
 
 
-def holds_row(shape: Shape, vectors: int, width: int, lanes: int) -> bool:
+def lanes_of_packed_row(shape: Shape, vectors: int, width: int) -> int | None:
+    """The same where numbers stay packed: fewer threads with more of them each, so that at least two rows stand on a multiprocessor.
+
+    Weights that come late, a few at a time, need registers of their own.
+    """
+    words = words_held(shape, width, packed=True)
+    for most, threads in _PACKED:
+        lanes = _warps(ceil(vectors, max(most // words, 1)))
+        if lanes <= threads:
+            return lanes
+    threads, room = (_FEW_THREADS, _WEIGHTED_WORDS) if shape.weighted else (_TWO_ROWS_THREADS, _FEW_WORDS)
+    return threads if ceil(vectors, threads) * words <= room else None
+
+
+def holds_row(shape: Shape, vectors: int, width: int, lanes: int, *, packed: bool) -> bool:
     """Whether so many threads have the registers for a row."""
-    words = ceil(vectors, lanes) * width * max(shape.kept_words, 1)
+    words = words_held(shape, ceil(vectors, lanes) * width, packed=packed)
     return words <= (_FEW_WORDS if lanes <= _FEW_THREADS else _WORDS)
 
 
@@ -45,9 +72,11 @@ def resident_blocks(shape: Shape, plan: Schedule) -> int:
     Smaller blocks are not bound: a block less on a multiprocessor costs less than values that do not fit registers any more
     (LayerNorm of 1024 bfloat16 numbers 132 us without a bound and 165 with one, LayerNorm and softmax of 1024 floats 72 and 98).
     """
+    words = words_held(shape, plan.unroll * plan.width, packed=plan.packed)
+    if plan.threads == _TWO_ROWS_THREADS and words > _WORDS and plan.packed:
+        return 2
     if plan.threads < _FEW_THREADS:
         return 0
-    words = plan.unroll * plan.width * max(shape.kept_words, 1)
     shortest = min((access.nbytes for access in shape.main), default=_WORD)
     if words <= (_EASY_WORDS if shortest >= _WORD else _SHORT_EASY_WORDS):
         return 0

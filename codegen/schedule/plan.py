@@ -51,6 +51,7 @@ class Schedule:
         lanes, groups: threads along the vector axis and across it; `POINTWISE` has one group.
         blocks: blocks of the launch.
         keep: where values stay between phases. With `REGISTERS`, `unroll` covers the whole row.
+        packed: `INNER`, with `REGISTERS`: what stays is what was loaded, several numbers in a register.
         shared_bytes: dynamic shared memory of a block.
         aligned: whether vectors may be used on input buffers.
         wide: whether indices need 64 bits.
@@ -92,6 +93,7 @@ class Schedule:
     groups: int
     blocks: int
     keep: Keep = Keep.NOTHING
+    packed: bool = False
     shared_bytes: int = 0
     aligned: bool = True
     wide: bool = False
@@ -120,7 +122,19 @@ class Schedule:
 
     def vectors(self, cols: int) -> int:
         """Vectors of a row of so many columns; the most, where rows begin anywhere."""
+        if self.ends_apart:
+            return cols // self.width
         return -(-(cols + (self.width - 1 if self.start is not None else 0)) // self.width)
+
+    @property
+    def ends_apart(self) -> bool:
+        """Whether rows begin anywhere, and the elements before and after their whole vectors are taken one by one."""
+        return self.start is not None and not (self.fetches or self.members > 1 or self.general)
+
+    @property
+    def overhangs(self) -> bool:
+        """Whether rows begin anywhere, and the vectors at both ends have elements of other rows, too."""
+        return self.start is not None and not self.ends_apart
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -164,7 +178,8 @@ class Schedule:
                 fetched = f", a ring of {self.ring} places" if self.ring else fetched
                 fetched += f", {self.waiting} vectors of weights a thread in registers" if self.waiting else ""
                 anywhere = ", rows begin anywhere" if self.start is not None else ""
-                shape += f", {self.keep.value}{partly}{fetched}{exchanged}{anywhere}"
+                packed = ", packed" if self.packed else ""
+                shape += f", {self.keep.value}{packed}{partly}{fetched}{exchanged}{anywhere}"
             case Walk.OUTER:
                 shape = f"{self.lanes} lanes of rows x {self.groups} groups of columns, {self.unroll} columns at a time"
                 shape += f", {self.keep.value}{exchanged}"

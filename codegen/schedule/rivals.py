@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from fusepass.codegen.ir.crossing import power_above
 from fusepass.codegen.schedule.flat import crossing, pointwise
-from fusepass.codegen.schedule.lanes import resident_blocks
+from fusepass.codegen.schedule.lanes import holds_row, resident_blocks
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.rows import (
     COLUMN_THREADS,
@@ -78,8 +78,11 @@ def _inner(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
             continue
         each, groups = ceil(vectors, lanes), rows_per_block(shape, lanes, crossing)
         base = Schedule(Walk.INNER, plan.width, each, lanes, groups, ceil(shape.rows, groups), start=plan.start)
-        ends = plan.width if plan.start is not None and lanes < 1024 else 0
-        if each * plan.width <= most + ends:
+        base = replace(base, packed=plan.packed)
+        fits = each * plan.width <= most
+        if plan.packed:
+            fits = holds_row(shape, vectors, plan.width, lanes, packed=True)
+        if fits and (plan.start is None or lanes >= 2 * plan.width - 2):
             # Warps that share a row have a block to themselves.
             for rows in dict.fromkeys((groups, 2 * groups if lanes <= 32 else 1)):
                 crossed = exchanges(crossing, shape, rows)
@@ -88,7 +91,7 @@ def _inner(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
                 yield replace(kept, resident=resident_blocks(shape, kept))
         elif shape.single and lanes * groups >= _BLOCK:
             for elements in _COLUMNS_AT_ONCE:
-                yield replace(base, unroll=unroll_of(elements // plan.width, vectors, lanes))
+                yield replace(base, packed=False, unroll=unroll_of(elements // plan.width, vectors, lanes))
     if not shape.single:
         yield from _long(shape, plan, vectors)
 
@@ -102,7 +105,7 @@ def _long(shape: Shape, plan: Schedule, vectors: int) -> Iterator[Schedule]:
     yield kept
     yield replace(kept, fetches=False, blocks=shape.rows)
     for lanes in (256, 512, 1024):
-        places = ceil(vectors, lanes) * lanes * plan.width * shape.kept_bytes
+        places = ceil(kept.vectors(shape.cols), lanes) * lanes * plan.width * shape.kept_bytes
         if lanes < vectors and places == kept.shared_bytes and not kept.fetches:
             yield replace(kept, lanes=lanes, unroll=unroll_of(FEW_ELEMENTS // plan.width, vectors, lanes))
     yield replace(kept, keep=Keep.NOTHING, shared_bytes=0, fetches=False, blocks=shape.rows)

@@ -15,7 +15,13 @@ from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import alignment, begins_with, is_vector, split_index, start_of
 from fusepass.codegen.schedule.flat import exchanged
-from fusepass.codegen.schedule.lanes import holds_row, lanes_of_row, resident_blocks
+from fusepass.codegen.schedule.lanes import (
+    holds_row,
+    lanes_of_packed_row,
+    lanes_of_row,
+    packs,
+    resident_blocks,
+)
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.shape import SECTOR, Shape, ceil, most_elements, power_below
 
@@ -64,29 +70,33 @@ def inner(shape: Shape) -> Schedule:
     width, vectors = base.width, base.vectors(shape.cols)
     element = min((access.nbytes for access in shape.main), default=4)
     most = most_elements(shape)
-    ends = width if base.start is not None else 0  # of rows that begin anywhere both ends may have a vector in part
+    ends = 2 * width - 2 if base.start is not None else 0  # elements of a row that begins anywhere, each for a thread
     lanes = 1
-    while lanes < min(32, vectors) and lanes * width * element < _PIECE:
+    while lanes < min(32, vectors) and (lanes * width * element < _PIECE or lanes < ends):
         lanes *= 2
     while lanes < 32 and ceil(vectors, lanes) * width > FEW_ELEMENTS:
         lanes *= 2
     held: int | None = lanes
-    if shape.single:
-        while lanes < _ONCE_LANES and ceil(vectors, lanes) * width > most + ends:
+    packed = lanes == 32 and not shape.single and not crossing and packs(shape, width)
+    if packed:
+        held = lanes_of_packed_row(shape, vectors, width)
+        lanes = held or 1024
+    elif shape.single:
+        while lanes < _ONCE_LANES and ceil(vectors, lanes) * width > most:
             lanes *= 2
-    elif ceil(vectors, lanes) * width > most + ends:
+    elif ceil(vectors, lanes) * width > most:
         held = lanes_of_row(shape, vectors, width)
         lanes = held or 1024
     while lanes < 1024 and lanes < vectors and not shape.fills(shape.rows * lanes):
         wider = min(2 * lanes, 1024)
-        if held is not None and not shape.single and not holds_row(shape, vectors, width, wider):
+        if held is not None and not shape.single and not holds_row(shape, vectors, width, wider, packed=packed):
             break
         lanes = wider
     each = max(ceil(vectors, lanes), 1)
     groups = rows_per_block(shape, lanes, crossing)
     base = replace(base, unroll=each, lanes=lanes, groups=groups, blocks=ceil(shape.rows, groups))
-    if held is not None and not (shape.single and each * width > most + ends):
-        base = replace(base, keep=Keep.REGISTERS, exchanges=exchanges(crossing, shape, groups))
+    if held is not None and not (shape.single and each * width > most):
+        base = replace(base, keep=Keep.REGISTERS, packed=packed, exchanges=exchanges(crossing, shape, groups))
         return replace(base, resident=resident_blocks(shape, base))
     if shape.single:
         return replace(base, unroll=unroll_of(_ONCE_ELEMENTS // width, vectors, lanes))
@@ -111,11 +121,12 @@ def exchanges(crossing: Sequence[Crossing], shape: Shape, rows: int) -> bool:
 def long_rows(shape: Shape, base: Schedule, vectors: int) -> Schedule:
     """A row too long for registers that is needed more than once: kept in shared memory where it fits."""
     limit = shape.facts.shared_bytes_per_block - 32 * states_of_thread(shape.kernel)
+    most = replace(base, fetches=True).vectors(shape.cols) if base.start is not None else vectors
     lanes = 512
-    shared = ceil(vectors, lanes) * lanes * base.width * shape.kept_bytes
+    shared = ceil(most, lanes) * lanes * base.width * shape.kept_bytes
     if shared > limit // 2:  # one block has the multiprocessor to itself
         lanes = 1024
-        shared = ceil(vectors, lanes) * lanes * base.width * shape.kept_bytes
+        shared = ceil(most, lanes) * lanes * base.width * shape.kept_bytes
     unroll = unroll_of(FEW_ELEMENTS // base.width, vectors, lanes)
     step = replace(base, unroll=unroll, lanes=lanes, groups=1, blocks=shape.rows)
     if not 0 < shared <= limit:

@@ -57,6 +57,9 @@ class Shape:
         self.accesses = tuple(self._accesses(aligned))
         quarter = self.rows * max(self.cols, 1) // 4
         self.main = tuple(a for a in self.accesses if program.buffer(a.buffer).numel >= quarter) or self.accesses
+        mine = {access.buffer for access in self.main}
+        others = (a for a in self.accesses if a.buffer in kernel.reads - mine)
+        self.weighted = any(self.col_axis in access.index.axes for access in others)  # something that rows share
         self.single = len(kernel.sweeps) + bool(kernel.stores) == 1
         # Values that use statistics take the registers of those they are made from.
         split = split_statistics(self.kernel, builder)

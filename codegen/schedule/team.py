@@ -60,7 +60,8 @@ def team_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int
     ringed = _ring_team(shape, row_bytes)
     if ringed is not None:
         return ringed
-    if _shared_by_rows(shape) >= row_bytes:
+    weights = _shared_by_rows(shape)
+    if weights >= row_bytes and weights >= _LARGE_WEIGHTS * facts.l2_bytes:
         return None
     blocks = min(_RESIDENT * facts.multiprocessors, _LANES)  # a thread for each member
     alone = min(facts.multiprocessors, _LANES)
@@ -76,6 +77,8 @@ def team_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int
 def _ring_team(shape: Shape, row_bytes: int) -> tuple[int, int] | None:
     """The team whose blocks keep a ring, each alone on a multiprocessor; None where they cannot, or gain nothing."""
     assert shape.col_axis is not None
+    if shape.vectors(shape.col_axis).start is not None:
+        return None
     width = shape.width(shape.col_axis)
     places, blocks = _places(shape, width), min(shape.facts.multiprocessors, _LANES)
     most = int(places / _TIMES_A_ROW)  # steps over a block's part of a row
@@ -113,7 +116,8 @@ def _shared_by_rows(shape: Shape) -> int:
 
 def _fitting(shape: Shape, row_bytes: int, blocks: int, needed: int) -> tuple[int, int]:
     """The team of at least `needed` blocks with which all rows take least time."""
-    vectors = ceil(shape.cols, shape.width(shape.col_axis)) if shape.col_axis else shape.cols
+    assert shape.col_axis is not None
+    vectors = shape.vectors(shape.col_axis).vectors(shape.cols)
 
     def time(members: int) -> tuple[float, int]:
         teams = min(blocks // members, shape.rows)
@@ -129,9 +133,10 @@ def _fitting(shape: Shape, row_bytes: int, blocks: int, needed: int) -> tuple[in
 def team(shape: Shape, team: Team) -> Schedule:
     """The schedule of a kernel whose rows are shared."""
     assert shape.col_axis is not None
-    width = shape.width(shape.col_axis)
-    part = ceil(ceil(shape.cols, width), team.members)
-    ring = _ring(shape, team, width, part)
+    base = shape.vectors(shape.col_axis)
+    base = replace(base, members=team.members)
+    width, part = base.width, ceil(base.vectors(shape.cols), team.members)
+    ring = _ring(shape, team, width, part) if base.start is None else None
     if ring is not None:
         return ring
     each = width * _kept_bytes(shape)
@@ -139,11 +144,11 @@ def team(shape: Shape, team: Team) -> Schedule:
     unroll = unroll_of(FEW_ELEMENTS // width, part, _LANES)
     kept = min(ceil(part, _LANES), _room(shape.kernel, shape.facts, resident) // (each * _LANES)) * _LANES
     blocks = team.members * team.teams
-    plan = Schedule(Walk.INNER, width, unroll, _LANES, 1, blocks, Keep.SHARED, shared_bytes=kept * each)
+    plan = replace(base, unroll=unroll, lanes=_LANES, blocks=blocks, keep=Keep.SHARED, shared_bytes=kept * each)
     held = _held(shape, width, part - kept, _HELD_WORDS[resident]) if kept < part else 0
     plan = replace(plan, members=team.members, part=part, kept=min(kept, part), held=held, resident=resident)
     # Where most is read again, the memory has enough to do with that.
-    return replace(plan, fetches=2 * plan.on_chip >= part and can_fetch(shape, shape.kernel, width))
+    return replace(plan, fetches=2 * plan.on_chip >= part and can_fetch(shape, shape.kernel, width, base.start))
 
 
 def _ring(shape: Shape, team: Team, width: int, part: int) -> Schedule | None:

@@ -69,6 +69,38 @@ struct LongSum {
     }
 };
 
+// A sum of up to twice as many numbers as a plain one should have: two partial sums by turns.
+template <typename T>
+struct PairedSum {
+    T total = T(0);
+    T other = T(0);
+
+    static FP_FN T none() { return T(0); }
+
+    FP_FN void push(T value) {
+        const T next = other + value;
+        other = total;
+        total = next;
+    }
+
+    template <int N>
+    FP_FN void push_many(const T (&values)[N]) {
+        T sum = values[0];
+        for (int i = 1; i < N; ++i) sum += values[i];
+        push(sum);
+    }
+
+    FP_FN void merge(const PairedSum& from) {
+        total += from.total;
+        other += from.other;
+    }
+
+    template <int I>
+    FP_FN T part() const {
+        return total + other;
+    }
+};
+
 template <typename T>
 struct Prod {
     T total = T(1);

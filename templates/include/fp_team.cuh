@@ -62,20 +62,6 @@ __device__ __forceinline__ void fetch(Vec<T, N>* to, const T* from, I left) {
     if (left > 0) begin_copy_bytes<sizeof(Vec<T, N>)>(to, from, static_cast<int>(left) * static_cast<int>(sizeof(T)));
 }
 
-// Vectors that wait in registers stay as they are: what the compiler made of them before a loop would take twice the room.
-template <typename T, int N, int Count>
-__device__ __forceinline__ void stay(Vec<T, N> (&vectors)[Count]) {
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-    for (int i = 0; i < Count; ++i) {
-        Words<Vec<T, N>> words(vectors[i]);
-#pragma unroll
-        for (int k = 0; k < Words<Vec<T, N>>::count; ++k) asm volatile("" : "+r"(words.words[k]));
-        vectors[i] = words.state();
-    }
-#endif
-}
-
 // A block's place in its team, and how the team meets. `Members` neighbouring blocks are a team; there are at most `Teams`.
 //
 // Members meet once for each sweep over each row, all of them equally often. In turn n (from 1) each member leaves its states,

@@ -43,6 +43,20 @@ __device__ __forceinline__ Vec<T, N>& as_vector(T& first) {
     return reinterpret_cast<Vec<T, N>&>(first);
 }
 
+// Values that wait in registers stay as they are: what the compiler made of them before would take more room.
+template <typename T>
+__device__ __forceinline__ void stay(T& values) {
+#if defined(__CUDA_ARCH__)
+    if constexpr (sizeof(T) % 4 == 0) {
+        unsigned words[sizeof(T) / 4];
+        memcpy(words, &values, sizeof(T));
+#pragma unroll
+        for (int i = 0; i < int(sizeof(T) / 4); ++i) asm volatile("" : "+r"(words[i]));
+        memcpy(&values, words, sizeof(T));
+    }
+#endif
+}
+
 // How long a line that is read or written should stay in the caches.
 enum class Reuse { normal, none, much };
 

@@ -84,7 +84,7 @@ def test_a_cluster_is_of_a_size_that_devices_have() -> None:
     [
         (_softmax, (3, 1400), torch.float32),
         (nn.LayerNorm(1501).to(torch.bfloat16), (3, 1501), torch.bfloat16),
-        (_softmax, (3, 1536), torch.float16),
+        (nn.LayerNorm(1536).to(torch.float16), (3, 1536), torch.float16),
         (lambda x: (F.layer_norm(x, (1301,)).softmax(-1), x.mean(-1)), (3, 1301), torch.float32),
     ],
 )
@@ -99,6 +99,8 @@ def test_values(
     """With so little room that short rows are shared."""
     for name, value in {
         "lanes._WORDS": 8,
+        "lanes._PACKED": (),
+        "lanes._WEIGHTED_WORDS": 0,
         "lanes._FEW_THREADS": 128,
         "lanes._FEW_WORDS": 0,
         "cluster._LANES": 64,

@@ -17,6 +17,7 @@ from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Keep
+from fusepass.codegen.schedule_general import generalised
 from tests.support import kernels as k
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import region, tensor_of
@@ -44,15 +45,38 @@ def test_choice(make: Callable[[], Program], width: int, anywhere: bool) -> None
     assert (plan.width, plan.start is not None) == (width, anywhere)
 
 
+def test_whole_vectors_are_read_and_written_as_they_lie_and_ends_one_by_one() -> None:
+    text = render(k.layer_norm(4096, 1001), H200).text
+    row = "1001 * row + col"
+    assert f"x_in_0[u] = fp::load_vector<4>(x + ({row}));" in text
+    assert f"fp::store_vector(y + ({row}), y_out_0);" in text
+    assert "if (u * 32 <= 217 || lane + u * 32 < whole)" in text  # of 249 or 250 vectors
+    assert "if (end < 1001)" in text
+
+
 def test_other_operands_are_loaded_one_by_one() -> None:
     """Weights begin at a multiple of 16 bytes in every row, which is between two vectors in most."""
     text = render(k.layer_norm(4096, 1001), H200).text
-    before = "u * 32 <= 217"  # of vectors 0 to 250, those before 249
-    within = f"u > 0 && {before}"
-    row = "1001 * row + col"
-    assert f"x_in_0[u] = fp::load_first<4>(x + ({row}), {before} ? 4 : 4100096 - ({row}));" in text
-    assert f"weight_in_0[v] = fp::load_if(({within}) || fp::is_inside(v, col, 1001), weight + (col + v));" in text
-    assert f"fp::store_inside(y + ({row}), y_out_0, {within}, col, 1001);" in text
+    assert "weight_in_0[v] = weight[col + v];" in text
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize("columns", [1001, 1023, 5121])
+def test_where_sizes_come_at_run_time_vectors_overhang_both_ends(columns: int, coarse: bool) -> None:
+    program = k.layer_norm(4096, columns, k.F16)
+    (kernel,) = program.kernels
+    plan = generalised(schedule(kernel, program, H200), kernel, coarse=coarse)
+    assert plan.overhangs
+    assert plan.unroll * plan.lanes >= plan.vectors(columns)
+
+
+@pytest.mark.parametrize(("rows", "copied"), [(1 << 17, True), (1 << 10, False)])
+def test_weights_are_laid_out_for_each_beginning_where_much_is_read(rows: int, copied: bool) -> None:
+    half = torch.bfloat16
+    made = region(nn.LayerNorm(1001, device="meta", dtype=half), torch.empty((rows, 1001), device="meta", dtype=half))
+    program = made.passed(pass_options(H200))
+    assert (len(program.kernels) == 2) is copied
+    assert ("fp::load_vector<8>(arg0_1_shifted + (" in render(program, H200).text) is copied
 
 
 @needs_compiler
@@ -61,6 +85,7 @@ def test_other_operands_are_loaded_one_by_one() -> None:
     [
         (lambda x: x[:, 1:-2].softmax(-1), (7, 403), torch.float32),
         (lambda x: F.layer_norm(x + x.flip(0), (301,)), (8, 301), torch.bfloat16),
+        (nn.LayerNorm(1003).to(torch.bfloat16), (700, 1003), torch.bfloat16),  # weights are laid out
         (nn.GroupNorm(2, 6), (3, 6, 13, 13), torch.float32),
         (lambda x: x.max(-1), (5, 1003), torch.float32),
         (lambda x: x.float().softmax(-1), (5, 5121), torch.bfloat16),

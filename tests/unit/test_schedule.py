@@ -44,7 +44,7 @@ def first(program: Program, *, aligned: bool = True) -> Schedule:
         (lambda: k.layer_norm(1 << 12, 49_152), Walk.INNER, 4, 512, Keep.REGISTERS),
         (lambda: k.layer_norm(1 << 12, 20_000), Walk.INNER, 4, 512, Keep.REGISTERS),
         (lambda: k.layer_norm(12, 49_152), Walk.INNER, 4, 512, Keep.REGISTERS),  # more threads have too few registers
-        (lambda: k.layer_norm(1 << 12, 5121), Walk.INNER, 4, 160, Keep.REGISTERS),
+        (lambda: k.layer_norm(1 << 12, 5121), Walk.INNER, 4, 128, Keep.REGISTERS),
         (lambda: k.layer_norm(1 << 12, 54_000), Walk.INNER, 4, 1024, Keep.SHARED),
         (lambda: k.layer_norm(1 << 12, 98_304, k.F16), Walk.INNER, 8, 1024, Keep.SHARED),  # kept as halves
         (lambda: k.layer_norm(1 << 10, 1 << 20), Walk.INNER, 4, 1024, Keep.NOTHING),

@@ -1,0 +1,42 @@
+"""When weights of rows that begin anywhere are worth laying out for each place where a row may begin in a vector."""
+
+from __future__ import annotations
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.index import axis_index, contiguous_strides, linear
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.passes.weights import Beginnings
+from fusepass.codegen.schedule.rows import crossing_stores, prefers_rows
+from fusepass.codegen.schedule.shape import Shape
+
+_SINGLE_LOADS = 16  # of a thread for each vector of a row: with fewer, short rows wait for nothing
+_LONG_ROW = 1 << 16  # bytes
+_LEAST_TIMES = 16  # what the kernel moves is more than what is written for it
+
+
+def beginnings(program: Program, kernel: Kernel, facts: DeviceFacts) -> Beginnings | None:
+    """Where the rows of `kernel` begin, if they do anywhere and its weights should lie likewise.
+
+    A launch more is worth it where what is moved does not stay in the L2 cache.
+    """
+    if kernel.anchor is not None or not kernel.sweeps or not kernel.row_count:
+        return None
+    shape = Shape(kernel, program, facts, aligned=True)
+    if shape.col_axis is None or shape.row_axis is None or prefers_rows(shape):
+        return None
+    if crossing_stores(shape, shape.col_axis, shape.row_axis):
+        return None
+    plan = shape.vectors(shape.col_axis)
+    column = linear([axis_index(axis) for axis in kernel.cols], contiguous_strides([axis.size for axis in kernel.cols]))
+    loads = tuple(load for load in kernel.loads() if not (load.index - column).terms)
+    if plan.start is None or not loads:
+        return None
+    several = len(loads) * plan.width >= _SINGLE_LOADS
+    if not several and kernel.col_count * max(access.nbytes for access in shape.main) < _LONG_ROW:
+        return None
+    moved = sum(program.buffer(access.buffer).nbytes for access in shape.main)
+    written = sum(plan.width * kernel.col_count * load.dtype.nbytes for load in loads)
+    if moved < max(facts.l2_bytes, _LEAST_TIMES * written):
+        return None
+    row = linear([axis_index(axis) for axis in kernel.rows], contiguous_strides([axis.size for axis in kernel.rows]))
+    return Beginnings(plan.width, plan.start.substitute({shape.row_axis: row}), loads, column)
