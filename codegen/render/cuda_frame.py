@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fusepass.codegen.ir.dataflow import Dataflow
 from fusepass.codegen.ir.digits import few_digits
@@ -17,7 +17,7 @@ from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.ir.vectors import begins_with, is_vector, start_of
 from fusepass.codegen.render.cuda_coordinates import Coordinates
-from fusepass.codegen.render.cuda_place import PatchPlace
+from fusepass.codegen.render.cuda_place import PatchPlace, Strip
 from fusepass.codegen.render.cuda_tile import Arranged, Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Printer, Scope
@@ -54,6 +54,10 @@ class Frame:
         self.first_along = self.first_across = ""
         self.place = "", ""
         self.first_of_row = ""  # the condition that a thread is the first of those on a row, where there are more
+        self.loop_from = 0  # of a block that takes several tiles of rows: the lines before these
+        self.shift: Callable[[Scope], None] | None = (
+            None  # what defines the row of a result, where that depends on its column
+        )
         self.own_row = ""  # which of its block's rows a thread's first one is, where blocks overlap
         self.team = ""  # of a block in a team
         self.member = ""  # which block of its cluster one is
@@ -61,6 +65,7 @@ class Frame:
         self.row = self.row_loop = self.first_row = self.row_step = ""
         self.turn = ""  # with a ring, the row at hand, or less than 0 before the first one
         self.patch: PatchPlace | None = None
+        self.strip: Strip | None = None
         # Of a block's part of a row, after what it keeps in shared memory: what it holds in registers, and what is left.
         self.held: Tile | None = None
         self.rest: Tile | None = None
@@ -106,7 +111,7 @@ class Frame:
     def inside(self, scope: Scope) -> str:
         """Where a vector begins in its row, and how many elements that has, as arguments; rows begin anywhere."""
         assert self.arranged.col is not None
-        return f"{scope.index(axis_index(self.arranged.col))}, {free(self.kernel.col_count)}"
+        return f"{scope.index(axis_index(self.arranged.col))}, {free(self.schedule.run or self.kernel.col_count)}"
 
     def within(self, scope: Scope | None = None) -> str:
         """The condition, known where steps are unrolled, that all elements of the vectors of a step are their row's; else it is asked
@@ -119,13 +124,11 @@ class Frame:
     def before_end(self) -> str:
         """The condition, known where steps are unrolled, that no vector of a step ends behind its row; empty where none is so."""
         plan = self.schedule
+        if self.tile.loop or plan.general or plan.run or plan.members > 1 or plan.unroll == 1:
+            return ""
         others = (plan.cluster - 1) * plan.part  # vectors that are not the last block's
         last = plan.vectors(self.kernel.col_count) - 2 - others - plan.lanes  # the last two may end behind the row
-        return (
-            ""
-            if self.tile.loop or plan.general or plan.unroll == 1 or last < 0
-            else f"{self.u} * {plan.lanes} <= {free(last)}"
-        )
+        return f"{self.u} * {plan.lanes} <= {free(last)}" if last >= 0 else ""
 
     def is_aligned(self, buffer: str) -> bool:
         """Whether `buffer` starts at a multiple of 16 bytes."""
@@ -174,7 +177,10 @@ class Frame:
 
     def define_position(self, scope: Scope, tile: Tile, number: str) -> None:
         """Define the tile's axis in `scope`, for vector or column `number`."""
-        text = number = f"{tile.base} + {number}" if tile.base else number
+        number = f"{tile.base} + {number}" if tile.base else number
+        if self.schedule.run:
+            number = self._define_run(scope, number)
+        text = number
         if tile.scale > 1 and number != "0":
             sums = " + " in number and not number.startswith("fp::")
             text = f"({number}) * {tile.scale}" if sums else f"{number} * {tile.scale}"
@@ -185,6 +191,15 @@ class Frame:
             text = tile.variable
         if tile.axis is not None:
             scope.define_axis(tile.axis, text)
+        if self.shift is not None:
+            self.shift(scope)
+
+    def _define_run(self, scope: Scope, number: str) -> str:
+        """Define the run of columns in which vector `number` of a row lies; the vector's number there."""
+        run, each = self.kernel.cols[0], free(self.schedule.vectors_of_run(self.kernel.col_count))
+        scope.lines.append(f"const {self.index_type} {run.name} = fp::div({number}, {each});")
+        scope.define_axis(run, run.name)
+        return f"fp::mod({number}, {each})"
 
 
 def without_unused(lines: Sequence[str]) -> list[str]:

@@ -59,6 +59,7 @@ class Schedule:
         ragged: `POINTWISE`: the last vector may have fewer elements.
         start: `INNER`: where rows begin in memory, which may be anywhere: a row's vectors then begin at the multiple of `width` at or
             before that place, and what its first and last one have of other rows is left out.
+        run: with `start`, how many columns lie together in memory; each such run of a row begins anywhere. 0 where all of a row do.
         apart: `POINTWISE`: vectors from one of a thread's vectors to the next, where that is not a block's width.
         columns: `CROSSING`: the kernel's axes that are the tile's columns, slowest first.
         panel: `CROSSING`: tiles along the rows that blocks take one after another before they go on along the columns;
@@ -68,6 +69,9 @@ class Schedule:
             `CROSSING`, stores where `INNER` or `OUTER`.
         overlap: `OUTER`: rows of a block that the next one has, too, so that each stores whole sectors of results whose rows
             begin anywhere.
+        tiles: `OUTER`, with `overlap`: tiles of `lanes` rows that a block takes one after another, so that it shares rows with the next
+            block once for all of them; what it stores of a tile is moved back to where sectors begin (`render/cuda_strip`).
+        strip: with more than one of these tiles, how many rows lie together in memory; the rows of a block do.
         planes: `PATCH`: images that a block takes; of more than one, all of each.
         members: blocks that share each row; with more than one, blocks are resident all at once and go from row to row.
         cluster: blocks that share each row, and show each other their states in their shared memory; each takes one row.
@@ -99,12 +103,15 @@ class Schedule:
     backwards: bool = False
     ragged: bool = False
     start: Index | None = None
+    run: int = 0
     apart: int = 0
     columns: tuple[Axis, ...] = ()
     panel: int = 1
     realigned: frozenset[str] = frozenset()
     exchanges: bool = False
     overlap: int = 0
+    tiles: int = 1
+    strip: int = 0
     planes: int = 1
     members: int = 1
     cluster: int = 1
@@ -120,7 +127,11 @@ class Schedule:
 
     def vectors(self, cols: int) -> int:
         """Vectors of a row of so many columns; the most, where rows begin anywhere."""
-        return -(-(cols + (self.width - 1 if self.start is not None else 0)) // self.width)
+        return cols // (self.run or cols or 1) * self.vectors_of_run(cols)
+
+    def vectors_of_run(self, cols: int) -> int:
+        """The same of columns that lie together, of a row of so many."""
+        return -(-((self.run or cols) + (self.width - 1 if self.start is not None else 0)) // self.width)
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -130,7 +141,12 @@ class Schedule:
     @property
     def own_rows(self) -> int:
         """Rows from one block's first to the next one's, where `OUTER`."""
-        return self.lanes * self.width - self.overlap
+        return self.rows_of_block - self.overlap
+
+    @property
+    def rows_of_block(self) -> int:
+        """Where `OUTER`."""
+        return self.lanes * self.width * self.tiles
 
     @property
     def on_chip(self) -> int:
@@ -164,10 +180,12 @@ class Schedule:
                 fetched = f", a ring of {self.ring} places" if self.ring else fetched
                 fetched += f", {self.waiting} vectors of weights a thread in registers" if self.waiting else ""
                 anywhere = ", rows begin anywhere" if self.start is not None else ""
+                anywhere = f", runs of {self.run} begin anywhere" if self.run else anywhere
                 shape += f", {self.keep.value}{partly}{fetched}{exchanged}{anywhere}"
             case Walk.OUTER:
                 shape = f"{self.lanes} lanes of rows x {self.groups} groups of columns, {self.unroll} columns at a time"
                 shape += f", {self.keep.value}{exchanged}"
+                shape += f", {self.tiles} tiles one after another" if self.tiles > 1 else ""
                 shape += f", {self.overlap} rows also the next block's" if self.overlap else ""
             case Walk.CROSSING:
                 rows, cols = self.tile

@@ -77,7 +77,8 @@ def _inner(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
         if not 1 <= lanes <= min(1024, power_above(vectors)):
             continue
         each, groups = ceil(vectors, lanes), rows_per_block(shape, lanes, crossing)
-        base = Schedule(Walk.INNER, plan.width, each, lanes, groups, ceil(shape.rows, groups), start=plan.start)
+        blocks = ceil(shape.rows, groups)
+        base = Schedule(Walk.INNER, plan.width, each, lanes, groups, blocks, start=plan.start, run=plan.run)
         ends = plan.width if plan.start is not None and lanes < 1024 else 0
         if each * plan.width <= most + ends:
             # Warps that share a row have a block to themselves.
@@ -95,7 +96,7 @@ def _inner(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
 
 def _long(shape: Shape, plan: Schedule, vectors: int) -> Iterator[Schedule]:
     """Rows in shared memory, by blocks for one row each or blocks that stay; rows that are read again."""
-    base = Schedule(Walk.INNER, plan.width, 1, 1024, 1, shape.rows, start=plan.start)
+    base = Schedule(Walk.INNER, plan.width, 1, 1024, 1, shape.rows, start=plan.start, run=plan.run)
     kept = long_rows(shape, base, vectors)
     if kept.keep is not Keep.SHARED:
         return

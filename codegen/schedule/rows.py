@@ -13,11 +13,11 @@ from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.ir.twopass import split_statistics
-from fusepass.codegen.ir.vectors import alignment, begins_with, is_vector, split_index, start_of
+from fusepass.codegen.ir.vectors import alignment, begins_with, is_vector, split_index
 from fusepass.codegen.schedule.flat import exchanged
 from fusepass.codegen.schedule.lanes import holds_row, lanes_of_row, resident_blocks
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
-from fusepass.codegen.schedule.shape import SECTOR, Shape, ceil, most_elements, power_below
+from fusepass.codegen.schedule.shape import LINE, SECTOR, Shape, ceil, most_elements, power_below, run_start
 
 _PIECE = 64  # bytes that the threads of a row read together at least
 FEW_ELEMENTS = 16  # per thread: enough loads in flight to fill the memory system
@@ -31,7 +31,12 @@ COLUMN_THREADS = 128  # per block, where each has columns of its own
 _PAIR_THREADS = 512  # per block, where columns are shared and each thread has two rows
 STATIC_SHARED = 48 << 10  # bytes
 _TURNS = 2  # rows of a block that stays, at least
+_HELD_THREADS, _HELD_WORDS = 1024, 36  # on a multiprocessor, of 64 registers each; of a column that such a thread holds
 _LONG_RUN = 4  # blocks' rows that lie together in memory, at least, so that few have an end of them
+_STRIPS, _STRIPS_EACH = (
+    (32, 16, 8, 4),
+    8,
+)  # tiles that a block may take one after another; blocks for each multiprocessor
 _LEAST_SECTORS = 4  # of a block's rows, where blocks overlap by one
 _MOST_AGAIN = 0.6  # functions of an element times the share of them that two blocks compute
 RESERVED = 1 << 10  # bytes of shared memory that the device takes of each block
@@ -126,17 +131,16 @@ def long_rows(shape: Shape, base: Schedule, vectors: int) -> Schedule:
         (shape.facts.shared_bytes_per_block + RESERVED) // (shared + RESERVED), shape.facts.max_threads // lanes
     )
     blocks = max(together, 1) * shape.facts.multiprocessors
-    fetches = shape.rows >= _TURNS * blocks and can_fetch(
-        shape, split_statistics(shape.kernel, Builder()), base.width, base.start
-    )
+    fetches = shape.rows >= _TURNS * blocks and can_fetch(shape, split_statistics(shape.kernel, Builder()), base)
     return replace(step, blocks=blocks, fetches=True) if fetches else step
 
 
-def can_fetch(shape: Shape, kernel: Kernel, width: int, start: Index | None = None) -> bool:
-    """Whether all that `kernel` keeps is loaded as it is, in whole vectors that a thread can copy to shared memory.
+def can_fetch(shape: Shape, kernel: Kernel, vectors: Schedule) -> bool:
+    """Whether all that `kernel` keeps is loaded as it is, in whole `vectors` that a thread can copy to shared memory.
 
-    `kernel` is that of `shape`, or what it becomes where statistics are split; its rows begin anywhere, if `start` says where.
+    `kernel` is that of `shape`, or what it becomes where statistics are split.
     """
+    width, start = vectors.width, vectors.start
     if shape.facts.capability < _COPIES_FROM:
         return False
     axis, lane = shape.col_axis, Axis("lane", width)
@@ -148,7 +152,7 @@ def can_fetch(shape: Shape, kernel: Kernel, width: int, start: Index | None = No
     def whole(index: Index) -> bool:
         if start is None:
             return width == 1 or is_vector(split_index(index, axis, lane), axis, lane)
-        own = start_of(index, axis)
+        own = run_start(index, axis, vectors.run)
         return own is not None and begins_with(own, start, width)
 
     return all(
@@ -187,7 +191,7 @@ def outer(shape: Shape) -> Schedule:
         if whole <= most and shape.fills(shape.rows // width):
             break
         width //= 2
-    alone_is_slow = width == 1 < widest and cols > FEW_ELEMENTS
+    alone_is_slow = width == 1 and cols > FEW_ELEMENTS and (widest > 1 or not shape.single)
     if cols * width <= most and not alone_is_slow:
         blocks = ceil(shape.rows, COLUMN_THREADS * width)
         alone = Schedule(Walk.OUTER, width, cols, COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
@@ -202,7 +206,29 @@ def outer(shape: Shape) -> Schedule:
         and pairs.threads <= _PAIR_THREADS
         and shape.fills(pairs.blocks * pairs.threads)
     )
-    return overlapping(exchanging(pairs if fits else shared_columns(shape, width, most), crossing, shape), shape)
+    if fits:
+        return overlapping(pairs, shape)
+    held = None if crossing or shape.single else held_columns(shape, min(widest, 2))
+    return overlapping(held or exchanging(shared_columns(shape, width, most), crossing, shape), shape)
+
+
+def held_columns(shape: Shape, width: int) -> Schedule | None:
+    """Columns in the registers of blocks of which a multiprocessor has two: one loads or stores while the other one computes.
+
+    Their rows lie together in pieces of a cache line, or of a half or a quarter of one where columns are too long for that; None where
+    they are too long for all of these, or would not fill the device.
+    """
+    smallest = min(access.nbytes for access in shape.main)
+    slots = _PAIR_THREADS * width * states_of_thread(shape.kernel)
+    for piece in (LINE, LINE // 2, LINE // 4):
+        lanes = piece // (width * smallest)
+        each = ceil(shape.cols, _PAIR_THREADS // lanes)
+        blocks = ceil(shape.rows, lanes * width)
+        if each * width * max(shape.kept_words, 1) <= _HELD_WORDS and slots <= STATIC_SHARED:
+            plan = Schedule(Walk.OUTER, width, each, lanes, _PAIR_THREADS // lanes, blocks, Keep.REGISTERS)
+            plan = replace(plan, resident=_HELD_THREADS // _PAIR_THREADS)
+            return plan if shape.fills(blocks * plan.threads) else None
+    return None
 
 
 def overlapping(plan: Schedule, shape: Shape, most_again: float = _MOST_AGAIN) -> Schedule:
@@ -227,11 +253,29 @@ def overlapping(plan: Schedule, shape: Shape, most_again: float = _MOST_AGAIN) -
     rows = plan.lanes * plan.width
     plan = replace(plan, blocks=ceil(shape.rows, rows))
     costly = sum(isinstance(node, Apply) and node.op not in CHEAP for node in kernel.nodes)
-    if run < _LONG_RUN * rows or max(_LEAST_SECTORS, costly / most_again) * sector > rows:
+    if run < _LONG_RUN * rows:
         return plan
+    if max(_LEAST_SECTORS, costly / most_again) * sector > rows:
+        return in_strips(plan, shape, sector, run)
     # The conditions must not cost the registers that let two large blocks stand on a multiprocessor.
-    resident = shape.facts.max_threads // plan.threads if plan.threads > _PAIR_THREADS else 0
+    resident = shape.facts.max_threads // plan.threads if plan.threads > _PAIR_THREADS else plan.resident
     return replace(plan, overlap=sector, blocks=ceil(shape.rows, rows - sector), resident=resident)
+
+
+def in_strips(plan: Schedule, shape: Shape, sector: int, run: int) -> Schedule:
+    """`plan` with blocks that take several tiles of the `run` rows that lie together, and overlap by a `sector` once for all of these.
+
+    As it is, where that leaves too few blocks.
+    """
+    if plan.width > 1 or plan.unroll == 1 or plan.lanes % sector or shape.rows % run:
+        return plan
+    for tiles in _STRIPS:
+        strips = ceil(run, tiles * plan.lanes - sector)
+        blocks = shape.rows // run * strips
+        if blocks >= _STRIPS_EACH * shape.facts.multiprocessors:
+            tiles = ceil(ceil(run, strips) + sector, plan.lanes)
+            return replace(plan, overlap=sector, tiles=tiles, strip=run, blocks=blocks)
+    return plan
 
 
 def _has_room(shape: Shape, plan: Schedule, run: int) -> bool:

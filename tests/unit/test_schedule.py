@@ -54,7 +54,7 @@ def first(program: Program, *, aligned: bool = True) -> Schedule:
         (lambda: k.softmax_channels(16, 32, 1 << 14), Walk.OUTER, 2, 32, Keep.REGISTERS),
         (lambda: k.softmax_channels(16, 64, 1 << 14), Walk.OUTER, 2, 32, Keep.REGISTERS),
         (lambda: k.softmax_channels(32, 256, 1 << 14), Walk.OUTER, 2, 32, Keep.REGISTERS),
-        (lambda: k.softmax_channels(64, 512, 1 << 12), Walk.OUTER, 1, 32, Keep.REGISTERS),
+        (lambda: k.softmax_channels(64, 512, 1 << 12), Walk.OUTER, 2, 16, Keep.REGISTERS),
         (lambda: k.softmax_channels(16, 1000, 49), Walk.OUTER, 1, 8, Keep.REGISTERS),
         (lambda: k.batch_norm_stats(16, 32, 63 * 63 * 4), Walk.INNER, 4, 1024, Keep.NOTHING),
         (lambda: k.batch_norm_1d(16_384, 4096), Walk.OUTER, 1, 16, Keep.NOTHING),
@@ -124,7 +124,7 @@ def check_fits(plan: Schedule, kernel: Kernel) -> None:
             assert plan.lanes & (plan.lanes - 1) == 0 or plan.lanes % 32 == 0
             covered, cols = plan.lanes * plan.unroll, plan.vectors(cols)
         case Walk.OUTER:
-            assert plan.blocks * plan.lanes * plan.width >= rows
+            assert plan.blocks * plan.rows_of_block >= rows
             assert rows % plan.width == 0
             assert plan.groups == 1 or plan.lanes in (8, 16, 32)
             covered = plan.groups * plan.unroll
