@@ -16,7 +16,6 @@ _LEAST_SHARE = 0.1  # of the bytes that the program's largest kernel moves: what
 # Seconds of memory traffic of a kernel from which a compiler run is worth it; on CUDA a launch is most of what takes less.
 _LEAST_SECONDS = {Target.CUDA: 20e-6, Target.CPU: 1e-3}
 
-
 _STRUCTURES = (Arrangement(teams=False), Arrangement(pieces=0.5), Arrangement(pieces=2.0))
 
 
@@ -40,11 +39,11 @@ def contenders(program: Program, facts: DeviceFacts, effort: str) -> tuple[Conte
 
 
 def _schedules(program: Program, facts: DeviceFacts, effort: str) -> Iterator[Contender]:
-    most = max((_moved(program, kernel) for kernel in program.kernels), default=0)
-    for number, kernel in enumerate(program.kernels):
+    every = [_moved(program, kernel) for kernel in program.kernels]
+    most = max(every, default=0)
+    for number, (kernel, moved) in enumerate(zip(program.kernels, every, strict=True)):
         if kernel.anchor is not None or kernel.row_count * max(kernel.col_count, 1) == 0:
             continue
-        moved = _moved(program, kernel)
         if moved < _LEAST_SHARE * most or (effort != "max" and moved < _LEAST_SECONDS[facts.target] * facts.bandwidth):
             continue
         first, *others = _estimates(kernel, program, facts)

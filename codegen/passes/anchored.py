@@ -79,6 +79,7 @@ def in_kernel(anchor: AnyAnchor) -> Anchor | None:
 
 
 def operator_of(call: LibraryCall) -> str:
+    """The ATen operator's name without its namespace and overload."""
     return call.target.split(".")[1]
 
 

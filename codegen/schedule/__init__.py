@@ -11,7 +11,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule.cluster import cluster
 from fusepass.codegen.schedule.cost import Costs
 from fusepass.codegen.schedule.flat import crossing, pointwise
-from fusepass.codegen.schedule.patch import patches
+from fusepass.codegen.schedule.patch import patch
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.rivals import rivals
 from fusepass.codegen.schedule.rows import inner, outer, prefers_rows
@@ -66,8 +66,7 @@ def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool
         return shape, crossing(shape, columns, together), together
     shape = Shape(kernel, program, facts, aligned)
     if kernel.is_pointwise:
-        found = patches(kernel, program, facts, aligned=aligned)
-        return shape, found[0] if found else pointwise(shape), 0
+        return shape, patch(kernel, program, facts, aligned=aligned) or pointwise(shape), 0
     if kernel.team is not None:
         return shape, team(shape, kernel.team), 0
     if kernel.cluster > 1:

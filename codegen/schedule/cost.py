@@ -21,11 +21,8 @@ from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.shape import LINE, SECTOR, Access, Shape, ceil
 
 _LAUNCH = 2.5e-6  # seconds
-_START, _LOAD, _SHARED = (
-    2.7e-7,
-    4.5e-7,
-    2e-7,
-)  # seconds of a block: to its first load, for each load, from shared memory
+# Seconds of a block: to its first load, for each load, from shared memory.
+_START, _LOAD, _SHARED = 2.7e-7, 4.5e-7, 2e-7
 _DISPATCH = 7.3e-8  # seconds from one block to the next on a multiprocessor, at least
 _ISSUE = 128 * 1.8e9  # instructions of threads that a multiprocessor executes in a second
 _COSTLY = 8.0  # instructions of a function that is none of the cheap ones

@@ -16,9 +16,8 @@ _WORDS = 40  # of a row that such a thread holds; with more the compiler has too
 _FEW_THREADS = 512  # on a multiprocessor, of 128 registers each
 _FEW_WORDS = 100
 _WORD = 4  # bytes
-_EASY_WORDS = (
-    32  # of which the compiler takes no more than their share by itself, where elements are no shorter than words
-)
+# Of which the compiler takes no more than their share by itself, where elements are no shorter than words.
+_EASY_WORDS = 32
 _SHORT_EASY_WORDS = 16
 
 

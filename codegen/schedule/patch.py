@@ -27,14 +27,14 @@ _RESERVED = 1 << 10  # bytes of shared memory that the device takes of each bloc
 _COPIES_FROM = 80  # compute capability times ten
 
 
-def patches(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool) -> list[Schedule]:
-    """Patches of the images that the kernel's last two axes walk over, the best ones first; none where they would save nothing."""
+def patch(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool) -> Schedule | None:
+    """The best patches of the images that the kernel's last two axes walk over; None where they would save nothing."""
     if facts.capability < _COPIES_FROM:
-        return []
+        return None
     image = kernel.rows[-2:]
     windows = patch_windows(kernel, program, image) if len(image) == 2 else ()
     if not windows or min(window.reuse for window in windows) < _LEAST_REUSE:
-        return []
+        return None
     wanted = 2 * facts.multiprocessors
     down, (step, _) = windows[0].window.axes[0], windows[0].below[0].steps
 
@@ -44,7 +44,7 @@ def patches(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bo
         lanes = -(-plan.threads // _WARP) * _WARP
         return min(plan.blocks, wanted), plan.threads / lanes / (1 + _READING * rows / plan.unroll), plan.threads
 
-    return sorted(_plans(kernel, program, facts, windows, aligned), key=worth, reverse=True)
+    return max(_plans(kernel, program, facts, windows, aligned), key=worth, default=None)
 
 
 def _plans(

@@ -23,9 +23,8 @@ _PIECE = 64  # bytes that the threads of a row read together at least
 FEW_ELEMENTS = 16  # per thread: enough loads in flight to fill the memory system
 _ONCE_LANES, _ONCE_ELEMENTS = 256, 32  # of a row that is read once; elements that a thread takes at a time
 _KEPT_THREADS = 256  # per block, up to which columns are shared by more threads than have room for them
-_WORD = (
-    4  # bytes of an element from which that is better: half as many are more computation for the bytes that they are
-)
+# Bytes of an element from which that is better: half as many are more computation for the bytes that they are.
+_WORD = 4
 _ROWS_THREADS, _EXCHANGING_THREADS = 128, 256  # per block of several rows; where these are stored through a tile
 COLUMN_THREADS = 128  # per block, where each has columns of its own
 _PAIR_THREADS = 512  # per block, where columns are shared and each thread has two rows
@@ -58,6 +57,7 @@ def prefers_rows(shape: Shape) -> bool:
 
 
 def inner(shape: Shape) -> Schedule:
+    """Threads side by side along a row: each row by part of a warp, a warp, or a block."""
     assert shape.col_axis is not None
     crossing = crossing_stores(shape, shape.col_axis, shape.row_axis)
     if crossing:
@@ -172,6 +172,7 @@ def unroll_of(most: int, count: int, step: int) -> int:
 
 
 def rows_per_block(shape: Shape, lanes: int, crossing: Sequence[Crossing]) -> int:
+    """Rows that a block takes, each by so many threads; fewer where the device would have too few blocks."""
     if lanes > 32:
         return 1
     groups = (_EXCHANGING_THREADS if crossing else _ROWS_THREADS) // lanes
@@ -181,6 +182,7 @@ def rows_per_block(shape: Shape, lanes: int, crossing: Sequence[Crossing]) -> in
 
 
 def outer(shape: Shape) -> Schedule:
+    """Threads side by side across rows, where neighbours in memory belong to different ones."""
     assert shape.row_axis is not None
     cols = max(shape.cols, 1)
     most = most_elements(shape)
@@ -324,4 +326,5 @@ def shared_columns(shape: Shape, width: int, most: int) -> Schedule:
 
 
 def states_of_thread(kernel: Kernel) -> int:
+    """Bytes of shared memory for what a thread found so far of all reductions."""
     return sum(state_bytes(reduction) for reduction in kernel.reductions) * 2  # split statistics have two states

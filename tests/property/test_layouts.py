@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from itertools import permutations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +15,7 @@ from fusepass.codegen.ir.program import Buffer, Kernel, Program, Role, Store
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.pipeline import run_passes
 from fusepass.codegen.render import render
-from tests.support.emulate import emulate
+from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.regions import TILES
 from tests.unit.test_render_cuda import SMALL, assert_close, inputs_of
@@ -80,7 +78,7 @@ def program_of(shape: tuple[int, ...], given_: list[Operand], made: list[Operand
     return run_passes(program, builder, TILES, check=True)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_compiler
 @settings(max_examples=12, deadline=None)
 @given(shapes, st.lists(inputs, min_size=1, max_size=3), st.lists(operands, min_size=1, max_size=2), st.booleans())
 def test_any_layouts(shape: tuple[int, ...], given_: list[Operand], made: list[Operand], aligned: bool) -> None:

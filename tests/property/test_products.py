@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +10,7 @@ from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule_product import schedule_product
 from fusepass.codegen.schedule_product.tiles import TILINGS
-from tests.support.emulate import emulate
+from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.products import BF16, F16, F32, ONE, Case, generated
 from tests.unit.test_render_cuda import assert_close, inputs_of
@@ -38,7 +36,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_compiler
 @settings(max_examples=12)
 @given(case=cases(), first=st.integers(0, len(TILINGS) - 1), aligned=st.booleans())
 def test_values(case: Case, first: int, aligned: bool) -> None:

@@ -510,3 +510,8 @@ LARGE: dict[str, Case] = {
     "depthwise": Case((64, 256, 56, 56), 256, (3, 3), (1, 1), (1, 1), (1, 1), groups=256),
 }
 """Sizes worth a measurement."""
+
+
+def multiplying(program: Program) -> Kernel:
+    """The kernel with the convolution."""
+    return next(kernel for kernel in program.kernels if kernel.anchor is not None)

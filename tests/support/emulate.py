@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Buffer, Program, Role
@@ -22,6 +23,9 @@ _BUILD = Path(__file__).parents[2] / "build" / "test-emulation"
 _HERE = Path(__file__).parent
 _MARGIN = 64  # elements on each side of a buffer that no kernel may write
 _FLAGS = ("-std=c++17", "-Og", "-fPIC", "-w", "-fsanitize=alignment,bounds", "-fno-sanitize-recover=all")
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+"""A mark of tests that emulate kernels."""
 
 NUMPY = {
     DType.BOOL: np.bool_,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -18,7 +17,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule_convolution import pays_twice
-from tests.support.emulate import emulate
+from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import region
 from tests.support.thinned import thinned
 from tests.support.values import check_values
@@ -27,8 +26,6 @@ from tests.unit.test_render_cuda import inputs_of
 H200 = DeviceFacts.h200()
 SMALL = replace(H200, multiprocessors=1)  # its blocks take several tiles one after another
 Model = Callable[[Tensor, Tensor, Tensor], object]
-
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
 
 def program_of(model: Model, out: int = 20, *, twice: bool = True, size: tuple[int, ...] = (2, 5, 9, 70)) -> Program:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +19,7 @@ from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Keep
 from fusepass.errors import IRError
-from tests.support.emulate import emulate
+from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import region, tensor_of
 
 H200 = DeviceFacts.h200()
@@ -79,7 +78,7 @@ def test_a_cluster_is_of_a_size_that_devices_have() -> None:
         verify(replace(program, kernels=(replace(kernel, cluster=3),)))
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_compiler
 @pytest.mark.parametrize(
     ("function", "shape", "dtype"),
     [

@@ -42,7 +42,7 @@ from tests.support.convolutions import (
     program_of,
     reduced,
 )
-from tests.support.emulate import emulate
+from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.machine_code import disassembler, instructions, products, written_while_read
 from tests.support.thinned import thinned
@@ -51,8 +51,6 @@ from tests.unit.test_render_cuda import inputs_of
 H200 = DeviceFacts.h200()
 WARPS = (1, 4)  # that multiply together
 SMALL = replace(H200, multiprocessors=1)  # its blocks take several tiles one after another
-
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
 
 @needs_compiler

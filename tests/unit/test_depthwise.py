@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -18,15 +17,13 @@ from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_convolution import preferred, serves
 from fusepass.codegen.source import Target
 from tests.support.convolutions import DEPTHWISE, Case, generated, program_of
-from tests.support.emulate import emulate
+from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import decode, interpret
 from tests.support.native import run_native
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
 SMALL = replace(H200, multiprocessors=1)
-
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
 
 @needs_compiler

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -17,7 +16,7 @@ from fusepass.codegen.schedule_general import Generality
 from fusepass.codegen.source import Source
 from tests import compile_cuda
 from tests.support import kernels as k
-from tests.support.emulate import emulate
+from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.native import run_native_source
 from tests.unit.test_render_cuda import PROGRAMS, SMALL, assert_close, inputs_of
@@ -113,7 +112,7 @@ SAMPLE = (
 )  # fmt: skip
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_compiler
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.slow) for name in PROGRAMS]
 )
@@ -126,7 +125,7 @@ def test_cuda_with_all_numbers_at_run_time(name: str) -> None:
     assert_close(program, emulate(program, source, inputs), interpret(program, inputs))
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_compiler
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.slow) for name in PROGRAMS]
 )
@@ -138,7 +137,7 @@ def test_cpp_with_all_numbers_at_run_time(name: str) -> None:
     )
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_compiler
 @pytest.mark.parametrize(
     "name",
     ["rows of 64", "rows of 63", "rows of 1000", "rows of halves", "softmax of 10", "softmax of 2", "argmax", "double"],
@@ -201,7 +200,7 @@ EXCHANGED: dict[str, Sequence[Callable[[], Program]]] = {
 }
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_compiler
 @pytest.mark.parametrize("name", {**FAMILIES, **EXCHANGED})
 def test_one_cuda_source_serves_several_sizes(name: str) -> None:
     programs = [make() for make in {**FAMILIES, **EXCHANGED}[name]]
@@ -216,7 +215,7 @@ def test_one_cuda_source_serves_several_sizes(name: str) -> None:
     compile_cuda.keep(source)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_compiler
 @pytest.mark.parametrize("name", FAMILIES)
 def test_one_cpp_source_serves_several_sizes(name: str) -> None:
     programs = [make() for make in FAMILIES[name]]

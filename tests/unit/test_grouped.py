@@ -28,7 +28,7 @@ from fusepass.codegen.schedule_convolution import preferred, schedule_convolutio
 from fusepass.codegen.toolchain import include_directory
 from fusepass.errors import IRError
 from tests.support.convolutions import GROUPED, Across, Case, Over, generated, generated_pooling, program_of, reduced
-from tests.support.emulate import emulate
+from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.regions import region
 from tests.support.thinned import thinned
@@ -37,8 +37,6 @@ from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
 SMALL = replace(H200, multiprocessors=1)
-
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
 
 def anchor_of(program: Program) -> Convolution:

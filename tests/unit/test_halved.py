@@ -42,15 +42,13 @@ from fusepass.work import Work
 from tests import compile_cuda
 from tests.support.convolutions import HALVED as CASES
 from tests.support.convolutions import Case, program_of
-from tests.support.emulate import emulate
+from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.native import compile_command, run_native
 from tests.support.numpy_ops import Array
 from tests.support.precision import cudnn
 from tests.support.products import H200, ONE, tiling_id
 from tests.support.regions import trace
-
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
 
 def halved(case: Case, *, chain: bool = True) -> Program:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import MOST_HELD, ROWS
 from fusepass.codegen.ir.dtype import Precision
-from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_convolution import preferred, schedule_convolution, serves
@@ -33,8 +33,9 @@ from tests.support.convolutions import (
     generated,
     generated_pooling,
     generated_reduction,
+    multiplying,
 )
-from tests.support.emulate import emulate
+from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.thinned import thinned
 from tests.support.values import check_values
@@ -44,7 +45,6 @@ from tests.unit.test_render_cuda import inputs_of
 H200 = DeviceFacts.h200()
 SMALL = replace(H200, multiprocessors=1)  # its blocks take several tiles one after another
 
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
 HELD = {
     "neighbours": Case((2, 3, 6, 9, 10), 16, (4, 4, 4), (1, 1, 1), (0, 0, 0), (1, 1, 1)),
@@ -60,11 +60,6 @@ HELD = {
 
 def held(case: Case, precision: Precision = Precision.FLOAT32) -> Case:
     return replace(case, precision=precision, halves=True, held=True)
-
-
-def multiplying(program: Program) -> Kernel:
-    """The kernel with the convolution."""
-    return next(kernel for kernel in program.kernels if kernel.anchor is not None)
 
 
 def planned(program: Program, facts: DeviceFacts = SMALL) -> HeldSchedule:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -29,7 +28,7 @@ from fusepass.codegen.render import describe, render
 from fusepass.errors import IRError, ScheduleError
 from tests import compile_cuda
 from tests.support.convolutions import CASES, POOLED, Across, Case, generated_pooling, pooled
-from tests.support.emulate import emulate
+from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.regions import Region, region
 from tests.support.thinned import thinned
@@ -40,8 +39,6 @@ H200 = DeviceFacts.h200()
 SMALL = replace(H200, multiprocessors=1)  # its blocks take several tiles of a sample one after another
 
 WIDE = Case((2, 3, 20, 70), 7, (3, 3), (1, 1), (0, 0), (1, 1))  # several tiles of each sample
-
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
 
 def convolution_of(program: Program) -> Kernel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -22,7 +21,7 @@ from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import describe, render
 from fusepass.errors import IRError
 from tests import compile_cuda
-from tests.support.emulate import emulate
+from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.regions import Region, region
 from tests.support.thinned import thinned
@@ -31,7 +30,6 @@ from tests.unit.test_render_cuda import inputs_of
 H200 = DeviceFacts.h200()
 DEVICES = {"4 warps together": replace(H200, multiprocessors=1), "warps alone": replace(H200, arch="sm_80")}
 
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
 Model = Callable[[Tensor, Tensor, Tensor], Tensor]
 

@@ -21,7 +21,7 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.convolution import ScaledHalves, ScaledWeights
 from fusepass.codegen.ir.dtype import Precision
-from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.anchors import AnchorSource
@@ -41,8 +41,9 @@ from tests.support.convolutions import (
     generated,
     generated_pooling,
     generated_reduction,
+    multiplying,
 )
-from tests.support.emulate import emulate
+from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.machine_code import disassembler, instructions
 from tests.support.regions import Region, region
@@ -52,13 +53,6 @@ from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
 SMALL = replace(H200, multiprocessors=1)  # its blocks take several tiles one after another
-
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-
-
-def multiplying(program: Program) -> Kernel:
-    """The kernel with the convolution."""
-    return next(kernel for kernel in program.kernels if kernel.anchor is not None)
 
 
 def planned(program: Program, facts: DeviceFacts = H200) -> PlacesSchedule:
@@ -311,6 +305,7 @@ def test_an_infinity_meets_no_weight_of_another_phase() -> None:
 
 
 def spreads(program: Program, bits: int, where: str) -> None:
+    """Hold what becomes of a number, given by its bits in an input, against the interpreter: infinities and NaN at the same places."""
     inputs = inputs_of(program)
     inputs[where][37] = np.array(bits, np.uint32).view(np.float32)
     with np.errstate(all="ignore"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -19,14 +18,13 @@ from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
 from fusepass.variants import Variant, variants
 from tests.support.convolutions import POINTWISE, Across, Case, Over, generated, generated_pooling, program_of, reduced
+from tests.support.emulate import needs_compiler
 from tests.support.interpret import interpret
 from tests.support.regions import trace
 from tests.support.values import check_values
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
-
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
 
 def check(program: Program) -> None:

@@ -26,7 +26,7 @@ from fusepass.codegen.schedule_product.tiles import TILINGS, Tiling
 from fusepass.errors import IRError
 from fusepass.numerics import compare
 from tests import compile_cuda
-from tests.support.emulate import emulate
+from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.native import compile_command, run_native
 from tests.support.numpy_ops import Array
@@ -34,8 +34,6 @@ from tests.support.products import BF16, CASES, F16, H200, ONE, TILED, Case, ass
 from tests.support.regions import NO_SPLIT, memory_of, region, tensor_of
 from tests.support.thinned import thinned
 from tests.unit.test_render_cuda import inputs_of
-
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
 
 def run(program: Program, facts: DeviceFacts, inputs: dict[str, Array], *, aligned: bool = True) -> dict[str, Array]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -26,7 +25,7 @@ from fusepass.codegen.schedule_product.tiles import TILINGS
 from fusepass.errors import IRError
 from tests import compile_cuda
 from tests.support.convolutions import HALVED, Case, Over, generated_reduction
-from tests.support.emulate import emulate
+from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.regions import Region, region
 from tests.support.thinned import thinned
@@ -34,8 +33,6 @@ from tests.support.values import check_values
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
-
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
 
 def product_of(program: Program) -> Kernel:

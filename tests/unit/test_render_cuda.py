@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.render import describe, render, render_general
 from tests import compile_cuda
 from tests.support import kernels as k
-from tests.support.emulate import emulate
+from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import STORAGE, decode, interpret
 from tests.support.numpy_ops import Array
 
@@ -174,7 +173,7 @@ def assert_close(program: Program, got: dict[str, Array], wanted: dict[str, Arra
         )
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_compiler
 @pytest.mark.parametrize(
     "facts", [pytest.param(SMALL, id="filled"), pytest.param(H200, id="empty", marks=pytest.mark.slow)]
 )
@@ -186,7 +185,7 @@ def test_values(name: str, facts: DeviceFacts) -> None:
     assert_close(program, got, interpret(program, inputs))
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_compiler
 @pytest.mark.parametrize(
     "name", ["vectors with a tail", "rows of 768", "softmax of 8 channels", "concatenation", "mixed layouts"]
 )
@@ -197,7 +196,7 @@ def test_unaligned_inputs(name: str) -> None:
     assert_close(program, got, interpret(program, inputs))
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_compiler
 @pytest.mark.parametrize(
     "name",
     [
@@ -270,7 +269,7 @@ def test_what_is_left_for_nvcc(name: str) -> None:
     compile_cuda.keep(render(PROGRAMS[name](), H200))
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_compiler
 @pytest.mark.parametrize(("samples", "size"), [(6, 4 * 3077), (4, 4 * 1024), (2, 4000)])
 def test_what_samples_share_is_read_for_several_at_once(
     samples: int, size: int, monkeypatch: pytest.MonkeyPatch

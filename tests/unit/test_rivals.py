@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from fusepass.codegen.ir.program import Program
@@ -11,7 +9,7 @@ from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking, schedule
 from fusepass.codegen.schedule.arrangement import Arrangement
 from tests.support import kernels as k
-from tests.support.emulate import emulate
+from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.unit.test_render_cuda import H200, PROGRAMS, SMALL, assert_close, inputs_of
 from tests.unit.test_schedule import check_fits
@@ -32,14 +30,14 @@ def test_every_rival_fits_the_device_and_covers_the_kernel(name: str) -> None:
             assert schedule(kernel, program, H200, rank=rank) == each.plan
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_compiler
 @pytest.mark.parametrize("name", QUICK)
 def test_values(name: str) -> None:
     check_rank(PROGRAMS[name](), 1)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_compiler
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_values_of_all(name: str) -> None:
     program = PROGRAMS[name]()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -25,7 +24,7 @@ from fusepass.codegen.render.cuda_epilogue import Epilogue
 from fusepass.codegen.schedule_product.tiles import TILINGS
 from fusepass.errors import IRError, ScheduleError
 from tests.support.convolutions import HALVED, Across, generated_pooling
-from tests.support.emulate import emulate
+from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.regions import Region, region
 from tests.support.thinned import thinned
@@ -33,8 +32,6 @@ from tests.support.values import check_values
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
-
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
 
 def halved(name: str, across: Across = Across.EACH) -> Program:

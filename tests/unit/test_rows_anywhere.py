@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -19,7 +18,7 @@ from fusepass.codegen.render import render
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Keep
 from tests.support import kernels as k
-from tests.support.emulate import emulate
+from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import region, tensor_of
 
 H200 = DeviceFacts.h200()
@@ -56,7 +55,7 @@ def test_other_operands_are_loaded_one_by_one() -> None:
     assert f"fp::store_inside(y + ({row}), y_out_0, {within}, col, 1001);" in text
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_compiler
 @pytest.mark.parametrize(
     ("function", "shape", "dtype"),
     [
@@ -73,7 +72,7 @@ def test_values(function: Callable[[Tensor], Tensor], shape: tuple[int, ...], dt
     assert any(schedule(kernel, program, SMALL).start is not None for kernel in program.kernels)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_compiler
 @pytest.mark.parametrize("columns", [52_000, 52_003])
 def test_rows_that_are_reduced_only_are_copied_ahead(columns: int) -> None:
     """The last phase that needs a row's places is a sweep."""

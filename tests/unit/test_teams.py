@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -32,7 +31,7 @@ from fusepass.fallbacks import FallbackCounter
 from fusepass.runtime import _failed
 from tests import compile_cuda
 from tests.support import kernels as k
-from tests.support.emulate import emulate
+from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import NO_SPLIT, region, tensor_of
 from tests.support.thinned import thinned
 
@@ -43,7 +42,6 @@ LITTLE = replace(H200, l2_bytes=4096, shared_bytes_per_block=24 << 10, multiproc
 MUCH = replace(LITTLE, shared_bytes_per_block=96 << 10)
 RING = replace(LITTLE, shared_bytes_per_block=100 << 10, multiprocessors=8)
 """A block has a multiprocessor to itself, and keeps a ring of 6 places of 1024 vectors."""
-emulated = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
 
 def size(program: Program, facts: DeviceFacts = H200) -> tuple[int, int] | None:
@@ -74,7 +72,7 @@ MODELS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] =
 """A function of a tensor and two weights, the tensor's shape, and the weights'."""
 
 
-@emulated
+@needs_compiler
 @pytest.mark.parametrize(("members", "teams", "facts"), thinned([(2, 2, LITTLE), (5, 1, LITTLE), (3, 4, MUCH)], 2))
 @pytest.mark.parametrize("name", MODELS)
 def test_values(name: str, members: int, teams: int, facts: DeviceFacts) -> None:
@@ -92,7 +90,7 @@ def test_values(name: str, members: int, teams: int, facts: DeviceFacts) -> None
         assert (got - exact.double()).abs().max() <= allowed
 
 
-@emulated
+@needs_compiler
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("cols", [50_000, 49_152 * 4, 60_001])
 def test_a_team_of_all_blocks_holds_a_part_in_registers(
@@ -150,7 +148,7 @@ RINGS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], tup
 }  # fmt: skip
 
 
-@emulated
+@needs_compiler
 @pytest.mark.parametrize("name", thinned(RINGS, 2))
 def test_a_ring(name: str) -> None:
     """What blocks sweep is ahead of what they store, by a row or more; results are as near as the numeric policy wants them."""
@@ -170,7 +168,7 @@ def test_a_ring(name: str) -> None:
         assert (got - exact.double()).abs().max() <= allowed
 
 
-@emulated
+@needs_compiler
 @pytest.mark.parametrize(
     ("function", "shape", "dtype"),
     [
@@ -195,7 +193,7 @@ def test_a_block_that_stays_copies_its_next_row_ahead(
     assert "fetched" not in describe(program, program.kernels[0], replace(H200, multiprocessors=3))
 
 
-@emulated
+@needs_compiler
 def test_nan_and_infinities_stand_where_pytorch_has_them() -> None:
     x = torch.randn(4, 6000)
     x[0, 5999], x[1, 17], x[2, 3000] = torch.nan, torch.inf, -torch.inf
@@ -208,7 +206,7 @@ def test_nan_and_infinities_stand_where_pytorch_has_them() -> None:
         torch.testing.assert_close(got, eager, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
-@emulated
+@needs_compiler
 def test_results_depend_neither_on_timing_nor_on_how_many_teams_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     program = k.in_teams(k.layer_norm(7, 20_000), 3, 3)
     source = render(program, LITTLE)
@@ -221,7 +219,7 @@ def test_results_depend_neither_on_timing_nor_on_how_many_teams_fit(monkeypatch:
         assert all(np.array_equal(first[name].view(np.uint32), again[name].view(np.uint32)) for name in first)
 
 
-@emulated
+@needs_compiler
 def test_a_device_without_room_for_a_team_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     program = k.in_teams(k.softmax_rows(2, 6000), 2, 1)
     monkeypatch.setenv("EMULATED_TEAMS", "0")
@@ -241,7 +239,7 @@ def test_a_region_that_does_not_fit_runs_as_its_operators_and_says_so() -> None:
         _failed(region, 719, (torch.ones(()),))
 
 
-@emulated
+@needs_compiler
 def test_wide_indices_and_unaligned_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     program = k.in_teams(k.layer_norm(3, 8192, k.F16), 2, 2)
     random = np.random.default_rng(0)

@@ -19,7 +19,7 @@ from fusepass.codegen.render import render
 from fusepass.codegen.schedule_product import schedule_product
 from fusepass.codegen.schedule_product.tiles import TILINGS
 from tests.support.convolutions import HALVED, Across, generated_pooling
-from tests.support.emulate import emulate
+from tests.support.emulate import emulate, needs_compiler
 from tests.support.native import compile_command
 from tests.support.thinned import thinned
 from tests.support.values import check_values
@@ -28,8 +28,6 @@ from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
 FEW = replace(H200, multiprocessors=2)  # so that a group has several tiles
-
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
 
 @pytest.fixture(autouse=True)
