@@ -110,8 +110,17 @@ class Frame:
 
     def inside(self, scope: Scope) -> str:
         """Where a vector begins in its row, and how many elements that has, as arguments; rows begin anywhere."""
+        return f"{self.column(scope)}, {self.length}"
+
+    def column(self, scope: Scope) -> str:
+        """Where a vector begins in its row, or in its run."""
         assert self.arranged.col is not None
-        return f"{scope.index(axis_index(self.arranged.col))}, {free(self.schedule.run or self.kernel.col_count)}"
+        return scope.index(axis_index(self.arranged.col))
+
+    @property
+    def length(self) -> str:
+        """How many elements a row has, or a run."""
+        return free(self.schedule.run or self.kernel.col_count)
 
     def within(self, scope: Scope | None = None) -> str:
         """The condition, known where steps are unrolled, that all elements of the vectors of a step are their row's; else it is asked

@@ -12,20 +12,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fusepass.codegen.ir.crossing import power_above
+from fusepass.codegen.schedule.columns import COLUMN_THREADS, exchanging, overlapping, shared_columns
 from fusepass.codegen.schedule.flat import crossing, pointwise
 from fusepass.codegen.schedule.lanes import resident_blocks
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.rows import (
-    COLUMN_THREADS,
     FEW_ELEMENTS,
     STATIC_SHARED,
     crossing_stores,
     exchanges,
-    exchanging,
     long_rows,
-    overlapping,
     rows_per_block,
-    shared_columns,
     states_of_thread,
     unroll_of,
 )
