@@ -51,7 +51,7 @@ def generalised(plan: Schedule, kernel: Kernel, *, coarse: bool) -> Schedule:
             return _with_rows(replace(plan, unroll=_unroll(plan)), kernel)
         case Walk.OUTER:
             blocks = ceil(kernel.row_count, plan.lanes * plan.width)
-            return replace(plan, unroll=_unroll(plan), overlap=0, tiles=1, strip=0, blocks=blocks)
+            return replace(plan, unroll=_unroll(plan), overlap=0, blocks=blocks)
         case Walk.CROSSING | Walk.PATCH:
             return plan
 

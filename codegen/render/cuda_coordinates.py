@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fusepass.codegen.render.cuda_place import Strip, patch_place
+from fusepass.codegen.render.cuda_place import patch_place
 from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.schedule.plan import Walk
@@ -169,9 +169,6 @@ class Coordinates:
                 thread = f"threadIdx.x % {plan.threads}"
             group = self.frame.constant("group", f"{thread} / {plan.lanes}")
             self.frame.first_of_row = f"{group} == 0"
-        if plan.tiles > 1:
-            self._define_strip(number, lane, group)
-            return self._tile(group, plan.groups, self.kernel.col_count, 1)
         rows = plan.lanes * plan.width
         here = f"{number} * {plan.lanes} + {lane}"
         if plan.overlap:
@@ -184,25 +181,6 @@ class Coordinates:
             self.frame.place = lane, group
         self._define_row(here if plan.width == 1 else f"({here}) * {plan.width}", rows, plan.width)
         return self._tile(group, plan.groups, self.kernel.col_count, 1)
-
-    def _define_strip(self, number: str, lane: str, group: str) -> None:
-        """Define the row axis of a block that takes one tile after another of rows that lie together."""
-        plan, axis = self.schedule, self.arranged.row
-        assert axis is not None
-        strips, end = -(-plan.strip // plan.own_rows), free(plan.strip)
-        strip = self.frame.constant("strip", f"fp::div({number}, {strips})")
-        first = self.frame.constant("first_row", f"fp::mod({number}, {strips}) * {plan.own_rows}")
-        self.frame.loop_from = len(self.top.lines)
-        tile = self.names.exact("tile")
-        last = f"fp::least({first} + {plan.rows_of_block}, {end} + {plan.overlap - 1})"
-        self.frame.row_loop = f"for ({self.index_type} {tile} = {first}; {tile} < {last}; {tile} += {plan.lanes})"
-        place = self.frame.constant("place", f"{tile} + {lane}")
-        self.frame.live = self.names.exact("live")
-        self.top.lines.append(f"const bool {self.frame.live} = {place} < {end};")
-        self.frame.first_of_row = f"{group} == 0 && {place} < {first} + {plan.own_rows}"
-        self.frame.place, self.frame.strip = (lane, group), Strip(strip, first, tile)
-        row = f"{strip} * {end} + ({self.frame.live} ? {place} : {free(plan.strip - 1)})"
-        self.top.define_axis(axis, self.frame.constant("row", row))
 
     def _crossing(self, number: str) -> Tile:
         plan = self.schedule

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from fusepass.codegen.ir.dataflow import Dataflow
 from fusepass.codegen.ir.digits import few_digits
@@ -17,7 +17,7 @@ from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.ir.vectors import begins_with, is_vector, start_of
 from fusepass.codegen.render.cuda_coordinates import Coordinates
-from fusepass.codegen.render.cuda_place import PatchPlace, Strip
+from fusepass.codegen.render.cuda_place import PatchPlace
 from fusepass.codegen.render.cuda_tile import Arranged, Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Printer, Scope
@@ -54,10 +54,7 @@ class Frame:
         self.first_along = self.first_across = ""
         self.place = "", ""
         self.first_of_row = ""  # the condition that a thread is the first of those on a row, where there are more
-        self.loop_from = 0  # of a block that takes several tiles of rows: the lines before these
-        self.shift: Callable[[Scope], None] | None = (
-            None  # what defines the row of a result, where that depends on its column
-        )
+        self.run = names.exact("run") if schedule.run else ""  # the run of columns in which a vector lies
         self.own_row = ""  # which of its block's rows a thread's first one is, where blocks overlap
         self.team = ""  # of a block in a team
         self.member = ""  # which block of its cluster one is
@@ -65,7 +62,6 @@ class Frame:
         self.row = self.row_loop = self.first_row = self.row_step = ""
         self.turn = ""  # with a ring, the row at hand, or less than 0 before the first one
         self.patch: PatchPlace | None = None
-        self.strip: Strip | None = None
         # Of a block's part of a row, after what it keeps in shared memory: what it holds in registers, and what is left.
         self.held: Tile | None = None
         self.rest: Tile | None = None
@@ -200,14 +196,12 @@ class Frame:
             text = tile.variable
         if tile.axis is not None:
             scope.define_axis(tile.axis, text)
-        if self.shift is not None:
-            self.shift(scope)
 
     def _define_run(self, scope: Scope, number: str) -> str:
         """Define the run of columns in which vector `number` of a row lies; the vector's number there."""
         run, each = self.kernel.cols[0], free(self.schedule.vectors_of_run(self.kernel.col_count))
-        scope.lines.append(f"const {self.index_type} {run.name} = fp::div({number}, {each});")
-        scope.define_axis(run, run.name)
+        scope.lines.append(f"const {self.index_type} {self.run} = fp::div({number}, {each});")
+        scope.define_axis(run, self.run)
         return f"fp::mod({number}, {each})"
 
 

@@ -21,7 +21,6 @@ from fusepass.codegen.render.cuda_patch import Patches
 from fusepass.codegen.render.cuda_rows import RowValues
 from fusepass.codegen.render.cuda_states import Around, State, declare_state, is_costly, merge, name_results, push
 from fusepass.codegen.render.cuda_stores import write_store
-from fusepass.codegen.render.cuda_strip import Strips
 from fusepass.codegen.render.cuda_tile import Tile, arrange
 from fusepass.codegen.render.cuda_windows import vector_windows
 from fusepass.codegen.render.numbers import free
@@ -60,7 +59,7 @@ class KernelWriter:
         self.rows = RowValues(frame, self.stats)
         self.held: dict[int, Ahead] = {}  # loads that stay in registers
         self.fetches = self._fetches() if frame.schedule.fetches else None
-        self.before_rows = frame.loop_from or len(self.top.lines)
+        self.before_rows = len(self.top.lines)
         if self.fetches is not None:
             self.top.lines += self.fetches.row()
         self.patches = Patches(frame) if frame.patch is not None else None
@@ -81,7 +80,7 @@ class KernelWriter:
             self._element_stores(kernel.stores)
         write_out(self.frame, self.exchanged)
         self.places.check()
-        if self.frame.row_loop and not self.frame.team and self.frame.strip is None and len(kernel.sweeps) == 1:
+        if self.frame.row_loop and not self.frame.team and len(kernel.sweeps) == 1:
             self.top.lines.append("__syncthreads();")  # the next row's states go where this one's are read
         lines = self.top.lines
         if self.frame.row_loop:
@@ -108,18 +107,12 @@ class KernelWriter:
     def _element_stores(self, stores: tuple[Store, ...]) -> None:
         if self.frame.kernel.sweeps:
             self._say("results")
-        strips = Strips(self.frame, stores) if self.schedule.tiles > 1 else None
-        if strips is not None:
-            stores = strips.stores
-            self.top.lines += strips.before()
         alarm, roots = self.frame.kernel.alarm, [store.value for store in stores]
         if alarm is not None:
             self.alarmed = self.frame.names.exact("alarmed")
             self.top.lines.append(f"bool {self.alarmed} = false;")
             roots.append(alarm.condition)
         self._phase(len(self.frame.kernel.sweeps), roots, (), stores)
-        if strips is not None:
-            self.top.lines += strips.after()
         if alarm is not None:
             self.top.lines.append(f"if ({self.alarmed}) {self.frame.pointers[alarm.buffer]}[0] = 1.0f;")
 
@@ -221,7 +214,7 @@ class KernelWriter:
         """The loop over steps, each with its vector loaded."""
         frame = self.frame
         number = frame.number(tile, start)
-        guards = [frame.live] if phase.stores and frame.live and frame.strip is None else []
+        guards = [frame.live] if phase.stores and frame.live else []
         if tile.tail:
             guards.append(f"{number} < {tile.end}")
         step = steps.child()

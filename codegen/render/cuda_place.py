@@ -30,21 +30,6 @@ class PatchPlace:
     row_in_patch: str
 
 
-@dataclass(frozen=True)
-class Strip:
-    """Rows that lie together, of which a block takes several tiles; the C names of these numbers.
-
-    Attributes:
-        number: of the rows that lie together, among all such.
-        first: the block's first row, counted from the first of these.
-        tile: the first row of the tile at hand, counted so, too.
-    """
-
-    number: str
-    first: str
-    tile: str
-
-
 def patch_place(
     arranged: Arranged, plan: Schedule, top: Scope, number: str, constant: Callable[[str, str], str]
 ) -> PatchPlace:

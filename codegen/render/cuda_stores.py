@@ -59,8 +59,6 @@ def _own(frame: Frame, store: Store, step: Scope) -> str:
     A sector is the block's that has its first row as one of its own. It computes the others, too, as far as they follow in memory.
     """
     plan, row = frame.schedule, frame.arranged.row
-    if plan.tiles > 1 and store not in frame.kernel.row_stores:
-        return frame.own_row
     if not plan.overlap or row is None or store in frame.kernel.row_stores:
         return ""
     first = frame.first_lane(store.index)

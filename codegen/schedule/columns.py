@@ -22,8 +22,6 @@ COLUMN_THREADS = 128  # per block, where each has columns of its own
 _PAIR_THREADS = 512  # per block, where columns are shared and each thread has two rows
 _HELD_THREADS, _HELD_WORDS = 1024, 36  # on a multiprocessor, of 64 registers each; of a column that such a thread holds
 _LONG_RUN = 4  # blocks' rows that lie together in memory, at least, so that few have an end of them
-_STRIPS = 32, 16, 8, 4  # tiles that a block may take one after another
-_STRIPS_EACH = 8  # blocks that do so for each multiprocessor, at least
 _LEAST_SECTORS = 4  # of a block's rows, where blocks overlap by one
 _MOST_AGAIN = 0.6  # functions of an element times the share of them that two blocks compute
 
@@ -102,29 +100,11 @@ def overlapping(plan: Schedule, shape: Shape, most_again: float = _MOST_AGAIN) -
     rows = plan.lanes * plan.width
     plan = replace(plan, blocks=ceil(shape.rows, rows))
     costly = sum(isinstance(node, Apply) and node.op not in CHEAP for node in kernel.nodes)
-    if run < _LONG_RUN * rows:
+    if run < _LONG_RUN * rows or max(_LEAST_SECTORS, costly / most_again) * sector > rows:
         return plan
-    if max(_LEAST_SECTORS, costly / most_again) * sector > rows:
-        return in_strips(plan, shape, sector, run)
     # The conditions must not cost the registers that let two large blocks stand on a multiprocessor.
     resident = shape.facts.max_threads // plan.threads if plan.threads > _PAIR_THREADS else plan.resident
     return replace(plan, overlap=sector, blocks=ceil(shape.rows, rows - sector), resident=resident)
-
-
-def in_strips(plan: Schedule, shape: Shape, sector: int, run: int) -> Schedule:
-    """`plan` with blocks that take several tiles of the `run` rows that lie together, and overlap by a `sector` once for all of these.
-
-    As it is, where that leaves too few blocks.
-    """
-    if plan.width > 1 or plan.unroll == 1 or plan.lanes % sector or shape.rows % run:
-        return plan
-    for tiles in _STRIPS:
-        strips = ceil(run, tiles * plan.lanes - sector)
-        blocks = shape.rows // run * strips
-        if blocks >= _STRIPS_EACH * shape.facts.multiprocessors:
-            tiles = ceil(ceil(run, strips) + sector, plan.lanes)
-            return replace(plan, overlap=sector, tiles=tiles, strip=run, blocks=blocks)
-    return plan
 
 
 def _has_room(shape: Shape, plan: Schedule, run: int) -> bool:

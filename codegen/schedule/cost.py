@@ -93,7 +93,7 @@ class Costs:
         at_once = min(plan.blocks, resident * shape.facts.multiprocessors) / plan.blocks * read
         share = _CACHED if min(read, 2 * at_once) < shape.facts.l2_bytes else 1.0
         if plan.walk is Walk.OUTER:
-            read *= 1 + plan.overlap / plan.rows_of_block * _CACHED + (plan.tiles > 1) * _CACHED
+            read *= 1 + plan.overlap / (plan.lanes * plan.width) * _CACHED
         spread = 1 + _SPREAD * log2(plan.unroll) if plan.walk is Walk.POINTWISE and not plan.apart else 1.0
         return (read * (1 + again * share) + small + written) * spread
 
@@ -107,7 +107,7 @@ class Costs:
         merging = len(self._kernel(plan).reductions) * (inside * _MERGE + together * _MEET)
         rows = plan.width if plan.walk is Walk.OUTER else 1
         threads = plan.blocks * plan.threads * self._rows_of_block(plan)
-        again = plan.rows_of_block / plan.own_rows if plan.overlap else 1.0
+        again = plan.lanes * plan.width / plan.own_rows if plan.overlap else 1.0
         return shape.rows * max(shape.cols, 1) * each * again + threads * (_PLACE + merging * rows)
 
     def _waiting(self, plan: Schedule) -> float:

@@ -69,9 +69,6 @@ class Schedule:
             `CROSSING`, stores where `INNER` or `OUTER`.
         overlap: `OUTER`: rows of a block that the next one has, too, so that each stores whole sectors of results whose rows
             begin anywhere.
-        tiles: `OUTER`, with `overlap`: tiles of `lanes` rows that a block takes one after another, so that it shares rows with the next
-            block once for all of them; what it stores of a tile is moved back to where sectors begin (`render/cuda_strip`).
-        strip: with more than one of these tiles, how many rows lie together in memory; the rows of a block do.
         planes: `PATCH`: images that a block takes; of more than one, all of each.
         members: blocks that share each row; with more than one, blocks are resident all at once and go from row to row.
         cluster: blocks that share each row, and show each other their states in their shared memory; each takes one row.
@@ -110,8 +107,6 @@ class Schedule:
     realigned: frozenset[str] = frozenset()
     exchanges: bool = False
     overlap: int = 0
-    tiles: int = 1
-    strip: int = 0
     planes: int = 1
     members: int = 1
     cluster: int = 1
@@ -141,12 +136,7 @@ class Schedule:
     @property
     def own_rows(self) -> int:
         """Rows from one block's first to the next one's, where `OUTER`."""
-        return self.rows_of_block - self.overlap
-
-    @property
-    def rows_of_block(self) -> int:
-        """Where `OUTER`."""
-        return self.lanes * self.width * self.tiles
+        return self.lanes * self.width - self.overlap
 
     @property
     def on_chip(self) -> int:
@@ -185,7 +175,6 @@ class Schedule:
             case Walk.OUTER:
                 shape = f"{self.lanes} lanes of rows x {self.groups} groups of columns, {self.unroll} columns at a time"
                 shape += f", {self.keep.value}{exchanged}"
-                shape += f", {self.tiles} tiles one after another" if self.tiles > 1 else ""
                 shape += f", {self.overlap} rows also the next block's" if self.overlap else ""
             case Walk.CROSSING:
                 rows, cols = self.tile

@@ -32,30 +32,6 @@ CASES: dict[str, Case] = {
         "8 rows also the next block's",
     ),
     "bytes": (lambda x: x - x.amax(1, keepdim=True), (3, 65, 333), torch.uint8, ""),
-    "tiles one after another": (
-        lambda x: torch.log1p(x.softmax(1)),
-        (3, 513, 403),
-        torch.float32,
-        "tiles one after another, 8 rows also the next",
-    ),
-    "tiles of halves": (
-        lambda x: torch.log1p(x.softmax(1)),
-        (3, 403, 1021),
-        torch.bfloat16,
-        "tiles one after another, 16 rows also",
-    ),
-    "tiles, once per row, too": (
-        lambda x: (x.log_softmax(1).exp().sin(), x.amax(1)),
-        (1, 513, 999),
-        torch.float32,
-        "tiles one after another",
-    ),
-    "tiles, another input": (
-        lambda x: torch.log1p(x.softmax(1) * x[:, :1].abs()) + x[:1],
-        (2, 300, 515),
-        torch.float32,
-        "tiles one after another",
-    ),
     "short runs": (lambda x: x.softmax(1), (40, 65, 33), torch.float32, ""),
     "rows of whole sectors": (lambda x: x.softmax(1), (3, 65, 336), torch.float32, ""),
 }

@@ -124,7 +124,7 @@ def check_fits(plan: Schedule, kernel: Kernel) -> None:
             assert plan.lanes & (plan.lanes - 1) == 0 or plan.lanes % 32 == 0
             covered, cols = plan.lanes * plan.unroll, plan.vectors(cols)
         case Walk.OUTER:
-            assert plan.blocks * plan.rows_of_block >= rows
+            assert plan.blocks * plan.lanes * plan.width >= rows
             assert rows % plan.width == 0
             assert plan.groups == 1 or plan.lanes in (8, 16, 32)
             covered = plan.groups * plan.unroll
