@@ -9,6 +9,7 @@ from fusepass.codegen.ir.crossing import Crossing, near_step, neighbours, power_
 from fusepass.codegen.ir.expr import Apply
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.ops import CHEAP
+from fusepass.codegen.ir.program import Store
 from fusepass.codegen.ir.vectors import alignment, is_vector, split_index
 from fusepass.codegen.schedule.flat import exchanged
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
@@ -62,12 +63,14 @@ def outer(shape: Shape) -> Schedule:
 def held_columns(shape: Shape, width: int) -> Schedule | None:
     """Columns in the registers of blocks of which a multiprocessor has two: one loads or stores while the other one computes.
 
-    Their rows lie together in pieces of a cache line, or of a half or a quarter of one where columns are too long for that; None where
-    they are too long for all of these, or would not fill the device.
+    Their rows lie together in pieces of a cache line, or, where columns are too long for that, of a half or a quarter of one, if these
+    are whole sectors; None where columns are too long for all of these, or would not fill the device.
     """
-    smallest = min(access.nbytes for access in shape.main)
+    assert shape.row_axis is not None
+    axis, smallest = shape.row_axis, min(access.nbytes for access in shape.main)
     slots = _PAIR_THREADS * width * states_of_thread(shape.kernel)
-    for piece in (LINE, LINE // 2, LINE // 4):
+    whole = all(_in_whole_sectors(store, shape, axis) for store in shape.kernel.stores)
+    for piece in (LINE, LINE // 2, LINE // 4) if whole else (LINE,):
         lanes = piece // (width * smallest)
         each = ceil(shape.cols, _PAIR_THREADS // lanes)
         blocks = ceil(shape.rows, lanes * width)
@@ -91,7 +94,7 @@ def overlapping(plan: Schedule, shape: Shape, most_again: float = _MOST_AGAIN) -
     sector, lane = SECTOR // max(nbytes), Axis("lane", plan.width)
     fits = all(near_step(store.index, axis) == 1 for store in kernel.stores) and len(nbytes) == 1
     fits &= all(plan.width == 1 or is_vector(split_index(s.index, axis, lane), axis, lane) for s in kernel.stores)
-    whole = all(alignment(store.index, axis, sector) % sector == 0 for store in kernel.stores)
+    whole = all(_in_whole_sectors(store, shape, axis) for store in kernel.stores)
     if whole or not fits or sector < plan.width:
         return plan
     run = min(neighbours(store.index, axis) for store in kernel.stores)
@@ -105,6 +108,12 @@ def overlapping(plan: Schedule, shape: Shape, most_again: float = _MOST_AGAIN) -
     # The conditions must not cost the registers that let two large blocks stand on a multiprocessor.
     resident = shape.facts.max_threads // plan.threads if plan.threads > _PAIR_THREADS else plan.resident
     return replace(plan, overlap=sector, blocks=ceil(shape.rows, rows - sector), resident=resident)
+
+
+def _in_whole_sectors(store: Store, shape: Shape, axis: Axis) -> bool:
+    """Whether rows that lie together begin with a sector where they are stored."""
+    sector = SECTOR // shape.program.buffer(store.buffer).dtype.nbytes
+    return alignment(store.index, axis, sector) % sector == 0
 
 
 def _has_room(shape: Shape, plan: Schedule, run: int) -> bool:
