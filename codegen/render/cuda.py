@@ -75,6 +75,20 @@ class _KernelText:
 
 
 @dataclass(frozen=True)
+class _ReplayText:
+    """What replays the launches: the function's name, that of the one that launches, those of what it declares, its pointers, how many
+    launches with how many arguments."""
+
+    name: str
+    launcher: str
+    replayed: str
+    where: str
+    pointers: tuple[str, ...]
+    launches: int
+    arguments: int
+
+
+@dataclass(frozen=True)
 class _LibraryText:
     title: str
     comment: tuple[str, ...]
@@ -83,7 +97,7 @@ class _LibraryText:
     entry: str
     parameters: tuple[str, ...]
     launches: tuple[str, ...]
-    replay: tuple[str, ...]
+    replay: _ReplayText | None
 
 
 def render_cuda(
@@ -113,13 +127,17 @@ def render_cuda(
         clusters = clusters or (isinstance(plan, Schedule) and plan.cluster > 1)
         name = names.exact(kernel.name)
         kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
-        launches += _launch(kernel, name, program, plan, pointers)
+        launches += _launch(kernel, name, program, plan, pointers, names.copy())
         sparse |= isinstance(plan, SparseSchedule)
         groups |= isinstance(plan, ProductSchedule) and plan.tiling.groups
         runs |= isinstance(plan, ProductSchedule) and plan.tiling.runs
         turns |= isinstance(plan, ProductSchedule) and plan.tiling.turns > 0
-    several = len(launched) + sum(kernel.team is not None for kernel in launched) > 1
-    again = names.exact(f"replay_{program.name}") if several and not general else None
+    zeroed = sum(kernel.team is not None for kernel in launched)
+    replay = None
+    if len(launched) + zeroed > 1 and not general:
+        arguments = zeroed + sum(len(_touched(kernel, program)) for kernel in launched)
+        own = [names.exact(each) for each in (f"replay_{program.name}", "launch_all", "replayed", "where")]
+        replay = _ReplayText(*own, tuple(pointers.values()), len(launched) + zeroed, arguments)
     anchors = [kernel.anchor for kernel in program.kernels if kernel.anchor is not None]
     headers = [*_INCLUDED]
     headers += _PRODUCTS if anchors else ()
@@ -140,7 +158,7 @@ def render_cuda(
     headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
     headers += _CLUSTERS if clusters else ()
     headers += _FETCHES if fetches else ()
-    headers += _REPLAYS if again else ()
+    headers += _REPLAYS if replay else ()
     library = _LibraryText(
         title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
         comment=_buffer_comments(program),
@@ -149,13 +167,13 @@ def render_cuda(
         entry=entry,
         parameters=with_slot([f"void* {pointers[buffer.name]}" for buffer in program.arguments], Slot.ENTRY),
         launches=unpacked(launches),
-        replay=_replay(again, entry, list(pointers.values())) if again else (),
+        replay=replay,
     )
     marked = fill("cuda/library.cu.j2", library=library)
     text = marked if general else plain(marked)
     included = tuple(sorted({*_HEADERS, *headers}))
     name = program.name + arrangement.suffix
-    return Source(name, entry, Target.CUDA, text, included, facts.arch, replay=again)
+    return Source(name, entry, Target.CUDA, text, included, facts.arch, replay=replay.name if replay else None)
 
 
 def _plan(
@@ -261,7 +279,9 @@ def _pointer_type(buffer: Buffer, kernel: Kernel) -> str:
     return f"{'const ' if buffer.name in kernel.reads - kernel.writes else ''}{C_TYPES[buffer.dtype]}*"
 
 
-def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: dict[str, str]) -> list[str]:
+def _launch(
+    kernel: Kernel, name: str, program: Program, plan: Plan, pointers: dict[str, str], names: Identifiers
+) -> list[str]:
     arguments = [
         f"    static_cast<{_pointer_type(buffer, kernel)}>({pointers[buffer.name]})"
         for buffer in _touched(kernel, program)
@@ -271,31 +291,14 @@ def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: d
         team = kernel.team
         shape = f"{team.members}, {team.teams}, {plan.threads}, {plan.shared_bytes}"
         exchange = f"{pointers[team.exchange]}, {program.buffer(team.exchange).nbytes}, stream,"
-        start = f"const int error = fp::launch_teams<{name}>({shape}, {exchange}"
-        return ["{", *block("", [start, *passed, "if (error != 0) return error;"])[1:]]
+        error = names.exact("error")
+        start = f"const int {error} = fp::launch_teams<{name}>({shape}, {exchange}"
+        return ["{", *block("", [start, *passed, f"if ({error} != 0) return {error};"])[1:]]
     blocks = free(plan.blocks) if kernel.when is None else min(plan.blocks, _MOST_WAITING)
     if isinstance(plan, Schedule) and plan.cluster > 1:
         shape = f"{plan.cluster}, {blocks}, {plan.threads}, {plan.shared_bytes}"
         return [f"fp::launch_clusters<{name}>({shape}, stream,", *passed]
     return [f"fp::launch<{name}>({blocks}, {plan.threads}, {free(plan.shared_bytes)}, stream,", *passed]
-
-
-def _replay(name: str, entry: str, pointers: list[str]) -> tuple[str, ...]:
-    """The function that launches what `entry` does, as a graph where it can."""
-    listed = ", ".join(pointers)
-    return (
-        "",
-        "// The same for calls that come again and again with the same pointers.",
-        f'extern "C" int {name}(',
-        *(f"    void* {pointer}," for pointer in pointers),
-        "    void* stream)",
-        "{",
-        f"    static fp::Replayed<{len(pointers)}> replayed;",
-        f"    return replayed.run({{{listed}}}, stream, [=](void* where) {{",
-        f"        return {entry}({listed}, where);",
-        "    });",
-        "}",
-    )
 
 
 def _buffer_comments(program: Program) -> tuple[str, ...]:
