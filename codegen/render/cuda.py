@@ -135,9 +135,15 @@ def render_cuda(
     zeroed = sum(kernel.team is not None for kernel in launched)
     replay = None
     if len(launched) + zeroed > 1 and not general:
-        arguments = zeroed + sum(len(_touched(kernel, program)) for kernel in launched)
-        own = [names.exact(each) for each in (f"replay_{program.name}", "launch_all", "replayed", "where")]
-        replay = _ReplayText(*own, tuple(pointers.values()), len(launched) + zeroed, arguments)
+        replay = _ReplayText(
+            name=names.exact(f"replay_{program.name}"),
+            launcher=names.exact("launch_all"),
+            replayed=names.exact("replayed"),
+            where=names.exact("where"),
+            pointers=tuple(pointers.values()),
+            launches=len(launched) + zeroed,
+            arguments=zeroed + sum(len(_touched(kernel, program)) for kernel in launched),
+        )
     anchors = [kernel.anchor for kernel in program.kernels if kernel.anchor is not None]
     headers = [*_INCLUDED]
     headers += _PRODUCTS if anchors else ()
