@@ -29,8 +29,8 @@ class Source:
         arch: CUDA architecture such as ``"sm_90"``, or the CPU's ``"native"``.
         numbers: what `entry` is called with for the sizes at hand, 8 bytes each, where one library serves many sizes:
             ``int64_t``, ``double`` for a float.
-        replay: the C symbol of a function as `entry`, for calls that come again and again with the same pointers; None where there is
-            none.
+        replay: the C symbol of a function as `entry`, for calls that come again and again, mostly with the same pointers; None where
+            there is none.
     """
 
     name: str

@@ -21,7 +21,7 @@ from fusepass.compile import CompiledGraph, compile_graph
 from fusepass.config import current, override
 from fusepass.draws import with_draws
 from fusepass.fallbacks import FallbackCounter
-from fusepass.functional import LOST_WRITE, forgets_gaps
+from fusepass.functional import LOST_WRITE, WRONG_SHAPE, forgets_gaps, keeps_dimensions
 from fusepass.isolation import whole_resampling
 from fusepass.structure import Template
 
@@ -87,8 +87,8 @@ class Backend:
             try:
                 compiler = aot_autograd(fw_compiler=self._compile_forward, bw_compiler=self._compile)
                 return with_draws(graph, lambda whole: compiler(whole, example_inputs))
-            except _LostWrite:
-                return self._plain(graph, LOST_WRITE)
+            except _Mistraced as mistraced:
+                return self._plain(graph, str(mistraced))
             except TensorifyScalarRestartAnalysis:  # it would take a float64 number in a tensor for a constant
                 if not any(map(_writes, graph.graph.nodes)):
                     raise
@@ -107,10 +107,12 @@ class Backend:
         """A graph of forward.
 
         Raises:
-            _LostWrite: it is not what forward does.
+            _Mistraced: it is not what forward does.
         """
         if forgets_gaps(graph.graph):
-            raise _LostWrite
+            raise _Mistraced(LOST_WRITE)
+        if keeps_dimensions(graph.graph):
+            raise _Mistraced(WRONG_SHAPE)
         return self._compile(graph, example_inputs)
 
     def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -130,8 +132,8 @@ class Backend:
         return compiled
 
 
-class _LostWrite(Exception):
-    """AOTAutograd lost a write."""
+class _Mistraced(Exception):
+    """AOTAutograd's graph is not what Dynamo traced; says why."""
 
 
 def _writes(node: fx.Node) -> bool:

@@ -59,6 +59,22 @@ def forgets_gaps(graph: fx.Graph) -> bool:
     return any(_has_gaps(*node.args[1:]) for node in graph.find_nodes(op="call_function", target=_WINDOWS_BACK))
 
 
+def keeps_dimensions(graph: fx.Graph) -> bool:
+    """Whether a norm along a dimension of size 1, counted from the end, still has it in a traced `graph`.
+
+    PyTorch's Python (2.11), which says what shape it has, forgets to leave such a dimension out; its kernels do leave it out.
+    """
+    return any(map(_keeps_one, graph.find_nodes(op="call_function", target=_NORM)))
+
+
+def _keeps_one(norm: fx.Node) -> bool:
+    source, _, dims, keeps, *_ = with_defaults(_NORM, norm.args)
+    rank = source.meta["val"].dim()
+    return bool(norm.meta["val"].dim() != (rank if keeps else rank - len(dims or range(rank))))
+
+
+WRONG_SHAPE = "PyTorch's tracing gives a norm along a dimension of size 1 another shape"
+_NORM = aten.linalg_vector_norm.default
 LOST_WRITE = "PyTorch's tracing loses what lies between windows (unfold) that forward writes to"
 _WINDOWS_BACK = aten.unfold_backward.default
 

@@ -142,6 +142,18 @@ def initialised(node: fx.Node) -> str | None:
     return "its result has no values yet" if empty and filled else None
 
 
+_STEPS = {"aten::linspace": (torch.float32, torch.float64), "aten::logspace": (torch.float64,)}
+"""Steps from one number to another, and the types whose digits hide that eager rounds them to the type that it gives."""
+
+
+def steps_as_eager(node: fx.Node) -> str | None:
+    """Eager rounds the ends, too, and powers magnify that; PyTorch's Python rounds the result alone."""
+    precise = _STEPS.get(node.target._schema.name)  # type: ignore[union-attr]
+    if precise is None or all(tensor.dtype in precise for tensor in _results(node)):
+        return None
+    return "steps that are rounded to a type of few digits, or to whole numbers"
+
+
 def single_arguments(node: fx.Node) -> str | None:
     known = all(isinstance(source.meta.get("val"), torch.Tensor) for source in node.all_input_nodes)
     return None if known and node.meta.get("val") is not None else "reads or gives something else than tensors"
@@ -240,6 +252,7 @@ NODE_CHECKS: tuple[Callable[[fx.Node], str | None], ...] = (
     no_random_numbers,
     no_host_synchronisation,
     initialised,
+    steps_as_eager,
     single_arguments,
     single_results,
     one_device,

@@ -13,6 +13,9 @@ from torch._ops import OpOverload
 from fusepass.codegen.lowering.tensor import Context, Tensor
 from fusepass.codegen.lowering.tracer import Tracer, meta_like
 
+_WRITE = torch.ops.aten.copy_.default
+"""What the decompositions of all operators in place end in."""
+
 Result = Tensor | tuple[Tensor | None, ...]
 Handler = Callable[..., Result]
 
@@ -49,10 +52,26 @@ def decomposition(target: OpOverload) -> Callable[..., Any] | None:
 
 
 class _MetaTracer(Tracer):
-    """Computes on the meta device whatever device is asked for: only layouts matter here."""
+    """Computes on the meta device whatever device is asked for: only layouts matter here.
+
+    Some decompositions write to what they made themselves (PyTorch's RMSNorm adds epsilon in place). What is written is a
+    new value of that tensor, unless another one shares its memory.
+    """
 
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return super().run(func, args, _on_meta(kwargs))
+        if func is not _WRITE or not self._is_own(args[0]):
+            return super().run(func, args, _on_meta(kwargs))
+        written = func(*args, **kwargs)
+        self.record(torch.ops.aten.copy.default, args, kwargs, written)
+        return written
+
+    def _is_own(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` was computed here and no other known one lies in its memory."""
+        storage = tensor.untyped_storage()._cdata
+        others = (other for other in self._nodes if other is not tensor)
+        return self.node_of(tensor).op != "placeholder" and all(
+            other.untyped_storage()._cdata != storage for other in others
+        )
 
 
 def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -68,6 +87,8 @@ def _decomposition_on_meta(target: OpOverload) -> Callable[..., Any] | None:
 def decomposed(function: Callable[..., Any], inputs: Sequence[torch.Tensor], names: Sequence[str]) -> fx.GraphModule:
     """``function(*inputs)``, which returns a tuple of tensors, as a graph in terms of the vocabulary as far as possible.
 
+    It is the same graph whoever asks: while AOTAutograd compiles, PyTorch takes some operators apart in Python, and else in C++.
+
     Args:
         function: calls ATen operators.
         inputs: real, fake or described; only their layout matters.
@@ -77,7 +98,7 @@ def decomposed(function: Callable[..., Any], inputs: Sequence[torch.Tensor], nam
     arguments = [meta_like(tensor) for tensor in inputs]
     for name, argument in zip(names, arguments, strict=True):
         tracer.placeholder(name, argument)
-    with torch.no_grad(), tracer:
+    with torch._C._DisablePythonDispatcher(), torch.no_grad(), tracer:
         results = function(*arguments)
     tracer.graph.output(tuple(tracer.node_of(result) for result in results))
     tracer.graph.eliminate_dead_code()

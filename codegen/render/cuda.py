@@ -8,12 +8,13 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import Convolution, ScaledWeights
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
-from fusepass.codegen.render.cuda_held import held_text
+from fusepass.codegen.render.cuda_held_pairs import PairsWriter
 from fusepass.codegen.render.cuda_kernel import kernel_body
 from fusepass.codegen.render.cuda_product import product_body
 from fusepass.codegen.render.cuda_resident import resident_text
 from fusepass.codegen.render.cuda_ring import ring_body
 from fusepass.codegen.render.cuda_scaled import places_text
+from fusepass.codegen.render.cuda_sparse import SparseWriter
 from fusepass.codegen.render.cuda_streamed import streamed_text
 from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, with_slot
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
@@ -22,9 +23,10 @@ from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.arrangement import RULES, Arrangement
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule, schedule_convolution
-from fusepass.codegen.schedule_convolution.held import HeldSchedule
+from fusepass.codegen.schedule_convolution.held import PairsSchedule
 from fusepass.codegen.schedule_convolution.places import PlacesSchedule
 from fusepass.codegen.schedule_convolution.resident import ResidentSchedule
+from fusepass.codegen.schedule_convolution.sparse import SparseSchedule
 from fusepass.codegen.schedule_general import Generality, generalised
 from fusepass.codegen.schedule_product import ProductSchedule, schedule_product
 from fusepass.codegen.source import Source, Target
@@ -50,6 +52,7 @@ _CONVOLUTION_GROUPS = ("fp_wgmma.cuh", "fp_group.cuh")  # which is a convolution
 _PLACES = ("fp_wgmma_places.cuh", "fp_places.cuh")  # of scaled halves
 _SCALED = ("fp_scaled.cuh",)  # which the kernel makes of its input
 _HELD = ("fp_instructions.cuh", "fp_product.cuh", "fp_scaled.cuh", "fp_held.cuh")  # for weights in registers
+_SPARSE = ("fp_wgmma.cuh", "fp_wgmma_sparse.cuh", "fp_sparse.cuh")  # by four warps together
 _PARTIALS = ("fp_partials.cuh",)  # for those that reduce over positions, or along the last axis
 _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
 _MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
@@ -72,6 +75,20 @@ class _KernelText:
 
 
 @dataclass(frozen=True)
+class _ReplayText:
+    """What replays the launches: the function's name, that of the one that launches, those of what it declares, its pointers, how many
+    launches with how many arguments."""
+
+    name: str
+    launcher: str
+    replayed: str
+    where: str
+    pointers: tuple[str, ...]
+    launches: int
+    arguments: int
+
+
+@dataclass(frozen=True)
 class _LibraryText:
     title: str
     comment: tuple[str, ...]
@@ -80,7 +97,7 @@ class _LibraryText:
     entry: str
     parameters: tuple[str, ...]
     launches: tuple[str, ...]
-    replay: tuple[str, ...]
+    replay: _ReplayText | None
 
 
 def render_cuda(
@@ -100,7 +117,7 @@ def render_cuda(
     entry = names.exact(f"run_{program.name}")
     pointers = {buffer.name: names.exact(buffer.name) for buffer in program.arguments}
     kernels, launches = [], []
-    groups = runs = turns = patches = fetches = clusters = False
+    sparse = groups = runs = turns = patches = fetches = clusters = False
     ranks = {kernel.name: arrangement.rank_of(number) for number, kernel in enumerate(program.kernels)}
     launched = [kernel for kernel in program.kernels if not is_empty(kernel)]
     for kernel in launched:
@@ -110,12 +127,23 @@ def render_cuda(
         clusters = clusters or (isinstance(plan, Schedule) and plan.cluster > 1)
         name = names.exact(kernel.name)
         kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
-        launches += _launch(kernel, name, program, plan, pointers)
+        launches += _launch(kernel, name, program, plan, pointers, names.copy())
+        sparse |= isinstance(plan, SparseSchedule)
         groups |= isinstance(plan, ProductSchedule) and plan.tiling.groups
         runs |= isinstance(plan, ProductSchedule) and plan.tiling.runs
         turns |= isinstance(plan, ProductSchedule) and plan.tiling.turns > 0
-    several = len(launched) + sum(kernel.team is not None for kernel in launched) > 1
-    again = names.exact(f"replay_{program.name}") if several and not general else None
+    zeroed = sum(kernel.team is not None for kernel in launched)
+    replay = None
+    if len(launched) + zeroed > 1 and not general:
+        replay = _ReplayText(
+            name=names.exact(f"replay_{program.name}"),
+            launcher=names.exact("launch_all"),
+            replayed=names.exact("replayed"),
+            where=names.exact("where"),
+            pointers=tuple(pointers.values()),
+            launches=len(launched) + zeroed,
+            arguments=zeroed + sum(len(_touched(kernel, program)) for kernel in launched),
+        )
     anchors = [kernel.anchor for kernel in program.kernels if kernel.anchor is not None]
     headers = [*_INCLUDED]
     headers += _PRODUCTS if anchors else ()
@@ -125,6 +153,7 @@ def render_cuda(
         _SCALED if any(isinstance(a, Convolution) and isinstance(a.halves, ScaledWeights) for a in anchors) else ()
     )
     headers += _HELD if any(isinstance(a, Convolution) and a.held for a in anchors) else ()
+    headers += _SPARSE if sparse else ()
     along = any(isinstance(a, Convolution) and a.column > 1 for a in anchors)
     headers += _PARTIALS if along or any(kernel.partials is not None for kernel in program.kernels) else ()
     headers += _MATRICES if any(isinstance(a, Product) for a in anchors) else ()
@@ -135,7 +164,7 @@ def render_cuda(
     headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
     headers += _CLUSTERS if clusters else ()
     headers += _FETCHES if fetches else ()
-    headers += _REPLAYS if again else ()
+    headers += _REPLAYS if replay else ()
     library = _LibraryText(
         title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
         comment=_buffer_comments(program),
@@ -144,13 +173,13 @@ def render_cuda(
         entry=entry,
         parameters=with_slot([f"void* {pointers[buffer.name]}" for buffer in program.arguments], Slot.ENTRY),
         launches=unpacked(launches),
-        replay=_replay(again, entry, list(pointers.values())) if again else (),
+        replay=replay,
     )
     marked = fill("cuda/library.cu.j2", library=library)
     text = marked if general else plain(marked)
     included = tuple(sorted({*_HEADERS, *headers}))
     name = program.name + arrangement.suffix
-    return Source(name, entry, Target.CUDA, text, included, facts.arch, replay=again)
+    return Source(name, entry, Target.CUDA, text, included, facts.arch, replay=replay.name if replay else None)
 
 
 def _plan(
@@ -217,8 +246,10 @@ def _kernel_text(
     if isinstance(plan, ConvolutionSchedule):
         if isinstance(plan, PlacesSchedule):
             text = places_text(kernel, program, plan, pointers, names)
-        elif isinstance(plan, HeldSchedule):
-            text = held_text(kernel, program, plan, pointers, names)
+        elif isinstance(plan, PairsSchedule):
+            text = PairsWriter(kernel, program, plan, pointers, names).write()
+        elif isinstance(plan, SparseSchedule):
+            text = SparseWriter(kernel, program, plan, pointers, names).write()
         elif isinstance(plan, ResidentSchedule):
             text = resident_text(kernel, program, plan, pointers, names)
         else:
@@ -254,7 +285,9 @@ def _pointer_type(buffer: Buffer, kernel: Kernel) -> str:
     return f"{'const ' if buffer.name in kernel.reads - kernel.writes else ''}{C_TYPES[buffer.dtype]}*"
 
 
-def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: dict[str, str]) -> list[str]:
+def _launch(
+    kernel: Kernel, name: str, program: Program, plan: Plan, pointers: dict[str, str], names: Identifiers
+) -> list[str]:
     arguments = [
         f"    static_cast<{_pointer_type(buffer, kernel)}>({pointers[buffer.name]})"
         for buffer in _touched(kernel, program)
@@ -264,31 +297,14 @@ def _launch(kernel: Kernel, name: str, program: Program, plan: Plan, pointers: d
         team = kernel.team
         shape = f"{team.members}, {team.teams}, {plan.threads}, {plan.shared_bytes}"
         exchange = f"{pointers[team.exchange]}, {program.buffer(team.exchange).nbytes}, stream,"
-        start = f"const int error = fp::launch_teams<{name}>({shape}, {exchange}"
-        return ["{", *block("", [start, *passed, "if (error != 0) return error;"])[1:]]
+        error = names.exact("error")
+        start = f"const int {error} = fp::launch_teams<{name}>({shape}, {exchange}"
+        return ["{", *block("", [start, *passed, f"if ({error} != 0) return {error};"])[1:]]
     blocks = free(plan.blocks) if kernel.when is None else min(plan.blocks, _MOST_WAITING)
     if isinstance(plan, Schedule) and plan.cluster > 1:
         shape = f"{plan.cluster}, {blocks}, {plan.threads}, {plan.shared_bytes}"
         return [f"fp::launch_clusters<{name}>({shape}, stream,", *passed]
     return [f"fp::launch<{name}>({blocks}, {plan.threads}, {free(plan.shared_bytes)}, stream,", *passed]
-
-
-def _replay(name: str, entry: str, pointers: list[str]) -> tuple[str, ...]:
-    """The function that launches what `entry` does, as a graph where it can."""
-    listed = ", ".join(pointers)
-    return (
-        "",
-        "// The same for calls that come again and again with the same pointers.",
-        f'extern "C" int {name}(',
-        *(f"    void* {pointer}," for pointer in pointers),
-        "    void* stream)",
-        "{",
-        f"    static fp::Replayed<{len(pointers)}> replayed;",
-        f"    return replayed.run({{{listed}}}, stream, [=](void* where) {{",
-        f"        return {entry}({listed}, where);",
-        "    });",
-        "}",
-    )
 
 
 def _buffer_comments(program: Program) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ class KeptPlaces:
     def __init__(self, frame: Frame) -> None:
         self.frame, self._shared = frame, frame.schedule.keep is Keep.SHARED
         self._names: dict[int, str] = {}
+        self._vectors: dict[int, str] = {}
         self._pool, self._pool_bytes = frame.names.exact("pool"), 0
         self.place = ""  # of the vector at hand, where that is not its number
 
@@ -49,6 +50,7 @@ class KeptPlaces:
         element, width = C_TYPES[kept.node.dtype], self._width(kept)
         name = self._names[id(kept.node)] = frame.names.numbered("kept")
         if self._shared:
+            self._vectors[id(kept.node)] = frame.names.exact(f"{name}_vector")
             if not self._pool_bytes:
                 frame.top.lines.append(f"extern __shared__ __align__(16) unsigned char {self._pool}[];")
             vector = f"fp::Vec<{element}, {width}>"
@@ -88,4 +90,4 @@ class KeptPlaces:
 
     def _staged(self, kept: Kept) -> str:
         """A vector on its way to or from shared memory."""
-        return f"{self.name(kept)}_vector"
+        return self._vectors[id(kept.node)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fusepass.codegen.ir.expr import Expr, Stat
 from fusepass.codegen.ir.program import Reduction
@@ -54,7 +54,7 @@ class Held:
 class OwnValues:
     """The lines of such a kernel; ``$word`` in them is a name of the kernel's writer."""
 
-    def __init__(self, writer: PlacesWriter | HeldWriter, held: Held) -> None:
+    def __init__(self, writer: PlacesWriter | HeldWriter[Any], held: Held) -> None:
         self.writer, self.kernel, self.held = writer, writer.kernel, held
         partials = self.kernel.partials
         self.value: Expr = partials.value if partials is not None else self.kernel.stores[0].value

@@ -45,8 +45,8 @@ INFIX = {
 _RESERVED_WORDS = """
     alignas alignof and asm auto bool break case catch char class const constexpr continue default delete do
     double else enum explicit export extern false float for friend fp goto half if inline int int8_t int16_t int32_t
-    int64_t long main mutable namespace new not operator or private protected public register return short signed
-    sizeof static stream struct switch template this threadIdx blockIdx blockDim gridDim throw true try typedef
+    int64_t long main mutable namespace new not numbers operator or private protected public register return short
+    signed sizeof static stream Stream struct switch template this threadIdx blockIdx blockDim gridDim throw true try typedef
     typeid typename uint8_t union unsigned using virtual void volatile while xor
     abs acos asin atan ceil cos cosh erf exp exp2 floor fma fmax fmin fmod log max min pow round sin sinh sqrt
     tan tanh trunc y0 y1 yn j0 j1 jn gamma signbit isnan isinf

@@ -9,15 +9,16 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import GROUP_ARCH, Convolution
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.schedule_convolution.held import HeldSchedule
+from fusepass.codegen.schedule_convolution.held import PairsSchedule
 from fusepass.codegen.schedule_convolution.held_search import fits_held, held_schedule
 from fusepass.codegen.schedule_convolution.places import PlacesSchedule, keeps_sums
 from fusepass.codegen.schedule_convolution.places_search import estimated_seconds, fits, places_schedule
 from fusepass.codegen.schedule_convolution.resident import ResidentSchedule, resident_schedule
+from fusepass.codegen.schedule_convolution.sparse import SparseSchedule
 from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule, streamed_schedule
 from fusepass.codegen.schedule_convolution.tiles import anchor_of, dimensions, phases_of, unaligned
 
-ConvolutionSchedule = ResidentSchedule | StreamedSchedule | PlacesSchedule | HeldSchedule
+ConvolutionSchedule = ResidentSchedule | StreamedSchedule | PlacesSchedule | PairsSchedule | SparseSchedule
 
 _LEAST_CAPABILITY = 80  # asynchronous copies, and TF32 on tensor cores
 
@@ -29,7 +30,7 @@ def schedule_convolution(
 
     `aligned` says that inputs start at a multiple of 16 bytes; it changes nothing but how they are copied.
     """
-    plan: ResidentSchedule | StreamedSchedule | HeldSchedule | None
+    plan: ResidentSchedule | StreamedSchedule | PairsSchedule | SparseSchedule | None
     if not any(phase.taps for phase in phases_of(kernel, program)):
         return None
     if anchor_of(kernel).held:

@@ -9,6 +9,7 @@ position, and 4 of them, one for each of the threads that share a position, are 
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod
@@ -37,13 +38,11 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class HeldSchedule(Launch):
-    """The shape of one launch; see `Launch`.
+class HeldSchedule(Launch, abc.ABC):
+    """The shape of one launch whose threads hold weights; see `Launch`.
 
     Attributes:
         on: the positions in tiles, and the input below them, of which each channel has a plane.
-        along: whether the numbers of a word are neighbours along the last axis; else they are of two channels.
-        quarters: what each half of a product's terms is multiplied with: a pair for each of `LANES` threads.
         rows: tiles of 16 output channels that a warp works on at once.
         turns: times that a block does so for a tile of the input, each with channels of its own.
         parts: halves that stand for a number.
@@ -53,8 +52,6 @@ class HeldSchedule(Launch):
             definition; these are where a tile was.
     """
 
-    along: bool
-    quarters: tuple[tuple[Pair, ...], ...]
     rows: int
     turns: int
     parts: int
@@ -63,24 +60,14 @@ class HeldSchedule(Launch):
     reduces: bool
 
     @property
-    def together(self) -> int:
-        """Groups of 8 positions that a warp multiplies at once: all that are neighbours along a row take the same words."""
-        return COLUMNS if self.along else COLUMNS // 2
-
-    @property
+    @abc.abstractmethod
     def steps(self) -> int:
-        """Products for 16 channels, 8 positions, and one part of each number."""
-        return len(self.quarters) // 2
+        """Products of one part of each number, for the same sums."""
 
     @property
     def chain(self) -> int:
         """Products that a tensor core adds up."""
         return ceil(self.steps / ceil(self.steps / _CHAIN)) if self.parts > 1 else self.steps
-
-    @property
-    def places(self) -> list[list[int]]:
-        """For each quarter, where its pairs' words lie in a tile, from a position's place."""
-        return [[place_in(self.on, pair) for pair in quarter] for quarter in self.quarters]
 
     @property
     def sets(self) -> int:
@@ -103,9 +90,14 @@ class HeldSchedule(Launch):
         return ceil(self.on.block_warps / self.channels)
 
     @property
+    @abc.abstractmethod
     def turn_bytes(self) -> int:
         """Of the weights that a turn takes."""
-        return held_registers(self) * 4 * 32
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of weights that stay in shared memory."""
+        return self.turns * self.turn_bytes if self.turns > 1 else 0
 
     @property
     def room_floats(self) -> int:
@@ -113,22 +105,58 @@ class HeldSchedule(Launch):
         return self.on.state_floats if self.reduces else self.on.staged_floats
 
     @property
-    def tile_bytes(self) -> int:
-        planes = self.channels if self.along else ceil(self.channels / 2) * 2
-        return DType.F32.nbytes * planes * self.on.pitch
-
-    @property
     def found_bytes(self) -> int:
         """Of an exponent and the largest numbers of each channel, and the exponents and factors of output channels."""
         return DType.F32.nbytes * ceil((self.channels * (1 + self.largest_parts) + 2 * self.block_channels) / 4) * 4
 
+    @property
+    def _products(self) -> str:
+        """For descriptions."""
+        return "halves x 3" if self.parts > 1 else "halves"
+
+
+@dataclass(frozen=True)
+class PairsSchedule(HeldSchedule):
+    """The shape of one launch whose warps multiply by themselves; see `HeldSchedule`.
+
+    Attributes:
+        along: whether the numbers of a word are neighbours along the last axis; else they are of two channels.
+        quarters: what each half of a product's terms is multiplied with: a pair for each of `LANES` threads.
+    """
+
+    along: bool
+    quarters: tuple[tuple[Pair, ...], ...]
+
+    @property
+    def together(self) -> int:
+        """Groups of 8 positions that a warp multiplies at once: all that are neighbours along a row take the same words."""
+        return COLUMNS if self.along else COLUMNS // 2
+
+    @property
+    def steps(self) -> int:
+        """Products for 16 channels, 8 positions, and one part of each number."""
+        return len(self.quarters) // 2
+
+    @property
+    def places(self) -> list[list[int]]:
+        """For each quarter, where its pairs' words lie in a tile, from a position's place."""
+        return [[place_in(self.on, pair) for pair in quarter] for quarter in self.quarters]
+
+    @property
+    def turn_bytes(self) -> int:
+        return held_registers(self) * 4 * 32
+
+    @property
+    def tile_bytes(self) -> int:
+        planes = self.channels if self.along else ceil(self.channels / 2) * 2
+        return DType.F32.nbytes * planes * self.on.pitch
+
     def __str__(self) -> str:
         tile = " x ".join(map(str, self.on.tile))
         turns = f"{self.turns} x " if self.turns > 1 else ""
-        products = "halves x 3" if self.parts > 1 else "halves"
         channels = f"{turns}{ROWS * self.rows} channels x {tile} positions"
         pairs = "neighbours" if self.along else "two channels"
-        return f"{self.blocks} blocks, {channels}, {self.steps} products of {pairs}, weights in registers, {products}"
+        return f"{self.blocks} blocks, {channels}, {self.steps} products of {pairs}, weights in registers, {self._products}"
 
 
 def held_registers(plan: HeldSchedule) -> int:

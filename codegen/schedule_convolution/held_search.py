@@ -1,4 +1,4 @@
-"""The schedule of `held` with the least estimated time."""
+"""The schedule of `held` or `sparse` with the least estimated time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,16 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import MOST_HELD, ROWS, Phase, pair_terms, pair_ways
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.schedule_convolution.held import LANES, HeldSchedule, Pair, held_registers, place_in
+from fusepass.codegen.schedule_convolution.held import (
+    LANES,
+    Pair,
+    PairsSchedule,
+    held_registers,
+    place_in,
+)
 from fusepass.codegen.schedule_convolution.places import makes_own_values
+from fusepass.codegen.schedule_convolution.sparse import SparseSchedule
+from fusepass.codegen.schedule_convolution.sparse_search import sparse_cost, sparse_schedules
 from fusepass.codegen.schedule_convolution.tiles import (
     COLUMNS,
     GROUP,
@@ -43,21 +51,27 @@ _BESIDE_STORES = 0.35  # of the lesser one of what results take and what storing
 _RESULT = 0.15  # cycles of a multiprocessor for a result
 _PACKED = 0.16  # the same for a number of which halves are made
 _FETCHED = 0.05  # the same for a byte of the input
+_MEASURED = 1.1  # times what these add up to, of kernels as a whole
 _HIDDEN = 0.5  # of what is made of a tile, the part that other blocks' products do not hide
 _WAITING = {16: 1.0, 12: 1.0, 8: 1.06, 4: 1.25}  # times as long, with so many warps on a multiprocessor
 
 
-def held_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> HeldSchedule | None:
+def held_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> PairsSchedule | SparseSchedule | None:
     """The schedule with the least estimated time that fits a multiprocessor; None where none fits."""
-    return min(_fitting(kernel, program, facts), key=lambda plan: _cost(plan, kernel, program, facts), default=None)
+    costs: list[tuple[float, PairsSchedule | SparseSchedule]] = []
+    costs += [(_cost(plan, kernel, program, facts), plan) for plan in _fitting(kernel, program, facts)]
+    costs += [(sparse_cost(plan, kernel, facts), plan) for plan in sparse_schedules(kernel, program, facts)]
+    return min(costs, key=lambda each: each[0])[1] if costs else None
 
 
 def fits_held(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
     """Whether there is one; quicker than to find the best."""
-    return next(_fitting(kernel, program, facts), None) is not None
+    return any(
+        True for _ in itertools.chain(_fitting(kernel, program, facts), sparse_schedules(kernel, program, facts))
+    )
 
 
-def _fitting(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterator[HeldSchedule]:
+def _fitting(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterator[PairsSchedule]:
     anchor, sizes = anchor_of(kernel), [axis.size for axis in dimensions(kernel)]
     channels, weight = program.buffer(anchor.source).shape[1], program.buffer(anchor.weight).shape
     along = min(pair_ways(anchor), key=lambda way: pair_terms(channels, weight[2:], along=way))
@@ -187,12 +201,12 @@ def _candidate(
     rows: int,
     channels: int,
     reduces: bool,
-) -> HeldSchedule | None:
+) -> PairsSchedule | None:
     sizes, anchor = [axis.size for axis in dimensions(kernel)], anchor_of(kernel)
     every = ceil(sizes[1] / (ROWS * rows))
     turns = min(every, MOST_ROWS // rows) if kernel.partials else every
     on = replace(on, block_warps=warps, state_floats=state_floats(kernel, rows * turns) * warps // WARPS)
-    plan = HeldSchedule(
+    plan = PairsSchedule(
         on=on,
         along=along,
         quarters=quarters,
@@ -219,15 +233,15 @@ def _candidate(
     return replace(plan, blocks=blocks, resident=resident, shared_bytes=shared)
 
 
-def shared_bytes(plan: HeldSchedule) -> int:
+def shared_bytes(plan: PairsSchedule) -> int:
     """Of a block. Weights lie in the place of a tile until threads have them, if they stay there."""
-    weights = plan.turns * plan.turn_bytes if plan.turns > 1 else 0
+    weights = plan.kept_bytes
     rooms = 4 * (plan.on.staged_floats - plan.room_floats)
     tile = max(plan.tile_bytes, rooms, 0 if weights else plan.turn_bytes)
     return weights + 4 * plan.room_floats + plan.found_bytes + tile
 
 
-def _fitting_warps(plan: HeldSchedule) -> int:
+def _fitting_warps(plan: PairsSchedule) -> int:
     """Warps for which a multiprocessor has registers: for weights, sums of groups that are multiplied at once, or of 32 positions that are
     stored, and those in the tensor core and words of the groups.
     """
@@ -237,7 +251,7 @@ def _fitting_warps(plan: HeldSchedule) -> int:
     return max((warps for warps, most in _MOST_REGISTERS.items() if registers <= most), default=0)
 
 
-def _cost(plan: HeldSchedule, kernel: Kernel, program: Program, facts: DeviceFacts) -> float:
+def _cost(plan: PairsSchedule, kernel: Kernel, program: Program, facts: DeviceFacts) -> float:
     """Estimated cycles of a multiprocessor for a sample: products, the results of warps, what is stored, and what is made of a tile.
 
     Where several blocks share it, one makes halves of its tile while others multiply.
@@ -256,4 +270,4 @@ def _cost(plan: HeldSchedule, kernel: Kernel, program: Program, facts: DeviceFac
     computed = plan.turns * each * sets * waiting
     written = written_cycles(kernel, program, on, plan.block_channels)
     tile = max(computed, written) + _BESIDE_STORES * min(computed, written) + packed
-    return plan.channel_blocks * prod(on.tiles) * tile
+    return plan.channel_blocks * prod(on.tiles) * tile * _MEASURED

@@ -157,7 +157,8 @@ inline PyObject* serve(Call* it, PyObject* given) {
     if (all == nullptr) return nullptr;
     for (Py_ssize_t i = 0; i < states; ++i) PyTuple_SET_ITEM(all, i, Py_NewRef(PyTuple_GET_ITEM(it->states, i)));
     for (int i = 0; i < it->arity; ++i) PyTuple_SET_ITEM(all, states + i, Py_NewRef(PyTuple_GET_ITEM(given, i)));
-    PyObject* with_model[most_tensors * 5 + 1] = {it->run};
+    PyObject* with_model[most_tensors * 5 + 1];  // most of it is never used, and not touched
+    with_model[0] = it->run;
     PyObject** const arguments = with_model + 1;
     for (int i = 0; i < it->count; ++i) arguments[i] = PyTuple_GET_ITEM(all, it->picked[i]);
     const bool early = it->early;

@@ -1,7 +1,18 @@
-// Launches.
+// Launches: of kernels behind everything before them in a stream, or, where that is done again and again, as nodes of a graph (fp_replay.cuh).
 #pragma once
 
 namespace fp {
+
+// What is launched goes to a stream.
+template <auto Kernel, typename... Arguments>
+cudaError_t start(cudaLaunchConfig_t& config, void* stream, Arguments... arguments) {
+    config.stream = static_cast<cudaStream_t>(stream);
+    return cudaLaunchKernelEx(&config, Kernel, arguments...);
+}
+
+inline cudaError_t zero(void* memory, std::size_t nbytes, void* stream) {
+    return cudaMemsetAsync(memory, 0, nbytes, static_cast<cudaStream_t>(stream));
+}
 
 constexpr int most_devices = 64;
 
@@ -20,8 +31,8 @@ int known(int (&numbers)[most_devices], int least, const Find& find) {
 }
 
 // Launches `Kernel` as `attribute` says. Where it has more than the dynamic shared memory that every kernel may have, the device is told once.
-template <auto Kernel, typename... Arguments>
-cudaError_t launch_as(const cudaLaunchAttribute* attribute, int blocks, int threads, int shared, void* stream, Arguments... arguments) {
+template <auto Kernel, typename Where, typename... Arguments>
+cudaError_t launch_as(const cudaLaunchAttribute* attribute, int blocks, int threads, int shared, Where where, Arguments... arguments) {
     static int allowed[most_devices];
     constexpr int always = 48 << 10;
     if (shared > always) {
@@ -34,33 +45,32 @@ cudaError_t launch_as(const cudaLaunchAttribute* attribute, int blocks, int thre
     config.gridDim = dim3(unsigned(blocks));
     config.blockDim = dim3(unsigned(threads));
     config.dynamicSmemBytes = std::size_t(shared);
-    config.stream = static_cast<cudaStream_t>(stream);
     config.attrs = const_cast<cudaLaunchAttribute*>(attribute);
     config.numAttrs = attribute == nullptr ? 0 : 1;
-    return cudaLaunchKernelEx(&config, Kernel, arguments...);
+    return start<Kernel>(config, where, arguments...);
 }
 
-// Launches `Kernel` behind everything before it in the stream. What fails is what cudaGetLastError gives.
-template <auto Kernel, typename... Arguments>
-void launch(int blocks, int threads, int shared, void* stream, Arguments... arguments) {
-    launch_as<Kernel>(nullptr, blocks, threads, shared, stream, arguments...);
+// Launches `Kernel` behind everything before it in the stream `where`, or as a node. What fails is what cudaGetLastError gives.
+template <auto Kernel, typename Where, typename... Arguments>
+void launch(int blocks, int threads, int shared, Where where, Arguments... arguments) {
+    launch_as<Kernel>(nullptr, blocks, threads, shared, where, arguments...);
 }
 
 // Launches `Kernel` in clusters of so many blocks.
-template <auto Kernel, typename... Arguments>
-void launch_clusters(int size, int blocks, int threads, int shared, void* stream, Arguments... arguments) {
+template <auto Kernel, typename Where, typename... Arguments>
+void launch_clusters(int size, int blocks, int threads, int shared, Where where, Arguments... arguments) {
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = unsigned(size);
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    launch_as<Kernel>(&attribute, blocks, threads, shared, stream, arguments...);
+    launch_as<Kernel>(&attribute, blocks, threads, shared, where, arguments...);
 }
 
 // Launches `Kernel` with as many teams of `members` blocks as are resident at once, at most `teams`, after zeroing the
 // `nbytes` of `exchange`. Where not even one team is, or the driver says so, the error is cudaErrorCooperativeLaunchTooLarge,
 // and nothing is launched.
-template <auto Kernel, typename... Arguments>
-int launch_teams(int members, int teams, int threads, int shared, void* exchange, int nbytes, void* stream, Arguments... arguments) {
+template <auto Kernel, typename Where, typename... Arguments>
+int launch_teams(int members, int teams, int threads, int shared, void* exchange, int nbytes, Where where, Arguments... arguments) {
     static int blocks[most_devices];  // that are resident at once
     cudaError_t error = cudaSuccess;
     const int resident = known(blocks, 1, [&] {
@@ -77,12 +87,12 @@ int launch_teams(int members, int teams, int threads, int shared, void* exchange
     if (error != cudaSuccess) return static_cast<int>(error);
     const int fitting = resident / members;
     if (fitting == 0) return static_cast<int>(cudaErrorCooperativeLaunchTooLarge);
-    error = cudaMemsetAsync(exchange, 0, nbytes, static_cast<cudaStream_t>(stream));
+    error = zero(exchange, std::size_t(nbytes), where);
     if (error != cudaSuccess) return static_cast<int>(error);
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeCooperative;
     attribute.val.cooperative = 1;
-    error = launch_as<Kernel>(&attribute, (fitting < teams ? fitting : teams) * members, threads, shared, stream, arguments...);
+    error = launch_as<Kernel>(&attribute, (fitting < teams ? fitting : teams) * members, threads, shared, where, arguments...);
     if (error == cudaErrorCooperativeLaunchTooLarge) cudaGetLastError();  // the caller has another way; nobody else shall meet it
     return static_cast<int>(error);
 }

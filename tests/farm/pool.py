@@ -102,10 +102,13 @@ class Pool:
         return self.run(lambda: next(rest, None))
 
     def _environment(self, number: int, directory: str) -> dict[str, str]:
+        # oneDNN crashes in half-precision convolutions of eager itself where processors have AMX (PyTorch 2.11, conv3d), and a job is
+        # lost with its process. What is generated here has no part in it.
+        plain = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
         own = {"FUSEPASS_JOBS": "1", "FUSEPASS_CACHE_DIR": f"{directory}/cache", "OMP_NUM_THREADS": str(self.threads)}
         if self.devices:
             own["CUDA_VISIBLE_DEVICES"] = str(number % self.devices)
-        return os.environ | own
+        return plain | os.environ | own
 
 
 class _Worker:

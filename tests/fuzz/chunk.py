@@ -104,7 +104,8 @@ class _Enough(Exception):
 def draw(number: int, count: int) -> list[Example]:
     """`count` different examples; the same ones for the same number.
 
-    They are drawn without oneDNN, whose convolutions of half precision crash on some processors that have such instructions.
+    They are drawn without oneDNN, whose convolutions of half precision crash on processors with AMX: outside of
+    `tests.farm`, which keeps oneDNN from using it, too.
     """
     found: dict[str, Example] = {}
 

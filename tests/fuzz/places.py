@@ -3,7 +3,9 @@
 - A rule that makes one product of several sums in another order: where elements are infinite, eager may have NaN for an
   infinity, and a function that forgets infinities, such as sigmoid, what is finite (ARCHITECTURE.md).
 - On a GPU eager's kernels for one operator differ in this: RMSNorm of a row with an infinity is NaN throughout, or at
-  that element alone, as the row's length has it (README.md). On a CPU, and here, its definition says which.
+  that element alone, as the row's length, its type and its address at run time have it (README.md). On a CPU, and here, its
+  definition says which. To tell such a row from one whose squares overflow, which eager makes zeros everywhere, would take
+  another reduction.
 """
 
 from __future__ import annotations

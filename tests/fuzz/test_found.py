@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from typing import Any
 
 import numpy
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusepass
 from fusepass.config import override
+from fusepass.errors import FusepassWarning
 from fusepass.numerics import check
 
 pytestmark = pytest.mark.models
@@ -391,3 +395,52 @@ def test_positions_of_a_transposed_tensor(written: bool) -> None:
     outcome = check(model, fused, (x,))
     assert outcome.ok, outcome.explain()
     assert fused.report().fused_share > 0
+
+
+class CountsInSteps(nn.Module):
+    """Eager rounds ends and steps to the type; what PyTorch decomposes it into rounds the result alone."""
+
+    def __init__(self, dtype: torch.dtype, powers: bool) -> None:
+        super().__init__()
+        self.dtype, self.powers = dtype, powers
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps, ends = (torch.logspace, (4.3, 0)) if self.powers else (torch.linspace, (-2.7, 10.9))
+        return x * 2 + steps(*ends, 50, dtype=self.dtype)
+
+
+@pytest.mark.parametrize("powers", [False, True])
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.int32, torch.float16, torch.bfloat16, torch.float32, torch.float64]
+)
+def test_steps_from_one_number_to_another(dtype: torch.dtype, powers: bool) -> None:
+    model, x = CountsInSteps(dtype, powers), torch.arange(50).to(dtype if dtype.is_floating_point else torch.float32)
+    fused = fusepass.optimize(model, tune="off")
+    outcome = check(model, fused, (x,))
+    assert outcome.ok, outcome.explain()
+    assert fused.report().fused_share > 0
+
+
+class NormOfOne(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.unsqueeze(-1) * 2).norm(1, (-1,)) * 0.1
+
+
+def test_a_norm_along_a_dimension_of_size_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch 2.11's Python leaves it in where it is counted from the end, and Dynamo believes it; here later ones are made to."""
+    positive = torch._prims_common.canonicalize_dims
+
+    def forgetful(rank: int, dims: Any, wrap_scalar: bool = True) -> Any:
+        caller = sys._getframe(1).f_code.co_name
+        return dims if caller == "vector_norm" else positive(rank, dims, wrap_scalar)
+
+    monkeypatch.setattr(torch._prims_common, "canonicalize_dims", forgetful)
+    FakeTensorMode.cache_clear()
+    model, x = NormOfOne(), torch.randn(7, generator=torch.Generator().manual_seed(1))
+    with FakeTensorMode():
+        assert torch.empty(7, 1).norm(1, (-1,)).shape == (7, 1)
+    with pytest.warns(FusepassWarning, match="another shape"):
+        outcomes = [check(model, torch.compile(model, backend="fusepass"), (x,))]
+    outcomes.append(check(model, fusepass.optimize(model, tune="off"), (x,)))
+    FakeTensorMode.cache_clear()
+    assert all(outcome.ok for outcome in outcomes), [outcome.explain() for outcome in outcomes]

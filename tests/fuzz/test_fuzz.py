@@ -12,6 +12,8 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from fusepass.config import Algebra
@@ -22,7 +24,10 @@ from tests.fuzz.noise import is_noise
 from tests.fuzz.places import is_as_on_a_cpu
 from tests.fuzz.record import Record
 from tests.fuzz.shrink import smallest
+from tests.property import steps
+from tests.property.expressions import SQUARES
 from tests.property.script import Model
+from tests.property.steps import Sketch
 
 ROOT = Path(__file__).parents[2]
 LONG = Model(
@@ -38,6 +43,17 @@ def test_the_same_seed_draws_the_same_models() -> None:
     first, second = draw(3, 5), draw(3, 5)
     assert [example.model.text for example in first] == [example.model.text for example in second]
     assert len({example.model.text for example in first}) == 5
+
+
+@given(data=st.data(), long=st.booleans())
+def test_no_square_of_a_long_dimension_is_drawn(data: st.DataObject, long: bool) -> None:
+    """It would be thrown away, after minutes for its gigabytes."""
+    sketch = Sketch(data.draw, LONG, 20_000)
+    sketch.values["x0"] = torch.zeros(65_537 if long else 4)
+    with mock.patch.object(Sketch, "add") as add, mock.patch.object(steps, "ODD", ("{x} * 2",)):
+        steps._odd(sketch)
+    text = add.call_args.args[0]
+    assert text == "x0 * 2" if long else text in {"x0 * 2", *(each.format(x="x0") for each in SQUARES)}
 
 
 def _wrong_about_sines(examples: list[Example], device: str) -> list[Failure]:

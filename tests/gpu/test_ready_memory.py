@@ -1,4 +1,4 @@
-"""Results and workspaces that a region's launcher has ready, on a CUDA device: streams, captured streams, results that are held."""
+"""Results and workspaces that a region's launcher has ready, and launches as graphs, on a CUDA device: streams, captured streams, addresses."""
 
 from __future__ import annotations
 
@@ -48,6 +48,40 @@ def test_results_that_are_held_stay_as_they_are(ready: tuple[OptimizedModule, Te
     held = [(optimised(value), value) for value in inputs]
     assert len({result.data_ptr() for result, _ in held}) == len(held)
     assert_held(held)
+
+
+def test_launches_in_flight_keep_their_pointers(ready: tuple[OptimizedModule, Tensor]) -> None:
+    """More sets of pointers than there are graphs, all behind work that takes long."""
+    optimised, x = ready
+    inputs = [x * factor for factor in torch.linspace(0.1, 1.0, 40, device="cuda")]
+    torch.cuda._sleep(50_000_000)
+    held = [(optimised(value), value) for value in [*inputs, *reversed(inputs), *inputs[::3]]]
+    assert_held(held)
+
+
+def test_parameters_are_read_where_they_are() -> None:
+    class Scaled(LongRows):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.weight
+
+    quick.wait()
+    model = Scaled().cuda()
+    optimised = fusepass.optimize(model, tune="off")
+    x = torch.randn(4, 1 << 20, device="cuda")
+    kept = []
+    with torch.no_grad():
+        for turn in range(40):
+            if turn % 2:
+                kept.append(model.weight.data)
+                model.weight.data = torch.rand(4, 1, device="cuda")
+            if turn % 7 == 6:
+                model.weight = nn.Parameter(torch.rand(4, 1, device="cuda"))
+            model.weight.mul_(1.5)
+            torch.testing.assert_close(optimised(x), model(x), rtol=1e-5, atol=1e-6)
 
 
 def test_streams_in_turn_do_not_share_a_workspace(ready: tuple[OptimizedModule, Tensor]) -> None:

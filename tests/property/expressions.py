@@ -62,7 +62,7 @@ VIEWS = (
     "{x}.swapaxes({i}, {j}).flatten()", "F.pad({x}, (1, 0)).unflatten(-1, (-1, {x}.shape[-1] + 1))", "{x}.unbind({i})[-1]", "{x}.new_zeros({x}.shape) + {x}",
     "{x}.movedim({i}, -1).contiguous()", "{x}[..., 1::3]", "{x}[None]", "{x}.triu(1) if {x}.dim() > 1 else {x}", "{x}.rot90(1, ({i}, {j})) if {i} != {j} else {x}", "{x}.tile(2)", "torch.hstack([{x}, {x}])", "{x}.tensor_split(2, {i})[0]",
     "{x}.as_strided(({x}.numel(),), (0,))", "{x}.contiguous().as_strided((3, max({x}.numel() - 2, 0)), (1, 1))", "{x}.flatten().as_strided((max({x}.numel() // 2, 0), 2), (2, 1))", "{x}.index_select({i}, torch.tensor([{at}, 0, {at}], device={x}.device))",
-    "{x}.select_scatter({x}.select({i}, {at}) * 2, {i}, {at})", "{x}.slice_scatter({x}.narrow({i}, {at}, {length}) * 0, {i}, {at}, {at} + {length})", "torch.diag({x}) if {x}.dim() in (1, 2) else {x}", "{x}.expand(3, *{x}.shape).movedim(0, {i})",
+    "{x}.select_scatter({x}.select({i}, {at}) * 2, {i}, {at})", "{x}.slice_scatter({x}.narrow({i}, {at}, {length}) * 0, {i}, {at}, {at} + {length})", "torch.diag({x}[:99]) if {x}.dim() in (1, 2) else {x}", "{x}.expand(3, *{x}.shape).movedim(0, {i})",
     "{x}.contiguous(memory_format=torch.channels_last) if {x}.dim() == 4 else {x}", "{x}.view({x}.shape)", "{x}.unsqueeze({i}).transpose({i}, 0)", "{x}.broadcast_to(2, *{x}.shape)", "{x}.flip(0, -1)", "{x}.diagonal_scatter({x}.diagonal(0, {i}, {j}) * 2, 0, {i}, {j}) if {i} != {j} else {x}",
 )  # fmt: skip
 IN_PLACE = (
@@ -92,16 +92,22 @@ ODD = (
     "F.dropout({x}, 0.3, training=False)", "{x} + torch.tensor(0.5)", "{x} * torch.tensor(3)", "torch.zeros_like({x}) + {x}",
     "{x} + torch.arange({x}.shape[-1], device={x}.device).to({x}.dtype) * 0.1", "{x} * {x}.shape[0]", "{x} + torch.full({x}.shape, 0.2, dtype={x}.dtype, device={x}.device)", "{x}.double().to({x}.dtype)",
     "{x} + torch.ones(1, dtype={x}.dtype, device={x}.device)", "{x} + True", "{x}.type_as({x})", "torch.ones({x}.shape, dtype={x}.dtype, device={x}.device) - {x}", "{x} + torch.linspace(0, 1, {x}.shape[-1], dtype={x}.dtype, device={x}.device)",
-    "{x} * torch.tensor(0.5, dtype=torch.float64)", "{x} + torch.eye({x}.shape[-1], dtype={x}.dtype, device={x}.device)", "torch.einsum('...i,...i->...', {x}, {x}) * 0.1",
+    "{x} * torch.tensor(0.5, dtype=torch.float64)", "torch.einsum('...i,...i->...', {x}, {x}) * 0.1",
     "{x}.masked_fill(torch.ones({x}.shape[-2:], dtype=torch.bool, device={x}.device).triu(1), float('-inf')).softmax(-1)", "torch.where(torch.arange({x}.shape[-1], device={x}.device) % 2 == 0, {x}, 0.0)",
-    "F.scaled_dot_product_attention({x}, {x}, {x}) if {x}.dim() == 4 and {x}.numel() else {x}", "F.one_hot(torch.arange({x}.shape[-1], device={x}.device)).to({x}.dtype) + {x}.unsqueeze(-1)", "F.glu(torch.cat([{x}, {x}], -1), -1)",
+    "F.scaled_dot_product_attention({x}, {x}, {x}) if {x}.dim() == 4 and {x}.numel() else {x}", "F.glu(torch.cat([{x}, {x}], -1), -1)",
     "F.cosine_similarity({x}, {x} * 2 + 1, dim=-1)", "F.mse_loss({x}, {x} * 0.5)", "F.smooth_l1_loss({x}, {x} * 0.5, reduction='none')", "F.kl_div(({x} * 0.5).log_softmax(-1), {x}.softmax(-1), reduction='none')",
     "{x}.cumsum(-1) * 0.1", "{x}.sort(-1).values", "{x}.gather(-1, torch.zeros({x}.shape, dtype=torch.int64, device={x}.device))", "{x}.index_select(-1, torch.tensor([0], device={x}.device))", "F.local_response_norm({x}, 2) if {x}.dim() > 2 else {x}",
-    "{x}.abs().amax(-1).to(torch.float64).to({x}.dtype)", "{x}.std(-1) if {x}.shape[-1] > 1 else {x}", "{x}.mean(dtype=torch.float64).to({x}.dtype)", "F.bilinear({x}, {x}, torch.full((2, {x}.shape[-1], {x}.shape[-1]), 0.1, dtype={x}.dtype, device={x}.device))",
+    "{x}.abs().amax(-1).to(torch.float64).to({x}.dtype)", "{x}.std(-1) if {x}.shape[-1] > 1 else {x}", "{x}.mean(dtype=torch.float64).to({x}.dtype)",
     "torch.meshgrid({x}.flatten()[:3], {x}.flatten()[:2], indexing='ij')[0]", "torch.outer({x}.flatten()[:5], {x}.flatten()[:7])", "{x}.as_strided({x}.shape, {x}.stride())",
     "torch.clamp({x}, min=torch.zeros((), dtype={x}.dtype, device={x}.device))", "{x}.real", "torch.complex({x}, {x}).abs() if {x}.dtype.itemsize > 2 else {x}",
 )  # fmt: skip
 """What models do beside layers."""
+
+SQUARES = (
+    "{x} + torch.eye({x}.shape[-1], dtype={x}.dtype, device={x}.device)", "F.one_hot(torch.arange({x}.shape[-1], device={x}.device)).to({x}.dtype) + {x}.unsqueeze(-1)",
+    "F.bilinear({x}, {x}, torch.full((2, {x}.shape[-1], {x}.shape[-1]), 0.1, dtype={x}.dtype, device={x}.device))",
+)  # fmt: skip
+"""Of matrices as wide and as high as the last dimension is long."""
 
 WHOLE_NUMBERS = (
     "({x} > 0).sum(-1).to({x}.dtype) * 0.1", "({x} * 4).to(torch.int64).sum(0).to({x}.dtype) * 0.1", "({x} > 0.3).any(-1).to({x}.dtype)", "({x} > -0.3).all(0).to({x}.dtype)",

@@ -70,7 +70,7 @@ def _autocast(sketch: Sketch) -> None:
     with sketch.within(f"torch.autocast(x0.device.type, torch.bfloat16{enabled})"):
         if sketch.model.dtype is torch.float32 and sketch.draw(st.booleans()):
             add_layer(sketch, x)
-        else:
+        elif sketch.is_short(x, -2):
             fill(sketch, AUTOCAST, x)
 
 

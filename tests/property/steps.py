@@ -23,6 +23,7 @@ from tests.property.expressions import (
     ODD,
     REDUCTIONS,
     SMOOTH,
+    SQUARES,
     VIEWS,
     WHOLE,
     WHOLE_NUMBERS,
@@ -56,6 +57,11 @@ class Sketch:
     def is_exact(self, name: str) -> bool:
         """Whether a function with jumps gives the same on `name` in every run: fused halves are not rounded in between."""
         return name in self.exact and self.values[name].dtype.itemsize > 2
+
+    def is_short(self, name: str, axis: int) -> bool:
+        """Whether the square of a dimension of `name`, if it has it, is no larger than a value may be: gigabytes take minutes."""
+        value = self.values[name]
+        return value.dim() < -axis or value.shape[axis] ** 2 <= self.most
 
     def add(self, expression: str, *, may_be_empty: bool = True) -> None:
         """A line that gives `expression` a name, unless eager rejects it or the result is of no use."""
@@ -252,7 +258,7 @@ def add_layer(sketch: Sketch, x: str) -> None:
         kinds += [
             f"nn.ConvTranspose{rank}d({c}, {out * groups}, {common}, groups={groups}, output_padding={stride - 1})"
         ]
-    if value.dim() >= 2 and draw(st.integers(0, 4)) == 0:
+    if value.dim() >= 2 and sketch.is_short(x, -2) and draw(st.integers(0, 4)) == 0:
         sketch.add(f"{x} @ {x}.mT * 0.1")
         return
     # PyTorch's float32 convolution gives an empty result where its float64 one, which is the oracle, raises.
@@ -264,7 +270,7 @@ def _odd(sketch: Sketch) -> None:
     x = sketch.pick()
     if x is None:
         return
-    fill(sketch, ODD, x)
+    fill(sketch, (*ODD, *(SQUARES * sketch.is_short(x, -1))), x)
 
 
 def _whole_number(sketch: Sketch) -> None:

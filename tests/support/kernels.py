@@ -91,16 +91,16 @@ def transpose(n: int, m: int) -> Program:
     return program("transpose", [given("x", [n, m]), result("y", [m, n])], kernel)
 
 
-def chain(count: int, steps: int) -> Program:
-    """Kernels that each read what the one before wrote, from the last element to the first, and add 1."""
-    names, kernels = ["x", *(f"t{step}" for step in range(1, steps)), "y"], []
+def chain(count: int, steps: int, x: str = "x") -> Program:
+    """Kernels that each read what the one before wrote, from the last element to the first, and add 1; the first reads `x`."""
+    names, kernels = [x, *(f"t{step}" for step in range(1, steps)), "y"], []
     for step, (read, written) in enumerate(itertools.pairwise(names)):
         b, i = Builder(), Axis("i", count)
-        x = b.load(read, Index(count - 1, ((i, -1),)), F32)
-        store = Store(written, axis_index(i), b.apply(Op.ADD, x, b.const(1.0, F32)))
+        loaded = b.load(read, Index(count - 1, ((i, -1),)), F32)
+        store = Store(written, axis_index(i), b.apply(Op.ADD, loaded, b.const(1.0, F32)))
         kernels.append(Kernel(f"chain_{step}", (i,), (), (), (), (store,), ("flip", "add")))
     between = [buffer(name, Role.TEMP, [count]) for name in names[1:-1]]
-    return program("chain", [given("x", [count]), result("y", [count]), *between], *kernels)
+    return program("chain", [given(x, [count]), result("y", [count]), *between], *kernels)
 
 
 def mixed_layouts(n: int, c: int, hw: int, dtype: DType = F32, other: DType | None = None) -> Program:

@@ -35,8 +35,11 @@ from tests.support.opinfo import (
 PIECES = 64
 """The operators are dealt out to so many parts; where every sample runs, one takes about a minute of a CPU."""
 
-PRECISE = ("nextafter", "sinc")
-"""Operators that the interpreter, which computes in float64, does not give in the type's own precision; compiled instead."""
+PRECISE = ("nextafter", "nn.functional.poisson_nll_loss", "sinc")
+"""Operators that the interpreter, which computes in float64, does not give in the type's own precision; compiled instead.
+
+The loss of whole numbers is one: it has no oracle but eager in float32, which is farther from the truth than the policy allows.
+"""
 
 NOT_HERE = ("jiterator", "as")
 """First words of operators whose samples need a GPU, or memory that a copy of a tensor does not have."""

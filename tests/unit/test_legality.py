@@ -93,6 +93,10 @@ NODES: dict[str, tuple[Callable[[], fx.Node], str]] = {
     "no_host_synchronisation": (lambda: call(aten.nonzero.default, describe()), "is needed on the host"),
     "within_reach": (lambda: call(aten.cumsum.default, describe(), 0), "each element needs those before it"),
     "initialised": (filled_elsewhere, "no values yet"),
+    "steps_as_eager": (
+        lambda: call(aten.linspace.Tensor_Scalar, describe(shape=()), 3, 8, gives=describe(dtype=torch.int64)),
+        "whole numbers",
+    ),
     "single_arguments": (no_result, "something else than tensors"),
     "single_results": (tuple_user, "used as a tuple"),
     "one_device": (

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dispatch.python import enable_python_dispatcher
 
+from fusepass.codegen.lowering.registry import decomposed, supports
 from fusepass.codegen.passes.pipeline import PassOptions
-from tests.support.regions import NO_SPLIT, TINY, region
+from tests.support.regions import NO_SPLIT, TINY, operator_region, region
 
 BATCH = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 INSTANCE = {3: nn.InstanceNorm1d, 4: nn.InstanceNorm2d, 5: nn.InstanceNorm3d}
@@ -104,3 +107,40 @@ def test_halves_are_normalised_in_float32(norm: Callable[[], nn.Module], dtype: 
     made = region(norm().to(dtype), x)
     made.check()
     made.check(made.passed(NO_SPLIT))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rms_norm_that_tracing_leaves_whole(dtype: torch.dtype, weighted: bool) -> None:
+    """As AOTAutograd does on a GPU. PyTorch's C++ adds epsilon in place."""
+    x, weight = torch.randn(5, 3, 8).to(dtype), torch.randn(3, 8).to(dtype) if weighted else None
+    operator_region(torch.ops.aten._fused_rms_norm.default, x, [3, 8], weight, 1e-2).check()
+
+
+@pytest.mark.parametrize("dispatcher", [contextlib.nullcontext, enable_python_dispatcher])
+def test_rms_norm_is_made_of_the_same_operators_whoever_asks(
+    dispatcher: Callable[[], contextlib.AbstractContextManager[None]],
+) -> None:
+    """While AOTAutograd compiles, PyTorch's Python is what takes operators apart."""
+    normalised = lambda x: torch.ops.aten._fused_rms_norm.default(x, [8], None, 1e-2)  # noqa: E731
+    with dispatcher():
+        graph = decomposed(normalised, [torch.randn(5, 8)], ["x"]).graph
+    targets = [node.target for node in graph.nodes if node.op == "call_function"]
+    assert torch.ops.aten.copy.default in targets
+    assert all(map(supports, targets))
+
+
+def _writes_a_part(x: Tensor) -> tuple[Tensor]:
+    y = x * 2
+    y[0].copy_(x[1])
+    return (y,)
+
+
+def _writes_its_input(x: Tensor) -> tuple[Tensor]:
+    return (x.copy_(x * 2),)
+
+
+@pytest.mark.parametrize("function", [_writes_a_part, _writes_its_input])
+def test_a_write_that_another_tensor_sees_stays_one(function: Callable[[Tensor], tuple[Tensor]]) -> None:
+    graph = decomposed(function, [torch.randn(5, 8)], ["x"]).graph
+    assert any(node.target is torch.ops.aten.copy_.default for node in graph.nodes)

@@ -1,11 +1,10 @@
-"""Launches that are replayed as a graph, on a stand-in for CUDA that counts: when one is made, used, forgotten and done without."""
+"""Launches that are replayed as a graph, on a stand-in for CUDA that counts: when one is made, given other pointers, and done without."""
 
 from __future__ import annotations
 
 import ctypes
 import shutil
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,22 +14,46 @@ from fusepass.codegen.toolchain import include_directory
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 _STAND_IN = r"""
+#include <cstddef>
+#include <map>
+#include <vector>
+
 using cudaError_t = int;
-constexpr int cudaSuccess = 0, cudaStreamNonBlocking = 1;
-using cudaStream_t = struct Stream*;
-using cudaGraph_t = struct Graph*;
-using cudaGraphExec_t = struct Exec*;
+constexpr int cudaSuccess = 0, cudaErrorCooperativeLaunchTooLarge = 720;
+enum { cudaFuncAttributeMaxDynamicSharedMemorySize, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared,
+       cudaDevAttrMultiProcessorCount, cudaLaunchAttributeClusterDimension, cudaLaunchAttributeCooperative };
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
+struct dim3 { unsigned x = 1, y = 1, z = 1; explicit dim3(unsigned x = 1) : x(x) {} };
+struct Value { int cooperative; struct { unsigned x, y, z; } clusterDim; };
+struct cudaLaunchAttribute { int id; Value val; };
+struct cudaLaunchConfig_t { dim3 gridDim, blockDim; std::size_t dynamicSmemBytes; struct Stream* stream; cudaLaunchAttribute* attrs; unsigned numAttrs; };
+struct cudaKernelNodeParams { void* func; dim3 gridDim, blockDim; unsigned sharedMemBytes; void** kernelParams; void** extra; };
+struct cudaMemsetParams { void* dst; unsigned elementSize; std::size_t pitch; unsigned value; std::size_t width, height; };
+
+using Pointers = std::vector<const void*>;
+struct Node { void* kernel; Pointers arguments; std::size_t size; int attributes; };
+struct Nodes_ { std::vector<Node> nodes; };
+using cudaStream_t = struct Stream*;
+using cudaGraph_t = Nodes_*;
+using cudaGraphExec_t = Nodes_*;
+using cudaGraphNode_t = std::size_t*;
 
 extern "C" {
-int launched, replayed, made, destroyed, captured, capturing, refuses_graphs, refuses_launches, mode_of_thread, reenters;
+int launched, replayed, made, updated, destroyed, capturing, refuses_graphs, refuses_updates, refuses_launches, mode_of_thread, reenters, device;
+int wrong_order;
 }
-struct Stream { bool records; };
-struct Exec { int launches; };
-static int recorded;
+static Pointers wanted;  // what the kernels of the call should get, one after the other
+static Pointers got;
+
+static int arguments_of(void* kernel);
 
 int cudaGetLastError() { return 0; }
+int cudaGetDevice(int* number) { *number = device; return 0; }
+int cudaFuncSetAttribute(void*, int, int) { return 0; }
+template <typename Kernel> int cudaFuncSetAttribute(Kernel, int, int) { return 0; }
+int cudaDeviceGetAttribute(int* value, int, int) { *value = 2; return 0; }
+template <typename Kernel> int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* value, Kernel, int, int) { *value = 2; return 0; }
 int cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
     *status = capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
     return 0;
@@ -41,43 +64,99 @@ int cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
     *mode = cudaStreamCaptureMode(before);
     return 0;
 }
-int cudaStreamCreateWithFlags(cudaStream_t* stream, int) { *stream = new Stream{false}; return 0; }
-int cudaStreamDestroy(cudaStream_t stream) { delete stream; return 0; }
-int cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) { stream->records = true; recorded = 0; return 0; }
-int cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) { ++captured; *graph = reinterpret_cast<cudaGraph_t>(&recorded); return 0; }
-int cudaGraphDestroy(cudaGraph_t) { return 0; }
-int cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t, int) {
+template <typename... Arguments>
+int cudaLaunchKernelEx(cudaLaunchConfig_t*, void (*)(Arguments...), Arguments... arguments) {
+    (got.push_back(arguments), ...);
+    ++launched;
+    return 0;
+}
+int cudaMemsetAsync(void* memory, int, std::size_t, cudaStream_t) { got.push_back(memory); ++launched; return 0; }
+int cudaGraphCreate(cudaGraph_t* graph, int) { *graph = new Nodes_; return 0; }
+int cudaGraphDestroy(cudaGraph_t graph) { delete graph; return 0; }
+int added(cudaGraphNode_t* at, cudaGraph_t graph, const cudaGraphNode_t* before, std::size_t count, Node node) {
+    const std::size_t number = graph->nodes.size();
+    if (count != (number > 0) || (count > 0 && **before != number - 1)) ++wrong_order;
+    graph->nodes.push_back(node);
+    *at = new std::size_t(number);
+    return 0;
+}
+Node node_of(const cudaKernelNodeParams* from) {
+    Node node{from->func, {}, 0, 0};
+    for (int i = 0; i < arguments_of(from->func); ++i) node.arguments.push_back(*static_cast<void**>(from->kernelParams[i]));
+    return node;
+}
+Node node_of(const cudaMemsetParams* from) { return {nullptr, {from->dst}, from->width * from->elementSize, 0}; }
+int cudaGraphAddKernelNode(cudaGraphNode_t* at, cudaGraph_t graph, const cudaGraphNode_t* before, std::size_t count, const cudaKernelNodeParams* node) {
+    return added(at, graph, before, count, node_of(node));
+}
+int cudaGraphAddMemsetNode(cudaGraphNode_t* at, cudaGraph_t graph, const cudaGraphNode_t* before, std::size_t count, const cudaMemsetParams* node) {
+    return added(at, graph, before, count, node_of(node));
+}
+static cudaGraph_t last_graph;
+int cudaGraphKernelNodeSetAttribute(cudaGraphNode_t, int id, const Value*) { return id == cudaLaunchAttributeCooperative ? 0 : 1; }
+int cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, int) {
     if (refuses_graphs) return 1;
     ++made;
-    *exec = new Exec{recorded};
+    *exec = new Nodes_(*graph);
     return 0;
 }
 int cudaGraphExecDestroy(cudaGraphExec_t exec) { ++destroyed; delete exec; return 0; }
+int set(cudaGraphExec_t exec, cudaGraphNode_t at, Node node) {
+    if (refuses_updates) return 1;
+    ++updated;
+    exec->nodes[*at] = node;
+    return 0;
+}
+int cudaGraphExecKernelNodeSetParams(cudaGraphExec_t exec, cudaGraphNode_t at, const cudaKernelNodeParams* node) { return set(exec, at, node_of(node)); }
+int cudaGraphExecMemsetNodeSetParams(cudaGraphExec_t exec, cudaGraphNode_t at, const cudaMemsetParams* node) { return set(exec, at, node_of(node)); }
 int cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t) {
     if (refuses_launches) return 1;
-    replayed += exec->launches;
+    for (const Node& node : exec->nodes) {
+        got.insert(got.end(), node.arguments.begin(), node.arguments.end());
+        ++replayed;
+    }
     return 0;
 }
 
+#include "fp_launch.cuh"
 #include "fp_replay.cuh"
 
-static fp::Replayed<2> calls;
+void first(const char*) {}
+void second(const char*, char*) {}
+void team(char*, char*) {}
+static int arguments_of(void* kernel) { return kernel == reinterpret_cast<void*>(first) ? 1 : 2; }
 
-extern "C" int call(void* a, void* b) {
-    return calls.run({a, b}, nullptr, [=](void* where) {
-        for (int i = 0; i < 3; ++i) ++(where != nullptr ? recorded : launched);
-        if (where != nullptr && reenters) {  // as another thread would, while a graph is made
+template <typename Stream>
+int launches(char* a, char* b, char* exchange, Stream stream) {
+    fp::launch<first>(1, 32, 0, stream, static_cast<const char*>(a));
+    fp::launch<second>(1, 32, 0, stream, static_cast<const char*>(a), b);
+    const int error = fp::launch_teams<team>(1, 1, 32, 0, exchange, 64, stream, exchange, b);
+    if (error != 0) return error;
+    return cudaGetLastError();
+}
+
+static fp::Replayed<3, 4, 6> calls;
+
+extern "C" int call(char* a, char* b, void* stream) {
+    got.clear();
+    const int status = calls.run({a, b, b + 1}, stream, [=](auto where) {
+        if (reenters) {  // as another thread would, while this one launches
             reenters = 0;
-            calls.run({a, b}, nullptr, [](void*) { launched += 100; return 0; });
+            calls.run({a, b, b + 1}, stream, [=](auto inner) { return launches(a, b, b + 1, inner); });
+            got.clear();
         }
-        return 0;
+        return launches(a, b, b + 1, where);
     });
+    return status != 0 || got != Pointers{a, a, b, b + 1, b + 1, b};
 }
 """
 
 
+ROOM = 8  # graphs of a stream
+
+
 class Calls:
-    """A library of its own: counts of launches, single and in graphs."""
+    """A library of its own: counts of launches, single and in graphs; each call checks what its kernels got."""
 
     def __init__(self, folder: Path) -> None:
         source, library = folder / "calls.cpp", folder / "calls.so"
@@ -93,11 +172,12 @@ class Calls:
     def __setitem__(self, name: str, value: int) -> None:
         ctypes.c_int.in_dll(self._library, name).value = value
 
-    def run(self, *pointers: Sequence[int]) -> tuple[int, int]:
+    def run(self, *pointers: tuple[int, int], stream: int = 7) -> tuple[int, int]:
         """Launches one by one and replayed ones, of calls with these pointers."""
         before = self["launched"], self["replayed"]
         for a, b in pointers:
-            assert self._library.call(ctypes.c_void_p(a), ctypes.c_void_p(b)) == 0
+            assert self._library.call(*map(ctypes.c_void_p, (a, b, stream))) == 0
+        assert not self["wrong_order"]
         return self["launched"] - before[0], self["replayed"] - before[1]
 
 
@@ -106,62 +186,94 @@ def calls(tmp_path: Path) -> Calls:
     return Calls(tmp_path)
 
 
-def test_the_second_call_with_the_same_pointers_is_a_graph(calls: Calls) -> None:
-    assert calls.run((1, 2)) == (3, 0)
-    assert calls.run((1, 2), (1, 2)) == (0, 6)
-    assert calls["made"] == 1
+def test_the_second_call_is_a_graph(calls: Calls) -> None:
+    assert calls.run((1, 20)) == (4, 0)
+    assert calls.run((1, 20), (1, 20)) == (0, 8)
+    assert (calls["made"], calls["updated"]) == (1, 0)
     assert calls["mode_of_thread"] == 0  # as before
 
 
 def test_each_set_of_pointers_has_its_graph(calls: Calls) -> None:
-    turns = [(1, 2), (1, 3)]
-    assert calls.run(*turns) == (6, 0)
-    assert calls.run(*turns * 3) == (0, 18)
-    assert calls["made"] == 2
+    turns = [(1, 20), (1, 30), (2, 20)]
+    calls.run(*turns)
+    assert calls.run(*turns * 3) == (0, 36)
+    assert (calls["made"], calls["updated"]) == (3, 0)
 
 
-def test_pointers_that_never_come_again_leave_graphs_in_use_alone(calls: Calls) -> None:
-    calls.run(*[(1, 2)] * 3)
+def test_without_room_the_graph_used_least_recently_gets_the_pointers(calls: Calls) -> None:
+    calls.run(*[(1, 20)] * 2, *[(1, 20 + 2 * number) for number in range(1, ROOM)])
+    assert (calls["made"], calls["updated"]) == (ROOM, 0)
+    calls.run((1, 20))
+    assert calls.run((1, 50)) == (0, 4)
+    assert calls["updated"] == 3  # all nodes but the first, which reads what it read before
+    assert calls.run((2, 50)) == (0, 4)
+    assert calls["updated"] == 3 + 4  # another graph
+    assert calls.run((1, 20), (1, 50)) == (0, 8)
+    assert calls["updated"] == 3 + 4
+    assert calls.run(*[(number, 60 + number) for number in range(3, 100)]) == (0, 4 * 97)
+    assert (calls["made"], calls["destroyed"]) == (ROOM, 0)
+
+
+def test_each_stream_has_its_graph(calls: Calls) -> None:
+    for stream in (7, 8, 7, 8, 9, 7, 8, 9):
+        calls.run((1, 20 + stream), stream=stream)
+    assert (calls["made"], calls["updated"]) == (3, 0)
+    calls["device"] = 1
+    assert calls.run(*[(1, 20)] * 2) == (4, 4)
+    assert calls["made"] == 4
+
+
+def test_streams_that_never_come_again_leave_graphs_in_use_alone(calls: Calls) -> None:
+    calls.run(*[(1, 20)] * 2)
     for number in range(100):
-        assert calls.run((7, number), (1, 2)) == (3, 3)
+        assert calls.run((1, 20), stream=100 + number) == (4, 0)
+        assert calls.run((1, 20)) == (0, 4)
     assert (calls["made"], calls["destroyed"]) == (1, 0)
 
 
 def test_graphs_that_nobody_uses_give_way(calls: Calls) -> None:
-    calls.run(*[(number, number) for number in range(8) for _ in range(3)])
-    assert calls.run(*[(90, 90)] * 40)[1] == 0  # all places are taken
-    assert calls.run(*[(90, 90)] * 50)[1] > 0
-    assert (calls["made"], calls["destroyed"]) == (9, 1)
+    for stream in range(4):
+        calls.run(*[(1, 20)] * 20, stream=stream)
+    assert calls.run(*[(1, 20)] * 4, stream=90)[1] == 0  # all places are taken
+    assert calls.run(*[(1, 20)] * 4, stream=90)[1] > 0
+    assert (calls["made"], calls["destroyed"]) == (5, 1)
 
 
 def test_there_is_an_end_to_making_graphs(calls: Calls) -> None:
-    for number in range(100):
-        calls.run(*[(number, number)] * 100)
-    assert calls["made"] == 32
-    assert calls["destroyed"] >= 24
+    for stream in range(200):
+        calls.run(*[(1, 20)] * 70, stream=stream)
+    assert calls["made"] == 64
+    assert calls["destroyed"] >= 60
 
 
 def test_a_captured_stream_gets_the_launches_themselves(calls: Calls) -> None:
-    calls.run(*[(1, 2)] * 3)
+    calls.run(*[(1, 20)] * 3)
     calls["capturing"] = 1
-    assert calls.run((1, 2)) == (3, 0)
+    assert calls.run((1, 30)) == (4, 0)
     calls["capturing"] = 0
-    assert calls.run((1, 2)) == (0, 3)
+    assert calls.run((1, 20)) == (0, 4)
+    assert (calls["made"], calls["updated"]) == (1, 0)
 
 
 def test_what_cannot_be_a_graph_is_launched_as_it_is(calls: Calls) -> None:
     calls["refuses_graphs"] = 1
-    assert calls.run(*[(1, 2)] * 10) == (30, 0)
-    assert calls["captured"] == 1  # it is not tried again
+    assert calls.run(*[(1, 20)] * 70) == (280, 0)
+    calls["refuses_graphs"] = 0
+    assert calls.run(*[(1, 20)] * 10) == (40, 0)  # it was tried often enough
 
 
-def test_a_graph_that_cannot_be_launched_is_forgotten(calls: Calls) -> None:
-    calls.run(*[(1, 2)] * 3)
-    calls["refuses_launches"] = 1
-    assert calls.run(*[(1, 2)] * 5) == (15, 0)
-    assert (calls["made"], calls["destroyed"]) == (1, 1)
+@pytest.mark.parametrize("refusal", ["refuses_updates", "refuses_launches"])
+def test_a_graph_that_fails_is_forgotten(calls: Calls, refusal: str) -> None:
+    calls.run(*[(1, 20 + 2 * number) for number in range(ROOM + 1)])
+    calls[refusal] = 1
+    assert calls.run((1, 50)) == (4, 0)
+    assert (calls["made"], calls["destroyed"]) == (ROOM, 1)
+    calls[refusal] = 0
+    assert calls.run((1, 50)) == (0, 4)
+    assert calls["made"] == ROOM + 1
 
 
 def test_a_second_thread_does_not_wait(calls: Calls) -> None:
+    calls.run(*[(1, 20)] * 2)
     calls["reenters"] = 1
-    assert calls.run(*[(1, 2)] * 3) == (3 + 100, 6)
+    assert calls.run((1, 30)) == (4, 4)

@@ -3,10 +3,10 @@
 
 namespace fp {
 
-template <int Count>
+template <int Pointers, int Launches, int Arguments>
 struct Replayed {
     template <typename Launch>
-    int run(const void* const (&)[Count], void* stream, const Launch& launch) {
+    int run(const void* const (&)[Pointers], void* stream, const Launch& launch) {
         return launch(stream);
     }
 };

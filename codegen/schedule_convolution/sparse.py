@@ -1,0 +1,108 @@
+"""Convolutions of few channels by scaled halves, weights in registers, four warps together, of which each has every fourth position.
+
+A group of warps multiplies 64 rows, 16 channels at 4 neighbouring positions along the last axis, by columns, of which each has the 8 numbers
+that 4 positions meet in a *run*: at most 4 neighbouring taps along the last axis. A position meets 4 of these 8, of each two that are 4
+apart one. So they lie in the order 0 4 1 5 2 6 3 7, and of each four in a row two are multiplied by zero: such products tensor cores leave
+out (``wgmma.sp``), and take as long for 32 terms as for 16. A *place* is the 16 bytes of a column and a run; 4 runs whose places lie at
+one distance are a *step*, one product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from fusepass.codegen.ir.convolution import ROWS
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.schedule_convolution.held import HeldSchedule, held_registers
+from fusepass.codegen.schedule_convolution.tiles import GROUP
+
+NEIGHBOURS = 4  # positions of a column, one for each warp
+STEP_RUNS = 4
+PLACE_BYTES = 16
+SET_POSITIONS = GROUP * NEIGHBOURS  # neighbouring positions of 8 columns
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring taps of a channel, of which those of a step that are none are None.
+
+    Attributes:
+        place: where its places begin, from that of a position's column.
+    """
+
+    channel: int
+    place: int
+    taps: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class SparseSchedule(HeldSchedule):
+    """The shape of one launch; see `HeldSchedule`.
+
+    Attributes:
+        runs: those of each step, `deeper` places apart.
+        deeper: see there.
+        width: places in a row of a tile.
+        shift: where, in a row of the tile as it is fetched, the first place's numbers begin.
+        lines: groups of 8 columns that are multiplied at once: neighbours along the last axis but one, or the last where there is no other.
+        slack: places behind all others that are read and multiplied by zero.
+    """
+
+    runs: tuple[tuple[Run, ...], ...]
+    deeper: int
+    width: int
+    shift: int
+    lines: int
+    slack: int
+
+    @property
+    def steps(self) -> int:
+        return len(self.runs)
+
+    @property
+    def groups(self) -> int:
+        """Of four warps."""
+        return self.on.block_warps // NEIGHBOURS
+
+    @property
+    def input_rows(self) -> int:
+        """Rows of a tile of the input, of one channel."""
+        return prod(self.on.extent[:-1])
+
+    @property
+    def layer(self) -> int:
+        """Places of one part of a tile."""
+        return self.channels * self.input_rows * self.width
+
+    @property
+    def packed_room(self) -> int:
+        """Bytes for a tile's halves, or for results that are laid out instead."""
+        laid_out = DType.F32.nbytes * (self.on.staged_floats - self.on.state_floats)
+        return max(PLACE_BYTES * (self.parts * self.layer + self.slack), laid_out)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sets of positions that are multiplied at once, per axis of a tile."""
+        *outer, last = self.on.tile
+        if not outer:
+            return (last // (SET_POSITIONS * self.lines),)
+        return (*outer[:-1], outer[-1] // self.lines, last // SET_POSITIONS)
+
+    @property
+    def turn_bytes(self) -> int:
+        """Of all weights, each warp's own."""
+        return held_registers(self) * 4 * 32 * NEIGHBOURS
+
+    @property
+    def tile_bytes(self) -> int:
+        """Of a tile of the input as it is."""
+        return DType.F32.nbytes * self.channels * self.on.pitch
+
+    def __str__(self) -> str:
+        tile = " x ".join(map(str, self.on.tile))
+        channels = f"{ROWS} channels x {tile} positions"
+        return (
+            f"{self.blocks} blocks, {channels}, {self.steps} sparse products of {self.lines * GROUP} columns, "
+            f"weights in registers, {self._products}"
+        )

@@ -1,0 +1,171 @@
+"""Convolutions by scaled halves whose zeros tensor cores leave out: what the kernels compute, every thread run on the host, and how they are laid out."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from fusepass.codegen.ir.convolution import MOST_HELD
+from fusepass.codegen.ir.dtype import Precision
+from fusepass.codegen.ir.program import Program
+from fusepass.codegen.render import describe, render
+from fusepass.codegen.schedule_convolution import held_search
+from fusepass.codegen.schedule_convolution.held import held_registers
+from fusepass.codegen.schedule_convolution.sparse import NEIGHBOURS, STEP_RUNS, Run, SparseSchedule
+from fusepass.codegen.schedule_convolution.tiles import anchor_of
+from fusepass.codegen.toolchain import include_directory
+from tests.support.convolutions import LARGE, Across, Case, generated_pooling
+from tests.support.emulate import emulate
+from tests.support.interpret import interpret
+from tests.support.thinned import thinned
+from tests.support.values import check_values
+from tests.unit.test_held import H200, HELD, SMALL, held, multiplying, planned
+from tests.unit.test_render_cuda import inputs_of
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+SPARSE = {
+    **HELD,
+    "many rows": Case((2, 3, 9, 15, 35), 20, (4, 4, 4), (1, 1, 1), (0, 0, 0), (1, 1, 1)),
+    "eight numbers of a tap": Case((1, 1, 20, 40), 3, (2, 4), (1, 1), (0, 3), (1, 1)),
+    "five rows, dilated": Case((1, 2, 25, 40), 5, (5, 3), (1, 1), (2, 1), (2, 1)),
+    "1d, long": Case((2, 1, 300), 4, (30,), (1,), (5,), (1,)),
+}
+SPARSE = {name: case for name, case in SPARSE.items() if case.dilation[-1] == 1}
+
+
+@pytest.fixture(autouse=True)
+def _sparse_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_search, "_fitting", lambda *_: iter(()))
+
+
+def pooled(case: Case, precision: Precision = Precision.FLOAT32, across: Across = Across.EACH) -> Program:
+    return generated_pooling(held(case, precision), across, SMALL)
+
+
+def laid_out(program: Program) -> SparseSchedule:
+    plan = planned(program)
+    assert isinstance(plan, SparseSchedule)
+    return plan
+
+
+@needs_compiler
+@pytest.mark.parametrize(("name", "precision"), thinned(itertools.product(SPARSE, Precision), 3))
+def test_values(name: str, precision: Precision) -> None:
+    program = pooled(SPARSE[name], precision)
+    laid_out(program)
+    check_values(program, SMALL, inputs_of(program), 1e-5)
+
+
+@needs_compiler
+def test_a_sum_of_everything() -> None:
+    program = pooled(SPARSE["many rows"], across=Across.ALL)
+    laid_out(program)
+    check_values(program, SMALL, inputs_of(program), 1e-5)
+
+
+_AXIS = st.tuples(*(st.integers(1, 20), st.integers(1, 5), st.integers(0, 2), st.integers(1, 3)))
+
+
+@needs_compiler
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(_AXIS, min_size=1, max_size=3),
+    st.integers(1, 8),
+    st.integers(1, 32),
+    st.booleans(),
+    st.sampled_from(Precision),
+)
+def test_any_geometry(
+    axes: list[tuple[int, ...]], channels: int, out: int, transposed: bool, precision: Precision
+) -> None:
+    sizes, kernel, padding, dilation = zip(*axes, strict=True)
+    dilation, ones = (*dilation[:-1], 1), (1,) * len(axes)
+    missing = (0,) * len(axes) if transposed else ()
+    case = Case((2, channels, *sizes), out, kernel, ones, padding, dilation, transposed, missing)
+    try:
+        assume(all(case.result))
+    except RuntimeError:  # the kernel is larger than what it should cover
+        assume(False)
+    program = pooled(case, precision)
+    assume(multiplying(program).partials is not None and anchor_of(multiplying(program)).held)
+    check_values(program, SMALL, inputs_of(program), 2e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["many rows", "neighbours, padded"])
+def test_what_is_not_finite_is_computed_by_its_definition(name: str) -> None:
+    """Results take the place of halves then, and of those behind them that are multiplied by zero."""
+    program = pooled(SPARSE[name])
+    inputs = inputs_of(program)
+    inputs[program.inputs[0]][77] = np.nan
+    got, wanted = emulate(program, render(program, SMALL), inputs), interpret(program, inputs)
+    for name in program.outputs:
+        finite = np.isfinite(wanted[name])
+        assert not finite.all()
+        bound = 1e-5 * np.abs(wanted[name][finite]).max()
+        np.testing.assert_allclose(got[name], wanted[name], rtol=1e-5, atol=bound, err_msg=name)
+
+
+@needs_compiler
+def test_channels_of_other_sizes_cost_no_digits() -> None:
+    program = pooled(SPARSE["many rows"])
+    inputs = inputs_of(program)
+    scales = np.float32(2.0) ** np.array([-12, 0, 5], np.float32)
+    inputs["x"].reshape(program.buffer("x").shape)[:] *= scales[None, :, None, None, None]
+    inputs["w"].reshape(program.buffer("w").shape)[:] /= scales[None, :, None, None, None]
+    got, wanted = emulate(program, render(program, SMALL), inputs), interpret(program, inputs)
+    for name in program.outputs:
+        bound = 2e-6 * np.abs(wanted[name]).max()
+        np.testing.assert_allclose(got[name], wanted[name], atol=bound, err_msg=name)
+
+
+def test_every_weight_is_met_once() -> None:
+    for name, case in SPARSE.items():
+        plan = laid_out(pooled(case))
+        (phase,) = plan.on.phases
+        runs = list(itertools.chain(*plan.runs))
+        met = [(tap, run.channel) for run in runs for tap in run.taps if tap is not None]
+        assert sorted(met) == sorted(itertools.product(range(len(phase.taps)), range(plan.channels))), name
+        assert all(len(step) == STEP_RUNS for step in plan.runs), name
+        assert all(run.place == step[0].place + k * plan.deeper for step in plan.runs for k, run in _real(step)), name
+
+
+def _real(step: tuple[Run, ...]) -> Iterator[tuple[int, Run]]:
+    """Those that are multiplied by something."""
+    return ((k, run) for k, run in enumerate(step) if any(tap is not None for tap in run.taps))
+
+
+def test_a_schedule_fits_the_device() -> None:
+    for precision in Precision:
+        program = generated_pooling(held(LARGE["3d, 3 to 16"], precision), Across.EACH)
+        plan = planned(program, H200)
+        assert isinstance(plan, SparseSchedule)
+        assert held_registers(plan) <= MOST_HELD
+        assert plan.resident * plan.shared_bytes <= H200.shared_bytes_per_block
+        assert plan.on.block_warps % NEIGHBOURS == 0
+        assert "sparse products" in describe(program, multiplying(program), H200)
+
+
+@pytest.mark.parametrize("precision", Precision)
+def test_registers_suffice_and_products_overlap(precision: Precision, tmp_path: Path) -> None:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("needs nvcc")
+    source = tmp_path / "kernel.cu"
+    source.write_text(render(generated_pooling(held(LARGE["3d, 3 to 16"], precision), Across.EACH), H200).text)
+    flags = ["-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a", "-Xptxas=-v", f"-I{include_directory()}"]
+    command = [nvcc, *flags, "-cubin", "-o", str(tmp_path / "kernel.cubin"), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "serialized" not in done.stderr
+    frames = [line for line in done.stderr.splitlines() if "spill stores" in line]
+    assert frames
+    assert all(" 0 bytes stack frame, 0 bytes spill stores" in line for line in frames), done.stderr
