@@ -65,7 +65,7 @@ def _width(plan: Schedule) -> int:
 def _roomy(plan: Schedule, kernel: Kernel) -> Schedule:
     """Room in registers for rows of up to 32, 128, 512 and so on, whatever lanes would be best for this length."""
     width, room = _width(plan), _LEAST_ROOM
-    plan = replace(plan, start=plan.start if width == plan.width else None)
+    plan = plan if width == plan.width else replace(plan, start=None, run=0)
     while room < plan.vectors(kernel.col_count) * width:
         room *= 4
     lanes = 8

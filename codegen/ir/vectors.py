@@ -25,6 +25,19 @@ def flatten(kernel: Kernel, builder: Builder) -> Kernel:
     return replace(flat, rows=rows, cols=cols)
 
 
+def in_runs(kernel: Kernel, length: int, builder: Builder) -> Kernel:
+    """A `flatten`ed kernel with its columns as runs of `length` columns: axes for the run, and for the place in it."""
+    run, col = run_axes(kernel.cols[0], length)
+    place = {kernel.cols[0]: axis_index(run) * length + axis_index(col)}
+    split_up = map_values(kernel, lambda value: builder.rewrite(value, place), lambda index: index.substitute(place))
+    return replace(split_up, cols=(run, col))
+
+
+def run_axes(cols: Axis, length: int) -> tuple[Axis, Axis]:
+    """The axes of `in_runs` for a flat axis of columns."""
+    return Axis(f"{cols.name}_run", cols.size // length), Axis(cols.name, length)
+
+
 def coordinate_names(kernel: Kernel) -> dict[Atom, str]:
     """The quotients and remainders of flat axes that are the position along an axis of `kernel`, by that axis' name."""
     names: dict[Atom, str] = {}

@@ -87,7 +87,7 @@ def prefetch_row(frame: Frame, roots: Sequence[Expr]) -> list[str]:
     found = [each.load for each in loads_ahead(frame, roots, ()) if not each.guard and each.load.index.axes & rows]
     team = frame.kernel.team
     assert team is not None
-    if team.teams > _FEW_TEAMS or frame.schedule.start is not None:
+    if team.teams > _FEW_TEAMS:
         return []
     # Where most of a row is read again, the cache is better left to that.
     if not found or frame.arranged.row is None or 2 * frame.schedule.on_chip < frame.schedule.part:

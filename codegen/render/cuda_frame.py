@@ -54,6 +54,7 @@ class Frame:
         self.first_along = self.first_across = ""
         self.place = "", ""
         self.first_of_row = ""  # the condition that a thread is the first of those on a row, where there are more
+        self.run = names.exact("run") if schedule.run else ""  # the run of columns in which a vector lies
         self.own_row = ""  # which of its block's rows a thread's first one is, where blocks overlap
         self.team = ""  # of a block in a team
         self.member = ""  # which block of its cluster one is
@@ -70,7 +71,6 @@ class Frame:
         )
         self.end = ""  # which of the row's elements at its ends a thread has, if one is there
         self.again = False  # whether what is loaded now will be loaded again soon
-        self.whole = False  # whether all vectors of the steps at hand are known to be their row's
         self.tile = Coordinates(self).tile()
 
     @property
@@ -110,8 +110,17 @@ class Frame:
 
     def inside(self, scope: Scope) -> str:
         """Where a vector begins in its row, and how many elements that has, as arguments; rows begin anywhere."""
+        return f"{self.column(scope)}, {self.length}"
+
+    def column(self, scope: Scope) -> str:
+        """Where a vector begins in its row, or in its run."""
         assert self.arranged.col is not None
-        return f"{scope.index(axis_index(self.arranged.col))}, {free(self.kernel.col_count)}"
+        return scope.index(axis_index(self.arranged.col))
+
+    @property
+    def length(self) -> str:
+        """How many elements a row has, or a run."""
+        return free(self.schedule.run or self.kernel.col_count)
 
     def within(self, scope: Scope | None = None) -> str:
         """The condition, known where steps are unrolled, that all elements of the vectors of a step are their row's; else it is asked
@@ -124,13 +133,11 @@ class Frame:
     def before_end(self) -> str:
         """The condition, known where steps are unrolled, that no vector of a step ends behind its row; empty where none is so."""
         plan = self.schedule
+        if self.tile.loop or plan.general or plan.run or plan.members > 1 or plan.unroll == 1:
+            return ""
         others = (plan.cluster - 1) * plan.part  # vectors that are not the last block's
         last = plan.vectors(self.kernel.col_count) - 2 - others - plan.lanes  # the last two may end behind the row
-        return (
-            ""
-            if self.tile.loop or plan.general or plan.unroll == 1 or plan.members > 1 or last < 0
-            else f"{self.u} * {plan.lanes} <= {free(last)}"
-        )
+        return f"{self.u} * {plan.lanes} <= {free(last)}" if last >= 0 else ""
 
     def is_aligned(self, buffer: str) -> bool:
         """Whether `buffer` starts at a multiple of 16 bytes."""
@@ -196,7 +203,10 @@ class Frame:
 
     def define_position(self, scope: Scope, tile: Tile, number: str) -> None:
         """Define the tile's axis in `scope`, for vector or column `number`."""
-        text = number = f"{tile.base} + {number}" if tile.base else number
+        number = f"{tile.base} + {number}" if tile.base else number
+        if self.schedule.run:
+            number = self._define_run(scope, number)
+        text = number
         if tile.scale > 1 and number != "0":
             sums = " + " in number and not number.startswith("fp::")
             text = f"({number}) * {tile.scale}" if sums else f"{number} * {tile.scale}"
@@ -209,6 +219,13 @@ class Frame:
             text = tile.variable
         if tile.axis is not None:
             scope.define_axis(tile.axis, text)
+
+    def _define_run(self, scope: Scope, number: str) -> str:
+        """Define the run of columns in which vector `number` of a row lies; the vector's number there."""
+        run, each = self.kernel.cols[0], free(self.schedule.vectors_of_run(self.kernel.col_count))
+        scope.lines.append(f"const {self.index_type} {self.run} = fp::div({number}, {each});")
+        scope.define_axis(run, self.run)
+        return f"fp::mod({number}, {each})"
 
 
 def without_unused(lines: Sequence[str]) -> list[str]:

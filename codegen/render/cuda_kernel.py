@@ -171,7 +171,7 @@ class KernelWriter:
         frame, rows = self.frame, frozenset(self.frame.kernel.rows)
         frame.unroll = self.schedule.held
         ahead = [self.held.get(id(each.load), each) for each in loads_ahead(frame, phase.roots, ())]
-        fresh = [each for each in ahead if id(each.load) not in self.held]
+        fresh = [each for each in ahead if id(each.load) not in self.held and not each.late]
         self.held |= {id(each.load): each for each in fresh if each.load.index.axes & rows}
         if fresh:
             load_steps(frame, self.top, tile, tile.start, fresh)
@@ -220,13 +220,9 @@ class KernelWriter:
             self._steps(steps, phase, tile, start, ahead)
             return
         whole, single = steps.child(), steps.child()
-        self.frame.whole = True
         self._steps(whole, phase, replace(tile, tail=False), start, ahead)
-        self.frame.whole = False
         self._steps(single, phase, tile, start, ahead)
         within = f"{start} + {(self.frame.unroll - 1) * tile.step} < {tile.end}"
-        if self.schedule.start is not None:  # a row's first vector and its last two may have elements of other rows
-            within = f"{tile.base} + {start} > 0 && {within} - 2"
         steps.lines += [*block(f"if ({within})", whole.lines), *block("else", single.lines)]
 
     def _steps(self, steps: Scope, phase: Phase, tile: Tile, start: str, ahead: Sequence[Ahead]) -> None:

@@ -96,8 +96,8 @@ def push(frame: Frame, tile: Tile, lanes: Scope, state: State, around: Around) -
     element = C_TYPES[reduction.dtype]
     steps = frame.unroll if not tile.tail and is_costly(state) else 1
     step = f"{frame.u} * {plan.width} + " if plan.width > 1 else frame.u
-    if plan.overhangs and not frame.whole:
-        _push_inside(frame, lanes, state, values, around)
+    if plan.overhangs:
+        _push_inside(frame, lanes, state, values, around, steps)
     elif frame.vector_rows and steps > 1:
         pushed = frame.names.numbered("pushed")
         around.before_steps.append(f"{element} {pushed}[{plan.width}][{steps}];")
@@ -125,14 +125,22 @@ def pushed_one(scope: Scope, state: State) -> str:
     return f"{state.element}.push({', '.join(values)});"
 
 
-def _push_inside(frame: Frame, lanes: Scope, state: State, values: Sequence[str], around: Around) -> None:
-    """Push those values of a vector that are its row's."""
+def _push_inside(frame: Frame, lanes: Scope, state: State, values: Sequence[str], around: Around, steps: int) -> None:
+    """Push those values of a vector that are its row's; of so many steps at once."""
     if len(values) > 1:
         pushed = f"{state.element}.push({', '.join(map(bare, values))});"
         lanes.lines += block(f"if (fp::is_inside({frame.v}, {frame.inside(lanes)}))", [pushed])
         return
-    name = frame.names.numbered("pushed")
-    around.before_lanes.append(f"{C_TYPES[state.reduction.dtype]} {name}[{frame.schedule.width}];")
+    name, element = frame.names.numbered("pushed"), C_TYPES[state.reduction.dtype]
+    if steps > 1:
+        cols = frame.names.numbered("pushed_from")
+        around.before_steps.append(f"{element} {name}[{steps}][{frame.schedule.width}];")
+        around.before_steps.append(f"{frame.index_type} {cols}[{steps}];")
+        lanes.lines.append(f"{name}[{frame.u}][{frame.v}] = {bare(values[0])};")
+        around.after_lanes.append(f"{cols}[{frame.u}] = {frame.column(lanes)};")
+        around.after_steps.append(f"fp::push_steps_inside({state.element}, {name}, {cols}, {frame.length});")
+        return
+    around.before_lanes.append(f"{element} {name}[{frame.schedule.width}];")
     lanes.lines.append(f"{name}[{frame.v}] = {bare(values[0])};")
     around.after_lanes.append(
         f"fp::push_inside({state.element}, {name}, {frame.within(lanes)}, {frame.inside(lanes)});"

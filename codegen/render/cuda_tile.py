@@ -9,7 +9,7 @@ from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.index import Atom, Axis
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.twopass import split_statistics
-from fusepass.codegen.ir.vectors import coordinate_names, flatten, split
+from fusepass.codegen.ir.vectors import coordinate_names, flatten, in_runs, split
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 
@@ -43,10 +43,12 @@ def arrange(kernel: Kernel, program: Program, schedule: Schedule) -> Arranged:
     kernel = replace(kernel, rows=kernel.rows[: len(kernel.rows) - len(image)])
     coordinates = coordinate_names(kernel)
     kernel = flatten(kernel, builder)
+    if schedule.run:
+        kernel = in_runs(kernel, schedule.run, builder)
     if schedule.keep is not Keep.NOTHING and kernel.team is None:  # a team meets once for each sweep
         kernel = split_statistics(kernel, builder)
     row = kernel.rows[0] if kernel.rows else None
-    col = kernel.cols[0] if kernel.cols else None
+    col = kernel.cols[-1] if kernel.cols else None
     axis = image[1] if image else col if schedule.walk is Walk.INNER else row
     lane = Axis("lane of the vector", schedule.width)
     if axis is not None:

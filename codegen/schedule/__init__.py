@@ -9,12 +9,13 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.crossing import columns_of, rows_together, with_columns
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule.cluster import cluster
+from fusepass.codegen.schedule.columns import outer
 from fusepass.codegen.schedule.cost import Costs
 from fusepass.codegen.schedule.flat import crossing, pointwise
 from fusepass.codegen.schedule.patch import patch
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.rivals import rivals
-from fusepass.codegen.schedule.rows import inner, outer, prefers_rows
+from fusepass.codegen.schedule.rows import inner, prefers_rows
 from fusepass.codegen.schedule.shape import Shape
 from fusepass.codegen.schedule.team import team
 from fusepass.errors import ScheduleError

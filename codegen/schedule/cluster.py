@@ -36,7 +36,7 @@ def cluster_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> int:
         prefers_rows(shape)
         or crossing
         or inner(shape).keep is not Keep.NOTHING
-        or may_ring(shape, shape.width(shape.col_axis))
+        or may_ring(shape, shape.vectors(shape.col_axis))
     ):
         return 1
     fills = shape.rows * _BLOCKS >= facts.multiprocessors

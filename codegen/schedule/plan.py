@@ -60,6 +60,7 @@ class Schedule:
         ragged: `POINTWISE`: the last vector may have fewer elements.
         start: `INNER`: where rows begin in memory, which may be anywhere: a row's vectors then begin at the multiple of `width` at or
             before that place, and what its first and last one have of other rows is left out.
+        run: with `start`, how many columns lie together in memory; each such run of a row begins anywhere. 0 where all of a row do.
         apart: `POINTWISE`: vectors from one of a thread's vectors to the next, where that is not a block's width.
         columns: `CROSSING`: the kernel's axes that are the tile's columns, slowest first.
         panel: `CROSSING`: tiles along the rows that blocks take one after another before they go on along the columns;
@@ -101,6 +102,7 @@ class Schedule:
     backwards: bool = False
     ragged: bool = False
     start: Index | None = None
+    run: int = 0
     apart: int = 0
     columns: tuple[Axis, ...] = ()
     panel: int = 1
@@ -124,12 +126,16 @@ class Schedule:
         """Vectors of a row of so many columns; the most, where rows begin anywhere."""
         if self.ends_apart:
             return cols // self.width
-        return -(-(cols + (self.width - 1 if self.start is not None else 0)) // self.width)
+        return cols // (self.run or cols or 1) * self.vectors_of_run(cols)
+
+    def vectors_of_run(self, cols: int) -> int:
+        """The same of columns that lie together, of a row of so many."""
+        return -(-((self.run or cols) + (self.width - 1 if self.start is not None else 0)) // self.width)
 
     @property
     def ends_apart(self) -> bool:
         """Whether rows begin anywhere, and the elements before and after their whole vectors are taken one by one."""
-        return self.start is not None and not (self.fetches or self.members > 1 or self.general)
+        return self.start is not None and not (self.run or self.fetches or self.members > 1 or self.general)
 
     @property
     def overhangs(self) -> bool:
@@ -178,6 +184,7 @@ class Schedule:
                 fetched = f", a ring of {self.ring} places" if self.ring else fetched
                 fetched += f", {self.waiting} vectors of weights a thread in registers" if self.waiting else ""
                 anywhere = ", rows begin anywhere" if self.start is not None else ""
+                anywhere = f", runs of {self.run} begin anywhere" if self.run else anywhere
                 packed = ", packed" if self.packed else ""
                 shape += f", {self.keep.value}{packed}{partly}{fetched}{exchanged}{anywhere}"
             case Walk.OUTER:

@@ -12,20 +12,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fusepass.codegen.ir.crossing import power_above
+from fusepass.codegen.schedule.columns import COLUMN_THREADS, exchanging, overlapping, shared_columns
 from fusepass.codegen.schedule.flat import crossing, pointwise
 from fusepass.codegen.schedule.lanes import holds_row, resident_blocks
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.rows import (
-    COLUMN_THREADS,
     FEW_ELEMENTS,
     STATIC_SHARED,
     crossing_stores,
     exchanges,
-    exchanging,
     long_rows,
-    overlapping,
     rows_per_block,
-    shared_columns,
     states_of_thread,
     unroll_of,
 )
@@ -77,7 +74,8 @@ def _inner(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
         if not 1 <= lanes <= min(1024, power_above(vectors)):
             continue
         each, groups = ceil(vectors, lanes), rows_per_block(shape, lanes, crossing)
-        base = Schedule(Walk.INNER, plan.width, each, lanes, groups, ceil(shape.rows, groups), start=plan.start)
+        blocks = ceil(shape.rows, groups)
+        base = Schedule(Walk.INNER, plan.width, each, lanes, groups, blocks, start=plan.start, run=plan.run)
         base = replace(base, packed=plan.packed)
         fits = each * plan.width <= most
         if plan.packed:
@@ -98,7 +96,7 @@ def _inner(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
 
 def _long(shape: Shape, plan: Schedule, vectors: int) -> Iterator[Schedule]:
     """Rows in shared memory, by blocks for one row each or blocks that stay; rows that are read again."""
-    base = Schedule(Walk.INNER, plan.width, 1, 1024, 1, shape.rows, start=plan.start)
+    base = Schedule(Walk.INNER, plan.width, 1, 1024, 1, shape.rows, start=plan.start, run=plan.run)
     kept = long_rows(shape, base, vectors)
     if kept.keep is not Keep.SHARED:
         return

@@ -1,19 +1,18 @@
-"""Schedules of kernels with reductions: vectors along the columns, or along the rows."""
+"""Schedules of kernels with reductions: vectors along the columns, and whether they should lie so."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusepass.codegen.ir.crossing import Crossing, crossings, near_step, neighbours, power_above
+from fusepass.codegen.ir.crossing import Crossing, crossings, near_step
 from fusepass.codegen.ir.dataflow import Dataflow, always_loaded, kept_in_memory
-from fusepass.codegen.ir.expr import Apply, Builder, Load
+from fusepass.codegen.ir.expr import Builder, Load
 from fusepass.codegen.ir.index import Axis, Index
-from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.ir.twopass import split_statistics
-from fusepass.codegen.ir.vectors import alignment, begins_with, is_vector, split_index, start_of
+from fusepass.codegen.ir.vectors import begins_with, is_vector, split_index
 from fusepass.codegen.schedule.flat import exchanged
 from fusepass.codegen.schedule.lanes import (
     holds_row,
@@ -23,22 +22,14 @@ from fusepass.codegen.schedule.lanes import (
     resident_blocks,
 )
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
-from fusepass.codegen.schedule.shape import SECTOR, Shape, ceil, most_elements, power_below
+from fusepass.codegen.schedule.shape import SECTOR, Shape, ceil, most_elements, run_start
 
 _PIECE = 64  # bytes that the threads of a row read together at least
 FEW_ELEMENTS = 16  # per thread: enough loads in flight to fill the memory system
 _ONCE_LANES, _ONCE_ELEMENTS = 256, 32  # of a row that is read once; elements that a thread takes at a time
-_KEPT_THREADS = 256  # per block, up to which columns are shared by more threads than have room for them
-# Bytes of an element from which that is better: half as many are more computation for the bytes that they are.
-_WORD = 4
 _ROWS_THREADS, _EXCHANGING_THREADS = 128, 256  # per block of several rows; where these are stored through a tile
-COLUMN_THREADS = 128  # per block, where each has columns of its own
-_PAIR_THREADS = 512  # per block, where columns are shared and each thread has two rows
 STATIC_SHARED = 48 << 10  # bytes
 _TURNS = 2  # rows of a block that stays, at least
-_LONG_RUN = 4  # blocks' rows that lie together in memory, at least, so that few have an end of them
-_LEAST_SECTORS = 4  # of a block's rows, where blocks overlap by one
-_MOST_AGAIN = 0.6  # functions of an element times the share of them that two blocks compute
 RESERVED = 1 << 10  # bytes of shared memory that the device takes of each block
 _COPIES_FROM = 80  # compute capability times ten
 _COPIED = (4, 8, 16)  # bytes that one asynchronous copy moves
@@ -137,17 +128,16 @@ def long_rows(shape: Shape, base: Schedule, vectors: int) -> Schedule:
         (shape.facts.shared_bytes_per_block + RESERVED) // (shared + RESERVED), shape.facts.max_threads // lanes
     )
     blocks = max(together, 1) * shape.facts.multiprocessors
-    fetches = shape.rows >= _TURNS * blocks and can_fetch(
-        shape, split_statistics(shape.kernel, Builder()), base.width, base.start
-    )
+    fetches = shape.rows >= _TURNS * blocks and can_fetch(shape, split_statistics(shape.kernel, Builder()), base)
     return replace(step, blocks=blocks, fetches=True) if fetches else step
 
 
-def can_fetch(shape: Shape, kernel: Kernel, width: int, start: Index | None = None) -> bool:
-    """Whether all that `kernel` keeps is loaded as it is, in whole vectors that a thread can copy to shared memory.
+def can_fetch(shape: Shape, kernel: Kernel, vectors: Schedule) -> bool:
+    """Whether all that `kernel` keeps is loaded as it is, in whole `vectors` that a thread can copy to shared memory.
 
-    `kernel` is that of `shape`, or what it becomes where statistics are split; its rows begin anywhere, if `start` says where.
+    `kernel` is that of `shape`, or what it becomes where statistics are split.
     """
+    width, start = vectors.width, vectors.start
     if shape.facts.capability < _COPIES_FROM:
         return False
     axis, lane = shape.col_axis, Axis("lane", width)
@@ -159,7 +149,7 @@ def can_fetch(shape: Shape, kernel: Kernel, width: int, start: Index | None = No
     def whole(index: Index) -> bool:
         if start is None:
             return width == 1 or is_vector(split_index(index, axis, lane), axis, lane)
-        own = start_of(index, axis)
+        own = run_start(index, axis, vectors.run)
         return own is not None and begins_with(own, start, width)
 
     return all(
@@ -186,110 +176,6 @@ def rows_per_block(shape: Shape, lanes: int, crossing: Sequence[Crossing]) -> in
     while groups * lanes > 64 and ceil(shape.rows, groups) < 4 * shape.facts.multiprocessors:
         groups //= 2
     return groups
-
-
-def outer(shape: Shape) -> Schedule:
-    """Threads side by side across rows, where neighbours in memory belong to different ones."""
-    assert shape.row_axis is not None
-    cols = max(shape.cols, 1)
-    most = most_elements(shape)
-    crossing = crossing_stores(shape, shape.row_axis, shape.col_axis)
-    width = widest = shape.width(shape.row_axis, 4, frozenset(each.index for each in crossing))
-    while width > 1:
-        whole = min(cols * width, FEW_ELEMENTS) if shape.single else cols * width
-        if whole <= most and shape.fills(shape.rows // width):
-            break
-        width //= 2
-    alone_is_slow = width == 1 < widest and cols > FEW_ELEMENTS
-    if cols * width <= most and not alone_is_slow:
-        blocks = ceil(shape.rows, COLUMN_THREADS * width)
-        alone = Schedule(Walk.OUTER, width, cols, COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
-        return overlapping(exchanging(alone, crossing, shape), shape)
-    if shape.single and shape.fills(shape.rows // width):
-        blocks = ceil(shape.rows, COLUMN_THREADS * width)
-        return Schedule(Walk.OUTER, width, unroll_of(FEW_ELEMENTS // width, cols, 1), COLUMN_THREADS, 1, blocks)
-    pairs = shared_columns(shape, min(widest, 2), most)  # two rows a thread, while blocks stay small
-    fits = (
-        not crossing
-        and pairs.keep is Keep.REGISTERS
-        and pairs.threads <= _PAIR_THREADS
-        and shape.fills(pairs.blocks * pairs.threads)
-    )
-    return overlapping(exchanging(pairs if fits else shared_columns(shape, width, most), crossing, shape), shape)
-
-
-def overlapping(plan: Schedule, shape: Shape, most_again: float = _MOST_AGAIN) -> Schedule:
-    """`plan` with blocks that overlap by a sector, where they would store parts of sectors at both ends of each column.
-
-    A sector that is written in part takes the memory several times as long. Reading it twice, mostly from the L2 cache, and computing
-    it twice is less, unless there is much to compute.
-    """
-    axis, kernel = shape.row_axis, shape.kernel
-    if plan.keep is not Keep.REGISTERS or plan.exchanges or axis is None or not kernel.stores:
-        return plan
-    nbytes = {shape.program.buffer(store.buffer).dtype.nbytes for store in kernel.stores}
-    sector, lane = SECTOR // max(nbytes), Axis("lane", plan.width)
-    fits = all(near_step(store.index, axis) == 1 for store in kernel.stores) and len(nbytes) == 1
-    fits &= all(plan.width == 1 or is_vector(split_index(s.index, axis, lane), axis, lane) for s in kernel.stores)
-    whole = all(alignment(store.index, axis, sector) % sector == 0 for store in kernel.stores)
-    if whole or not fits or sector < plan.width:
-        return plan
-    run = min(neighbours(store.index, axis) for store in kernel.stores)
-    while plan.lanes < COLUMN_THREADS and _has_room(shape, wider := replace(plan, lanes=2 * plan.lanes), run):
-        plan = wider
-    rows = plan.lanes * plan.width
-    plan = replace(plan, blocks=ceil(shape.rows, rows))
-    costly = sum(isinstance(node, Apply) and node.op not in CHEAP for node in kernel.nodes)
-    if run < _LONG_RUN * rows or max(_LEAST_SECTORS, costly / most_again) * sector > rows:
-        return plan
-    # The conditions must not cost the registers that let two large blocks stand on a multiprocessor.
-    resident = shape.facts.max_threads // plan.threads if plan.threads > _PAIR_THREADS else 0
-    return replace(plan, overlap=sector, blocks=ceil(shape.rows, rows - sector), resident=resident)
-
-
-def _has_room(shape: Shape, plan: Schedule, run: int) -> bool:
-    """Whether blocks may be as wide as those of `plan`, where so many rows lie together."""
-    rows = plan.lanes * plan.width
-    states = plan.threads * plan.width * states_of_thread(shape.kernel) if plan.groups > 1 else 0
-    many = ceil(shape.rows, rows) >= 4 * shape.facts.multiprocessors
-    return many and plan.threads <= _PAIR_THREADS and states <= STATIC_SHARED and _LONG_RUN * rows <= run
-
-
-def exchanging(plan: Schedule, crossing: Sequence[Crossing], shape: Shape) -> Schedule:
-    """`plan` with its `crossing` stores exchanged, on fewer rows a block if the tiles of whole rows need that."""
-    if plan.keep is not Keep.REGISTERS or not crossing:
-        return plan
-    smallest = min(access.nbytes for access in shape.main)
-    for lanes in (plan.lanes >> halved for halved in range(plan.lanes.bit_length())):
-        rows = lanes * plan.width
-        if lanes * plan.groups < 32 or rows * smallest < SECTOR:
-            break
-        states = rows * plan.groups * states_of_thread(shape.kernel) if plan.groups > 1 else 0
-        if exchanged(crossing, shape.program, rows, power_above(shape.cols)) + states <= STATIC_SHARED:
-            return replace(plan, lanes=lanes, blocks=ceil(shape.rows, rows), exchanges=True)
-    return plan
-
-
-def shared_columns(shape: Shape, width: int, most: int) -> Schedule:
-    """Several threads for each column of data: `lanes` rows side by side, `groups` threads deep."""
-    lanes = 32
-    while lanes > 8 and ceil(shape.rows, lanes * width) < shape.facts.multiprocessors:
-        lanes //= 2
-    groups = 64 // lanes
-    slots = width * states_of_thread(shape.kernel)  # bytes for each thread whose state goes through shared memory
-    largest = min(1024 // lanes, power_below(STATIC_SHARED // (slots * lanes)))
-    while groups < largest and not shape.single and ceil(shape.cols, groups) * width > most:
-        groups *= 2
-    spread = not shape.single and min(access.nbytes for access in shape.main) >= _WORD
-    while spread and groups * lanes < _KEPT_THREADS and ceil(shape.cols, groups) * width > FEW_ELEMENTS:
-        groups *= 2
-    while groups < largest and ceil(shape.cols, groups) > 8 and not shape.fills(shape.rows // width * groups):
-        groups *= 2
-    each = ceil(shape.cols, groups)
-    blocks = ceil(shape.rows, lanes * width)
-    if each * width <= most:
-        return Schedule(Walk.OUTER, width, each, lanes, groups, blocks, Keep.REGISTERS)
-    return Schedule(Walk.OUTER, width, unroll_of(FEW_ELEMENTS // width, shape.cols, groups), lanes, groups, blocks)
 
 
 def states_of_thread(kernel: Kernel) -> int:

@@ -9,10 +9,10 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.crossing import fitting_width
 from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory, kept_values
 from fusepass.codegen.ir.expr import Builder, Gather, Masked, Window, walk
-from fusepass.codegen.ir.index import Axis, Index
+from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.twopass import split_statistics
-from fusepass.codegen.ir.vectors import begins_with, flatten, is_vector, split_index, start_of
+from fusepass.codegen.ir.vectors import begins_with, flatten, is_vector, run_axes, split_index, start_of
 from fusepass.codegen.schedule.plan import Schedule, Walk
 
 SECTOR = 32  # bytes that memory moves at once
@@ -48,6 +48,7 @@ class Shape:
         self.repeated = _repeated(kernel, program)
         self.whole = kernel
         self.kernel = flatten(kernel, builder)
+        self.innermost = kernel.cols[-1].size if kernel.cols else 0
         self.program = program
         self.aligned = aligned
         self.facts = facts
@@ -93,24 +94,26 @@ class Shape:
     def vectors(self, axis: Axis) -> Schedule:
         """A schedule with nothing but the vectors of rows that are read as they lie: their width, and where rows begin if that is anywhere."""
         width = self.width(axis)
-        wider, start = self.start(axis, width) or (width, None)
-        return Schedule(Walk.INNER, wider, 1, 1, 1, 1, start=start)
+        wider, start, run = self.start(axis, width) or (width, None, 0)
+        return Schedule(Walk.INNER, wider, 1, 1, 1, 1, start=start, run=run)
 
-    def start(self, axis: Axis, width: int) -> tuple[int, Index] | None:
-        """Wider vectors than of `width` that most of the main traffic can use, and where its rows begin; None where there are none.
+    def start(self, axis: Axis, width: int) -> tuple[int, Index, int] | None:
+        """Wider vectors than of `width` that most of the main traffic can use, where its rows begin, and how long their runs are, or 0
+        where a row lies together; None where there are none.
 
-        They begin before the row where that begins between two of them.
+        They begin before the row, or the run, where that begins between two of them.
         """
         widest = ACCESS // max((access.nbytes for access in self.main), default=ACCESS)
-        if width >= widest or axis.size < _LONG_ROWS * widest or any(isinstance(n, _UNEVEN) for n in self.kernel.nodes):
+        if width >= widest or any(isinstance(n, _UNEVEN) for n in self.kernel.nodes):
             return None
-        starts = [(access, start_of(access.index, axis)) for access in self.main if access.aligned]
-        for _, start in starts:
-            if start is None:
-                continue
-            alike = [access for access, other in starts if other is not None and begins_with(other, start, widest)]
-            if 2 * sum(map(self._traffic, alike)) >= sum(map(self._traffic, self.main)):
-                return widest, start
+        for run in dict.fromkeys((0, self.innermost)):
+            starts = [(access, run_start(access.index, axis, run)) for access in self.main if access.aligned]
+            for _, start in starts:
+                if start is None or (run or axis.size) < _LONG_ROWS * widest:
+                    continue
+                alike = [access for access, other in starts if other is not None and begins_with(other, start, widest)]
+                if 2 * sum(map(self._traffic, alike)) >= sum(map(self._traffic, self.main)):
+                    return widest, start, run
         return None
 
     def ragged_width(self) -> int:
@@ -132,6 +135,14 @@ class Shape:
     def fills(self, threads: int) -> bool:
         """Whether so many threads keep the device's memory system busy."""
         return threads >= self.facts.multiprocessors * _FULL_THREADS
+
+
+def run_start(index: Index, axis: Axis, run: int) -> Index | None:
+    """Where the row of an `index`, or each run of so many columns of it, begins; None where these are no neighbours along `axis`."""
+    if not run:
+        return start_of(index, axis)
+    runs, col = run_axes(axis, run)
+    return start_of(index.substitute({axis: axis_index(runs) * run + axis_index(col)}), col)
 
 
 def _repeated(kernel: Kernel, program: Program) -> int:

@@ -15,7 +15,7 @@ from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory
 from fusepass.codegen.ir.expr import Load, ReduceOp, walk
 from fusepass.codegen.ir.program import Kernel, Program, Team
 from fusepass.codegen.ir.team import state_bytes
-from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
+from fusepass.codegen.schedule.plan import Keep, Schedule
 from fusepass.codegen.schedule.rows import (
     FEW_ELEMENTS,
     RESERVED,
@@ -77,20 +77,18 @@ def team_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int
 def _ring_team(shape: Shape, row_bytes: int) -> tuple[int, int] | None:
     """The team whose blocks keep a ring, each alone on a multiprocessor; None where they cannot, or gain nothing."""
     assert shape.col_axis is not None
-    if shape.vectors(shape.col_axis).start is not None:
-        return None
-    width = shape.width(shape.col_axis)
-    places, blocks = _places(shape, width), min(shape.facts.multiprocessors, _LANES)
+    base = replace(shape.vectors(shape.col_axis), members=_RESIDENT)
+    places, blocks = _places(shape, base.width), min(shape.facts.multiprocessors, _LANES)
     most = int(places / _TIMES_A_ROW)  # steps over a block's part of a row
-    if most < 1 or not may_ring(shape, width):
+    if most < 1 or not may_ring(shape, base):
         return None
-    needed = max(ceil(ceil(shape.cols, width), most * _AT_ONCE * _LANES), 2)
+    needed = max(ceil(base.vectors(shape.cols), most * _AT_ONCE * _LANES), 2)
     members, teams = _fitting(shape, row_bytes, blocks, needed) if needed <= blocks else (0, 0)
     return (members, teams) if shape.rows > teams > 0 else None
 
 
-def may_ring(shape: Shape, width: int) -> bool:
-    """Whether a ring serves the kernel: vectors that are copied as they are, and one sweep of little arithmetic.
+def may_ring(shape: Shape, vectors: Schedule) -> bool:
+    """Whether a ring serves the kernel: `vectors` that are copied as they are, and one sweep of little arithmetic.
 
     Online softmax gains nothing: exponentials take as long as what blocks wait for. Nor do rows with weights that the cache keeps
     anyway.
@@ -98,9 +96,9 @@ def may_ring(shape: Shape, width: int) -> bool:
     kernel, weights = shape.kernel, _shared_by_rows(shape)
     if 0 < weights < _LARGE_WEIGHTS * shape.facts.l2_bytes:
         return False
-    whole = all(kept.node.dtype.nbytes * width == ACCESS for kept in kept_in_memory(kernel, Dataflow()))
+    whole = all(kept.node.dtype.nbytes * vectors.width == ACCESS for kept in kept_in_memory(kernel, Dataflow()))
     cheap = all(reduction.op is not ReduceOp.SOFTMAX for reduction in kernel.reductions)
-    return whole and cheap and len(kernel.sweeps) == 1 and can_fetch(shape, kernel, width)
+    return whole and cheap and len(kernel.sweeps) == 1 and can_fetch(shape, kernel, vectors)
 
 
 def _places(shape: Shape, width: int) -> int:
@@ -117,7 +115,7 @@ def _shared_by_rows(shape: Shape) -> int:
 def _fitting(shape: Shape, row_bytes: int, blocks: int, needed: int) -> tuple[int, int]:
     """The team of at least `needed` blocks with which all rows take least time."""
     assert shape.col_axis is not None
-    vectors = shape.vectors(shape.col_axis).vectors(shape.cols)
+    vectors = replace(shape.vectors(shape.col_axis), members=_RESIDENT).vectors(shape.cols)
 
     def time(members: int) -> tuple[float, int]:
         teams = min(blocks // members, shape.rows)
@@ -136,7 +134,7 @@ def team(shape: Shape, team: Team) -> Schedule:
     base = shape.vectors(shape.col_axis)
     base = replace(base, members=team.members)
     width, part = base.width, ceil(base.vectors(shape.cols), team.members)
-    ring = _ring(shape, team, width, part) if base.start is None else None
+    ring = _ring(shape, team, base, part)
     if ring is not None:
         return ring
     each = width * _kept_bytes(shape)
@@ -148,23 +146,25 @@ def team(shape: Shape, team: Team) -> Schedule:
     held = _held(shape, width, part - kept, _HELD_WORDS[resident]) if kept < part else 0
     plan = replace(plan, members=team.members, part=part, kept=min(kept, part), held=held, resident=resident)
     # Where most is read again, the memory has enough to do with that.
-    return replace(plan, fetches=2 * plan.on_chip >= part and can_fetch(shape, shape.kernel, width, base.start))
+    return replace(plan, fetches=2 * plan.on_chip >= part and can_fetch(shape, shape.kernel, base))
 
 
-def _ring(shape: Shape, team: Team, width: int, part: int) -> Schedule | None:
+def _ring(shape: Shape, team: Team, base: Schedule, part: int) -> Schedule | None:
     """The schedule with a ring, where a block has a multiprocessor to itself and room for more than its part of a row."""
-    blocks, ring, turns = team.members * team.teams, _places(shape, width), ceil(part, _AT_ONCE * _LANES)
+    width, blocks = base.width, team.members * team.teams
+    ring, turns = _places(shape, width), ceil(part, _AT_ONCE * _LANES)
     under_way = _LARGE_UNDER_WAY if team.members >= _LARGE_TEAM else _UNDER_WAY
     ahead = min(2 * turns - 1, ring - 1 - under_way)
     fits = ahead >= turns and blocks <= shape.facts.multiprocessors and shape.rows > team.teams
-    if not fits or not may_ring(shape, width):
+    if not fits or not may_ring(shape, base):
         return None
     shared = ring * _AT_ONCE * _LANES * width * _kept_bytes(shape)
-    plan = Schedule(Walk.INNER, width, _AT_ONCE, _LANES, 1, blocks, Keep.SHARED, shared_bytes=shared)
+    plan = replace(base, unroll=_AT_ONCE, lanes=_LANES, blocks=blocks, keep=Keep.SHARED, shared_bytes=shared)
     weights = sum(load.dtype.nbytes for load in _for_all_rows(shape)) * width
     waiting = min(_WAITING_WORDS * 4 // weights, ceil(part, _LANES)) // _AT_ONCE * _AT_ONCE if weights else 0
     plan = replace(plan, members=team.members, part=part, kept=part, resident=1, ring=ring, ahead=ahead)
-    return replace(plan, waiting=waiting)
+    # Where rows begin anywhere, their vectors meet the weights at other places.
+    return plan if plan.start is not None else replace(plan, waiting=waiting)
 
 
 def _for_all_rows(shape: Shape) -> list[Load]:

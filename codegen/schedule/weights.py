@@ -29,7 +29,7 @@ def beginnings(program: Program, kernel: Kernel, facts: DeviceFacts) -> Beginnin
     plan = shape.vectors(shape.col_axis)
     column = linear([axis_index(axis) for axis in kernel.cols], contiguous_strides([axis.size for axis in kernel.cols]))
     loads = tuple(load for load in kernel.loads() if not (load.index - column).terms)
-    if plan.start is None or not loads:
+    if plan.start is None or plan.run or not loads:
         return None
     several = len(loads) * plan.width >= _SINGLE_LOADS
     if not several and kernel.col_count * max(access.nbytes for access in shape.main) < _LONG_ROW:

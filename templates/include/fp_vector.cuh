@@ -217,6 +217,24 @@ __device__ __forceinline__ void push_inside(State& state, const T (&values)[N], 
     }
 }
 
+// The same of the vectors of several steps, each with its column: at once where all of them are whole, which is less arithmetic.
+template <typename State, typename T, int Steps, int N, typename I>
+__device__ __forceinline__ void push_steps_inside(
+    State& state, const T (&values)[Steps][N], const I (&cols)[Steps], std::common_type_t<I> count)
+{
+    bool whole = true;
+#pragma unroll
+    for (int u = 0; u < Steps; ++u) whole = whole && is_whole<N>(false, cols[u], count);
+    if (whole) {
+        T all[Steps * N];
+#pragma unroll
+        for (int i = 0; i < Steps * N; ++i) all[i] = values[i / N][i % N];
+        return state.push_many(all);
+    }
+#pragma unroll
+    for (int u = 0; u < Steps; ++u) push_inside(state, values[u], false, cols[u], count);
+}
+
 // Store at most 16 bytes if `wanted`. By a predicate and not a branch: the compiler would move what values are made of into the branch, one
 // after another.
 template <typename T, int N>

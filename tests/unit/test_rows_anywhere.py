@@ -88,6 +88,10 @@ def test_weights_are_laid_out_for_each_beginning_where_much_is_read(rows: int, c
         (nn.LayerNorm(1003).to(torch.bfloat16), (700, 1003), torch.bfloat16),  # weights are laid out
         (nn.GroupNorm(2, 6), (3, 6, 13, 13), torch.float32),
         (lambda x: x.max(-1), (5, 1003), torch.float32),
+        (lambda x: F.batch_norm(x, None, None, training=True), (6, 5, 13, 7), torch.float32),  # runs of 91
+        (lambda x: F.batch_norm(x.relu(), None, None, training=True), (40, 3, 15, 17), torch.bfloat16),
+        (lambda x: x[:, :, 1:].amax((0, 2)), (9, 5, 102), torch.float32),
+        (lambda x: (x - x.mean((0, 2), keepdim=True)) * x.abs().sum(2, keepdim=True), (9, 4, 343), torch.float32),
         (lambda x: x.float().softmax(-1), (5, 5121), torch.bfloat16),
         (lambda x: (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True), (5, 9001), torch.float32),
     ],

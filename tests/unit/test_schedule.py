@@ -54,7 +54,7 @@ def first(program: Program, *, aligned: bool = True) -> Schedule:
         (lambda: k.softmax_channels(16, 32, 1 << 14), Walk.OUTER, 2, 32, Keep.REGISTERS),
         (lambda: k.softmax_channels(16, 64, 1 << 14), Walk.OUTER, 2, 32, Keep.REGISTERS),
         (lambda: k.softmax_channels(32, 256, 1 << 14), Walk.OUTER, 2, 32, Keep.REGISTERS),
-        (lambda: k.softmax_channels(64, 512, 1 << 12), Walk.OUTER, 1, 32, Keep.REGISTERS),
+        (lambda: k.softmax_channels(64, 512, 1 << 12), Walk.OUTER, 2, 16, Keep.REGISTERS),
         (lambda: k.softmax_channels(16, 1000, 49), Walk.OUTER, 1, 8, Keep.REGISTERS),
         (lambda: k.batch_norm_stats(16, 32, 63 * 63 * 4), Walk.INNER, 4, 1024, Keep.NOTHING),
         (lambda: k.batch_norm_1d(16_384, 4096), Walk.OUTER, 1, 16, Keep.NOTHING),

@@ -1,0 +1,161 @@
+"""Schedules of kernels with reductions whose vectors run along the rows: a thread has some columns of neighbouring rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fusepass.codegen.ir.crossing import Crossing, near_step, neighbours, power_above
+from fusepass.codegen.ir.expr import Apply
+from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.ops import CHEAP
+from fusepass.codegen.ir.program import Store
+from fusepass.codegen.ir.vectors import alignment, is_vector, split_index
+from fusepass.codegen.schedule.flat import exchanged
+from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
+from fusepass.codegen.schedule.rows import FEW_ELEMENTS, STATIC_SHARED, crossing_stores, states_of_thread, unroll_of
+from fusepass.codegen.schedule.shape import LINE, SECTOR, Shape, ceil, most_elements, power_below
+
+_KEPT_THREADS = 256  # per block, up to which columns are shared by more threads than have room for them
+# Bytes of an element from which that is better: half as many are more computation for the bytes that they are.
+_WORD = 4
+COLUMN_THREADS = 128  # per block, where each has columns of its own
+_PAIR_THREADS = 512  # per block, where columns are shared and each thread has two rows
+_HELD_THREADS, _HELD_WORDS = 1024, 36  # on a multiprocessor, of 64 registers each; of a column that such a thread holds
+_LONG_RUN = 4  # blocks' rows that lie together in memory, at least, so that few have an end of them
+_LEAST_SECTORS = 4  # of a block's rows, where blocks overlap by one
+_MOST_AGAIN = 0.6  # functions of an element times the share of them that two blocks compute
+
+
+def outer(shape: Shape) -> Schedule:
+    """Threads side by side across rows, where neighbours in memory belong to different ones."""
+    assert shape.row_axis is not None
+    cols = max(shape.cols, 1)
+    most = most_elements(shape)
+    crossing = crossing_stores(shape, shape.row_axis, shape.col_axis)
+    width = widest = shape.width(shape.row_axis, 4, frozenset(each.index for each in crossing))
+    while width > 1:
+        whole = min(cols * width, FEW_ELEMENTS) if shape.single else cols * width
+        if whole <= most and shape.fills(shape.rows // width):
+            break
+        width //= 2
+    alone_is_slow = width == 1 and cols > FEW_ELEMENTS and (widest > 1 or not shape.single)
+    if cols * width <= most and not alone_is_slow:
+        blocks = ceil(shape.rows, COLUMN_THREADS * width)
+        alone = Schedule(Walk.OUTER, width, cols, COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
+        return overlapping(exchanging(alone, crossing, shape), shape)
+    if shape.single and shape.fills(shape.rows // width):
+        blocks = ceil(shape.rows, COLUMN_THREADS * width)
+        return Schedule(Walk.OUTER, width, unroll_of(FEW_ELEMENTS // width, cols, 1), COLUMN_THREADS, 1, blocks)
+    pairs = shared_columns(shape, min(widest, 2), most)  # two rows a thread, while blocks stay small
+    fits = (
+        not crossing
+        and pairs.keep is Keep.REGISTERS
+        and pairs.threads <= _PAIR_THREADS
+        and shape.fills(pairs.blocks * pairs.threads)
+    )
+    if fits:
+        return overlapping(pairs, shape)
+    held = None if crossing or shape.single else held_columns(shape, min(widest, 2))
+    return overlapping(held or exchanging(shared_columns(shape, width, most), crossing, shape), shape)
+
+
+def held_columns(shape: Shape, width: int) -> Schedule | None:
+    """Columns in the registers of blocks of which a multiprocessor has two: one loads or stores while the other one computes.
+
+    Their rows lie together in pieces of a cache line, or, where columns are too long for that, of a half or a quarter of one, if these
+    are whole sectors; None where columns are too long for all of these, or would not fill the device.
+    """
+    assert shape.row_axis is not None
+    axis, smallest = shape.row_axis, min(access.nbytes for access in shape.main)
+    slots = _PAIR_THREADS * width * states_of_thread(shape.kernel)
+    whole = all(_in_whole_sectors(store, shape, axis) for store in shape.kernel.stores)
+    for piece in (LINE, LINE // 2, LINE // 4) if whole else (LINE,):
+        lanes = piece // (width * smallest)
+        each = ceil(shape.cols, _PAIR_THREADS // lanes)
+        blocks = ceil(shape.rows, lanes * width)
+        if each * width * max(shape.kept_words, 1) <= _HELD_WORDS and slots <= STATIC_SHARED:
+            plan = Schedule(Walk.OUTER, width, each, lanes, _PAIR_THREADS // lanes, blocks, Keep.REGISTERS)
+            plan = replace(plan, resident=_HELD_THREADS // _PAIR_THREADS)
+            return plan if shape.fills(blocks * plan.threads) else None
+    return None
+
+
+def overlapping(plan: Schedule, shape: Shape, most_again: float = _MOST_AGAIN) -> Schedule:
+    """`plan` with blocks that overlap by a sector, where they would store parts of sectors at both ends of each column.
+
+    A sector that is written in part takes the memory several times as long. Reading it twice, mostly from the L2 cache, and computing
+    it twice is less, unless there is much to compute.
+    """
+    axis, kernel = shape.row_axis, shape.kernel
+    if plan.keep is not Keep.REGISTERS or plan.exchanges or axis is None or not kernel.stores:
+        return plan
+    nbytes = {shape.program.buffer(store.buffer).dtype.nbytes for store in kernel.stores}
+    sector, lane = SECTOR // max(nbytes), Axis("lane", plan.width)
+    fits = all(near_step(store.index, axis) == 1 for store in kernel.stores) and len(nbytes) == 1
+    fits &= all(plan.width == 1 or is_vector(split_index(s.index, axis, lane), axis, lane) for s in kernel.stores)
+    whole = all(_in_whole_sectors(store, shape, axis) for store in kernel.stores)
+    if whole or not fits or sector < plan.width:
+        return plan
+    run = min(neighbours(store.index, axis) for store in kernel.stores)
+    while plan.lanes < COLUMN_THREADS and _has_room(shape, wider := replace(plan, lanes=2 * plan.lanes), run):
+        plan = wider
+    rows = plan.lanes * plan.width
+    plan = replace(plan, blocks=ceil(shape.rows, rows))
+    costly = sum(isinstance(node, Apply) and node.op not in CHEAP for node in kernel.nodes)
+    if run < _LONG_RUN * rows or max(_LEAST_SECTORS, costly / most_again) * sector > rows:
+        return plan
+    # The conditions must not cost the registers that let two large blocks stand on a multiprocessor.
+    resident = shape.facts.max_threads // plan.threads if plan.threads > _PAIR_THREADS else plan.resident
+    return replace(plan, overlap=sector, blocks=ceil(shape.rows, rows - sector), resident=resident)
+
+
+def _in_whole_sectors(store: Store, shape: Shape, axis: Axis) -> bool:
+    """Whether rows that lie together begin with a sector where they are stored."""
+    sector = SECTOR // shape.program.buffer(store.buffer).dtype.nbytes
+    return alignment(store.index, axis, sector) % sector == 0
+
+
+def _has_room(shape: Shape, plan: Schedule, run: int) -> bool:
+    """Whether blocks may be as wide as those of `plan`, where so many rows lie together."""
+    rows = plan.lanes * plan.width
+    states = plan.threads * plan.width * states_of_thread(shape.kernel) if plan.groups > 1 else 0
+    many = ceil(shape.rows, rows) >= 4 * shape.facts.multiprocessors
+    return many and plan.threads <= _PAIR_THREADS and states <= STATIC_SHARED and _LONG_RUN * rows <= run
+
+
+def exchanging(plan: Schedule, crossing: Sequence[Crossing], shape: Shape) -> Schedule:
+    """`plan` with its `crossing` stores exchanged, on fewer rows a block if the tiles of whole rows need that."""
+    if plan.keep is not Keep.REGISTERS or not crossing:
+        return plan
+    smallest = min(access.nbytes for access in shape.main)
+    for lanes in (plan.lanes >> halved for halved in range(plan.lanes.bit_length())):
+        rows = lanes * plan.width
+        if lanes * plan.groups < 32 or rows * smallest < SECTOR:
+            break
+        states = rows * plan.groups * states_of_thread(shape.kernel) if plan.groups > 1 else 0
+        if exchanged(crossing, shape.program, rows, power_above(shape.cols)) + states <= STATIC_SHARED:
+            return replace(plan, lanes=lanes, blocks=ceil(shape.rows, rows), exchanges=True)
+    return plan
+
+
+def shared_columns(shape: Shape, width: int, most: int) -> Schedule:
+    """Several threads for each column of data: `lanes` rows side by side, `groups` threads deep."""
+    lanes = 32
+    while lanes > 8 and ceil(shape.rows, lanes * width) < shape.facts.multiprocessors:
+        lanes //= 2
+    groups = 64 // lanes
+    slots = width * states_of_thread(shape.kernel)  # bytes for each thread whose state goes through shared memory
+    largest = min(1024 // lanes, power_below(STATIC_SHARED // (slots * lanes)))
+    while groups < largest and not shape.single and ceil(shape.cols, groups) * width > most:
+        groups *= 2
+    spread = not shape.single and min(access.nbytes for access in shape.main) >= _WORD
+    while spread and groups * lanes < _KEPT_THREADS and ceil(shape.cols, groups) * width > FEW_ELEMENTS:
+        groups *= 2
+    while groups < largest and ceil(shape.cols, groups) > 8 and not shape.fills(shape.rows // width * groups):
+        groups *= 2
+    each = ceil(shape.cols, groups)
+    blocks = ceil(shape.rows, lanes * width)
+    if each * width <= most:
+        return Schedule(Walk.OUTER, width, each, lanes, groups, blocks, Keep.REGISTERS)
+    return Schedule(Walk.OUTER, width, unroll_of(FEW_ELEMENTS // width, shape.cols, groups), lanes, groups, blocks)
