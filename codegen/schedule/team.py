@@ -77,7 +77,7 @@ def team_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int
 def _ring_team(shape: Shape, row_bytes: int) -> tuple[int, int] | None:
     """The team whose blocks keep a ring, each alone on a multiprocessor; None where they cannot, or gain nothing."""
     assert shape.col_axis is not None
-    base = replace(shape.vectors(shape.col_axis), members=_RESIDENT)
+    base = _vectors(shape)
     places, blocks = _places(shape, base.width), min(shape.facts.multiprocessors, _LANES)
     most = int(places / _TIMES_A_ROW)  # steps over a block's part of a row
     if most < 1 or not may_ring(shape, base):
@@ -112,10 +112,15 @@ def _shared_by_rows(shape: Shape) -> int:
     return sum(shape.program.buffer(name).nbytes for name in names)
 
 
+def _vectors(shape: Shape) -> Schedule:
+    """Nothing but the vectors of rows that several blocks share."""
+    assert shape.col_axis is not None
+    return replace(shape.vectors(shape.col_axis), members=2)
+
+
 def _fitting(shape: Shape, row_bytes: int, blocks: int, needed: int) -> tuple[int, int]:
     """The team of at least `needed` blocks with which all rows take least time."""
-    assert shape.col_axis is not None
-    vectors = replace(shape.vectors(shape.col_axis), members=_RESIDENT).vectors(shape.cols)
+    vectors = _vectors(shape).vectors(shape.cols)
 
     def time(members: int) -> tuple[float, int]:
         teams = min(blocks // members, shape.rows)
@@ -131,8 +136,7 @@ def _fitting(shape: Shape, row_bytes: int, blocks: int, needed: int) -> tuple[in
 def team(shape: Shape, team: Team) -> Schedule:
     """The schedule of a kernel whose rows are shared."""
     assert shape.col_axis is not None
-    base = shape.vectors(shape.col_axis)
-    base = replace(base, members=team.members)
+    base = replace(_vectors(shape), members=team.members)
     width, part = base.width, ceil(base.vectors(shape.cols), team.members)
     ring = _ring(shape, team, base, part)
     if ring is not None:
