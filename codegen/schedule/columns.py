@@ -57,14 +57,15 @@ def outer(shape: Shape) -> Schedule:
     if fits:
         return overlapping(pairs, shape)
     held = None if crossing or shape.single else held_columns(shape, min(widest, 2))
-    return overlapping(held or exchanging(shared_columns(shape, width, most), crossing, shape), shape)
+    return held or overlapping(exchanging(shared_columns(shape, width, most), crossing, shape), shape)
 
 
 def held_columns(shape: Shape, width: int) -> Schedule | None:
     """Columns in the registers of blocks of which a multiprocessor has two: one loads or stores while the other one computes.
 
     Their rows lie together in pieces of a cache line, or, where columns are too long for that, of a half or a quarter of one, if these
-    are whole sectors; None where columns are too long for all of these, or would not fill the device.
+    are whole sectors; None where columns are too long for all of these, or would not fill the device, or where blocks would store parts of
+    sectors and cannot overlap.
     """
     assert shape.row_axis is not None
     axis, smallest = shape.row_axis, min(access.nbytes for access in shape.main)
@@ -76,8 +77,8 @@ def held_columns(shape: Shape, width: int) -> Schedule | None:
         blocks = ceil(shape.rows, lanes * width)
         if each * width * max(shape.kept_words, 1) <= _HELD_WORDS and slots <= STATIC_SHARED:
             plan = Schedule(Walk.OUTER, width, each, lanes, _PAIR_THREADS // lanes, blocks, Keep.REGISTERS)
-            plan = replace(plan, resident=_HELD_THREADS // _PAIR_THREADS)
-            return plan if shape.fills(blocks * plan.threads) else None
+            plan = overlapping(replace(plan, resident=_HELD_THREADS // _PAIR_THREADS), shape)
+            return plan if shape.fills(blocks * plan.threads) and (whole or plan.overlap) else None
     return None
 
 
