@@ -31,13 +31,11 @@ from fusepass.numerics import nudged
 
 _SAFETY = 4.0
 _PEAK = 16.0  # how much further than the norm's share a single value may be off
-_FLIPPED = (
-    1 / 1000
-)  # of whole numbers and truth values may differ: a comparison of nearly equal numbers turns out either way
+# Of whole numbers and truth values may differ: a comparison of nearly equal numbers turns out either way.
+_FLIPPED = 1 / 1000
 _FAR = 0.05  # relative error of the operators themselves, from which on nothing can be said
-_GROSS = (
-    0.01  # relative distance that counts as wrong even where there is no float64 to hold it against; TF32 stays below
-)
+# Relative distance that counts as wrong even where there is no float64 to hold it against; TF32 stays below.
+_GROSS = 0.01
 _GROSS_BOUNDS = 30  # the same as a multiple of the bound, for halves
 _NUDGES = 3
 

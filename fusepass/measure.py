@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-_BLOCK = (
-    65521  # random numbers that are drawn for a tensor; larger ones repeat them. A prime, so that rows do not repeat
-)
+# Random numbers that are drawn for a tensor; larger ones repeat them. A prime, so that rows do not repeat.
+_BLOCK = 65521
 _OVERHEAD = 10  # rounds may take that many times the seconds of what is timed
 _CACHES = 2  # flushing writes that many times the second-level cache
 

@@ -7,12 +7,29 @@ A schedule walks a kernel's rows and columns as one flat axis each, and one of t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import gcd, prod
 
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Masked, Position, Window
 from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index, Mod, axis_index, delinearize
 from fusepass.codegen.ir.program import Kernel, Store
+
+
+@dataclass(frozen=True)
+class Beginnings:
+    """Where the rows of a kernel begin, and what should lie likewise.
+
+    Attributes:
+        width: elements of a vector.
+        start: of a row, in elements from a multiple of the width; an index over the kernel's rows.
+        loads: of what is the same for all rows, each with neighbours along the columns.
+        column: the position along the columns, as these loads have it.
+    """
+
+    width: int
+    start: Index
+    loads: tuple[Load, ...]
+    column: Index
 
 
 def flatten(kernel: Kernel, builder: Builder) -> Kernel:

@@ -11,31 +11,13 @@ has elements, each time one element further on; a row reads the copy in which th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusepass.codegen.ir.expr import Builder, Expr, Load
-from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
+from fusepass.codegen.ir.index import Axis, Bound, axis_index
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Role, Store
-from fusepass.codegen.ir.vectors import map_values
+from fusepass.codegen.ir.vectors import Beginnings, map_values
 from fusepass.codegen.passes.places import free_name
-
-
-@dataclass(frozen=True)
-class Beginnings:
-    """Where the rows of a kernel begin, and what should lie likewise.
-
-    Attributes:
-        width: elements of a vector.
-        start: of a row, in elements from a multiple of the width; an index over the kernel's rows.
-        loads: of what is the same for all rows, each with neighbours along the columns.
-        column: the position along the columns, as these loads have it.
-    """
-
-    width: int
-    start: Index
-    loads: tuple[Load, ...]
-    column: Index
-
 
 BeginningsOf = Callable[[Program, Kernel], Beginnings | None]
 

@@ -19,6 +19,7 @@ class Ends:
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
+        self._names: dict[int, str] = {}  # of registers, by the identity of what is kept there
 
     def phase(
         self,
@@ -39,11 +40,11 @@ class Ends:
         inner.define_axis(frame.lane, "0")
         frame.printer.expect(roots)
         for value, place in kept:
-            name = f"{place}_end"
             if id(value) in made:
+                name = self._names[id(value)] = frame.names.exact(f"{place}_end")
                 top.lines.append(f"{C_TYPES[value.node.dtype]} {name};")
                 inner.lines.append(f"{name} = {bare(inner.value(value.node))};")
-            inner.bind(value.node, name)
+            inner.bind(value.node, self._names[id(value)])
         inner.lines += [pushed_one(inner, state) for state in states]
         inner.lines += [self._stored(store, inner) for store in stores]
         top.lines += block(f"if ({' && '.join(guards)})", inner.lines)

@@ -66,9 +66,7 @@ class Frame:
         self.held: Tile | None = None
         self.rest: Tile | None = None
         self.unroll = schedule.unroll  # steps at a time, in the stretch at hand
-        self.head = (
-            ""  # how many elements of the row come before its first whole vector, where ends are taken one by one
-        )
+        self.head = ""  # how many elements of the row come before its first whole vector, where ends are apart
         self.end = ""  # which of the row's elements at its ends a thread has, if one is there
         self.again = False  # whether what is loaded now will be loaded again soon
         self.tile = Coordinates(self).tile()

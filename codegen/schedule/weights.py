@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.index import axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.passes.weights import Beginnings
+from fusepass.codegen.ir.vectors import Beginnings
 from fusepass.codegen.schedule.rows import crossing_stores, prefers_rows
 from fusepass.codegen.schedule.shape import Shape
 

@@ -41,9 +41,8 @@ _STREAMS = 0.6  # of the multiprocessors must copy to reach the memory's rate
 _ISSUED = 4.8e9  # instructions of a warp that a multiprocessor issues in a second while it works on what follows sums, measured
 _COSTLY, _PHASE = 12, 8  # instructions of an operation that is not cheap, and of taking and reducing a value
 _HIDDEN = 0.5  # of what follows sums, where another block, or group of warps, multiplies meanwhile
-_TORN_RUNS = (
-    0.5  # of its rate a tile reaches that takes each place of a run by itself, which has no neighbour in its row
-)
+# Of its rate a tile reaches that takes each place of a run by itself, which has no neighbour in its row.
+_TORN_RUNS = 0.5
 _LEAST_SIZE = 256  # rows, columns and terms from which the estimates above hold
 _CLEAR = 1.5  # times faster, by estimate, to be chosen unmeasured
 

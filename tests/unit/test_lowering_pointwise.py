@@ -92,8 +92,9 @@ def test_activation(name: str) -> None:
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activation_of_halves(name: str) -> None:
     # PyTorch's square root of a half is the power, unlike that of any other type, so there only exact values will do;
-    # elsewhere half overflows on the way and they will not.
-    region(ACTIVATIONS[name], SPECIAL.half()).check(exact="0.5)" in name)
+    # elsewhere half overflows on the way and they will not. On some processors oneDNN's GELU of an infinity is NaN.
+    with torch.backends.mkldnn.flags(enabled=False):
+        region(ACTIVATIONS[name], SPECIAL.half()).check(exact="0.5)" in name)
 
 
 def test_inplace_spelling_is_the_same() -> None:
