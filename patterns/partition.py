@@ -14,6 +14,7 @@ from torch import fx
 from fusepass.codegen.lowering import registry
 from fusepass.patterns import companions, naming
 from fusepass.patterns import library as library  # registers the patterns
+from fusepass.patterns.copies import lies_across, lies_alike, moves
 from fusepass.patterns.dataflow import Candidate, Dataflow, bits, remove_dead
 from fusepass.patterns.growth import grow
 from fusepass.patterns.legality import Refusal, final_reason, step_reason
@@ -25,7 +26,7 @@ from fusepass.patterns.traffic import nbytes
 __all__ = ["Partition", "Region", "partition"]
 
 LARGE = 2**20
-"""Bytes of the input from which on a reduction is worth a kernel of its own."""
+"""Bytes of the input from which on a reduction is worth a kernel of its own; of the result, for a copy."""
 
 LARGE_PRODUCT = 2**28
 """Multiplications from which on a matrix product is: some 10 microseconds of a large GPU without its tensor cores."""
@@ -160,11 +161,21 @@ def _gains(candidate: Candidate, region: Region) -> bool:
             return True
         case OpClass.REDUCTION:
             return nbytes(unit.node.all_input_nodes[0].meta["val"]) >= LARGE
+        case OpClass.POINTWISE:
+            return sum(nbytes(value.meta["val"]) for value in unit.values) >= LARGE and _is_better_copy(unit.node)
         case OpClass.ANCHOR:
             # On CUDA, where the library does not use tensor cores, or converts layouts.
             result = unit.node.meta["val"]
             return result.device.type == "cuda" and result.dtype is torch.float32 and _is_large(unit.node)
     return False
+
+
+def _is_better_copy(node: fx.Node) -> bool:
+    """Whether `node` only moves elements, and generated code does so in fewer accesses to memory."""
+    if not moves(node) or lies_alike(node):
+        return False
+    # Loops for a CPU have no tiles for what is read along one axis and written along another.
+    return node.meta["val"].device.type == "cuda" or not lies_across(node)
 
 
 def _is_large(anchor: fx.Node) -> bool:
