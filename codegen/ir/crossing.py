@@ -7,7 +7,7 @@ A pointwise kernel gets rows and columns for that; it computes along the rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
 
@@ -184,6 +184,19 @@ def crossings(
         if guard is not None and crosses(load.buffer, load.index):
             found.append(Crossing(load, None, guard))
     return tuple(sorted(found, key=lambda each: -program.buffer(each.buffer).dtype.nbytes)[:_MOST])
+
+
+def reused(found: Sequence[Crossing], stores: Iterable[str], program: Program) -> dict[str, int]:
+    """Of buffers that are stored along the rows through a tile, those that may go into the tile of a load that crosses, and its number
+    in `found`: a thread reads a place of that before it writes there, and no other does."""
+    made: dict[str, int] = {}
+    for name in sorted(stores):
+        loads = (number for number, each in enumerate(found) if each.load is not None and number not in made.values())
+        alike = (number for number in loads if program.buffer(found[number].buffer).dtype is program.buffer(name).dtype)
+        number = next(alike, None)
+        if number is not None:
+            made[name] = number
+    return made
 
 
 def near_step(index: Index, axis: Axis) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusepass.codegen.ir.crossing import Crossing, Tile, crossings, near_step
+from fusepass.codegen.ir.crossing import Crossing, Tile, crossings, near_step, neighbours, reused
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
 from fusepass.codegen.ir.program import Store
 from fusepass.codegen.ir.vectors import split_index
@@ -34,6 +34,7 @@ class Exchange:
         along, across, lane: axes of the position that a thread loads or stores; `lane` is the element of its vector.
         index, guard: those of `crossing` at that position.
         realigned: whether it does not cross: a store of rows that begin anywhere, which goes in whole accesses.
+        reused: whether such a store goes through the tile of this load, of which a thread overwrites what it has read.
     """
 
     crossing: Crossing
@@ -45,6 +46,7 @@ class Exchange:
     index: Index
     guard: tuple[Bound, ...]
     realigned: bool = False
+    reused: bool = False
 
     def at(self, across: str, along: str, number: str = "") -> str:
         """The element of the tile there; `number` is that of the access across, where `across` is not simply in it."""
@@ -55,6 +57,12 @@ class Exchange:
 
     def read(self, frame: Frame, step: Scope, lanes: Scope) -> str:
         """The element of the tile at the position that `lanes` computes; whole vectors are read in `step`."""
+        if self.tile.vector == 1 and self.reused:
+            read = frame.names.exact(f"{self.name}_at")
+            lanes.lines.append(
+                f"const {C_TYPES[frame.program.buffer(self.crossing.buffer).dtype]} {read} = {self.place(frame, lanes)};"
+            )
+            return read
         if self.tile.vector == 1:
             return self.place(frame, lanes)
         row = frame.names.exact(f"{self.name}_row")
@@ -103,7 +111,9 @@ def exchanges(frame: Frame) -> tuple[Exchange, ...]:
     assert there is not None
     made = []
     loads = frame.schedule.walk is Walk.CROSSING
-    for number, crossing in enumerate(crossings(arranged.kernel, frame.program, here, there, loads=loads)):
+    found = crossings(arranged.kernel, frame.program, here, there, loads=loads)
+    again = reused(found, frame.schedule.realigned, frame.program)
+    for number, crossing in enumerate(found):
         # Axes of its own, because the thread stands elsewhere while it computes; a position along is one number then,
         # of which the lane of the computed vector is no part.
         along, across = Axis(f"along {number}", here.size), Axis(f"across {number}", there.size)
@@ -115,10 +125,12 @@ def exchanges(frame: Frame) -> tuple[Exchange, ...]:
         if tile.width > 1:
             index = split_index(index, across, lane)
         name = frame.names.exact(f"{frame.pointers[crossing.buffer]}_tile")
-        made.append(Exchange(crossing, tile, name, along, across, lane, index, guard))
+        taken = number in again.values()
+        made.append(Exchange(crossing, tile, name, along, across, lane, index, guard, reused=taken))
     for store in arranged.kernel.stores:
         if _begins_anywhere(frame, store):
-            made.append(_realigned(frame, store, here, there, made))
+            tile_of_load = made[again[store.buffer]].name if store.buffer in again else ""
+            made.append(_realigned(frame, store, here, there, tile_of_load))
     for each in {each.name: each for each in made}.values():
         element, count = C_TYPES[frame.program.buffer(each.crossing.buffer).dtype], each.tile.across * each.tile.pitch
         whole = "__align__(16) " if each.tile.vector > 1 else ""
@@ -131,12 +143,10 @@ def _begins_anywhere(frame: Frame, store: Store) -> bool:
     return store.buffer in frame.schedule.realigned and row is not None and near_step(store.index, row) == 1
 
 
-def _realigned(frame: Frame, store: Store, here: Axis, there: Axis, made: Sequence[Exchange]) -> Exchange:
-    """The tile for `store`: that of a load, if there is one alike and the thread needs none of it after this store."""
-    dtype, alone = frame.program.buffer(store.buffer).dtype, len(frame.arranged.kernel.stores) == 1
-    alike = (e for e in made if e.crossing.load is not None and e.crossing.load.dtype is dtype and e.tile.vector == 1)
-    free_tile = next(alike, None) if alone else None
-    name = free_tile.name if free_tile else frame.names.exact(f"{frame.pointers[store.buffer]}_tile")
+def _realigned(frame: Frame, store: Store, here: Axis, there: Axis, name: str) -> Exchange:
+    """The tile for `store`: the one called `name`, or its own where there is none."""
+    dtype = frame.program.buffer(store.buffer).dtype
+    name = name or frame.names.exact(f"{frame.pointers[store.buffer]}_tile")
     along, across = Axis(f"along {name}", here.size), Axis(f"across {name}", there.size)
     index = store.index.substitute({here: axis_index(along), there: axis_index(across), frame.lane: Index()})
     tile = Tile(*frame.schedule.tile, frame.schedule.threads, 1, dtype.nbytes)
@@ -194,7 +204,9 @@ def read_in(frame: Frame, exchanges: Sequence[Exchange]) -> list[str]:
         frame.top.lines.append(f"{vector} {loaded}{array}{' = {}' if each.guard else ''};")
         scope = frame.top.child()
         # A thread past the end loads what the last one loads.
-        along = _clamped(frame, f"{frame.first_along}{stand.along}", each.along, each.tile.along)
+        along = f"{frame.first_along}{stand.along}"
+        if frame.leaves_rows(each.along.size, each.tile.along):
+            along = f"fp::least({along}, {free(each.along.size - 1)})"
         _define(frame, scope, each.along, along, 1)
         across = _clamped(frame, f"{stand.first}{stand.vector}", each.across, each.tile.across, width)
         _define(frame, scope, each.across, across, width)
@@ -234,7 +246,9 @@ def write_out(frame: Frame, exchanges: Sequence[Exchange]) -> None:
         reuse = "<fp::Reuse::none>" if buffer in frame.schedule.once else ""
         inside.lines.append(f"fp::store_vector{reuse}({frame.pointers[buffer]} + {start}, {vector});")
         guards = []
-        if frame.may_leave(each.along.size, each.tile.lines * each.tile.steps[1]):
+        if frame.schedule.overlap:
+            guards.append(f"{stand.along} < {frame.schedule.own_rows}")
+        if frame.leaves_rows(each.along.size, each.tile.lines * each.tile.steps[1]):
             guards.append(f"{along} < {free(each.along.size)}")
         if frame.may_leave(each.across.size, each.tile.across):
             guards.append(f"{across} < {free(each.across.size)}")
@@ -244,7 +258,7 @@ def write_out(frame: Frame, exchanges: Sequence[Exchange]) -> None:
 
 def _write_rows(frame: Frame, each: Exchange) -> None:
     """Store a tile row by row: in whole accesses where the tile's part of a row is one piece, else by element."""
-    tile, pointer, count = each.tile, frame.pointers[each.crossing.buffer], each.tile.along
+    tile, pointer, count, plan = each.tile, frame.pointers[each.crossing.buffer], each.tile.along, frame.schedule
     lanes = count * tile.nbytes // ACCESS
     lines = tile.threads // lanes
     steps = max(tile.across // lines, 1)
@@ -255,27 +269,41 @@ def _write_rows(frame: Frame, each: Exchange) -> None:
     scope = frame.top.child()
     across = _define(frame, scope, each.across, f"{frame.first_across} + {here}" if frame.first_across else here, 1)
     inside = scope.child(conditional=True)
+    run = axis_index(each.along) % neighbours(each.index, each.along)
 
-    def place(along: str, into: Scope) -> str:
+    def place(along: str, into: Scope) -> tuple[str, str]:
+        """Where the element lies, and its place in what lies together in memory."""
         part = into.child()
         _define(frame, part, each.along, along, 1)
-        text = part.operand(each.index)
+        found = part.operand(each.index), part.index(run) if plan.overlap else ""
         into.lines += part.lines
-        return text
+        return found
 
     first = frame.first_along.removesuffix(" + ")
     start, end = frame.names.exact(f"{pointer}_start"), frame.names.exact(f"{pointer}_end")
-    inside.lines.append(f"const {frame.index_type} {start} = {place(first, inside)};")
-    last = _clamped(frame, f"{first} + {count - 1}", each.along, count)
-    inside.lines.append(f"const {frame.index_type} {end} = {place(last, inside)};")
+    at, before = place(first, inside)
+    inside.lines.append(f"const {frame.index_type} {start} = {at};")
+    last = f"{first} + {count - 1}"
+    if frame.leaves_rows(each.along.size, count):
+        last = f"fp::least({last}, {free(each.along.size - 1)})"
+    inside.lines.append(f"const {frame.index_type} {end} = {place(last, inside)[0]};")
     single = inside.child(conditional=True)
     along = frame.names.exact(f"{pointer}_at")
-    target = place(f"{first} + {along}", single)
-    single.lines.append(f"{pointer}[{target}] = {each.name}[({here}) * {tile.pitch} + {along}];")
+    target, past = place(f"{first} + {along}", single)
+    stored = [f"{pointer}[{target}] = {each.name}[({here}) * {tile.pitch} + {along}];"]
+    row, piece = f"&{each.name}[({here}) * {tile.pitch}]", f"{end} - {start} == {count - 1}"
+    whole = f"fp::store_row<{count}>({pointer} + {start}, {row}, {lane});"
+    if plan.overlap:
+        own, sector = plan.own_rows, plan.overlap
+        begin = f"fp::least(unsigned({target}) % {sector}, unsigned({past}))"
+        stored = block(f"if (unsigned({along}) - {begin} < {own})", stored)
+        # No other block has the part of a sector that memory which lies together begins with.
+        piece += f" && {before} != 0"
+        whole = f"fp::store_sectors<{own}, {sector}>({pointer} + {start}, {row}, {lane}, unsigned({start}));"
+    single.lines += stored
     fits = f"{first} + {along} < {free(each.along.size)}"
-    guarded = block(f"if ({fits})", single.lines) if frame.may_leave(each.along.size, count) else single.lines
-    whole = f"fp::store_row<{count}>({pointer} + {start}, &{each.name}[({here}) * {tile.pitch}], {lane});"
-    inside.lines += block(f"if ({end} - {start} == {count - 1})", [whole])
+    guarded = block(f"if ({fits})", single.lines) if frame.leaves_rows(each.along.size, count) else single.lines
+    inside.lines += block(f"if ({piece})", [whole])
     inside.lines += block("else", block(f"for (int {along} = {lane}; {along} < {count}; {along} += {lanes})", guarded))
     guards = [f"{here} < {tile.across}"] if lines > tile.across else []
     if frame.may_leave(each.across.size, tile.across):

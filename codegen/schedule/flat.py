@@ -15,6 +15,7 @@ from fusepass.codegen.ir.crossing import (
     near_step,
     neighbours,
     power_above,
+    reused,
 )
 from fusepass.codegen.ir.expr import Builder, Load, Window, walk
 from fusepass.codegen.ir.index import Axis, Bound, Index
@@ -22,7 +23,7 @@ from fusepass.codegen.ir.neighbours import points, stretches
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.vectors import alignment, is_vector, split, split_index
 from fusepass.codegen.schedule.plan import Schedule, Walk
-from fusepass.codegen.schedule.shape import ACCESS, LINE, Access, Shape, ceil, power_below
+from fusepass.codegen.schedule.shape import ACCESS, LINE, SECTOR, Access, Shape, ceil, power_below
 
 _POINTWISE_BYTES = 16  # read per thread of a pointwise kernel
 _REPEATED_BYTES = 96  # of two vectors at most, where some of them are the same for the next of a thread's vectors
@@ -34,6 +35,8 @@ _CROSSING_TILE = 2, 64  # cache lines along the rows, and columns, where the row
 _RAGGED_TILE = 4, 32  # the same, where tiles share the first and the last of these lines with others
 _CROSSING_VECTORS = 2  # of a thread
 _FEW_TILES = 16  # along the columns: all of them before the next rows
+_LEAST_SECTORS = 8  # of a tile's rows, where tiles overlap by one
+_LONG_RUN = 4  # times as many rows as a tile has must lie together then
 _MOST_TILES = 1024  # along the rows, before the next columns
 
 
@@ -136,13 +139,32 @@ def crossing(shape: Shape, columns: tuple[Axis, ...], together: int, asked: tupl
     groups = max(threads // lanes, 1)
     unroll = max(cols // groups, 1)
     cols = groups * unroll
-    tall, wide = ceil(shape.rows, rows), ceil(shape.cols, cols)
-    panel = _panel(tall, wide, ceil(together, rows))
-    plan = Schedule(Walk.CROSSING, width, unroll, lanes, groups, tall * wide)
+    plan = Schedule(Walk.CROSSING, width, unroll, lanes, groups, 1)
+    plan = replace(plan, overlap=_overlap(shape, plan) if ragged else 0)
+    tall, wide = ceil(shape.rows, plan.own_rows), ceil(shape.cols, cols)
+    panel = _panel(tall, wide, ceil(together, plan.own_rows))
     lined = frozenset(each.buffer for each in stores if ragged and _is_realigned(each, shape.row_axis, plan))
-    if exchanged(found, shape.program, rows, cols, lined) > _STATIC_SHARED:
+    if exchanged(found, shape.program, rows, cols, lined - reused(found, lined, shape.program).keys()) > _STATIC_SHARED:
         lined = frozenset()
-    return replace(plan, columns=columns, panel=panel, realigned=lined, exchanges=True)
+    return replace(plan, columns=columns, blocks=tall * wide, panel=panel, realigned=lined, exchanges=True)
+
+
+def _overlap(shape: Shape, plan: Schedule) -> int:
+    """Rows by which tiles overlap: a sector's, where they would store parts of sectors at both ends of each column; else 0.
+
+    A sector that two blocks write at different times takes the memory several times as long as one that is written whole.
+    """
+    axis, (rows, _) = shape.row_axis, plan.tile
+    assert axis is not None
+    stores = [each for each in shape.main if each.buffer in shape.kernel.writes and near_step(each.index, axis) == 1]
+    sizes = {each.nbytes for each in stores}
+    if len(sizes) != 1:
+        return 0
+    sector, lane = SECTOR // sizes.pop(), Axis("lane", plan.width)
+    whole = all(alignment(each.index, axis, sector) % sector == 0 for each in stores)
+    vectors = all(plan.width == 1 or is_vector(split_index(each.index, axis, lane), axis, lane) for each in stores)
+    long = rows >= _LEAST_SECTORS * sector and min(neighbours(each.index, axis) for each in stores) >= _LONG_RUN * rows
+    return sector if long and vectors and not whole and sector % plan.width == 0 else 0
 
 
 def _is_ragged(access: Access, axis: Axis) -> bool:

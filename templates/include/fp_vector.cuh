@@ -285,4 +285,18 @@ __device__ __forceinline__ void store_row(T* to, const T* row, int lane) {
     }
 }
 
+// Store those elements of such a row that are in the first N elements' worth of sectors which begin in it: whole sectors of S elements.
+// `index` is that of the row's first element, from the buffer's.
+template <int N, int S, typename T>
+__device__ __forceinline__ void store_sectors(T* to, const T* row, int lane, unsigned index) {
+    constexpr int width = 16 / sizeof(T);
+    const int first = static_cast<int>(-index % S) + lane * width;
+    Vec<T, width> value;
+    if (lane * width < N) {
+#pragma unroll
+        for (int i = 0; i < width; ++i) value[i] = row[first + i];
+        store_vector<Reuse::none>(to + first, value);
+    }
+}
+
 }  // namespace fp
