@@ -125,11 +125,20 @@ def crossing(shape: Shape, columns: tuple[Axis, ...], together: int, asked: tupl
     assert shape.row_axis is not None
     assert shape.col_axis is not None
     found = crossings(shape.kernel, shape.program, shape.row_axis, shape.col_axis)
-    width = shape.width(shape.row_axis, but=frozenset(each.index for each in found))
+    crossed = frozenset(each.index for each in found)
+    width = shape.width(shape.row_axis, but=crossed)
     element = max(access.nbytes for access in shape.main)
     stores = [access for access in shape.main if access.buffer in shape.kernel.writes]
     # Rows that only follow each other in short pieces do not share lines with more of them.
     ragged = together * element >= _RAGGED_TILE[0] * LINE and any(_is_ragged(each, shape.row_axis) for each in stores)
+    if (
+        ragged
+        and width == 1
+        and found
+        and all(a in stores and _is_ragged(a, shape.row_axis) for a in shape.main if a.index not in crossed)
+    ):
+        # All that lies along the rows leaves from tiles, row by row: threads may have vectors all the same.
+        width = fitting_width(ACCESS // element, lambda width: shape.rows % width == 0)
     lines, most = asked or (_RAGGED_TILE if ragged else _CROSSING_TILE)
     wanted = max(min(lines * LINE // element, power_below(together)), LINE // element), most
     rows, cols = _tile(shape, found, width, element, wanted)
@@ -140,16 +149,16 @@ def crossing(shape: Shape, columns: tuple[Axis, ...], together: int, asked: tupl
     unroll = max(cols // groups, 1)
     cols = groups * unroll
     plan = Schedule(Walk.CROSSING, width, unroll, lanes, groups, 1)
-    plan = replace(plan, overlap=_overlap(shape, plan) if ragged else 0)
-    tall, wide = ceil(shape.rows, plan.own_rows), ceil(shape.cols, cols)
-    panel = _panel(tall, wide, ceil(together, plan.own_rows))
     lined = frozenset(each.buffer for each in stores if ragged and _is_realigned(each, shape.row_axis, plan))
     if exchanged(found, shape.program, rows, cols, lined - reused(found, lined, shape.program).keys()) > _STATIC_SHARED:
         lined = frozenset()
+    plan = replace(plan, overlap=_overlap(shape, plan, lined) if ragged else 0)
+    tall, wide = ceil(shape.rows, plan.own_rows), ceil(shape.cols, cols)
+    panel = _panel(tall, wide, ceil(together, plan.own_rows))
     return replace(plan, columns=columns, blocks=tall * wide, panel=panel, realigned=lined, exchanges=True)
 
 
-def _overlap(shape: Shape, plan: Schedule) -> int:
+def _overlap(shape: Shape, plan: Schedule, realigned: frozenset[str]) -> int:
     """Rows by which tiles overlap: a sector's, where they would store parts of sectors at both ends of each column; else 0.
 
     A sector that two blocks write at different times takes the memory several times as long as one that is written whole.
@@ -162,7 +171,10 @@ def _overlap(shape: Shape, plan: Schedule) -> int:
         return 0
     sector, lane = SECTOR // sizes.pop(), Axis("lane", plan.width)
     whole = all(alignment(each.index, axis, sector) % sector == 0 for each in stores)
-    vectors = all(plan.width == 1 or is_vector(split_index(each.index, axis, lane), axis, lane) for each in stores)
+    vectors = all(
+        plan.width == 1 or each.buffer in realigned or is_vector(split_index(each.index, axis, lane), axis, lane)
+        for each in stores
+    )
     long = rows >= _LEAST_SECTORS * sector and min(neighbours(each.index, axis) for each in stores) >= _LONG_RUN * rows
     return sector if long and vectors and not whole and sector % plan.width == 0 else 0
 
@@ -176,8 +188,10 @@ def _is_ragged(access: Access, axis: Axis) -> bool:
 def _is_realigned(store: Access, axis: Axis, plan: Schedule) -> bool:
     """Whether a store of single elements had better go in whole accesses; a tile then has the end of one row at most."""
     rows, _ = plan.tile
-    narrow = plan.width == 1 and store.nbytes < ACCESS <= rows * store.nbytes
-    return narrow and _is_ragged(store, axis) and neighbours(store.index, axis) >= rows
+    lane = Axis("lane", plan.width)
+    narrow = plan.width == 1 or not is_vector(split_index(store.index, axis, lane), axis, lane)
+    piece = store.nbytes < ACCESS <= rows * store.nbytes and neighbours(store.index, axis) >= rows
+    return narrow and piece and _is_ragged(store, axis)
 
 
 def _tile(
