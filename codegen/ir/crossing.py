@@ -261,6 +261,8 @@ class Tile:
         width: points of one access.
         nbytes: of an element.
         vector: points along that a thread computes on and that are one access to shared memory; 1 where each is one.
+        anywhere: whether what is loaded begins anywhere in memory: accesses begin at its multiples of 16 bytes, and the one that would
+            begin before the tile has single points of both its ends.
     """
 
     along: int
@@ -269,6 +271,7 @@ class Tile:
     width: int
     nbytes: int
     vector: int = 1
+    anywhere: bool = False
 
     @property
     def pitch(self) -> int:

@@ -1,4 +1,4 @@
-"""Padding with a number, or with elements that are repeated or mirrored.
+"""Padding with a number, or with elements that are repeated or mirrored; the windows of a padded image, side by side.
 
 PyTorch has decompositions of the latter, but running one imports SymPy, and theirs look indices up in tensors made for it.
 """
@@ -30,6 +30,27 @@ def _constant_pad(call: Call, a: Tensor, pad: Sequence[int], value: float = 0) -
         inner = tuple(i - low for i, low in zip(c, before, strict=True))
         mask = tuple(Bound(i, 0, size) for i, size in zip(inner, a.shape, strict=True))
         return context.builder.masked(mask, a.at(inner), fill)
+
+    return context.tensor(call.value.shape, a.dtype, at, windowed=a.windowed)
+
+
+@lowers(aten.im2col.default)
+def _im2col(
+    call: Call, a: Tensor, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
+) -> Tensor:
+    """A column for each position of a window, which has the window's elements, channel by channel."""
+    context, size = call.context, a.shape[-2:]
+    fill = context.constant(0, (), a.dtype).at(())
+    wide = (size[1] + 2 * padding[1] - dilation[1] * (kernel[1] - 1) - 1) // stride[1] + 1
+
+    def at(c: Coordinates) -> Expr:
+        element, position = c[-2:]
+        tap = (element // kernel[1]) % kernel[0], element % kernel[1]
+        place = position // wide, position % wide
+        inner = tuple(place[d] * stride[d] + tap[d] * dilation[d] - padding[d] for d in range(2))
+        mask = tuple(Bound(inner[d], 0, size[d]) for d in range(2))
+        channel = element // (kernel[0] * kernel[1])
+        return context.builder.masked(mask, a.at((*c[:-2], channel, *inner)), fill)
 
     return context.tensor(call.value.shape, a.dtype, at, windowed=a.windowed)
 
