@@ -18,6 +18,7 @@ from fusepass.codegen.ir.program import Kernel, Program, Store
 _BANKS_BYTES = 128  # of shared memory, read or written at once
 _WORD = 4  # bytes of a bank
 _TURNS = 8  # vectors of 16 bytes in all banks
+_COLUMNS = 64  # of a tile
 _MOST = 4  # accesses of a kernel that cross; more do not fit in a block's shared memory
 
 Guard = tuple[Bound, ...]
@@ -127,10 +128,12 @@ class _Accesses:
         return self.nearest([access for access in self.plain if self.unit(access.index) not in (None, main)])
 
     def _is_short(self, axis: Axis, stop: Axis) -> bool:
-        """Whether the largest access along `axis` has less than a cache line there, before it comes to `stop`."""
+        """Whether the largest access along `axis` has less than a cache line there, before it comes to `stop`, or few points that are no
+        whole lines: a tile may have all of them as its columns."""
         along = [access for access in self.plain if self.unit(access.index) == axis]
         element = max(along, key=lambda access: access.nbytes).element
-        return prod(each.size for each in self.run(axis, stop=frozenset({stop}))) * element < _BANKS_BYTES
+        count = prod(each.size for each in self.run(axis, stop=frozenset({stop})))
+        return count * element < _BANKS_BYTES or (count <= _COLUMNS and count * element % _BANKS_BYTES != 0)
 
     def nearest(self, accesses: Iterable[_Access]) -> Axis | None:
         """The axis along which most of the bytes of `accesses` are nearest in memory."""
@@ -261,8 +264,6 @@ class Tile:
         width: points of one access.
         nbytes: of an element.
         vector: points along that a thread computes on and that are one access to shared memory; 1 where each is one.
-        anywhere: whether what is loaded begins anywhere in memory: accesses begin at its multiples of 16 bytes, and the one that would
-            begin before the tile has single points of both its ends.
     """
 
     along: int
@@ -271,7 +272,6 @@ class Tile:
     width: int
     nbytes: int
     vector: int = 1
-    anywhere: bool = False
 
     @property
     def pitch(self) -> int:

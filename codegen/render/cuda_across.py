@@ -22,16 +22,12 @@ class _Stand:
     Attributes:
         along, vector: C expressions of the position along and the number of the vector across, from the tile's first.
         first: number of the tile's first vector, and a plus sign; empty for 0.
-        first_point: the tile's first point across.
-        past: the C variable of how far behind a multiple of 16 bytes begins what is loaded, in elements, where that is anywhere.
         steps: of the loop.
     """
 
     along: str
     vector: str
     first: str
-    first_point: str
-    past: str
     steps: int
 
     @classmethod
@@ -47,22 +43,14 @@ class _Stand:
         if along > 1:
             line += f" + {tile.lines} * {frame.u if across == 1 else f'({frame.u} / {across})'}"
         first = frame.first_across and f"{frame.first_across}{f' / {tile.width}' if tile.width > 1 else ''} + "
-        past = frame.names.exact(f"{each.name}_past") if tile.anywhere else ""
-        return cls(line, vector, first, frame.first_across or "0", past, across * along)
-
-    def past_of(self, frame: Frame) -> str:
-        """How far behind a multiple of 16 bytes begins what a step loads."""
-        return f"{self.past}[{frame.u}]" if self.steps > 1 else self.past
+        return cls(line, vector, first, across * along)
 
     def slot(self, frame: Frame, each: Exchange) -> str:
         """The element of the tile for one lane of the thread's vector."""
         width = each.tile.width
         across = self.vector if width == 1 else f"({self.vector}) * {width} + {frame.v}"
-        if each.tile.anywhere:
-            across = f"({across} - {self.past_of(frame)}) & {each.tile.across - 1}"
         along = f"({self.along})" if each.tile.vector > 1 and " " in self.along else self.along
-        number = f"(({across}) / {width})" if each.tile.anywhere else f"({self.vector})"
-        return each.at(f"({across})", along, number)
+        return each.at(f"({across})", along, f"({self.vector})")
 
 
 def read_in(frame: Frame, exchanges: Sequence[Exchange]) -> list[str]:
@@ -85,41 +73,20 @@ def read_in(frame: Frame, exchanges: Sequence[Exchange]) -> list[str]:
         if frame.leaves_rows(each.along.size, each.tile.along):
             along = f"fp::least({along}, {free(each.along.size - 1)})"
         _define(frame, scope, each.along, along, 1)
-        if each.tile.anywhere:
-            frame.top.lines.append(f"int {stand.past}{array};")
-            _load_row(frame, each, scope, stand, f"{loaded}{step}")
-        else:
-            across = _clamped(frame, f"{stand.first}{stand.vector}", each.across, each.tile.across, width)
-            _define(frame, scope, each.across, across, width)
-            _load(frame, each, scope, f"{loaded}{step}")
+        across = _clamped(frame, f"{stand.first}{stand.vector}", each.across, each.tile.across, width)
+        _define(frame, scope, each.across, across, width)
+        inside = scope.child(conditional=True) if each.guard else scope
+        start = inside.operand(each.index.substitute({each.lane: Index()}))
+        reuse = ", fp::Reuse::none" if each.crossing.buffer in frame.schedule.once else ""
+        pointer = frame.pointers[each.crossing.buffer]
+        inside.lines.append(f"{loaded}{step} = fp::load_vector<{width}{reuse}>({pointer} + {start});")
+        if each.guard:
+            scope.lines += block(f"if ({scope.condition(each.guard)})", inside.lines)
         frame.top.lines += frame.unrolled(frame.u, stand.steps, without_unused(scope.lines))
         lane = frame.v if width > 1 else "0"
         moved = frame.unrolled(frame.v, width, [f"{stand.slot(frame, each)} = {loaded}{step}[{lane}];"])
         written += frame.unrolled(frame.u, stand.steps, moved)
     return [*written, "__syncthreads();"] if written else []
-
-
-def _load(frame: Frame, each: Exchange, scope: Scope, target: str) -> None:
-    """Load a vector across, where the guard holds."""
-    assert each.crossing.load is not None
-    inside = scope.child(conditional=True) if each.guard else scope
-    start = inside.operand(each.index.substitute({each.lane: Index()}))
-    reuse = ", fp::Reuse::none" if each.crossing.buffer in frame.schedule.once else ""
-    source = f"{frame.pointers[each.crossing.buffer]} + {start}"
-    inside.lines.append(f"{target} = fp::load_vector<{each.tile.width}{reuse}>({source});")
-    if each.guard:
-        scope.lines += block(f"if ({scope.condition(each.guard)})", inside.lines)
-
-
-def _load_row(frame: Frame, each: Exchange, scope: Scope, stand: _Stand, target: str) -> None:
-    """Load a vector of what begins anywhere across."""
-    count = each.tile.across
-    first = stand.first_point
-    _define(frame, scope, each.across, first, 1)
-    source = f"{frame.pointers[each.crossing.buffer]} + {scope.operand(each.index)}"
-    left = f"{free(each.across.size)} - {first}" if frame.may_leave(each.across.size, count) else f"{count}"
-    scope.lines.append(f"{stand.past_of(frame)} = fp::past_vector({source});")
-    scope.lines.append(f"{target} = fp::load_row<{count}>({source}, {stand.vector}, {left});")
 
 
 def write_out(frame: Frame, exchanges: Sequence[Exchange]) -> None:

@@ -33,11 +33,11 @@ _STATIC_SHARED = 48 << 10  # bytes
 _CROSSING_BYTES = 8 << 10  # of a tile, for each buffer
 _CROSSING_TILE = 2, 64  # cache lines along the rows, and columns, where the rows are not few
 _RAGGED_TILE = 4, 32  # the same, where tiles share the first and the last of these lines with others
+_LONGEST = 256  # rows of a tile of few columns, where threads have single elements
 _CROSSING_VECTORS = 2  # of a thread
 _FEW_TILES = 16  # along the columns: all of them before the next rows
 _LEAST_SECTORS = 8  # of a tile's rows, where tiles overlap by one
 _LONG_RUN = 4  # times as many rows as a tile has must lie together then
-_WORD = 4  # bytes of a bank of shared memory
 _MOST_TILES = 1024  # along the rows, before the next columns
 
 
@@ -132,13 +132,7 @@ def crossing(shape: Shape, columns: tuple[Axis, ...], together: int, asked: tupl
     stores = [access for access in shape.main if access.buffer in shape.kernel.writes]
     # Rows that only follow each other in short pieces do not share lines with more of them.
     ragged = together * element >= _RAGGED_TILE[0] * LINE and any(_is_ragged(each, shape.row_axis) for each in stores)
-    if (
-        ragged
-        and width == 1
-        and found
-        and all(a in stores and _is_ragged(a, shape.row_axis) for a in shape.main if a.index not in crossed)
-    ):
-        # All that lies along the rows leaves from tiles, row by row: threads may have vectors all the same.
+    if width == 1 and found and ((ragged and _leaves_from_tiles(shape, crossed)) or _has_few(shape, element)):
         width = fitting_width(ACCESS // element, lambda width: shape.rows % width == 0)
     lines, most = asked or (_RAGGED_TILE if ragged else _CROSSING_TILE)
     wanted = max(min(lines * LINE // element, power_below(together)), LINE // element), most
@@ -180,6 +174,18 @@ def _overlap(shape: Shape, plan: Schedule, realigned: frozenset[str]) -> int:
     return sector if long and vectors and not whole and sector % plan.width == 0 else 0
 
 
+def _leaves_from_tiles(shape: Shape, crossed: frozenset[Index]) -> bool:
+    """Whether all that lies along the rows is stored and begins anywhere: row by row from tiles, while threads have vectors."""
+    along = [each for each in shape.main if each.index not in crossed]
+    assert shape.row_axis is not None
+    return all(each.buffer in shape.kernel.writes and _is_ragged(each, shape.row_axis) for each in along)
+
+
+def _has_few(shape: Shape, element: int) -> bool:
+    """Whether the columns are so few that a block of threads with single elements would have too little to load."""
+    return shape.cols * _LONGEST * element < _CROSSING_BYTES
+
+
 def _is_ragged(access: Access, axis: Axis) -> bool:
     """Whether what is contiguous along `axis` does not begin at a cache line wherever `axis` is at a multiple of one."""
     line = LINE // access.nbytes
@@ -201,7 +207,7 @@ def _tile(
     """Rows and columns of a tile, powers of two: `wanted` of each, if there are as many."""
     all_rows, all_cols = power_above(shape.rows), power_above(shape.cols)
     rows, cols = max(min(all_rows, wanted[0]), width), min(all_cols, wanted[1])
-    while rows * cols * element < _CROSSING_BYTES and rows < min(all_rows, LINE * width):
+    while rows * cols * element < _CROSSING_BYTES and rows < min(all_rows, max(_LONGEST, LINE * width)):
         rows *= 2
     while rows * cols * element < _CROSSING_BYTES and cols < all_cols:
         cols *= 2
@@ -255,17 +261,12 @@ def exchange_tile(
         )
 
     # Less at once where there would be fewer accesses than threads.
-    nbytes, each = buffer.dtype.nbytes, max(power_above(tile[0]) * tile[1] // plan.threads, 1)
-    most = min(ACCESS // nbytes, each, tile[1])
-    width = fitting_width(most, fits)
-    # Several elements in a bank's word: as many accesses as elements would take longer than memory.
-    anywhere = plan.walk is Walk.CROSSING and crossing.load is not None and nbytes < _WORD and width < most
-    anywhere = anywhere and not guard and most * nbytes == ACCESS and neighbours(index, across) >= across.size
+    each = max(power_above(tile[0]) * tile[1] // plan.threads, 1)
+    most = min(ACCESS // buffer.dtype.nbytes, each, tile[1])
     # A warp that has more of a row than all banks take at once reads whole vectors.
-    banks = min(plan.lanes, 32) * plan.width * nbytes
-    whole = plan.walk is Walk.CROSSING and (banks > LINE or (banks == LINE and anywhere))
+    whole = plan.walk is Walk.CROSSING and min(plan.lanes, 32) * plan.width * buffer.dtype.nbytes > LINE
     vector = plan.width if whole else 1
-    return Tile(*tile, plan.threads, most if anywhere else width, nbytes, vector, anywhere)
+    return Tile(*tile, plan.threads, fitting_width(most, fits), buffer.dtype.nbytes, vector)
 
 
 def _is_of_vectors(bound: Bound, axis: Axis, width: int) -> bool:

@@ -300,26 +300,4 @@ __device__ __forceinline__ void store_sectors(T* to, const T* row, int turn, int
     }
 }
 
-// How far `from` is behind a multiple of 16 bytes, in elements.
-template <typename T>
-__device__ __forceinline__ int past_vector(const T* from) {
-    return static_cast<int>(reinterpret_cast<std::uintptr_t>(from) / sizeof(T) % (16 / sizeof(T)));
-}
-
-// Vector `number` of a row of N elements (a power of two) of memory that begins anywhere, of which the first `left` are there. Vectors begin at
-// multiples of 16 bytes, and the one that would begin before the row has single elements of both its ends.
-template <int N, typename T, typename I>
-__device__ __forceinline__ Vec<T, 16 / sizeof(T)> load_row(const T* from, int number, I left) {
-    constexpr int width = 16 / sizeof(T);
-    const int first = number * width - past_vector(from);
-    if (first >= 0 && first + width <= left) return load_vector<width>(from + first);
-    Vec<T, width> value = {};
-#pragma unroll
-    for (int i = 0; i < width; ++i) {
-        const int at = (first + i) & (N - 1);
-        if (at < left) value[i] = from[at];
-    }
-    return value;
-}
-
 }  // namespace fp
