@@ -146,14 +146,31 @@ class _Piece:
         first = frame.first_along.removesuffix(" + ")
         begin = frame.constant(f"{each.name}_start", f"{first} * {free(columns)}")
         self.start = f"{begin} + {self.access} * {each.piece}"
-        count = free(each.along.size * columns)
-        self.left = f"{count} - ({self.start})" if frame.leaves_rows(each.along.size, rows) else ""
+        self._count = each.along.size * columns
+        self._whole = self._count % each.piece == 0 and not frame.schedule.general
+        leaves = frame.leaves_rows(each.along.size, rows)
+        self.left = f"{free(self._count)} - ({self.start})" if leaves else ""
 
     def steps_of(self, lines: Sequence[str]) -> list[str]:
         """`lines` for each access of a thread."""
         u = self._frame.u
         guarded = block(f"if ({self.access} < {self._accesses})", lines) if self._accesses % self._threads else lines
         return self._frame.unrolled(u, self.steps, [self._number, *guarded]) if self.steps > 1 else list(guarded)
+
+    def load(self, source: str) -> str:
+        """The expression that loads an access; past the end, anything."""
+        width = self._each.piece
+        if self.left and not self._whole:
+            return f"fp::load_first<{width}>({source} + ({self.start}), {self.left})"
+        past = f"fp::least({self.start}, {free(self._count - width)})" if self.left else f"({self.start})"
+        return f"fp::load_vector<{width}>({source} + {past})"
+
+    def store(self, target: str, vector: str) -> list[str]:
+        """The statement that stores an access, as far as there is one."""
+        if self.left and not self._whole:
+            return [f"fp::store_first({target} + ({self.start}), {vector}, {self.left});"]
+        stored = f"fp::store_vector({target} + ({self.start}), {vector});"
+        return block(f"if ({self.start} < {free(self._count)})", [stored]) if self.left else [stored]
 
     def elements(self, statement: Callable[[str], str]) -> list[str]:
         """The statement about the place in the tile of each of an access's elements."""
@@ -171,9 +188,7 @@ def _read_piece(frame: Frame, each: Exchange) -> list[str]:
     piece, loaded = _Piece(frame, each, each.tile.along), frame.names.exact(f"{each.name}_in")
     array, step = (f"[{piece.steps}]", f"[{frame.u}]") if piece.steps > 1 else ("", "")
     frame.top.lines.append(f"fp::Vec<{C_TYPES[load.dtype]}, {width}> {loaded}{array};")
-    source = f"{frame.pointers[load.buffer]} + ({piece.start})"
-    call = f"fp::load_first<{width}>({source}, {piece.left})" if piece.left else f"fp::load_vector<{width}>({source})"
-    frame.top.lines += piece.steps_of([f"{loaded}{step} = {call};"])
+    frame.top.lines += piece.steps_of([f"{loaded}{step} = {piece.load(frame.pointers[load.buffer])};"])
     return piece.steps_of(piece.elements(lambda place: f"{place} = {loaded}{step}[{frame.v}];"))
 
 
@@ -181,14 +196,9 @@ def _write_piece(frame: Frame, each: Exchange) -> None:
     """Store a tile that is one piece of memory, but for the rows that the next block has, too."""
     buffer, width = each.crossing.buffer, each.piece
     piece, vector = _Piece(frame, each, frame.schedule.own_rows), frame.names.exact(f"{each.name}_out")
-    target = f"{frame.pointers[buffer]} + ({piece.start})"
     lines = [f"fp::Vec<{C_TYPES[frame.program.buffer(buffer).dtype]}, {width}> {vector};"]
     lines += piece.elements(lambda place: f"{vector}[{frame.v}] = {place};")
-    if piece.left:
-        lines.append(f"fp::store_first({target}, {vector}, {piece.left});")
-    else:
-        lines.append(f"fp::store_vector({target}, {vector});")
-    frame.top.lines += piece.steps_of(lines)
+    frame.top.lines += piece.steps_of([*lines, *piece.store(frame.pointers[buffer], vector)])
 
 
 def _write_rows(frame: Frame, each: Exchange) -> None:

@@ -34,6 +34,7 @@ _CROSSING_BYTES = 8 << 10  # of a tile, for each buffer
 _CROSSING_TILE = 2, 64  # cache lines along the rows, and columns, where the rows are not few
 _RAGGED_TILE = 4, 32  # the same, where tiles share the first and the last of these lines with others
 _LONGEST = 256  # rows of a tile of few columns, where threads have single elements
+_ANYWHERE_TILE = 2, 32  # the same, where rows begin at any element
 _CROSSING_VECTORS = 2  # of a thread
 _FEW_TILES = 16  # along the columns: all of them before the next rows
 _LEAST_SECTORS = 8  # of a tile's rows, where tiles overlap by one
@@ -132,9 +133,11 @@ def crossing(shape: Shape, columns: tuple[Axis, ...], together: int, asked: tupl
     stores = [access for access in shape.main if access.buffer in shape.kernel.writes]
     # Rows that only follow each other in short pieces do not share lines with more of them.
     ragged = together * element >= _RAGGED_TILE[0] * LINE and any(_is_ragged(each, shape.row_axis) for each in stores)
-    if width == 1 and found and ((ragged and _leaves_from_tiles(shape, crossed)) or _has_few(shape, element)):
+    anywhere, leaves = ragged and width == 1, _leaves_from_tiles(shape, crossed)
+    if width == 1 and found and (leaves if ragged else _has_few(shape, element)):
         width = fitting_width(ACCESS // element, lambda width: shape.rows % width == 0)
-    lines, most = asked or (_RAGGED_TILE if ragged else _CROSSING_TILE)
+    usual = _RAGGED_TILE if ragged else _CROSSING_TILE
+    lines, most = asked or ((_CROSSING_TILE if leaves else _ANYWHERE_TILE) if anywhere else usual)
     wanted = max(min(lines * LINE // element, power_below(together)), LINE // element), most
     rows, cols = _tile(shape, found, width, element, wanted)
     # 8-byte elements have few rows in a line: more threads would stand too close along the columns for the banks.

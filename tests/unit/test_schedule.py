@@ -138,7 +138,7 @@ def check_fits(plan: Schedule, kernel: Kernel) -> None:
         (lambda: k.mixed_layouts(64, 64, 1 << 14), 4, 4, 16, 16, ("c",)),
         (lambda: k.mixed_layouts(64, 64, 1 << 14, k.F16), 8, 4, 16, 16, ("c",)),
         (lambda: k.mixed_layouts(64, 64, 1 << 14, k.F64), 2, 8, 16, 8, ("c",)),
-        (lambda: k.mixed_layouts(64, 64, 127 * 127), 1, 16, 128, 2, ("c",)),
+        (lambda: k.mixed_layouts(64, 64, 127 * 127), 1, 8, 64, 4, ("c",)),
         (lambda: k.mixed_layouts(64, 64, 126 * 126), 4, 4, 32, 8, ("c",)),
         (lambda: k.mixed_layouts(64, 512, 7 * 7), 4, 4, 16, 16, ("hw",)),  # in one piece
         (lambda: k.mixed_layouts(64, 512, 9 * 9), 1, 16, 64, 4, ("c",)),
