@@ -39,6 +39,7 @@ _CROSSING_VECTORS = 2  # of a thread
 _FEW_TILES = 16  # along the columns: all of them before the next rows
 _LEAST_SECTORS = 8  # of a tile's rows, where tiles overlap by one
 _LONG_RUN = 4  # times as many rows as a tile has must lie together then
+_WORD = 4  # bytes of a bank of shared memory
 _MOST_TILES = 1024  # along the rows, before the next columns
 
 
@@ -264,12 +265,17 @@ def exchange_tile(
         )
 
     # Less at once where there would be fewer accesses than threads.
-    each = max(power_above(tile[0]) * tile[1] // plan.threads, 1)
-    most = min(ACCESS // buffer.dtype.nbytes, each, tile[1])
+    nbytes, each = buffer.dtype.nbytes, max(power_above(tile[0]) * tile[1] // plan.threads, 1)
+    most = min(ACCESS // nbytes, each, tile[1])
+    width = fitting_width(most, fits)
+    # Several elements in a word of a bank: as many accesses as elements would take longer than memory.
+    anywhere = plan.walk is Walk.CROSSING and crossing.load is not None and nbytes < _WORD and width < most
+    anywhere = anywhere and not guard and most * nbytes == ACCESS and neighbours(index, across) >= across.size
     # A warp that has more of a row than all banks take at once reads whole vectors.
-    whole = plan.walk is Walk.CROSSING and min(plan.lanes, 32) * plan.width * buffer.dtype.nbytes > LINE
+    banks = min(plan.lanes, 32) * plan.width * nbytes
+    whole = plan.walk is Walk.CROSSING and (banks > LINE or (banks == LINE and anywhere))
     vector = plan.width if whole else 1
-    return Tile(*tile, plan.threads, fitting_width(most, fits), buffer.dtype.nbytes, vector)
+    return Tile(*tile, plan.threads, most if anywhere else width, nbytes, vector, anywhere)
 
 
 def _is_of_vectors(bound: Bound, axis: Axis, width: int) -> bool:
