@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fusepass.codegen.ir.crossing import Crossing, Tile, crossings, near_step, reused
+from fusepass.codegen.ir.crossing import Crossing, crossings, near_step, reused
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
 from fusepass.codegen.ir.program import Store
+from fusepass.codegen.ir.tile import Tile
 from fusepass.codegen.ir.vectors import split_index
 from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_states import Around
@@ -170,3 +171,11 @@ def _realigned(frame: Frame, store: Store, here: Axis, there: Axis, load: Exchan
     along, across = Axis(f"along {name}", here.size), Axis(f"across {name}", there.size)
     index = store.index.substitute({here: axis_index(along), there: axis_index(across), frame.lane: Index()})
     return Exchange(Crossing(None, store), tile, name, along, across, frame.lane, index, (), realigned=True)
+
+
+def define(frame: Frame, scope: Scope, axis: Axis, number: str, width: int) -> str:
+    """Define `axis` in `scope` as the first point of vector `number` of `width` points; the name of the position."""
+    name = frame.names.numbered(axis.name.split()[0])
+    scope.lines.append(f"const {frame.index_type} {name} = {number if width == 1 else f'({number}) * {width}'};")
+    scope.define_axis(axis, name)
+    return name

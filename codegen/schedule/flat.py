@@ -6,21 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
-from fusepass.codegen.ir.crossing import (
-    Crossing,
-    Guard,
-    Tile,
-    crossings,
-    fitting_width,
-    near_step,
-    neighbours,
-    power_above,
-    reused,
-)
+from fusepass.codegen.ir.crossing import Crossing, Guard, crossings, near_step, neighbours, reused
 from fusepass.codegen.ir.expr import Builder, Load, Window, walk
 from fusepass.codegen.ir.index import Axis, Bound, Index
 from fusepass.codegen.ir.neighbours import points, stretches
 from fusepass.codegen.ir.program import Kernel, Program, Role
+from fusepass.codegen.ir.tile import Tile, fitting_width, power_above
 from fusepass.codegen.ir.vectors import alignment, is_vector, split, split_index
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ACCESS, LINE, SECTOR, Access, Shape, ceil, power_below
@@ -33,8 +24,8 @@ _STATIC_SHARED = 48 << 10  # bytes
 _CROSSING_BYTES = 8 << 10  # of a tile, for each buffer
 _CROSSING_TILE = 2, 64  # cache lines along the rows, and columns, where the rows are not few
 _RAGGED_TILE = 4, 32  # the same, where tiles share the first and the last of these lines with others
-_LONGEST = 256  # rows of a tile of few columns, where threads have single elements
 _ANYWHERE_TILE = 2, 32  # the same, where rows begin at any element
+_LONGEST = 256  # rows of a tile of few columns, where threads have single elements
 _CROSSING_VECTORS = 2  # of a thread
 _FEW_TILES = 16  # along the columns: all of them before the next rows
 _LEAST_SECTORS = 8  # of a tile's rows, where tiles overlap by one

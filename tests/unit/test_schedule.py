@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.crossing import Tile
 from fusepass.codegen.ir.expr import Builder, ReduceOp
 from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Role, Store
+from fusepass.codegen.ir.tile import Tile
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.errors import ScheduleError
