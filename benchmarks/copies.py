@@ -66,6 +66,7 @@ COPIES = (
     _copy("windows", lambda x: F.unfold(x, 3, padding=1), (32, 16, 128, 128), (2, 3, 4, 8)),
     _copy("patches", lambda x: x.unflatten(3, (-1, 16)).unflatten(2, (-1, 16)).permute(0, 2, 4, 1, 3, 5).flatten(3),
           (256, 3, 224, 224), (2, 3, 32, 32)),
+    _copy("part", lambda x: x[:, 1:].contiguous(), (8192, 16384), (4, 9)),
     _copy("every_second", lambda x: x[:, ::2].contiguous(), (8192, 16384), (4, 8)),
 )
 # fmt: on

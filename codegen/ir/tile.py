@@ -20,8 +20,6 @@ class Tile:
         width: points of one access.
         nbytes: of an element.
         vector: points along that a thread computes on and that are one access to shared memory; 1 where each is one.
-        anywhere: whether what is loaded across begins anywhere in memory: accesses of 16 bytes begin at multiples of 16 bytes, one more
-            than the tile has, and what the first and the last one have of the neighbouring tiles is left out.
     """
 
     along: int
@@ -30,7 +28,6 @@ class Tile:
     width: int
     nbytes: int
     vector: int = 1
-    anywhere: bool = False
 
     @property
     def pitch(self) -> int:

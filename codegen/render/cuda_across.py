@@ -9,7 +9,7 @@ from fusepass.codegen.ir.crossing import neighbours
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.render.cuda_exchange import Exchange, define
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
-from fusepass.codegen.render.cuda_pieces import read_piece, read_rows, write_piece
+from fusepass.codegen.render.cuda_pieces import read_piece, write_piece
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
@@ -60,8 +60,8 @@ def read_in(frame: Frame, exchanges: Sequence[Exchange]) -> list[str]:
     for each in exchanges:
         if each.crossing.load is None:
             continue
-        if each.piece or each.tile.anywhere:
-            written += read_piece(frame, each) if each.piece else read_rows(frame, each)
+        if each.piece:
+            written += read_piece(frame, each)
             continue
         stand, width = _Stand.of(frame, each), each.tile.width
         loaded = frame.names.exact(f"{each.name}_in")

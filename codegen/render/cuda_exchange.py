@@ -129,9 +129,9 @@ def exchanges(frame: Frame) -> tuple[Exchange, ...]:
         guard = tuple(Bound(bound.index.substitute(axes), bound.low, bound.high) for bound in crossing.guard)
         tile = exchange_tile(frame.kernel, frame.program, frame.schedule, crossing, across, index, guard)
         piece = _piece(frame, crossing, tile, index, along, across)
-        tile = replace(tile, width=1, anywhere=False) if piece else tile
+        tile = replace(tile, width=1) if piece else tile
         lane = Axis(f"lane {number}", tile.width)
-        if tile.width > 1 and not tile.anywhere:
+        if tile.width > 1:
             index = split_index(index, across, lane)
         name = frame.names.exact(f"{frame.pointers[crossing.buffer]}_tile")
         taken = number in again.values()
@@ -154,8 +154,7 @@ def _piece(frame: Frame, crossing: Crossing, tile: Tile, index: Index, along: Ax
     width, terms = ACCESS // nbytes, axis_index(along) * across.size + axis_index(across)
     together = plan.walk is Walk.CROSSING and not crossing.guard and index == terms and tile.across >= across.size
     whole = tile.along % width == 0 and plan.own_rows % width == 0 and frame.is_aligned(crossing.buffer)
-    narrow = tile.anywhere or tile.width < width
-    return width if together and whole and narrow and along.size > 1 else 0
+    return width if together and whole and tile.width < width and along.size > 1 else 0
 
 
 def _begins_anywhere(frame: Frame, store: Store) -> bool:

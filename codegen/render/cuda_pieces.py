@@ -1,11 +1,11 @@
-"""Tiles in shared memory that come and go in whole accesses where columns alone would not: as one piece, or beginning anywhere."""
+"""Tiles in shared memory that are one piece of memory, of few columns: they come and go in whole accesses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fusepass.codegen.render.cuda_exchange import Exchange, define
-from fusepass.codegen.render.cuda_frame import Frame, without_unused
+from fusepass.codegen.render.cuda_exchange import Exchange
+from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.spelling import C_TYPES, block
 
@@ -76,48 +76,6 @@ def read_piece(frame: Frame, each: Exchange) -> list[str]:
     frame.top.lines.append(f"fp::Vec<{C_TYPES[load.dtype]}, {width}> {loaded}{array};")
     frame.top.lines += piece.steps_of([f"{loaded}{step} = {piece.load(frame.pointers[load.buffer])};"])
     return piece.steps_of(piece.elements(lambda place: f"{place} = {loaded}{step}[{frame.v}];"))
-
-
-def read_rows(frame: Frame, each: Exchange) -> list[str]:
-    """Load a tile of which what lies across begins anywhere in memory; the lines that write it to shared memory."""
-    load, tile = each.crossing.load, each.tile
-    assert load is not None
-    names = (frame.names.exact(f"{each.name}_{part}") for part in ("in", "first", "access", "line"))
-    loaded, first, access, line = names
-    accesses = tile.across // tile.width + 1
-    count = accesses * tile.along
-    steps = -(-count // tile.threads)
-    array, step = (f"[{steps}]", f"[{frame.u}]") if steps > 1 else ("", "")
-    turn = f" + {frame.u} * {tile.threads}" if steps > 1 else ""
-    places = [f"const int {access} = int(threadIdx.x){turn};", f"const int {line} = fp::div({access}, {accesses});"]
-    frame.top.lines.append(f"fp::Vec<{C_TYPES[load.dtype]}, {tile.width}> {loaded}{array};")
-    frame.top.lines.append(f"int {first}{array};")
-    scope = frame.top.child(conditional=True)
-    along, column = f"{frame.first_along}{line}", frame.first_across or "0"
-    if frame.leaves_rows(each.along.size, tile.along):
-        along = f"fp::least({along}, {free(each.along.size - 1)})"
-    define(frame, scope, each.along, along, 1)
-    define(frame, scope, each.across, column, 1)
-    start = frame.names.exact(f"{each.name}_start")
-    scope.lines.append(f"const {frame.index_type} {start} = {scope.operand(each.index)};")
-    source = f"{frame.pointers[load.buffer]} + {start}"
-    scope.lines.append(f"{first}{step} = fp::mod({access}, {accesses}) * {tile.width} - fp::past_vector({source});")
-    left = f"fp::least({free(each.across.size)} - {column}, {tile.across})"
-    wanted = left if frame.may_leave(each.across.size, tile.across) else f"{tile.across}"
-    extent = free(frame.program.buffer(load.buffer).extent)
-    around = f"{start}, {extent} - {start}"
-    scope.lines.append(f"{loaded}{step} = fp::load_touching({source}, {first}{step}, {wanted}, {around});")
-    there = f"{access} < {count}" if count % tile.threads else ""
-    lines = without_unused(scope.lines)
-    guarded = block(f"if ({there})", lines) if there else lines
-    frame.top.lines += frame.unrolled(frame.u, steps, [*places, *guarded])
-    at = frame.names.exact(f"{each.name}_at")
-    place = each.at(at, line, f"({at} / {tile.width})")
-    inside = f"unsigned({at}) < {tile.across}"
-    inside = f"{inside} && {there}" if there else inside
-    stored = block(f"if ({inside})", [f"{place} = {loaded}{step}[{frame.v}];"])
-    moved = frame.unrolled(frame.v, tile.width, [f"const int {at} = {first}{step} + {frame.v};", *stored])
-    return frame.unrolled(frame.u, steps, [*places, *moved])
 
 
 def write_piece(frame: Frame, each: Exchange) -> None:

@@ -28,9 +28,8 @@ _ANYWHERE_TILE = 2, 32  # the same, where rows begin at any element
 _LONGEST = 256  # rows of a tile of few columns, where threads have single elements
 _CROSSING_VECTORS = 2  # of a thread
 _FEW_TILES = 16  # along the columns: all of them before the next rows
-_LEAST_SECTORS = 8  # of a tile's rows, where tiles overlap by one
+_SECTORS = 8, 16  # of a tile's rows, at least and at most, where tiles overlap by one
 _LONG_RUN = 4  # times as many rows as a tile has must lie together then
-_WORD = 4  # bytes of a bank of shared memory
 _MOST_TILES = 1024  # along the rows, before the next columns
 
 
@@ -125,11 +124,13 @@ def crossing(shape: Shape, columns: tuple[Axis, ...], together: int, asked: tupl
     stores = [access for access in shape.main if access.buffer in shape.kernel.writes]
     # Rows that only follow each other in short pieces do not share lines with more of them.
     ragged = together * element >= _RAGGED_TILE[0] * LINE and any(_is_ragged(each, shape.row_axis) for each in stores)
-    anywhere, leaves = ragged and width == 1, _leaves_from_tiles(shape, crossed)
+    leaves = ragged and _leaves_from_tiles(shape, crossed)
+    usual = _CROSSING_TILE
+    if ragged and not (leaves and _parts_of_sectors(shape)):
+        usual = _ANYWHERE_TILE if width == 1 else _RAGGED_TILE
     if width == 1 and found and (leaves if ragged else _has_few(shape, element)):
         width = fitting_width(ACCESS // element, lambda width: shape.rows % width == 0)
-    usual = _RAGGED_TILE if ragged else _CROSSING_TILE
-    lines, most = asked or ((_CROSSING_TILE if leaves else _ANYWHERE_TILE) if anywhere else usual)
+    lines, most = asked or usual
     wanted = max(min(lines * LINE // element, power_below(together)), LINE // element), most
     rows, cols = _tile(shape, found, width, element, wanted)
     # 8-byte elements have few rows in a line: more threads would stand too close along the columns for the banks.
@@ -153,20 +154,32 @@ def _overlap(shape: Shape, plan: Schedule, realigned: frozenset[str]) -> int:
 
     A sector that two blocks write at different times takes the memory several times as long as one that is written whole.
     """
-    axis, (rows, _) = shape.row_axis, plan.tile
-    assert axis is not None
-    stores = [each for each in shape.main if each.buffer in shape.kernel.writes and near_step(each.index, axis) == 1]
-    sizes = {each.nbytes for each in stores}
-    if len(sizes) != 1:
+    axis, (rows, _), sector = shape.row_axis, plan.tile, _parts_of_sectors(shape)
+    if not sector or axis is None:
         return 0
-    sector, lane = SECTOR // sizes.pop(), Axis("lane", plan.width)
-    whole = all(alignment(each.index, axis, sector) % sector == 0 for each in stores)
+    stores, lane = _stores_along(shape), Axis("lane", plan.width)
     vectors = all(
         plan.width == 1 or each.buffer in realigned or is_vector(split_index(each.index, axis, lane), axis, lane)
         for each in stores
     )
-    long = rows >= _LEAST_SECTORS * sector and min(neighbours(each.index, axis) for each in stores) >= _LONG_RUN * rows
-    return sector if long and vectors and not whole and sector % plan.width == 0 else 0
+    long = min(neighbours(each.index, axis) for each in stores) >= _LONG_RUN * rows
+    least, most = (sectors * sector for sectors in _SECTORS)
+    return sector if long and vectors and least <= rows <= most and sector % plan.width == 0 else 0
+
+
+def _parts_of_sectors(shape: Shape) -> int:
+    """Elements of a sector, where what is stored along the rows, all of one size, does not always begin with one; else 0."""
+    axis, stores = shape.row_axis, _stores_along(shape)
+    sizes = {each.nbytes for each in stores}
+    if axis is None or len(sizes) != 1:
+        return 0
+    sector = SECTOR // sizes.pop()
+    return 0 if all(alignment(each.index, axis, sector) % sector == 0 for each in stores) else sector
+
+
+def _stores_along(shape: Shape) -> list[Access]:
+    stores = (each for each in shape.main if each.buffer in shape.kernel.writes)
+    return [each for each in stores if shape.row_axis is not None and near_step(each.index, shape.row_axis) == 1]
 
 
 def _leaves_from_tiles(shape: Shape, crossed: frozenset[Index]) -> bool:
@@ -256,17 +269,12 @@ def exchange_tile(
         )
 
     # Less at once where there would be fewer accesses than threads.
-    nbytes, each = buffer.dtype.nbytes, max(power_above(tile[0]) * tile[1] // plan.threads, 1)
-    most = min(ACCESS // nbytes, each, tile[1])
-    width = fitting_width(most, fits)
-    # Several elements in a word of a bank: as many accesses as elements would take longer than memory.
-    anywhere = plan.walk is Walk.CROSSING and crossing.load is not None and nbytes < _WORD and width < most
-    anywhere = anywhere and not guard and most * nbytes == ACCESS and neighbours(index, across) >= across.size
+    each = max(power_above(tile[0]) * tile[1] // plan.threads, 1)
+    most = min(ACCESS // buffer.dtype.nbytes, each, tile[1])
     # A warp that has more of a row than all banks take at once reads whole vectors.
-    banks = min(plan.lanes, 32) * plan.width * nbytes
-    whole = plan.walk is Walk.CROSSING and (banks > LINE or (banks == LINE and anywhere))
+    whole = plan.walk is Walk.CROSSING and min(plan.lanes, 32) * plan.width * buffer.dtype.nbytes > LINE
     vector = plan.width if whole else 1
-    return Tile(*tile, plan.threads, most if anywhere else width, nbytes, vector, anywhere)
+    return Tile(*tile, plan.threads, fitting_width(most, fits), buffer.dtype.nbytes, vector)
 
 
 def _is_of_vectors(bound: Bound, axis: Axis, width: int) -> bool:

@@ -300,25 +300,4 @@ __device__ __forceinline__ void store_sectors(T* to, const T* row, int turn, int
     }
 }
 
-// How far `from` is behind a multiple of 16 bytes, in elements.
-template <typename T>
-__device__ __forceinline__ int past_vector(const T* from) {
-    return static_cast<int>(reinterpret_cast<std::uintptr_t>(from) / sizeof(T) % (16 / sizeof(T)));
-}
-
-// The 16 bytes at `first` elements from `from` on, a multiple of 16 bytes, of which those before `count` are wanted; anything for the
-// others. There are `before` elements before `from` and `left` from there on.
-template <typename T, typename I>
-__device__ __forceinline__ Vec<T, 16 / sizeof(T)> load_touching(const T* from, int first, int count, I before, I left) {
-    constexpr int width = 16 / sizeof(T);
-    Vec<T, width> value = {};
-    if (first >= count) return value;
-    if (first + before >= 0 && first + width <= left) return load_vector<width>(from + first);
-#pragma unroll
-    for (int i = 0; i < width; ++i) {
-        if (first + i >= 0 && first + i < count) value[i] = from[first + i];
-    }
-    return value;
-}
-
 }  // namespace fp
