@@ -198,6 +198,14 @@ def test_tiles_overlap_by_a_sector_where_rows_begin_anywhere() -> None:
     assert first(k.out_of_channels_last(32, 64, 512 * 513)).overlap == 0
     assert first(k.into_channels_last(32, 64, 513 * 513)).overlap == 0  # what is stored begins with a line
     assert first(k.out_of_channels_last(128, 512, 15 * 15)).overlap == 0  # short rows
+    assert first(k.out_of_channels_last(256, 3, 223 * 223)).overlap == 0  # tiles of many sectors, as columns are few
+
+
+def test_few_columns_are_all_in_a_tile() -> None:
+    assert [axis.name for axis in first(k.into_channels_last(64, 37, 240 * 240)).columns] == ["c"]
+    assert [axis.name for axis in first(k.into_channels_last(64, 64, 240 * 240)).columns] == ["hw"]  # whole lines
+    assert first(k.into_channels_last(256, 3, 223 * 223)).width == 4  # single elements would be too few for a block
+    assert first(k.into_channels_last(255, 3, 223 * 223)).tile == (256, 4)
 
 
 def test_vectors_where_all_that_lies_along_the_rows_leaves_from_tiles() -> None:
