@@ -36,6 +36,7 @@ from fusepass.rounding import rounds_to_tf32
 
 _CONVOLUTION = torch.ops.aten.convolution.default
 _MAPPING = (OpClass.POINTWISE, OpClass.VIEW)  # anything else, decomposed operators among it, may need several elements
+_HALF_TYPES = (torch.float16, torch.bfloat16)
 _ACCESS = 16  # bytes that a thread loads at once
 
 _LEAST_FLOAT32 = 16  # input channels
@@ -164,28 +165,30 @@ def _is_unsure(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
 
 
 def _suits_halves(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
-    """Whether a region has a large float32 convolution that may be a product of halves: of few channels, or rounded to TF32."""
+    """Whether a region has a large convolution that may be a product of halves: of halves, of few channels, or rounded to TF32."""
     nodes = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
     if facts.arch != GROUP_ARCH or len(nodes) != 1:
         return False
     (node,) = nodes
     x, weight, result = node.args[0].meta["val"], node.args[1].meta["val"], node.meta["val"]
     stride, transposed, groups = node.args[3], node.args[6], node.args[8]
-    if x.dtype is not torch.float32 or groups != 1:
+    if x.dtype not in (torch.float32, *_HALF_TYPES) or groups != 1:
         return False
     over = x if transposed else result
     work: int = 2 * weight.numel() * over.numel() // max(over.shape[1], 1)  # each weight meets each position
+    if x.dtype in _HALF_TYPES:
+        return work >= _LEAST_HALVED
     if few_halves(x.shape[1], (1,) if transposed else stride):
         return work >= _LEAST_FEW
     return tf32_convolutions() and fill_halves(x.shape[1]) and work >= _LEAST_HALVED
 
 
 def _is_pointwise(graph: fx.GraphModule) -> bool:
-    """Whether the region's anchor is a float32 convolution that takes each position by itself."""
+    """Whether the region's anchor is a convolution of float32 or halves that takes each position by itself."""
     for node in graph.graph.find_nodes(op="call_function", target=_CONVOLUTION):
         weight, stride, padding, groups = node.args[1].meta["val"], node.args[3], node.args[4], node.args[8]
         alone = takes_single_positions(weight.shape[2:], stride, padding, groups)
-        return alone and weight.dtype is torch.float32
+        return alone and weight.dtype in (torch.float32, *_HALF_TYPES)
     return False
 
 
@@ -193,6 +196,8 @@ def _halves(graph: fx.GraphModule) -> list[AnchorSource]:
     """The ways in which halves of such a region's convolution may be multiplied."""
     (node,) = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
     stride, transposed = node.args[3], node.args[6]
+    if node.args[0].meta["val"].dtype in _HALF_TYPES:
+        return [AnchorSource.HALVES]
     tiled = tiled_halves(node.args[0].meta["val"].shape[1], (1,) if transposed else stride)
     found = [AnchorSource.HALVES, *([AnchorSource.TILED_HALVES] if tiled else [])]
     return [*found, *([AnchorSource.HELD_HALVES] if _may_hold(node) else [])]

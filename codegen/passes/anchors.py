@@ -74,14 +74,16 @@ def generate_anchors(
         anchor = depthwise_of(program, call) or _convolution(program, call, warps) or product_of(program, call)
         if anchor is None:
             continue
-        forms = _forms(program, builder, call, anchor, pieces, kept)
+        of_halves = isinstance(anchor, Convolution) and program.buffer(anchor.source).dtype.is_half
+        forms = iter(()) if of_halves else _forms(program, builder, call, anchor, pieces, kept)
         if isinstance(anchor, Convolution):
             forms = _pointwise(program, builder, call, anchor, pieces, kept, forms)
-            forms = itertools.chain(_pooling(program, builder, call, anchor, pieces), forms)
+            if not of_halves:
+                forms = itertools.chain(_pooling(program, builder, call, anchor, pieces), forms)
         if halves and isinstance(anchor, Convolution) and anchor.groups == 1:
             channels = program.buffer(anchor.source).shape[1]
             places = few_halves(channels, anchor.step) or (tiled and call.tf32 and tiled_halves(channels, anchor.step))
-            if places and warps > 1:
+            if places and warps > 1 and not of_halves:
                 scaled = _in_places(program, builder, call, anchor, pieces, again, held=held)
             else:
                 scaled = _in_halves(program, builder, call, anchor, pieces, kept)
@@ -95,7 +97,7 @@ def _in_halves(
 ) -> Iterator[tuple[Program, Kernel]]:
     """The same forms as `_forms` gives, as a product of scaled halves, where there is one."""
     result = program.buffer(call.result)
-    halved = halved_of(program, builder, anchor, result) if call.tf32 else None
+    halved = halved_of(program, builder, anchor, result)
     if halved is None:
         return
     if any(kernel.sweeps and result.name in kernel.reads for kernel in program.kernels):
@@ -227,13 +229,16 @@ def _forms(
 
 
 def _convolution(program: Program, call: LibraryCall, warps: int) -> Convolution | None:
-    """The call as a convolution that a kernel could do: float32, of inputs of the region."""
+    """The call as a convolution that a kernel could do: of float32 or halves, of inputs of the region."""
     if call.target not in CONVOLUTIONS:
         return None
     source, weight, bias, stride, padding, dilation, transposed, _, groups = call.args[:9]
     operands = [program.buffer(ref.buffer) for ref in (source, weight) if isinstance(ref, Ref)]
-    plain = all(buffer.role is Role.INPUT and buffer.dtype is DType.F32 for buffer in operands)
+    dtype = program.buffer(call.result).dtype
+    plain = all(buffer.role is Role.INPUT and buffer.dtype is dtype for buffer in operands)
     if bias is not None or len(operands) != 2 or not plain or not program.buffer(call.result).numel:
+        return None
+    if dtype is not DType.F32 and not dtype.is_half:
         return None
     assert isinstance(groups, int)
     spatial = len(operands[0].shape) - 2

@@ -19,7 +19,7 @@ from fusepass.codegen.ir.expr import Builder, Expr
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, delinearize
 from fusepass.codegen.ir.product import PLACE, Operand, Product, Runs, nested
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
-from fusepass.codegen.passes.halves import Layout, Scales, channels_last, in_places, scales_of
+from fusepass.codegen.passes.halves import Layout, Scales, Unscaled, channels_last, in_places, scales_of
 from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 from fusepass.codegen.passes.runs import columns_of, runs_of
@@ -74,7 +74,7 @@ class Halved:
 
     anchor: Convolution
     product: Product
-    scales: Scales
+    scales: Scales | Unscaled
     kernels: tuple[Kernel, ...]
     buffers: tuple[Buffer, ...]
     steps: tuple[_Step, ...]
@@ -194,13 +194,18 @@ def halved_of(
     source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
     channels = source.shape[1]
     padded = -(-channels // HALVES) * HALVES
-    if anchor.precision is not Precision.TF32 or not fill_halves(channels):
+    are_halves = source.dtype.is_half
+    if not are_halves and (anchor.precision is not Precision.TF32 or not fill_halves(channels)):
         return None
     if anchor.transposed and not _has_even_phases(anchor, weight):
         return None
     steps = tuple(_step(anchor, source, weight, result, axis) for axis in range(len(anchor.stride)))
     name = _free_name(program, result.name)
-    scales = scales_of(builder, name, source, weight, transposed=anchor.transposed)
+    scales = (
+        Unscaled(source, weight)
+        if are_halves
+        else scales_of(builder, name, source, weight, transposed=anchor.transposed)
+    )
     before, after = ([getattr(step, side) for step in steps] for side in ("before", "after"))
     first, runs = before[-1], _runs(source, steps, padded) if in_runs else None
     if in_runs and runs is None:
@@ -231,7 +236,7 @@ def halved_of(
         ),
         inner=terms,
         length=terms,
-        dtype=DType.F16,
+        dtype=image.dtype,
         apart=steps[-1].spread if by_phases else 0,
         runs=runs,
     )

@@ -174,6 +174,33 @@ def scales_of(
     return Scales(weight, transposed, kernels, buffers, channel, out, source, first, again, factors, result)
 
 
+@dataclass(frozen=True)
+class Unscaled:
+    """What stands for `Scales` where a convolution's operands are halves: they are packed as they are.
+
+    Attributes:
+        source, weight: the operands.
+    """
+
+    source: Buffer
+    weight: Buffer
+    kernels: tuple[Kernel, ...] = ()
+    buffers: tuple[Buffer, ...] = ()
+
+    def pack_source(self, builder: Builder, name: str, layout: Layout) -> tuple[Buffer, tuple[Kernel, ...]]:
+        """The input as a buffer `name`, and the kernel that writes it."""
+        made, kernel = _copy(builder, self.source, name, layout)
+        return made, (kernel,)
+
+    def pack_weight(self, builder: Builder, name: str, layout: Layout) -> tuple[Buffer, Kernel]:
+        """The same of the weight; its coordinates are in the order of its dimensions."""
+        return _copy(builder, self.weight, name, layout)
+
+    def restored(self, builder: Builder, value: Expr, sample: Index, out: Index) -> Expr:
+        """The result from a sum of products, rounded as the library rounds it."""
+        return builder.cast(value, self.source.dtype)
+
+
 def weight_scales_of(builder: Builder, name: str, weight: Buffer, *, transposed: bool) -> WeightScales:
     """The same of `weight` alone: t makes the largest weights of all input channels alike. Where weights of an output channel are not
     finite, its exponent is not.
@@ -193,8 +220,8 @@ def _number(b: Builder, operand: Buffer, layout: Layout) -> Expr:
     """The element of `operand` at a place of `layout`, or zero."""
     bounds = zip(layout.coordinates, operand.shape, strict=True)
     real = tuple(Bound(index, 0, size) for index, size in bounds)
-    number = b.load(operand.name, linear(layout.coordinates, operand.strides), _F32)
-    return b.masked(real, number, b.const(0.0, _F32))
+    number = b.load(operand.name, linear(layout.coordinates, operand.strides), operand.dtype)
+    return b.masked(real, number, b.const(0.0, operand.dtype))
 
 
 def _scaled(b: Builder, number: Expr, factors: Sequence[Expr]) -> Expr:
@@ -210,17 +237,18 @@ def _pack(b: Builder, operand: Buffer, name: str, layout: Layout, factors: Seque
     half = b.cast(_visible(b, number, value), DType.F16)
     if layout.part is not None:
         half = b.masked((Bound(layout.part, 0, 1),), half, _rest(b, value, half))
+    return _packed(name, layout, half, ORIGIN)
+
+
+def _copy(b: Builder, operand: Buffer, name: str, layout: Layout) -> tuple[Buffer, Kernel]:
+    return _packed(name, layout, _number(b, operand, layout), ("packed operand",))
+
+
+def _packed(name: str, layout: Layout, half: Expr, origin: tuple[str, ...]) -> tuple[Buffer, Kernel]:
     shape = tuple(axis.size for axis in layout.axes)
-    made = Buffer(name, DType.F16, shape, contiguous_strides(shape), Role.TEMP)
-    return made, Kernel(
-        f"{name}_kernel",
-        layout.axes,
-        (),
-        (),
-        (),
-        (Store(made.name, linear([axis_index(axis) for axis in layout.axes], made.strides), half),),
-        ORIGIN,
-    )
+    made = Buffer(name, half.dtype, shape, contiguous_strides(shape), Role.TEMP)
+    store = Store(made.name, linear([axis_index(axis) for axis in layout.axes], made.strides), half)
+    return made, Kernel(f"{name}_kernel", layout.axes, (), (), (), (store,), origin)
 
 
 def _visible(b: Builder, number: Expr, value: Expr) -> Expr:

@@ -32,8 +32,8 @@ class Pointwise:
     product: Product
 
     def value(self, builder: Builder) -> Expr:
-        """An element of the result."""
-        return builder.stat(self.product.name, 0, DType.F32)
+        """An element of the result, rounded as the library rounds it."""
+        return builder.cast(builder.stat(self.product.name, 0, DType.F32), self.product.dtype)
 
     def completed(self, program: Program, builder: Builder) -> tuple[Program, Kernel]:
         """`program`, whose first kernel has the dimensions of the result as rows, with that as the product's."""
@@ -69,7 +69,7 @@ def pointwise_of(program: Program, anchor: Convolution) -> Pointwise | None:
         right=Operand(source.name, source.strides[0], along, source.strides[1]),
         inner=channels,
         length=channels,
-        dtype=DType.F32,
+        dtype=source.dtype,
         precision=anchor.precision,
     )
     return Pointwise(anchor, product)
