@@ -110,10 +110,13 @@ def _is_anchor(node: fx.Node) -> bool:
 def handed_format(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> AnchorFormat:
     """The format in which other regions should leave the input of a region's convolution: that of its first variant.
 
-    Where products of the tensors as they lie, or of halves, are tried on Hopper, these are as a rule the fastest. They
-    write what lies channels last element by element, four times as slowly, so nothing is handed over.
+    Where products of float32 tensors as they lie, or of scaled halves, are tried on Hopper, these are as a rule the fastest. They
+    take tensors along positions, so nothing is handed over. Products of halves take them channels last without packing.
     """
-    multiplied = facts.arch == GROUP_ARCH and (_suits_halves(graph, facts) or _is_pointwise(graph))
+    nodes = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
+    halves = any(node.args[0].meta["val"].dtype in _HALF_TYPES for node in nodes)
+    tried = _suits_halves(graph, facts) or _is_pointwise(graph)
+    multiplied = facts.arch == GROUP_ARCH and tried and not halves
     return AnchorFormat.CALLER if multiplied and effort != "off" else anchor_formats(graph, facts)[0]
 
 
@@ -177,7 +180,7 @@ def _suits_halves(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
     over = x if transposed else result
     work: int = 2 * weight.numel() * over.numel() // max(over.shape[1], 1)  # each weight meets each position
     if x.dtype in _HALF_TYPES:
-        return work >= _LEAST_HALVED
+        return work >= _LEAST_HALVED and not _is_pointwise(graph)
     if few_halves(x.shape[1], (1,) if transposed else stride):
         return work >= _LEAST_FEW
     return tf32_convolutions() and fill_halves(x.shape[1]) and work >= _LEAST_HALVED

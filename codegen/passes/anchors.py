@@ -10,6 +10,7 @@ import enum
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import prod
 
 from fusepass.codegen.ir.convolution import (
     Convolution,
@@ -19,6 +20,7 @@ from fusepass.codegen.ir.convolution import (
     scales_tiles,
     tiled_halves,
 )
+from fusepass.codegen.ir.crossing import near_step
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.product import Product
@@ -100,20 +102,29 @@ def _in_halves(
     halved = halved_of(program, builder, anchor, result)
     if halved is None:
         return
+    form = anchored(program, builder, call, halved, None)
+    across = form is not None and _stores_channels_last(form.kernels[0])
     if any(kernel.sweeps and result.name in kernel.reads for kernel in program.kernels):
         for in_runs in (True, False):
             by_phases = halved_of(program, builder, anchor, result, by_phases=True, in_runs=in_runs)
             form = None if by_phases is None else anchored(program, builder, call, by_phases, CHANNELS)
             if by_phases is not None and form is not None:
                 yield by_phases.completed(form, builder)
-    pooled = _pooled(program, builder, call, halved)
+    pooled = None if across else _pooled(program, builder, call, halved)
     if pooled is not None:
         yield halved.completed(pooled, builder)
-    halved = halved_of(program, builder, anchor, result, in_runs=True) or halved
+    kind = {"by_positions": True} if across else {"in_runs": True}
+    halved = halved_of(program, builder, anchor, result, **kind) or halved
     form = anchored(program, builder, call, halved, None)
     reduced = halved.reduced(form, builder, pieces, kept) if form is not None else None
     for each in filter(None, (reduced, form)):
         yield halved.completed(each, builder)
+
+
+def _stores_channels_last(kernel: Kernel) -> bool:
+    """Whether channels are neighbours in what a kernel stores, whose rows are (sample, channel, *spatial)."""
+    _, channel, *spatial = kernel.rows
+    return prod(axis.size for axis in spatial) > 1 and any(near_step(each.index, channel) == 1 for each in kernel.stores)
 
 
 def _pooled(program: Program, builder: Builder, call: LibraryCall, halved: Halved) -> Program | None:
@@ -161,6 +172,8 @@ def _pointwise(
     if found is None or form is None:
         yield from forms
         return
+    if _stores_channels_last(form.kernels[0]):
+        found = found.turned
     known = [*forms]
     yield from (each for each in known if each[1].cols)
     for each in filter(None, (found.reduced(form, builder, pieces, kept), form)):

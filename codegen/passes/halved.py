@@ -16,8 +16,8 @@ from math import prod
 from fusepass.codegen.ir.convolution import HALVES, Convolution, fill_halves
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder, Expr
-from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, delinearize
-from fusepass.codegen.ir.product import PLACE, Operand, Product, Runs, nested
+from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, contiguous_strides, delinearize
+from fusepass.codegen.ir.product import PLACE, Border, Operand, Product, Runs, nested
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.passes.halves import Layout, Scales, Unscaled, channels_last, in_places, scales_of
 from fusepass.codegen.passes.partials import Pieces, reduce_positions
@@ -26,6 +26,7 @@ from fusepass.codegen.passes.runs import columns_of, runs_of
 
 _VECTOR = 4  # float32 numbers that are read at once
 _MOST_ADDED = 1 / 8  # of the packed input
+_MOST_TERMS = 32  # kernel positions along all axes, of an input that is not packed
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Halved:
         steps: the spatial axes.
         across: strides of the packed input along them.
         planes: where columns are its places, one after another, their sizes along the spatial axes; else none.
+        by_positions: whether rows are positions, and columns phases of channels, so that channels are neighbours.
     """
 
     anchor: Convolution
@@ -80,6 +82,7 @@ class Halved:
     steps: tuple[_Step, ...]
     across: tuple[int, ...]
     planes: tuple[int, ...] = ()
+    by_positions: bool = False
 
     def value(self, builder: Builder, axes: tuple[Axis, ...]) -> Expr:
         """The element of the result at `axes`, its dimensions."""
@@ -104,6 +107,9 @@ class Halved:
         For `kept`, see `reduce_positions`. A row has the positions of one phase, so that each phase has pieces of its own.
         """
 
+        if self.by_positions:
+            return None
+
         def count(made: Program, kernel: Kernel) -> int | None:
             found = pieces(*self.completed(made, builder))
             return None if found is None else found * self.phases
@@ -111,6 +117,8 @@ class Halved:
         return reduce_positions(program, builder, 0, count, least=self.phases, per_sample=True, kept=kept)
 
     def _laid(self, kernel: Kernel, builder: Builder) -> Kernel:
+        if self.by_positions:
+            return self._laid_by_positions(kernel, builder)
         if self.product.apart:
             return self._laid_by_phases(kernel, builder)
         if kernel.cols:
@@ -122,6 +130,16 @@ class Halved:
         moved |= {out: channel} if out.size > 1 else {}
         rows = (Axis(f"{out.name}_piece", 1), sample, row, column)
         kernel, moved = self._pieces_of_rows(kernel, row, moved)
+        return replace(rewrite_kernel(kernel, builder, moved), rows=rows, anchor=self.product, within=within)
+
+    def _laid_by_positions(self, kernel: Kernel, builder: Builder) -> Kernel:
+        """The same with positions as rows."""
+        sample, out, *spatial = kernel.rows
+        column = Axis(f"{out.name}_column", out.size * self.phases)
+        *phases, channel = delinearize(axis_index(column), [*(step.spread for step in self.steps), out.size])
+        row, moved, within = self._moved(spatial, phases)
+        moved |= {out: channel} if out.size > 1 else {}
+        rows = (Axis(f"{out.name}_piece", 1), sample, row, column)
         return replace(rewrite_kernel(kernel, builder, moved), rows=rows, anchor=self.product, within=within)
 
     def _laid_by_phases(self, kernel: Kernel, builder: Builder) -> Kernel:
@@ -184,17 +202,18 @@ def halved_of(
     result: Buffer,
     *,
     by_phases: bool = False,
+    by_positions: bool = False,
     in_runs: bool = False,
 ) -> Halved | None:
-    """A product of scaled halves for a convolution whose operands may be rounded to TF32; None where it would not pay or is not known.
+    """A product of halves for a convolution of halves, or one whose operands may be rounded to TF32; None where it would not pay or is
+    not known.
 
-    Rows are channels, each with its phases; if `by_phases`, phases, but for those along the last axis, each with its channels.
-    If `in_runs`, columns are neighbours in memory; see `Runs`.
+    Rows are channels, each with its phases; if `by_phases`, phases, but for those along the last axis, each with its channels; if
+    `by_positions`, positions. If `in_runs`, columns are neighbours in memory; see `Runs`.
     """
     source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
-    channels = source.shape[1]
+    channels, are_halves = source.shape[1], source.dtype.is_half
     padded = -(-channels // HALVES) * HALVES
-    are_halves = source.dtype.is_half
     if not are_halves and (anchor.precision is not Precision.TF32 or not fill_halves(channels)):
         return None
     if anchor.transposed and not _has_even_phases(anchor, weight):
@@ -210,30 +229,41 @@ def halved_of(
     first, runs = before[-1], _runs(source, steps, padded) if in_runs else None
     if in_runs and runs is None:
         return None
+    lies = are_halves and not in_runs and _lies_in_places(source) and sum(step.taps for step in steps) <= _MOST_TERMS
     if runs is None:
         before[-1], after[-1] = _aligned(source.shape[-1], before[-1], after[-1])
     lying = in_places if runs else channels_last
-    image, pack_image = scales.pack_source(builder, f"{name}_input", lying(source.shape, before, after))
+    image, pack_image = source, tuple[Kernel, ...]()
+    if not lies:
+        image, pack_image = scales.pack_source(builder, f"{name}_input", lying(source.shape, before, after))
     taps, pack_taps = scales.pack_weight(
-        builder, f"{name}_weight", _weight_layout(anchor, weight, steps, padded, by_phases)
+        builder, f"{name}_weight", _weight_layout(anchor, weight, steps, padded, by_phases, by_positions)
     )
     planes = image.shape[2:-1] if runs else ()
-    across, sizes = image.strides[2:-1] if runs else image.strides[1:-1], [step.taps for step in steps]
+    across = image.strides[2:] if lies else image.strides[2:-1] if runs else image.strides[1:-1]
+    sizes = [step.taps for step in steps]
     terms = prod(sizes) * padded
     positions = nested(
         [step.positions for step in steps], [step.step * s for step, s in zip(steps, across, strict=True)]
     )
     inner = nested([*sizes, padded], [*(step.apart * s for step, s in zip(steps, across, strict=True)), 1])
-    product = Product(
-        name=anchor.name,
-        left=Operand(taps.name, 0, terms, 1),
-        right=Operand(
+    weights = Operand(taps.name, 0, terms, 1)
+    if lies:
+        offset = -sum(step.before * stride for step, stride in zip(steps, across, strict=True))
+        border = _border(steps, source.shape[2:], across, padded)
+        found = Operand(image.name, image.strides[0], positions, inner, offset, border)
+    else:
+        found = Operand(
             image.name,
             image.strides[0],
             PLACE if runs else positions,
             runs.inner if runs else inner,
             (before[-1] - first) * across[-1],
-        ),
+        )
+    product = Product(
+        name=anchor.name,
+        left=found if by_positions else weights,
+        right=weights if by_positions else found,
         inner=terms,
         length=terms,
         dtype=image.dtype,
@@ -241,7 +271,25 @@ def halved_of(
         runs=runs,
     )
     kernels = (*pack_image, *scales.kernels, pack_taps)
-    return Halved(anchor, product, scales, kernels, (*scales.buffers, taps, image), steps, across, planes)
+    buffers = (*scales.buffers, taps, *(() if lies else (image,)))
+    return Halved(anchor, product, scales, kernels, buffers, steps, across, planes, by_positions)
+
+
+def _lies_in_places(source: Buffer) -> bool:
+    """Whether the channels of each position of a tensor are neighbours, and whole places."""
+    _, channels, *_ = source.shape
+    steps = (source.strides[0], *source.strides[2:])
+    return channels % PLACE == 0 and source.strides[1] == 1 and not any(step % PLACE for step in steps)
+
+
+def _border(steps: Sequence[_Step], sizes: Sequence[int], strides: Sequence[int], channels: int) -> tuple[Border, ...]:
+    """The spatial axes of an input that lies as it is, beyond whose ends there are zeros."""
+    below = contiguous_strides([step.positions for step in steps])
+    deeper = contiguous_strides([*(step.taps for step in steps), channels])
+    return tuple(
+        Border(size, stride, step.before, step.positions, rows, step.step, step.taps, terms, step.apart)
+        for step, size, stride, rows, terms in zip(steps, sizes, strides, below, deeper, strict=False)
+    )
 
 
 def _runs(source: Buffer, steps: tuple[_Step, ...], padded: int) -> Runs | None:
@@ -300,9 +348,9 @@ def _step(anchor: Convolution, source: Buffer, weight: Buffer, result: Buffer, a
 
 
 def _weight_layout(
-    anchor: Convolution, weight: Buffer, steps: tuple[_Step, ...], padded: int, by_phases: bool
+    anchor: Convolution, weight: Buffer, steps: tuple[_Step, ...], padded: int, by_phases: bool, by_positions: bool
 ) -> Layout:
-    """(output channel, *phases, *taps, input channel), or the channel before the last axis' phases."""
+    """(output channel, *phases, *taps, input channel), or the channel before the last axis' phases, or behind all."""
     out, channel = Axis("ho", weight.shape[int(anchor.transposed)]), Axis("hc", padded)
     taps = tuple(Axis(f"ht{number}", step.taps) for number, step in enumerate(steps))
     phases = tuple(Axis(f"hs{number}", step.spread) for number, step in enumerate(steps))
@@ -311,7 +359,8 @@ def _weight_layout(
         for tap, phase, step in zip(taps, phases, steps, strict=True)
     ]
     channels = [axis_index(channel), axis_index(out)] if anchor.transposed else [axis_index(out), axis_index(channel)]
-    rows = (*phases[:-1], out, phases[-1]) if by_phases else (out, *phases)
+    inside = len(phases) if by_positions else len(phases) - 1 if by_phases else 0
+    rows = (*phases[:inside], out, *phases[inside:])
     return Layout((*rows, *taps, channel), (*channels, *places))
 
 

@@ -26,10 +26,18 @@ class Pointwise:
     Attributes:
         anchor: the convolution; what its kernel has until it is laid out as a product's.
         product: what its kernel computes.
+        by_positions: whether its rows are positions, and its columns output channels; else the other way round.
     """
 
     anchor: Convolution
     product: Product
+    by_positions: bool = False
+
+    @property
+    def turned(self) -> Pointwise:
+        """The transpose of the product, for results whose channels are neighbours."""
+        product = replace(self.product, left=self.product.right, right=self.product.left)
+        return replace(self, product=product, by_positions=not self.by_positions)
 
     def value(self, builder: Builder) -> Expr:
         """An element of the result, rounded as the library rounds it."""
@@ -39,15 +47,18 @@ class Pointwise:
         """`program`, whose first kernel has the dimensions of the result as rows, with that as the product's."""
         kernel, *rest = program.kernels
         sample, out, *spatial = kernel.rows
-        column = Axis(f"{out.name}_column", prod(axis.size for axis in spatial))
-        places = delinearize(axis_index(column), [axis.size for axis in spatial])
+        position = Axis(f"{out.name}_position", prod(axis.size for axis in spatial))
+        places = delinearize(axis_index(position), [axis.size for axis in spatial])
         moved = {axis: place for axis, place in zip(spatial, places, strict=True) if axis.size > 1}
-        rows = (Axis(f"{out.name}_piece", 1), sample, out, column)
+        matrix = (position, out) if self.by_positions else (out, position)
+        rows = (Axis(f"{out.name}_piece", 1), sample, *matrix)
         made = replace(rewrite_kernel(kernel, builder, moved), rows=rows, anchor=self.product)
         return replace(program, kernels=(made, *rest)), made
 
     def reduced(self, program: Program, builder: Builder, pieces: Pieces, kept: int) -> Program | None:
         """`program` with what is reduced over positions in its first kernel; None where nothing is. For `kept`, see `reduce_positions`."""
+        if self.by_positions:
+            return None
         return reduce_positions(
             program, builder, 0, lambda made, _: pieces(*self.completed(made, builder)), per_sample=True, kept=kept
         )

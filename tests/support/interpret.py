@@ -10,6 +10,7 @@ arrays of bit patterns; `decode` and `encode` convert.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -213,9 +214,23 @@ class _Run:
 
     def _operand(self, operand: Operand, batch: int, rows: int, inner: int) -> Array:
         memory = decode(self.memory[operand.buffer], self.program.buffer(operand.buffer).dtype)
+        if operand.border:
+            return self._bordered(memory, operand, batch, rows, inner)
         steps = ((batch, operand.batch), *parts_of(operand.row, rows), *parts_of(operand.inner, inner))
         sizes, strides = zip(*((size, stride * memory.itemsize) for size, stride in steps), strict=True)
         return np.lib.stride_tricks.as_strided(memory[operand.offset :], sizes, strides).reshape(batch, rows, inner)
+
+    def _bordered(self, memory: Array, operand: Operand, batch: int, rows: int, inner: int) -> Array:
+        """An operand with zeros beyond the ends of axes."""
+        sample, row, term = np.ogrid[:batch, :rows, :inner]
+        along = prod(axis.terms for axis in operand.border)
+        at, there = sample * operand.batch + term % (inner // along), np.ones((1, 1, 1), np.bool_)
+        for axis in operand.border:
+            point, tap = row // axis.below % axis.rows, term // axis.deeper % axis.terms
+            place = point * axis.step + tap * axis.apart - axis.before
+            there = there & (place >= 0) & (place < axis.size)
+            at = at + place * axis.stride
+        return np.where(there, memory[np.where(there, at, 0)], 0.0)
 
     def _tensor(self, name: str) -> torch.Tensor:
         buffer = self.program.buffer(name)

@@ -1,0 +1,106 @@
+"""Convolutions of float16 and bfloat16 as products of halves: what the kernels compute, from packed operands and from inputs as they lie."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Builder
+from fusepass.codegen.ir.product import Product
+from fusepass.codegen.ir.program import Program
+from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.passes.anchors import generate_anchors
+from fusepass.codegen.render import render
+from tests.support.convolutions import HALVED, Case, program_of
+from tests.support.emulate import emulate, needs_compiler
+from tests.support.interpret import decode, encode, interpret
+from tests.support.numpy_ops import Array
+from tests.support.products import H200, ONE
+
+TYPES = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
+
+
+def variants_of(case: Case) -> dict[str, Case]:
+    """The case in both types and with the formats that input and result may have."""
+    aligned = (-(-case.source[1] // 8) * 8,)
+    found = {"float16": replace(case, dtype=DType.F16), "bfloat16": replace(case, dtype=DType.BF16)}
+    for name, each in [*found.items()]:
+        found[f"{name}, channels last"] = replace(each, channels_last=True, result_last=True)
+        whole = replace(each, source=(case.source[0], *aligned, *case.source[2:]))
+        found[f"{name}, whole places"] = replace(whole, channels_last=True, result_last=True)
+        found[f"{name}, input channels last"] = replace(whole, channels_last=True)
+    return found
+
+
+CASES = {
+    f"{name}, {way}": each
+    for name, case in HALVED.items()
+    for way, each in variants_of(replace(case, channels_last=False)).items()
+}
+CASES |= {
+    **{f"1x1, {n}": replace(Case((2, 24, 5, 7), 20, (1, 1), (1, 1), (0, 0), (1, 1), dtype=DType.F16, pointwise=True), channels_last=a, result_last=b) for n, a, b in (("nchw", False, False), ("last", True, True), ("to last", False, True), ("from last", True, False))},
+    "3 channels": Case((2, 3, 9, 12), 20, (7, 7), (2, 2), (3, 3), (1, 1), dtype=DType.F16),
+    "3 channels last": Case((2, 3, 9, 12), 20, (7, 7), (2, 2), (3, 3), (1, 1), dtype=DType.F16, channels_last=True, result_last=True),
+    "8 channels last, by 2": Case((2, 8, 9, 12), 36, (3, 3), (2, 2), (1, 1), (1, 1), dtype=DType.BF16, channels_last=True, result_last=True),
+}
+
+
+def halved(case: Case) -> Program:
+    program = program_of(case)
+    return generate_anchors(program, Builder(), lambda program, kernel: True, warps=4, halves=True)
+
+
+def operands(case: Case, seed: int = 0) -> dict[str, Tensor]:
+    torch.manual_seed(seed)
+    given = {"x": torch.randn(case.source), "w": torch.randn(case.weight), "bias": torch.randn(case.out_channels)}
+    return {name: tensor.to(TYPES[case.dtype]) for name, tensor in given.items()}
+
+
+def memory(case: Case, given: dict[str, Tensor]) -> dict[str, Array]:
+    found = {name: tensor.float().numpy() for name, tensor in given.items()}
+    if case.channels_last:
+        found["x"] = np.moveaxis(found["x"], 1, -1)
+    return {name: encode(np.ascontiguousarray(array).ravel(), case.dtype) for name, array in found.items()}
+
+
+def result(case: Case, found: Array) -> Array:
+    samples, channels, *sizes = case.result
+    values = decode(found, case.dtype)
+    return np.moveaxis(values.reshape(samples, *sizes, channels), -1, 1) if case.result_last else values.reshape(case.result)
+
+
+def assert_right(case: Case, given: dict[str, Tensor], found: Array) -> None:
+    """Up to an ulp of the sum, rounded before the bias is added, and one of the result; sums in float32 have an error, too."""
+    x, w, bias = (given[name].double() for name in ("x", "w", "bias"))
+    total = torch.convolution(x, w, None, *case.geometry)  # type: ignore[call-overload]
+    terms = torch.convolution(x.abs(), w.abs(), None, *case.geometry)  # type: ignore[call-overload]
+    wide = (1, -1, *(1,) * len(case.kernel))
+    exact = (total.to(TYPES[case.dtype]).double() + bias.view(wide)).relu() * 2
+    ulp = {DType.F16: 2.0**-10, DType.BF16: 2.0**-7}[case.dtype]
+    bound = 2 * ulp * total.abs() + ulp * exact + 1e-5 * terms
+    assert (np.abs(result(case, found) - exact.numpy()) <= bound.numpy() + 1e-6).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values(name: str) -> None:
+    case = CASES[name]
+    program = halved(case)
+    verify(program)
+    assert not program.calls
+    given = operands(case)
+    assert_right(case, given, interpret(program, memory(case, given))["y"])
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("facts", [ONE], ids=["one multiprocessor"])
+def test_values_thread_by_thread(name: str, facts: object) -> None:
+    case = CASES[name]
+    program = halved(case)
+    given = operands(case)
+    assert_right(case, given, emulate(program, render(program, ONE), memory(case, given))["y"])
