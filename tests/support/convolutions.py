@@ -131,7 +131,7 @@ def reduced(case: Case, over: Over) -> Program:
         linear([axis_index(axis) for axis in rows], inner),
         linear([axis_index(axis) for axis in axes], contiguous_strides(shape)),
     )
-    x = b.apply(Op.ADD, b.load("conv_out", per_element, F32), b.load("bias", axis_index(axes[1]), F32))
+    x = b.apply(Op.ADD, _load(b, case, "conv_out", per_element), _load(b, case, "bias", axis_index(axes[1])))
     x = b.apply(Op.MUL, x, b.const(1 / 64, F32))  # exponentials of large numbers would magnify rounding
     top, total, mean = b.stat("top", 0, F32), b.stat("total", 0, F32), b.stat("moments", 0, F32)
     shifted = b.apply(Op.EXP, b.apply(Op.SUB, x, top))
@@ -177,7 +177,7 @@ def pooled(case: Case, across: Across, b: Builder) -> Program:
     rows = kept or (Axis("one", 1),)
     cols = tuple(axis for axis in axes if axis not in kept)
     per_element = linear([axis_index(axis) for axis in axes], contiguous_strides(shape))
-    x = b.apply(Op.ADD, b.load("conv_out", per_element, F32), b.load("bias", axis_index(axes[1]), F32))
+    x = b.apply(Op.ADD, _load(b, case, "conv_out", per_element), _load(b, case, "bias", axis_index(axes[1])))
     moments = Reduction("moments", ReduceOp.MOMENTS, (x,), F32)
     reductions = {Across.ALL: (Reduction("total", ReduceOp.SUM, (x,), F32),)}.get(across, (moments,))
     stores: tuple[Store, ...] = ()

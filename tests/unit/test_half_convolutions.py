@@ -16,11 +16,13 @@ from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.anchors import generate_anchors
 from fusepass.codegen.render import render
-from tests.support.convolutions import HALVED, Case, program_of
+from tests.support.convolutions import HALVED, Across, Case, Over, generated_pooling, generated_reduction, program_of
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import decode, encode, interpret
 from tests.support.numpy_ops import Array
 from tests.support.products import H200, ONE
+from tests.support.values import check_values
+from tests.unit.test_render_cuda import inputs_of
 
 TYPES = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
 
@@ -104,3 +106,29 @@ def test_values_thread_by_thread(name: str, facts: object) -> None:
     program = halved(case)
     given = operands(case)
     assert_right(case, given, emulate(program, render(program, ONE), memory(case, given))["y"])
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "over", "dtype"),
+    [
+        ("2d, odd channels, one by one", Over.LOGSUMEXP, DType.F16),
+        ("transposed 3d, by 2", Over.SOFTMAX, DType.BF16),
+        ("2d, neighbours", Over.NORMALISED, DType.F16),
+    ],
+)
+def test_over_channels(name: str, over: Over, dtype: DType) -> None:
+    program = generated_reduction(replace(HALVED[name], dtype=dtype, halves=True), over)
+    assert any(isinstance(kernel.anchor, Product) and kernel.cols for kernel in program.kernels)
+    check_values(program, H200, inputs_of(program), {DType.F16: 4e-3, DType.BF16: 3e-2}[dtype])
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "across"),
+    [("2d", Across.LAYER), ("transposed, by 2 and 3, odd", Across.EACH), ("2d, neighbours", Across.BATCH)],
+)
+def test_over_positions(name: str, across: Across) -> None:
+    program = generated_pooling(replace(HALVED[name], dtype=DType.F16, halves=True), across)
+    assert any(isinstance(kernel.anchor, Product) and kernel.partials for kernel in program.kernels)
+    check_values(program, H200, inputs_of(program), 4e-3)
