@@ -8,8 +8,9 @@ from string import Template
 
 from fusepass.codegen.ir.product import Arithmetic, Border, Nested, Operand, Product, parts_of
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cuda_epilogue import Epilogue, stored
+from fusepass.codegen.render.cuda_epilogue import Epilogue
 from fusepass.codegen.render.cuda_partials import found
+from fusepass.codegen.render.cuda_result_vectors import stored
 from fusepass.codegen.render.printer import Printer
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.schedule_product import GROUP, ProductSchedule
@@ -21,7 +22,7 @@ _LOCALS = (
     "pool", "Left", "Right", "Tile", "place", "piece", "batch", "first_row", "first_column", "first", "last",
     "left", "right", "sums", "sound", "room", "lane", "across", "column", "next", "down", "row", "sum",
     "share", "real", "inside", "i", "piece_of", "line", "values", "at", "col", "phase", "channel", "exists",
-    "tile", "number", "along", "strip",
+    "tile", "number", "along", "strip", "laid",
 )  # fmt: skip
 
 

@@ -61,6 +61,7 @@ class ProductSchedule:
         wide: whether indices need 64 bits.
         arithmetic: the product's.
         seconds: how long it takes, by estimate.
+        aligned: whether inputs start at a multiple of 16 bytes.
     """
 
     tiling: Tiling
@@ -73,6 +74,7 @@ class ProductSchedule:
     wide: bool
     arithmetic: Arithmetic
     seconds: float
+    aligned: bool = True
 
     @property
     def threads(self) -> int:
@@ -209,6 +211,7 @@ def _candidate(
         wide=_is_wide(kernel, program, fitted),
         arithmetic=product.arithmetic,
         seconds=_estimate(kernel, program, facts, fitted, count),
+        aligned=aligned,
     )
 
 
