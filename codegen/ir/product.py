@@ -92,7 +92,8 @@ class Operand:
     """A stored operand, a view of a buffer from element `offset` on; strides in elements along (batch, row, inner).
 
     The right operand's rows are the result's columns. A stride is 0 where the operand is the same along the axis.
-    Where there is a `border`, it names all axes of a tensor but those of samples and channels, which are neighbours: the fastest terms.
+    Where there is a `border`, it names all axes of a tensor but those of samples, `batch` apart, which are slower than all rows, and of
+    channels, which are neighbours and the fastest terms.
     """
 
     buffer: str
@@ -109,9 +110,10 @@ class Operand:
     def extent(self, batches: int, rows: int, inner: int) -> int:
         """Elements from the buffer's first to one past the last, where there are any."""
         if self.border:
+            samples = batches * rows // prod(axis.rows for axis in self.border)
             channels = inner // prod(axis.terms for axis in self.border)
             last = sum((axis.size - 1) * axis.stride for axis in self.border)
-            return (batches - 1) * self.batch + last + channels
+            return (samples - 1) * self.batch + last + channels
         steps = ((batches, self.batch), *parts_of(self.row, rows), *parts_of(self.inner, inner))
         return self.offset + 1 + sum((size - 1) * stride for size, stride in steps)
 

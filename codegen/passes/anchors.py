@@ -173,7 +173,7 @@ def _pointwise(
         yield from forms
         return
     if _stores_channels_last(form.kernels[0]):
-        found = found.turned
+        found = found.turned(program)
     known = [*forms]
     yield from (each for each in known if each[1].cols)
     for each in filter(None, (found.reduced(form, builder, pieces, kept), form)):

@@ -71,7 +71,7 @@ class Halved:
         steps: the spatial axes.
         across: strides of the packed input along them.
         planes: where columns are its places, one after another, their sizes along the spatial axes; else none.
-        by_positions: whether rows are positions, and columns phases of channels, so that channels are neighbours.
+        by_positions: whether rows are positions of all samples, and columns phases of channels, so that channels are neighbours.
     """
 
     anchor: Convolution
@@ -137,9 +137,12 @@ class Halved:
         sample, out, *spatial = kernel.rows
         column = Axis(f"{out.name}_column", out.size * self.phases)
         *phases, channel = delinearize(axis_index(column), [*(step.spread for step in self.steps), out.size])
-        row, moved, within = self._moved(spatial, phases)
-        moved |= {out: channel} if out.size > 1 else {}
-        rows = (Axis(f"{out.name}_piece", 1), sample, row, column)
+        sizes = [sample.size, *(step.positions for step in self.steps)]
+        row = Axis(f"{out.name}_row", prod(sizes))
+        which, *at = delinearize(axis_index(row), sizes)
+        moved, within = self._places(spatial, at, phases)
+        moved |= {axis: index for axis, index in ((sample, which), (out, channel)) if axis.size > 1}
+        rows = (Axis(f"{out.name}_piece", 1), Axis(f"{out.name}_batch", 1), row, column)
         return replace(rewrite_kernel(kernel, builder, moved), rows=rows, anchor=self.product, within=within)
 
     def _laid_by_phases(self, kernel: Kernel, builder: Builder) -> Kernel:
@@ -176,14 +179,19 @@ class Halved:
         positions = [step.positions for step in self.steps]
         count, sizes = columns_of(positions, self.planes) if self.planes else prod(positions), self.planes or positions
         column = Axis(f"{self.product.name}_column", count)
-        at = delinearize(axis_index(column), sizes)
+        return column, *self._places(spatial, delinearize(axis_index(column), sizes), phases)
+
+    def _places(
+        self, spatial: Sequence[Axis], at: Sequence[Index], phases: Sequence[Index]
+    ) -> tuple[dict[Axis, Index], tuple[Bound, ...]]:
+        """The `spatial` axes in terms of positions and phases; the bounds of those that exist."""
         places = [
             position * step.spread + step.shift + phase
             for position, step, phase in zip(at, self.steps, phases, strict=True)
         ]
         moved = {axis: place for axis, place in zip(spatial, places, strict=True) if axis.size > 1}
         bounds = tuple(Bound(place, 0, step.size) for place, step in zip(places, self.steps, strict=True))
-        return column, moved, tuple(bound for bound in bounds if not bound.always)
+        return moved, tuple(bound for bound in bounds if not bound.always)
 
     def _pieces_of_rows(self, kernel: Kernel, row: Axis, moved: dict[Axis, Index]) -> tuple[Kernel, dict[Axis, Index]]:
         """`kernel` with the pieces of a row instead of a channel, and how its axes move then."""
@@ -209,7 +217,7 @@ def halved_of(
     not known.
 
     Rows are channels, each with its phases; if `by_phases`, phases, but for those along the last axis, each with its channels; if
-    `by_positions`, positions. If `in_runs`, columns are neighbours in memory; see `Runs`.
+    `by_positions`, positions of all samples. If `in_runs`, columns are neighbours in memory; see `Runs`.
     """
     source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
     channels, are_halves = source.shape[1], source.dtype.is_half
@@ -243,9 +251,10 @@ def halved_of(
     across = image.strides[2:] if lies else image.strides[2:-1] if runs else image.strides[1:-1]
     sizes = [step.taps for step in steps]
     terms = prod(sizes) * padded
-    positions = nested(
-        [step.positions for step in steps], [step.step * s for step, s in zip(steps, across, strict=True)]
-    )
+    sizes_and_strides = [(step.positions, step.step * s) for step, s in zip(steps, across, strict=True)]
+    if by_positions:
+        sizes_and_strides.insert(0, (source.shape[0], image.strides[0]))
+    positions = nested(*zip(*sizes_and_strides, strict=True))
     inner = nested([*sizes, padded], [*(step.apart * s for step, s in zip(steps, across, strict=True)), 1])
     weights = Operand(taps.name, 0, terms, 1)
     if lies:

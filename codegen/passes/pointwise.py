@@ -26,18 +26,21 @@ class Pointwise:
     Attributes:
         anchor: the convolution; what its kernel has until it is laid out as a product's.
         product: what its kernel computes.
-        by_positions: whether its rows are positions, and its columns output channels; else the other way round.
+        by_positions: whether its rows are positions of all samples, and its columns output channels; else the other way round.
     """
 
     anchor: Convolution
     product: Product
     by_positions: bool = False
 
-    @property
-    def turned(self) -> Pointwise:
+    def turned(self, program: Program) -> Pointwise:
         """The transpose of the product, for results whose channels are neighbours."""
-        product = replace(self.product, left=self.product.right, right=self.product.left)
-        return replace(self, product=product, by_positions=not self.by_positions)
+        samples, _, *sizes = program.buffer(self.anchor.source).shape
+        image = self.product.right
+        assert isinstance(image.row, int)
+        image = replace(image, batch=0, row=nested([samples, prod(sizes)], [image.batch, image.row]))
+        product = replace(self.product, left=image, right=self.product.left)
+        return replace(self, product=product, by_positions=True)
 
     def value(self, builder: Builder) -> Expr:
         """An element of the result, rounded as the library rounds it."""
@@ -47,11 +50,12 @@ class Pointwise:
         """`program`, whose first kernel has the dimensions of the result as rows, with that as the product's."""
         kernel, *rest = program.kernels
         sample, out, *spatial = kernel.rows
-        position = Axis(f"{out.name}_position", prod(axis.size for axis in spatial))
-        places = delinearize(axis_index(position), [axis.size for axis in spatial])
-        moved = {axis: place for axis, place in zip(spatial, places, strict=True) if axis.size > 1}
-        matrix = (position, out) if self.by_positions else (out, position)
-        rows = (Axis(f"{out.name}_piece", 1), sample, *matrix)
+        along = [sample, *spatial] if self.by_positions else spatial
+        position = Axis(f"{out.name}_position", prod(axis.size for axis in along))
+        places = delinearize(axis_index(position), [axis.size for axis in along])
+        moved = {axis: place for axis, place in zip(along, places, strict=True) if axis.size > 1}
+        matrix = (Axis(f"{out.name}_batch", 1), position, out) if self.by_positions else (sample, out, position)
+        rows = (Axis(f"{out.name}_piece", 1), *matrix)
         made = replace(rewrite_kernel(kernel, builder, moved), rows=rows, anchor=self.product)
         return replace(program, kernels=(made, *rest)), made
 

@@ -127,7 +127,8 @@ class ResultVectors:
             *behind,
         ]
         bounds = [Bound(self._first(split_index(b.index, self.columns, self.lane)), b.low, b.high) for b in kernel.within]
-        if bounds:
+        exists = along.condition(bounds) if kernel.whole_columns else ""
+        if bounds and not exists:
             condition = test.condition(bounds)
             body = [*test.lines, *block(f"if ({condition})", body)]
         if self.rows.size % tiling.rows:
@@ -142,7 +143,7 @@ class ResultVectors:
                 [f"const {self.printer.index_type} $row = {row};", *body],
             ),
         ]
-        inside = [*along.lines, *loop]
+        inside = [*along.lines, *(block(f"if ({exists})", loop) if exists else loop)]
         if self.columns.size % tiling.columns:
             inside = block(f"if ($column < {self.columns.size})", inside)
         column = self._index(f"$first_column + $Tile::warp_column() + $across + {across}")
