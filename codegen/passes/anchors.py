@@ -113,8 +113,10 @@ def _in_halves(
     pooled = None if across else _pooled(program, builder, call, halved)
     if pooled is not None:
         yield halved.completed(pooled, builder)
-    kind = {"by_positions": True} if across else {"in_runs": True}
-    halved = halved_of(program, builder, anchor, result, **kind) or halved
+    runs = halved_of(program, builder, anchor, result, in_runs=True)
+    if across and (runs is None or runs.phases > 1):
+        runs = halved_of(program, builder, anchor, result, by_positions=True)
+    halved = runs or halved
     form = anchored(program, builder, call, halved, None)
     reduced = halved.reduced(form, builder, pieces, kept) if form is not None else None
     for each in filter(None, (reduced, form)):

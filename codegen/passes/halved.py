@@ -237,7 +237,9 @@ def halved_of(
     first, runs = before[-1], _runs(source, steps, padded) if in_runs else None
     if in_runs and runs is None:
         return None
-    lies = are_halves and not in_runs and _lies_in_places(source) and sum(step.taps for step in steps) <= _MOST_TERMS
+    lies = are_halves and _lies_in_places(source) and sum(step.taps for step in steps) <= _MOST_TERMS
+    if lies and runs:
+        runs = replace(runs, lies=True)
     if runs is None:
         before[-1], after[-1] = _aligned(source.shape[-1], before[-1], after[-1])
     lying = in_places if runs else channels_last
@@ -247,11 +249,13 @@ def halved_of(
     taps, pack_taps = scales.pack_weight(
         builder, f"{name}_weight", _weight_layout(anchor, weight, steps, padded, by_phases, by_positions)
     )
-    planes = image.shape[2:-1] if runs else ()
+    planes = _planes(source, steps) if runs else ()
     across = image.strides[2:] if lies else image.strides[2:-1] if runs else image.strides[1:-1]
     sizes = [step.taps for step in steps]
     terms = prod(sizes) * padded
     sizes_and_strides = [(step.positions, step.step * s) for step, s in zip(steps, across, strict=True)]
+    if lies and runs:
+        sizes_and_strides = [*zip(planes, across, strict=True)]
     if by_positions:
         sizes_and_strides.insert(0, (source.shape[0], image.strides[0]))
     positions = nested(*zip(*sizes_and_strides, strict=True))
@@ -259,7 +263,8 @@ def halved_of(
     weights = Operand(taps.name, 0, terms, 1)
     if lies:
         offset = -sum(step.before * stride for step, stride in zip(steps, across, strict=True))
-        border = _border(steps, source.shape[2:], across, padded)
+        rows = planes if runs else [step.positions for step in steps]
+        border = _border(steps, source.shape[2:], across, rows, padded)
         found = Operand(image.name, image.strides[0], positions, inner, offset, border)
     else:
         found = Operand(
@@ -291,13 +296,15 @@ def _lies_in_places(source: Buffer) -> bool:
     return channels % PLACE == 0 and source.strides[1] == 1 and not any(step % PLACE for step in steps)
 
 
-def _border(steps: Sequence[_Step], sizes: Sequence[int], strides: Sequence[int], channels: int) -> tuple[Border, ...]:
-    """The spatial axes of an input that lies as it is, beyond whose ends there are zeros."""
-    below = contiguous_strides([step.positions for step in steps])
+def _border(
+    steps: Sequence[_Step], sizes: Sequence[int], strides: Sequence[int], rows: Sequence[int], channels: int
+) -> tuple[Border, ...]:
+    """The spatial axes of an input that lies as it is, beyond whose ends there are zeros; rows along each."""
+    below = contiguous_strides(rows)
     deeper = contiguous_strides([*(step.taps for step in steps), channels])
     return tuple(
-        Border(size, stride, step.before, step.positions, rows, step.step, step.taps, terms, step.apart)
-        for step, size, stride, rows, terms in zip(steps, sizes, strides, below, deeper, strict=False)
+        Border(size, stride, step.before, count, row, step.step, step.taps, term, step.apart)
+        for step, size, stride, count, row, term in zip(steps, sizes, strides, rows, below, deeper, strict=False)
     )
 
 
@@ -305,9 +312,14 @@ def _runs(source: Buffer, steps: tuple[_Step, ...], padded: int) -> Runs | None:
     """How the columns lie if they are neighbours in memory; None where that is not known to pay."""
     if any(step.step > 1 for step in steps):
         return None
-    planes = [size + step.before + step.after for size, step in zip(source.shape[2:], steps, strict=True)]
+    planes = _planes(source, steps)
     taps = [(step.taps, step.apart) for step in steps]
     return runs_of(planes, [step.positions for step in steps], taps, padded)
+
+
+def _planes(source: Buffer, steps: Sequence[_Step]) -> tuple[int, ...]:
+    """Sizes of the input with its border."""
+    return tuple(size + step.before + step.after for size, step in zip(source.shape[2:], steps, strict=True))
 
 
 def _has_even_phases(anchor: Convolution, weight: Buffer) -> bool:
