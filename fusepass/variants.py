@@ -31,12 +31,12 @@ from fusepass.codegen.passes.depthwise import per_axis
 from fusepass.codegen.schedule.arrangement import RULES, Arrangement
 from fusepass.codegen.source import Target
 from fusepass.patterns.opclass import OpClass, direct_class
+from fusepass.patterns.partition import HALVES, LARGE_OF_HALVES, multiplications
 from fusepass.patterns.rates import tf32_convolutions
 from fusepass.rounding import rounds_to_tf32
 
 _CONVOLUTION = torch.ops.aten.convolution.default
 _MAPPING = (OpClass.POINTWISE, OpClass.VIEW)  # anything else, decomposed operators among it, may need several elements
-_HALF_TYPES = (torch.float16, torch.bfloat16)
 _ACCESS = 16  # bytes that a thread loads at once
 
 _LEAST_FLOAT32 = 16  # input channels
@@ -114,7 +114,7 @@ def handed_format(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> Anc
     take tensors along positions, so nothing is handed over. Products of halves take them channels last without packing.
     """
     nodes = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
-    halves = any(node.args[0].meta["val"].dtype in _HALF_TYPES for node in nodes)
+    halves = any(node.args[0].meta["val"].dtype in HALVES for node in nodes)
     tried = _suits_halves(graph, facts) or _is_pointwise(graph)
     multiplied = facts.arch == GROUP_ARCH and tried and not halves
     return AnchorFormat.CALLER if multiplied and effort != "off" else anchor_formats(graph, facts)[0]
@@ -173,14 +173,12 @@ def _suits_halves(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
     if facts.arch != GROUP_ARCH or len(nodes) != 1:
         return False
     (node,) = nodes
-    x, weight, result = node.args[0].meta["val"], node.args[1].meta["val"], node.meta["val"]
-    stride, transposed, groups = node.args[3], node.args[6], node.args[8]
-    if x.dtype not in (torch.float32, *_HALF_TYPES) or groups != 1:
+    x, stride, transposed, groups = node.args[0].meta["val"], node.args[3], node.args[6], node.args[8]
+    if x.dtype not in (torch.float32, *HALVES) or groups != 1:
         return False
-    over = x if transposed else result
-    work: int = 2 * weight.numel() * over.numel() // max(over.shape[1], 1)  # each weight meets each position
-    if x.dtype in _HALF_TYPES:
-        return work >= _LEAST_HALVED and not _is_pointwise(graph)
+    work = 2 * multiplications(node)
+    if x.dtype in HALVES:
+        return work >= 2 * LARGE_OF_HALVES and not _is_pointwise(graph)
     if few_halves(x.shape[1], (1,) if transposed else stride):
         return work >= _LEAST_FEW
     return tf32_convolutions() and fill_halves(x.shape[1]) and work >= _LEAST_HALVED
@@ -191,7 +189,7 @@ def _is_pointwise(graph: fx.GraphModule) -> bool:
     for node in graph.graph.find_nodes(op="call_function", target=_CONVOLUTION):
         weight, stride, padding, groups = node.args[1].meta["val"], node.args[3], node.args[4], node.args[8]
         alone = takes_single_positions(weight.shape[2:], stride, padding, groups)
-        return alone and weight.dtype in (torch.float32, *_HALF_TYPES)
+        return alone and weight.dtype in (torch.float32, *HALVES)
     return False
 
 
@@ -199,7 +197,7 @@ def _halves(graph: fx.GraphModule) -> list[AnchorSource]:
     """The ways in which halves of such a region's convolution may be multiplied."""
     (node,) = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
     stride, transposed = node.args[3], node.args[6]
-    if node.args[0].meta["val"].dtype in _HALF_TYPES:
+    if node.args[0].meta["val"].dtype in HALVES:
         return [AnchorSource.HALVES]
     tiled = tiled_halves(node.args[0].meta["val"].shape[1], (1,) if transposed else stride)
     found = [AnchorSource.HALVES, *([AnchorSource.TILED_HALVES] if tiled else [])]

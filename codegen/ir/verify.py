@@ -229,7 +229,11 @@ def _product_faults(program: Program, kernel: Kernel, product: Product) -> Itera
         yield f"columns of {product.name} that are not rows {product.apart} apart, or of sums in pieces"
     if product.runs and product.runs.lies is not bool(product.right.border):
         yield f"runs of {product.right.buffer} that lie otherwise"
-    if product.runs and not product.runs.lies and (product.right.row, product.right.inner) != (PLACE, product.runs.inner):
+    if (
+        product.runs
+        and not product.runs.lies
+        and (product.right.row, product.right.inner) != (PLACE, product.runs.inner)
+    ):
         yield f"columns of {product.right.buffer} that are no neighbours"
     for operand, rows in ((product.left, sizes[2]), (product.right, sizes[3])):
         buffer = find_buffer(program, operand.buffer)

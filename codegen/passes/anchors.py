@@ -126,7 +126,9 @@ def _in_halves(
 def _stores_channels_last(kernel: Kernel) -> bool:
     """Whether channels are neighbours in what a kernel stores, whose rows are (sample, channel, *spatial)."""
     _, channel, *spatial = kernel.rows
-    return prod(axis.size for axis in spatial) > 1 and any(near_step(each.index, channel) == 1 for each in kernel.stores)
+    return prod(axis.size for axis in spatial) > 1 and any(
+        near_step(each.index, channel) == 1 for each in kernel.stores
+    )
 
 
 def _pooled(program: Program, builder: Builder, call: LibraryCall, halved: Halved) -> Program | None:

@@ -141,7 +141,9 @@ class ResultVectors:
         places = [f"$room[($down + {down} + $i) * {tiling.room_pitch} + $across + {across}]"]
         laid = [f"fp::Vec<float, {taken.width}> $laid;", *self._each(f"$laid[$i] = {places[0]};")]
         if not taken.down:
-            places = [f"fp::as_vector<{taken.width}>($room[($down + {down}) * {tiling.room_pitch} + $across + {across}])"]
+            places = [
+                f"fp::as_vector<{taken.width}>($room[($down + {down}) * {tiling.room_pitch} + $across + {across}])"
+            ]
             laid = [f"fp::Vec<float, {taken.width}> $laid = {places[0]};"]
         if partial is not None and kernel.partials is not None and kernel.partials.value is not ready:
             each.lines.append(f"$laid[$i] = {bare(each.value(partial))};")

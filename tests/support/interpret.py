@@ -223,7 +223,9 @@ class _Run:
     def _bordered(self, memory: Array, operand: Operand, batch: int, rows: int, inner: int) -> Array:
         """An operand with zeros beyond the ends of axes."""
         sample, row, term = np.ogrid[:batch, :rows, :inner]
-        points, taps = (prod(sizes) for sizes in zip(*((axis.rows, axis.terms) for axis in operand.border), strict=True))
+        points, taps = (
+            prod(sizes) for sizes in zip(*((axis.rows, axis.terms) for axis in operand.border), strict=True)
+        )
         at = (sample + row // points) * operand.batch + term % (inner // taps)
         there = np.ones((1, 1, 1), np.bool_)
         for axis in operand.border:

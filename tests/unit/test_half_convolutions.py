@@ -45,15 +45,47 @@ CASES = {
     for way, each in variants_of(replace(case, channels_last=False)).items()
 }
 CASES |= {
-    **{f"1x1, {n}": replace(Case((2, 24, 5, 7), 20, (1, 1), (1, 1), (0, 0), (1, 1), dtype=DType.F16, pointwise=True), channels_last=a, result_last=b) for n, a, b in (("nchw", False, False), ("last", True, True), ("to last", False, True), ("from last", True, False))},
-    "neighbours, last": Case((2, 32, 7, 29), 24, (3, 3), (1, 1), (1, 1), (1, 1), dtype=DType.F16, channels_last=True, result_last=True),
-    "neighbours, from last": Case((2, 32, 7, 30), 20, (3, 3), (1, 1), (1, 1), (1, 1), dtype=DType.F16, channels_last=True),
+    **{
+        f"1x1, {n}": replace(
+            Case((2, 24, 5, 7), 20, (1, 1), (1, 1), (0, 0), (1, 1), dtype=DType.F16, pointwise=True),
+            channels_last=a,
+            result_last=b,
+        )
+        for n, a, b in (
+            ("nchw", False, False),
+            ("last", True, True),
+            ("to last", False, True),
+            ("from last", True, False),
+        )
+    },
+    "neighbours, last": Case(
+        (2, 32, 7, 29), 24, (3, 3), (1, 1), (1, 1), (1, 1), dtype=DType.F16, channels_last=True, result_last=True
+    ),
+    "neighbours, from last": Case(
+        (2, 32, 7, 30), 20, (3, 3), (1, 1), (1, 1), (1, 1), dtype=DType.F16, channels_last=True
+    ),
     "neighbours, to last": Case((2, 32, 7, 30), 40, (3, 5), (1, 1), (1, 2), (1, 1), dtype=DType.BF16, result_last=True),
-    "neighbours, last, dilated": Case((1, 64, 9, 60), 72, (2, 3), (1, 1), (0, 2), (2, 2), dtype=DType.BF16, channels_last=True, result_last=True),
-    "neighbours, last, 3d": Case((2, 16, 3, 5, 40), 16, (3, 3, 3), (1, 1, 1), (1, 1, 0), (1, 1, 1), dtype=DType.F16, channels_last=True, result_last=True),
+    "neighbours, last, dilated": Case(
+        (1, 64, 9, 60), 72, (2, 3), (1, 1), (0, 2), (2, 2), dtype=DType.BF16, channels_last=True, result_last=True
+    ),
+    "neighbours, last, 3d": Case(
+        (2, 16, 3, 5, 40),
+        16,
+        (3, 3, 3),
+        (1, 1, 1),
+        (1, 1, 0),
+        (1, 1, 1),
+        dtype=DType.F16,
+        channels_last=True,
+        result_last=True,
+    ),
     "3 channels": Case((2, 3, 9, 12), 20, (7, 7), (2, 2), (3, 3), (1, 1), dtype=DType.F16),
-    "3 channels last": Case((2, 3, 9, 12), 20, (7, 7), (2, 2), (3, 3), (1, 1), dtype=DType.F16, channels_last=True, result_last=True),
-    "8 channels last, by 2": Case((2, 8, 9, 12), 36, (3, 3), (2, 2), (1, 1), (1, 1), dtype=DType.BF16, channels_last=True, result_last=True),
+    "3 channels last": Case(
+        (2, 3, 9, 12), 20, (7, 7), (2, 2), (3, 3), (1, 1), dtype=DType.F16, channels_last=True, result_last=True
+    ),
+    "8 channels last, by 2": Case(
+        (2, 8, 9, 12), 36, (3, 3), (2, 2), (1, 1), (1, 1), dtype=DType.BF16, channels_last=True, result_last=True
+    ),
 }
 
 
@@ -78,7 +110,11 @@ def memory(case: Case, given: dict[str, Tensor]) -> dict[str, Array]:
 def result(case: Case, found: Array) -> Array:
     samples, channels, *sizes = case.result
     values = decode(found, case.dtype)
-    return np.moveaxis(values.reshape(samples, *sizes, channels), -1, 1) if case.result_last else values.reshape(case.result)
+    return (
+        np.moveaxis(values.reshape(samples, *sizes, channels), -1, 1)
+        if case.result_last
+        else values.reshape(case.result)
+    )
 
 
 def assert_right(case: Case, given: dict[str, Tensor], found: Array) -> None:
