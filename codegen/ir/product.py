@@ -93,7 +93,7 @@ class Operand:
 
     The right operand's rows are the result's columns. A stride is 0 where the operand is the same along the axis.
     Where there is a `border`, it names all axes of a tensor but those of samples, `batch` apart, which are slower than all rows, and of
-    channels, which are neighbours and the fastest terms.
+    channels, which are neighbours.
     """
 
     buffer: str

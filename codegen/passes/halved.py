@@ -246,8 +246,11 @@ def halved_of(
     image, pack_image = source, tuple[Kernel, ...]()
     if not lies:
         image, pack_image = scales.pack_source(builder, f"{name}_input", lying(source.shape, before, after))
+    some = runs.planes * PLACE if runs else padded
     taps, pack_taps = scales.pack_weight(
-        builder, f"{name}_weight", _weight_layout(anchor, weight, steps, padded, by_phases, by_positions)
+        builder,
+        f"{name}_weight",
+        _weight_layout(anchor, weight, steps, (padded, some), by_phases, by_positions),
     )
     planes = _planes(source, steps) if runs else ()
     across = image.strides[2:] if lies else image.strides[2:-1] if runs else image.strides[1:-1]
@@ -259,12 +262,13 @@ def halved_of(
     if by_positions:
         sizes_and_strides.insert(0, (source.shape[0], image.strides[0]))
     positions = nested(*zip(*sizes_and_strides, strict=True))
-    inner = nested([*sizes, padded], [*(step.apart * s for step, s in zip(steps, across, strict=True)), 1])
+    *outer, last = (step.apart * s for step, s in zip(steps, across, strict=True))
+    inner = nested([*sizes[:-1], padded // some, sizes[-1], some], [*outer, some, last, 1])
     weights = Operand(taps.name, 0, terms, 1)
     if lies:
         offset = -sum(step.before * stride for step, stride in zip(steps, across, strict=True))
         rows = planes if runs else [step.positions for step in steps]
-        border = _border(steps, source.shape[2:], across, rows, padded)
+        border = _border(steps, source.shape[2:], across, rows, (padded, some))
         found = Operand(image.name, image.strides[0], positions, inner, offset, border)
     else:
         found = Operand(
@@ -297,14 +301,20 @@ def _lies_in_places(source: Buffer) -> bool:
 
 
 def _border(
-    steps: Sequence[_Step], sizes: Sequence[int], strides: Sequence[int], rows: Sequence[int], channels: int
+    steps: Sequence[_Step],
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    rows: Sequence[int],
+    channels: tuple[int, int],
 ) -> tuple[Border, ...]:
-    """The spatial axes of an input that lies as it is, beyond whose ends there are zeros; rows along each."""
+    """The spatial axes of an input that lies as it is, beyond whose ends there are zeros; `rows` along each, `channels` as in `_weight_layout`."""
+    (padded, some), taps = channels, [step.taps for step in steps]
     below = contiguous_strides(rows)
-    deeper = contiguous_strides([*(step.taps for step in steps), channels])
+    *deeper, _, last, _ = contiguous_strides([*taps[:-1], padded // some, taps[-1], some])
+    deeper.append(last)
     return tuple(
         Border(size, stride, step.before, count, row, step.step, step.taps, term, step.apart)
-        for step, size, stride, count, row, term in zip(steps, sizes, strides, rows, below, deeper, strict=False)
+        for step, size, stride, count, row, term in zip(steps, sizes, strides, rows, below, deeper, strict=True)
     )
 
 
@@ -369,20 +379,31 @@ def _step(anchor: Convolution, source: Buffer, weight: Buffer, result: Buffer, a
 
 
 def _weight_layout(
-    anchor: Convolution, weight: Buffer, steps: tuple[_Step, ...], padded: int, by_phases: bool, by_positions: bool
+    anchor: Convolution,
+    weight: Buffer,
+    steps: tuple[_Step, ...],
+    channels: tuple[int, int],
+    by_phases: bool,
+    by_positions: bool,
 ) -> Layout:
-    """(output channel, *phases, *taps, input channel), or the channel before the last axis' phases, or behind all."""
-    out, channel = Axis("ho", weight.shape[int(anchor.transposed)]), Axis("hc", padded)
+    """(output channel, *phases, *taps, input channel), or the channel before the last axis' phases, or behind all.
+
+    Of all input `channels`, some stand together behind the taps of the last axis, the others before these.
+    """
+    padded, some = channels
+    out, block, channel = Axis("ho", weight.shape[int(anchor.transposed)]), Axis("hb", padded // some), Axis("hc", some)
+    at = axis_index(block) * some + axis_index(channel)
     taps = tuple(Axis(f"ht{number}", step.taps) for number, step in enumerate(steps))
     phases = tuple(Axis(f"hs{number}", step.spread) for number, step in enumerate(steps))
     places = [
         axis_index(tap) * step.along_tap + axis_index(phase) * step.along_phase + step.start
         for tap, phase, step in zip(taps, phases, steps, strict=True)
     ]
-    channels = [axis_index(channel), axis_index(out)] if anchor.transposed else [axis_index(out), axis_index(channel)]
+    both = [at, axis_index(out)] if anchor.transposed else [axis_index(out), at]
     inside = len(phases) if by_positions else len(phases) - 1 if by_phases else 0
     rows = (*phases[:inside], out, *phases[inside:])
-    return Layout((*rows, *taps, channel), (*channels, *places))
+    blocks = (block,) if block.size > 1 else ()
+    return Layout((*rows, *taps[:-1], *blocks, taps[-1], channel), (*both, *places))
 
 
 def _free_name(program: Program, wanted: str) -> str:

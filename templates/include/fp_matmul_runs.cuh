@@ -5,7 +5,7 @@
 namespace fp {
 
 // As `Whole`, an operand whose column c and term ((r Taps + t) Chunks + chunk) 8 + i stand at place c + Outer::place(r) + t Apart of
-// plane `chunk`, number i; a place has 8 numbers, a plane Plane places.
+// plane `chunk`, number i; a place has 8 numbers, a plane Plane places. What Outer::place has of whole planes leads to other channels.
 template <typename Whole, int Chunks, int64_t Plane, int Taps, int Apart, typename Outer>
 struct RunOperand : Whole {
     static constexpr int chunks = Chunks, taps = Taps, apart = Apart;
@@ -33,17 +33,16 @@ struct ImageRunOperand : Runs {
     static __device__ __forceinline__ Place image_place(Place place) {
         constexpr int64_t sizes[] = {Axes::size...}, befores[] = {Axes::before...}, padded[] = {Axes::padded...}, strides[] = {Axes::stride...};
         using Number = std::make_unsigned_t<Place>;
-        Number rest = Number(place);
-        Place found = 0;
+        Number rest = Number(place), found = 0;
         bool there = true;
 #pragma unroll
         for (int axis = sizeof...(Axes) - 1; axis >= 0; --axis) {
-            const Place at = Place(axis > 0 ? rest % Number(padded[axis]) : rest);
+            const Number at = axis > 0 ? rest % Number(padded[axis]) : rest;
             rest /= Number(padded[axis]);
-            there = there && at >= Place(befores[axis]) && at < Place(befores[axis] + sizes[axis]);
-            found += at * Place(strides[axis]);
+            there &= at - Number(befores[axis]) < Number(sizes[axis]);
+            found += at * Number(strides[axis]);
         }
-        return there ? found : -1;
+        return there ? Place(found) : Place(-1);
     }
 };
 
@@ -124,26 +123,27 @@ private:
     // Begins to copy the places of run `r` that the columns from `column` on read, zeros beyond the plane.
     static __device__ __forceinline__ void fetch_run(unsigned char* to, const T* right, int64_t column, int r) {
         using Place = typename R::Place;
-        const Place first = Place(column) + R::run_place(r);
         if constexpr (R::lies) {
+            const Place plane = Place(R::plane), inside = Place(column) + R::run_place(r) % plane, channel = R::run_place(r) / plane * 8;
 #pragma unroll
             for (int i = 0; i < (R::chunks * reach + threads - 1) / threads; ++i) {
                 const unsigned at = threadIdx.x + i * threads, chunk = at % R::chunks, number = at / R::chunks;
-                const Place place = R::image_place(first + Place(number));
+                const Place place = R::image_place(inside + Place(number));
                 if (R::chunks * reach % threads == 0 || at < R::chunks * reach) {
-                    const T* const from = right + (place < 0 ? 0 : place) + chunk * 8;  // what is not real is not read
+                    const T* const from = right + ((place < 0 ? 0 : place) + channel + Place(chunk * 8));  // what is not real is not read
                     begin_copy_bytes<16>(to + (chunk * width + number) * 16, from, place < 0 ? 0 : 16);
                 }
             }
-            return;
-        }
+        } else {
+            const Place plane = Place(R::plane), inside = Place(column) + R::run_place(r) % plane, before = R::run_place(r) / plane * plane;
 #pragma unroll
-        for (int i = 0; i < (slot_places + threads - 1) / threads; ++i) {
-            const unsigned at = threadIdx.x + i * threads, chunk = at / width;
-            const Place place = first + Place(at % width);
-            const bool real = place < Place(R::plane);
-            if (slot_places % threads == 0 || at < slot_places) {
-                begin_copy_bytes<16>(to + at * 16, right + (Place(chunk) * Place(R::plane) + (real ? place : 0)) * 8, real ? 16 : 0);
+            for (int i = 0; i < (slot_places + threads - 1) / threads; ++i) {
+                const unsigned at = threadIdx.x + i * threads, chunk = at / width;
+                const Place place = inside + Place(at % width);
+                const bool real = place < plane;
+                if (slot_places % threads == 0 || at < slot_places) {
+                    begin_copy_bytes<16>(to + at * 16, right + (before + Place(chunk) * plane + (real ? place : 0)) * 8, real ? 16 : 0);
+                }
             }
         }
     }

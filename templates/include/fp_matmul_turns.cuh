@@ -136,12 +136,13 @@ private:
     __device__ __forceinline__ void fetch(int number) const {
         const int which = Tiles::first() + number / runs * Tiles::step(), slot = number % Slots, lane = threadIdx.x % 32;
         if (which >= Tiles::count) return;
-        const int64_t first = int64_t(which % Tiles::long_) * columns + R::run_place(number % runs), left = R::plane - first;
+        const int64_t place = R::run_place(number % runs), before = place / R::plane * R::plane;  // of planes of other channels
+        const int64_t first = int64_t(which % Tiles::long_) * columns + (place - before), left = R::plane - first;
         const uint32_t nbytes = left < 0 ? 0 : uint32_t(left < width ? left : width) * 16;
         if (lane == 0) arrive_before(full() + slot, nbytes * R::chunks);
         __syncwarp();
         if (lane < R::chunks && nbytes != 0) {
-            const T* const from = right + which / Tiles::long_ * Tiles::apart + (lane * R::plane + first) * 8;
+            const T* const from = right + which / Tiles::long_ * Tiles::apart + (lane * R::plane + before + first) * 8;
             begin_long_copy(pool + left_bytes + slot * slot_bytes + lane * width * 16, from, nbytes, full() + slot);
         }
     }

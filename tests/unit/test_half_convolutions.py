@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder
@@ -16,11 +16,14 @@ from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.anchors import generate_anchors
 from fusepass.codegen.render import render
+from fusepass.errors import IRError
+from fusepass.variants import variants
 from tests.support.convolutions import HALVED, Across, Case, Over, generated_pooling, generated_reduction, program_of
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import decode, encode, interpret
 from tests.support.numpy_ops import Array
 from tests.support.products import H200, ONE
+from tests.support.regions import trace
 from tests.support.values import check_values
 from tests.unit.test_render_cuda import inputs_of
 
@@ -79,6 +82,13 @@ CASES |= {
         channels_last=True,
         result_last=True,
     ),
+    "neighbours, many": Case((2, 128, 5, 30), 20, (3, 3), (1, 1), (1, 1), (1, 1), dtype=DType.F16),
+    "neighbours, many, last": Case(
+        (2, 192, 5, 29), 24, (3, 3), (1, 1), (1, 1), (1, 1), dtype=DType.BF16, channels_last=True, result_last=True
+    ),
+    "neighbours, many, 3d": Case((1, 128, 3, 4, 40), 16, (3, 2, 3), (1, 1, 1), (1, 1, 0), (1, 1, 1), dtype=DType.F16),
+    "neighbours, many, transposed": Case((1, 128, 4, 26), 12, (4, 4), (2, 2), (1, 1), (1, 1), True, dtype=DType.F16),
+    "neighbours, many, 1d": Case((2, 128, 70), 40, (3,), (1,), (1,), (1,), dtype=DType.F16),
     "3 channels": Case((2, 3, 9, 12), 20, (7, 7), (2, 2), (3, 3), (1, 1), dtype=DType.F16),
     "3 channels last": Case(
         (2, 3, 9, 12), 20, (7, 7), (2, 2), (3, 3), (1, 1), dtype=DType.F16, channels_last=True, result_last=True
@@ -173,3 +183,71 @@ def test_over_positions(name: str, across: Across) -> None:
     program = generated_pooling(replace(HALVED[name], dtype=DType.F16, halves=True), across)
     assert any(isinstance(kernel.anchor, Product) and kernel.partials for kernel in program.kernels)
     check_values(program, H200, inputs_of(program), 4e-3)
+
+
+def test_inputs_that_lie_channels_last_are_not_packed() -> None:
+    """Runs where neighbours read neighbours and few channels; else tiles of positions; channels that fill no places are packed."""
+    runs = halved(CASES["neighbours, last"])
+    (product,) = (kernel.anchor for kernel in runs.kernels if isinstance(kernel.anchor, Product))
+    assert product.runs is not None
+    assert product.runs.lies
+    assert product.right.buffer == "x"
+    text = render(runs, H200).text
+    assert "fp::ImageRunOperand<" in text
+    tiles = halved(CASES["8 channels last, by 2"])
+    (product,) = (kernel.anchor for kernel in tiles.kernels if isinstance(kernel.anchor, Product))
+    assert product.left.buffer == "x"
+    assert "fp::BorderedOperand<" in render(tiles, H200).text
+    packed = halved(CASES["3 channels last"])
+    assert len(packed.kernels) == 3
+    assert "fp::BorderedOperand<" not in render(packed, H200).text
+
+
+def test_a_border_that_is_not_told_right_is_refused() -> None:
+    program = halved(CASES["8 channels last, by 2"])
+    *before, kernel = program.kernels
+    assert isinstance(kernel.anchor, Product)
+    high, wide = kernel.anchor.left.border
+    for border, fault in (((high, replace(wide, size=13)), "out of range"), ((), "out of range")):
+        left = replace(kernel.anchor.left, border=border)
+        broken = replace(kernel, anchor=replace(kernel.anchor, left=left))
+        with pytest.raises(IRError, match=fault):
+            verify(replace(program, kernels=(*before, broken)))
+    runs = halved(CASES["neighbours, last"])
+    *before, kernel = runs.kernels
+    assert isinstance(kernel.anchor, Product)
+    assert kernel.anchor.runs is not None
+    broken = replace(kernel, anchor=replace(kernel.anchor, runs=replace(kernel.anchor.runs, lies=False)))
+    with pytest.raises(IRError, match="lie otherwise"):
+        verify(replace(runs, kernels=(*before, broken)))
+
+
+@pytest.mark.parametrize(
+    ("case", "down"),
+    [("8 channels last, by 2", False), ("neighbours, last", True), ("2d, neighbours, float16", False)],
+)
+def test_narrow_results_are_stored_in_vectors(case: str, down: bool) -> None:
+    text = render(halved(CASES[case]), H200).text
+    assert "fp::store_vector(y + " in text
+    assert ("_vector_0 = fp::load_vector<8>(bias" in text) is ("last" in case)
+    assert ("+ i) * " in text.partition("laid")[2]) is down
+
+
+def tried(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> list[str]:
+    graph, _ = trace(model.to("meta").to(dtype), torch.empty(shape, device="meta", dtype=dtype))
+    return [variant.name for variant in variants(graph, H200, "fast")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_large_convolutions_are_tried_so(dtype: torch.dtype) -> None:
+    name, product = "scaled halves anchor", "generated anchor"
+    size = (64, 64, 56, 56)
+    assert name in tried(nn.Sequential(nn.Conv2d(64, 64, 3), nn.ReLU()), size, dtype)
+    assert name in tried(nn.Sequential(nn.Conv2d(64, 64, 3, 2), nn.ReLU()), size, dtype)
+    assert name in tried(nn.Sequential(nn.ConvTranspose2d(64, 64, 4, 2), nn.ReLU()), size, dtype)
+    assert "tiled scaled halves anchor" not in tried(nn.Sequential(nn.Conv2d(64, 64, 3), nn.ReLU()), size, dtype)
+    assert name not in tried(nn.Sequential(nn.Conv2d(64, 64, 3, groups=2), nn.ReLU()), size, dtype)
+    assert name not in tried(nn.Sequential(nn.Conv2d(64, 64, 3), nn.ReLU()), (2, *size[1:]), dtype)
+    alone = tried(nn.Sequential(nn.Conv2d(64, 256, 1), nn.ReLU()), size, dtype)
+    assert product in alone
+    assert name not in alone
