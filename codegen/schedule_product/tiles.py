@@ -194,7 +194,7 @@ TILINGS = (
     Tiling(8, 1, 1, 16, 3, 2, 0.75, groups=True, arithmetics=_ONE),  # 128 x 128
     Tiling(4, 1, 1, 16, 4, 2, 0.6, groups=True, arithmetics=_ONE),  # 64 x 128
     Tiling(4, 1, 1, 16, 3, 3, 0.65, groups=True, arithmetics=_HALVES),  # 64 x 128
-    Tiling(8, 1, 1, 8, 4, 3, 0.55, groups=True, arithmetics=_HALVES),  # 128 x 64
+    Tiling(8, 1, 1, 8, 4, 2, 0.55, groups=True, arithmetics=_HALVES),  # 128 x 64
     Tiling(16, 1, 1, 8, 4, 1, 0.6, groups=True, arithmetics=_HALVES),  # 256 x 64
     Tiling(16, 1, 1, 16, 4, 1, 0.95, groups=True, arithmetics=_HALVES, runs=True),  # 256 x 128
     Tiling(8, 1, 1, 16, 4, 2, 1.0, groups=True, arithmetics=_HALVES, runs=True),  # 128 x 128
