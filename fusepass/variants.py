@@ -73,7 +73,7 @@ def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Va
     `effort` is `Config.tune`: ``"off"`` tries nothing, ``"max"`` everything. ``"fast"`` tries the anchor in both
     implementations, and the other memory format where the rule for it (`anchor_formats`) is least sure: on CUDA,
     where tensor cores may compute a convolution in either. One of single positions is also tried as a product of
-    its tensors as they lie. A large convolution that has few channels, or may be rounded to TF32, is also tried as
+    its tensors as they lie. A large convolution of halves, or that has few channels or may be rounded to TF32, is also tried as
     a product of halves, in one way or two. Two variants may turn out to be the same program.
     """
     first, *others = anchor_formats(graph, facts)
