@@ -483,6 +483,18 @@ SAMPLES: dict[str, Callable[[], Program]] = {
         for name, case in HALVED.items()
     },
     **{
+        f"convolution {name}, of {dtype}{', last' if last else ''}": functools.partial(
+            generated, replace(HALVED[name], dtype=dtype, halves=True, channels_last=last, result_last=last)
+        )
+        for name, dtype, last in (
+            ("2d", DType.BF16, False),
+            ("2d, neighbours", DType.F16, False),
+            ("2d, neighbours", DType.F16, True),
+            ("3d, strided", DType.F16, False),
+            ("transposed, by 2", DType.BF16, True),
+        )
+    },
+    **{
         f"convolution {name}, {across.value}, products of halves": functools.partial(
             generated_pooling, replace(HALVED[name], precision=Precision.TF32, halves=True), across
         )

@@ -20,6 +20,7 @@ from fusepass.codegen.schedule_product import schedule_product
 from fusepass.codegen.schedule_product.tiles import TILINGS, Tiling
 from fusepass.errors import IRError
 from fusepass.variants import variants
+from tests import compile_cuda
 from tests.support.convolutions import HALVED, Across, Case, Over, generated_pooling, generated_reduction, program_of
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import decode, encode, interpret
@@ -273,3 +274,30 @@ def test_large_convolutions_are_tried_so(dtype: torch.dtype) -> None:
     alone = tried(nn.Sequential(nn.Conv2d(64, 256, 1), nn.ReLU()), size, dtype)
     assert product in alone
     assert name not in alone
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["2d, float16", "neighbours, last", "8 channels last, by 2"])
+def test_what_is_not_finite(name: str) -> None:
+    """Numbers that are none, infinities, and sums that are too large for the type but not for float32."""
+    case = replace(CASES[name], dtype=DType.F16)
+    given = operands(case)
+    given["w"] = given["w"].abs() + 1
+    x = given["x"]
+    x[0, 0, 0, 0], x[0, 1, 2, 5], x[-1, 2, -1, -1], x[-1, :, 4, 4] = float("nan"), float("inf"), float("-inf"), 6e4
+    program = halved(case)
+    found = result(case, emulate(program, render(program, ONE), memory(case, given))["y"])
+    total = torch.convolution(*(given[each].float() for each in ("x", "w")), None, *case.geometry).half()  # type: ignore[call-overload]
+    wanted = ((total + given["bias"].view(-1, 1, 1)).relu() * 2).numpy()
+    assert np.isnan(wanted).any()
+    assert np.isposinf(wanted).any()
+    for kind in (np.isnan, np.isposinf, np.isneginf):
+        np.testing.assert_array_equal(kind(found), kind(wanted))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["neighbours, last", "neighbours, many, last", "8 channels last, by 2", "transposed, by 2, bfloat16, whole places"],
+)
+def test_what_is_left_for_nvcc(name: str) -> None:
+    compile_cuda.keep(render(halved(CASES[name]), H200))
