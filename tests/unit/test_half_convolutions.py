@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fusepass.codegen.generate import generate
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.verify import verify
-from fusepass.codegen.passes.anchors import generate_anchors
+from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule_product import schedule_product
 from fusepass.codegen.schedule_product.tiles import TILINGS, Tiling
@@ -160,6 +161,25 @@ def test_values_thread_by_thread(name: str, facts: object) -> None:
     program = halved(case)
     given = operands(case)
     assert_right(case, given, emulate(program, render(program, ONE), memory(case, given))["y"])
+
+
+PIECES: dict[str, Case] = {
+    "2d": Case((1, 512, 7, 7), 64, (3, 3), (1, 1), (1, 1), (1, 1), dtype=DType.F16),
+    "1d": Case((1, 512, 40), 64, (3,), (1,), (0,), (1,), dtype=DType.BF16),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("name", PIECES)
+def test_values_of_sums_in_pieces(name: str, last: bool) -> None:
+    """After all passes, as few tiles do not fill the device."""
+    case = replace(PIECES[name], channels_last=last, result_last=last)
+    program = generate(program_of(case), Builder(), H200, AnchorSource.HALVES).program
+    verify(program)
+    assert any(isinstance(kernel.anchor, Product) and kernel.anchor.pieces > 1 for kernel in program.kernels)
+    given = operands(case)
+    assert_right(case, given, emulate(program, render(program, H200), memory(case, given))["y"])
 
 
 RUNS = [each for each in TILINGS if each.runs]
