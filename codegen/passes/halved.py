@@ -16,48 +16,19 @@ from math import prod
 from fusepass.codegen.ir.convolution import HALVES, Convolution, fill_halves
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder, Expr
-from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, contiguous_strides, delinearize
-from fusepass.codegen.ir.product import PLACE, Border, Operand, Product, Runs, nested
+from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, delinearize
+from fusepass.codegen.ir.product import PLACE, Operand, Product, Runs, nested
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.passes.halves import Layout, Scales, Unscaled, channels_last, in_places, scales_of
 from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 from fusepass.codegen.passes.room import with_room
 from fusepass.codegen.passes.runs import columns_of, runs_of
+from fusepass.codegen.passes.steps import Step, border_of, has_even_phases, planes_of, step_of
 
 _VECTOR = 4  # float32 numbers that are read at once
 _MOST_ADDED = 1 / 8  # of the packed input
 _MOST_TERMS = 32  # kernel positions along all axes, of an input that is not packed
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One spatial axis of the result: its element ``(first + position) * spread + phase - padding`` is a sum over `taps`.
-
-    A position's tap t reads the packed input at ``position * step + t * apart``, and the weight at ``place(phase, t)``.
-
-    Attributes:
-        size: of the result.
-        positions, spread: spread 1 but for transposed convolutions, where it is the stride.
-        shift: ``first * spread - padding``.
-        taps: of each phase.
-        step, apart: in elements of the packed input.
-        before, after: its border.
-        start, along_phase, along_tap: the weight's place is ``start + along_phase * phase + along_tap * tap``.
-    """
-
-    size: int
-    positions: int
-    spread: int
-    shift: int
-    taps: int
-    step: int
-    apart: int
-    before: int
-    after: int
-    start: int
-    along_phase: int
-    along_tap: int
 
 
 @dataclass(frozen=True)
@@ -80,7 +51,7 @@ class Halved:
     scales: Scales | Unscaled
     kernels: tuple[Kernel, ...]
     buffers: tuple[Buffer, ...]
-    steps: tuple[_Step, ...]
+    steps: tuple[Step, ...]
     across: tuple[int, ...]
     planes: tuple[int, ...] = ()
     by_positions: bool = False
@@ -227,9 +198,9 @@ def halved_of(
     padded = -(-channels // HALVES) * HALVES
     if not are_halves and (anchor.precision is not Precision.TF32 or not fill_halves(channels)):
         return None
-    if anchor.transposed and not _has_even_phases(anchor, weight):
+    if anchor.transposed and not has_even_phases(anchor, weight):
         return None
-    steps = tuple(_step(anchor, source, weight, result, axis) for axis in range(len(anchor.stride)))
+    steps = tuple(step_of(anchor, source, weight, result, axis) for axis in range(len(anchor.stride)))
     name = _free_name(program, result.name)
     scales = (
         Unscaled(source, weight)
@@ -255,7 +226,7 @@ def halved_of(
         f"{name}_weight",
         _weight_layout(anchor, weight, steps, (padded, some), by_phases, by_positions),
     )
-    planes = _planes(source, steps) if runs else ()
+    planes = planes_of(source, steps) if runs else ()
     across = image.strides[2:] if lies else image.strides[2:-1] if runs else image.strides[1:-1]
     sizes = [step.taps for step in steps]
     terms = prod(sizes) * padded
@@ -271,7 +242,7 @@ def halved_of(
     if lies:
         offset = -sum(step.before * stride for step, stride in zip(steps, across, strict=True))
         rows = planes if runs else [step.positions for step in steps]
-        border = _border(steps, source.shape[2:], across, rows, (padded, some))
+        border = border_of(steps, source.shape[2:], across, rows, (padded, some))
         found = Operand(image.name, image.strides[0], positions, inner, offset, border)
     else:
         found = Operand(
@@ -303,45 +274,13 @@ def _lies_in_places(source: Buffer) -> bool:
     return channels % PLACE == 0 and source.strides[1] == 1 and not any(step % PLACE for step in steps)
 
 
-def _border(
-    steps: Sequence[_Step],
-    sizes: Sequence[int],
-    strides: Sequence[int],
-    rows: Sequence[int],
-    channels: tuple[int, int],
-) -> tuple[Border, ...]:
-    """The spatial axes of an input that lies as it is, beyond whose ends there are zeros; `rows` along each, `channels` as in `_weight_layout`."""
-    (padded, some), taps = channels, [step.taps for step in steps]
-    below = contiguous_strides(rows)
-    *deeper, _, last, _ = contiguous_strides([*taps[:-1], padded // some, taps[-1], some])
-    deeper.append(last)
-    return tuple(
-        Border(size, stride, step.before, count, row, step.step, step.taps, term, step.apart)
-        for step, size, stride, count, row, term in zip(steps, sizes, strides, rows, below, deeper, strict=True)
-    )
-
-
-def _runs(source: Buffer, steps: tuple[_Step, ...], padded: int) -> Runs | None:
+def _runs(source: Buffer, steps: tuple[Step, ...], padded: int) -> Runs | None:
     """How the columns lie if they are neighbours in memory; None where that is not known to pay."""
     if any(step.step > 1 for step in steps):
         return None
-    planes = _planes(source, steps)
+    planes = planes_of(source, steps)
     taps = [(step.taps, step.apart) for step in steps]
     return runs_of(planes, [step.positions for step in steps], taps, padded)
-
-
-def _planes(source: Buffer, steps: Sequence[_Step]) -> tuple[int, ...]:
-    """Sizes of the input with its border."""
-    return tuple(size + step.before + step.after for size, step in zip(source.shape[2:], steps, strict=True))
-
-
-def _has_even_phases(anchor: Convolution, weight: Buffer) -> bool:
-    """Whether all phases of a transposed convolution have as many kernel positions, one stride apart.
-
-    Zero weights could stand for those that a phase lacks, but with an infinity they would make numbers that are none.
-    """
-    axes = zip(weight.shape[2:], anchor.stride, anchor.dilation, strict=True)
-    return all(stride == 1 or (dilation == 1 and kernel % stride == 0) for kernel, stride, dilation in axes)
 
 
 def _aligned(size: int, before: int, after: int) -> tuple[int, int]:
@@ -353,38 +292,10 @@ def _aligned(size: int, before: int, after: int) -> tuple[int, int]:
     return (wide, rest) if fits and little else (before, after)
 
 
-def _step(anchor: Convolution, source: Buffer, weight: Buffer, result: Buffer, axis: int) -> _Step:
-    size, given, kernel = (buffer.shape[2 + axis] for buffer in (result, source, weight))
-    stride, padding, dilation = anchor.stride[axis], anchor.padding[axis], anchor.dilation[axis]
-    if not anchor.transposed:
-        after = (size - 1) * stride + (kernel - 1) * dilation + 1 - given - padding
-        return _Step(size, size, 1, 0, kernel, stride, dilation, padding, after, 0, 0, 1)
-    # Element o of the result reads input (o + padding - k dilation) / stride for the k for which that is whole: with o + padding =
-    # q stride + phase those are k = phase + j stride and inputs q - j, or with stride 1 k = j and inputs q - j dilation.
-    first, last = padding // stride, (size - 1 + padding) // stride
-    taps = kernel // stride
-    before = (taps - 1) * dilation - first
-    after = last + 1 - given
-    return _Step(
-        size,
-        positions=last + 1 - first,
-        spread=stride,
-        shift=first * stride - padding,
-        taps=taps,
-        step=1,
-        apart=dilation,
-        before=before,
-        after=after,
-        start=(taps - 1) * stride,
-        along_phase=1,
-        along_tap=-stride,
-    )
-
-
 def _weight_layout(
     anchor: Convolution,
     weight: Buffer,
-    steps: tuple[_Step, ...],
+    steps: tuple[Step, ...],
     channels: tuple[int, int],
     by_phases: bool,
     by_positions: bool,
