@@ -112,7 +112,7 @@ class Operand:
     def extent(self, batches: int, rows: int, inner: int) -> int:
         """Elements from the buffer's first to one past the last, where there are any."""
         if self.border:
-            samples = batches * ceil(rows / prod(axis.rows for axis in self.border))
+            samples = batches * rows // prod(axis.rows for axis in self.border)
             channels = inner // prod(axis.terms for axis in self.border)
             last = sum((axis.size - 1) * axis.stride for axis in self.border)
             return (samples - 1) * self.batch + last + channels
@@ -142,7 +142,6 @@ class Runs:
         taps, apart: their number, and how many places one is from the next.
         planes: of places; numbers of a place stand for themselves in no other.
         plane: places of each.
-        lies: whether they are not stored so, but in a tensor whose channels are neighbours, without a border; see `Operand.border`.
     """
 
     outer: tuple[tuple[int, int], ...]
@@ -150,7 +149,6 @@ class Runs:
     apart: int
     planes: int
     plane: int
-    lies: bool = False
 
     @property
     def count(self) -> int:

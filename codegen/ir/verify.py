@@ -9,7 +9,7 @@ from fusepass.codegen.ir.convolution import Convolution, Pooling, ScaledHalves, 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Stat
 from fusepass.codegen.ir.index import contiguous_strides
-from fusepass.codegen.ir.product import PLACE, Product, Stride, parts_of
+from fusepass.codegen.ir.product import PLACE, Product, parts_of
 from fusepass.codegen.ir.program import CLUSTERS, Anchor, Kernel, Partials, Program, Ref, Role, Team
 from fusepass.codegen.ir.team import exchange_offsets
 from fusepass.codegen.ir.text import program_text
@@ -214,12 +214,6 @@ def _team_faults(program: Program, kernel: Kernel, team: Team) -> Iterator[str]:
         yield f"{team.exchange} is a team's and has a reader or writer"
 
 
-def _has(stride: Stride, count: int, *, more: bool) -> bool:
-    """Whether a dimension has `count` elements; of one that ends in a border, the last ones may be left out where `more` is allowed."""
-    found = prod(size for size, _ in parts_of(stride, count))
-    return found == count or (more and found > count)
-
-
 def _product_faults(program: Program, kernel: Kernel, product: Product) -> Iterator[str]:
     if len(kernel.rows) != 4 or kernel.rows[0].size != product.pieces or len(kernel.cols) > 1:
         yield f"rows of {product.name} that are not {product.pieces} pieces, batch, row and column"
@@ -227,20 +221,14 @@ def _product_faults(program: Program, kernel: Kernel, product: Product) -> Itera
     sizes = kernel.matrix
     if kernel.cols and (product.pieces > 1 or (product.apart and kernel.rows[2].size % product.apart)):
         yield f"columns of {product.name} that are not rows {product.apart} apart, or of sums in pieces"
-    if product.runs and product.runs.lies is not bool(product.right.border):
-        yield f"runs of {product.right.buffer} that lie otherwise"
-    if (
-        product.runs
-        and not product.runs.lies
-        and (product.right.row, product.right.inner) != (PLACE, product.runs.inner)
-    ):
+    if product.runs and (product.right.row, product.right.inner) != (PLACE, product.runs.inner):
         yield f"columns of {product.right.buffer} that are no neighbours"
     for operand, rows in ((product.left, sizes[2]), (product.right, sizes[3])):
         buffer = find_buffer(program, operand.buffer)
         counts = ((rows, operand.row), (product.inner, operand.inner))
         if buffer is None or buffer.dtype is not product.dtype:
             yield f"{product.name} of {operand.buffer}, which is no buffer of {product.dtype}"
-        elif not all(_has(stride, count, more=bool(operand.border)) for count, stride in counts):
+        elif any(prod(size for size, _ in parts_of(stride, count)) != count for count, stride in counts):
             yield f"{operand.buffer} does not have {rows} rows of {product.inner} numbers for {product.name}"
         elif operand.extent(sizes[1], rows, product.inner) > buffer.extent and 0 not in (*sizes, product.inner):
             yield f"{product.name} reads {operand.buffer} out of range"

@@ -113,10 +113,7 @@ def _in_halves(
     pooled = None if across else _pooled(program, builder, call, halved)
     if pooled is not None:
         yield halved.completed(pooled, builder)
-    runs = halved_of(program, builder, anchor, result, in_runs=True)
-    if across and (runs is None or runs.phases > 1):
-        runs = halved_of(program, builder, anchor, result, by_positions=True)
-    halved = runs or halved
+    halved = halved_of(program, builder, anchor, result, by_positions=across, in_runs=not across) or halved
     form = anchored(program, builder, call, halved, None)
     reduced = halved.reduced(form, builder, pieces, kept) if form is not None else None
     for each in filter(None, (reduced, form)):

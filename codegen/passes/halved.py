@@ -211,9 +211,7 @@ def halved_of(
     first, runs = before[-1], _runs(source, steps, padded) if in_runs else None
     if in_runs and runs is None:
         return None
-    lies = are_halves and _lies_in_places(source) and sum(step.taps for step in steps) <= _MOST_TERMS
-    if lies and runs:
-        runs = replace(runs, lies=True)
+    lies = are_halves and not in_runs and _lies_in_places(source) and sum(step.taps for step in steps) <= _MOST_TERMS
     if runs is None:
         before[-1], after[-1] = _aligned(source.shape[-1], before[-1], after[-1])
     lying = in_places if runs else channels_last
@@ -231,8 +229,6 @@ def halved_of(
     sizes = [step.taps for step in steps]
     terms = prod(sizes) * padded
     sizes_and_strides = [(step.positions, step.step * s) for step, s in zip(steps, across, strict=True)]
-    if lies and runs:
-        sizes_and_strides = [*zip(planes, across, strict=True)]
     if by_positions:
         sizes_and_strides.insert(0, (source.shape[0], image.strides[0]))
     positions = nested(*zip(*sizes_and_strides, strict=True))
@@ -241,8 +237,7 @@ def halved_of(
     weights = Operand(taps.name, 0, terms, 1)
     if lies:
         offset = -sum(step.before * stride for step, stride in zip(steps, across, strict=True))
-        rows = planes if runs else [step.positions for step in steps]
-        border = border_of(steps, source.shape[2:], across, rows, (padded, some))
+        border = border_of(steps, source.shape[2:], across, padded)
         found = Operand(image.name, image.strides[0], positions, inner, offset, border)
     else:
         found = Operand(

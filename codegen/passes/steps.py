@@ -83,19 +83,11 @@ def planes_of(source: Buffer, steps: Sequence[Step]) -> tuple[int, ...]:
     return tuple(size + step.before + step.after for size, step in zip(source.shape[2:], steps, strict=True))
 
 
-def border_of(
-    steps: Sequence[Step],
-    sizes: Sequence[int],
-    strides: Sequence[int],
-    rows: Sequence[int],
-    channels: tuple[int, int],
-) -> tuple[Border, ...]:
-    """The spatial axes of an input that lies as it is, beyond whose ends there are zeros; `rows` along each, of all `channels`, some stand together."""
-    (padded, some), taps = channels, [step.taps for step in steps]
-    below = contiguous_strides(rows)
-    *deeper, _, last, _ = contiguous_strides([*taps[:-1], padded // some, taps[-1], some])
-    deeper.append(last)
+def border_of(steps: Sequence[Step], sizes: Sequence[int], strides: Sequence[int], channels: int) -> tuple[Border, ...]:
+    """The spatial axes of an input that lies as it is, beyond whose ends there are zeros."""
+    below = contiguous_strides([step.positions for step in steps])
+    deeper = contiguous_strides([*(step.taps for step in steps), channels])
     return tuple(
-        Border(size, stride, step.before, count, row, step.step, step.taps, term, step.apart)
-        for step, size, stride, count, row, term in zip(steps, sizes, strides, rows, below, deeper, strict=True)
+        Border(size, stride, step.before, step.positions, rows, step.step, step.taps, terms, step.apart)
+        for step, size, stride, rows, terms in zip(steps, sizes, strides, below, deeper, strict=False)
     )

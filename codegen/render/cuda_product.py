@@ -137,9 +137,7 @@ class _Writer:
             return operand
         outer = ", ".join(map(str, itertools.chain(*(runs.outer or ((1, 0),)))))
         numbers = f"{runs.planes}, {runs.plane}, {runs.taps}, {runs.apart}"
-        found = f"fp::RunOperand<{operand}, {numbers}, fp::Nested<{self.index_type}, {outer}>>"
-        axes = [f"fp::ImageAxis<{a.size}, {a.before}, {a.rows}, {a.stride}>" for a in self.product.right.border]
-        return f"fp::ImageRunOperand<{', '.join([found, *axes])}>" if axes else found
+        return f"fp::RunOperand<{operand}, {numbers}, fp::Nested<{self.index_type}, {outer}>>"
 
     def _multiplier(self) -> str:
         tiling = self.plan.tiling

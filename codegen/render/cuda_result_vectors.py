@@ -6,7 +6,6 @@ beside the sums, goes in vectors. Lines have a $word for each local name; see `f
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -31,31 +30,15 @@ def stored(number: int) -> str:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """How a warp goes over what it has laid out, 32 vectors at a time.
-
-    Attributes:
-        width: of a vector.
-        lanes: threads that have vectors side by side; others have those of the next rows, or columns.
-        down: whether vectors go down a column, through rows that are neighbours in memory; else along a row.
-    """
+    """How a warp goes over what it has laid out: `lanes` threads have vectors of a row side by side, others those of the next rows."""
 
     width: int
     lanes: int
-    down: bool
 
     @property
-    def together(self) -> tuple[int, int]:
-        """Rows and columns at a time."""
-        beside = 32 // self.lanes
-        return (self.lanes * self.width, beside) if self.down else (beside, self.lanes * self.width)
-
-    @property
-    def start(self) -> tuple[str, str]:
-        """A thread's first row and column of these."""
-        beside = f"$lane / {self.lanes}" if self.lanes < 32 else "0"
-        first = (f"$lane % {self.lanes}" if self.lanes < 32 else "$lane") if self.lanes > 1 else "0"
-        first = f"{first} * {self.width}" if self.lanes > 1 else "0"
-        return (first, beside) if self.down else (beside, first)
+    def rows(self) -> int:
+        """At a time."""
+        return 32 // self.lanes
 
 
 def neighbours_of(kernel: Kernel, program: Program, plan: ProductSchedule) -> Neighbours | None:
@@ -63,34 +46,29 @@ def neighbours_of(kernel: Kernel, program: Program, plan: ProductSchedule) -> Ne
     if kernel.cols or any(program.buffer(store.buffer).dtype.nbytes != _NARROW for store in kernel.stores):
         return None
     high, long = plan.tiling.warp_tile[0], plan.tiling.laid_out
-    for width, down in itertools.product(_WIDTHS if kernel.stores else (), (False, True)):
-        found = Neighbours(width, min(32, (high if down else long) // width), down)
-        rows, columns = found.together
-        if 32 % found.lanes == 0 and high % rows == 0 and long % columns == 0 and _are_vectors(kernel, found):
+    for width in _WIDTHS if kernel.stores else ():
+        found = Neighbours(width, min(32, long // width))
+        whole = 32 % found.lanes == 0 and high % found.rows == 0 and long % (found.lanes * width) == 0
+        if whole and _are_vectors(kernel, width):
             return found
     return None
 
 
-def _are_vectors(kernel: Kernel, taken: Neighbours) -> bool:
+def _are_vectors(kernel: Kernel, width: int) -> bool:
     """Whether all elements of a vector are there or none, and all results are stored in such vectors."""
-    axis, lane = _axis(kernel, taken), Axis("lane", taken.width)
-    if axis.size % taken.width or not all(_is_shared(bound, axis, lane) for bound in kernel.within):
+    columns, lane = kernel.rows[3], Axis("lane", width)
+    if columns.size % width or not all(_is_shared(bound, columns, lane) for bound in kernel.within):
         return False
-    return all(is_vector(split_index(store.index, axis, lane), axis, lane) for store in kernel.stores)
+    return all(is_vector(split_index(store.index, columns, lane), columns, lane) for store in kernel.stores)
 
 
-def _axis(kernel: Kernel, taken: Neighbours) -> Axis:
-    """What vectors go along."""
-    return kernel.rows[2 if taken.down else 3]
-
-
-def _is_shared(bound: Bound, axis: Axis, lane: Axis) -> bool:
+def _is_shared(bound: Bound, columns: Axis, lane: Axis) -> bool:
     """Whether a bound holds for all of a vector's lanes or for none."""
-    index = split_index(bound.index, axis, lane)
+    index = split_index(bound.index, columns, lane)
     if lane not in index.axes:
         return True
     start = index - axis_index(lane)
-    together = lane not in start.axes and alignment(start, axis, lane.size) % lane.size == 0
+    together = lane not in start.axes and alignment(start, columns, lane.size) % lane.size == 0
     return together and bound.low % lane.size == bound.high % lane.size == 0
 
 
@@ -109,7 +87,6 @@ class ResultVectors:
         self.kernel, self.program, self.plan, self.pointers, self.printer = kernel, program, plan, pointers, printer
         self.taken, self.lane, self.builder = taken, Axis("lane of the vector", taken.width), Builder()
         _, _, self.rows, self.columns = kernel.rows
-        self.axis = _axis(kernel, taken)
 
     def write(self, outside: Scope, ready: Expr) -> Iterable[str]:
         """The lines for ``$room``, which has `ready` of each point; `outside` knows piece and batch."""
@@ -135,21 +112,25 @@ class ResultVectors:
                 text = f"fp::cast<{kind}>({text})"
             each.lines.append(f"{stored(number)}[$i] = {text};")
             here.lines.append(f"fp::Vec<{kind}, {taken.width}> {stored(number)};")
-            at = here.index(self._first(split_index(store.index, self.axis, self.lane)))
+            at = here.index(self._first(split_index(store.index, self.columns, self.lane)))
             behind.append(f"fp::store_vector({self.pointers[store.buffer]} + ({at}), {stored(number)});")
-        (rows, columns), (down, across) = taken.together, taken.start
-        places = [f"$room[($down + {down} + $i) * {tiling.room_pitch} + $across + {across}]"]
-        laid = [f"fp::Vec<float, {taken.width}> $laid;", *self._each(f"$laid[$i] = {places[0]};")]
-        if not taken.down:
-            places = [
-                f"fp::as_vector<{taken.width}>($room[($down + {down}) * {tiling.room_pitch} + $across + {across}])"
-            ]
-            laid = [f"fp::Vec<float, {taken.width}> $laid = {places[0]};"]
+        down, across = f"($down + $lane / {taken.lanes})", f"$lane % {taken.lanes} * {taken.width}"
+        if taken.rows == 1:
+            down, across = "$down", f"$lane * {taken.width}"
+        place = f"fp::as_vector<{taken.width}>($room[{down} * {tiling.room_pitch} + $across + {across}])"
         if partial is not None and kernel.partials is not None and kernel.partials.value is not ready:
             each.lines.append(f"$laid[$i] = {bare(each.value(partial))};")
-            behind += self._each(f"{places[0]} = $laid[$i];") if taken.down else [f"{places[0]} = $laid;"]
-        body = [*laid, *here.lines, *self._each(*each.lines), *behind]
-        bounds = [Bound(self._first(split_index(b.index, self.axis, self.lane)), b.low, b.high) for b in kernel.within]
+            behind.append(f"{place} = $laid;")
+        body = [
+            f"fp::Vec<float, {taken.width}> $laid = {place};",
+            *here.lines,
+            "#pragma unroll",
+            *block(f"for (int $i = 0; $i < {taken.width}; ++$i)", each.lines),
+            *behind,
+        ]
+        bounds = [
+            Bound(self._first(split_index(b.index, self.columns, self.lane)), b.low, b.high) for b in kernel.within
+        ]
         exists = along.condition(bounds) if kernel.whole_columns else ""
         if bounds and not exists:
             condition = test.condition(bounds)
@@ -157,11 +138,11 @@ class ResultVectors:
         if self.rows.size % tiling.rows:
             body = block(f"if ($row < {self.rows.size})", body)
         high, long = tiling.warp_tile[0], tiling.laid_out
-        row = self._index(f"$first_row + $Tile::warp_row() + $down + {down}")
+        row = self._index(f"$first_row + $Tile::warp_row() + {down}")
         loop = [
             f"#pragma unroll {max(_AT_ONCE // taken.width, 1)}",
             *block(
-                f"for (int $down = 0; $down < {high}; $down += {rows})",
+                f"for (int $down = 0; $down < {high}; $down += {taken.rows})",
                 [f"const {self.printer.index_type} $row = {row};", *body],
             ),
         ]
@@ -170,8 +151,8 @@ class ResultVectors:
             inside = block(f"if ($column < {self.columns.size})", inside)
         column = self._index(f"$first_column + $Tile::warp_column() + $across + {across}")
         yield from outside.lines
-        yield f"#pragma unroll {max(_AT_ONCE * rows // (high * taken.width), 1)}"
-        head = f"for (int $across = 0; $across < {long}; $across += {columns})"
+        yield "#pragma unroll 1"
+        head = f"for (int $across = 0; $across < {long}; $across += {taken.lanes * taken.width})"
         yield from block(head, [f"const {self.printer.index_type} $column = {column};", *inside])
 
     def _load(self, roots: Iterable[Expr], here: Scope, each: Scope) -> None:
@@ -179,7 +160,7 @@ class ResultVectors:
         for load in dict.fromkeys(load for root in roots for load in always_loaded(root)):
             buffer = self.program.buffer(load.buffer)
             anywhere = buffer.role is Role.INPUT and not self.plan.aligned
-            if anywhere or not is_vector(load.index, self.axis, self.lane):
+            if anywhere or not is_vector(load.index, self.columns, self.lane):
                 continue
             name = self.printer.names.numbered(f"{load.buffer}_vector")
             at = f"{self.pointers[load.buffer]} + ({here.index(self._first(load.index))})"
@@ -187,12 +168,8 @@ class ResultVectors:
             here.lines.append(f"const fp::Vec<{kind}, {width}> {name} = fp::load_vector<{width}>({at});")
             each.bind(load, f"{name}[$i]")
 
-    def _each(self, *lines: str) -> list[str]:
-        """The lines for each element of a vector."""
-        return ["#pragma unroll", *block(f"for (int $i = 0; $i < {self.taken.width}; ++$i)", lines)]
-
     def _split(self, value: Expr) -> Expr:
-        return split_value(value, self.axis, self.lane, self.builder)
+        return split_value(value, self.columns, self.lane, self.builder)
 
     def _first(self, index: Index) -> Index:
         """The index of a vector's first lane."""

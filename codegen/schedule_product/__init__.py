@@ -191,6 +191,8 @@ def _candidate(
         return None
     if kernel.cols and not _holds_columns(kernel, tiling):
         return None
+    if tiling.chained and any(program.buffer(store.buffer).dtype.is_half for store in kernel.stores):
+        return None  # 32 columns are laid out at a time, half lines of such results
     stage = tiling.stage(product, left, right)
     fitted = _fitted(tiling, stage, product.runs, facts)
     if fitted is None:
@@ -271,8 +273,7 @@ def _estimate(kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tili
     product = _product(kernel)
     one = 2 * tiling.rows * tiling.columns * min(product.length, product.inner)
     each = max(ceil(blocks / facts.multiprocessors), _ALONE * tiling.resident)
-    torn = product.runs is not None and not product.runs.lies and not tiling.runs
-    share = tiling.share * (_TORN_RUNS if torn else 1)
+    share = tiling.share * (_TORN_RUNS if product.runs and not tiling.runs else 1)
     computing = each * one / (_RATES[tiling.groups][product.arithmetic] * share)
     written = {store.buffer for store in kernel.stores}  # partial results, of which there are few, decide nothing
     moved = sum(program.buffer(name).nbytes for name in kernel.reads | written)

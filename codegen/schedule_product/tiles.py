@@ -119,7 +119,7 @@ class Tiling:
         arithmetic = product.arithmetic
         if arithmetic not in self.arithmetics or (self.runs and (product.runs is None or product.pieces > 1)):
             return False
-        if self.turns and product.runs and (product.runs.lies or product.runs.are_parted):
+        if self.turns and product.runs and product.runs.are_parted:
             return False
         if self.turns and (left != Access(inner_first=True, vector=PLACE) or product.left.batch):
             return False
@@ -157,10 +157,9 @@ class Tiling:
         return next(slots for slots in range(1, runs.count + 1) if are_free(slots))
 
     def run_bytes(self, runs: Runs) -> int:
-        """Bytes of shared memory of all `slots`; planes of an odd number of places where neighbouring threads write to different planes."""
+        """Bytes of shared memory of all `slots`."""
         more = runs.chain(self.columns).more if self.chained else 0
-        width = self.columns + (runs.taps - 1) * runs.apart + more
-        return self.slots(runs) * runs.planes * (width | int(runs.lies)) * PLACE_BYTES
+        return self.slots(runs) * runs.planes * (self.columns + (runs.taps - 1) * runs.apart + more) * PLACE_BYTES
 
     def staying(self, runs: Runs) -> int:
         """Bytes of the rows' numbers that stay in shared memory where groups take turns."""

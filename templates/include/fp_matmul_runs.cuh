@@ -9,41 +9,10 @@ namespace fp {
 template <typename Whole, int Chunks, int64_t Plane, int Taps, int Apart, typename Outer>
 struct RunOperand : Whole {
     static constexpr int chunks = Chunks, taps = Taps, apart = Apart;
-    static constexpr bool lies = false;
     static constexpr int64_t plane = Plane;
     static_assert(sizeof(typename Whole::Type) == 2 && Chunks % 2 == 0);
 
     static __device__ __forceinline__ typename Whole::Place run_place(int r) { return typename Whole::Place(Outer::place(r)); }
-};
-
-// One axis of an image with a border: Padded places of which Size are stored, Stride numbers apart, behind Before others.
-template <int64_t Size, int64_t Before, int64_t Padded, int64_t Stride>
-struct ImageAxis {
-    static constexpr int64_t size = Size, before = Before, padded = Padded, stride = Stride;
-};
-
-// As `Runs`, whose planes are not stored: places are those of an image with Axes, slowest first, whose channels are neighbours, counted
-// from the first of its border. What is beyond its ends is zero.
-template <typename Runs, typename... Axes>
-struct ImageRunOperand : Runs {
-    static constexpr bool lies = true;
-
-    // Where a place stands, numbers from the border's first; -1 where none is stored.
-    template <typename Place>
-    static __device__ __forceinline__ Place image_place(Place place) {
-        constexpr int64_t sizes[] = {Axes::size...}, befores[] = {Axes::before...}, padded[] = {Axes::padded...}, strides[] = {Axes::stride...};
-        using Number = std::make_unsigned_t<Place>;
-        Number rest = Number(place), found = 0;
-        bool there = true;
-#pragma unroll
-        for (int axis = sizeof...(Axes) - 1; axis >= 0; --axis) {
-            const Number at = axis > 0 ? rest % Number(padded[axis]) : rest;
-            rest /= Number(padded[axis]);
-            there &= at - Number(befores[axis]) < Number(sizes[axis]);
-            found += at * Number(strides[axis]);
-        }
-        return there ? Place(found) : Place(-1);
-    }
 };
 
 // As `GroupMultiplier` with one row of tiles a warp, where R is such an operand. What the columns of a tile read for the Taps terms of a
@@ -58,8 +27,7 @@ struct RunMultiplier : GroupMultiplier<Arithmetic::halves, L, R, false, WarpRows
     static constexpr int depth = Panel::depth, slices = Panel::slices, step = depth / slices;  // terms of a panel, and of a product
     static constexpr int terms = int(L::inner), panels = (terms + depth - 1) / depth;
     static constexpr int channels = R::chunks * 8, run_terms = R::taps * channels, runs = terms / run_terms;
-    static constexpr int reach = columns + (R::taps - 1) * R::apart;  // places of a plane
-    static constexpr int width = R::lies ? reach | 1 : reach;  // from one plane to the next: odd where neighbouring threads write to both
+    static constexpr int width = columns + (R::taps - 1) * R::apart;  // places of a plane
     static constexpr int slot_places = R::chunks * width;
     static_assert(L::inner_first && terms % run_terms == 0 && channels % step == 0 && Stages >= 3);
     // A run is fetched with the panel that is the first to need it, Stages - 2 panels ahead. All threads are then done with panels up to
@@ -123,27 +91,14 @@ private:
     // Begins to copy the places of run `r` that the columns from `column` on read, zeros beyond the plane.
     static __device__ __forceinline__ void fetch_run(unsigned char* to, const T* right, int64_t column, int r) {
         using Place = typename R::Place;
-        if constexpr (R::lies) {
-            const Place plane = Place(R::plane), inside = Place(column) + R::run_place(r) % plane, channel = R::run_place(r) / plane * 8;
+        const Place plane = Place(R::plane), inside = Place(column) + R::run_place(r) % plane, before = R::run_place(r) / plane * plane;
 #pragma unroll
-            for (int i = 0; i < (R::chunks * reach + threads - 1) / threads; ++i) {
-                const unsigned at = threadIdx.x + i * threads, chunk = at % R::chunks, number = at / R::chunks;
-                const Place place = R::image_place(inside + Place(number));
-                if (R::chunks * reach % threads == 0 || at < R::chunks * reach) {
-                    const T* const from = right + ((place < 0 ? 0 : place) + channel + Place(chunk * 8));  // what is not real is not read
-                    begin_copy_bytes<16>(to + (chunk * width + number) * 16, from, place < 0 ? 0 : 16);
-                }
-            }
-        } else {
-            const Place plane = Place(R::plane), inside = Place(column) + R::run_place(r) % plane, before = R::run_place(r) / plane * plane;
-#pragma unroll
-            for (int i = 0; i < (slot_places + threads - 1) / threads; ++i) {
-                const unsigned at = threadIdx.x + i * threads, chunk = at / width;
-                const Place place = inside + Place(at % width);
-                const bool real = place < plane;
-                if (slot_places % threads == 0 || at < slot_places) {
-                    begin_copy_bytes<16>(to + at * 16, right + (before + Place(chunk) * plane + (real ? place : 0)) * 8, real ? 16 : 0);
-                }
+        for (int i = 0; i < (slot_places + threads - 1) / threads; ++i) {
+            const unsigned at = threadIdx.x + i * threads, chunk = at / width;
+            const Place place = inside + Place(at % width);
+            const bool real = place < plane;
+            if (slot_places % threads == 0 || at < slot_places) {
+                begin_copy_bytes<16>(to + at * 16, right + (before + Place(chunk) * plane + (real ? place : 0)) * 8, real ? 16 : 0);
             }
         }
     }
