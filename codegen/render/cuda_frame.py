@@ -175,6 +175,10 @@ class Frame:
         """Whether steps of so many may go past the end of `count` points; for some sizes, where these come at run time."""
         return count % step != 0 or (self.schedule.general and step > 1)
 
+    def leaves_rows(self, count: int, step: int) -> bool:
+        """The same of `count` rows, by steps between which blocks may overlap."""
+        return bool(self.schedule.overlap) or self.may_leave(count, step)
+
     def constant(self, name: str, value: str) -> str:
         """The name of a constant of this value, which it defines in the outermost scope."""
         found = self.names.exact(name)
