@@ -16,6 +16,12 @@ __device__ __forceinline__ void prefetch(const T* from) {
 #endif
 }
 
+// The same where only the first `left` elements are there.
+template <typename T, typename I>
+__device__ __forceinline__ void prefetch(const T* from, I left) {
+    if (left > 0) prefetch(from);
+}
+
 // Leaves 32 bits with the turn they belong to, as one number: who sees the turn has the bits, too.
 __device__ __forceinline__ void leave_word(std::uint64_t* to, unsigned word, unsigned turn) {
     const std::uint64_t number = (static_cast<std::uint64_t>(turn) << 32) | word;
@@ -61,6 +67,23 @@ __device__ __forceinline__ void fetch(Vec<T, N>* to, const T* from, I left) {
     if (left >= N) return fetch<reuse>(to, from);
     if (left > 0) begin_copy_bytes<sizeof(Vec<T, N>)>(to, from, static_cast<int>(left) * static_cast<int>(sizeof(T)));
 }
+
+// Which of the Steps of a row find in registers what all rows share: Held of them, as far apart as may be, so that what the others need
+// is under way for long.
+template <int Held, int Steps>
+struct Spread {
+    // How many of the steps before this one do.
+    static constexpr int before(int step) { return step * Held / Steps; }
+
+    static constexpr bool holds(int step) { return before(step + 1) > before(step); }
+
+    // In how many steps comes the next one that does not; there must be one.
+    static constexpr int until_next(int step) {
+        int next = step + 1;
+        while (holds(next % Steps)) ++next;
+        return next - step;
+    }
+};
 
 // A block's place in its team, and how the team meets. `Members` neighbouring blocks are a team; there are at most `Teams`.
 //
