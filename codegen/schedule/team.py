@@ -167,7 +167,9 @@ def _ring(shape: Shape, team: Team, base: Schedule, part: int) -> Schedule | Non
     shared = ring * _AT_ONCE * _LANES * width * _kept_bytes(shape)
     plan = replace(base, unroll=_AT_ONCE, lanes=_LANES, blocks=blocks, keep=Keep.SHARED, shared_bytes=shared)
     waiting = min(_most_waiting(shape, base), turns * _AT_ONCE)
-    plan = replace(plan, members=team.members, part=part, kept=part, resident=1, ring=ring, ahead=ahead, waiting=waiting)
+    plan = replace(
+        plan, members=team.members, part=part, kept=part, resident=1, ring=ring, ahead=ahead, waiting=waiting
+    )
     # Where the cache has weights for each step, it is left to these.
     return plan if _for_all_rows(shape) and waiting < turns * _AT_ONCE else replace(plan, nearer=_NEARER)
 
