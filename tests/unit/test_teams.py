@@ -256,6 +256,7 @@ def test_wide_indices_and_unaligned_inputs(monkeypatch: pytest.MonkeyPatch) -> N
     [
         (k.softmax_rows(4096, 393_216), (16, 16)),  # 14 blocks keep it; with 16 all threads have equally many vectors
         (k.layer_norm(16, 64 * 256 * 256, weighted=False), (132, 1)),  # 16.8 MB, of which a ring has 1.75 times as much
+        (k.layer_norm(32, 64 * 256 * 256, k.F16), (132, 1)),  # 66 would do for the ring; so many hold all weights
         (k.layer_norm(16, 64 * 256 * 256), (132, 1)),  # half of the weights wait in registers
         (k.layer_norm(224, 2 << 20, weighted=False), (66, 2)),
         (k.layer_norm(2048, 65_536, weighted=False), (2, 66)),
@@ -380,6 +381,24 @@ def test_verify_knows_teams(team: Team, fault: str) -> None:
     kernels = (replace(program.kernels[0], team=team),)
     with pytest.raises(IRError, match=fault):
         verify(replace(program, buffers=(*program.buffers, room), kernels=kernels))
+
+
+@pytest.mark.parametrize(
+    ("program", "waiting", "nearer"),
+    [
+        (k.layer_norm(16, 1 << 22, weighted=False), 0, 2),
+        (k.layer_norm(16, 1 << 22), 8, 0),  # half of the weights come from the cache, which is left to them
+        (k.layer_norm(32, 1 << 22, k.F16), 8, 2),  # all of them wait in registers
+    ],
+    ids=["no weights", "some weights held", "all weights held"],
+)
+def test_what_a_ring_brings_to_the_cache(program: Program, waiting: int, nearer: int) -> None:
+    found = size(program, H200)
+    assert found is not None
+    program = k.in_teams(program, *found)
+    plan = schedule(program.kernels[0], program, H200)
+    assert (plan.waiting, plan.nearer) == (waiting, nearer)
+    assert ("fp::prefetch(" in render(program, H200).text) == (nearer > 0)
 
 
 @pytest.mark.parametrize("facts", [H200, A100], ids=["H200", "A100"])
