@@ -16,7 +16,7 @@ from fusepass.codegen.render.cuda_ahead import Fetches
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.cuda_kernel import KernelWriter, Phase
 from fusepass.codegen.render.cuda_loads import Ahead, declare, declare_one, fill_steps, loads_ahead
-from fusepass.codegen.render.cuda_states import State, declare_state, found, left, name_results
+from fusepass.codegen.render.cuda_states import State, asked, declare_state, found, left, name_results
 from fusepass.codegen.render.cuda_tile import Tile, arrange
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Identifiers, block
@@ -73,6 +73,7 @@ class _RingWriter(KernelWriter):
             self.places.declare(kept)
         loads = [(kept.node, self.places.name(kept)) for kept in self.kept if isinstance(kept.node, Load)]
         self.ring = Fetches(frame, loads)
+        self.asked: list[str] = []  # what members have left of the next row, where it was looked for
 
     def write(self) -> list[str]:
         frame, top = self.frame, self.top
@@ -81,6 +82,9 @@ class _RingWriter(KernelWriter):
         results = [store.value for store in frame.kernel.stores]
         states = tuple(declare_state(frame, reduction) for reduction in sweep)
         coming = self._coming(results)
+        for state in states:
+            self.asked.append(frame.names.exact(f"{state.name}_asked"))
+            top.lines.append(f"fp::Left<{state.type}> {self.asked[-1]};")
         top.lines.append(f"int {self.place} = 0;")
         before = len(top.lines)
         top.lines.append(f"const {frame.index_type} {frame.row} = {frame.turn} < 0 ? 0 : {frame.turn};")
@@ -94,6 +98,7 @@ class _RingWriter(KernelWriter):
         steps = [
             f"fp::await_copies<{self.schedule.ring - 1 - self.schedule.ahead}>();",
             *self._sweep_step(swept, states),
+            *self._ask_step(states),
             *self._result_step(results, coming),
             *self._load_step(coming),
             *self._copy_step(),
@@ -117,7 +122,7 @@ class _RingWriter(KernelWriter):
         frame = self.frame
         names = [frame.names.exact(f"{state.name}_of_row") for state in states]
         self.top.lines += [f"{state.type} {name};" for state, name in zip(states, names, strict=True)]
-        self.top.lines += block(f"if ({frame.turn} >= 0)", found(frame, states, names))
+        self.top.lines += block(f"if ({frame.turn} >= 0)", found(frame, states, names, self.asked))
         of_row = [replace(state, element=name) for state, name in zip(states, names, strict=True)]
         name_results(frame, of_row, self.stats)
 
@@ -166,6 +171,13 @@ class _RingWriter(KernelWriter):
         last = f"if (({self.q} + {plan.ahead}) % {plan.turns} == {plan.turns - 1})"
         end = [*left(frame, states), *(f"{state.name} = {state.type}();" for state in states)]
         return [*outer.lines, *block(self._exists(row), [*scope.lines, *block(last, end)])]
+
+    def _ask_step(self, states: Sequence[State]) -> list[str]:
+        """In the last step of a row, look for what members have left of the next one: it comes while results are stored."""
+        scope = Scope(self.frame.printer)
+        row = self._row_of(scope, "asked_row", 1)
+        lines = block(self._exists(row), asked(self.frame, states, self.asked))
+        return block(f"if ({self.q} == {self.schedule.turns - 1})", [*scope.lines, *lines])
 
     def _result_step(self, roots: Sequence[Expr], coming: Sequence[Ahead]) -> list[str]:
         frame = self.frame

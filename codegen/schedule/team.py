@@ -82,10 +82,7 @@ def _ring_team(shape: Shape, row_bytes: int) -> tuple[int, int] | None:
     most = int(places / _TIMES_A_ROW)  # steps over a block's part of a row
     if most < 1 or not may_ring(shape, base):
         return None
-    vectors, held = base.vectors(shape.cols), _most_waiting(shape, base)
-    needed = max(ceil(vectors, most * _AT_ONCE * _LANES), 2)
-    if held and ceil(vectors, held * _LANES) <= blocks:  # blocks hold all that their rows share
-        needed = max(needed, ceil(vectors, held * _LANES))
+    needed = max(ceil(base.vectors(shape.cols), most * _AT_ONCE * _LANES), 2)
     members, teams = _fitting(shape, row_bytes, blocks, needed, _RING_WAIT) if needed <= blocks else (0, 0)
     return (members, teams) if shape.rows > teams > 0 else None
 
@@ -166,19 +163,13 @@ def _ring(shape: Shape, team: Team, base: Schedule, part: int) -> Schedule | Non
         return None
     shared = ring * _AT_ONCE * _LANES * width * _kept_bytes(shape)
     plan = replace(base, unroll=_AT_ONCE, lanes=_LANES, blocks=blocks, keep=Keep.SHARED, shared_bytes=shared)
-    waiting = min(_most_waiting(shape, base), turns * _AT_ONCE)
-    plan = replace(
-        plan, members=team.members, part=part, kept=part, resident=1, ring=ring, ahead=ahead, waiting=waiting
-    )
-    # Where the cache has weights for each step, it is left to these.
-    return plan if _for_all_rows(shape) and waiting < turns * _AT_ONCE else replace(plan, nearer=_NEARER)
-
-
-def _most_waiting(shape: Shape, vectors: Schedule) -> int:
-    """How many vectors of what is the same for all rows a thread may hold in registers."""
-    weights = sum(load.dtype.nbytes for load in _for_all_rows(shape)) * vectors.width
+    weights = sum(load.dtype.nbytes for load in _for_all_rows(shape)) * width
+    waiting = min(_WAITING_WORDS * 4 // weights, ceil(part, _LANES)) // _AT_ONCE * _AT_ONCE if weights else 0
+    plan = replace(plan, members=team.members, part=part, kept=part, resident=1, ring=ring, ahead=ahead)
+    if not weights:  # else the cache is left to them
+        return replace(plan, nearer=_NEARER)
     # Where rows begin anywhere, their vectors meet the weights at other places.
-    return 0 if vectors.start is not None or not weights else _WAITING_WORDS * 4 // weights // _AT_ONCE * _AT_ONCE
+    return plan if plan.start is not None else replace(plan, waiting=waiting)
 
 
 def _for_all_rows(shape: Shape) -> list[Load]:
