@@ -13,6 +13,7 @@ WARP_ROWS = _M
 """Rows of a warp, where a tiling is plain."""
 _SPARE = 8  # numbers between rows of a panel whose rows are neighbours, floats between rows of results
 _BARRIER = 8  # bytes
+_LEAST_CHAINED = 3  # runs of a tile
 _EVERY = tuple(Arithmetic)
 
 
@@ -38,6 +39,7 @@ class Tiling:
         turned: whether that is done for the transpose: what is said of rows holds for columns, and the other way round.
         runs: whether columns that are neighbours in memory come once for all terms that read places beside each other.
         turns: groups of four warps that take tiles of their own by turns, in blocks that stay; `stages` are runs then. 0: warps share a tile.
+        chained: whether a block's tiles follow each other, so that what two of them read comes once; `stages` are segments then.
         strip: columns of a warp that are laid out at a time; all where 0.
         arithmetics: those it is made for.
     """
@@ -55,6 +57,7 @@ class Tiling:
     runs: bool = False
     turns: int = 0
     strip: int = 0
+    chained: bool = False
 
     @property
     def rows(self) -> int:
@@ -106,15 +109,18 @@ class Tiling:
         """Floats of a warp's results."""
         return self.warp_tile[0] * self.room_pitch
 
-    @property
-    def least_stages(self) -> int:
-        """A group's products run on while the next panel begins, which takes a stage more."""
+    def least_stages(self, runs: Runs | None) -> int:
+        """A group's products run on while the next panel begins, which takes a stage more; so does the next segment of a chain."""
+        if self.chained and runs:
+            return runs.chain(self.columns).depth + 1
         return 3 if self.groups else 2
 
     def serves(self, product: Product, left: Access, right: Access) -> bool:
         """Whether it can multiply such operands: a group takes float32 columns from rows along the inner dimension alone."""
         arithmetic = product.arithmetic
         if arithmetic not in self.arithmetics or (self.runs and (product.runs is None or product.pieces > 1)):
+            return False
+        if self.chained and not _shares_segments(product.runs, self.columns):
             return False
         if self.turns and (left != Access(inner_first=True, vector=PLACE) or product.left.batch):
             return False
@@ -153,7 +159,8 @@ class Tiling:
 
     def run_bytes(self, runs: Runs) -> int:
         """Bytes of shared memory of all `slots`."""
-        return self.slots(runs) * runs.planes * (self.columns + (runs.taps - 1) * runs.apart) * PLACE_BYTES
+        more = runs.chain(self.columns).more if self.chained else 0
+        return self.slots(runs) * runs.planes * (self.columns + (runs.taps - 1) * runs.apart + more) * PLACE_BYTES
 
     def staying(self, runs: Runs) -> int:
         """Bytes of the rows' numbers that stay in shared memory where groups take turns."""
@@ -163,9 +170,14 @@ class Tiling:
         """Bytes of shared memory: panels and runs, and results once these are done with; beside them where warps take turns."""
         rooms = 4 * self.threads // 32 * self.room
         if self.turns and runs:
-            return self.staying(runs) + self.run_bytes(runs) + rooms + _BARRIER * (2 * self.stages + self.turns)
+            return self.staying(runs) + self.run_bytes(runs) + rooms + _BARRIER * 2 * (self.stages + self.turns)
         panels = self.stages * stage + (self.run_bytes(runs) if self.runs and runs else 0)
         return max(panels, rooms)
+
+
+def _shares_segments(runs: Runs | None, columns: int) -> bool:
+    """Whether tiles of a chain share so much that chains were measured to be worth it."""
+    return runs is not None and runs.count >= _LEAST_CHAINED and runs.chain(columns).depth > 1
 
 
 _THREE = (Arithmetic.TF32_THREE,)
@@ -196,4 +208,7 @@ TILINGS = (
     Tiling(4, 2, 1, 16, 4, 2, 0.95, groups=True, arithmetics=_HALVES, runs=True),  # 64 x 256
     Tiling(4, 1, 1, 16, 4, 3, 0.9, groups=True, arithmetics=_HALVES, runs=True),  # 64 x 128
     Tiling(4, 1, 1, 32, 4, 1, 1.15, groups=True, arithmetics=_HALVES, runs=True, turns=2, strip=64),  # 64 x 256
+    Tiling(
+        4, 1, 1, 32, 4, 1, 1.2, groups=True, arithmetics=_HALVES, runs=True, turns=2, strip=32, chained=True
+    ),  # 64 x 256
 )
