@@ -202,13 +202,22 @@ def left(frame: Frame, states: Sequence[State]) -> list[str]:
     return [*lines, *block("if (threadIdx.x < 32)", first)]
 
 
-def found(frame: Frame, states: Sequence[State], names: Sequence[str]) -> list[str]:
-    """All warps find the states of the team's blocks and merge them, into variables with these `names`."""
+def asked(frame: Frame, states: Sequence[State], names: Sequence[str]) -> list[str]:
+    """Look for the states of the team's blocks, some time before they are needed; `names` are the variables for what is there."""
+    offsets = _offsets(frame)
+    return [
+        f"{name} = {frame.team}.ask<{offsets[state.reduction.name]}, {state.type}>();"
+        for state, name in zip(states, names, strict=True)
+    ]
+
+
+def found(frame: Frame, states: Sequence[State], names: Sequence[str], asked: Sequence[str] = ()) -> list[str]:
+    """All warps find the states of the team's blocks and merge them, into variables with these `names`; `asked` has what was there."""
     offsets, lines = _offsets(frame), list[str]()
     shared = [frame.names.exact(f"{state.name}_of_team") for state in states]
-    for state, place, name in zip(states, shared, names, strict=True):
+    for state, place, name, left in zip(states, shared, names, asked or ("",) * len(names), strict=True):
         lines.append(f"__shared__ fp::Slots<{state.type}, {frame.schedule.lanes // 32}> {place};")
-        lines.append(f"{name} = {frame.team}.find<{offsets[state.reduction.name]}, {state.type}>();")
+        lines.append(f"{name} = {frame.team}.find<{offsets[state.reduction.name]}, {state.type}>({left});")
     lines += [f"fp::leave_warp({place}, {name});" for place, name in zip(shared, names, strict=True)]
     lines += [f"{frame.team}.next();", "__syncthreads();"]
     return [*lines, *(f"fp::gather_warps({place}, {name});" for place, name in zip(shared, names, strict=True))]

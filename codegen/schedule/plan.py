@@ -82,7 +82,8 @@ class Schedule:
             for each vector of a row.
         ahead: with a ring, how many such places what is swept is ahead of what is stored; at least those of a row, less than
             those of two.
-        waiting: with a ring, how many vectors of what is the same for all rows each thread holds in registers, the first ones.
+        nearer: with a ring, how many places ahead of its copies loaded vectors are brought to the L2 cache; 0 for not at all.
+        waiting: with a ring, how many vectors of what is the same for all rows each thread holds in registers, evenly spread.
         resident: blocks that a multiprocessor must have room for; 0 for what comes.
         general: whether sizes come at run time as far as may be (`fusepass.codegen.schedule_general`).
     """
@@ -118,6 +119,7 @@ class Schedule:
     fetches: bool = False
     ring: int = 0
     ahead: int = 0
+    nearer: int = 0
     waiting: int = 0
     resident: int = 0
     general: bool = False
