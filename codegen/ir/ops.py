@@ -80,10 +80,13 @@ class Op(enum.Enum):
     ISNAN = "isnan"
     ISINF = "isinf"
     SIGMOID = "sigmoid"
+    RESCALE = (
+        "rescale"  # a * b, where b is a power of two, and 1 but where a * b is near an end of the range of numbers
+    )
 
 
 CHEAP = frozenset(
-    {Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM, Op.FMAX, Op.FMIN, Op.WHERE, Op.CAST}
+    {Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM, Op.FMAX, Op.FMIN, Op.WHERE, Op.CAST, Op.RESCALE}
     | {Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE, Op.AND, Op.OR, Op.NOT}
 )
 """Operations of an instruction or two."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod
+from operator import mul
 
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.index import Index, delinearize, linear
@@ -120,12 +122,31 @@ class Runs:
         """Of a run."""
         return self.taps * self.planes * PLACE
 
+    def chain(self, columns: int) -> Chain:
+        """The segments of tiles of so many columns."""
+        sizes, strides = zip(*self.outer, strict=True) if self.outer else ((), ())
+        places = [sum(map(mul, point, strides)) for point in itertools.product(*map(range, sizes))]
+        return Chain(1 + max(place // columns for place in places), max(place % columns for place in places))
+
     @property
     def inner(self) -> Stride:
         """Along the terms."""
         parts = [*self.outer, (self.taps, self.apart), (self.planes, self.plane)]
         sizes, strides = zip(*parts, strict=True)
         return nested([*sizes, PLACE], [*(PLACE * stride for stride in strides), 1])
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What tiles that follow each other take of a right operand in `Runs`: segments, each of which begins where a tile does.
+
+    Attributes:
+        depth: segments of a tile.
+        more: places that a segment has more than a run.
+    """
+
+    depth: int
+    more: int
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from fusepass.codegen.passes.alignment import dimensions_of, with_whole_dimensio
 from fusepass.codegen.passes.depthwise import Depthwise, depthwise_value
 from fusepass.codegen.passes.halved import Halved
 from fusepass.codegen.passes.pointwise import Pointwise
+from fusepass.codegen.passes.prefix import with_common_prefix
 from fusepass.codegen.passes.products import product_rows, product_value
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
@@ -50,7 +51,8 @@ def anchored(
     store = Store(result.name, linear([axis_index(axis) for axis in axes], result.strides), value)
     rows, origin = _rows(anchor, axes), (operator_of(call),)
     kernel = Kernel(f"{result.name}_kernel", rows, (), (), (), (store,), origin, in_kernel(anchor))
-    return replace(program, calls=calls, kernels=(kernel, *program.kernels), buffers=stored)
+    made = replace(program, calls=calls, kernels=(kernel, *program.kernels), buffers=stored)
+    return made if isinstance(anchor, Product | Depthwise) else with_common_prefix(made, builder)
 
 
 def _value(program: Program, builder: Builder, call: LibraryCall, anchor: AnyAnchor, axes: tuple[Axis, ...]) -> Expr:

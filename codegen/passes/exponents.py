@@ -19,9 +19,11 @@ ORIGIN = ("scaled halves",)
 _F32 = DType.F32
 _TOP = 13  # exponent of the largest halves
 _GUESSED_TOP = 9  # the same where they are guessed
-_RUN, _EVERY = 32, 16  # neighbours, and of how many such groups or rows one is looked at
+_RUN, _EVERY = 32, 32  # neighbours, and of how many such groups or rows one is looked at
+_LEAST_EVERY = 8  # rows, of fewer than that there are none to choose from
 _LEAST_SAMPLE = -126  # exponents of the scales of tiny numbers, so that what numbers are multiplied with is finite
 _LEAST_CHANNEL = -100
+_LEAST_POWER, _MOST_POWER = -126, 127  # exponents of normal numbers
 
 
 Places = tuple[tuple[Axis, ...], tuple[Index, ...]]
@@ -42,7 +44,7 @@ def some_places(source: Buffer) -> Places | None:
     for number in reversed(range(len(axes) - 1)):
         size = axes[number].size
         apart = min(_EVERY, size // 2)
-        if apart >= _EVERY // 2:
+        if apart >= _LEAST_EVERY:
             axes[number] = Axis(axes[number].name, (size - apart // 2 - 1) // apart + 1)
             places[number] = axis_index(axes[number]) * apart + apart // 2
             return tuple(axes), tuple(places)
@@ -165,8 +167,8 @@ class Finder:
         b = self.builder
         axes = Axis("r0", samples), Axis("r1", outs)
         exponents = (b.load(each.name, axis_index(axis), _F32) for each, axis in zip((sample, out), axes, strict=True))
-        factors = powers(b, b.apply(Op.ADD, *exponents))
-        made = self._buffer("result", (samples, outs)), self._buffer("result_too", (samples, outs))
+        factors = beyond_and_power(b, b.apply(Op.ADD, *exponents))
+        made = self._buffer("result_beyond", (samples, outs)), self._buffer("result", (samples, outs))
         stores = [_store(buffer, axes, factor) for buffer, factor in zip(made, factors, strict=True)]
         self._kernel(axes, (), None, [], stores)
         return made
@@ -210,3 +212,13 @@ def powers(b: Builder, exponent: Expr) -> tuple[Expr, Expr]:
     """Two finite numbers whose product is 2^exponent; multiplied one after the other, neither is beyond 1 and the product."""
     half = b.apply(Op.FLOOR, b.apply(Op.MUL, exponent, b.const(0.5, _F32)))
     return b.apply(Op.EXP2, half), b.apply(Op.EXP2, b.apply(Op.SUB, exponent, half))
+
+
+def beyond_and_power(b: Builder, exponent: Expr) -> tuple[Expr, Expr]:
+    """Two powers of two whose product is 2^exponent: what a normal number cannot have of it, which is 1 where it can, and that number.
+
+    A sum of products of halves is multiplied with them in this order; it stays finite and normal between them, if it does behind both.
+    """
+    least, most = (b.const(float(end), _F32) for end in (_LEAST_POWER, _MOST_POWER))
+    near = b.apply(Op.MINIMUM, b.apply(Op.MAXIMUM, exponent, least), most)
+    return b.apply(Op.EXP2, b.apply(Op.SUB, exponent, near)), b.apply(Op.EXP2, near)

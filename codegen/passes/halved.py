@@ -22,6 +22,7 @@ from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.passes.halves import Layout, Scales, channels_last, in_places, scales_of
 from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.rewrite import rewrite_kernel
+from fusepass.codegen.passes.room import with_room
 from fusepass.codegen.passes.runs import columns_of, runs_of
 
 _VECTOR = 4  # float32 numbers that are read at once
@@ -89,9 +90,11 @@ class Halved:
     def completed(self, program: Program, builder: Builder) -> tuple[Program, Kernel]:
         """`program`, whose first kernel has the dimensions of the result as rows, with that as the product's, behind what packs."""
         kernel, *rest = program.kernels
-        made = self._laid(kernel, builder)
-        kernels, buffers = (*self.kernels, made, *rest), (*program.buffers, *self.buffers)
-        return replace(program, kernels=kernels, buffers=buffers), made
+        made = replace(program, kernels=(self._laid(kernel, builder), *rest))
+        if made.kernels[0].within and self.planes and self.phases == 1 and not kernel.cols:
+            made = with_room(made, builder, kernel, self.planes)
+        kernels, buffers = (*self.kernels, *made.kernels), (*made.buffers, *self.buffers)
+        return replace(made, kernels=kernels, buffers=buffers), made.kernels[0]
 
     @property
     def phases(self) -> int:

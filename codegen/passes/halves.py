@@ -114,7 +114,8 @@ class Scales(WeightScales):
         first: the kernels before the one that packs it, which find s and t; `kernels` come behind it.
         again: those behind it that find them once more after an alarm; none where nothing is guessed.
         factors: buffers of ``1 / s``, by sample, and of ``1 / t``, by input channel.
-        result: buffers (samples, out_channels), the product of which is ``s u``; one alone may not be finite.
+        result: buffers (samples, out_channels), the product of which is ``s u``, which may not be finite; the first has what the second
+            cannot have of it, and is 1 as a rule.
     """
 
     source: Buffer
@@ -125,9 +126,9 @@ class Scales(WeightScales):
 
     def restored(self, builder: Builder, value: Expr, sample: Index, out: Index) -> Expr:
         """The result from a sum of products of halves."""
-        for buffer in self.result:
+        for buffer, op in zip(self.result, (Op.RESCALE, Op.MUL), strict=True):
             scale = builder.load(buffer.name, linear([sample, out], buffer.strides), _F32)
-            value = builder.apply(Op.MUL, value, scale)
+            value = builder.apply(op, value, scale)
         return value
 
     def pack_source(self, builder: Builder, name: str, layout: Layout) -> tuple[Buffer, tuple[Kernel, ...]]:

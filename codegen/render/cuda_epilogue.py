@@ -5,14 +5,14 @@ Lines have a $word for each local name; see `fusepass.codegen.render.cuda_produc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fusepass.codegen.ir.crossing import near_step
-from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Stat, Window, children
+from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Stat, Window, children, walk
 from fusepass.codegen.ir.index import Axis
-from fusepass.codegen.ir.ops import CHEAP
+from fusepass.codegen.ir.ops import CHEAP, Op
 from fusepass.codegen.ir.product import Arithmetic, Product
-from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.vectors import is_vector, split_index
 from fusepass.codegen.render.cuda_lines import Lines
 from fusepass.codegen.render.cuda_partials import RowStates
@@ -23,7 +23,10 @@ from fusepass.codegen.schedule_product import ProductSchedule
 _NEIGHBOURS = "$column", "$next"
 _TOGETHER = 2, 4, 8  # rows that a warp may take together
 _DIRECT_BYTES = 4  # of an element, from which 8 neighbours are a whole sector
-_MOST_DIRECT = 16  # nodes of what is done with a sum
+_MOST_DIRECT = 16  # of `_work` for what is stored of a sum, as all of a thread's are written out
+_MOST_REDUCED = 40  # for what is reduced of one, where columns need no conditions
+_COSTLY = 12  # nodes that are as much work as an operation that is not cheap
+_STRIP_WORDS = 2  # of 32 columns each, that are reduced together
 _ROWS_AT_ONCE = 16  # of results: what the epilogue loads for them is on its way together
 
 
@@ -36,7 +39,7 @@ class Epilogue:
     """Writes the lines behind a kernel's sums.
 
     Attributes:
-        stat: the sum of a point.
+        stat: the sum of a point, rescaled where that is done with all sums of a thread at once.
         ready: what `early` makes of it; the same where there is nothing that depends on the row alone.
     """
 
@@ -47,7 +50,8 @@ class Epilogue:
         self.kernel, self.product, self.program, self.plan = kernel, kernel.anchor, program, plan
         self.pointers, self.printer, self.index_type = pointers, printer, printer.index_type
         self.pieces, self.batches, self.rows, self.columns = kernel.rows
-        self.stat = next(node for node in kernel.nodes if isinstance(node, Stat))
+        self.sum = next(node for node in kernel.nodes if isinstance(node, Stat))
+        self.stat = self._rescaled() if self._is_plain else self.sum
         self.ready = self._ready() if self._is_plain else self.stat
         self.lines = Lines(kernel, program, plan, pointers, printer, self.ready) if kernel.cols else None
         self.states = RowStates(kernel, plan, pointers, printer, self._index) if kernel.partials else None
@@ -57,6 +61,14 @@ class Epilogue:
         """Whether a thread has its final sums in the order of `multiply_group`, for rows of the result."""
         tiling = self.plan.tiling
         return tiling.groups and not tiling.turned and tiling.m == 1 and self.product.arithmetic is Arithmetic.HALVES
+
+    def _rescaled(self) -> Expr:
+        users = [node for node in self.kernel.nodes if self.sum in children(node)]
+        if len(users) != 1 or any(root is self.sum for root in self.kernel.roots):
+            return self.sum
+        (user,) = users
+        rescales = isinstance(user, Apply) and user.op is Op.RESCALE and user.args[0] is self.sum
+        return user if rescales and self._of_row(children(user)[1]) else self.sum
 
     def _ready(self) -> Expr:
         """What is computed of the sum, and of what depends on the row alone, before anything else."""
@@ -78,7 +90,20 @@ class Epilogue:
     def _of_row(self, node: Expr) -> bool:
         needs = self.printer.dataflow.needs(node)
         inside = () if self.product.apart else self.kernel.cols
-        return self.stat not in needs and not needs & {self.columns, *inside}
+        return self.sum not in needs and not needs & {self.columns, *inside}
+
+    def rescaled(self) -> Iterable[str]:
+        """Multiplies a thread's sums, which are those of two rows, with factors that are 1 as a rule."""
+        if self.stat is self.sum:
+            return
+        factor = children(self.stat)[1]
+        outside = self._outside()
+        along = outside.child()
+        places = self._row_axes(along)
+        self.printer.expect([factor])
+        rescale = f"fp::rescale($sums[0], $down, {bare(along.value(factor))});"
+        yield from outside.lines
+        yield from self._two_rows([*places, *along.lines, rescale])
 
     def early(self) -> Iterable[str]:
         """Makes of a thread's sums, which are those of two rows, what can be made of them with what the rows have in common."""
@@ -214,7 +239,7 @@ class Epilogue:
         """
         if not self.kernel.within or self.kernel.whole_columns or self.kernel.partials is not None:
             return False
-        return all(self._of_row(node) for node in self.kernel.nodes if isinstance(node, Load | Gather | Window))
+        return self._reads_rows
 
     def _rows_between(self) -> int:
         """How many rows lie between two neighbours of one row, that row included, where all stores have them so; else 1."""
@@ -228,17 +253,39 @@ class Epilogue:
     def is_direct(self) -> bool:
         """Whether threads store the sums that they have: 8 columns of 8 rows at once, which are whole sectors of float32.
 
-        All sums of a thread are written out then, so that is for little to be done with each.
+        All sums of a thread are written out then, so that is for little to be done with what is stored.
         """
         if not self._is_plain or self.kernel.cols or self._rows_between() > 1:
             return False
-        if self.product.runs and self.kernel.within:  # rows of the result begin anywhere in a sector
+        if (
+            self.product.runs and self.kernel.within and not self._takes_all
+        ):  # rows of the result begin anywhere in a sector
             return False
         if any(self.program.buffer(store.buffer).dtype.nbytes < _DIRECT_BYTES for store in self.kernel.stores):
             return False
-        done = [node for node in self.kernel.nodes if not isinstance(node, Const | Stat)]
-        cheap = all(not isinstance(node, Apply) or node.op in CHEAP for node in done)
-        return cheap and len(done) <= _MOST_DIRECT
+        if _work([store.value for store in self.kernel.stores]) > _MOST_DIRECT:
+            return False
+        most = _MOST_REDUCED if self._takes_all else _MOST_DIRECT
+        return self.kernel.partials is None or _work([self.kernel.partials.value]) <= most
+
+    @property
+    def _takes_all(self) -> bool:
+        """Whether columns that do not exist may be computed and stored like others: they have places of their own in a temporary."""
+        if not (self.kernel.whole_columns and self._reads_rows):
+            return False
+        row = self.columns.size
+        least = {self.columns: 1, self.rows: row, self.batches: row * self.rows.size}
+        for store in self.kernel.stores:
+            strides = {axis: store.index.stride(axis) or 0 for axis in least if axis.size > 1}
+            apart = all(stride >= least[axis] for axis, stride in strides.items())
+            if self.program.buffer(store.buffer).role is not Role.TEMP or not apart or strides[self.columns] > 1:
+                return False
+        return True
+
+    @property
+    def _reads_rows(self) -> bool:
+        """Whether nothing is read but what the rows have in common."""
+        return all(self._of_row(node) for node in self.kernel.nodes if isinstance(node, Load | Gather | Window))
 
     def direct(self) -> Iterable[str]:
         """What the kernel's stores make of a thread's sums, two neighbours of a row after another; see `multiply_group`."""
@@ -246,54 +293,54 @@ class Epilogue:
         along = outside.child()
         along.define_axis(self.rows, "$row")
         self.printer.expect(self.kernel.roots)
-        both = self._two_elements(along) if self.columns.size % 2 == 0 and not self.kernel.within else None
+        whole = self._takes_all or not self.kernel.within
+        both = self._two_elements(along) if self.columns.size % 2 == 0 and whole else None
         inside = both or [line for number in range(2) for line in self._one_element(along, number)]
-        columns = self._index("$first_column + $Tile::warp_column() + $across * 8 + $lane % 4 * 2")
+        columns = self._index("$first_column + $Tile::warp_column() + $at * 8 + $lane % 4 * 2")
         begin = [f"const {self.index_type} $column = {columns};"]
         begin += [f"const {self.index_type} $next = $column + 1;"] if any("$next" in line for line in inside) else []
-        inside = [*begin, *inside]
-        head = f"for (int $across = 0; $across < {self.plan.tiling.n}; ++$across)"
-        inside = [*along.lines, "#pragma unroll", *block(head, inside)]
+        inside, groups = [*begin, *inside], self.plan.tiling.n
         yield from outside.lines
-        yield from ["uint64_t $real[2] = {};"] if self._marks else ()
-        yield from self._two_rows(inside)
-        yield from self.states.of_sums(self._marks) if self.states else ()
-
-    @property
-    def _marks(self) -> bool:
-        """Whether a thread notes which of its values are there to be reduced."""
-        return self.states is not None and bool(self.kernel.within or self.columns.size % self.plan.tiling.columns)
+        if self.states is None:
+            each = block(f"for (int $at = 0; $at < {groups}; ++$at)", inside)
+            yield from self._two_rows([*along.lines, "#pragma unroll", *each])
+            return
+        words = min(_STRIP_WORDS, groups // 4)
+        each = block(f"for (int $at = $across / 8; $at < $across / 8 + {4 * words}; ++$at)", inside)
+        rows = self._two_rows([*along.lines, "#pragma unroll", *each, *self.states.own_added(words)])
+        yield from self.states.own_begun()
+        yield "#pragma unroll"
+        strip = [*self.states.own_columns(words), *rows]
+        yield from block(f"for (int $across = 0; $across < {8 * groups}; $across += {32 * words})", strip)
+        yield from self.states.own_ended()
 
     def _reduced(self, here: Scope, number: int) -> list[str]:
         """The value to be reduced takes the place of the neighbour's sum."""
         if self.kernel.partials is None:
             return []
-        value = bare(here.value(self.kernel.partials.value))
-        mark = [f"$real[$down] |= uint64_t(1) << ($across * 2 + {number});"] if self._marks else []
-        return [f"{self._own_sum(number)} = {value};", *mark]
+        return [f"{self._own_sum(number)} = {bare(here.value(self.kernel.partials.value))};"]
 
     def _own_sum(self, number: int) -> str:
-        return f"$sums[0][$across][$down * 2 + {number}]"
+        return f"$sums[0][$at][$down * 2 + {number}]"
 
     def _two_elements(self, along: Scope) -> list[str]:
         """The lines for both neighbours, of which there are both or none; a store of both at once where it can be."""
         (lines, first, last), (more, second, at_last) = (self._element(along, number) for number in range(2))
-        lines = [*lines, *more]
+        stores = []
         for store, here, there in zip(self.kernel.stores, first, second, strict=True):
             target = self.pointers[store.buffer]
             lane = Axis("lane", 2)
             if is_vector(split_index(store.index, self.columns, lane), self.columns, lane):
                 kind = f"fp::Vec<{C_TYPES[self.program.buffer(store.buffer).dtype]}, 2>"
                 values = f"{kind}{{{{{here[1]}, {there[1]}}}}}"
-                lines.append(f"*reinterpret_cast<{kind}*>({target} + ({here[0]})) = {values};")
+                stores.append(f"*reinterpret_cast<{kind}*>({target} + ({here[0]})) = {values};")
             else:
-                lines += [f"{target}[{at}] = {value};" for at, value in (here, there)]
-        lines += [*last, *at_last]
-        return (
-            block(f"if ($column < {self.columns.size})", lines)
-            if self.columns.size % self.plan.tiling.columns
-            else lines
-        )
+                stores += [f"{target}[{at}] = {value};" for at, value in (here, there)]
+        exist = f"if ($column < {self.columns.size})" if self.columns.size % self.plan.tiling.columns else ""
+        if exist and self._reads_rows:  # a branch would keep the elements of the unrolled loop apart
+            return [*lines, *more, *(block(exist, stores) if stores else []), *last, *at_last]
+        all_lines = [*lines, *more, *stores, *last, *at_last]
+        return block(exist, all_lines) if exist else all_lines
 
     def _one_element(self, along: Scope, number: int) -> list[str]:
         """The lines for one of the neighbours, if it is there."""
@@ -325,3 +372,9 @@ class Epilogue:
 
     def _index(self, text: str) -> str:
         return text if self.plan.wide else f"int({text})"
+
+
+def _work(roots: Sequence[Expr]) -> int:
+    """Nodes below `roots`, those that are costly counted as several."""
+    done = [node for node in walk(*roots) if not isinstance(node, Const | Stat)]
+    return sum(_COSTLY if isinstance(node, Apply) and node.op not in CHEAP else 1 for node in done)

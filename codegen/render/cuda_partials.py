@@ -80,7 +80,7 @@ class RowStates(PartialStores):
         Strips are wide, as merging what was found of one with what was found before takes as long as some 32 columns do.
         """
         high, _ = self.tiling.warp_tile
-        lines = [*self._begun("$down"), *self._strips("$down"), *self._stores(self._share)]
+        lines = [*self._begun("$down"), *self._strips("$down"), *self.ended()]
         yield "__syncwarp();"
         if high > ROWS:
             lines = ["#pragma unroll 1", *block(f"for (int $down = 0; $down < {high}; $down += {ROWS})", lines)]
@@ -96,9 +96,9 @@ class RowStates(PartialStores):
         """Adds what a warp has laid out in ``$room``."""
         return ["__syncwarp();", *self._strips("0")]
 
-    def ended(self) -> Iterable[str]:
+    def ended(self) -> list[str]:
         """Stores the states."""
-        return self._stores(self._share)
+        return self._stores(f"{self._share}::is_first()")
 
     @property
     def _is_apart(self) -> bool:
@@ -126,17 +126,49 @@ class RowStates(PartialStores):
         head = f"for (int $across = 0; $across < {self.tiling.laid_out}; $across += {32 * words})"
         return ["#pragma unroll 1", *block(head, strip)]
 
-    def of_sums(self, masked: bool) -> Iterable[str]:
-        """Reduces the values that took the sums' places; where `masked`, those whose bits ``$real`` has."""
-        share = f"fp::Fragment<{self.tiling.n}, {str(not masked).lower()}>"
-        lines = [
-            f"const {self.printer.index_type} $row = {self.index('$first_row + $Tile::warp_row() + $lane / 4 + $down * 8')};",
-            f"const {share} $share($sums[0], $down, {'$real[$down]' if masked else '0'});",
-        ]
+    def own_begun(self) -> Iterable[str]:
+        """States of the two rows of which a thread has sums, before `own_added`, and `own_ended` at last."""
         for number, each in enumerate(self.partials.reductions):
-            lines += [f"{state_type(each)} {found(number)};", f"fp::reduce_row({found(number)}, $share);"]
+            yield f"fp::OwnRow<{state_type(each)}> {own_row(number)}[2];"
+
+    def own_columns(self, words: int) -> list[str]:
+        """Which columns of the strip from ``$across`` on exist, where that is the same in all rows."""
+        if self._is_apart:
+            return []
+        made = f"const auto $own = fp::OwnColumns<{words}>::of_strip($inside);"
+        return [*self._inside(words), made]
+
+    def own_added(self, words: int) -> list[str]:
+        """Adds the values that took the sums' places in a strip of ``$row``."""
+        lines = self._own_apart(words) if self._is_apart else []
+        for number in range(len(self.partials.reductions)):
+            lines.append(f"fp::push_strip({own_row(number)}[$down], $sums[0], $across / 8, $down, $own);")
+        return lines
+
+    def _own_apart(self, words: int) -> list[str]:
+        """Which columns of a strip exist in a thread's row."""
+        first = self.index("$first_column + $Tile::warp_column() + $across")
+        scope, condition = self._existing(bool(self.columns.size % self.tiling.columns))
+        each = [
+            f"const {self.printer.index_type} $column = {first} + $i / 2 * 8 + $lane % 4 * 2 + $i % 2;",
+            *scope.lines,
+            f"$mine[$i / 8] |= unsigned({condition}) << fp::OwnColumns<{words}>::bit($i % 8);",
+        ]
+        return [
+            f"unsigned $mine[{words}] = {{}};",
+            "#pragma unroll",
+            *block(f"for (int $i = 0; $i < {8 * words}; ++$i)", each),
+            f"const auto $own = fp::OwnColumns<{words}>::of_thread($mine);",
+        ]
+
+    def own_ended(self) -> Iterable[str]:
+        """Stores the states of both rows."""
+        row = f"const {self.printer.index_type} $row = {self.index('$first_row + $Tile::warp_row() + $lane / 4 + $down * 8')};"
+        lines = [row]
+        for number, each in enumerate(self.partials.reductions):
+            lines.append(f"const {state_type(each)} {found(number)} = fp::found_of({own_row(number)}[$down]);")
         yield "#pragma unroll"
-        yield from block("for (int $down = 0; $down < 2; ++$down)", [*lines, *self._stores(share)])
+        yield from block("for (int $down = 0; $down < 2; ++$down)", [*lines, *self._stores("$lane % 4 == 0")])
 
     def _inside(self, words: int) -> list[str]:
         """Which of the columns from ``$across`` on exist, in all rows alike."""
@@ -178,13 +210,14 @@ class RowStates(PartialStores):
             "$inside[0] |= __shfl_xor_sync(0xffffffffu, $inside[0], 4);",
         ]
 
-    def _stores(self, share: str) -> list[str]:
+    def _stores(self, first: str) -> list[str]:
+        """Stores states in the `first` thread of a row."""
         across, (_, long) = self.tiling.warps_across, self.tiling.warp_tile
         piece = "$along" if self.tiling.turns else "int($place.column)"
         if across > 1:
             piece = f"int($place.column) * {across} + $Tile::warp_column() / {long}"
         stores = self.stored("$batch" if self.batches.size > 1 else "0", "$row", "$piece_of")
-        exists = f"{share}::is_first()"
+        exists = first
         if self.rows.size % self.tiling.rows:
             exists += f" && $row < {self.rows.size}"
         return [f"const int $piece_of = {piece};", *block(f"if ({exists})", stores)]
@@ -282,6 +315,11 @@ def _states(number: int) -> str:
 def found(number: int) -> str:
     """The state of a piece's reduction of that number."""
     return f"$found_{number}"
+
+
+def own_row(number: int) -> str:
+    """What a thread found so far of its two rows, for the reduction of that number."""
+    return f"$rows_{number}"
 
 
 def state_type(reduction: Reduction) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from dataclasses import astuple
 from string import Template
 
 from fusepass.codegen.ir.product import Arithmetic, Nested, Operand, Product, parts_of
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_epilogue import Epilogue, stored
-from fusepass.codegen.render.cuda_partials import found
+from fusepass.codegen.render.cuda_partials import found, own_row
 from fusepass.codegen.render.printer import Printer
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.schedule_product import GROUP, ProductSchedule
@@ -20,8 +21,8 @@ _ALIGNMENT = {False: 16, True: 1024}  # bytes, of shared memory: what a group mu
 _LOCALS = (
     "pool", "Left", "Right", "Tile", "place", "piece", "batch", "first_row", "first_column", "first", "last",
     "left", "right", "sums", "sound", "room", "lane", "across", "column", "next", "down", "row", "sum",
-    "share", "real", "inside", "i", "piece_of", "line", "values", "at", "col", "phase", "channel", "exists",
-    "tile", "number", "along", "strip",
+    "share", "inside", "i", "piece_of", "line", "values", "at", "col", "phase", "channel", "exists",
+    "tile", "number", "along", "strip", "own", "mine",
 )  # fmt: skip
 
 
@@ -30,7 +31,7 @@ def product_body(
 ) -> tuple[str, ...]:
     """The lines of the body of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
     states = range(len(kernel.partials.reductions) if kernel.partials else 0)
-    own = [*map(found, states), *map(stored, range(len(kernel.stores)))]
+    own = [*map(found, states), *map(own_row, states), *map(stored, range(len(kernel.stores)))]
     words = (*_LOCALS, *(word.removeprefix("$") for word in own))
     local = {word: names.exact(word) for word in words}
     writer = _Writer(kernel, program, plan, pointers, names)
@@ -75,10 +76,12 @@ class _Writer:
         if epilogue.is_direct:
             yield f"$Tile::run($sums, $pool, {where});"
             yield "const int $lane = threadIdx.x % 32;"
+            yield from epilogue.rescaled()
             yield from epilogue.direct()
             return
         yield f"const bool $sound = $Tile::run($sums, $pool, {where});"
         yield "const int $lane = threadIdx.x % 32;"
+        yield from epilogue.rescaled()
         yield from epilogue.early()
         yield f"float* const $room = reinterpret_cast<float*>($pool) + threadIdx.x / 32 * {tiling.room};"
         yield f"$Tile::lay_out($room, $sound, $sums, {where});"
@@ -98,13 +101,14 @@ class _Writer:
             f"float $sums[1][{tiling.n}][4];",
             "$tile.run($sums);",
             "const int $lane = threadIdx.x % 32;",
+            *epilogue.rescaled(),
         ]
         if epilogue.is_direct:
             lines += ["const int64_t $first_column = int64_t($along) * $Tile::columns;", *epilogue.direct()]
         else:
             lines += [*epilogue.early(), "float* const $room = $tile.room();", *epilogue.in_strips()]
         yield "#pragma unroll 1"
-        yield from block("for (int $number = $tile.first(); $number < $Tile::count; $number += $Tile::next())", lines)
+        yield from block("for (int $number = $tile.first(); $number < $tile.end(); $number += $Tile::next())", lines)
 
     def _operand(self, operand: Operand, access: Access, rows: int) -> str:
         sizes, strides = (rows, self.product.inner), (operand.row, operand.inner)
@@ -130,7 +134,9 @@ class _Writer:
     def _multiplier(self) -> str:
         tiling = self.plan.tiling
         if tiling.turns:
-            tiles = ", ".join(map(str, (*self.plan.tiles, self.batches.size, self.product.right.batch)))
+            assert self.product.runs is not None
+            chain = astuple(self.product.runs.chain(tiling.columns)) if tiling.chained else ()
+            tiles = ", ".join(map(str, (*self.plan.tiles, self.batches.size, self.product.right.batch, *chain)))
             shape = f"{tiling.n}, {tiling.turns}, {tiling.stages}, {tiling.strip}"
             return f"fp::TurnMultiplier<$Left, $Right, fp::TurnTiles<{tiles}>, {shape}>"
         if tiling.runs and self.product.runs:

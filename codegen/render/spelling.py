@@ -28,6 +28,7 @@ INFIX = {
     Op.ADD: "+",
     Op.SUB: "-",
     Op.MUL: "*",
+    Op.RESCALE: "*",
     Op.DIV: "/",
     Op.EQ: "==",
     Op.NE: "!=",

@@ -92,7 +92,7 @@ def _loads_along(window: Window, axis: Axis) -> list[Load]:
 def _pointwise(shape: Shape, width: int) -> Schedule:
     """The same with vectors of `width` elements."""
     vectors = ceil(shape.rows, width)
-    loads = [access for access in shape.main if access.window is False]
+    loads = [each for each in shape.main if each.window is False and each.buffer not in shape.kernel.writes]
     bytes_per_step = max(sum(access.nbytes for access in loads), 1) * width
     unroll = min(max(power_below(_POINTWISE_BYTES // bytes_per_step), 1), 4)
     windows = any(access.window for access in shape.accesses)

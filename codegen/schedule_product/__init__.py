@@ -234,7 +234,7 @@ def _fitted(tiling: Tiling, stage: int, runs: Runs | None, facts: DeviceFacts) -
     """`tiling` with as many resident blocks, then stages, as the shared memory has room for."""
     room = facts.shared_bytes_per_block + _BLOCK_SHARED
     for resident in range(tiling.resident, 0, -1):
-        for stages in range(tiling.stages, tiling.least_stages - 1, -1):
+        for stages in range(tiling.stages, tiling.least_stages(runs) - 1, -1):
             fitted = replace(tiling, stages=stages, resident=resident)
             if resident * (fitted.shared(stage, runs) + _BLOCK_SHARED) <= room:
                 return fitted

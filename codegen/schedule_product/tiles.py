@@ -38,6 +38,7 @@ class Tiling:
         turned: whether that is done for the transpose: what is said of rows holds for columns, and the other way round.
         runs: whether columns that are neighbours in memory come once for all terms that read places beside each other.
         turns: groups of four warps that take tiles of their own by turns, in blocks that stay; `stages` are runs then. 0: warps share a tile.
+        chained: whether a block's tiles follow each other, so that what two of them read comes once; `stages` are segments then.
         strip: columns of a warp that are laid out at a time; all where 0.
         arithmetics: those it is made for.
     """
@@ -55,6 +56,7 @@ class Tiling:
     runs: bool = False
     turns: int = 0
     strip: int = 0
+    chained: bool = False
 
     @property
     def rows(self) -> int:
@@ -106,9 +108,10 @@ class Tiling:
         """Floats of a warp's results."""
         return self.warp_tile[0] * self.room_pitch
 
-    @property
-    def least_stages(self) -> int:
-        """A group's products run on while the next panel begins, which takes a stage more."""
+    def least_stages(self, runs: Runs | None) -> int:
+        """A group's products run on while the next panel begins, which takes a stage more; so does the next segment of a chain."""
+        if self.chained and runs:
+            return runs.chain(self.columns).depth + 1
         return 3 if self.groups else 2
 
     def serves(self, product: Product, left: Access, right: Access) -> bool:
@@ -153,7 +156,8 @@ class Tiling:
 
     def run_bytes(self, runs: Runs) -> int:
         """Bytes of shared memory of all `slots`."""
-        return self.slots(runs) * runs.planes * (self.columns + (runs.taps - 1) * runs.apart) * PLACE_BYTES
+        more = runs.chain(self.columns).more if self.chained else 0
+        return self.slots(runs) * runs.planes * (self.columns + (runs.taps - 1) * runs.apart + more) * PLACE_BYTES
 
     def staying(self, runs: Runs) -> int:
         """Bytes of the rows' numbers that stay in shared memory where groups take turns."""
@@ -163,7 +167,7 @@ class Tiling:
         """Bytes of shared memory: panels and runs, and results once these are done with; beside them where warps take turns."""
         rooms = 4 * self.threads // 32 * self.room
         if self.turns and runs:
-            return self.staying(runs) + self.run_bytes(runs) + rooms + _BARRIER * (2 * self.stages + self.turns)
+            return self.staying(runs) + self.run_bytes(runs) + rooms + _BARRIER * 2 * (self.stages + self.turns)
         panels = self.stages * stage + (self.run_bytes(runs) if self.runs and runs else 0)
         return max(panels, rooms)
 
@@ -196,4 +200,7 @@ TILINGS = (
     Tiling(4, 2, 1, 16, 4, 2, 0.95, groups=True, arithmetics=_HALVES, runs=True),  # 64 x 256
     Tiling(4, 1, 1, 16, 4, 3, 0.9, groups=True, arithmetics=_HALVES, runs=True),  # 64 x 128
     Tiling(4, 1, 1, 32, 4, 1, 1.15, groups=True, arithmetics=_HALVES, runs=True, turns=2, strip=64),  # 64 x 256
+    Tiling(
+        4, 1, 1, 32, 4, 1, 1.2, groups=True, arithmetics=_HALVES, runs=True, turns=2, strip=32, chained=True
+    ),  # 64 x 256
 )

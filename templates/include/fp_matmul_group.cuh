@@ -7,6 +7,17 @@
 
 namespace fp {
 
+// Multiplies a thread's sums of the row `down`, as `multiply_group` leaves them, by a factor that nearly all rows have as 1.
+template <int N>
+__device__ __forceinline__ void rescale(float (&sums)[N][4], int down, float factor) {
+    if (factor == 1.0f) return;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        sums[n][down * 2] *= factor;
+        sums[n][down * 2 + 1] *= factor;
+    }
+}
+
 // The numbers that a thread has copied to a panel, several at a time.
 template <typename T, int Count>
 struct alignas(sizeof(T) * Count) Vector {

@@ -66,37 +66,6 @@ struct Share {
 // What the threads of row `row` have, for all; see `Share::row`.
 __device__ __forceinline__ float of_row(float value, int row) { return __shfl_sync(0xffffffffu, value, row / 4 * 8 + row % 4); }
 
-// A thread's share of one of the two rows, 8 apart, of which it has sums as `multiply_tile` leaves them; four threads share a row.
-template <int N, bool Whole>
-struct Fragment {
-    static constexpr int count = N * 2, all = N * 8;
-    float values[count];
-    uint64_t real;  // a bit for each value
-    int total = all;
-
-    static __device__ __forceinline__ bool is_first() { return threadIdx.x % 4 == 0; }
-
-    template <typename State>
-    static __device__ __forceinline__ void merge(State& state) {
-        merge_across<1, 4>(state);
-    }
-
-    __device__ __forceinline__ Fragment(const float (&sums)[N][4], int down, uint64_t inside) : real(inside) {
-        static_assert(count <= 64);
-#pragma unroll
-        for (int i = 0; i < count; ++i) values[i] = sums[i / 2][down * 2 + i % 2];
-        if constexpr (!Whole) {
-            Sum<unsigned> found;
-            found.total = __popc(unsigned(real)) + __popc(unsigned(real >> 32));
-            merge(found);
-            total = int(found.total);
-        }
-    }
-
-    __device__ __forceinline__ bool is_real(int i) const { return real >> i & 1; }
-    __device__ __forceinline__ bool whole() const { return Whole || !__any_sync(0xffffffffu, total != all); }
-};
-
 // All threads of a row get the state of its results.
 template <typename State, typename Share>
 __device__ __forceinline__ void reduce_row(State& state, const Share& share) {
@@ -177,6 +146,126 @@ __device__ __forceinline__ void leave_row(State* states, const Share& share) {
     State state;
     reduce_row(state, share);
     if (share.is_first()) merge_into(states[share.row()], state);
+}
+
+// Which of a strip of 32 Words columns exist, for a thread that has two neighbours of each eight, as `multiply_group` leaves them: bits 0
+// and 1 of a word, 8 and 9, and so on.
+template <int Words>
+struct OwnColumns {
+    unsigned real[Words];
+    bool whole;  // whether all do
+
+    static __device__ __forceinline__ constexpr int bit(int value) { return value % 8 / 2 * 8 + value % 2; }
+
+    // `inside` has a bit for each column, alike in all rows.
+    static __device__ __forceinline__ OwnColumns of_strip(const unsigned (&inside)[Words]) {
+        OwnColumns own;
+        own.whole = true;
+#pragma unroll
+        for (int w = 0; w < Words; ++w) {
+            own.real[w] = inside[w] >> threadIdx.x % 4 * 2;
+            own.whole = own.whole && inside[w] == 0xffffffffu;
+        }
+        return own;
+    }
+
+    // `mine` has a bit for each of the thread's own.
+    static __device__ __forceinline__ OwnColumns of_thread(const unsigned (&mine)[Words]) {
+        OwnColumns own;
+        own.whole = true;
+#pragma unroll
+        for (int w = 0; w < Words; ++w) {
+            own.real[w] = mine[w];
+            own.whole = own.whole && mine[w] == 0x03030303u;
+        }
+        return own;
+    }
+
+    __device__ __forceinline__ bool is_real(int value) const { return real[value / 8] >> bit(value % 8) & 1; }
+};
+
+// What a thread finds of its sums of a row, strip after strip; four threads share a row.
+template <typename State>
+struct OwnRow {
+    State state;
+
+    template <int Words>
+    __device__ __forceinline__ void push(const float (&values)[Words * 8], const OwnColumns<Words>& columns) {
+        if (columns.whole) {
+            state.push_many(values);
+        } else {
+#pragma unroll
+            for (int i = 0; i < Words * 8; ++i) {
+                if (columns.is_real(i)) state.push(values[i]);
+            }
+        }
+    }
+
+    __device__ __forceinline__ State found() const { return state; }
+};
+
+// Moments by sums of differences from the first value and of their squares, which is two instructions less for a value than two sweeps. That
+// loses few digits: a value is at most sqrt(n - 1) standard deviations from the mean of the n that it is one of (Samuelson 1968).
+template <typename T>
+struct OwnRow<Moments<T>> {
+    T first = T(0), count = T(0), total = T(0), squares = T(0);
+
+    template <int Words>
+    __device__ __forceinline__ void push(const float (&values)[Words * 8], const OwnColumns<Words>& columns) {
+        constexpr int all = Words * 8;
+        if (count == T(0)) {
+            first = T(values[0]);
+            if (!columns.whole) {
+                first = T(0);
+#pragma unroll
+                for (int i = all; i-- > 0;) first = columns.is_real(i) ? T(values[i]) : first;
+            }
+        }
+        T differences[all], sum = T(0), square = T(0);
+#pragma unroll
+        for (int i = 0; i < all; ++i) differences[i] = T(values[i]) - first;
+        if (columns.whole) {
+            count += T(all);
+        } else {
+#pragma unroll
+            for (int w = 0; w < Words; ++w) count += T(__popc(columns.real[w] & 0x03030303u));
+#pragma unroll
+            for (int i = 0; i < all; ++i) differences[i] = columns.is_real(i) ? differences[i] : T(0);
+        }
+#pragma unroll
+        for (int i = 0; i < all; ++i) {
+            sum += differences[i];
+            square += differences[i] * differences[i];
+        }
+        total += sum;
+        squares += square;
+    }
+
+    __device__ __forceinline__ Moments<T> found() const {
+        const T mean = count > T(0) ? total / count : T(0);
+        Moments<T> state;
+        state.count = count;
+        state.mean = count > T(0) ? first + mean : T(0);
+        state.m2 = maximum(squares - total * mean, T(0));
+        return state;
+    }
+};
+
+// Adds the values that took the place of a thread's sums in the groups of 8 columns from `group` on, of the row `down`.
+template <int Words, int N, typename State>
+__device__ __forceinline__ void push_strip(OwnRow<State>& row, const float (&sums)[N][4], int group, int down, const OwnColumns<Words>& columns) {
+    float values[Words * 8];
+#pragma unroll
+    for (int i = 0; i < Words * 8; ++i) values[i] = sums[group + i / 2][down * 2 + i % 2];
+    row.push(values, columns);
+}
+
+// What the four threads of a row found of it.
+template <typename State>
+__device__ __forceinline__ State found_of(const OwnRow<State>& row) {
+    State state = row.found();
+    merge_lanes<4>(state);
+    return state;
 }
 
 // What a thread finds of the sums that it has itself, a state for each of its `Count` channels; see `push_sums`.

@@ -74,7 +74,7 @@ def test_convolutions(name: str, groups: bool, direct: bool, monkeypatch: pytest
     program = halved(name)
     if direct:
         monkeypatch.setattr(Epilogue, "_rows_between", lambda self: 1)
-        assert "Fragment" in render(program, H200).text
+        assert "fp::OwnRow" in render(program, H200).text
     else:
         monkeypatch.setattr(Epilogue, "is_direct", False)
     check(program)

@@ -17,7 +17,7 @@ from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule_product import schedule_product
-from fusepass.codegen.schedule_product.tiles import TILINGS
+from fusepass.codegen.schedule_product.tiles import TILINGS, Tiling
 from tests.support.convolutions import HALVED, Across, generated_pooling
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.native import compile_command
@@ -30,10 +30,16 @@ H200 = DeviceFacts.h200()
 FEW = replace(H200, multiprocessors=2)  # so that a group has several tiles
 
 
+CHAINED = next(tiling for tiling in TILINGS if tiling.chained)
+
+
+def choose(monkeypatch: pytest.MonkeyPatch, *tilings: Tiling) -> None:
+    monkeypatch.setattr("fusepass.codegen.schedule_product.TILINGS", tilings)
+
+
 @pytest.fixture(autouse=True)
 def turns_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = tuple(tiling for tiling in TILINGS if tiling.turns)
-    monkeypatch.setattr("fusepass.codegen.schedule_product.TILINGS", chosen)
+    choose(monkeypatch, *(tiling for tiling in TILINGS if tiling.turns and not tiling.chained))
 
 
 def product_of(program: Program) -> Kernel:
@@ -61,6 +67,33 @@ def test_values(name: str, facts: DeviceFacts) -> None:
     assert "fp::TurnMultiplier" in source.text
     given = operands(case)
     found = emulate(program, source, memory(case, given))["y"].reshape(case.result)
+    assert (np.abs(found - exact(case, given)) <= bound(case, given)).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("multiprocessors", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("columns", "depth"),
+    [
+        (256, 1),  # all rows of the kernel in one segment
+        (64, 2),  # runs of a row begin in the middle of a segment
+        (32, 3),  # a row is a little longer than a tile
+    ],
+)
+def test_chains(columns: int, depth: int, multiprocessors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles share segments with the tiles before, chains begin anew with each sample, and blocks in the middle of one."""
+    choose(monkeypatch, replace(CHAINED, n=columns // 8, stages=6))
+    case = replace(CASES["2d, neighbours"], source=(3, 32, 9, 34))
+    facts = replace(H200, multiprocessors=multiprocessors)
+    program = halved(case)
+    plan = schedule_product(product_of(program), program, facts)
+    assert plan is not None
+    product = product_of(program).anchor
+    assert isinstance(product, Product)
+    assert product.runs is not None
+    assert product.runs.chain(columns).depth == depth
+    given = operands(case)
+    found = emulate(program, render(program, facts), memory(case, given))["y"].reshape(case.result)
     assert (np.abs(found - exact(case, given)) <= bound(case, given)).all()
 
 
