@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
-from fusepass.codegen.render import render
+from fusepass.codegen.render import render, render_general
+from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Keep, Walk
 from tests.support.emulate import emulate, needs_compiler
@@ -38,7 +39,9 @@ CASES: dict[str, Case] = {
 
 @needs_compiler
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("function", [lambda x: x.softmax(1), lambda x: x - x.amax(1, keepdim=True)], ids=["softmax", "maximum"])
+@pytest.mark.parametrize(
+    "function", [lambda x: x.softmax(1), lambda x: x - x.amax(1, keepdim=True)], ids=["softmax", "maximum"]
+)
 def test_values(name: str, function: Callable[[Tensor], Tensor]) -> None:
     shape, dtype, said = CASES[name]
     torch.manual_seed(0)
@@ -48,6 +51,19 @@ def test_values(name: str, function: Callable[[Tensor], Tensor]) -> None:
     assert (plan.walk, plan.keep) == (Walk.OUTER, Keep.REGISTERS)
     assert (plan.width, plan.lanes, plan.groups, plan.resident, plan.packed) == said
     results = emulate(program, render(program, SMALL), made.memory(program))
+    for output, want in zip(program.outputs, made.exact(), strict=True):
+        torch.testing.assert_close(tensor_of(results[output], program.buffer(output)), want)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["half lines of halves", "half lines, one block", "short runs"])
+def test_sizes_that_come_at_run_time(name: str) -> None:
+    shape, dtype, _ = CASES[name]
+    torch.manual_seed(0)
+    made = region(lambda x: x.softmax(1), (4 * torch.randn(shape)).to(dtype))
+    program = made.passed(pass_options(SMALL))
+    source = render_general(program, SMALL)
+    results = emulate(program, replace(source, text=plain(source.text)), made.memory(program))
     for output, want in zip(program.outputs, made.exact(), strict=True):
         torch.testing.assert_close(tensor_of(results[output], program.buffer(output)), want)
 
