@@ -24,7 +24,7 @@ COLUMN_THREADS = 128  # per block, where each has columns of its own
 _PAIR_THREADS = 512  # per block, where columns are shared and each thread has two rows
 # Of columns that a thread of 64 registers holds, by how many rows it has; of 128 registers, in a block that has a multiprocessor to itself.
 _HELD_WORDS, _LONE_WORDS = {1: 48, 2: 36}, 96
-_SHORT_RUN = 33, 64  # rows that lie together
+_SHORT_RUN = 64  # rows that lie together
 _RUN_WORDS = (32, 48), (64, 80)  # of a column that a thread holds, and the registers that it takes
 _LONG_RUN = 4  # blocks' rows that lie together in memory, at least, so that few have an end of them
 _LEAST_SECTORS = 4  # of a block's rows, where blocks overlap by one
@@ -83,7 +83,9 @@ def held_columns(shape: Shape, width: int) -> Schedule | None:
         plan = plan and overlapping(plan, shape)
         return plan if plan and plan.overlap else None
     single = width if packs(shape, width) else 1  # rows of a thread: of one there are fewer groups to merge
-    ways = ((width, LINE, 2), (single, LINE, 2), (single, LINE // 2, 2), (width, LINE // 2, 1), (width, LINE // 4, 1))
+    ways = [(width, LINE, 2), (single, LINE, 2), (single, LINE // 2, 2), (width, LINE // 2, 1), (width, LINE // 4, 1)]
+    if packs(shape, width):
+        ways.insert(3, (width, LINE // 4, 2))
     return next((plan for plan in (_held(shape, *way) for way in ways) if plan), None)
 
 
@@ -109,7 +111,8 @@ def short_runs(shape: Shape) -> Schedule | None:
     assert shape.row_axis is not None
     axis, kernel = shape.row_axis, shape.kernel
     run = min((neighbours(store.index, axis) for store in kernel.stores), default=0)
-    if not _SHORT_RUN[0] <= run <= _SHORT_RUN[1] or all(_in_whole_sectors(s, shape, axis) for s in kernel.stores):
+    smallest = min(access.nbytes for access in shape.main)
+    if run * smallest < LINE or run > _SHORT_RUN or all(_in_whole_sectors(s, shape, axis) for s in kernel.stores):
         return None
     for words, registers in _RUN_WORDS:
         groups = power_above(ceil(shape.cols * max(shape.kept_words, 1), words))

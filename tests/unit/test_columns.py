@@ -32,7 +32,7 @@ CASES: dict[str, Case] = {
     "lines of halves": ((2, 530, 128), torch.bfloat16, (2, 32, 16, 2, True)),
     "half lines of halves": ((2, 1100, 64), torch.float16, (2, 16, 32, 2, True)),
     "short runs": ((40, 100, 49), torch.float32, (1, 49, 4, 0, False)),
-    "short runs of halves": ((40, 100, 49), torch.bfloat16, (1, 49, 4, 0, False)),
+    "quarters of lines of halves": ((2, 2000, 64), torch.bfloat16, (2, 8, 64, 2, True)),
     "half lines of short runs": ((8, 1100, 49), torch.float32, (1, 16, 32, 1, False)),
 }
 
