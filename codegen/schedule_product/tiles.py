@@ -13,6 +13,7 @@ WARP_ROWS = _M
 """Rows of a warp, where a tiling is plain."""
 _SPARE = 8  # numbers between rows of a panel whose rows are neighbours, floats between rows of results
 _BARRIER = 8  # bytes
+_LEAST_CHAINED = 3  # runs of a tile
 _EVERY = tuple(Arithmetic)
 
 
@@ -119,6 +120,8 @@ class Tiling:
         arithmetic = product.arithmetic
         if arithmetic not in self.arithmetics or (self.runs and (product.runs is None or product.pieces > 1)):
             return False
+        if self.chained and not _shares_segments(product.runs, self.columns):
+            return False
         if self.turns and (left != Access(inner_first=True, vector=PLACE) or product.left.batch):
             return False
         if not self.groups or arithmetic is Arithmetic.HALVES:
@@ -170,6 +173,11 @@ class Tiling:
             return self.staying(runs) + self.run_bytes(runs) + rooms + _BARRIER * 2 * (self.stages + self.turns)
         panels = self.stages * stage + (self.run_bytes(runs) if self.runs and runs else 0)
         return max(panels, rooms)
+
+
+def _shares_segments(runs: Runs | None, columns: int) -> bool:
+    """Whether tiles of a chain share so much that chains were measured to be worth it."""
+    return runs is not None and runs.count >= _LEAST_CHAINED and runs.chain(columns).depth > 1
 
 
 _THREE = (Arithmetic.TF32_THREE,)

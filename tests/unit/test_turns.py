@@ -17,7 +17,7 @@ from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule_product import schedule_product
-from fusepass.codegen.schedule_product.tiles import TILINGS, Tiling
+from fusepass.codegen.schedule_product.tiles import TILINGS, Access, Tiling
 from tests.support.convolutions import HALVED, Across, generated_pooling
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.native import compile_command
@@ -75,7 +75,6 @@ def test_values(name: str, facts: DeviceFacts) -> None:
 @pytest.mark.parametrize(
     ("columns", "depth"),
     [
-        (256, 1),  # all rows of the kernel in one segment
         (64, 2),  # runs of a row begin in the middle of a segment
         (32, 3),  # a row is a little longer than a tile
     ],
@@ -95,6 +94,23 @@ def test_chains(columns: int, depth: int, multiprocessors: int, monkeypatch: pyt
     given = operands(case)
     found = emulate(program, render(program, facts), memory(case, given))["y"].reshape(case.result)
     assert (np.abs(found - exact(case, given)) <= bound(case, given)).all()
+
+
+def test_chains_are_for_tiles_that_share_segments() -> None:
+    """Not for two runs (transposed by 2), and not where one segment has all that a tile reads."""
+    left, right = (Access(inner_first=True, vector=8) for _ in range(2))
+
+    def serves(columns: int, *outer: tuple[int, int]) -> bool:
+        product = product_of(halved(CASES["2d, neighbours"])).anchor
+        assert isinstance(product, Product)
+        assert product.runs is not None
+        return replace(CHAINED, n=columns // 8).serves(
+            replace(product, runs=replace(product.runs, outer=outer)), left, right
+        )
+
+    assert serves(32, (3, 36))
+    assert not serves(32, (2, 36))
+    assert not serves(256, (3, 36))
 
 
 @needs_compiler
