@@ -15,6 +15,7 @@ from torch import fx
 from fusepass.codegen.lowering import registry
 from fusepass.patterns import companions, naming
 from fusepass.patterns import library as library  # registers the patterns
+from fusepass.patterns.copies import lies_across, lies_alike, moves
 from fusepass.patterns.dataflow import Candidate, Dataflow, bits, remove_dead
 from fusepass.patterns.growth import grow
 from fusepass.patterns.legality import Refusal, final_reason, step_reason
@@ -26,7 +27,7 @@ from fusepass.patterns.traffic import nbytes
 __all__ = ["Partition", "Region", "partition"]
 
 LARGE = 2**20
-"""Bytes of the input from which on a reduction is worth a kernel of its own."""
+"""Bytes of the input from which on a reduction is worth a kernel of its own; of the result, for a copy."""
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -166,10 +167,20 @@ def _gains(candidate: Candidate, region: Region) -> bool:
             return True
         case OpClass.REDUCTION:
             return nbytes(unit.node.all_input_nodes[0].meta["val"]) >= LARGE
+        case OpClass.POINTWISE:
+            return sum(nbytes(value.meta["val"]) for value in unit.values) >= LARGE and _is_better_copy(unit.node)
         case OpClass.ANCHOR:
             # On CUDA, where the library does not use tensor cores, or converts layouts.
             return unit.node.meta["val"].device.type == "cuda" and _is_large(unit.node)
     return False
+
+
+def _is_better_copy(node: fx.Node) -> bool:
+    """Whether `node` only moves elements, and generated code does so in fewer accesses to memory."""
+    if not moves(node) or lies_alike(node):
+        return False
+    # Loops for a CPU have no tiles for what is read along one axis and written along another.
+    return node.meta["val"].device.type == "cuda" or not lies_across(node)
 
 
 def _is_large(anchor: fx.Node) -> bool:

@@ -211,7 +211,9 @@ def _in_places(
         for made in ways:
             place = len(made.kernels) - len(form.kernels)
             reduced = None if over else reduce_positions(made, builder, place, pieces)
-            twice = None if reduced is None else compute_again(reduced, builder, place, pieces, again)
+            twice = None
+            if reduced is not None and reduced.kernels[place].stores:
+                twice = compute_again(made, builder, place, pieces, again)
             for each in filter(None, (twice, reduced, made)):
                 yield each, each.kernels[place]
 

@@ -97,12 +97,12 @@ class WeightScales:
     channel: Buffer
     out: Buffer
 
-    def pack_weight(self, builder: Builder, name: str, layout: Layout) -> tuple[Buffer, Kernel]:
+    def pack_weight(self, builder: Builder, name: str, layout: Layout, shift: int = LOW_SHIFT) -> tuple[Buffer, Kernel]:
         """The scaled weight in halves, as a buffer `name`, and the kernel that writes it; its coordinates are in the order of its dimensions."""
         first, second, *_ = layout.coordinates
         out, channel = (second, first) if self.transposed else (first, second)
         exponent = builder.apply(Op.SUB, _of(builder, self.channel, channel), _of(builder, self.out, out))
-        return _pack(builder, self.weight, name, layout, powers(builder, exponent))
+        return _pack(builder, self.weight, name, layout, powers(builder, exponent), shift)
 
 
 @dataclass(frozen=True)
@@ -231,13 +231,15 @@ def _scaled(b: Builder, number: Expr, factors: Sequence[Expr]) -> Expr:
     return number
 
 
-def _pack(b: Builder, operand: Buffer, name: str, layout: Layout, factors: Sequence[Expr]) -> tuple[Buffer, Kernel]:
+def _pack(
+    b: Builder, operand: Buffer, name: str, layout: Layout, factors: Sequence[Expr], shift: int = LOW_SHIFT
+) -> tuple[Buffer, Kernel]:
     # Zeros go the way of all numbers: what they are multiplied with is then read without a condition, several at once.
     number = _number(b, operand, layout)
     value = _scaled(b, number, factors)
     half = b.cast(_visible(b, number, value), DType.F16)
     if layout.part is not None:
-        half = b.masked((Bound(layout.part, 0, 1),), half, _rest(b, value, half))
+        half = b.masked((Bound(layout.part, 0, 1),), half, _rest(b, value, half, shift))
     return _packed(name, layout, half, ORIGIN)
 
 
@@ -261,9 +263,11 @@ def _visible(b: Builder, number: Expr, value: Expr) -> Expr:
     return b.apply(Op.WHERE, lost, b.apply(Op.COPYSIGN, least, number), value)
 
 
-def _rest(b: Builder, value: Expr, half: Expr) -> Expr:
-    """The low part of `value`, whose high part is `half`; 0 where that is not finite."""
+def _rest(b: Builder, value: Expr, half: Expr, shift: int) -> Expr:
+    """The low part of `value`, whose high part is `half`, times 2^`shift`; 0 where that is not finite."""
     high = b.cast(half, _F32)
-    low = b.apply(Op.MUL, b.apply(Op.SUB, value, high), b.const(2.0**LOW_SHIFT, _F32))
+    low = b.apply(Op.SUB, value, high)
+    if shift:
+        low = b.apply(Op.MUL, low, b.const(2.0**shift, _F32))
     finite = b.apply(Op.LE, b.apply(Op.ABS, high), b.const(LARGEST, _F32), dtype=DType.BOOL)
     return b.cast(b.apply(Op.WHERE, finite, low, b.const(0.0, _F32)), DType.F16)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fusepass.codegen.ir.expr import Expr, Load
 from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_loads import loads_ahead
+from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import block
@@ -60,22 +61,36 @@ class Fetches:
 
     def vector(self, row: str, number: str, to: str = "") -> list[str]:
         """Begin to copy vector `number` of `row` to the place of that number, or `to` another."""
-        frame = self.frame
-        scope = Scope(frame.printer)  # of its own: quotients of the row at hand are not those of another
-        if frame.arranged.row is not None:
-            scope.define_axis(frame.arranged.row, row)
-        frame.define_position(scope, frame.tile, number)
+        scope = self._at(row, number, self.frame.tile)
         for load, place in self._kept:
-            reuse = "<fp::Reuse::none>" if load.buffer in frame.schedule.once else ""
-            start = scope.operand(frame.first_lane(load.index))
-            extent = (
-                f", {free(frame.program.buffer(load.buffer).extent)} - {start}"
-                if frame.schedule.start is not None
-                else ""
-            )
-            source = f"{frame.pointers[load.buffer]} + {start}"
-            scope.lines.append(f"fp::fetch{reuse}(&{place}[{to or number}], {source}{extent});")
+            reuse = "<fp::Reuse::none>" if load.buffer in self.frame.schedule.once else ""
+            source = ", ".join(self._source(scope, load))
+            scope.lines.append(f"fp::fetch{reuse}(&{place}[{to or number}], {source});")
         return scope.lines
+
+    def prefetch(self, row: str, number: str, tile: Tile) -> list[str]:
+        """Bring vector `number` of `row` to the L2 cache, as far as it is there."""
+        scope = self._at(row, number, tile)
+        for load, _ in self._kept:
+            scope.lines.append(f"fp::prefetch({', '.join(self._source(scope, load))});")
+        return scope.lines
+
+    def _at(self, row: str, number: str, tile: Tile) -> Scope:
+        """A scope at this vector; of its own: quotients of the row at hand are not those of another."""
+        scope = Scope(self.frame.printer)
+        if self.frame.arranged.row is not None:
+            scope.define_axis(self.frame.arranged.row, row)
+        self.frame.define_position(scope, tile, number)
+        return scope
+
+    def _source(self, scope: Scope, load: Load) -> list[str]:
+        """Where a vector is loaded from, and how many elements there are from there on, where rows begin anywhere."""
+        frame = self.frame
+        start = scope.operand(frame.first_lane(load.index))
+        source = [f"{frame.pointers[load.buffer]} + {start}"]
+        if frame.schedule.start is not None:
+            source.append(f"{free(frame.program.buffer(load.buffer).extent)} - {start}")
+        return source
 
 
 def prefetch_row(frame: Frame, roots: Sequence[Expr]) -> list[str]:

@@ -16,8 +16,8 @@ from fusepass.codegen.render.cuda_ahead import Fetches
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.cuda_kernel import KernelWriter, Phase
 from fusepass.codegen.render.cuda_loads import Ahead, declare, declare_one, fill_steps, loads_ahead
-from fusepass.codegen.render.cuda_states import State, declare_state, found, left, name_results
-from fusepass.codegen.render.cuda_tile import arrange
+from fusepass.codegen.render.cuda_states import State, asked, declare_state, found, left, name_results
+from fusepass.codegen.render.cuda_tile import Tile, arrange
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule.plan import Schedule
@@ -31,34 +31,49 @@ def ring_body(
 
 
 @dataclass(frozen=True)
-class _Coming(Ahead):
-    """A load for the next step; of the first steps of a row, what `waiting` has for all rows.
+class _Waiting(Ahead):
+    """What stays in an array of vectors from before the first row on.
 
     Attributes:
-        waiting: the C name of an array of vectors, where there is one.
-        within: the C condition that the step is one of those.
         place: the C text of the step's first vector there.
     """
 
-    waiting: str = ""
-    within: str = ""
     place: str = ""
 
     def of_step(self, frame: Frame) -> str:
+        return f"{self.name}[{self.place} + {frame.u}]" if frame.unroll > 1 else f"{self.name}[{self.place}]"
+
+
+@dataclass(frozen=True)
+class _Coming(Ahead):
+    """A load for a later step; of some steps of a row, what `waiting` has for all rows.
+
+    Attributes:
+        waiting: that, where there is any.
+        held: the C condition that the step is one of those.
+    """
+
+    waiting: _Waiting | None = None
+    held: str = ""
+
+    def of_step(self, frame: Frame) -> str:
         loaded = super().of_step(frame)
-        place = f"{self.place} + {frame.u}" if frame.unroll > 1 else self.place
-        return f"({self.within} ? {self.waiting}[{place}] : {loaded})" if self.waiting else loaded
+        return f"({self.held} ? {self.waiting.of_step(frame)} : {loaded})" if self.waiting else loaded
 
 
 class _RingWriter(KernelWriter):
     def __init__(self, frame: Frame) -> None:
         super().__init__(frame)
         self.q, self.place = frame.names.exact("q"), frame.names.exact("place")
+        plan = frame.schedule
+        self.held_steps = plan.waiting // plan.unroll
+        self.spread = f"fp::Spread<{self.held_steps}, {plan.turns}>"  # of these over those of a row
         self.kept = tuple(replace(kept, first=-1) for kept in self.kept)
         for kept in self.kept:
             self.places.declare(kept)
         loads = [(kept.node, self.places.name(kept)) for kept in self.kept if isinstance(kept.node, Load)]
         self.ring = Fetches(frame, loads)
+        self.asked: list[str] = []  # what members have left of the next row, where it was looked for
 
     def write(self) -> list[str]:
         frame, top = self.frame, self.top
@@ -67,11 +82,15 @@ class _RingWriter(KernelWriter):
         results = [store.value for store in frame.kernel.stores]
         states = tuple(declare_state(frame, reduction) for reduction in sweep)
         coming = self._coming(results)
+        for state in states:
+            self.asked.append(frame.names.exact(f"{state.name}_asked"))
+            top.lines.append(f"fp::Left<{state.type}> {self.asked[-1]};")
         top.lines.append(f"int {self.place} = 0;")
         before = len(top.lines)
         top.lines.append(f"const {frame.index_type} {frame.row} = {frame.turn} < 0 ? 0 : {frame.turn};")
-        narrow = (each for each in coming if each.waiting and each.load.dtype.compute is not each.load.dtype)
-        top.lines += [f"fp::stay({each.waiting});" for each in narrow]
+        waiting = [each.waiting for each in coming if each.waiting]
+        narrow = (each for each in waiting if each.load.dtype.compute is not each.load.dtype)
+        top.lines += [f"fp::stay({each.name});" for each in narrow]
         self._say("what the team found of the row")
         self._find(states)
         if frame.kernel.row_stores:
@@ -79,17 +98,22 @@ class _RingWriter(KernelWriter):
         steps = [
             f"fp::await_copies<{self.schedule.ring - 1 - self.schedule.ahead}>();",
             *self._sweep_step(swept, states),
+            *self._ask_step(states),
             *self._result_step(results, coming),
             *self._load_step(coming),
             *self._copy_step(),
             f"{self.place} = {self.place} + 1 < {self.schedule.ring} ? {self.place} + 1 : 0;",
         ]
         self._say("a later row's reduction, results, and copies to the place that they leave")
-        span = f"int {self.q} = 0; {self.q} < {self.schedule.turns}; ++{self.q}"
-        top.lines += ["#pragma unroll", *block(f"for ({span})", steps)]
+        top.lines += self._over_steps(steps)
         self.places.check()
         lines = [*top.lines[:before], *block(frame.row_loop, top.lines[before:])]
         return without_unused(lines)
+
+    def _over_steps(self, lines: Sequence[str]) -> list[str]:
+        """`lines` for each step of a row."""
+        span = f"int {self.q} = 0; {self.q} < {self.schedule.turns}; ++{self.q}"
+        return ["#pragma unroll", *block(f"for ({span})", lines)]
 
     # ---- rows
 
@@ -98,11 +122,11 @@ class _RingWriter(KernelWriter):
         frame = self.frame
         names = [frame.names.exact(f"{state.name}_of_row") for state in states]
         self.top.lines += [f"{state.type} {name};" for state, name in zip(states, names, strict=True)]
-        self.top.lines += block(f"if ({frame.turn} >= 0)", found(frame, states, names))
+        self.top.lines += block(f"if ({frame.turn} >= 0)", found(frame, states, names, self.asked))
         of_row = [replace(state, element=name) for state, name in zip(states, names, strict=True)]
         name_results(frame, of_row, self.stats)
 
-    def _row_of(self, scope: Scope, name: str, steps: int) -> str:
+    def _row_of(self, scope: Scope, name: str, steps: int | str) -> str:
         """Define the row, by a new `name` like this one, that comes so many steps later; its name."""
         frame, plan = self.frame, self.schedule
         assert frame.arranged.row is not None
@@ -112,7 +136,7 @@ class _RingWriter(KernelWriter):
         scope.define_axis(frame.arranged.row, row)
         return row
 
-    def _start(self, scope: Scope, steps: int) -> str:
+    def _start(self, scope: Scope, steps: int | str) -> str:
         """Define the first vector of the step that comes so many steps later; its name."""
         frame, plan = self.frame, self.schedule
         start = frame.names.numbered("start")
@@ -148,6 +172,13 @@ class _RingWriter(KernelWriter):
         end = [*left(frame, states), *(f"{state.name} = {state.type}();" for state in states)]
         return [*outer.lines, *block(self._exists(row), [*scope.lines, *block(last, end)])]
 
+    def _ask_step(self, states: Sequence[State]) -> list[str]:
+        """In the last step of a row, look for what members have left of the next one: it comes while results are stored."""
+        scope = Scope(self.frame.printer)
+        row = self._row_of(scope, "asked_row", 1)
+        lines = block(self._exists(row), asked(self.frame, states, self.asked))
+        return block(f"if ({self.q} == {self.schedule.turns - 1})", [*scope.lines, *lines])
+
     def _result_step(self, roots: Sequence[Expr], coming: Sequence[Ahead]) -> list[str]:
         frame = self.frame
         scope = self.top.child()
@@ -168,7 +199,20 @@ class _RingWriter(KernelWriter):
         lines = self.ring.vector(row, number, self.places.place)
         lines = block(f"if ({number} < {frame.tile.end})", lines) if frame.tile.tail else lines
         copies = [*scope.lines, *frame.unrolled(frame.u, frame.unroll, lines)]
-        return [*outer.lines, *block(self._exists(row), copies), "fp::end_copies();"]
+        lines = [*outer.lines, *block(self._exists(row), copies), "fp::end_copies();"]
+        return [*lines, *self._prefetch_step()] if plan.nearer else lines
+
+    def _prefetch_step(self) -> list[str]:
+        """Bring to the L2 cache what is copied some steps later: it waits there, not in the ring, while memory is busy."""
+        frame, steps = self.frame, self.schedule.ring + self.schedule.nearer
+        outer, scope = Scope(frame.printer), Scope(frame.printer)
+        row = self._row_of(outer, "row_of_prefetched", steps)
+        start, tile = self._start(scope, steps), self._placed_anew(scope)
+        number = frame.number(tile, start)
+        lines = self.ring.prefetch(row, number, tile)
+        lines = block(f"if ({number} < {tile.end})", lines) if tile.tail else lines
+        lines = [*scope.lines, *frame.unrolled(frame.u, frame.unroll, lines)]
+        return [*outer.lines, *block(self._exists(row), lines)]
 
     def _stand(self, scope: Scope, place: str) -> None:
         """Let `place` of the ring be where the vectors at hand are."""
@@ -177,17 +221,17 @@ class _RingWriter(KernelWriter):
         scope.lines.append(f"const int {first} = {place} * {plan.unroll * plan.lanes} + {frame.tile.start};")
         self.places.place = f"{first} + {frame.u} * {plan.lanes}" if plan.unroll > 1 else first
 
-    # ---- loads for results, a step before these
+    # ---- loads for results, some steps before these
 
     def _coming(self, roots: Sequence[Expr]) -> list[_Coming]:
         """Declare what receives them, and load what waits for all rows."""
-        frame, plan, made = self.frame, self.schedule, list[_Coming]()
+        frame, made = self.frame, list[_Coming]()
         frame.printer.expect(roots)
         rows = frozenset(frame.kernel.rows)
         for each in loads_ahead(frame, roots, [kept.node for kept in self.kept]):
-            waits = plan.waiting > 0 and not each.load.index.axes & rows and not each.guard
-            waiting = frame.names.exact(f"{each.name}_waiting") if waits else ""
-            within, place = f"{self.q} < {plan.waiting // plan.unroll}", f"{self.q} * {plan.unroll}"
+            stays = self.held_steps > 0 and not each.load.index.axes & rows and not each.guard
+            waiting = self._waiting(each) if stays else None
+            held = f"{self.spread}::holds({self.q})" if stays else ""
             made.append(
                 _Coming(
                     each.load,
@@ -195,38 +239,64 @@ class _RingWriter(KernelWriter):
                     each.wide,
                     each.lanes,
                     each.name,
-                    False,
-                    True,
-                    waits,
-                    False,
-                    waiting,
-                    within,
-                    place,
+                    under_way=True,
+                    stays=stays,
+                    waiting=waiting,
+                    held=held,
                 )
             )
             self.top.lines.append(declare(frame, each))
-            if waits:
-                held = replace(each, name=waiting if plan.waiting > 1 else f"{waiting}[0]")
-                self.top.lines.append(declare_one(frame, replace(each, name=waiting), f"[{plan.waiting}]"))
-                frame.unroll = plan.waiting
-                fill_steps(frame, self.top, frame.tile, frame.tile.start, [held])
-                frame.unroll = plan.unroll
+        fill = [each.waiting for each in made if each.waiting]
+        if fill:
+            self.top.lines += [declare_one(frame, each, f"[{self.schedule.waiting}]") for each in fill]
+            scope = self.top.child()
+            fill_steps(frame, scope, frame.tile, self._start(scope, 0), fill)
+            self.top.lines += self._over_steps(block(f"if ({self.spread}::holds({self.q}))", scope.lines))
         return made
 
+    def _waiting(self, each: Ahead) -> _Waiting:
+        """What has this load for the steps that hold it."""
+        place = f"{self.spread}::before({self.q})"
+        place = f"{place} * {self.frame.unroll}" if self.frame.unroll > 1 else place
+        name = self.frame.names.exact(f"{each.name}_waiting")
+        return _Waiting(each.load, each.guard, each.wide, each.lanes, name, place=place)
+
     def _load_step(self, coming: Sequence[_Coming]) -> list[str]:
-        frame, plan = self.frame, self.schedule
+        """Loads for the next step; of what all rows share, where this step has used it up, for the next step that does not hold it."""
+        own = self._load([each for each in coming if not each.stays], 1, "coming_row")
+        if self.held_steps == self.schedule.turns:
+            return own
+        step = self.frame.names.exact("until_next")
+        shared = self._load([each for each in coming if each.stays], step, "row_of_next")
+        if shared:
+            until = f"const int {step} = {self.spread}::until_next({self.q});"
+            shared = block(f"if (!{self.spread}::holds({self.q}))", [until, *shared])
+        return [*own, *shared]
+
+    def _load(self, coming: Sequence[_Coming], steps: int | str, row: str) -> list[str]:
+        """What is loaded now for so many steps later, on a row of this name."""
         if not coming:
             return []
+        frame = self.frame
         outer, scope = Scope(frame.printer), Scope(frame.printer)
-        row = self._row_of(outer, "coming_row", 1)
+        row = self._row_of(outer, row, steps)
         assert frame.arranged.row is not None
         scope.define_axis(frame.arranged.row, row)
-        start = self._start(scope, 1)
-        lines, later = scope.lines, f"({self.q} + 1) % {plan.turns} >= {plan.waiting // plan.unroll}"
-        for waits in (False, True):
-            some = [Ahead(e.load, e.guard, e.wide, e.lanes, e.name, stays=waits) for e in coming if e.stays is waits]
-            if some:
-                inner = scope.child()
-                fill_steps(frame, inner, frame.tile, start, some)
-                lines += block(f"if ({later})", inner.lines) if waits else inner.lines
-        return [*outer.lines, *block(self._exists(row), lines)]
+        some = [Ahead(e.load, e.guard, e.wide, e.lanes, e.name, stays=e.stays) for e in coming]
+        fill_steps(frame, scope, self._counted_anew(scope), self._start(scope, steps), some)
+        return [*outer.lines, *block(self._exists(row), scope.lines)]
+
+    def _placed_anew(self, scope: Scope) -> Tile:
+        """The tile, beginning where the compiler does not know: or it would keep the addresses of all steps in registers."""
+        first = self.frame.names.numbered("first")
+        scope.lines += [f"{self.frame.index_type} {first} = {self.frame.tile.base};", f"fp::stay({first});"]
+        return replace(self.frame.tile, base=first)
+
+    def _counted_anew(self, scope: Scope) -> Tile:
+        """The same with the count, which decides what a thread past the end loads."""
+        tile = self.frame.tile
+        if not tile.limit:
+            return tile
+        count = self.frame.names.numbered("count")
+        scope.lines += [f"{self.frame.index_type} {count} = {tile.limit};", f"fp::stay({count});"]
+        return replace(tile, limit=count)

@@ -51,7 +51,7 @@ class Schedule:
         lanes, groups: threads along the vector axis and across it; `POINTWISE` has one group.
         blocks: blocks of the launch.
         keep: where values stay between phases. With `REGISTERS`, `unroll` covers the whole row.
-        packed: `INNER`, with `REGISTERS`: what stays is what was loaded, several numbers in a register.
+        packed: with `REGISTERS`: what stays is what was loaded, several numbers in a register.
         shared_bytes: dynamic shared memory of a block.
         aligned: whether vectors may be used on input buffers.
         wide: whether indices need 64 bits.
@@ -82,7 +82,8 @@ class Schedule:
             for each vector of a row.
         ahead: with a ring, how many such places what is swept is ahead of what is stored; at least those of a row, less than
             those of two.
-        waiting: with a ring, how many vectors of what is the same for all rows each thread holds in registers, the first ones.
+        nearer: with a ring, how many places ahead of its copies loaded vectors are brought to the L2 cache; 0 for not at all.
+        waiting: with a ring, how many vectors of what is the same for all rows each thread holds in registers, evenly spread.
         resident: blocks that a multiprocessor must have room for; 0 for what comes.
         general: whether sizes come at run time as far as may be (`fusepass.codegen.schedule_general`).
     """
@@ -118,6 +119,7 @@ class Schedule:
     fetches: bool = False
     ring: int = 0
     ahead: int = 0
+    nearer: int = 0
     waiting: int = 0
     resident: int = 0
     general: bool = False
@@ -189,7 +191,7 @@ class Schedule:
                 shape += f", {self.keep.value}{packed}{partly}{fetched}{exchanged}{anywhere}"
             case Walk.OUTER:
                 shape = f"{self.lanes} lanes of rows x {self.groups} groups of columns, {self.unroll} columns at a time"
-                shape += f", {self.keep.value}{exchanged}"
+                shape += f", {self.keep.value}{', packed' if self.packed else ''}{exchanged}"
                 shape += f", {self.overlap} rows also the next block's" if self.overlap else ""
             case Walk.CROSSING:
                 rows, cols = self.tile

@@ -32,15 +32,15 @@ _RESIDENT = 2  # blocks on a multiprocessor, where there are several teams
 _HELD_WORDS = {1: 64, 2: 16}  # registers of a thread for values of the row, with so many blocks on a multiprocessor
 _AT_ONCE = 2  # vectors that a thread takes in each step of a ring
 _TIMES_A_ROW = 1.75  # what a ring has at least of a block's part of a row: what is less waits for the team
-_UNDER_WAY = 3  # places of a ring to which copies are under way
-_LARGE_UNDER_WAY = 1  # of a large team: its members' states wait behind what is under way
-_LARGE_TEAM = 8  # blocks
+_UNDER_WAY = 1  # places of a ring to which copies are under way: the states of a team wait behind these
+_NEARER = 2  # places further on, what is coming is brought to the L2 cache
 _LARGE_WEIGHTS = 0.25  # of the L2 cache: what all rows meet stays there only if it is told to
 _WAITING_WORDS = 64  # registers of a thread for what is the same for all rows
 _LEAST_KEPT = 0.25  # of a row, or the exchange is not worth what it saves
 _MOSTLY_KEPT = 0.75  # of a row, where two teams hide each other's waits
 _UNEVEN = 1.03  # what it costs that threads have unequally many vectors: conditions, and reductions by fewer at once
 _WAIT = 3e-6  # seconds of each exchange that other teams do not hide, as measured on an H200 with teams of 16 to 132
+_RING_WAIT = 1e-6  # the same of blocks with a ring
 
 
 def team_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int, int] | None:
@@ -83,7 +83,7 @@ def _ring_team(shape: Shape, row_bytes: int) -> tuple[int, int] | None:
     if most < 1 or not may_ring(shape, base):
         return None
     needed = max(ceil(base.vectors(shape.cols), most * _AT_ONCE * _LANES), 2)
-    members, teams = _fitting(shape, row_bytes, blocks, needed) if needed <= blocks else (0, 0)
+    members, teams = _fitting(shape, row_bytes, blocks, needed, _RING_WAIT) if needed <= blocks else (0, 0)
     return (members, teams) if shape.rows > teams > 0 else None
 
 
@@ -118,15 +118,15 @@ def _vectors(shape: Shape) -> Schedule:
     return replace(shape.vectors(shape.col_axis), members=2)
 
 
-def _fitting(shape: Shape, row_bytes: int, blocks: int, needed: int) -> tuple[int, int]:
-    """The team of at least `needed` blocks with which all rows take least time."""
+def _fitting(shape: Shape, row_bytes: int, blocks: int, needed: int, wait: float = _WAIT) -> tuple[int, int]:
+    """The team of at least `needed` blocks with which all rows take least time, where an exchange takes `wait` seconds."""
     vectors = _vectors(shape).vectors(shape.cols)
 
     def time(members: int) -> tuple[float, int]:
         teams = min(blocks // members, shape.rows)
         idle = ceil(shape.rows, teams) * teams / shape.rows  # in the last turn
         few = blocks / (members * teams)
-        waiting = 1.0 + _WAIT * shape.facts.bandwidth / (2 * row_bytes * teams)
+        waiting = 1.0 + wait * shape.facts.bandwidth / (2 * row_bytes * teams)
         return idle * few * waiting * (1.0 if vectors % (members * _LANES) == 0 else _UNEVEN), members
 
     members = min(range(needed, min(2 * needed, blocks) + 1), key=time)
@@ -157,8 +157,7 @@ def _ring(shape: Shape, team: Team, base: Schedule, part: int) -> Schedule | Non
     """The schedule with a ring, where a block has a multiprocessor to itself and room for more than its part of a row."""
     width, blocks = base.width, team.members * team.teams
     ring, turns = _places(shape, width), ceil(part, _AT_ONCE * _LANES)
-    under_way = _LARGE_UNDER_WAY if team.members >= _LARGE_TEAM else _UNDER_WAY
-    ahead = min(2 * turns - 1, ring - 1 - under_way)
+    ahead = min(2 * turns - 1, ring - 1 - _UNDER_WAY)
     fits = ahead >= turns and blocks <= shape.facts.multiprocessors and shape.rows > team.teams
     if not fits or not may_ring(shape, base):
         return None
@@ -167,6 +166,8 @@ def _ring(shape: Shape, team: Team, base: Schedule, part: int) -> Schedule | Non
     weights = sum(load.dtype.nbytes for load in _for_all_rows(shape)) * width
     waiting = min(_WAITING_WORDS * 4 // weights, ceil(part, _LANES)) // _AT_ONCE * _AT_ONCE if weights else 0
     plan = replace(plan, members=team.members, part=part, kept=part, resident=1, ring=ring, ahead=ahead)
+    if not weights:  # else the cache is left to them
+        return replace(plan, nearer=_NEARER)
     # Where rows begin anywhere, their vectors meet the weights at other places.
     return plan if plan.start is not None else replace(plan, waiting=waiting)
 

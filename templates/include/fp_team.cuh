@@ -16,6 +16,12 @@ __device__ __forceinline__ void prefetch(const T* from) {
 #endif
 }
 
+// The same where only the first `left` elements are there.
+template <typename T, typename I>
+__device__ __forceinline__ void prefetch(const T* from, I left) {
+    if (left > 0) prefetch(from);
+}
+
 // Leaves 32 bits with the turn they belong to, as one number: who sees the turn has the bits, too.
 __device__ __forceinline__ void leave_word(std::uint64_t* to, unsigned word, unsigned turn) {
     const std::uint64_t number = (static_cast<std::uint64_t>(turn) << 32) | word;
@@ -62,6 +68,29 @@ __device__ __forceinline__ void fetch(Vec<T, N>* to, const T* from, I left) {
     if (left > 0) begin_copy_bytes<sizeof(Vec<T, N>)>(to, from, static_cast<int>(left) * static_cast<int>(sizeof(T)));
 }
 
+// Which of the Steps of a row find in registers what all rows share: Held of them, as far apart as may be, so that what the others need
+// is under way for long.
+template <int Held, int Steps>
+struct Spread {
+    // How many of the steps before this one do.
+    static constexpr int before(int step) { return step * Held / Steps; }
+
+    static constexpr bool holds(int step) { return before(step + 1) > before(step); }
+
+    // In how many steps comes the next one that does not; there must be one.
+    static constexpr int until_next(int step) {
+        int next = step + 1;
+        while (holds(next % Steps)) ++next;
+        return next - step;
+    }
+};
+
+// What a member has left: words of a state, each with the number of its turn above it. No turn has the number 0.
+template <typename State>
+struct Left {
+    std::uint64_t numbers[Words<State>::count] = {};
+};
+
 // A block's place in its team, and how the team meets. `Members` neighbouring blocks are a team; there are at most `Teams`.
 //
 // Members meet once for each sweep over each row, all of them equally often. In turn n (from 1) each member leaves its states,
@@ -91,27 +120,34 @@ public:
         for (int i = 0; i < Words<State>::count; ++i) leave_word(to + i, words.words[i], turn_);
     }
 
-    // To be called by all threads of a block, after its own first thread has left a state: the state of the member that has the
-    // thread's number, none where there is no such member. A block has a thread for each member, or more.
+    // What the member that has the thread's number has left, as it stands now. Asked some time before `find`, it has come when that needs it.
     template <int Offset, typename State>
-    __device__ __forceinline__ State find() const {
-        State found;
-        if (threadIdx.x >= Members) return found;
+    __device__ __forceinline__ Left<State> ask() const {
+        Left<State> left;
+        if (threadIdx.x >= Members) return left;
         const std::uint64_t* from = place<Offset, State>(int(threadIdx.x));
-        Words<State> words(found);
-        bool all;
-        do {
-            std::uint64_t left[Words<State>::count];  // all of them under way before the first is looked at
 #pragma unroll
-            for (int i = 0; i < Words<State>::count; ++i) left[i] = look(from + i);
-            all = true;
+        for (int i = 0; i < Words<State>::count; ++i) left.numbers[i] = look(from + i);
+        return left;
+    }
+
+    // To be called by all threads of a block, after its own first thread has left a state: the state of the member that has the
+    // thread's number, none where there is no such member. A block has a thread for each member, or more. `left` is what was asked for.
+    template <int Offset, typename State>
+    __device__ __forceinline__ State find(Left<State> left = {}) const {
+        const State none;
+        if (threadIdx.x >= Members) return none;
+        Words<State> words(none);
+        while (true) {
+            bool all = true;
 #pragma unroll
             for (int i = 0; i < Words<State>::count; ++i) {
-                words.words[i] = static_cast<unsigned>(left[i]);
-                all &= static_cast<unsigned>(left[i] >> 32) == turn_;
+                words.words[i] = static_cast<unsigned>(left.numbers[i]);
+                all &= static_cast<unsigned>(left.numbers[i] >> 32) == turn_;
             }
-        } while (!all);
-        return words.state();
+            if (all) return words.state();
+            left = ask<Offset, State>();
+        }
     }
 
     // To be called by all threads, after the states of a sweep are found.

@@ -537,6 +537,8 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "team_layer_norm_f16": lambda: in_teams(layer_norm(9, 200_000, F16), 4, 4),
     "team_layer_norm_ring": lambda: in_teams(layer_norm(5, 1 << 21), 66, 1),
     "team_layer_norm_ring_f16": lambda: in_teams(layer_norm(7, 1 << 22, F16), 66, 2),
+    "team_layer_norm_ring_plain": lambda: in_teams(layer_norm(6, 300_004, weighted=False), 10, 2),
+    "team_layer_norm_ring_anywhere": lambda: in_teams(layer_norm(6, 300_001, weighted=False), 10, 2),
     "team_softmax": lambda: in_teams(softmax_rows(40, 60_000), 3, 16),
     "team_softmax_of_all_blocks": lambda: in_teams(softmax_rows(3, 100_000), 200, 1),
 }

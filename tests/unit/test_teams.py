@@ -382,6 +382,24 @@ def test_verify_knows_teams(team: Team, fault: str) -> None:
         verify(replace(program, buffers=(*program.buffers, room), kernels=kernels))
 
 
+@pytest.mark.parametrize(
+    ("program", "waiting", "nearer"),
+    [
+        (k.layer_norm(16, 1 << 22, weighted=False), 0, 2),
+        (k.layer_norm(16, 1 << 22), 8, 0),  # half of the weights come from the cache, which is left to them
+        (k.layer_norm(32, (1 << 22) + 1, k.F16, weighted=False), 0, 2),
+    ],
+    ids=["no weights", "weights", "rows that begin anywhere"],
+)
+def test_what_a_ring_brings_to_the_cache(program: Program, waiting: int, nearer: int) -> None:
+    found = size(program, H200)
+    assert found is not None
+    program = k.in_teams(program, *found)
+    plan = schedule(program.kernels[0], program, H200)
+    assert (plan.waiting, plan.nearer) == (waiting, nearer)
+    assert ("fp::prefetch(" in render(program, H200).text) == (nearer > 0)
+
+
 @pytest.mark.parametrize("facts", [H200, A100], ids=["H200", "A100"])
 @pytest.mark.parametrize(
     "program",
