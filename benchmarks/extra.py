@@ -1,4 +1,4 @@
-"""Ten workloads of this project's own: odd sizes, tiny tensors, half precision, evaluation mode."""
+"""Workloads of this project's own: odd sizes, tiny tensors, half precision, evaluation mode."""
 
 from __future__ import annotations
 
@@ -32,6 +32,16 @@ EXTRA = (
     Workload("half_conv2d_batchnorm_relu_add", lambda s: (AddInput(
         nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
     ),), (128, 64, 112, 112), (2, 64, 9, 11), Group.EXTRA, torch.float16, training=False),
+    Workload("bfloat16_conv2d_gelu_groupnorm", lambda s: (
+        nn.Conv2d(128, 128, 3, padding=1), nn.GELU(), nn.GroupNorm(8, 128),
+    ), (64, 128, 56, 56), (2, 128, 7, 9), Group.EXTRA, torch.bfloat16),
+    Workload("half_convt2d_tanh", lambda s: (
+        nn.ConvTranspose2d(64, 64, 4, stride=2, padding=1), nn.Tanh(),
+    ), (32, 64, 128, 128), (2, 64, 5, 6), Group.EXTRA, torch.float16),
+    Workload("half_conv2d_batchnorm_relu_conv2d_silu", lambda s: (
+        nn.Conv2d(64, 128, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(128), nn.ReLU(),
+        nn.Conv2d(128, 128, 3, padding=1), nn.SiLU(),
+    ), (64, 64, 112, 112), (2, 64, 9, 11), Group.EXTRA, torch.float16, training=False),
     Workload("bfloat16_linear_gelu_layernorm", lambda s: (
         nn.Linear(s.of(4096), s.of(4096)), nn.GELU(), nn.LayerNorm(s.of(4096)),
     ), (8192, 4096), (16, 128), Group.EXTRA, torch.bfloat16),

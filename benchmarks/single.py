@@ -8,13 +8,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from benchmarks.layers import Apply, Group, Workload
+from benchmarks.copies import COPIES
+from benchmarks.layers import Group, Workload
 
 _HALF, _BFLOAT16 = torch.float16, torch.bfloat16
-
-
-def _channels_last(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous(memory_format=torch.channels_last)
 
 
 # A table, as in workloads.py.
@@ -25,7 +22,7 @@ SINGLE = (
     Workload("silu_odd", lambda s: (nn.SiLU(),), ((1 << 27) + 3,), (67,), Group.SINGLE),
     Workload("half_hardswish_large", lambda s: (nn.Hardswish(),), (16384, 16384), (4, 16), Group.SINGLE, _HALF),
     Workload("bfloat16_tanh_odd", lambda s: (nn.Tanh(),), (8191, 16381), (5, 13), Group.SINGLE, _BFLOAT16),
-    Workload("to_channels_last", lambda s: (Apply(_channels_last),), (64, 64, 181, 181), (2, 4, 7, 7), Group.SINGLE),
+    *COPIES,
     Workload("softmax_small", lambda s: (nn.Softmax(1),), (128, 1000), (4, 10), Group.SINGLE),
     Workload("softmax_large", lambda s: (nn.Softmax(1),), (131072, 1000), (4, 10), Group.SINGLE),
     Workload("softmax_odd", lambda s: (nn.Softmax(1),), (4099, 50257), (3, 57), Group.SINGLE),

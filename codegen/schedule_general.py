@@ -53,7 +53,8 @@ def generalised(plan: Schedule, kernel: Kernel, *, coarse: bool) -> Schedule:
             return _with_rows(replace(plan, unroll=_unroll(plan)), kernel)
         case Walk.OUTER:
             blocks = ceil(kernel.row_count, plan.lanes * plan.width)
-            return replace(plan, unroll=_unroll(plan), overlap=0, blocks=blocks)
+            full = plan.keep is Keep.REGISTERS and plan.unroll * plan.width > _MOST_ELEMENTS
+            return replace(plan, unroll=plan.unroll if full else _unroll(plan), overlap=0, blocks=blocks)
         case Walk.CROSSING | Walk.PATCH:
             return plan
 

@@ -18,8 +18,9 @@ from fusepass.codegen.detect import device_facts
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.forms import Forms, TooManyBuilds
 from fusepass.codegen.generate import Generated, conversions, generate
+from fusepass.codegen.ir.expr import Load
 from fusepass.codegen.ir.product import Product
-from fusepass.codegen.ir.program import Kernel
+from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.lowering.lower import Unsupported, lower
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.source import Source
@@ -91,6 +92,8 @@ def _generate_variants(work: Work, forms: Forms, begin: Begin) -> None:
             _leave_out_slower(work)
     if work.choice is None and _is_anchor_alone(work):
         work.choice = Choice(EAGER, reason="the library's call alone, for which there is no generated code")
+    if work.choice is None and _copies_in_order(work.candidate.generated.program):
+        work.choice = Choice(EAGER, reason="a copy in the order of memory, which PyTorch makes at the memory's rate")
 
 
 def _arranged(work: Work, names: Sequence[str]) -> list[Variant]:
@@ -108,6 +111,14 @@ def _is_anchor_alone(work: Work) -> bool:
     operators = [node for node in work.region.nodes if not is_view(node.target) and node.target is not operator.getitem]
     calls = [each for each in work.candidates if not each.generated.generates_anchor and not each.conversions]
     return operators == [work.region.anchor] and calls == work.candidates
+
+
+def _copies_in_order(program: Program) -> bool:
+    """Whether `program` does nothing but copy a tensor as it lies in memory."""
+    if program.calls or len(program.kernels) != 1 or len(program.kernels[0].stores) != 1:
+        return False
+    (store,) = program.kernels[0].stores
+    return isinstance(store.value, Load) and store.value.index == store.index
 
 
 def _earlier(work: Work, facts: DeviceFacts, forms: Forms) -> Variant | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from fusepass import measure
 from fusepass.agreement import Verdict
@@ -21,6 +22,7 @@ from fusepass.codegen.schedule.arrangement import RULES
 from fusepass.config import current
 from fusepass.errors import BuildError
 from fusepass.patterns.aliasing import is_view
+from fusepass.patterns.copies import moves
 from fusepass.runtime import FusedRegion
 from fusepass.trial import BUDGETS, OperatorsFail, checked, fastest
 from fusepass.work import Candidate, Work
@@ -175,7 +177,9 @@ def _unsafe_with_integers(graph: fx.Graph) -> str | None:
             continue
         for user in node.users:
             packet = str(getattr(user.target, "overloadpacket", user.target)).removeprefix("aten.")
-            if user.op == "call_function" and packet not in _SAFE_WITH_INTEGERS and not is_view(user.target):
+            if user.op != "call_function" or packet in _SAFE_WITH_INTEGERS or is_view(user.target):
+                continue
+            if not (isinstance(user.target, OpOverload) and moves(user)):
                 return packet
     return None
 
@@ -206,7 +210,7 @@ def _is_clear(work: Work) -> bool:
     assert work.generated is not None
     program = work.generated.program
     moved = anchor_traffic(program) + sum(sum(traffic(program, kernel)) for kernel in program.kernels)
-    operators = sum(isinstance(node.target, torch._ops.OpOverload) for node in work.region.nodes)
+    operators = sum(isinstance(node.target, OpOverload) for node in work.region.nodes)
     return operators >= _CLEAR_OPERATORS and work.region.bytes_before >= _CLEAR_TRAFFIC * moved
 
 

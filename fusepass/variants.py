@@ -31,6 +31,7 @@ from fusepass.codegen.passes.depthwise import per_axis
 from fusepass.codegen.schedule.arrangement import RULES, Arrangement
 from fusepass.codegen.source import Target
 from fusepass.patterns.opclass import OpClass, direct_class
+from fusepass.patterns.partition import HALVES, LARGE_OF_HALVES, multiplications
 from fusepass.patterns.rates import tf32_convolutions
 from fusepass.rounding import rounds_to_tf32
 
@@ -72,7 +73,7 @@ def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Va
     `effort` is `Config.tune`: ``"off"`` tries nothing, ``"max"`` everything. ``"fast"`` tries the anchor in both
     implementations, and the other memory format where the rule for it (`anchor_formats`) is least sure: on CUDA,
     where tensor cores may compute a convolution in either. One of single positions is also tried as a product of
-    its tensors as they lie. A large convolution that has few channels, or may be rounded to TF32, is also tried as
+    its tensors as they lie. A large convolution of halves, or that has few channels or may be rounded to TF32, is also tried as
     a product of halves, in one way or two. Two variants may turn out to be the same program.
     """
     first, *others = anchor_formats(graph, facts)
@@ -109,10 +110,13 @@ def _is_anchor(node: fx.Node) -> bool:
 def handed_format(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> AnchorFormat:
     """The format in which other regions should leave the input of a region's convolution: that of its first variant.
 
-    Where products of the tensors as they lie, or of halves, are tried on Hopper, these are as a rule the fastest. They
-    write what lies channels last element by element, four times as slowly, so nothing is handed over.
+    Where products of float32 tensors as they lie, or of scaled halves, are tried on Hopper, these are as a rule the fastest. They
+    take tensors along positions, so nothing is handed over. Products of halves take them channels last without packing.
     """
-    multiplied = facts.arch == GROUP_ARCH and (_suits_halves(graph, facts) or _is_pointwise(graph))
+    nodes = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
+    halves = any(node.args[0].meta["val"].dtype in HALVES for node in nodes)
+    tried = _suits_halves(graph, facts) or _is_pointwise(graph)
+    multiplied = facts.arch == GROUP_ARCH and tried and not halves
     return AnchorFormat.CALLER if multiplied and effort != "off" else anchor_formats(graph, facts)[0]
 
 
@@ -164,28 +168,28 @@ def _is_unsure(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
 
 
 def _suits_halves(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
-    """Whether a region has a large float32 convolution that may be a product of halves: of few channels, or rounded to TF32."""
+    """Whether a region has a large convolution that may be a product of halves: of halves, of few channels, or rounded to TF32."""
     nodes = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
     if facts.arch != GROUP_ARCH or len(nodes) != 1:
         return False
     (node,) = nodes
-    x, weight, result = node.args[0].meta["val"], node.args[1].meta["val"], node.meta["val"]
-    stride, transposed, groups = node.args[3], node.args[6], node.args[8]
-    if x.dtype is not torch.float32 or groups != 1:
+    x, stride, transposed, groups = node.args[0].meta["val"], node.args[3], node.args[6], node.args[8]
+    if x.dtype not in (torch.float32, *HALVES) or groups != 1:
         return False
-    over = x if transposed else result
-    work: int = 2 * weight.numel() * over.numel() // max(over.shape[1], 1)  # each weight meets each position
+    work = 2 * multiplications(node)
+    if x.dtype in HALVES:
+        return work >= 2 * LARGE_OF_HALVES and not _is_pointwise(graph)
     if few_halves(x.shape[1], (1,) if transposed else stride):
         return work >= _LEAST_FEW
     return tf32_convolutions() and fill_halves(x.shape[1]) and work >= _LEAST_HALVED
 
 
 def _is_pointwise(graph: fx.GraphModule) -> bool:
-    """Whether the region's anchor is a float32 convolution that takes each position by itself."""
+    """Whether the region's anchor is a convolution of float32 or halves that takes each position by itself."""
     for node in graph.graph.find_nodes(op="call_function", target=_CONVOLUTION):
         weight, stride, padding, groups = node.args[1].meta["val"], node.args[3], node.args[4], node.args[8]
         alone = takes_single_positions(weight.shape[2:], stride, padding, groups)
-        return alone and weight.dtype is torch.float32
+        return alone and weight.dtype in (torch.float32, *HALVES)
     return False
 
 
@@ -193,6 +197,8 @@ def _halves(graph: fx.GraphModule) -> list[AnchorSource]:
     """The ways in which halves of such a region's convolution may be multiplied."""
     (node,) = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
     stride, transposed = node.args[3], node.args[6]
+    if node.args[0].meta["val"].dtype in HALVES:
+        return [AnchorSource.HALVES]
     tiled = tiled_halves(node.args[0].meta["val"].shape[1], (1,) if transposed else stride)
     found = [AnchorSource.HALVES, *([AnchorSource.TILED_HALVES] if tiled else [])]
     return [*found, *([AnchorSource.HELD_HALVES] if _may_hold(node) else [])]

@@ -45,8 +45,9 @@ POINTWISE = Pattern(
     seed=frozenset({OpClass.POINTWISE}),
     upstream=_LOCAL,
     downstream=_LOCAL,
-    min_ops=2,
-    why="a chain of elementwise operators reads its inputs once and writes its results once",
+    min_ops=1,
+    why="a chain of elementwise operators reads its inputs once and writes its results once; elements that only change "
+    "places are read and written in whole cache lines",
 )
 
 for _pattern in (ANCHOR, NORMALISATION, REDUCTION, POOLING, POINTWISE):

@@ -48,13 +48,14 @@ _CLASS_OF_MODULE = {
     "gathers": OpClass.POINTWISE,
     "losses": OpClass.REDUCTION,
     "normalisations": OpClass.NORMALISATION,
+    "padding": OpClass.POINTWISE,
     "pairs": OpClass.REDUCTION,
     "pointwise": OpClass.POINTWISE,
     "pool_gradients": OpClass.POOLING,
     "pooling": OpClass.POOLING,
     "reductions": OpClass.REDUCTION,
     "resampling": OpClass.POINTWISE,
-    "views": OpClass.POINTWISE,  # padding and concatenation; what moves no memory is told apart by its schema
+    "views": OpClass.POINTWISE,  # concatenation, say; what moves no memory is told apart by its schema
     "writes": OpClass.POINTWISE,
 }
 """The class of an operator by the module of `fusepass.codegen.lowering` that expresses it."""
@@ -125,13 +126,13 @@ def _decomposed_class(node: fx.Node, vocabulary: Vocabulary) -> OpClass | str:
     """The class of what `node` is made of, or why it has none."""
     assert isinstance(node.target, OpOverload)
     try:
-        primitives = _primitives(node)
+        made = primitives(node)
     except Exception as error:  # PyTorch's decompositions raise what they like for arguments that they do not expect
         return f"its decomposition fails with {type(error).__name__}"
-    unknown = [str(primitive) for primitive in primitives if not vocabulary.supports(primitive)]
+    unknown = [str(primitive) for primitive in made if not vocabulary.supports(primitive)]
     if unknown:
         return "no generated code for it" if unknown == [str(node.target)] else f"no generated code for {unknown[0]}"
-    classes = set(map(direct_class, primitives))
+    classes = set(map(direct_class, made))
     if OpClass.ANCHOR in classes or OpClass.OTHER in classes or not classes:
         return OpClass.OTHER
     if OpClass.POOLING in classes:
@@ -149,8 +150,8 @@ def _keeps_shape(node: fx.Node) -> bool:
     return bool(first.shape == node.all_input_nodes[0].meta["val"].shape)
 
 
-def _primitives(node: fx.Node) -> list[OpOverload]:
-    """What `node` becomes under PyTorch's decompositions of everything outside the vocabulary."""
+def primitives(node: fx.Node) -> list[OpOverload]:
+    """What `node`, an operator outside the vocabulary, becomes under PyTorch's decompositions of everything outside the vocabulary."""
     sources = list(dict.fromkeys(node.all_input_nodes))
 
     def call(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

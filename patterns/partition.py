@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
+from typing import Any
 
 import torch
 from torch import fx
@@ -14,6 +15,7 @@ from torch import fx
 from fusepass.codegen.lowering import registry
 from fusepass.patterns import companions, naming
 from fusepass.patterns import library as library  # registers the patterns
+from fusepass.patterns.copies import lies_across, lies_alike, moves
 from fusepass.patterns.dataflow import Candidate, Dataflow, bits, remove_dead
 from fusepass.patterns.growth import grow
 from fusepass.patterns.legality import Refusal, final_reason, step_reason
@@ -25,7 +27,12 @@ from fusepass.patterns.traffic import nbytes
 __all__ = ["Partition", "Region", "partition"]
 
 LARGE = 2**20
-"""Bytes of the input from which on a reduction is worth a kernel of its own."""
+"""Bytes of the input from which on a reduction is worth a kernel of its own; of the result, for a copy."""
+
+HALVES = (torch.float16, torch.bfloat16)
+
+LARGE_OF_HALVES = 2**31
+"""Multiplications from which on a convolution of halves is: some 10 microseconds of tensor cores."""
 
 LARGE_PRODUCT = 2**28
 """Multiplications from which on a matrix product is: some 10 microseconds of a large GPU without its tensor cores."""
@@ -160,21 +167,43 @@ def _gains(candidate: Candidate, region: Region) -> bool:
             return True
         case OpClass.REDUCTION:
             return nbytes(unit.node.all_input_nodes[0].meta["val"]) >= LARGE
+        case OpClass.POINTWISE:
+            return sum(nbytes(value.meta["val"]) for value in unit.values) >= LARGE and _is_better_copy(unit.node)
         case OpClass.ANCHOR:
             # On CUDA, where the library does not use tensor cores, or converts layouts.
-            result = unit.node.meta["val"]
-            return result.device.type == "cuda" and result.dtype is torch.float32 and _is_large(unit.node)
+            return unit.node.meta["val"].device.type == "cuda" and _is_large(unit.node)
     return False
 
 
+def _is_better_copy(node: fx.Node) -> bool:
+    """Whether `node` only moves elements, and generated code does so in fewer accesses to memory."""
+    if not moves(node) or lies_alike(node):
+        return False
+    # Loops for a CPU have no tiles for what is read along one axis and written along another.
+    return node.meta["val"].device.type == "cuda" or not lies_across(node)
+
+
 def _is_large(anchor: fx.Node) -> bool:
-    """Whether a matrix product takes so long that another kernel for it is worth a build; convolutions do."""
+    """Whether an anchor takes so long that another kernel for it is worth a build.
+
+    Convolutions of float32 do, large ones of halves, and large matrix products of float32.
+    """
+    result: torch.Tensor = anchor.meta["val"]
     if anchor.target in (torch.ops.aten.convolution.default, torch.ops.aten._convolution.default):
-        return True
+        return result.dtype is torch.float32 or (result.dtype in HALVES and multiplications(anchor) >= LARGE_OF_HALVES)
     left = anchor.args[-2]
     assert isinstance(left, fx.Node)
-    products: int = anchor.meta["val"].numel() * left.meta["val"].shape[-1]
-    return products >= LARGE_PRODUCT
+    products: int = result.numel() * left.meta["val"].shape[-1]
+    return result.dtype is torch.float32 and products >= LARGE_PRODUCT
+
+
+def multiplications(convolution: fx.Node) -> int:
+    """Of an `aten.convolution`: each weight meets each position of the result, or of the input where it is transposed."""
+    arguments: tuple[Any, ...] = convolution.args
+    x, weight = (node.meta["val"] for node in arguments[:2])
+    over = x if arguments[6] else convolution.meta["val"]
+    found: int = weight.numel() * over.numel() // max(over.shape[1], 1)
+    return found
 
 
 def _own_views(graph: fx.Graph, flow: Dataflow, regions: list[Region]) -> list[Region]:

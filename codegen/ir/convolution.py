@@ -281,6 +281,11 @@ def fill_halves(channels: int) -> bool:
     return channels > _MOST_SCATTERED and -(-channels // HALVES) * HALVES <= _MOST_PADDED * channels
 
 
+def parts_apart(channels: int, parts: int) -> bool:
+    """Whether both parts of numbers fill whole chunks of a place of `ScaledHalves`, or more than one."""
+    return parts > 1 and channels > HALVES // parts
+
+
 def halves_of_place(channels: int, parts: int) -> tuple[int, ...]:
     """The shape of the halves of one place of `ScaledHalves`: ([parts,] channels), these filled up to whole chunks in all."""
     multiple = HALVES // parts if channels <= HALVES // parts else HALVES

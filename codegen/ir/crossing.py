@@ -7,7 +7,7 @@ A pointwise kernel gets rows and columns for that; it computes along the rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
 
@@ -15,9 +15,8 @@ from fusepass.codegen.ir.expr import Expr, Load, Masked, Window, children, walk
 from fusepass.codegen.ir.index import Axis, Bound, Index, Mod, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Store
 
-_BANKS_BYTES = 128  # of shared memory, read or written at once
-_WORD = 4  # bytes of a bank
-_TURNS = 8  # vectors of 16 bytes in all banks
+_LINE = 128  # bytes
+_COLUMNS = 64  # of a tile
 _MOST = 4  # accesses of a kernel that cross; more do not fit in a block's shared memory
 
 Guard = tuple[Bound, ...]
@@ -127,10 +126,12 @@ class _Accesses:
         return self.nearest([access for access in self.plain if self.unit(access.index) not in (None, main)])
 
     def _is_short(self, axis: Axis, stop: Axis) -> bool:
-        """Whether the largest access along `axis` has less than a cache line there, before it comes to `stop`."""
+        """Whether the largest access along `axis` has less than a cache line there, before it comes to `stop`, or few points that are no
+        whole lines: a tile may have all of them as its columns."""
         along = [access for access in self.plain if self.unit(access.index) == axis]
         element = max(along, key=lambda access: access.nbytes).element
-        return prod(each.size for each in self.run(axis, stop=frozenset({stop}))) * element < _BANKS_BYTES
+        count = prod(each.size for each in self.run(axis, stop=frozenset({stop})))
+        return count * element < _LINE or (count <= _COLUMNS and count * element % _LINE != 0)
 
     def nearest(self, accesses: Iterable[_Access]) -> Axis | None:
         """The axis along which most of the bytes of `accesses` are nearest in memory."""
@@ -186,6 +187,19 @@ def crossings(
     return tuple(sorted(found, key=lambda each: -program.buffer(each.buffer).dtype.nbytes)[:_MOST])
 
 
+def reused(found: Sequence[Crossing], stores: Iterable[str], program: Program) -> dict[str, int]:
+    """Of buffers that are stored along the rows through a tile, those that may go into the tile of a load that crosses, and its number
+    in `found`: a thread reads a place of that before it writes there, and no other does."""
+    made: dict[str, int] = {}
+    for name in sorted(stores):
+        loads = (number for number, each in enumerate(found) if each.load is not None and number not in made.values())
+        alike = (number for number in loads if program.buffer(found[number].buffer).dtype is program.buffer(name).dtype)
+        number = next(alike, None)
+        if number is not None:
+            made[name] = number
+    return made
+
+
 def near_step(index: Index, axis: Axis) -> float:
     """How far apart in memory the first two points of `axis` are; infinite where they are the same element."""
     if axis.size < 2:
@@ -236,71 +250,3 @@ def _guards(roots: Iterable[Expr]) -> Iterator[tuple[Load, set[Guard]]]:
             case _:
                 stack += [(child, guard) for child in children(node)]
     return (each for key, each in found.items() if key not in inside)
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A block's points, and how its threads stand on it to make accesses across.
-
-    Attributes:
-        along, across: its size; `across` and all numbers below are powers of two.
-        threads: of the block.
-        width: points of one access.
-        nbytes: of an element.
-        vector: points along that a thread computes on and that are one access to shared memory; 1 where each is one.
-    """
-
-    along: int
-    across: int
-    threads: int
-    width: int
-    nbytes: int
-    vector: int = 1
-
-    @property
-    def pitch(self) -> int:
-        """Elements from one point across to the next in shared memory: an odd number of words, so that what threads
-        write across and read along lies in different banks. Vectors change places instead (see `turns`)."""
-        if self.vector > 1:
-            return self.along
-        unit = max(_WORD // self.nbytes, 1)
-        return (-(-self.along // unit) | 1) * unit
-
-    @property
-    def turns(self) -> int:
-        """Where vectors change places: the place of one along has its lowest bits turned round by those of the number
-        of the access across. So accesses across, side by side, are in different banks, and a vector stays whole."""
-        return min(_TURNS, self.along // self.vector)
-
-    @property
-    def shared_bytes(self) -> int:
-        return self.across * self.pitch * self.nbytes
-
-    @property
-    def lanes(self) -> int:
-        """Threads side by side across: as many as the banks of shared memory take without a conflict."""
-        wanted = max(_BANKS_BYTES // max(self.nbytes, _WORD) // self.width, self.threads // power_above(self.along), 1)
-        return min(wanted, self.across // self.width)
-
-    @property
-    def lines(self) -> int:
-        """Points along that the threads cover at once."""
-        return self.threads // self.lanes
-
-    @property
-    def steps(self) -> tuple[int, int]:
-        """How often the threads move across and along."""
-        return self.across // (self.width * self.lanes), -(-self.along // self.lines)
-
-
-def power_above(count: int) -> int:
-    """The smallest power of two that is at least `count`."""
-    return 1 << (count - 1).bit_length() if count > 1 else 1
-
-
-def fitting_width(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest power of two up to `most` that `fits`; 1 always does."""
-    width = most
-    while width > 1 and not fits(width):
-        width //= 2
-    return max(width, 1)

@@ -19,7 +19,7 @@ _NARROW = (DType.F16, DType.BF16)
 _KEEPING = frozenset(
     {Op.MUL, Op.DIV, Op.NEG, Op.ABS, Op.RECIPROCAL, Op.SQRT, Op.RSQRT, Op.MAXIMUM, Op.MINIMUM}
 )  # the relative error of an operand
-_POSITIVE = frozenset({Op.EXP, Op.SIGMOID, Op.NORMAL_CDF, Op.ABS, Op.SQRT, Op.RSQRT})
+_POSITIVE = frozenset({Op.EXP, Op.EXP2, Op.SIGMOID, Op.NORMAL_CDF, Op.ABS, Op.SQRT, Op.RSQRT})
 _UP, _DOWN = 1, -1  # never below 0, never above
 _Side = frozenset[int]
 

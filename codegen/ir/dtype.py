@@ -55,6 +55,11 @@ class DType(enum.Enum):
         return self.value.kind is Kind.INT
 
     @property
+    def is_half(self) -> bool:
+        """Whether it is a floating-point number of 16 bits, float16 or bfloat16."""
+        return self.is_float and self.nbytes == 2
+
+    @property
     def compute(self) -> DType:
         """The type arithmetic on values of this type runs in: halves compute in float32."""
         return DType.F32 if self in (DType.F16, DType.BF16) else self

@@ -60,10 +60,42 @@ def parts_of(stride: Stride, count: int) -> tuple[tuple[int, int], ...]:
 
 
 @dataclass(frozen=True)
+class Border:
+    """An axis of a stored tensor beyond whose ends an operand has zeros.
+
+    Row r and term k are at place ``r // below % rows * step + k // deeper % terms * apart - before`` of it.
+
+    Attributes:
+        size, stride: of the axis.
+        before: places that the first row and term are before the axis' first.
+        rows, below, step: points of rows along the axis, how many rows make one, and places from one to the next.
+        terms, deeper, apart: the same of terms.
+    """
+
+    size: int
+    stride: int
+    before: int
+    rows: int
+    below: int
+    step: int
+    terms: int
+    deeper: int
+    apart: int
+
+    @property
+    def is_met(self) -> bool:
+        """Whether a row and a term are beyond an end."""
+        last = (self.rows - 1) * self.step + (self.terms - 1) * self.apart - self.before
+        return self.before > 0 or last >= self.size
+
+
+@dataclass(frozen=True)
 class Operand:
     """A stored operand, a view of a buffer from element `offset` on; strides in elements along (batch, row, inner).
 
     The right operand's rows are the result's columns. A stride is 0 where the operand is the same along the axis.
+    Where there is a `border`, it names all axes of a tensor but those of samples, `batch` apart, which are slower than all rows, and of
+    channels, which are neighbours.
     """
 
     buffer: str
@@ -71,6 +103,7 @@ class Operand:
     row: Stride
     inner: Stride
     offset: int = 0
+    border: tuple[Border, ...] = ()
 
     def place(self, batch: Index, row: Index, inner: Index) -> Index:
         """Where the element at a point stands in the buffer."""
@@ -78,6 +111,11 @@ class Operand:
 
     def extent(self, batches: int, rows: int, inner: int) -> int:
         """Elements from the buffer's first to one past the last, where there are any."""
+        if self.border:
+            samples = batches * rows // prod(axis.rows for axis in self.border)
+            channels = inner // prod(axis.terms for axis in self.border)
+            last = sum((axis.size - 1) * axis.stride for axis in self.border)
+            return (samples - 1) * self.batch + last + channels
         steps = ((batches, self.batch), *parts_of(self.row, rows), *parts_of(self.inner, inner))
         return self.offset + 1 + sum((size - 1) * stride for size, stride in steps)
 
@@ -116,6 +154,11 @@ class Runs:
     def count(self) -> int:
         """Runs."""
         return prod(size for size, _ in self.outer)
+
+    @property
+    def are_parted(self) -> bool:
+        """Whether runs have some of the channels each: what `outer` has of whole planes leads to others."""
+        return any(stride >= self.plane for _, stride in self.outer)
 
     @property
     def terms(self) -> int:
@@ -207,4 +250,5 @@ class Product:
 
 def _text(operand: Operand) -> str:
     start = f" from {operand.offset}" if operand.offset else ""
-    return f"{operand.buffer}{start} strides ({operand.batch},{operand.row},{operand.inner})"
+    border = ", bordered" if operand.border else ""
+    return f"{operand.buffer}{start} strides ({operand.batch},{operand.row},{operand.inner}){border}"

@@ -95,6 +95,17 @@ def split(kernel: Kernel, axis: Axis, lane: Axis, builder: Builder, *, anywhere:
             else split_index(index, axis, lane)
         )
 
+    return map_values(kernel, lambda value: _with_indices(value, along, builder), along)
+
+
+def split_value(value: Expr, axis: Axis, lane: Axis, builder: Builder) -> Expr:
+    """A value of a kernel after `split`."""
+    return _with_indices(value, lambda index: split_index(index, axis, lane), builder)
+
+
+def _with_indices(value: Expr, along: Callable[[Index], Index], builder: Builder) -> Expr:
+    """`value` with what `along` makes of all indices."""
+
     def leaf(node: Expr) -> Expr | None:
         match node:
             case Load(buffer, index, dtype):
@@ -109,7 +120,7 @@ def split(kernel: Kernel, axis: Axis, lane: Axis, builder: Builder, *, anywhere:
             case _:
                 return None
 
-    return map_values(kernel, lambda value: builder.rewrite(value, leaf=leaf), along)
+    return builder.rewrite(value, leaf=leaf)
 
 
 def map_values(kernel: Kernel, value: Callable[[Expr], Expr], index: Callable[[Index], Index]) -> Kernel:

@@ -27,6 +27,9 @@ from fusepass.codegen.lowering.tensor import (
 
 aten = torch.ops.aten
 
+PLACE = DType.I32
+"""The type of places that are computed from positions: half as wide as PyTorch's, so that twice as many fit a vector."""
+
 
 @dataclass(frozen=True)
 class Lookup:

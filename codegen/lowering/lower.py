@@ -21,6 +21,7 @@ from fusepass.codegen.lowering import (  # noqa: F401 - imported for what they r
     gathers,
     losses,
     normalisations,
+    padding,
     pairs,
     pointwise,
     pool_gradients,

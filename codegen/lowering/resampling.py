@@ -1,11 +1,11 @@
-"""Padding that repeats or mirrors, and upsampling: elements at places computed from the position of the result.
+"""Upsampling: elements at places computed from the position of the result.
 
-PyTorch has decompositions of them, but running one imports SymPy, and theirs look indices up in tensors made for it.
+PyTorch has decompositions, but running one imports SymPy, and theirs look indices up in tensors made for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import reduce
 from math import floor
@@ -14,18 +14,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Expr, Load, Op, walk
 from fusepass.codegen.ir.index import Index
-from fusepass.codegen.lowering.gathers import Lookup, gathered
+from fusepass.codegen.lowering.gathers import PLACE, Lookup, gathered
 from fusepass.codegen.lowering.registry import Call, lowers
 from fusepass.codegen.lowering.tensor import Context, Coordinates, Tensor, Unsupported, domain
 
 aten = torch.ops.aten
-
-_PLACE = DType.I32
-"""The type of places: half as wide as PyTorch's, so that twice as many fit a vector."""
-
 
 NEAREST = (
     aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
@@ -38,45 +33,7 @@ NEAREST = (
 
 
 def _number(context: Context, value: int) -> Expr:
-    return context.builder.const(value, _PLACE)
-
-
-def _padded(call: Call, a: Tensor, padding: Sequence[int], within: Callable[[Expr, int], Expr]) -> Tensor:
-    """`a` with the last dimensions padded; ``within(place, size)`` brings a place beside the dimension back into it."""
-    rank = len(a.shape)
-    before = {rank - 1 - number: low for number, low in enumerate(padding[::2])}
-
-    def lookups(c: Coordinates) -> tuple[Coordinates, Mapping[int, Lookup]]:
-        found = {}
-        for dim, low in before.items():
-            place = within(call.context.builder.position(c[dim] - low, _PLACE), a.shape[dim])
-            found[dim] = Lookup(place, a.shape[dim], checked=False)
-        return tuple(Index() if dim in found else index for dim, index in enumerate(c)), found
-
-    return gathered(call, a, call.value.shape, lookups)
-
-
-@lowers(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
-def _reflection_pad(call: Call, a: Tensor, padding: Sequence[int]) -> Tensor:
-    builder = call.context.builder
-
-    def mirrored(place: Expr, size: int) -> Expr:
-        last = _number(call.context, size - 1)
-        behind = builder.apply(Op.SUB, last, builder.apply(Op.ABS, place))
-        return builder.apply(Op.SUB, last, builder.apply(Op.ABS, behind))
-
-    return _padded(call, a, padding, mirrored)
-
-
-@lowers(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
-def _replication_pad(call: Call, a: Tensor, padding: Sequence[int]) -> Tensor:
-    builder = call.context.builder
-
-    def nearest(place: Expr, size: int) -> Expr:
-        inside = builder.apply(Op.MAXIMUM, place, _number(call.context, 0))
-        return builder.apply(Op.MINIMUM, inside, _number(call.context, size - 1))
-
-    return _padded(call, a, padding, nearest)
+    return context.builder.const(value, PLACE)
 
 
 @lowers(*NEAREST)
@@ -141,7 +98,7 @@ def _linear(call: Call, a: Tensor, size: Any, align_corners: bool, *scales: Any)
     def taps(at: Expr, extent: int) -> Taps:
         at = at if align_corners else builder.apply(Op.MAXIMUM, at, number(0.0))
         last, one = _number(call.context, extent - 1), _number(call.context, 1)
-        low = builder.apply(Op.MINIMUM, builder.cast(at, _PLACE), last)
+        low = builder.apply(Op.MINIMUM, builder.cast(at, PLACE), last)
         high = builder.apply(Op.MINIMUM, builder.apply(Op.ADD, low, one), last)
         weight = builder.apply(Op.SUB, at, builder.cast(low, a.dtype.compute))
         weight = builder.apply(Op.MINIMUM, weight, number(1.0))
@@ -173,7 +130,7 @@ def _cubic(call: Call, a: Tensor, size: Any, align_corners: bool, *scales: Any) 
         t = builder.apply(Op.MINIMUM, t, number(1.0))
         s = builder.apply(Op.SUB, number(1.0), t)
         weights = product(number(sharpness), t, s, s), inner(t), inner(s), product(number(sharpness), s, t, t)
-        first, none, last = builder.cast(floor_, _PLACE), _number(call.context, 0), _number(call.context, extent - 1)
+        first, none, last = builder.cast(floor_, PLACE), _number(call.context, 0), _number(call.context, extent - 1)
         places = [builder.apply(Op.ADD, first, _number(call.context, offset)) for offset in (-1, 0, 1, 2)]
         inside = [builder.apply(Op.MINIMUM, builder.apply(Op.MAXIMUM, place, none), last) for place in places]
         return tuple(zip(inside, weights, strict=True))
@@ -203,7 +160,7 @@ def _interpolated(
     source = a if _loaded(a) else context.materialize(a, f"{call.origin}_input", call.origin)
 
     def between(i: Index, step: float) -> Expr:
-        at = builder.cast(builder.position(i, _PLACE), a.dtype.compute)
+        at = builder.cast(builder.position(i, PLACE), a.dtype.compute)
         if align_corners:
             return builder.apply(Op.MUL, at, number(step))
         centre = builder.apply(Op.MUL, builder.apply(Op.ADD, at, number(0.5)), number(step))

@@ -13,7 +13,7 @@ from math import prod
 import torch
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp
+from fusepass.codegen.ir.expr import Apply, Builder, Const, Expr, Masked, Op, ReduceOp
 from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, delinearize, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Reduction, Role, Store
 from fusepass.codegen.lowering.formats import AnchorFormat
@@ -160,8 +160,26 @@ class Context:
         """A pointwise kernel that writes `tensor` to `buffer`."""
         axes = domain(tensor.shape)
         coordinates = tuple(axis_index(axis) for axis in axes[: len(tensor.shape)])
-        store = Store(buffer.name, linear(coordinates, buffer.strides), tensor.at(coordinates))
+        value = tensor.at(coordinates)
+        store = Store(buffer.name, linear(coordinates, buffer.strides), self._as_loaded(value, buffer.dtype) or value)
         self.kernels.append(Kernel(f"{buffer.name}_kernel", axes, (), (), (), (store,), (origin,)))
+
+    def _as_loaded(self, value: Expr, dtype: DType) -> Expr | None:
+        """`value` as a half that is only moved, not widened and rounded, which keeps the bits of a NaN; None where it is computed."""
+        builder = self.builder
+        match value:
+            case Apply(Op.CAST, (source,)) if source.dtype is dtype:
+                return source
+            case Const(number):
+                return builder.const(number, dtype)
+            case Masked(mask, inside, other):
+                parts = [self._as_loaded(part, dtype) for part in (inside, other)]
+                return None if None in parts else builder.masked(mask, *parts)  # type: ignore[arg-type]
+            case Apply(Op.WHERE, (condition, *chosen)):
+                parts = [self._as_loaded(part, dtype) for part in chosen]
+                return None if None in parts else builder.apply(Op.WHERE, condition, *parts)  # type: ignore[arg-type]
+            case _:
+                return value if value.dtype is dtype else None
 
     def reduce(
         self, op: ReduceOp, operands: Sequence[Tensor], dims: Sequence[int], accumulate: DType, origin: str

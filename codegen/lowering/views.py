@@ -179,12 +179,17 @@ def _joined(call: Call, tensors: Sequence[Tensor], dim: int) -> Tensor:
     target = _result_dtype(call)
     typed = [context.cast(part, target) for part in parts]
 
+    def within(part: Tensor, c: Coordinates, start: int) -> Expr:
+        # Of one element it is the first: an index that no longer depends on where the part begins lies in memory like the others.
+        place = c[axis] - start if part.shape[axis] > 1 else Index()
+        return part.at((*c[:axis], place, *c[axis + 1 :]))
+
     def at(c: Coordinates) -> Expr:
         start = value.shape[axis] - typed[-1].shape[axis]
-        result = typed[-1].at((*c[:axis], c[axis] - start, *c[axis + 1 :]))
+        result = within(typed[-1], c, start)
         for part in reversed(typed[:-1]):
             end, start = start, start - part.shape[axis]
-            here = part.at((*c[:axis], c[axis] - start, *c[axis + 1 :]))
+            here = within(part, c, start)
             result = context.builder.masked((Bound(c[axis], 0, end),), here, _outside(call, c[axis], end, result))
         return result
 
@@ -202,22 +207,6 @@ def _stack(call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     shape = call.value.shape
     axis = dim % len(shape)
     return _joined(call, [call.context.reshape(part, (*shape[:axis], 1, *shape[axis + 1 :])) for part in tensors], axis)
-
-
-@lowers(aten.constant_pad_nd.default)
-def _constant_pad(call: Call, a: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
-    context, rank = call.context, len(a.shape)
-    before = [0] * rank
-    for number in range(len(pad) // 2):
-        before[rank - 1 - number] = pad[2 * number]
-    fill = context.constant(value, (), a.dtype).at(())
-
-    def at(c: Coordinates) -> Expr:
-        inner = tuple(i - low for i, low in zip(c, before, strict=True))
-        mask = tuple(Bound(i, 0, size) for i, size in zip(inner, a.shape, strict=True))
-        return context.builder.masked(mask, a.at(inner), fill)
-
-    return context.tensor(call.value.shape, a.dtype, at, windowed=a.windowed)
 
 
 @lowers(aten.tril.default, aten.triu.default)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Window
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.passes.alignment import Aligned, align
-from fusepass.codegen.passes.partials import Pieces
+from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
 Again = Callable[[Program, Kernel, Kernel], bool]
@@ -22,13 +22,19 @@ def never(program: Program, first: Kernel, second: Kernel) -> bool:
 
 
 def compute_again(program: Program, builder: Builder, position: int, pieces: Pieces, again: Again) -> Program | None:
-    """`program` with a second kernel for the convolution at `position`, in the place of the only one that reads its results.
+    """`program` with what is reduced over the positions of the convolution at `position` in its kernel, which stores nothing else, and a
+    second kernel for it, in the place of the only one that reads its results.
 
-    None where results are read by others, or not each by the one that stands at its point, where the first kernel would reduce over
-    positions in other `pieces` than it was made for, or where `again` says no.
+    None where results are read by others, or not each by the one that stands at its point, or where `again` says no.
     """
+    reduced = reduce_positions(
+        program, builder, position, lambda made, kernel: pieces(made, replace(kernel, stores=()))
+    )
+    if reduced is None:
+        return None
+    program = reduced
     kernel = program.kernels[position]
-    if kernel.partials is None or len(kernel.stores) != 1:
+    if len(kernel.stores) != 1:
         return None
     (store,) = kernel.stores
     readers = [number for number, each in enumerate(program.kernels) if store.buffer in each.reads]
@@ -48,9 +54,7 @@ def compute_again(program: Program, builder: Builder, position: int, pieces: Pie
     kernels[position], kernels[number] = first, second
     buffers = tuple(buffer for buffer in program.buffers if buffer.name != store.buffer)
     made = replace(program, kernels=tuple(kernels), buffers=buffers)
-    assert kernel.partials is not None
-    same = pieces(made, first) == kernel.partials.pieces.size
-    return made if same and again(made, first, second) else None
+    return made if again(made, first, second) else None
 
 
 def _with_convolution(aligned: Aligned, builder: Builder, kernel: Kernel) -> Kernel | None:

@@ -10,6 +10,7 @@ import enum
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import prod
 
 from fusepass.codegen.ir.convolution import (
     Convolution,
@@ -19,6 +20,7 @@ from fusepass.codegen.ir.convolution import (
     scales_tiles,
     tiled_halves,
 )
+from fusepass.codegen.ir.crossing import near_step
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.product import Product
@@ -74,14 +76,16 @@ def generate_anchors(
         anchor = depthwise_of(program, call) or _convolution(program, call, warps) or product_of(program, call)
         if anchor is None:
             continue
-        forms = _forms(program, builder, call, anchor, pieces, kept)
+        of_halves = isinstance(anchor, Convolution) and program.buffer(anchor.source).dtype.is_half
+        forms = iter(()) if of_halves else _forms(program, builder, call, anchor, pieces, kept)
         if isinstance(anchor, Convolution):
             forms = _pointwise(program, builder, call, anchor, pieces, kept, forms)
-            forms = itertools.chain(_pooling(program, builder, call, anchor, pieces), forms)
+            if not of_halves:
+                forms = itertools.chain(_pooling(program, builder, call, anchor, pieces), forms)
         if halves and isinstance(anchor, Convolution) and anchor.groups == 1:
             channels = program.buffer(anchor.source).shape[1]
             places = few_halves(channels, anchor.step) or (tiled and call.tf32 and tiled_halves(channels, anchor.step))
-            if places and warps > 1:
+            if places and warps > 1 and not of_halves:
                 scaled = _in_places(program, builder, call, anchor, pieces, again, held=held)
             else:
                 scaled = _in_halves(program, builder, call, anchor, pieces, kept)
@@ -95,23 +99,33 @@ def _in_halves(
 ) -> Iterator[tuple[Program, Kernel]]:
     """The same forms as `_forms` gives, as a product of scaled halves, where there is one."""
     result = program.buffer(call.result)
-    halved = halved_of(program, builder, anchor, result) if call.tf32 else None
+    halved = halved_of(program, builder, anchor, result)
     if halved is None:
         return
+    form = anchored(program, builder, call, halved, None)
+    across = form is not None and _stores_channels_last(form.kernels[0])
     if any(kernel.sweeps and result.name in kernel.reads for kernel in program.kernels):
         for in_runs in (True, False):
             by_phases = halved_of(program, builder, anchor, result, by_phases=True, in_runs=in_runs)
             form = None if by_phases is None else anchored(program, builder, call, by_phases, CHANNELS)
             if by_phases is not None and form is not None:
                 yield by_phases.completed(form, builder)
-    pooled = _pooled(program, builder, call, halved)
+    pooled = None if across else _pooled(program, builder, call, halved)
     if pooled is not None:
         yield halved.completed(pooled, builder)
-    halved = halved_of(program, builder, anchor, result, in_runs=True) or halved
+    halved = halved_of(program, builder, anchor, result, by_positions=across, in_runs=not across) or halved
     form = anchored(program, builder, call, halved, None)
     reduced = halved.reduced(form, builder, pieces, kept) if form is not None else None
     for each in filter(None, (reduced, form)):
         yield halved.completed(each, builder)
+
+
+def _stores_channels_last(kernel: Kernel) -> bool:
+    """Whether channels are neighbours in what a kernel stores, whose rows are (sample, channel, *spatial)."""
+    _, channel, *spatial = kernel.rows
+    return prod(axis.size for axis in spatial) > 1 and any(
+        near_step(each.index, channel) == 1 for each in kernel.stores
+    )
 
 
 def _pooled(program: Program, builder: Builder, call: LibraryCall, halved: Halved) -> Program | None:
@@ -159,6 +173,8 @@ def _pointwise(
     if found is None or form is None:
         yield from forms
         return
+    if _stores_channels_last(form.kernels[0]):
+        found = found.turned(program)
     known = [*forms]
     yield from (each for each in known if each[1].cols)
     for each in filter(None, (found.reduced(form, builder, pieces, kept), form)):
@@ -195,7 +211,9 @@ def _in_places(
         for made in ways:
             place = len(made.kernels) - len(form.kernels)
             reduced = None if over else reduce_positions(made, builder, place, pieces)
-            twice = None if reduced is None else compute_again(reduced, builder, place, pieces, again)
+            twice = None
+            if reduced is not None and reduced.kernels[place].stores:
+                twice = compute_again(made, builder, place, pieces, again)
             for each in filter(None, (twice, reduced, made)):
                 yield each, each.kernels[place]
 
@@ -227,13 +245,16 @@ def _forms(
 
 
 def _convolution(program: Program, call: LibraryCall, warps: int) -> Convolution | None:
-    """The call as a convolution that a kernel could do: float32, of inputs of the region."""
+    """The call as a convolution that a kernel could do: of float32 or halves, of inputs of the region."""
     if call.target not in CONVOLUTIONS:
         return None
     source, weight, bias, stride, padding, dilation, transposed, _, groups = call.args[:9]
     operands = [program.buffer(ref.buffer) for ref in (source, weight) if isinstance(ref, Ref)]
-    plain = all(buffer.role is Role.INPUT and buffer.dtype is DType.F32 for buffer in operands)
+    dtype = program.buffer(call.result).dtype
+    plain = all(buffer.role is Role.INPUT and buffer.dtype is dtype for buffer in operands)
     if bias is not None or len(operands) != 2 or not plain or not program.buffer(call.result).numel:
+        return None
+    if dtype is not DType.F32 and not dtype.is_half:
         return None
     assert isinstance(groups, int)
     spatial = len(operands[0].shape) - 2

@@ -19,44 +19,16 @@ from fusepass.codegen.ir.expr import Builder, Expr
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, delinearize
 from fusepass.codegen.ir.product import PLACE, Operand, Product, Runs, nested
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
-from fusepass.codegen.passes.halves import Layout, Scales, channels_last, in_places, scales_of
+from fusepass.codegen.passes.halves import Layout, Scales, Unscaled, channels_last, in_places, scales_of
 from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 from fusepass.codegen.passes.room import with_room
 from fusepass.codegen.passes.runs import columns_of, runs_of
+from fusepass.codegen.passes.steps import Step, border_of, has_even_phases, planes_of, step_of
 
 _VECTOR = 4  # float32 numbers that are read at once
 _MOST_ADDED = 1 / 8  # of the packed input
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One spatial axis of the result: its element ``(first + position) * spread + phase - padding`` is a sum over `taps`.
-
-    A position's tap t reads the packed input at ``position * step + t * apart``, and the weight at ``place(phase, t)``.
-
-    Attributes:
-        size: of the result.
-        positions, spread: spread 1 but for transposed convolutions, where it is the stride.
-        shift: ``first * spread - padding``.
-        taps: of each phase.
-        step, apart: in elements of the packed input.
-        before, after: its border.
-        start, along_phase, along_tap: the weight's place is ``start + along_phase * phase + along_tap * tap``.
-    """
-
-    size: int
-    positions: int
-    spread: int
-    shift: int
-    taps: int
-    step: int
-    apart: int
-    before: int
-    after: int
-    start: int
-    along_phase: int
-    along_tap: int
+_MOST_TERMS = 32  # kernel positions along all axes, of an input that is not packed
 
 
 @dataclass(frozen=True)
@@ -71,16 +43,18 @@ class Halved:
         steps: the spatial axes.
         across: strides of the packed input along them.
         planes: where columns are its places, one after another, their sizes along the spatial axes; else none.
+        by_positions: whether rows are positions of all samples, and columns phases of channels, so that channels are neighbours.
     """
 
     anchor: Convolution
     product: Product
-    scales: Scales
+    scales: Scales | Unscaled
     kernels: tuple[Kernel, ...]
     buffers: tuple[Buffer, ...]
-    steps: tuple[_Step, ...]
+    steps: tuple[Step, ...]
     across: tuple[int, ...]
     planes: tuple[int, ...] = ()
+    by_positions: bool = False
 
     def value(self, builder: Builder, axes: tuple[Axis, ...]) -> Expr:
         """The element of the result at `axes`, its dimensions."""
@@ -107,6 +81,9 @@ class Halved:
         For `kept`, see `reduce_positions`. A row has the positions of one phase, so that each phase has pieces of its own.
         """
 
+        if self.by_positions:
+            return None
+
         def count(made: Program, kernel: Kernel) -> int | None:
             found = pieces(*self.completed(made, builder))
             return None if found is None else found * self.phases
@@ -114,6 +91,8 @@ class Halved:
         return reduce_positions(program, builder, 0, count, least=self.phases, per_sample=True, kept=kept)
 
     def _laid(self, kernel: Kernel, builder: Builder) -> Kernel:
+        if self.by_positions:
+            return self._laid_by_positions(kernel, builder)
         if self.product.apart:
             return self._laid_by_phases(kernel, builder)
         if kernel.cols:
@@ -125,6 +104,19 @@ class Halved:
         moved |= {out: channel} if out.size > 1 else {}
         rows = (Axis(f"{out.name}_piece", 1), sample, row, column)
         kernel, moved = self._pieces_of_rows(kernel, row, moved)
+        return replace(rewrite_kernel(kernel, builder, moved), rows=rows, anchor=self.product, within=within)
+
+    def _laid_by_positions(self, kernel: Kernel, builder: Builder) -> Kernel:
+        """The same with positions as rows."""
+        sample, out, *spatial = kernel.rows
+        column = Axis(f"{out.name}_column", out.size * self.phases)
+        *phases, channel = delinearize(axis_index(column), [*(step.spread for step in self.steps), out.size])
+        sizes = [sample.size, *(step.positions for step in self.steps)]
+        row = Axis(f"{out.name}_row", prod(sizes))
+        which, *at = delinearize(axis_index(row), sizes)
+        moved, within = self._places(spatial, at, phases)
+        moved |= {axis: index for axis, index in ((sample, which), (out, channel)) if axis.size > 1}
+        rows = (Axis(f"{out.name}_piece", 1), Axis(f"{out.name}_batch", 1), row, column)
         return replace(rewrite_kernel(kernel, builder, moved), rows=rows, anchor=self.product, within=within)
 
     def _laid_by_phases(self, kernel: Kernel, builder: Builder) -> Kernel:
@@ -161,14 +153,19 @@ class Halved:
         positions = [step.positions for step in self.steps]
         count, sizes = columns_of(positions, self.planes) if self.planes else prod(positions), self.planes or positions
         column = Axis(f"{self.product.name}_column", count)
-        at = delinearize(axis_index(column), sizes)
+        return column, *self._places(spatial, delinearize(axis_index(column), sizes), phases)
+
+    def _places(
+        self, spatial: Sequence[Axis], at: Sequence[Index], phases: Sequence[Index]
+    ) -> tuple[dict[Axis, Index], tuple[Bound, ...]]:
+        """The `spatial` axes in terms of positions and phases; the bounds of those that exist."""
         places = [
             position * step.spread + step.shift + phase
             for position, step, phase in zip(at, self.steps, phases, strict=True)
         ]
         moved = {axis: place for axis, place in zip(spatial, places, strict=True) if axis.size > 1}
         bounds = tuple(Bound(place, 0, step.size) for place, step in zip(places, self.steps, strict=True))
-        return column, moved, tuple(bound for bound in bounds if not bound.always)
+        return moved, tuple(bound for bound in bounds if not bound.always)
 
     def _pieces_of_rows(self, kernel: Kernel, row: Axis, moved: dict[Axis, Index]) -> tuple[Kernel, dict[Axis, Index]]:
         """`kernel` with the pieces of a row instead of a channel, and how its axes move then."""
@@ -187,77 +184,98 @@ def halved_of(
     result: Buffer,
     *,
     by_phases: bool = False,
+    by_positions: bool = False,
     in_runs: bool = False,
 ) -> Halved | None:
-    """A product of scaled halves for a convolution whose operands may be rounded to TF32; None where it would not pay or is not known.
+    """A product of halves for a convolution of halves, or one whose operands may be rounded to TF32; None where it would not pay or is
+    not known.
 
-    Rows are channels, each with its phases; if `by_phases`, phases, but for those along the last axis, each with its channels.
-    If `in_runs`, columns are neighbours in memory; see `Runs`.
+    Rows are channels, each with its phases; if `by_phases`, phases, but for those along the last axis, each with its channels; if
+    `by_positions`, positions of all samples. If `in_runs`, columns are neighbours in memory; see `Runs`.
     """
     source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
-    channels = source.shape[1]
+    channels, are_halves = source.shape[1], source.dtype.is_half
     padded = -(-channels // HALVES) * HALVES
-    if anchor.precision is not Precision.TF32 or not fill_halves(channels):
+    if not are_halves and (anchor.precision is not Precision.TF32 or not fill_halves(channels)):
         return None
-    if anchor.transposed and not _has_even_phases(anchor, weight):
+    if anchor.transposed and not has_even_phases(anchor, weight):
         return None
-    steps = tuple(_step(anchor, source, weight, result, axis) for axis in range(len(anchor.stride)))
+    steps = tuple(step_of(anchor, source, weight, result, axis) for axis in range(len(anchor.stride)))
     name = _free_name(program, result.name)
-    scales = scales_of(builder, name, source, weight, transposed=anchor.transposed)
+    scales = (
+        Unscaled(source, weight)
+        if are_halves
+        else scales_of(builder, name, source, weight, transposed=anchor.transposed)
+    )
     before, after = ([getattr(step, side) for step in steps] for side in ("before", "after"))
     first, runs = before[-1], _runs(source, steps, padded) if in_runs else None
     if in_runs and runs is None:
         return None
+    lies = are_halves and not in_runs and _lies_in_places(source) and sum(step.taps for step in steps) <= _MOST_TERMS
     if runs is None:
         before[-1], after[-1] = _aligned(source.shape[-1], before[-1], after[-1])
     lying = in_places if runs else channels_last
-    image, pack_image = scales.pack_source(builder, f"{name}_input", lying(source.shape, before, after))
+    image, pack_image = source, tuple[Kernel, ...]()
+    if not lies:
+        image, pack_image = scales.pack_source(builder, f"{name}_input", lying(source.shape, before, after))
+    some = runs.planes * PLACE if runs else padded
     taps, pack_taps = scales.pack_weight(
-        builder, f"{name}_weight", _weight_layout(anchor, weight, steps, padded, by_phases)
+        builder,
+        f"{name}_weight",
+        _weight_layout(anchor, weight, steps, (padded, some), by_phases, by_positions),
     )
-    planes = image.shape[2:-1] if runs else ()
-    across, sizes = image.strides[2:-1] if runs else image.strides[1:-1], [step.taps for step in steps]
+    planes = planes_of(source, steps) if runs else ()
+    across = image.strides[2:] if lies else image.strides[2:-1] if runs else image.strides[1:-1]
+    sizes = [step.taps for step in steps]
     terms = prod(sizes) * padded
-    positions = nested(
-        [step.positions for step in steps], [step.step * s for step, s in zip(steps, across, strict=True)]
-    )
-    inner = nested([*sizes, padded], [*(step.apart * s for step, s in zip(steps, across, strict=True)), 1])
-    product = Product(
-        name=anchor.name,
-        left=Operand(taps.name, 0, terms, 1),
-        right=Operand(
+    sizes_and_strides = [(step.positions, step.step * s) for step, s in zip(steps, across, strict=True)]
+    if by_positions:
+        sizes_and_strides.insert(0, (source.shape[0], image.strides[0]))
+    positions = nested(*zip(*sizes_and_strides, strict=True))
+    *outer, last = (step.apart * s for step, s in zip(steps, across, strict=True))
+    inner = nested([*sizes[:-1], padded // some, sizes[-1], some], [*outer, some, last, 1])
+    weights = Operand(taps.name, 0, terms, 1)
+    if lies:
+        offset = -sum(step.before * stride for step, stride in zip(steps, across, strict=True))
+        border = border_of(steps, source.shape[2:], across, padded)
+        found = Operand(image.name, image.strides[0], positions, inner, offset, border)
+    else:
+        found = Operand(
             image.name,
             image.strides[0],
             PLACE if runs else positions,
             runs.inner if runs else inner,
             (before[-1] - first) * across[-1],
-        ),
+        )
+    product = Product(
+        name=anchor.name,
+        left=found if by_positions else weights,
+        right=weights if by_positions else found,
         inner=terms,
         length=terms,
-        dtype=DType.F16,
+        dtype=image.dtype,
         apart=steps[-1].spread if by_phases else 0,
         runs=runs,
     )
     kernels = (*pack_image, *scales.kernels, pack_taps)
-    return Halved(anchor, product, scales, kernels, (*scales.buffers, taps, image), steps, across, planes)
+    buffers = (*scales.buffers, taps, *(() if lies else (image,)))
+    return Halved(anchor, product, scales, kernels, buffers, steps, across, planes, by_positions)
 
 
-def _runs(source: Buffer, steps: tuple[_Step, ...], padded: int) -> Runs | None:
+def _lies_in_places(source: Buffer) -> bool:
+    """Whether the channels of each position of a tensor are neighbours, and whole places."""
+    _, channels, *_ = source.shape
+    steps = (source.strides[0], *source.strides[2:])
+    return channels % PLACE == 0 and source.strides[1] == 1 and not any(step % PLACE for step in steps)
+
+
+def _runs(source: Buffer, steps: tuple[Step, ...], padded: int) -> Runs | None:
     """How the columns lie if they are neighbours in memory; None where that is not known to pay."""
     if any(step.step > 1 for step in steps):
         return None
-    planes = [size + step.before + step.after for size, step in zip(source.shape[2:], steps, strict=True)]
+    planes = planes_of(source, steps)
     taps = [(step.taps, step.apart) for step in steps]
     return runs_of(planes, [step.positions for step in steps], taps, padded)
-
-
-def _has_even_phases(anchor: Convolution, weight: Buffer) -> bool:
-    """Whether all phases of a transposed convolution have as many kernel positions, one stride apart.
-
-    Zero weights could stand for those that a phase lacks, but with an infinity they would make numbers that are none.
-    """
-    axes = zip(weight.shape[2:], anchor.stride, anchor.dilation, strict=True)
-    return all(stride == 1 or (dilation == 1 and kernel % stride == 0) for kernel, stride, dilation in axes)
 
 
 def _aligned(size: int, before: int, after: int) -> tuple[int, int]:
@@ -269,48 +287,32 @@ def _aligned(size: int, before: int, after: int) -> tuple[int, int]:
     return (wide, rest) if fits and little else (before, after)
 
 
-def _step(anchor: Convolution, source: Buffer, weight: Buffer, result: Buffer, axis: int) -> _Step:
-    size, given, kernel = (buffer.shape[2 + axis] for buffer in (result, source, weight))
-    stride, padding, dilation = anchor.stride[axis], anchor.padding[axis], anchor.dilation[axis]
-    if not anchor.transposed:
-        after = (size - 1) * stride + (kernel - 1) * dilation + 1 - given - padding
-        return _Step(size, size, 1, 0, kernel, stride, dilation, padding, after, 0, 0, 1)
-    # Element o of the result reads input (o + padding - k dilation) / stride for the k for which that is whole: with o + padding =
-    # q stride + phase those are k = phase + j stride and inputs q - j, or with stride 1 k = j and inputs q - j dilation.
-    first, last = padding // stride, (size - 1 + padding) // stride
-    taps = kernel // stride
-    before = (taps - 1) * dilation - first
-    after = last + 1 - given
-    return _Step(
-        size,
-        positions=last + 1 - first,
-        spread=stride,
-        shift=first * stride - padding,
-        taps=taps,
-        step=1,
-        apart=dilation,
-        before=before,
-        after=after,
-        start=(taps - 1) * stride,
-        along_phase=1,
-        along_tap=-stride,
-    )
-
-
 def _weight_layout(
-    anchor: Convolution, weight: Buffer, steps: tuple[_Step, ...], padded: int, by_phases: bool
+    anchor: Convolution,
+    weight: Buffer,
+    steps: tuple[Step, ...],
+    channels: tuple[int, int],
+    by_phases: bool,
+    by_positions: bool,
 ) -> Layout:
-    """(output channel, *phases, *taps, input channel), or the channel before the last axis' phases."""
-    out, channel = Axis("ho", weight.shape[int(anchor.transposed)]), Axis("hc", padded)
+    """(output channel, *phases, *taps, input channel), or the channel before the last axis' phases, or behind all.
+
+    Of all input `channels`, some stand together behind the taps of the last axis, the others before these.
+    """
+    padded, some = channels
+    out, block, channel = Axis("ho", weight.shape[int(anchor.transposed)]), Axis("hb", padded // some), Axis("hc", some)
+    at = axis_index(block) * some + axis_index(channel)
     taps = tuple(Axis(f"ht{number}", step.taps) for number, step in enumerate(steps))
     phases = tuple(Axis(f"hs{number}", step.spread) for number, step in enumerate(steps))
     places = [
         axis_index(tap) * step.along_tap + axis_index(phase) * step.along_phase + step.start
         for tap, phase, step in zip(taps, phases, steps, strict=True)
     ]
-    channels = [axis_index(channel), axis_index(out)] if anchor.transposed else [axis_index(out), axis_index(channel)]
-    rows = (*phases[:-1], out, phases[-1]) if by_phases else (out, *phases)
-    return Layout((*rows, *taps, channel), (*channels, *places))
+    both = [at, axis_index(out)] if anchor.transposed else [axis_index(out), at]
+    inside = len(phases) if by_positions else len(phases) - 1 if by_phases else 0
+    rows = (*phases[:inside], out, *phases[inside:])
+    blocks = (block,) if block.size > 1 else ()
+    return Layout((*rows, *taps[:-1], *blocks, taps[-1], channel), (*both, *places))
 
 
 def _free_name(program: Program, wanted: str) -> str:

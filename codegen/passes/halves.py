@@ -97,12 +97,12 @@ class WeightScales:
     channel: Buffer
     out: Buffer
 
-    def pack_weight(self, builder: Builder, name: str, layout: Layout) -> tuple[Buffer, Kernel]:
+    def pack_weight(self, builder: Builder, name: str, layout: Layout, shift: int = LOW_SHIFT) -> tuple[Buffer, Kernel]:
         """The scaled weight in halves, as a buffer `name`, and the kernel that writes it; its coordinates are in the order of its dimensions."""
         first, second, *_ = layout.coordinates
         out, channel = (second, first) if self.transposed else (first, second)
         exponent = builder.apply(Op.SUB, _of(builder, self.channel, channel), _of(builder, self.out, out))
-        return _pack(builder, self.weight, name, layout, powers(builder, exponent))
+        return _pack(builder, self.weight, name, layout, powers(builder, exponent), shift)
 
 
 @dataclass(frozen=True)
@@ -175,6 +175,33 @@ def scales_of(
     return Scales(weight, transposed, kernels, buffers, channel, out, source, first, again, factors, result)
 
 
+@dataclass(frozen=True)
+class Unscaled:
+    """What stands for `Scales` where a convolution's operands are halves: they are packed as they are.
+
+    Attributes:
+        source, weight: the operands.
+    """
+
+    source: Buffer
+    weight: Buffer
+    kernels: tuple[Kernel, ...] = ()
+    buffers: tuple[Buffer, ...] = ()
+
+    def pack_source(self, builder: Builder, name: str, layout: Layout) -> tuple[Buffer, tuple[Kernel, ...]]:
+        """The input as a buffer `name`, and the kernel that writes it."""
+        made, kernel = _copy(builder, self.source, name, layout)
+        return made, (kernel,)
+
+    def pack_weight(self, builder: Builder, name: str, layout: Layout) -> tuple[Buffer, Kernel]:
+        """The same of the weight; its coordinates are in the order of its dimensions."""
+        return _copy(builder, self.weight, name, layout)
+
+    def restored(self, builder: Builder, value: Expr, sample: Index, out: Index) -> Expr:
+        """The result from a sum of products, rounded as the library rounds it."""
+        return builder.cast(value, self.source.dtype)
+
+
 def weight_scales_of(builder: Builder, name: str, weight: Buffer, *, transposed: bool) -> WeightScales:
     """The same of `weight` alone: t makes the largest weights of all input channels alike. Where weights of an output channel are not
     finite, its exponent is not.
@@ -194,8 +221,8 @@ def _number(b: Builder, operand: Buffer, layout: Layout) -> Expr:
     """The element of `operand` at a place of `layout`, or zero."""
     bounds = zip(layout.coordinates, operand.shape, strict=True)
     real = tuple(Bound(index, 0, size) for index, size in bounds)
-    number = b.load(operand.name, linear(layout.coordinates, operand.strides), _F32)
-    return b.masked(real, number, b.const(0.0, _F32))
+    number = b.load(operand.name, linear(layout.coordinates, operand.strides), operand.dtype)
+    return b.masked(real, number, b.const(0.0, operand.dtype))
 
 
 def _scaled(b: Builder, number: Expr, factors: Sequence[Expr]) -> Expr:
@@ -204,24 +231,27 @@ def _scaled(b: Builder, number: Expr, factors: Sequence[Expr]) -> Expr:
     return number
 
 
-def _pack(b: Builder, operand: Buffer, name: str, layout: Layout, factors: Sequence[Expr]) -> tuple[Buffer, Kernel]:
+def _pack(
+    b: Builder, operand: Buffer, name: str, layout: Layout, factors: Sequence[Expr], shift: int = LOW_SHIFT
+) -> tuple[Buffer, Kernel]:
     # Zeros go the way of all numbers: what they are multiplied with is then read without a condition, several at once.
     number = _number(b, operand, layout)
     value = _scaled(b, number, factors)
     half = b.cast(_visible(b, number, value), DType.F16)
     if layout.part is not None:
-        half = b.masked((Bound(layout.part, 0, 1),), half, _rest(b, value, half))
+        half = b.masked((Bound(layout.part, 0, 1),), half, _rest(b, value, half, shift))
+    return _packed(name, layout, half, ORIGIN)
+
+
+def _copy(b: Builder, operand: Buffer, name: str, layout: Layout) -> tuple[Buffer, Kernel]:
+    return _packed(name, layout, _number(b, operand, layout), ("packed operand",))
+
+
+def _packed(name: str, layout: Layout, half: Expr, origin: tuple[str, ...]) -> tuple[Buffer, Kernel]:
     shape = tuple(axis.size for axis in layout.axes)
-    made = Buffer(name, DType.F16, shape, contiguous_strides(shape), Role.TEMP)
-    return made, Kernel(
-        f"{name}_kernel",
-        layout.axes,
-        (),
-        (),
-        (),
-        (Store(made.name, linear([axis_index(axis) for axis in layout.axes], made.strides), half),),
-        ORIGIN,
-    )
+    made = Buffer(name, half.dtype, shape, contiguous_strides(shape), Role.TEMP)
+    store = Store(made.name, linear([axis_index(axis) for axis in layout.axes], made.strides), half)
+    return made, Kernel(f"{name}_kernel", layout.axes, (), (), (), (store,), origin)
 
 
 def _visible(b: Builder, number: Expr, value: Expr) -> Expr:
@@ -233,9 +263,11 @@ def _visible(b: Builder, number: Expr, value: Expr) -> Expr:
     return b.apply(Op.WHERE, lost, b.apply(Op.COPYSIGN, least, number), value)
 
 
-def _rest(b: Builder, value: Expr, half: Expr) -> Expr:
-    """The low part of `value`, whose high part is `half`; 0 where that is not finite."""
+def _rest(b: Builder, value: Expr, half: Expr, shift: int) -> Expr:
+    """The low part of `value`, whose high part is `half`, times 2^`shift`; 0 where that is not finite."""
     high = b.cast(half, _F32)
-    low = b.apply(Op.MUL, b.apply(Op.SUB, value, high), b.const(2.0**LOW_SHIFT, _F32))
+    low = b.apply(Op.SUB, value, high)
+    if shift:
+        low = b.apply(Op.MUL, low, b.const(2.0**shift, _F32))
     finite = b.apply(Op.LE, b.apply(Op.ABS, high), b.const(LARGEST, _F32), dtype=DType.BOOL)
     return b.cast(b.apply(Op.WHERE, finite, low, b.const(0.0, _F32)), DType.F16)

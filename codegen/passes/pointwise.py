@@ -26,28 +26,43 @@ class Pointwise:
     Attributes:
         anchor: the convolution; what its kernel has until it is laid out as a product's.
         product: what its kernel computes.
+        by_positions: whether its rows are positions of all samples, and its columns output channels; else the other way round.
     """
 
     anchor: Convolution
     product: Product
+    by_positions: bool = False
+
+    def turned(self, program: Program) -> Pointwise:
+        """The transpose of the product, for results whose channels are neighbours."""
+        samples, _, *sizes = program.buffer(self.anchor.source).shape
+        image = self.product.right
+        assert isinstance(image.row, int)
+        image = replace(image, batch=0, row=nested([samples, prod(sizes)], [image.batch, image.row]))
+        product = replace(self.product, left=image, right=self.product.left)
+        return replace(self, product=product, by_positions=True)
 
     def value(self, builder: Builder) -> Expr:
-        """An element of the result."""
-        return builder.stat(self.product.name, 0, DType.F32)
+        """An element of the result, rounded as the library rounds it."""
+        return builder.cast(builder.stat(self.product.name, 0, DType.F32), self.product.dtype)
 
     def completed(self, program: Program, builder: Builder) -> tuple[Program, Kernel]:
         """`program`, whose first kernel has the dimensions of the result as rows, with that as the product's."""
         kernel, *rest = program.kernels
         sample, out, *spatial = kernel.rows
-        column = Axis(f"{out.name}_column", prod(axis.size for axis in spatial))
-        places = delinearize(axis_index(column), [axis.size for axis in spatial])
-        moved = {axis: place for axis, place in zip(spatial, places, strict=True) if axis.size > 1}
-        rows = (Axis(f"{out.name}_piece", 1), sample, out, column)
+        along = [sample, *spatial] if self.by_positions else spatial
+        position = Axis(f"{out.name}_position", prod(axis.size for axis in along))
+        places = delinearize(axis_index(position), [axis.size for axis in along])
+        moved = {axis: place for axis, place in zip(along, places, strict=True) if axis.size > 1}
+        matrix = (Axis(f"{out.name}_batch", 1), position, out) if self.by_positions else (sample, out, position)
+        rows = (Axis(f"{out.name}_piece", 1), *matrix)
         made = replace(rewrite_kernel(kernel, builder, moved), rows=rows, anchor=self.product)
         return replace(program, kernels=(made, *rest)), made
 
     def reduced(self, program: Program, builder: Builder, pieces: Pieces, kept: int) -> Program | None:
         """`program` with what is reduced over positions in its first kernel; None where nothing is. For `kept`, see `reduce_positions`."""
+        if self.by_positions:
+            return None
         return reduce_positions(
             program, builder, 0, lambda made, _: pieces(*self.completed(made, builder)), per_sample=True, kept=kept
         )
@@ -69,7 +84,7 @@ def pointwise_of(program: Program, anchor: Convolution) -> Pointwise | None:
         right=Operand(source.name, source.strides[0], along, source.strides[1]),
         inner=channels,
         length=channels,
-        dtype=DType.F32,
+        dtype=source.dtype,
         precision=anchor.precision,
     )
     return Pointwise(anchor, product)

@@ -10,7 +10,7 @@ from fusepass.codegen.ir.product import PLACE, Runs
 
 _MOST_BETWEEN = 1 / 12  # of the positions, that columns between the rows of a result may add
 _PAIR = 2 * PLACE  # channels that a product takes at once
-_MOST_CHANNELS = 64  # of which the runs of two blocks have room on the chip
+_MOST_CHANNELS = 64  # of a run: the runs of two blocks have room on the chip then
 
 
 def runs_of(
@@ -19,16 +19,23 @@ def runs_of(
     """The runs of a convolution whose neighbouring positions read neighbours.
 
     `planes` are the sizes of the packed input along the spatial axes, its border included; of `positions` along each there are
-    `taps`, so many, one so many elements from the next. None where nothing is read twice along the last axis, where the `channels`
-    of runs have no room on the chip, or where there would be many more columns than positions.
+    `taps`, so many, one so many elements from the next. Where the `channels` are many, a run has some of them. None where nothing is
+    read twice along the last axis, where channels do not fill runs, or where there would be many more columns than positions.
     """
     *outer, (count, apart) = taps
-    if count == 1 or channels % _PAIR or channels > _MOST_CHANNELS:
+    some = channels_of_run(channels)
+    if count == 1 or channels % some or some % _PAIR:
         return None
     if columns_of(positions, planes) > (1 + _MOST_BETWEEN) * prod(positions):
         return None
     steps = [(size, step * stride) for (size, step), stride in zip(outer, contiguous_strides(planes), strict=False)]
-    return Runs(tuple(each for each in steps if each[0] > 1), count, apart, channels // PLACE, prod(planes))
+    steps.append((channels // some, some // PLACE * prod(planes)))
+    return Runs(tuple(each for each in steps if each[0] > 1), count, apart, some // PLACE, prod(planes))
+
+
+def channels_of_run(channels: int) -> int:
+    """How many of the channels of a position a run has."""
+    return min(channels, _MOST_CHANNELS)
 
 
 def columns_of(positions: Sequence[int], planes: Sequence[int]) -> int:

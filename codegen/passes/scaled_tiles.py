@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusepass.codegen.ir.convolution import Convolution, ScaledWeights, halves_of_place
+from fusepass.codegen.ir.convolution import Convolution, ScaledWeights, halves_of_place, parts_apart
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Program
-from fusepass.codegen.passes.halves import weight_scales_of
+from fusepass.codegen.passes.halves import LOW_SHIFT, weight_scales_of
 from fusepass.codegen.passes.places import free_name, weight_layout
 
 
@@ -29,7 +29,8 @@ def in_scaled_tiles(program: Program, builder: Builder, position: int, *, held: 
     name = free_name(program, f"{anchor.source}_scaled")
     scales = weight_scales_of(builder, name, weight, transposed=anchor.transposed)
     filled = halves_of_place(source.shape[1], anchor.parts)[-1]
-    weights, pack_weights = scales.pack_weight(builder, f"{name}_weight", weight_layout(weight, anchor, filled))
+    shift = 0 if parts_apart(source.shape[1], anchor.parts) and not held else LOW_SHIFT
+    weights, pack_weights = scales.pack_weight(builder, f"{name}_weight", weight_layout(weight, anchor, filled), shift)
     halves = ScaledWeights(weights.name, scales.channel.name, scales.out.name, held)
     multiplying = replace(kernel, anchor=replace(anchor, halves=halves))
     kernels = list(program.kernels)

@@ -95,6 +95,14 @@ class ConvolutionWriter(TileWriter):
             return
         yield from self.reductions(sums)
 
+    def own_staging(self, sums: Sums) -> str:
+        """As `Sums.staging`, for `stored_own`."""
+        return sums.staging
+
+    def stored_own(self, sums: Sums) -> Iterable[str]:
+        """Stores results that are all finite, as they are laid out."""
+        return self.epilogue(sums)
+
     def over_channels(self, sums: Sums, lines: Sequence[str], unroll: str, ahead: Sequence[str] = ()) -> Iterable[str]:
         """`lines` for each result, ``$sum``, at ``$channel`` and the spatial axes; `ahead` before each position's channels."""
         on, place = self.on, self._staged_place

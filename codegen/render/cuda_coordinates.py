@@ -199,13 +199,16 @@ class Coordinates:
         plan = self.schedule
         rows, cols = plan.tile
         if self.kernel.col_count > cols:
-            number, column = self._tile_of(number, rows, -(-self.kernel.col_count // cols))
+            number, column = self._tile_of(number, plan.own_rows, -(-self.kernel.col_count // cols))
             self.frame.first_across = self.frame.constant("first_col", f"{column} * {cols}")
-        first = self.frame.constant("first_row", f"{number} * {rows}")
+        first = self.frame.constant("first_row", f"{number} * {plan.own_rows}")
         lane = self.frame.constant("lane", f"threadIdx.x % {plan.lanes}")
         group = self.frame.constant("group", f"threadIdx.x / {plan.lanes}")
         self.frame.first_along, self.frame.place = f"{first} + ", (lane, group)
-        self._define_row(f"{first} + {lane if plan.width == 1 else f'{lane} * {plan.width}'}", rows, plan.width)
+        along = lane if plan.width == 1 else f"{lane} * {plan.width}"
+        if plan.overlap:
+            self.frame.own_row = f"unsigned({along})"
+        self._define_row(f"{first} + {along}", rows, plan.width)
         start = (
             self.frame.constant("start", f"{self.frame.first_across} + {group}") if self.frame.first_across else group
         )
@@ -231,7 +234,7 @@ class Coordinates:
     def _define_row(self, here: str, per_block: int, width: int) -> None:
         """Define the row axis; threads past the last row stand on it, but are not `live`."""
         axis, count = self.arranged.row, self.kernel.row_count
-        if self.schedule.overlap or self.frame.may_leave(count, per_block):
+        if self.frame.leaves_rows(count, per_block):
             here = self.frame.constant("place", here)
             self.frame.live = self.names.exact("live")
             self.top.lines.append(f"const bool {self.frame.live} = {here} < {free(count)};")

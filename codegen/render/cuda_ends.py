@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from fusepass.codegen.ir.dataflow import Kept
-from fusepass.codegen.ir.expr import Expr
+from fusepass.codegen.ir.expr import Expr, Load
 from fusepass.codegen.ir.program import Store
 from fusepass.codegen.render.cuda_frame import Frame
+from fusepass.codegen.render.cuda_loads import guarded_loads
 from fusepass.codegen.render.cuda_states import State, pushed_one
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
@@ -20,6 +21,21 @@ class Ends:
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
         self._names: dict[int, str] = {}  # of registers, by the identity of what is kept there
+        self._loaded: list[tuple[Load, str]] = []  # of the phase at hand, each with its register
+
+    def load(self, roots: Sequence[Expr], known: Collection[Expr]) -> None:
+        """Issue a phase's loads before those of its vectors: else a row would wait for memory twice. What is `known` needs none."""
+        frame, top, col = self.frame, self.frame.top, self.frame.arranged.col
+        inner = self._inside()
+        self._loaded = []
+        for load, guards in guarded_loads(frame, roots, known):
+            if () in guards and (frame.lane in load.index.axes or col in load.index.axes):
+                name = frame.names.numbered(f"{frame.pointers[load.buffer]}_end")
+                top.lines.append(f"{C_TYPES[load.dtype]} {name};")
+                inner.lines.append(f"{name} = {frame.pointers[load.buffer]}[{inner.index(load.index)}];")
+                self._loaded.append((load, name))
+        if self._loaded:
+            top.lines += block(f"if ({' && '.join(self._guards())})", inner.lines)
 
     def phase(
         self,
@@ -30,15 +46,11 @@ class Ends:
         made: Collection[int],
     ) -> None:
         """Add a phase to the kernel; `kept`: values with the C names of their places, of which this phase has `made` some (by identity)."""
-        frame, top, col = self.frame, self.frame.top, self.frame.arranged.col
-        assert col is not None
-        guards = [f"{frame.end} < {free(frame.kernel.col_count)}"]
-        guards += [f"{frame.member} == 0"] if frame.member else []
-        guards += [frame.live] if stores and frame.live else []
-        inner = top.child(conditional=True)
-        inner.define_axis(col, frame.end)
-        inner.define_axis(frame.lane, "0")
+        frame, top, inner = self.frame, self.frame.top, self._inside()
+        guards = self._guards() + ([frame.live] if stores and frame.live else [])
         frame.printer.expect(roots)
+        for load, name in self._loaded:
+            inner.bind(load, name)
         for value, place in kept:
             if id(value) in made:
                 name = self._names[id(value)] = frame.names.exact(f"{place}_end")
@@ -48,6 +60,19 @@ class Ends:
         inner.lines += [pushed_one(inner, state) for state in states]
         inner.lines += [self._stored(store, inner) for store in stores]
         top.lines += block(f"if ({' && '.join(guards)})", inner.lines)
+
+    def _guards(self) -> list[str]:
+        """What holds for threads that have an element."""
+        frame = self.frame
+        return [f"{frame.end} < {free(frame.kernel.col_count)}"] + ([f"{frame.member} == 0"] if frame.member else [])
+
+    def _inside(self) -> Scope:
+        """A scope of such threads, the element's place known."""
+        frame, inner = self.frame, self.frame.top.child(conditional=True)
+        assert frame.arranged.col is not None
+        inner.define_axis(frame.arranged.col, frame.end)
+        inner.define_axis(frame.lane, "0")
+        return inner
 
     def _stored(self, store: Store, scope: Scope) -> str:
         buffer = self.frame.program.buffer(store.buffer)

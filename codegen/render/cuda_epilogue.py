@@ -16,6 +16,7 @@ from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.vectors import is_vector, split_index
 from fusepass.codegen.render.cuda_lines import Lines
 from fusepass.codegen.render.cuda_partials import RowStates
+from fusepass.codegen.render.cuda_result_vectors import ResultVectors, neighbours_of, stored
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
 from fusepass.codegen.schedule_product import ProductSchedule
@@ -28,11 +29,6 @@ _MOST_REDUCED = 40  # for what is reduced of one, where columns need no conditio
 _COSTLY = 12  # nodes that are as much work as an operation that is not cheap
 _STRIP_WORDS = 2  # of 32 columns each, that are reduced together
 _ROWS_AT_ONCE = 16  # of results: what the epilogue loads for them is on its way together
-
-
-def stored(number: int) -> str:
-    """The value of the store of that number, before it is known whether it is stored."""
-    return f"$stored_{number}"
 
 
 class Epilogue:
@@ -160,7 +156,19 @@ class Epilogue:
         if self.lines:
             yield from self.lines.write()
             return
-        tiling, together = self.plan.tiling, self._rows_between()
+        together = self._rows_between()
+        taken = neighbours_of(self.kernel, self.program, self.plan) if together == 1 else None
+        if taken is not None:
+            vectors = ResultVectors(self.kernel, self.program, self.plan, self.pointers, self.printer, taken)
+            yield from vectors.write(self._outside(), self.ready)
+        else:
+            yield from self._one_by_one(together)
+        if self.states:
+            yield from self.states.added() if self.plan.tiling.strip else self.states.of_room()
+
+    def _one_by_one(self, together: int) -> Iterable[str]:
+        """The same with one result of a row in each thread, of `together` rows at a time."""
+        tiling = self.plan.tiling
         down, across = ("$down", "$lane") if together == 1 else (f"($down + $lane % {together})", f"$lane / {together}")
         outside = self._outside()
         # Loads that do not depend on the column or the row may leave the conditions on them.
@@ -214,8 +222,6 @@ class Epilogue:
         head = f"for (int $across = 0; $across < {long}; $across += {32 // together})"
         if body:
             yield from block(head, [f"const {self.index_type} $column = {at};", *inside])
-        if self.states:
-            yield from self.states.added() if tiling.strip else self.states.of_room()
 
     def in_strips(self) -> Iterable[str]:
         """The same where a warp lays its sums out strip by strip."""

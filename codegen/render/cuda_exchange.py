@@ -6,18 +6,17 @@ write its tile in shared memory, where they stand side by side along the axis th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fusepass.codegen.ir.crossing import Crossing, Tile, crossings, near_step
+from fusepass.codegen.ir.crossing import Crossing, crossings, near_step, reused
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
 from fusepass.codegen.ir.program import Store
+from fusepass.codegen.ir.tile import Tile
 from fusepass.codegen.ir.vectors import split_index
-from fusepass.codegen.render.cuda_frame import Frame, without_unused
+from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_states import Around
-from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, block
+from fusepass.codegen.render.spelling import C_TYPES
 from fusepass.codegen.schedule.flat import exchange_tile
 from fusepass.codegen.schedule.plan import Walk
 from fusepass.codegen.schedule.shape import ACCESS
@@ -34,6 +33,8 @@ class Exchange:
         along, across, lane: axes of the position that a thread loads or stores; `lane` is the element of its vector.
         index, guard: those of `crossing` at that position.
         realigned: whether it does not cross: a store of rows that begin anywhere, which goes in whole accesses.
+        piece: elements of an access where all of the tile is one piece of memory, across before along; else 0.
+        reused: whether such a store goes through the tile of this load, of which a thread overwrites what it has read.
     """
 
     crossing: Crossing
@@ -45,16 +46,30 @@ class Exchange:
     index: Index
     guard: tuple[Bound, ...]
     realigned: bool = False
+    piece: int = 0
+    reused: bool = False
 
     def at(self, across: str, along: str, number: str = "") -> str:
         """The element of the tile there; `number` is that of the access across, where `across` is not simply in it."""
         if self.tile.vector > 1:
-            access = number or (f"{across} / {self.tile.width}" if self.tile.width > 1 else across)
-            along = f"({along} ^ {access} % {self.tile.turns} * {self.tile.vector})"
+            along = f"({along} ^ {self.turn(across, number)})"
         return f"{self.name}[{across} * {self.tile.pitch} + {along}]"
+
+    def turn(self, across: str, number: str = "") -> str:
+        """What a position along is changed by there, bit by bit."""
+        if self.tile.vector == 1:
+            return "0"
+        access = number or (f"{across} / {self.tile.width}" if self.tile.width > 1 else across)
+        return f"{access} % {self.tile.turns} * {self.tile.vector}"
 
     def read(self, frame: Frame, step: Scope, lanes: Scope) -> str:
         """The element of the tile at the position that `lanes` computes; whole vectors are read in `step`."""
+        if self.tile.vector == 1 and self.reused:
+            read = frame.names.exact(f"{self.name}_at")
+            lanes.lines.append(
+                f"const {C_TYPES[frame.program.buffer(self.crossing.buffer).dtype]} {read} = {self.place(frame, lanes)};"
+            )
+            return read
         if self.tile.vector == 1:
             return self.place(frame, lanes)
         row = frame.names.exact(f"{self.name}_row")
@@ -103,7 +118,9 @@ def exchanges(frame: Frame) -> tuple[Exchange, ...]:
     assert there is not None
     made = []
     loads = frame.schedule.walk is Walk.CROSSING
-    for number, crossing in enumerate(crossings(arranged.kernel, frame.program, here, there, loads=loads)):
+    found = crossings(arranged.kernel, frame.program, here, there, loads=loads)
+    again = reused(found, frame.schedule.realigned, frame.program)
+    for number, crossing in enumerate(found):
         # Axes of its own, because the thread stands elsewhere while it computes; a position along is one number then,
         # of which the lane of the computed vector is no part.
         along, across = Axis(f"along {number}", here.size), Axis(f"across {number}", there.size)
@@ -111,14 +128,18 @@ def exchanges(frame: Frame) -> tuple[Exchange, ...]:
         index = crossing.index.substitute(axes)
         guard = tuple(Bound(bound.index.substitute(axes), bound.low, bound.high) for bound in crossing.guard)
         tile = exchange_tile(frame.kernel, frame.program, frame.schedule, crossing, across, index, guard)
+        piece = _piece(frame, crossing, tile, index, along, across)
+        tile = replace(tile, width=1) if piece else tile
         lane = Axis(f"lane {number}", tile.width)
         if tile.width > 1:
             index = split_index(index, across, lane)
         name = frame.names.exact(f"{frame.pointers[crossing.buffer]}_tile")
-        made.append(Exchange(crossing, tile, name, along, across, lane, index, guard))
+        taken = number in again.values()
+        made.append(Exchange(crossing, tile, name, along, across, lane, index, guard, piece=piece, reused=taken))
     for store in arranged.kernel.stores:
         if _begins_anywhere(frame, store):
-            made.append(_realigned(frame, store, here, there, made))
+            taken_from = made[again[store.buffer]] if store.buffer in again else None
+            made.append(_realigned(frame, store, here, there, taken_from))
     for each in {each.name: each for each in made}.values():
         element, count = C_TYPES[frame.program.buffer(each.crossing.buffer).dtype], each.tile.across * each.tile.pitch
         whole = "__align__(16) " if each.tile.vector > 1 else ""
@@ -126,169 +147,32 @@ def exchanges(frame: Frame) -> tuple[Exchange, ...]:
     return tuple(made)
 
 
+def _piece(frame: Frame, crossing: Crossing, tile: Tile, index: Index, along: Axis, across: Axis) -> int:
+    """Elements of an access of 16 bytes to what crosses, where the tile has all columns and they lie together with its rows, and the
+    columns alone would be accessed in less; else 0."""
+    plan, nbytes = frame.schedule, frame.program.buffer(crossing.buffer).dtype.nbytes
+    width, terms = ACCESS // nbytes, axis_index(along) * across.size + axis_index(across)
+    together = plan.walk is Walk.CROSSING and not crossing.guard and index == terms and tile.across >= across.size
+    whole = tile.along % width == 0 and plan.own_rows % width == 0 and frame.is_aligned(crossing.buffer)
+    return width if together and whole and tile.width < width and along.size > 1 else 0
+
+
 def _begins_anywhere(frame: Frame, store: Store) -> bool:
     row = frame.arranged.row
     return store.buffer in frame.schedule.realigned and row is not None and near_step(store.index, row) == 1
 
 
-def _realigned(frame: Frame, store: Store, here: Axis, there: Axis, made: Sequence[Exchange]) -> Exchange:
-    """The tile for `store`: that of a load, if there is one alike and the thread needs none of it after this store."""
-    dtype, alone = frame.program.buffer(store.buffer).dtype, len(frame.arranged.kernel.stores) == 1
-    alike = (e for e in made if e.crossing.load is not None and e.crossing.load.dtype is dtype and e.tile.vector == 1)
-    free_tile = next(alike, None) if alone else None
-    name = free_tile.name if free_tile else frame.names.exact(f"{frame.pointers[store.buffer]}_tile")
+def _realigned(frame: Frame, store: Store, here: Axis, there: Axis, load: Exchange | None) -> Exchange:
+    """The tile for `store`: that of `load`, or its own."""
+    dtype, plan = frame.program.buffer(store.buffer).dtype, frame.schedule
+    name = load.name if load else frame.names.exact(f"{frame.pointers[store.buffer]}_tile")
+    tile = load.tile if load else Tile(*plan.tile, plan.threads, 1, dtype.nbytes)
     along, across = Axis(f"along {name}", here.size), Axis(f"across {name}", there.size)
     index = store.index.substitute({here: axis_index(along), there: axis_index(across), frame.lane: Index()})
-    tile = Tile(*frame.schedule.tile, frame.schedule.threads, 1, dtype.nbytes)
     return Exchange(Crossing(None, store), tile, name, along, across, frame.lane, index, (), realigned=True)
 
 
-@dataclass(frozen=True)
-class _Stand:
-    """Where a thread stands to load or store what crosses, in the loop over its steps.
-
-    Attributes:
-        along, vector: C expressions of the position along and the number of the vector across, from the tile's first.
-        first: number of the tile's first vector, and a plus sign; empty for 0.
-        steps: of the loop.
-    """
-
-    along: str
-    vector: str
-    first: str
-    steps: int
-
-    @classmethod
-    def of(cls, frame: Frame, each: Exchange) -> _Stand:
-        """With the thread's place among the others defined."""
-        tile, lines = each.tile, frame.top.lines
-        across, along = tile.steps
-        vector, line = frame.names.exact(f"{each.name}_lane"), frame.names.exact(f"{each.name}_line")
-        lines.append(f"const int {vector} = threadIdx.x % {tile.lanes};")
-        lines.append(f"const int {line} = threadIdx.x / {tile.lanes};")
-        if across > 1:
-            vector += f" + {tile.lanes} * {frame.u if along == 1 else f'({frame.u} % {across})'}"
-        if along > 1:
-            line += f" + {tile.lines} * {frame.u if across == 1 else f'({frame.u} / {across})'}"
-        first = frame.first_across and f"{frame.first_across}{f' / {tile.width}' if tile.width > 1 else ''} + "
-        return cls(line, vector, first, across * along)
-
-    def slot(self, frame: Frame, each: Exchange) -> str:
-        """The element of the tile for one lane of the thread's vector."""
-        width = each.tile.width
-        across = self.vector if width == 1 else f"({self.vector}) * {width} + {frame.v}"
-        along = f"({self.along})" if each.tile.vector > 1 and " " in self.along else self.along
-        return each.at(f"({across})", along, f"({self.vector})")
-
-
-def read_in(frame: Frame, exchanges: Sequence[Exchange]) -> list[str]:
-    """Load what crosses; the lines that write it to shared memory, when all else is loaded, and wait for the block."""
-    written: list[str] = []
-    for each in exchanges:
-        if each.crossing.load is None:
-            continue
-        stand, width = _Stand.of(frame, each), each.tile.width
-        loaded = frame.names.exact(f"{each.name}_in")
-        array, step = (f"[{stand.steps}]", f"[{frame.u}]") if stand.steps > 1 else ("", "")
-        vector = f"fp::Vec<{C_TYPES[each.crossing.load.dtype]}, {width}>"
-        frame.top.lines.append(f"{vector} {loaded}{array}{' = {}' if each.guard else ''};")
-        scope = frame.top.child()
-        # A thread past the end loads what the last one loads.
-        along = _clamped(frame, f"{frame.first_along}{stand.along}", each.along, each.tile.along)
-        _define(frame, scope, each.along, along, 1)
-        across = _clamped(frame, f"{stand.first}{stand.vector}", each.across, each.tile.across, width)
-        _define(frame, scope, each.across, across, width)
-        inside = scope.child(conditional=True) if each.guard else scope
-        start = inside.operand(each.index.substitute({each.lane: Index()}))
-        reuse = ", fp::Reuse::none" if each.crossing.buffer in frame.schedule.once else ""
-        pointer = frame.pointers[each.crossing.buffer]
-        inside.lines.append(f"{loaded}{step} = fp::load_vector<{width}{reuse}>({pointer} + {start});")
-        if each.guard:
-            scope.lines += block(f"if ({scope.condition(each.guard)})", inside.lines)
-        frame.top.lines += frame.unrolled(frame.u, stand.steps, without_unused(scope.lines))
-        lane = frame.v if width > 1 else "0"
-        moved = frame.unrolled(frame.v, width, [f"{stand.slot(frame, each)} = {loaded}{step}[{lane}];"])
-        written += frame.unrolled(frame.u, stand.steps, moved)
-    return [*written, "__syncthreads();"] if written else []
-
-
-def write_out(frame: Frame, exchanges: Sequence[Exchange]) -> None:
-    """Wait for the block; then store what crosses."""
-    stores = [each for each in exchanges if each.crossing.store is not None]
-    if stores:
-        frame.top.lines.append("__syncthreads();")
-    for each in stores:
-        if each.realigned:
-            _write_rows(frame, each)
-            continue
-        stand, width, buffer = _Stand.of(frame, each), each.tile.width, each.crossing.buffer
-        scope = frame.top.child()
-        along = _define(frame, scope, each.along, f"{frame.first_along}{stand.along}", 1)
-        across = _define(frame, scope, each.across, f"{stand.first}{stand.vector}", width)
-        inside = scope.child(conditional=True)
-        vector = frame.names.exact(f"{each.name}_out")
-        inside.lines.append(f"fp::Vec<{C_TYPES[frame.program.buffer(buffer).dtype]}, {width}> {vector};")
-        lane = frame.v if width > 1 else "0"
-        inside.lines += frame.unrolled(frame.v, width, [f"{vector}[{lane}] = {stand.slot(frame, each)};"])
-        start = inside.operand(each.index.substitute({each.lane: Index()}))
-        reuse = "<fp::Reuse::none>" if buffer in frame.schedule.once else ""
-        inside.lines.append(f"fp::store_vector{reuse}({frame.pointers[buffer]} + {start}, {vector});")
-        guards = []
-        if frame.may_leave(each.along.size, each.tile.lines * each.tile.steps[1]):
-            guards.append(f"{along} < {free(each.along.size)}")
-        if frame.may_leave(each.across.size, each.tile.across):
-            guards.append(f"{across} < {free(each.across.size)}")
-        scope.lines += block(f"if ({' && '.join(guards)})", inside.lines) if guards else inside.lines
-        frame.top.lines += frame.unrolled(frame.u, stand.steps, without_unused(scope.lines))
-
-
-def _write_rows(frame: Frame, each: Exchange) -> None:
-    """Store a tile row by row: in whole accesses where the tile's part of a row is one piece, else by element."""
-    tile, pointer, count = each.tile, frame.pointers[each.crossing.buffer], each.tile.along
-    lanes = count * tile.nbytes // ACCESS
-    lines = tile.threads // lanes
-    steps = max(tile.across // lines, 1)
-    lane, line = frame.names.exact(f"{pointer}_lane"), frame.names.exact(f"{pointer}_line")
-    frame.top.lines.append(f"const int {lane} = threadIdx.x % {lanes};")
-    frame.top.lines.append(f"const int {line} = threadIdx.x / {lanes};")
-    here = f"{line} + {lines} * {frame.u}" if steps > 1 else line
-    scope = frame.top.child()
-    across = _define(frame, scope, each.across, f"{frame.first_across} + {here}" if frame.first_across else here, 1)
-    inside = scope.child(conditional=True)
-
-    def place(along: str, into: Scope) -> str:
-        part = into.child()
-        _define(frame, part, each.along, along, 1)
-        text = part.operand(each.index)
-        into.lines += part.lines
-        return text
-
-    first = frame.first_along.removesuffix(" + ")
-    start, end = frame.names.exact(f"{pointer}_start"), frame.names.exact(f"{pointer}_end")
-    inside.lines.append(f"const {frame.index_type} {start} = {place(first, inside)};")
-    last = _clamped(frame, f"{first} + {count - 1}", each.along, count)
-    inside.lines.append(f"const {frame.index_type} {end} = {place(last, inside)};")
-    single = inside.child(conditional=True)
-    along = frame.names.exact(f"{pointer}_at")
-    target = place(f"{first} + {along}", single)
-    single.lines.append(f"{pointer}[{target}] = {each.name}[({here}) * {tile.pitch} + {along}];")
-    fits = f"{first} + {along} < {free(each.along.size)}"
-    guarded = block(f"if ({fits})", single.lines) if frame.may_leave(each.along.size, count) else single.lines
-    whole = f"fp::store_row<{count}>({pointer} + {start}, &{each.name}[({here}) * {tile.pitch}], {lane});"
-    inside.lines += block(f"if ({end} - {start} == {count - 1})", [whole])
-    inside.lines += block("else", block(f"for (int {along} = {lane}; {along} < {count}; {along} += {lanes})", guarded))
-    guards = [f"{here} < {tile.across}"] if lines > tile.across else []
-    if frame.may_leave(each.across.size, tile.across):
-        guards.append(f"{across} < {free(each.across.size)}")
-    scope.lines += block(f"if ({' && '.join(guards)})", inside.lines) if guards else inside.lines
-    frame.top.lines += frame.unrolled(frame.u, steps, without_unused(scope.lines))
-
-
-def _clamped(frame: Frame, number: str, axis: Axis, tile: int, width: int = 1) -> str:
-    return f"fp::least({number}, {free(axis.size // width - 1)})" if frame.may_leave(axis.size, tile) else number
-
-
-def _define(frame: Frame, scope: Scope, axis: Axis, number: str, width: int) -> str:
+def define(frame: Frame, scope: Scope, axis: Axis, number: str, width: int) -> str:
     """Define `axis` in `scope` as the first point of vector `number` of `width` points; the name of the position."""
     name = frame.names.numbered(axis.name.split()[0])
     scope.lines.append(f"const {frame.index_type} {name} = {number if width == 1 else f'({number}) * {width}'};")

@@ -148,11 +148,23 @@ class Frame:
             return None
         return f"fp::load_vector<{axis.size}>" if is_vector(load.index, axis, axis) else None
 
-    def unrolled(self, variable: str, count: int, lines: Sequence[str]) -> list[str]:
-        """A loop that the compiler unrolls; the plain lines where it has one turn."""
+    @property
+    def hastens(self) -> bool:
+        """Whether a row waits so little for anything else that loads which the compiler puts off count, and their registers do not: rows of
+        16-bit numbers, unless they begin anywhere and have several warps."""
+        plan, own = self.schedule, (self.arranged.row, self.arranged.col)
+        short = any(
+            load.dtype.nbytes < 4 for load in self.kernel.loads() if all(axis in load.index.axes for axis in own)
+        )
+        return plan.walk is Walk.INNER and short and not (plan.ends_apart and plan.lanes > 32)
+
+    def unrolled(self, variable: str, count: int, lines: Sequence[str], *, down: bool = False) -> list[str]:
+        """A loop that the compiler unrolls, from the last turn to the first if `down`; the plain lines where it has one turn."""
         if count == 1:
             return list(lines)
-        return ["#pragma unroll", *block(f"for (int {variable} = 0; {variable} < {count}; ++{variable})", lines)]
+        span = f"{variable} = {count - 1}; {variable} >= 0; --{variable}"
+        span = span if down else f"{variable} = 0; {variable} < {count}; ++{variable}"
+        return ["#pragma unroll", *block(f"for (int {span})", lines)]
 
     def before_limit(self, tile: Tile, number: str) -> str:
         """The condition that there is a vector of this number; where rows begin anywhere all but the last one are known to be there."""
@@ -174,6 +186,10 @@ class Frame:
     def may_leave(self, count: int, step: int) -> bool:
         """Whether steps of so many may go past the end of `count` points; for some sizes, where these come at run time."""
         return count % step != 0 or (self.schedule.general and step > 1)
+
+    def leaves_rows(self, count: int, step: int) -> bool:
+        """The same of `count` rows, by steps between which blocks may overlap."""
+        return bool(self.schedule.overlap) or self.may_leave(count, step)
 
     def constant(self, name: str, value: str) -> str:
         """The name of a constant of this value, which it defines in the outermost scope."""

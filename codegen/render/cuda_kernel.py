@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from fusepass.codegen.ir.dataflow import Kept
 from fusepass.codegen.ir.expr import Expr, Load, Stat
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
+from fusepass.codegen.render.cuda_across import read_in, write_out
 from fusepass.codegen.render.cuda_ahead import Fetches, prefetch_row
 from fusepass.codegen.render.cuda_ends import Ends
-from fusepass.codegen.render.cuda_exchange import Exchange, exchanges, read_in, write_out
+from fusepass.codegen.render.cuda_exchange import Exchange, exchanges
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.cuda_kept import KeptPlaces, values_to_keep
 from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead
@@ -149,6 +150,8 @@ class KernelWriter:
             self._held(rest, frame.held, held)
         if self.fetches is not None and number == 0:
             self.top.lines.append("fp::await_copies<0>();")
+        if self.ends is not None and frame.hastens:
+            self.ends.load(phase.roots, [kept.node for kept in phase.known])
         self._stretch(phase, tile)
         if self.ends is not None:
             with_places = [(each, self.places.name(each)) for each in (*phase.known, *phase.made)]
@@ -252,7 +255,9 @@ class KernelWriter:
             step.lines += self.fetches.following(number)
         lines = without_unused(step.lines)
         lines = block(f"if ({' && '.join(guards)})", lines) if guards else lines
-        looped = frame.unrolled(self.u, frame.unroll, lines)
+        # What not all threads have comes first: loads are issued before a branch, but put off where the branch is far.
+        down = tile.tail and bool(phase.states) and frame.hastens
+        looped = frame.unrolled(self.u, frame.unroll, lines, down=down)
         steps.lines += [*around.before_steps, *looped, *around.after_steps]
 
     def _vector(self, step: Scope, phase: Phase, tile: Tile, ahead: Sequence[Ahead], around: Around) -> None:

@@ -86,12 +86,12 @@ def guarded_loads(
 def _issue(frame: Frame, load: Load, guards: set[Guard | None]) -> Ahead | None:
     arranged = frame.arranged
     axis = arranged.axis if frame.schedule.walk in (Walk.POINTWISE, Walk.PATCH) else arranged.col
-    if axis not in load.index.axes:
-        return None  # the same for a whole row: printed before the loop
     lanes = frame.has_lanes(load)
     guard = () if () in guards else next(iter(guards)) if len(guards) == 1 else None
     if guard is None or (frame.unroll == 1 and not lanes):
         return None
+    if not any(axis in index.axes for index in (load.index, *(bound.index for bound in guard))):
+        return None  # the same for a whole row: printed before the loop
     name = frame.names.numbered(f"{frame.pointers[load.buffer]}_in")
     same = not guard and _same_for_all_steps(frame, load)
     wide = frame.is_wide(load.buffer, load.index)

@@ -69,7 +69,7 @@ class OwnValues:
         """Reduces and stores what becomes of ``$sums``."""
         plain = any(store.value is not self.value for store in self.kernel.stores)
         if plain:
-            yield from self._stored(replace(sums, repair=()))
+            yield from self._stored(replace(sums, staging=self.writer.own_staging(sums), repair=()))
         yield from self._values()
         if self.reductions:
             yield from self.writer.over_positions(sums, [])
@@ -126,7 +126,7 @@ class OwnValues:
         copying = copy.copy(self.writer)
         copying.kernel = replace(self.kernel, stores=stores, partials=None)
         copying.__dict__["states"] = None
-        return copying.epilogue(sums)
+        return copying.stored_own(sums)
 
 
 def _own(number: int) -> str:

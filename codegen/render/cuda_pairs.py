@@ -19,7 +19,7 @@ from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
 
 if TYPE_CHECKING:
-    from fusepass.codegen.render.cuda_convolution import ConvolutionWriter
+    from fusepass.codegen.render.cuda_convolution import ConvolutionWriter, Sums
 
 _LANE = Axis("lane", 2)
 _BESIDE = "$beside"
@@ -53,6 +53,32 @@ def pairs(writer: ConvolutionWriter, group: str, covered: int, pragma: str, heig
     beside = f"const {writer.index_type} {_BESIDE} = {writer.axes[-1]} + 1;"
     places += [beside] if any(_BESIDE in line for line in lines) else []
     return [*places, *block(f"if ({inside})", unrolled("$down", height // at_once, lines, pragma))]
+
+
+def pairs_of_warps(writer: ConvolutionWriter, sums: Sums, together: int) -> list[str]:
+    """The same for four warps that multiply `together`, whose positions lie side by side in ``$shared``: each has some of the channels there,
+    so that all neighbours of one are stored one after another. The `Sums.group` is that of the first warp.
+    """
+    pitch, at = shared_pitch(together), "$along"
+    places, inside = writer.position(sums.group, at, "0")
+    beside = f"const {writer.index_type} {_BESIDE} = {writer.axes[-1]} + 1;"
+    two = [*_both(writer, f"$shared[$row * {pitch} + {at}]")]
+    places += [beside] if any(_BESIDE in line for line in two) else []
+    along = [f"const int {at} = $half * 64 + $lane * 2;", *places, *block(f"if ({inside})", two)]
+    lines = [
+        f"const int $row = $down * {together} + $warp % {together};",
+        f"const int $channel = $first_channel + $m * {ROWS} + $row;",
+        *_guarded(writer, sums.covered, unrolled("$half", together // 2, along)),
+    ]
+    stored = unrolled("$down", ROWS // together, lines)
+    return unrolled("$m", sums.rows, ["fp::meet_group();", sums.staging, "fp::meet_group();", *stored])
+
+
+def shared_pitch(together: int) -> int:
+    """Floats from a channel to the next one where so many warps lay theirs out side by side; rows that a warp writes at once lie in
+    different banks.
+    """
+    return 32 * together + 4
 
 
 def _guarded(writer: ConvolutionWriter, covered: int, lines: list[str]) -> list[str]:

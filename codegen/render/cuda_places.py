@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from math import ceil, prod
+from math import prod
 
 from fusepass.codegen.ir.convolution import HALVES, ROWS, ScaledHalves, halves_of_place
-from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_convolution import ConvolutionText, Sums
 from fusepass.codegen.render.cuda_definition import repair
 from fusepass.codegen.render.cuda_input import UNROLL, dot, plus, quotient, remainder, table, unrolled
 from fusepass.codegen.render.cuda_own import Held, OwnValues
-from fusepass.codegen.render.cuda_persistent import PersistentWriter
+from fusepass.codegen.render.cuda_pairs import pairs_of_warps, shared_pitch, takes_pairs
+from fusepass.codegen.render.cuda_places_products import ProductsWriter
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
-from fusepass.codegen.schedule_convolution.places import BLOCK, TOGETHER, PlacesSchedule, has_own_values, padded_places
+from fusepass.codegen.schedule_convolution.places import (
+    BLOCK,
+    TOGETHER,
+    PlacesSchedule,
+    has_own_values,
+    padded_places,
+    warps_of_a_run,
+)
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS
 
-_CHAIN = 4  # products that are begun at once
-_LONGEST_CHAIN = 5  # where accuracy is wanted: tensor cores round their sums towards zero
 
-
-class PlacesWriter(PersistentWriter):
+class PlacesWriter(ProductsWriter):
     """Lines of such a kernel whose halves are fetched as they are packed in memory."""
 
     packed = "$tile"  # where a tile's halves lie
@@ -52,7 +57,7 @@ class PlacesWriter(PersistentWriter):
             push="fp::push_sums<{}>",
             leave="fp::leave_sums",
             sums="$sums[0]",
-            staging=f"fp::stage_values<{self.on.staged_pitch}>($room, $sums, $m);",
+            staging=f"fp::stage_values<{self._room[1]}>({self._room[0]}, $sums, $m);",
         )
 
     def write(self) -> ConvolutionText:
@@ -74,8 +79,16 @@ class PlacesWriter(PersistentWriter):
         yield from table(self.places_name, where)
         yield "// For each place its halves among the weights of an output channel; -1 where a product is filled up."
         yield from table(self.weights_name, weights)
-        yield "// The first product of each phase, and the end of the last."
-        yield from table(self.steps_name, [0, *itertools.accumulate(self.plan.slices)])
+        steps = [0, *itertools.accumulate(self.plan.slices)]
+        if self.plan.by_parts:
+            crossed = map(self.plan.crossed, self.plan.on.phases)
+            steps = [
+                step for first, count in zip(steps, crossed, strict=False) for step in (first, first + count)
+            ] + steps[-1:]
+            yield "// The first product of each phase and its first one of high parts alone, and the end of the last."
+        else:
+            yield "// The first product of each phase, and the end of the last."
+        yield from table(self.steps_name, steps)
         if self.plan.origins_vary:
             yield "// For each part of the phases, where a tile's input begins."
             yield from table(self.origins_name, [*itertools.chain(*self.plan.origins)])
@@ -93,6 +106,8 @@ class PlacesWriter(PersistentWriter):
         yield "const int $warp = fp::warp_number();"
         room = f"reinterpret_cast<float*>($pool + {plan.weight_bytes}) + $warp * {ROWS * self.on.staged_pitch}"
         yield f"float* const $room = {room};"
+        if self.together > 1:
+            yield f"float* const $shared = $room - $warp % {self.together} * {ROWS * self.on.staged_pitch};"
         first = f"int(blockIdx.x) % {plan.channel_blocks} / {plan.phase_blocks} * {ROWS * plan.rows * plan.turns}"
         yield f"const int $first_channel = {first if plan.channel_blocks > plan.phase_blocks else '0'};"
         if plan.phase_blocks > 1:
@@ -121,12 +136,12 @@ class PlacesWriter(PersistentWriter):
             product = f"($first_product + {product})"
         lines = [
             f"const int $column = {column};",
-            f"const int $channel = {self._turn_channel('$turn')} + $column{f' % {own}' if plan.parts > 1 else ''};",
+            f"const int $channel = {self._turn_channel('$turn')} + $column{f' % {own}' if columns > own else ''};",
             f"const int $place = {self.weights_name}[{product} * 2 + $i / 16 % 2];",
             "int $half = $place + $i % 2 * 4;",
             f"bool $real = $place >= 0 && $channel < {outs};",
         ]
-        if plan.parts > 1:
+        if plan.columns > own:
             filled = self.each // 2
             lines += [
                 f"const bool $high = $half % {self.each} < {filled};",
@@ -162,7 +177,7 @@ class PlacesWriter(PersistentWriter):
         for number in reversed(range(len(self.axes))):
             axis, extent, tile = self.axes[number], on.extent[number], on.steps[number]
             here = remainder(rest, extent) if number else rest
-            if number == len(self.axes) - 1 and extent != plan.run:
+            if number == len(self.axes) - 1 and extent != plan.run and not plan.neighbours:
                 lines.append(f"const unsigned $along = {here};")
                 here = f"$along - $along / {plan.run} * {plan.run - BLOCK}"
             origin = f" + $origin_{axis[1:]}" if plan.origins_vary else plus(on.origin[number])
@@ -192,16 +207,12 @@ class PlacesWriter(PersistentWriter):
     # ---- products
 
     def _sets(self) -> list[str]:
-        plan, on = self.plan, self.on
-        plane = prod(on.tile[-2:]) // BLOCK  # blocks of positions that are equally far from each other
+        plan = self.plan
         group = "0" if plan.teams > 1 else "$warp / 4"
         blocks = f"({f'$set * {plan.tile_warps // 4} + ' if plan.sets > 1 else ''}{group}) * {TOGETHER}"
-        at = f"$block * {plan.run}"
-        if len(on.tile) > 2 and on.tile[0] > 1:
-            at = f"$block / {plane} * {on.extent[-2] * on.extent[-1]} + $block % {plane} * {plan.run}"
         lines = [
             f"const int $block = {blocks};",
-            f"const uint64_t $inputs = fp::place_descriptor({self.packed}, {plan.run}) + ({at});",
+            f"const uint64_t $inputs = fp::place_descriptor({self.packed}, {plan.run}) + ({self.block_place()});",
             *self._multiply(),
         ]
         if plan.sets > 1:
@@ -212,6 +223,18 @@ class PlacesWriter(PersistentWriter):
             lines = [line.replace("$first_channel", "$turn_channel") for line in lines]
             lines.insert(0, f"const int $turn_channel = {self._turn_channel('$turn')};")
         return self._in_turns(lines)
+
+    def own_staging(self, sums: Sums) -> str:
+        return self._staging(shared=True)
+
+    def stored_own(self, sums: Sums) -> Iterable[str]:
+        if self.together == 1:
+            return self.epilogue(sums)
+        warps = self.plan.tile_warps
+        sets = f"$set * {warps}" if self.plan.sets > 1 else ""
+        first = f"$warp / {self.together} * {self.together}" if self.together < warps else ""
+        group = f"({' + '.join(filter(None, (sets, first))) or '0'}) * {COLUMNS}"
+        return pairs_of_warps(self, replace(sums, group=group), self.together)
 
     def _multiply(self) -> Iterable[str]:
         plan, on = self.plan, self.on
@@ -230,7 +253,7 @@ class PlacesWriter(PersistentWriter):
             ]
         lines = [
             f"float $sums[{on.pair}][2][{ROWS * plan.rows // 2}] = {{}};",
-            *unrolled("$p", on.pair, self._sum_up()),
+            *unrolled("$p", on.pair, self.sum_up()),
             *self.finite("$sums[$p]", [("$p", on.pair)]),
             *results,
         ]
@@ -244,12 +267,25 @@ class PlacesWriter(PersistentWriter):
         else:
             yield from lines
 
-    def _staging(self) -> str:
-        """Lays the sums of the ``$m``-th 16 channels out as results; see `Sums`."""
+    @functools.cached_property
+    def together(self) -> int:
+        """`warps_of_a_run`, if they may wait for each other, and threads take pairs."""
+        return warps_of_a_run(self.kernel, self.plan) if takes_pairs(self) else 1
+
+    @property
+    def _room(self) -> tuple[str, int]:
+        """Where a warp lays out what it has in common with others, and how far channels are apart there."""
+        if self.together == 1:
+            return "$room", self.on.staged_pitch
+        return f"$shared + $warp % {self.together} * {COLUMNS * 8}", shared_pitch(self.together)
+
+    def _staging(self, *, shared: bool = False) -> str:
+        """Lays the sums of the ``$m``-th 16 channels out as results, in a room that is `shared` or the warp's; see `Sums`."""
         assert isinstance(self.halves, ScaledHalves)
         factors = ", ".join(f"{self.pointers[name]} + $sample * {self.sizes[1]}" for name in self.halves.scales)
         channels = f"$first_channel + $m * {ROWS}, {self.sizes[1]}"
-        return f"fp::stage_places<{self.on.staged_pitch}>($room, $sums, $m, {factors}, {channels});"
+        room, pitch = self._room if shared else ("$room", self.on.staged_pitch)
+        return f"fp::stage_places<{pitch}>({room}, $sums, $m, {factors}, {channels});"
 
     def factors(self) -> tuple[list[str], str]:
         """Lines that find what a sum of channel ``$channel``, the ``$row``-th of a turn, is multiplied with; how ``$sum`` is."""
@@ -260,20 +296,3 @@ class PlacesWriter(PersistentWriter):
             f"const int $at = fp::least($channel, {last});",
             f"const float $factor = {first}, $another = {second};",
         ], "$sum * $factor * $another"
-
-    def _sum_up(self) -> list[str]:
-        """The products of one phase."""
-        # Both bounds come from memory: of loops whose counts it knows, the compiler begins too many products at once.
-        phase = "$phase + $p" if len(self.on.phases) > 1 else "$p"
-        begin, end = f"{self.steps_name}[{phase}]", f"{self.steps_name}[{phase} + 1]"
-        call = f"fp::add_places<{_CHAIN}>"
-        if self.anchor.precision is Precision.FLOAT32:
-            most = max(self.plan.slices)
-            call = f"fp::add_places_exactly<{ceil(most / ceil(most / _LONGEST_CHAIN))}>"
-        unit = self.plan.columns * 2
-        weights = "fp::tile_descriptor($weights, 128, 256)"
-        if self.plan.phase_blocks > 1:
-            weights += f" - $first_product * {unit}"
-        if self.plan.turns > 1:
-            weights += f" + $turn * {self.plan.turn_bytes // 16}"
-        return [f"{call}($sums[$p], {self.places_name}, {begin}, {end}, $inputs, {weights}, {unit});"]

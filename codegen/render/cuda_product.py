@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from dataclasses import astuple
 from string import Template
 
-from fusepass.codegen.ir.product import Arithmetic, Nested, Operand, Product, parts_of
+from fusepass.codegen.ir.product import Arithmetic, Border, Nested, Operand, Product, parts_of
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cuda_epilogue import Epilogue, stored
+from fusepass.codegen.render.cuda_epilogue import Epilogue
 from fusepass.codegen.render.cuda_partials import found, own_row
+from fusepass.codegen.render.cuda_result_vectors import stored
 from fusepass.codegen.render.printer import Printer
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.schedule_product import GROUP, ProductSchedule
@@ -22,7 +23,7 @@ _LOCALS = (
     "pool", "Left", "Right", "Tile", "place", "piece", "batch", "first_row", "first_column", "first", "last",
     "left", "right", "sums", "sound", "room", "lane", "across", "column", "next", "down", "row", "sum",
     "share", "inside", "i", "piece_of", "line", "values", "at", "col", "phase", "channel", "exists",
-    "tile", "number", "along", "strip", "own", "mine",
+    "tile", "number", "along", "strip", "own", "mine", "laid",
 )  # fmt: skip
 
 
@@ -36,6 +37,11 @@ def product_body(
     local = {word: names.exact(word) for word in words}
     writer = _Writer(kernel, program, plan, pointers, names)
     return tuple(Template(line).substitute(local) for line in writer.lines())
+
+
+def _border(axis: Border) -> str:
+    rows, terms = (axis.rows, axis.below, axis.step), (axis.terms, axis.deeper, axis.apart)
+    return f"fp::Border<{', '.join(map(str, (axis.size, axis.before, *rows, *terms)))}>"
 
 
 class _Writer:
@@ -114,13 +120,15 @@ class _Writer:
         sizes, strides = (rows, self.product.inner), (operand.row, operand.inner)
         how = f"{str(access.inner_first).lower()}, {access.vector}"
         kind = "Operand"
-        if any(isinstance(stride, Nested) for stride in strides):
+        if any(isinstance(stride, Nested) for stride in strides) or operand.border:
             kind, parts = "NestedOperand", map(parts_of, strides, sizes)
             steps = [", ".join(map(str, itertools.chain(*each))) for each in parts]
             numbers = [*map(str, sizes), *(f"fp::Nested<{self.index_type}, {each}>" for each in steps)]
         else:
             numbers = [*map(str, (*sizes, *strides))]
-        return f"fp::{kind}<{C_TYPES[self.product.dtype]}, {self.index_type}, {', '.join(numbers)}, {how}>"
+        found = f"fp::{kind}<{C_TYPES[self.product.dtype]}, {self.index_type}, {', '.join(numbers)}, {how}>"
+        borders = [border for border in operand.border if border.is_met]
+        return f"fp::BorderedOperand<{', '.join([found, *map(_border, borders)])}>" if borders else found
 
     def _in_runs(self, operand: str) -> str:
         """The right operand as what its tile takes of it."""

@@ -23,7 +23,8 @@ from fusepass.codegen.schedule_convolution.tiles import Tiles
 
 BINADES = {Precision.TF32: 14, Precision.FLOAT32: 20}
 """How many powers of two a channel may be smaller than the largest of its tile: of its numbers, halves lose digits only of those that are
-2^13 times smaller than its own largest; two for a number, 2^18 times."""
+2^13 times smaller than its own largest; two for a number, 2^18 times. Where low parts are not scaled (`PlacesSchedule.by_parts`), a number has 22
+digits while it is at most 2^15 times smaller than the largest of its tile: there the first one holds, too."""
 
 
 _EXTREMES = (ReduceOp.MAX, ReduceOp.MIN)  # whose results do not depend on the order
@@ -83,14 +84,15 @@ class _ScalingWriter(PlacesWriter):
         plan, source, threads = self.plan, self.input, self.plan.threads
         *_, filled = halves_of_place(plan.channels, plan.parts)
         count, warps = plan.block_channels, plan.on.block_warps
+        binades = BINADES[Precision.TF32 if plan.by_parts else self.anchor.precision]
         lines = [*self._place_in_input(), f"const auto $to = {self.packed} + $i * {2 * HALVES};"]
         lines.append(
-            f"fp::pack_place<{filled}, {plan.parts}>($to, {plan.layer_places * 2 * HALVES}, $tile + $from, {source.pitch}, $scale);"
+            f"fp::pack_place<{filled}, {plan.parts}, {'false' if plan.by_parts else 'true'}>($to, {plan.layer_places * 2 * HALVES}, $tile + $from, {source.pitch}, $scale);"
         )
         return [
             f"fp::find_largest<{plan.channels}, {warps}, {source.elements}, {source.vector}>($largest, $tile, {source.pitch});",
             "__syncthreads();",
-            f"const fp::TileScale<{plan.channels}> $scale($largest, {plan.largest_parts}, $exponents, {BINADES[self.anchor.precision]});",
+            f"const fp::TileScale<{plan.channels}> $scale($largest, {plan.largest_parts}, $exponents, {binades});",
             f"fp::leave_factors<{threads}>($factors, $scale.exponent, $exponents + {plan.channels}, {count});",
             "#pragma unroll 2",
             *block(f"for (unsigned $i = threadIdx.x; $i < {self.on.elements}; $i += {threads})", lines),
@@ -104,7 +106,7 @@ class _ScalingWriter(PlacesWriter):
         terms = [str(dot(on.origin, strides) - dot(source.origin, strides))]
         for number in reversed(range(len(on.tile))):
             here = remainder(rest, on.extent[number]) if number else rest
-            if number == len(on.tile) - 1 and on.extent[number] != self.plan.run:
+            if number == len(on.tile) - 1 and on.extent[number] != self.plan.run and not self.plan.neighbours:
                 yield f"const unsigned $along = {here};"
                 here = f"($along - $along / {self.plan.run} * {self.plan.run - BLOCK})"
             terms.append(f"{here} * {strides[number]}")
@@ -170,6 +172,7 @@ class _ScalingWriter(PlacesWriter):
         turn = f"$turn * {ROWS * self.plan.rows} + " if self.plan.turns > 1 else ""
         return [f"const float $factor = $factors[{turn}$row];"], "$sum * $factor"
 
-    def _staging(self) -> str:
+    def _staging(self, *, shared: bool = False) -> str:
         turn = f"$turn * {ROWS * self.plan.rows} + " if self.plan.turns > 1 else ""
-        return f"fp::stage_scaled<{self.on.staged_pitch}>($room, $sums, $m, $factors + {turn}$m * {ROWS});"
+        room, pitch = self._room if shared else ("$room", self.on.staged_pitch)
+        return f"fp::stage_scaled<{pitch}>({room}, $sums, $m, $factors + {turn}$m * {ROWS});"

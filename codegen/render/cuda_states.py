@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Expr, ReduceOp, Stat
+from fusepass.codegen.ir.expr import Apply, Expr, Op, ReduceOp, Stat
 from fusepass.codegen.ir.program import Reduction
 from fusepass.codegen.ir.team import exchange_offsets
 from fusepass.codegen.render.cuda_frame import Frame
@@ -111,12 +111,23 @@ def push(frame: Frame, tile: Tile, lanes: Scope, state: State, around: Around) -
         lanes.lines.append(f"{pushed}[{place}] = {bare(values[0])};")
         around.after_steps.append(f"{state.element}.push_many({pushed});")
     elif not frame.vector_rows and plan.width > 1 and len(values) == 1:
-        pushed = frame.names.numbered("pushed")
+        pushed, halves = frame.names.numbered("pushed"), _halves(reduction)
+        element = C_TYPES[halves.dtype] if halves else element
         around.before_lanes.append(f"{element} {pushed}[{plan.width}];")
-        lanes.lines.append(f"{pushed}[{frame.v}] = {bare(values[0])};")
+        lanes.lines.append(f"{pushed}[{frame.v}] = {bare(lanes.value(halves) if halves else values[0])};")
         around.after_lanes.append(f"{state.element}.push_many({pushed});")
     else:
         lanes.lines.append(f"{state.element}.push({', '.join(map(bare, values))});")
+
+
+def _halves(reduction: Reduction) -> Expr | None:
+    """The numbers of 16 bits that the extreme of a vector may be found among before they become floats; None where there are none."""
+    (value,) = reduction.values
+    if reduction.op not in (ReduceOp.MAX, ReduceOp.MIN) or reduction.dtype is not DType.F32:
+        return None
+    while isinstance(value, Apply) and value.op is Op.CAST and value.dtype is DType.F32:
+        (value,) = value.args
+    return value if value.dtype in (DType.F16, DType.BF16) else None
 
 
 def pushed_one(scope: Scope, state: State) -> str:

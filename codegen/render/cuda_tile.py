@@ -8,6 +8,7 @@ from fusepass.codegen.ir.crossing import with_columns
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.index import Atom, Axis
 from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.shares import shares_of_sums
 from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import coordinate_names, flatten, in_runs, split
 from fusepass.codegen.render.numbers import free
@@ -46,7 +47,7 @@ def arrange(kernel: Kernel, program: Program, schedule: Schedule) -> Arranged:
     if schedule.run:
         kernel = in_runs(kernel, schedule.run, builder)
     if schedule.keep is not Keep.NOTHING and kernel.team is None:  # a team meets once for each sweep
-        kernel = split_statistics(kernel, builder)
+        kernel = shares_of_sums(split_statistics(kernel, builder), program, builder)
     row = kernel.rows[0] if kernel.rows else None
     col = kernel.cols[-1] if kernel.cols else None
     axis = image[1] if image else col if schedule.walk is Walk.INNER else row

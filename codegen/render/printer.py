@@ -37,7 +37,14 @@ from fusepass.errors import RenderError
 
 UNROLLED_WINDOW = 64  # windows of more points stay loops
 _INLINE_LENGTH = 60
-_WITH_FEW_DIGITS = (Op.EXP, Op.EXPM1, Op.LOG1P, Op.SIGMOID, Op.TANH)  # have a function that is good to few digits
+_WITH_FEW_DIGITS = (
+    Op.EXP,
+    Op.EXP2,
+    Op.EXPM1,
+    Op.LOG1P,
+    Op.SIGMOID,
+    Op.TANH,
+)  # have a function that is good to few digits
 
 
 class Printer:

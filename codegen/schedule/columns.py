@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusepass.codegen.ir.crossing import Crossing, near_step, neighbours, power_above
+from fusepass.codegen.ir.crossing import Crossing, near_step, neighbours
 from fusepass.codegen.ir.expr import Apply
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.program import Store
+from fusepass.codegen.ir.tile import power_above
 from fusepass.codegen.ir.vectors import alignment, is_vector, split_index
 from fusepass.codegen.schedule.flat import exchanged
+from fusepass.codegen.schedule.lanes import packs, words_held
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.rows import FEW_ELEMENTS, STATIC_SHARED, crossing_stores, states_of_thread, unroll_of
 from fusepass.codegen.schedule.shape import LINE, SECTOR, Shape, ceil, most_elements, power_below
@@ -21,7 +23,10 @@ _KEPT_THREADS = 256  # per block, up to which columns are shared by more threads
 _WORD = 4
 COLUMN_THREADS = 128  # per block, where each has columns of its own
 _PAIR_THREADS = 512  # per block, where columns are shared and each thread has two rows
-_HELD_THREADS, _HELD_WORDS = 1024, 36  # on a multiprocessor, of 64 registers each; of a column that such a thread holds
+# Of columns that a thread of 64 registers holds, by how many rows it has; of 128 registers, in a block that has a multiprocessor to itself.
+_HELD_WORDS, _LONE_WORDS = {1: 48, 2: 36}, 96
+_SHORT_RUN = 64  # rows that lie together
+_RUN_WORDS = (32, 48), (64, 80)  # of a column that a thread holds, and the registers that it takes
 _LONG_RUN = 4  # blocks' rows that lie together in memory, at least, so that few have an end of them
 _LEAST_SECTORS = 4  # of a block's rows, where blocks overlap by one
 _MOST_AGAIN = 0.6  # functions of an element times the share of them that two blocks compute
@@ -47,6 +52,9 @@ def outer(shape: Shape) -> Schedule:
     if shape.single and shape.fills(shape.rows // width):
         blocks = ceil(shape.rows, COLUMN_THREADS * width)
         return Schedule(Walk.OUTER, width, unroll_of(FEW_ELEMENTS // width, cols, 1), COLUMN_THREADS, 1, blocks)
+    runs = None if crossing or shape.single else short_runs(shape)
+    if runs:
+        return runs
     pairs = shared_columns(shape, min(widest, 2), most)  # two rows a thread, while blocks stay small
     fits = (
         not crossing
@@ -61,25 +69,61 @@ def outer(shape: Shape) -> Schedule:
 
 
 def held_columns(shape: Shape, width: int) -> Schedule | None:
-    """Columns in the registers of blocks of which a multiprocessor has two: one loads or stores while the other one computes.
+    """Columns in the registers of blocks of which a multiprocessor has two: one loads or stores while the other one computes. Columns that
+    are too long for that, in those of a block that has a multiprocessor to itself.
 
     Their rows lie together in pieces of a cache line, or, where columns are too long for that, of a half or a quarter of one, if these
     are whole sectors; None where columns are too long for all of these, or would not fill the device, or where blocks would store parts of
     sectors and cannot overlap.
     """
     assert shape.row_axis is not None
-    axis, smallest = shape.row_axis, min(access.nbytes for access in shape.main)
-    slots = _PAIR_THREADS * width * states_of_thread(shape.kernel)
+    axis = shape.row_axis
     whole = all(_in_whole_sectors(store, shape, axis) for store in shape.kernel.stores)
-    for piece in (LINE, LINE // 2, LINE // 4) if whole else (LINE,):
-        lanes = piece // (width * smallest)
-        each = ceil(shape.cols, _PAIR_THREADS // lanes)
-        blocks = ceil(shape.rows, lanes * width)
-        if each * width * max(shape.kept_words, 1) <= _HELD_WORDS and slots <= STATIC_SHARED:
-            plan = Schedule(Walk.OUTER, width, each, lanes, _PAIR_THREADS // lanes, blocks, Keep.REGISTERS)
-            plan = overlapping(replace(plan, resident=_HELD_THREADS // _PAIR_THREADS), shape)
-            return plan if shape.fills(blocks * plan.threads) and (whole or plan.overlap) else None
-    return None
+    if not whole:
+        plan = _held(shape, width, LINE, 2)
+        plan = plan and overlapping(plan, shape)
+        return plan if plan and plan.overlap else None
+    single = width if packs(shape, width) else 1  # rows of a thread: of one there are fewer groups to merge
+    ways = [(width, LINE, 2), (single, LINE, 2), (single, LINE // 2, 2), (width, LINE // 2, 1), (width, LINE // 4, 1)]
+    if packs(shape, width):
+        ways.insert(3, (width, LINE // 4, 2))
+    return next((plan for plan in (_held(shape, *way) for way in ways) if plan), None)
+
+
+def _held(shape: Shape, width: int, piece: int, resident: int) -> Schedule | None:
+    """Columns of `width` rows a thread, in pieces of so many bytes, `resident` blocks a multiprocessor; None where one has no room."""
+    lanes = piece // (width * min(access.nbytes for access in shape.main))
+    groups = _PAIR_THREADS // lanes
+    each, packed = ceil(shape.cols, groups), packs(shape, width)
+    blocks = ceil(shape.rows, lanes * width)
+    most = _LONE_WORDS if resident == 1 else _HELD_WORDS[width]
+    fits = words_held(shape, each * width, packed=packed) <= most and shape.fills(blocks * _PAIR_THREADS)
+    if not fits or _PAIR_THREADS * width * states_of_thread(shape.kernel) > STATIC_SHARED:
+        return None
+    plan = Schedule(Walk.OUTER, width, each, lanes, groups, blocks, Keep.REGISTERS, packed=packed)
+    return replace(plan, resident=resident)
+
+
+def short_runs(shape: Shape) -> Schedule | None:
+    """Rows that lie together in runs of a cache line or little more, such as the 7 x 7 positions of an image, which begin anywhere: a block
+    has a whole run, so that what it reads and writes of all columns lies together, or, where it has no room for that, half a line. None where
+    a run has another length, or few rows do not fill the device.
+    """
+    assert shape.row_axis is not None
+    axis, kernel = shape.row_axis, shape.kernel
+    run = min((neighbours(store.index, axis) for store in kernel.stores), default=0)
+    smallest = min(access.nbytes for access in shape.main)
+    if run * smallest < LINE or run > _SHORT_RUN or all(_in_whole_sectors(s, shape, axis) for s in kernel.stores):
+        return None
+    for words, registers in _RUN_WORDS:
+        groups = power_above(ceil(shape.cols * max(shape.kept_words, 1), words))
+        threads = ceil(run * groups, 32) * 32
+        slots = run * groups * states_of_thread(kernel)
+        if threads <= 1024 and threads * registers <= shape.facts.registers and slots <= STATIC_SHARED:
+            each, blocks = ceil(shape.cols, groups), ceil(shape.rows, run)
+            plan = Schedule(Walk.OUTER, 1, each, run, groups, blocks, Keep.REGISTERS)
+            return plan if shape.fills(blocks * threads) else None
+    return _held(shape, 1, LINE // 2, 1)
 
 
 def overlapping(plan: Schedule, shape: Shape, most_again: float = _MOST_AGAIN) -> Schedule:

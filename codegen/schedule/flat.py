@@ -6,23 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
-from fusepass.codegen.ir.crossing import (
-    Crossing,
-    Guard,
-    Tile,
-    crossings,
-    fitting_width,
-    near_step,
-    neighbours,
-    power_above,
-)
+from fusepass.codegen.ir.crossing import Crossing, Guard, crossings, near_step, neighbours, reused
 from fusepass.codegen.ir.expr import Builder, Load, Window, walk
 from fusepass.codegen.ir.index import Axis, Bound, Index
 from fusepass.codegen.ir.neighbours import points, stretches
 from fusepass.codegen.ir.program import Kernel, Program, Role
+from fusepass.codegen.ir.tile import Tile, fitting_width, power_above
 from fusepass.codegen.ir.vectors import alignment, is_vector, split, split_index
 from fusepass.codegen.schedule.plan import Schedule, Walk
-from fusepass.codegen.schedule.shape import ACCESS, LINE, Access, Shape, ceil, power_below
+from fusepass.codegen.schedule.shape import ACCESS, LINE, SECTOR, Access, Shape, ceil, power_below
 
 _POINTWISE_BYTES = 16  # read per thread of a pointwise kernel
 _REPEATED_BYTES = 96  # of two vectors at most, where some of them are the same for the next of a thread's vectors
@@ -32,8 +24,12 @@ _STATIC_SHARED = 48 << 10  # bytes
 _CROSSING_BYTES = 8 << 10  # of a tile, for each buffer
 _CROSSING_TILE = 2, 64  # cache lines along the rows, and columns, where the rows are not few
 _RAGGED_TILE = 4, 32  # the same, where tiles share the first and the last of these lines with others
+_ANYWHERE_TILE = 2, 32  # the same, where rows begin at any element
+_LONGEST = 256  # rows of a tile of few columns, where threads have single elements
 _CROSSING_VECTORS = 2  # of a thread
 _FEW_TILES = 16  # along the columns: all of them before the next rows
+_SECTORS = 8, 16  # of a tile's rows, at least and at most, where tiles overlap by one
+_LONG_RUN = 4  # times as many rows as a tile has must lie together then
 _MOST_TILES = 1024  # along the rows, before the next columns
 
 
@@ -122,12 +118,19 @@ def crossing(shape: Shape, columns: tuple[Axis, ...], together: int, asked: tupl
     assert shape.row_axis is not None
     assert shape.col_axis is not None
     found = crossings(shape.kernel, shape.program, shape.row_axis, shape.col_axis)
-    width = shape.width(shape.row_axis, but=frozenset(each.index for each in found))
+    crossed = frozenset(each.index for each in found)
+    width = shape.width(shape.row_axis, but=crossed)
     element = max(access.nbytes for access in shape.main)
     stores = [access for access in shape.main if access.buffer in shape.kernel.writes]
     # Rows that only follow each other in short pieces do not share lines with more of them.
     ragged = together * element >= _RAGGED_TILE[0] * LINE and any(_is_ragged(each, shape.row_axis) for each in stores)
-    lines, most = asked or (_RAGGED_TILE if ragged else _CROSSING_TILE)
+    leaves = ragged and _leaves_from_tiles(shape, crossed)
+    usual = _CROSSING_TILE
+    if ragged and not (leaves and _parts_of_sectors(shape)):
+        usual = _ANYWHERE_TILE if width == 1 else _RAGGED_TILE
+    if width == 1 and found and (leaves if ragged else _has_few(shape, element)):
+        width = fitting_width(ACCESS // element, lambda width: shape.rows % width == 0)
+    lines, most = asked or usual
     wanted = max(min(lines * LINE // element, power_below(together)), LINE // element), most
     rows, cols = _tile(shape, found, width, element, wanted)
     # 8-byte elements have few rows in a line: more threads would stand too close along the columns for the banks.
@@ -136,13 +139,59 @@ def crossing(shape: Shape, columns: tuple[Axis, ...], together: int, asked: tupl
     groups = max(threads // lanes, 1)
     unroll = max(cols // groups, 1)
     cols = groups * unroll
-    tall, wide = ceil(shape.rows, rows), ceil(shape.cols, cols)
-    panel = _panel(tall, wide, ceil(together, rows))
-    plan = Schedule(Walk.CROSSING, width, unroll, lanes, groups, tall * wide)
+    plan = Schedule(Walk.CROSSING, width, unroll, lanes, groups, 1)
     lined = frozenset(each.buffer for each in stores if ragged and _is_realigned(each, shape.row_axis, plan))
-    if exchanged(found, shape.program, rows, cols, lined) > _STATIC_SHARED:
+    if exchanged(found, shape.program, rows, cols, lined - reused(found, lined, shape.program).keys()) > _STATIC_SHARED:
         lined = frozenset()
-    return replace(plan, columns=columns, panel=panel, realigned=lined, exchanges=True)
+    plan = replace(plan, overlap=_overlap(shape, plan, lined) if ragged else 0)
+    tall, wide = ceil(shape.rows, plan.own_rows), ceil(shape.cols, cols)
+    panel = _panel(tall, wide, ceil(together, plan.own_rows))
+    return replace(plan, columns=columns, blocks=tall * wide, panel=panel, realigned=lined, exchanges=True)
+
+
+def _overlap(shape: Shape, plan: Schedule, realigned: frozenset[str]) -> int:
+    """Rows by which tiles overlap: a sector's, where they would store parts of sectors at both ends of each column; else 0.
+
+    A sector that two blocks write at different times takes the memory several times as long as one that is written whole.
+    """
+    axis, (rows, _), sector = shape.row_axis, plan.tile, _parts_of_sectors(shape)
+    if not sector or axis is None:
+        return 0
+    stores, lane = _stores_along(shape), Axis("lane", plan.width)
+    vectors = all(
+        plan.width == 1 or each.buffer in realigned or is_vector(split_index(each.index, axis, lane), axis, lane)
+        for each in stores
+    )
+    long = min(neighbours(each.index, axis) for each in stores) >= _LONG_RUN * rows
+    least, most = (sectors * sector for sectors in _SECTORS)
+    return sector if long and vectors and least <= rows <= most and sector % plan.width == 0 else 0
+
+
+def _parts_of_sectors(shape: Shape) -> int:
+    """Elements of a sector, where what is stored along the rows, all of one size, does not always begin with one; else 0."""
+    axis, stores = shape.row_axis, _stores_along(shape)
+    sizes = {each.nbytes for each in stores}
+    if axis is None or len(sizes) != 1:
+        return 0
+    sector = SECTOR // sizes.pop()
+    return 0 if all(alignment(each.index, axis, sector) % sector == 0 for each in stores) else sector
+
+
+def _stores_along(shape: Shape) -> list[Access]:
+    stores = (each for each in shape.main if each.buffer in shape.kernel.writes)
+    return [each for each in stores if shape.row_axis is not None and near_step(each.index, shape.row_axis) == 1]
+
+
+def _leaves_from_tiles(shape: Shape, crossed: frozenset[Index]) -> bool:
+    """Whether all that lies along the rows is stored and begins anywhere: row by row from tiles, while threads have vectors."""
+    along = [each for each in shape.main if each.index not in crossed]
+    assert shape.row_axis is not None
+    return all(each.buffer in shape.kernel.writes and _is_ragged(each, shape.row_axis) for each in along)
+
+
+def _has_few(shape: Shape, element: int) -> bool:
+    """Whether the columns are so few that a block of threads with single elements would have too little to load."""
+    return shape.cols * _LONGEST * element < _CROSSING_BYTES
 
 
 def _is_ragged(access: Access, axis: Axis) -> bool:
@@ -154,8 +203,10 @@ def _is_ragged(access: Access, axis: Axis) -> bool:
 def _is_realigned(store: Access, axis: Axis, plan: Schedule) -> bool:
     """Whether a store of single elements had better go in whole accesses; a tile then has the end of one row at most."""
     rows, _ = plan.tile
-    narrow = plan.width == 1 and store.nbytes < ACCESS <= rows * store.nbytes
-    return narrow and _is_ragged(store, axis) and neighbours(store.index, axis) >= rows
+    lane = Axis("lane", plan.width)
+    narrow = plan.width == 1 or not is_vector(split_index(store.index, axis, lane), axis, lane)
+    piece = store.nbytes < ACCESS <= rows * store.nbytes and neighbours(store.index, axis) >= rows
+    return narrow and piece and _is_ragged(store, axis)
 
 
 def _tile(
@@ -164,7 +215,7 @@ def _tile(
     """Rows and columns of a tile, powers of two: `wanted` of each, if there are as many."""
     all_rows, all_cols = power_above(shape.rows), power_above(shape.cols)
     rows, cols = max(min(all_rows, wanted[0]), width), min(all_cols, wanted[1])
-    while rows * cols * element < _CROSSING_BYTES and rows < min(all_rows, LINE * width):
+    while rows * cols * element < _CROSSING_BYTES and rows < min(all_rows, max(_LONGEST, LINE * width)):
         rows *= 2
     while rows * cols * element < _CROSSING_BYTES and cols < all_cols:
         cols *= 2

@@ -13,9 +13,10 @@ from fusepass.codegen.schedule.shape import Shape, ceil
 _WARP = 32
 _THREADS = 1024  # on a multiprocessor, of 64 registers each
 _WORDS = 40  # of a row that such a thread holds; with more the compiler has too few for the rest
-_PACKED = (32, 320), (72, 256)  # words of a packed row that a thread holds, in rows of up to so many threads
+_PACKED = (32, 320), (72, 160)  # words of a packed row that a thread holds, in rows of up to so many threads
+_TWO_ROWS_THREADS, _TWO_ROWS_WORDS = 256, 72  # of each of two rows on a multiprocessor, of 128 registers each
+_TWO_WEIGHTED_ROWS_THREADS, _TWO_WEIGHTED_ROWS_WORDS = 320, 64  # of 96 registers each
 _WEIGHTED_WORDS = 72  # beside weights, in a row that has a multiprocessor to itself
-_TWO_ROWS_THREADS = 256  # of each of two rows on a multiprocessor, of 128 registers each
 _FEW_THREADS = 512  # on a multiprocessor, of 128 registers each
 _FEW_WORDS = 100
 _WORD = 4  # bytes
@@ -55,8 +56,12 @@ def lanes_of_packed_row(shape: Shape, vectors: int, width: int) -> int | None:
         lanes = _warps(ceil(vectors, max(most // words, 1)))
         if lanes <= threads:
             return lanes
-    threads, room = (_FEW_THREADS, _WEIGHTED_WORDS) if shape.weighted else (_TWO_ROWS_THREADS, _FEW_WORDS)
-    return threads if ceil(vectors, threads) * words <= room else None
+    two = _TWO_ROWS_THREADS, _TWO_ROWS_WORDS if shape.weighted else _FEW_WORDS
+    longer = (_TWO_WEIGHTED_ROWS_THREADS, _TWO_WEIGHTED_ROWS_WORDS), (_FEW_THREADS, _WEIGHTED_WORDS)
+    for threads, most in (two, *longer) if shape.weighted else (two,):
+        if ceil(vectors, threads) * words <= most:
+            return threads
+    return None
 
 
 def holds_row(shape: Shape, vectors: int, width: int, lanes: int, *, packed: bool) -> bool:
@@ -73,8 +78,8 @@ def resident_blocks(shape: Shape, plan: Schedule) -> int:
     (LayerNorm of 1024 bfloat16 numbers 132 us without a bound and 165 with one, LayerNorm and softmax of 1024 floats 72 and 98).
     """
     words = words_held(shape, plan.unroll * plan.width, packed=plan.packed)
-    if plan.threads == _TWO_ROWS_THREADS and words > _WORDS and plan.packed:
-        return 2
+    if plan.packed and words > _WORDS and plan.threads <= _TWO_WEIGHTED_ROWS_THREADS:
+        return max(_FEW_THREADS // plan.threads, 2)
     if plan.threads < _FEW_THREADS:
         return 0
     shortest = min((access.nbytes for access in shape.main), default=_WORD)

@@ -51,7 +51,7 @@ class Schedule:
         lanes, groups: threads along the vector axis and across it; `POINTWISE` has one group.
         blocks: blocks of the launch.
         keep: where values stay between phases. With `REGISTERS`, `unroll` covers the whole row.
-        packed: `INNER`, with `REGISTERS`: what stays is what was loaded, several numbers in a register.
+        packed: with `REGISTERS`: what stays is what was loaded, several numbers in a register.
         shared_bytes: dynamic shared memory of a block.
         aligned: whether vectors may be used on input buffers.
         wide: whether indices need 64 bits.
@@ -191,7 +191,7 @@ class Schedule:
                 shape += f", {self.keep.value}{packed}{partly}{fetched}{exchanged}{anywhere}"
             case Walk.OUTER:
                 shape = f"{self.lanes} lanes of rows x {self.groups} groups of columns, {self.unroll} columns at a time"
-                shape += f", {self.keep.value}{exchanged}"
+                shape += f", {self.keep.value}{', packed' if self.packed else ''}{exchanged}"
                 shape += f", {self.overlap} rows also the next block's" if self.overlap else ""
             case Walk.CROSSING:
                 rows, cols = self.tile

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fusepass.codegen.ir.crossing import power_above
+from fusepass.codegen.ir.tile import power_above
 from fusepass.codegen.schedule.columns import COLUMN_THREADS, exchanging, overlapping, shared_columns
 from fusepass.codegen.schedule.flat import crossing, pointwise
 from fusepass.codegen.schedule.lanes import holds_row, resident_blocks

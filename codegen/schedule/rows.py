@@ -28,6 +28,7 @@ _PIECE = 64  # bytes that the threads of a row read together at least
 FEW_ELEMENTS = 16  # per thread: enough loads in flight to fill the memory system
 _ONCE_LANES, _ONCE_ELEMENTS = 256, 32  # of a row that is read once; elements that a thread takes at a time
 _ROWS_THREADS, _EXCHANGING_THREADS = 128, 256  # per block of several rows; where these are stored through a tile
+_LEAST_VECTORS = 3  # of a thread of a second warp of a row: for fewer the exchange takes longer than they do
 STATIC_SHARED = 48 << 10  # bytes
 _TURNS = 2  # rows of a block that stays, at least
 RESERVED = 1 << 10  # bytes of shared memory that the device takes of each block
@@ -79,6 +80,8 @@ def inner(shape: Shape) -> Schedule:
         held = lanes_of_row(shape, vectors, width)
         lanes = held or 1024
     while lanes < 1024 and lanes < vectors and not shape.fills(shape.rows * lanes):
+        if lanes == 32 and ceil(vectors, 64) < _LEAST_VECTORS:
+            break
         wider = min(2 * lanes, 1024)
         if held is not None and not shape.single and not holds_row(shape, vectors, width, wider, packed=packed):
             break

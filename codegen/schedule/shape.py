@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.crossing import fitting_width
 from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory, kept_values
 from fusepass.codegen.ir.expr import Builder, Gather, Masked, Window, walk
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Role
+from fusepass.codegen.ir.tile import fitting_width
 from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import begins_with, flatten, is_vector, run_axes, split_index, start_of
 from fusepass.codegen.schedule.plan import Schedule, Walk

@@ -4,15 +4,16 @@ A block holds the weights of its output channels and a tile of the input with it
 of one position. Where a place has not all of a position's halves, there is a *layer* of places for each 8. Four warps multiply 64
 positions at a time by two places of each, which lie a fixed distance apart: two taps, or two layers of one. Positions that
 are multiplied together are blocks of 16 neighbours, each with the border to its right, so that from one to the next it is as far
-everywhere in a plane of the tile.
+everywhere in a plane of the tile. Where they are all of one row, they share one border, behind the last.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from math import ceil, prod
 
-from fusepass.codegen.ir.convolution import HALVES, ROWS, Phase
+from fusepass.codegen.ir.convolution import HALVES, ROWS, Phase, parts_apart
 from fusepass.codegen.ir.dataflow import Dataflow
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Stat
@@ -22,6 +23,9 @@ from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP, Launch, 
 BLOCK = 16  # neighbouring positions that lie in one piece
 TOGETHER = 8  # such blocks that four warps multiply at once, 64 positions and 64 more
 SHARE = COLUMNS * GROUP  # positions of a warp at once
+_WARPS_TOGETHER = 4  # that multiply together
+_ROWS_TOGETHER = 4  # so that they need not wait for each other often
+LONGEST_CHAIN = 5  # products in a row where accuracy is wanted: tensor cores round their sums towards zero
 STEP = 32  # bytes of a row of shared memory, of each operand, that a product takes
 
 
@@ -59,6 +63,11 @@ class PlacesSchedule(Launch):
     channels: int
 
     @property
+    def neighbours(self) -> bool:
+        """Whether the blocks that are multiplied together are neighbours in a row, whose border then lies behind the last alone."""
+        return are_neighbours(self.on.tile)
+
+    @property
     def phase_blocks(self) -> int:
         """Parts of the phases."""
         return len(self.origins)
@@ -79,9 +88,21 @@ class PlacesSchedule(Launch):
         return ROWS * self.rows * self.turns * (self.channel_blocks // self.phase_blocks)
 
     @property
+    def by_parts(self) -> bool:
+        """Whether the parts of numbers have places, and products, of their own: those with low parts come first, then those of high parts.
+
+        All go to the same sums: low parts are what high parts leave of a number, as it is.
+        """
+        return self.source is not None and parts_apart(self.channels, self.parts)
+
+    @property
     def columns(self) -> int:
         """Columns of a product: for each output channel the low parts' sum, then the high parts'; or one."""
-        return ROWS * self.rows * self.parts
+        return ROWS * self.rows * (1 if self.by_parts else self.parts)
+
+    def crossed(self, phase: Phase) -> int:
+        """Products of a phase of a high and a low part each, where there are such."""
+        return len(phase.taps) * self.layers // 2 if self.by_parts else 0
 
     @property
     def sets(self) -> int:
@@ -139,6 +160,11 @@ class PlacesSchedule(Launch):
         return f"{self.blocks} blocks, {channels}{phases}, {sum(self.slices)} products of two places, {products}"
 
 
+def are_neighbours(tile: tuple[int, ...]) -> bool:
+    """`PlacesSchedule.neighbours` of a tile."""
+    return tile[-1] % (TOGETHER * BLOCK) == 0
+
+
 def has_own_values(kernel: Kernel, plan: PlacesSchedule) -> bool:
     """Whether a kernel `makes_own_values`, and threads compute them where sums are.
 
@@ -163,6 +189,15 @@ def makes_own_values(kernel: Kernel) -> bool:
     return value.dtype is DType.F32 and not Dataflow().needs(value) & {*kernel.rows[2:]}
 
 
+def warps_of_a_run(kernel: Kernel, plan: PlacesSchedule) -> int:
+    """How many warps lay results out side by side, so that one of them stores all that they have of a channel; 1 where each stores its own.
+
+    Ends of what a warp stores at once lie in sectors that others fill at another time. With few channels, waiting for each other costs more.
+    """
+    many = plan.source is not None and plan.rows >= _ROWS_TOGETHER
+    return _WARPS_TOGETHER if many and has_own_values(kernel, plan) and kernel.stores else 1
+
+
 def keeps_sums(kernel: Kernel, plan: PlacesSchedule) -> bool:
     """Whether nothing of such a kernel's sums is laid out."""
     return not kernel.stores and has_own_values(kernel, plan)
@@ -177,20 +212,21 @@ def places_of(plan: PlacesSchedule, offset: tuple[int, ...], part: int = 0) -> i
 
 
 def padded_places(plan: PlacesSchedule) -> list[list[tuple[int, Phase | None, int, int]]]:
-    """For each phase its places in order: (place from a position's, phase or None where nothing is, tap number, layer).
+    """For each phase its places in order: (place from a position's, phase or None where nothing is, tap number, layer of its weights).
 
-    They ascend, because the second of a product lies behind the first; what fills a product up lies where the last one does.
+    The second of a product lies behind the first; what fills a product up lies where the last one does.
     """
     found = []
+    layers, lows = plan.layers, plan.layers // 2  # the first layer of low parts
     for at, (phase, slices) in enumerate(zip(plan.on.phases, plan.slices, strict=True)):
-        real: list[tuple[int, Phase | None, int, int]] = sorted(
-            (
-                (layer * plan.layer_places + places_of(plan, tap.offset, at // plan.part), phase, number, layer)
-                for number, tap in enumerate(phase.taps)
-                for layer in range(plan.layers)
-            ),
-            key=lambda each: each[0],
-        )
+        real = list[tuple[int, Phase | None, int, int]]()
+        taps = sorted((places_of(plan, tap.offset, at // plan.part), number) for number, tap in enumerate(phase.taps))
+        if plan.by_parts:
+            for (place, number), layer in itertools.product(taps, range(lows)):
+                real.append((layer * plan.layer_places + place, phase, number, layer + lows))
+                real.append(((layer + lows) * plan.layer_places + place, phase, number, layer))
+        for layer, (place, number) in itertools.product(range(lows if plan.by_parts else layers), taps):
+            real.append((layer * plan.layer_places + place, phase, number, layer))
         last = real[-1][0] if real else 0
         found.append([*real, *[(last, None, 0, 0)] * (2 * slices - len(real))])
     return found

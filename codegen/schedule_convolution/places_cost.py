@@ -8,7 +8,7 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.schedule_convolution.places import STEP, PlacesSchedule
+from fusepass.codegen.schedule_convolution.places import SHARE, STEP, PlacesSchedule, warps_of_a_run
 from fusepass.codegen.schedule_convolution.tiles import SECTOR, dimensions
 
 _RESULT = {
@@ -21,7 +21,7 @@ _PACKED = 0.1  # of a multiprocessor, for a number of which halves are made; gue
 _WAITING = {4: 1.0, 3: 1.05, 2: 1.15, 1: 1.2}  # times as long, with so many teams
 
 
-def cost_of_few(plan: PlacesSchedule, facts: DeviceFacts) -> float:
+def cost_of_few(kernel: Kernel, plan: PlacesSchedule, facts: DeviceFacts) -> float:
     """Estimated cycles of a multiprocessor for a sample, with few input channels: products as fast as shared memory feeds them, and what surrounds them."""
     on = plan.on
     positions = prod(on.tile)
@@ -31,8 +31,10 @@ def cost_of_few(plan: PlacesSchedule, facts: DeviceFacts) -> float:
     results = positions * len(on.phases) // plan.phase_blocks * ROWS * plan.rows * 0.2
     ahead = plan.buffers == 2 or plan.source is not None
     waiting = {(2, False): 1.15, (2, True): 1.0, (1, False): 1.6, (1, True): 1.3}[plan.resident, ahead]
-    # Whole rows of the result by one block fill the lines of the second-level cache.
-    pieces = 1 + 0.5 * 32 / on.tile[-1] if on.tiles[-1] > 1 else 1
+    # Whole rows of the result by one block, or long runs by one warp, fill the lines of the second-level cache.
+    together = warps_of_a_run(kernel, plan)
+    whole = on.tiles[-1] == 1 or 1 < together <= on.tile[-1] / SHARE
+    pieces = 1 if whole else 1 + 0.5 * 32 / on.tile[-1]
     tile = plan.turns * (products + results * pieces) + fetched
     return plan.channel_blocks * prod(on.tiles) * tile * waiting
 

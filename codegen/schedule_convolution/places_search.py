@@ -9,12 +9,19 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.convolution import HALVES, ROWS, Phase, ScaledWeights, few_halves, halves_of_place
+from fusepass.codegen.ir.convolution import HALVES, ROWS, Phase, ScaledWeights, few_halves, halves_of_place, parts_apart
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program, Store
 from fusepass.codegen.ir.vectors import is_vector, split_index
-from fusepass.codegen.schedule_convolution.places import BLOCK, SHARE, TOGETHER, PlacesSchedule
+from fusepass.codegen.schedule_convolution.places import (
+    BLOCK,
+    LONGEST_CHAIN,
+    SHARE,
+    TOGETHER,
+    PlacesSchedule,
+    are_neighbours,
+)
 from fusepass.codegen.schedule_convolution.places_cost import begins_anywhere, cost_of_few, cost_of_many
 from fusepass.codegen.schedule_convolution.tiles import (
     MOST_ROWS,
@@ -48,7 +55,7 @@ def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> Pla
     few = _is_few(kernel, program)
     return min(
         _fitting(kernel, program, facts),
-        key=lambda plan: cost_of_few(plan, facts) if few else cost_of_many(kernel, program, plan),
+        key=lambda plan: cost_of_few(kernel, plan, facts) if few else cost_of_many(kernel, program, plan),
         default=None,
     )
 
@@ -56,7 +63,7 @@ def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> Pla
 def estimated_seconds(kernel: Kernel, program: Program, plan: PlacesSchedule, facts: DeviceFacts) -> float:
     """The estimated time of a kernel with few input channels."""
     samples = program.buffer(anchor_of(kernel).source).shape[0]
-    return cost_of_few(plan, facts) * samples / facts.multiprocessors / _CLOCK
+    return cost_of_few(kernel, plan, facts) * samples / facts.multiprocessors / _CLOCK
 
 
 def fits(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
@@ -141,11 +148,10 @@ def _rows(kernel: Kernel, program: Program) -> list[int]:
 
     Where two blocks share a multiprocessor, a thread has half of the registers for its sums.
     """
-    anchor = anchor_of(kernel)
     every = ceil(dimensions(kernel)[1].size / ROWS)
     if kernel.sweeps and not _reduces_along(kernel):
         return [every]
-    room = _MOST_SUMS // (ROWS * anchor.parts * pair_of(kernel))
+    room = _MOST_SUMS // (ROWS * _sums_of_number(kernel, program) * pair_of(kernel))
     most = min(every, MOST_ROWS) if kernel.partials else every
     shares = {room // 2} if _is_few(kernel, program) else {room // 2, room}
     return sorted({max(min(most, each), 1) for each in shares})
@@ -184,15 +190,24 @@ class _Part:
         return _Part(tuple(tuple(low for low, _ in border) for border in borders), reach)
 
     def extent(self, tile: tuple[int, ...]) -> tuple[int, ...]:
-        """The places of a tile, those of the borders of all blocks among them."""
-        *outer, _ = (size + more for size, more in zip(tile, self.reach, strict=True))
-        return (*outer, tile[-1] // BLOCK * (BLOCK + self.reach[-1]))
+        """The places of a tile; where not all blocks that are multiplied together are neighbours, those of all of their borders among them."""
+        *outer, last = (size + more for size, more in zip(tile, self.reach, strict=True))
+        return (*outer, last if are_neighbours(tile) else tile[-1] // BLOCK * (BLOCK + self.reach[-1]))
 
 
 def _layers(kernel: Kernel, program: Program) -> int:
     """Places of a position."""
     anchor = anchor_of(kernel)
     return prod(halves_of_place(program.buffer(anchor.source).shape[1], anchor.parts)) // HALVES
+
+
+def _sums_of_number(kernel: Kernel, program: Program) -> int:
+    """Sums for a result: as many as a number has parts, or one where products are `PlacesSchedule.by_parts`."""
+    anchor = anchor_of(kernel)
+    apart = isinstance(anchor.halves, ScaledWeights) and parts_apart(
+        program.buffer(anchor.source).shape[1], anchor.parts
+    )
+    return 1 if apart else anchor.parts
 
 
 def _tiles(kernel: Kernel, program: Program, phases: tuple[Phase, ...], tile: tuple[int, ...], part: _Part) -> Tiles:
@@ -231,11 +246,13 @@ def _candidate(
     sizes, anchor = [axis.size for axis in dimensions(kernel)], anchor_of(kernel)
     parts = anchor.parts
     layers = _layers(kernel, program)
-    sums = ROWS * rows * parts * on.pair
-    if sums > (_MOST_SUMS if teams <= _LARGE_TEAMS else _MOST_SUMS // 2) or ROWS * rows * parts > _MOST_SUMS:
+    sums = ROWS * rows * _sums_of_number(kernel, program) * on.pair
+    if sums > (_MOST_SUMS if teams <= _LARGE_TEAMS else _MOST_SUMS // 2) or sums > _MOST_SUMS * on.pair:
         return None
     channel_blocks = ceil(sizes[1] / (ROWS * rows * turns)) * len(origins)
-    slices = tuple(max(ceil(len(phase.taps) * layers / 2), 1) for phase in on.phases)
+    slices = tuple(
+        _product_count(len(phase.taps) * layers, parts > _sums_of_number(kernel, program)) for phase in on.phases
+    )
     each = len(slices) // len(origins)
     if len({sum(slices[at : at + each]) for at in range(0, len(slices), each)}) > 1:
         return None
@@ -244,7 +261,7 @@ def _candidate(
         on = replace(on, block_warps=4 * teams, state_floats=on.state_floats * 4 * teams // WARPS)
     plan = PlacesSchedule(
         on=on,
-        run=on.extent[-1] // (on.tile[-1] // BLOCK),
+        run=BLOCK if are_neighbours(on.tile) else on.extent[-1] // (on.tile[-1] // BLOCK),
         layers=layers,
         slices=slices,
         origins=origins,
@@ -275,14 +292,23 @@ def _candidate(
     return replace(plan, blocks=blocks, resident=resident, shared_bytes=shared)
 
 
+def _product_count(places: int, by_parts: bool) -> int:
+    """Products of a phase with so many places; see `PlacesSchedule.by_parts`."""
+    return places // 2 + max(ceil(places / 4), 1) if by_parts else max(ceil(places / 2), 1)
+
+
 def _most_resident(plan: PlacesSchedule, precision: Precision) -> int:
     """Blocks for which a multiprocessor has registers: for the results of two tiles of positions, and some besides.
 
     With float32 accuracy, sums of high parts outside of the tensor core and of both in it are those of one tile, of both where they
-    are few; see `fp::add_places_exactly`.
+    are few; see `fp::add_places_exactly`. Where products are `by_parts`, they are one tile's sums in it, if it does not add up all.
     """
     if plan.teams > 1:
         return 1
     each = ROWS * plan.rows // 2
-    beside = 3 * each * (2 if plan.rows == 1 else 1) if precision is Precision.FLOAT32 else 0
+    if plan.by_parts:
+        highs = max(count - plan.crossed(phase) for count, phase in zip(plan.slices, plan.on.phases, strict=True))
+        beside = each if highs > LONGEST_CHAIN else 0
+    else:
+        beside = 3 * each * (2 if plan.rows == 1 else 1) if precision is Precision.FLOAT32 else 0
     return 2 if 2 * each * plan.on.pair + beside <= 96 else 1

@@ -61,6 +61,7 @@ class ProductSchedule:
         wide: whether indices need 64 bits.
         arithmetic: the product's.
         seconds: how long it takes, by estimate.
+        aligned: whether inputs start at a multiple of 16 bytes.
     """
 
     tiling: Tiling
@@ -73,6 +74,7 @@ class ProductSchedule:
     wide: bool
     arithmetic: Arithmetic
     seconds: float
+    aligned: bool = True
 
     @property
     def threads(self) -> int:
@@ -189,6 +191,8 @@ def _candidate(
         return None
     if kernel.cols and not _holds_columns(kernel, tiling):
         return None
+    if tiling.chained and any(program.buffer(store.buffer).dtype.is_half for store in kernel.stores):
+        return None  # 32 columns are laid out at a time, half lines of such results
     stage = tiling.stage(product, left, right)
     fitted = _fitted(tiling, stage, product.runs, facts)
     if fitted is None:
@@ -209,6 +213,7 @@ def _candidate(
         wide=_is_wide(kernel, program, fitted),
         arithmetic=product.arithmetic,
         seconds=_estimate(kernel, program, facts, fitted, count),
+        aligned=aligned,
     )
 
 

@@ -120,6 +120,8 @@ class Tiling:
         arithmetic = product.arithmetic
         if arithmetic not in self.arithmetics or (self.runs and (product.runs is None or product.pieces > 1)):
             return False
+        if self.turns and product.runs and product.runs.are_parted:
+            return False
         if self.chained and not _shares_segments(product.runs, self.columns):
             return False
         if self.turns and (left != Access(inner_first=True, vector=PLACE) or product.left.batch):
@@ -203,6 +205,8 @@ TILINGS = (
     Tiling(8, 1, 1, 16, 3, 2, 0.75, groups=True, arithmetics=_ONE),  # 128 x 128
     Tiling(4, 1, 1, 16, 4, 2, 0.6, groups=True, arithmetics=_ONE),  # 64 x 128
     Tiling(4, 1, 1, 16, 3, 3, 0.65, groups=True, arithmetics=_HALVES),  # 64 x 128
+    Tiling(8, 1, 1, 8, 4, 2, 0.55, groups=True, arithmetics=_HALVES),  # 128 x 64
+    Tiling(16, 1, 1, 8, 4, 1, 0.6, groups=True, arithmetics=_HALVES),  # 256 x 64
     Tiling(16, 1, 1, 16, 4, 1, 0.95, groups=True, arithmetics=_HALVES, runs=True),  # 256 x 128
     Tiling(8, 1, 1, 16, 4, 2, 1.0, groups=True, arithmetics=_HALVES, runs=True),  # 128 x 128
     Tiling(4, 2, 1, 16, 4, 2, 0.95, groups=True, arithmetics=_HALVES, runs=True),  # 64 x 256

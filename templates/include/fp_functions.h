@@ -196,6 +196,9 @@ FP_FN float tanh(float x) {
 // e^x within 2^-17 of it (2^-18 for |x| < 32), 0 for what would be a denormal number: for what is rounded to 16 bits.
 FP_FN float exp_few(float x) { return power_of_two(x * 1.44269504f); }
 
+// 2^x within 2^-21 of it, 0 for what would be a denormal number: for what is rounded to 16 bits.
+FP_FN float exp2_few(float x) { return power_of_two(x); }
+
 // e^x - 1 within 2^-15 of it: for what is rounded to 16 bits. Near 0, where the difference has few digits left, three terms of the series.
 FP_FN float expm1_few(float x) {
     const float series = x * ::fmaf(x, ::fmaf(x, 1.0f / 6.0f, 0.5f), 1.0f);

@@ -154,4 +154,20 @@ struct Cast<bfloat16, bfloat16> {
     static FP_FN bfloat16 convert(bfloat16 value) { return value; }
 };
 
+// Extremes of two pairs, NaN where one is.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+__device__ __forceinline__ void raise_pair(unsigned& pair, unsigned by, half) {
+    asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(pair) : "r"(by));
+}
+__device__ __forceinline__ void raise_pair(unsigned& pair, unsigned by, bfloat16) {
+    asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(pair) : "r"(by));
+}
+__device__ __forceinline__ void lower_pair(unsigned& pair, unsigned by, half) {
+    asm("min.NaN.f16x2 %0, %0, %1;" : "+r"(pair) : "r"(by));
+}
+__device__ __forceinline__ void lower_pair(unsigned& pair, unsigned by, bfloat16) {
+    asm("min.NaN.bf16x2 %0, %0, %1;" : "+r"(pair) : "r"(by));
+}
+#endif
+
 }  // namespace fp

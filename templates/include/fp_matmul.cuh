@@ -36,7 +36,7 @@ template <typename T, typename Index, int64_t Count, int64_t Inner, int64_t RowS
 struct Operand {
     using Type = T;
     using Place = Index;
-    static constexpr bool inner_first = InnerFirst, nested = false;
+    static constexpr bool inner_first = InnerFirst, nested = false, bordered = false;
     static constexpr int vector = Vector;
     static constexpr int64_t count = Count, inner = Inner, row_stride = RowStride, inner_stride = InnerStride;
 
@@ -67,7 +67,7 @@ struct Nested {
 template <typename T, typename Index, int64_t Count, int64_t Inner, typename RowSteps, typename InnerSteps, bool InnerFirst, int Vector>
 struct NestedOperand {
     using Type = T;
-    static constexpr bool inner_first = InnerFirst, nested = true;
+    static constexpr bool inner_first = InnerFirst, nested = true, bordered = false;
     static constexpr int vector = Vector;
     static constexpr int64_t count = Count, inner = Inner;
 
@@ -75,6 +75,48 @@ struct NestedOperand {
     static __device__ __forceinline__ Index row_place(int64_t row) { return Index(RowSteps::place(row)); }
     static __device__ __forceinline__ Index inner_place(int64_t k) { return Index(InnerSteps::place(k)); }
     static __device__ __forceinline__ int64_t place(int64_t row, int64_t k) { return row_place(row) + inner_place(k); }
+};
+
+// An axis of a tensor with Size places: row r and term k of an operand are at r / Below % Rows * Step + k / Deeper % Terms * Apart - Before.
+template <int64_t Size, int64_t Before, int64_t Rows, int64_t Below, int64_t Step, int64_t Terms, int64_t Deeper, int64_t Apart>
+struct Border {
+    static constexpr int terms = Terms;
+
+    // A bit for each of the terms with which the row is at a place that there is.
+    template <typename Number>
+    static __device__ __forceinline__ uint32_t of_row(Number row) {
+        const int64_t at = int64_t(row / Number(Below) % Number(Rows)) * Step - Before;
+        uint32_t found = 0;
+#pragma unroll
+        for (int term = 0; term < terms; ++term) found |= uint32_t(at + term * Apart >= 0 && at + term * Apart < Size) << term;
+        return found;
+    }
+
+    // The bit of a term.
+    template <typename Number>
+    static __device__ __forceinline__ uint32_t of_term(Number k) { return 1u << k / Number(Deeper) % Number(Terms); }
+};
+
+// As `NestedOperand`, with zeros beyond the ends of axes, which all together have 32 terms at most.
+template <typename Nested, typename... Borders>
+struct BorderedOperand : Nested {
+    static constexpr bool bordered = true;
+    using Number = std::make_unsigned_t<typename Nested::Place>;
+    static_assert((Borders::terms + ...) <= 32);
+
+    // Bits of the terms that the row has, and of the one that k is on each axis.
+    static __device__ __forceinline__ uint32_t terms_of(int64_t row) {
+        uint32_t found = 0;
+        int first = 0;
+        ((found |= Borders::of_row(Number(row)) << first, first += Borders::terms), ...);
+        return found;
+    }
+    static __device__ __forceinline__ uint32_t bits_of(int64_t k) {
+        uint32_t found = 0;
+        int first = 0;
+        ((found |= Borders::of_term(Number(k)) << first, first += Borders::terms), ...);
+        return found;
+    }
 };
 
 // Rows rows of an operand, `depth` numbers of each, in shared memory. Inner numbers are neighbours where they are so in global memory,
@@ -121,6 +163,8 @@ struct Panel {
     struct Begin {
         static constexpr bool known = Operand::nested && Operand::inner_first;
         typename Operand::Place places[known ? Step<Threads>::count : 1];
+        uint32_t terms[Operand::bordered ? Step<Threads>::count : 1];  // that are there
+        static_assert(known || !Operand::bordered);
 
         explicit __device__ __forceinline__ Begin(int64_t row) {
             if constexpr (known) {
@@ -128,6 +172,7 @@ struct Panel {
                 for (int s = 0; s < Step<Threads>::count; ++s) {
                     const int64_t at = row + Step<Threads>::row() + s * Step<Threads>::size;
                     places[s] = at < Operand::count ? Operand::row_place(at) : -1;
+                    if constexpr (Operand::bordered) terms[s] = at < Operand::count ? Operand::terms_of(at) : 0;
                 }
             }
         }
@@ -169,10 +214,14 @@ struct Panel {
             inner = left < 0 ? 0 : left < vector ? left : vector;
         }
         const auto deep = Operand::inner_place(k + i);
+        uint32_t bits = 0;
+        if constexpr (Operand::bordered) bits = Operand::bits_of(k + i);
 #pragma unroll
         for (int s = 0; s < Step<Threads>::count; ++s) {
             const auto begin = rows.places[s];
-            use(s, Step<Threads>::place(s), from + ((begin < 0 ? 0 : begin) + deep), begin < 0 ? 0 : inner);  // what is not real is not read
+            bool there = begin >= 0;
+            if constexpr (Operand::bordered) there = (rows.terms[s] & bits) == bits;
+            use(s, Step<Threads>::place(s), from + ((there ? begin : 0) + deep), there ? inner : 0);  // what is not real is not read
         }
     }
 

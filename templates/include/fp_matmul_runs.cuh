@@ -5,7 +5,7 @@
 namespace fp {
 
 // As `Whole`, an operand whose column c and term ((r Taps + t) Chunks + chunk) 8 + i stand at place c + Outer::place(r) + t Apart of
-// plane `chunk`, number i; a place has 8 numbers, a plane Plane places.
+// plane `chunk`, number i; a place has 8 numbers, a plane Plane places. What Outer::place has of whole planes leads to other channels.
 template <typename Whole, int Chunks, int64_t Plane, int Taps, int Apart, typename Outer>
 struct RunOperand : Whole {
     static constexpr int chunks = Chunks, taps = Taps, apart = Apart;
@@ -91,14 +91,14 @@ private:
     // Begins to copy the places of run `r` that the columns from `column` on read, zeros beyond the plane.
     static __device__ __forceinline__ void fetch_run(unsigned char* to, const T* right, int64_t column, int r) {
         using Place = typename R::Place;
-        const Place first = Place(column) + R::run_place(r);
+        const Place plane = Place(R::plane), inside = Place(column) + R::run_place(r) % plane, before = R::run_place(r) / plane * plane;
 #pragma unroll
         for (int i = 0; i < (slot_places + threads - 1) / threads; ++i) {
             const unsigned at = threadIdx.x + i * threads, chunk = at / width;
-            const Place place = first + Place(at % width);
-            const bool real = place < Place(R::plane);
+            const Place place = inside + Place(at % width);
+            const bool real = place < plane;
             if (slot_places % threads == 0 || at < slot_places) {
-                begin_copy_bytes<16>(to + at * 16, right + (Place(chunk) * Place(R::plane) + (real ? place : 0)) * 8, real ? 16 : 0);
+                begin_copy_bytes<16>(to + at * 16, right + (before + Place(chunk) * plane + (real ? place : 0)) * 8, real ? 16 : 0);
             }
         }
     }

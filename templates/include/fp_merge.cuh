@@ -158,7 +158,7 @@ __device__ __forceinline__ void gather_warps(Slots<State, Warps>& slots, State& 
     merge_lanes<room>(state);
 }
 
-// A block of Groups x Lanes threads (both powers of two), Lanes neighbours working on different rows: first the groups of a warp, where
+// A block of Groups x Lanes threads (powers of two, but for Lanes of a warp or more), Lanes neighbours working on different rows: first the groups of a warp, where
 // there are several, merge their V rows' states, and each warp leaves the result; after a barrier each thread gathers those of its rows.
 template <int Lanes>
 constexpr int groups_of_warp = Lanes < 32 ? 32 / Lanes : 1;

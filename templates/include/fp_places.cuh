@@ -84,6 +84,47 @@ __device__ __forceinline__ void add_places_exactly(
     }
 }
 
+// The same where the parts of numbers have products of their own: those from `first` to below `high` have a low part, which is not scaled,
+// and are added first; the others are of high parts. There are as many columns as sums.
+template <int U, int Half>
+__device__ __forceinline__ void add_places_by_parts(
+    float (&sums)[2][Half], const int* taps, int first, int high, int last, uint64_t inputs, uint64_t weights, uint32_t step)
+{
+    const int end = high + U < last ? high + U : last;
+    add_places<4>(sums, taps, first, end, inputs, weights, step);
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+        add_chains<U>(reinterpret_cast<float (&)[1][Half]>(sums[t]), taps, end, last, t, inputs, weights, step);
+    }
+}
+
+// The same, sums = the first products, of which so many `Lows` may be added in the tensor core with any others, and so many `Highs` no more
+// than U in a row. What one chain has is begun at once.
+template <int U, int Lows, int Highs, int Half>
+__device__ __forceinline__ void sum_up_places(float (&sums)[2][Half], const int* taps, uint64_t inputs, uint64_t weights, uint32_t step) {
+    constexpr int end = Lows + (Highs < U ? Highs : U);
+    begin_products();
+#pragma unroll
+    for (int i = 0; i < end; ++i) {
+        const uint64_t a = at_taps(inputs, taps[i]), b = at_weights(weights, i * step);
+        if (i == 0) {
+            multiply_places<Half * 2, false>(sums[0], a, b);
+            multiply_places<Half * 2, false>(sums[1], at_taps(a, 8), b);
+        } else {
+            multiply_places<Half * 2, true>(sums[0], a, b);
+            multiply_places<Half * 2, true>(sums[1], at_taps(a, 8), b);
+        }
+    }
+    end_products();
+    await_products<0>();
+    if constexpr (end < Lows + Highs) {
+#pragma unroll
+        for (int t = 0; t < 2; ++t) {
+            add_chains<U>(reinterpret_cast<float (&)[1][Half]>(sums[t]), taps, end, Lows + Highs, t, inputs, weights, step);
+        }
+    }
+}
+
 // Lays results of channels 16 m and on out in `room`, for the 32 positions of a warp: rows `Pitch` floats apart, the Pair phases of a
 // position side by side. A result is its sum times both factors of its channel, of which there are `channels`; the first of these 16 is
 // `channel`.

@@ -99,7 +99,7 @@ __device__ __forceinline__ bool is_broken(const TileScale<Channels>& scale, cons
 
 // Lays the halves of a position out, Parts for each number, `Filled` channels, of which those past the last are zeros: in places that are
 // `layer` bytes apart. The position's channels lie `pitch` floats apart.
-template <int Filled, int Parts, int Channels>
+template <int Filled, int Parts, bool Shifted, int Channels>
 __device__ __forceinline__ void pack_place(
     unsigned char* to, int layer, const float* from, int pitch, const TileScale<Channels>& scale)
 {
@@ -112,7 +112,7 @@ __device__ __forceinline__ void pack_place(
             const int c = k + j < Channels ? k + j : 0;
             const float value = k + j < Channels ? from[c * pitch] * scale.factors[c] : 0.0f;
             round_to(value, halves[0][j]);
-            if constexpr (Parts == 2) round_to((value - to_float(halves[0][j])) * 2048.0f, halves[1][j]);
+            if constexpr (Parts == 2) round_to((value - to_float(halves[0][j])) * (Shifted ? 2048.0f : 1.0f), halves[1][j]);
         }
         if constexpr (width < 8) {
             static_assert(sizeof(halves) == 16);

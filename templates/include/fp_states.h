@@ -122,6 +122,39 @@ struct Prod {
     }
 };
 
+// Extremes of an even number of 16-bit numbers, NaN where one is; a GPU compares two pairs in one instruction.
+template <typename H, int N>
+FP_FN float largest(const H (&values)[N]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    unsigned pairs[N / 2];
+    memcpy(pairs, values, sizeof pairs);
+    for (int i = 1; i < N / 2; ++i) raise_pair(pairs[0], pairs[i], H());
+    H last[2];
+    memcpy(last, pairs, sizeof last);
+    return maximum(to_float(last[0]), to_float(last[1]));
+#else
+    float result = to_float(values[0]);
+    for (int i = 1; i < N; ++i) result = maximum(result, to_float(values[i]));
+    return result;
+#endif
+}
+
+template <typename H, int N>
+FP_FN float smallest(const H (&values)[N]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    unsigned pairs[N / 2];
+    memcpy(pairs, values, sizeof pairs);
+    for (int i = 1; i < N / 2; ++i) lower_pair(pairs[0], pairs[i], H());
+    H last[2];
+    memcpy(last, pairs, sizeof last);
+    return minimum(to_float(last[0]), to_float(last[1]));
+#else
+    float result = to_float(values[0]);
+    for (int i = 1; i < N; ++i) result = minimum(result, to_float(values[i]));
+    return result;
+#endif
+}
+
 template <typename T>
 struct Max {
     T value = Limits<T>::lowest;
@@ -133,6 +166,11 @@ struct Max {
     template <int N>
     FP_FN void push_many(const T (&values)[N]) {
         for (int i = 0; i < N; ++i) push(values[i]);
+    }
+
+    template <typename H, int N>
+    FP_FN void push_many(const H (&values)[N]) {  // of 16 bits each
+        push(largest(values));
     }
 
     FP_FN void merge(const Max& other) { push(other.value); }
@@ -154,6 +192,11 @@ struct Min {
     template <int N>
     FP_FN void push_many(const T (&values)[N]) {
         for (int i = 0; i < N; ++i) push(values[i]);
+    }
+
+    template <typename H, int N>
+    FP_FN void push_many(const H (&values)[N]) {  // of 16 bits each
+        push(smallest(values));
     }
 
     FP_FN void merge(const Min& other) { push(other.value); }

@@ -268,20 +268,35 @@ __device__ __forceinline__ void store_if(bool wanted, T* to, const Vec<T, N>& va
 }
 
 // Store a row of N elements (a power of two) of shared memory to any place: accesses of 16 bytes at multiples of 16 bytes, and
-// single elements at both ends. Each of the row's threads, numbered by `lane`, stores 16 bytes.
+// single elements at both ends. Each of the row's threads, numbered by `lane`, stores 16 bytes. The element's place in the row is changed
+// by `turn`, bit by bit.
 template <int N, typename T>
-__device__ __forceinline__ void store_row(T* to, const T* row, int lane) {
+__device__ __forceinline__ void store_row(T* to, const T* row, int turn, int lane) {
     constexpr int width = 16 / sizeof(T);
     const int past = static_cast<int>(reinterpret_cast<std::uintptr_t>(to) / sizeof(T) % width);
     const int first = lane * width - past;
     Vec<T, width> value;
 #pragma unroll
-    for (int i = 0; i < width; ++i) value[i] = row[(first + i) & (N - 1)];  // the first thread has both ends
+    for (int i = 0; i < width; ++i) value[i] = row[((first + i) & (N - 1)) ^ turn];  // the first thread has both ends
     if (first >= 0) {
         store_vector<Reuse::none>(to + first, value);  // of a plain store the compiler makes single elements here
     } else {
 #pragma unroll
         for (int i = 0; i < width; ++i) to[(first + i) & (N - 1)] = value[i];
+    }
+}
+
+// Store those elements of such a row that are in the first N elements' worth of sectors which begin in it: whole sectors of S elements.
+// `index` is that of the row's first element, from the buffer's.
+template <int N, int S, typename T>
+__device__ __forceinline__ void store_sectors(T* to, const T* row, int turn, int lane, unsigned index) {
+    constexpr int width = 16 / sizeof(T);
+    const int first = static_cast<int>(-index % S) + lane * width;
+    Vec<T, width> value;
+    if (lane * width < N) {
+#pragma unroll
+        for (int i = 0; i < width; ++i) value[i] = row[(first + i) ^ turn];
+        store_vector<Reuse::none>(to + first, value);
     }
 }
 

@@ -13,8 +13,8 @@ import torch
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.dtype import DType, Precision
-from fusepass.codegen.ir.expr import Builder, Op, ReduceOp
-from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides, linear
+from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp
+from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Reduction, Ref, Role, Store
 from fusepass.codegen.passes.anchors import generate_anchors
@@ -41,11 +41,12 @@ class Case:
     precision: Precision = Precision.FLOAT32
     groups: int = 1
     warps: int = 1
-    dtype: DType = F32  # of a call alone
+    dtype: DType = F32
     halves: bool = False  # scaled ones are multiplied, by groups of warps
     tiled: bool = False  # these in tiles of the input, whatever number of channels
     held: bool = False  # these with weights in registers
     pointwise: bool = False  # of single positions, as a product of the tensors
+    result_last: bool = False  # the result lies channels last
 
     @property
     def weight(self) -> tuple[int, ...]:
@@ -71,36 +72,42 @@ def program_of(case: Case, *, chain: bool = True, residual: bool = False) -> Pro
 
     With a `residual`, a tensor like the result is added.
     """
-    b = Builder()
+    b, dtype = Builder(), case.dtype
     shape = case.result
-    strides = contiguous_strides(case.source)
-    if case.channels_last:
-        channels = case.source[1]
-        inner = contiguous_strides((*case.source[2:], channels))
-        strides = (strides[0], 1, *inner[:-1])
+    strides = _strides(case.source, last=case.channels_last)
+    along = _strides(shape, last=case.result_last)
     buffers = [
-        Buffer("x", F32, case.source, strides, Role.INPUT),
-        Buffer("w", F32, case.weight, contiguous_strides(case.weight), Role.INPUT),
-        Buffer("bias", F32, (case.out_channels,), (1,), Role.INPUT),
-        Buffer("conv_out", F32, shape, contiguous_strides(shape), Role.ANCHOR),
+        Buffer("x", dtype, case.source, strides, Role.INPUT),
+        Buffer("w", dtype, case.weight, contiguous_strides(case.weight), Role.INPUT),
+        Buffer("bias", dtype, (case.out_channels,), (1,), Role.INPUT),
+        Buffer("conv_out", dtype, shape, along, Role.ANCHOR),
     ]
     operands = (Ref("x"), Ref("w"), None, *case.geometry)
     rounded = case.precision is Precision.TF32
     call = LibraryCall("conv_out", "aten.convolution.default", operands, tf32=rounded)
     inputs = ("x", "w", "bias")
     if not chain:
-        buffers = [replace(buffer, dtype=case.dtype) for buffer in buffers]
         return Program("conv", (*buffers[:2], buffers[3]), inputs[:2], ("conv_out",), (call,), ())
-    buffers.append(Buffer("y", F32, shape, contiguous_strides(shape), Role.OUTPUT))
+    buffers.append(Buffer("y", dtype, shape, along, Role.OUTPUT))
     axes = tuple(Axis(f"a{number}", size) for number, size in enumerate(shape))
-    here = linear([axis_index(axis) for axis in axes], contiguous_strides(shape))
-    total = b.apply(Op.ADD, b.load("conv_out", here, F32), b.load("bias", axis_index(axes[1]), F32))
+    here = linear([axis_index(axis) for axis in axes], along)
+    total = b.apply(Op.ADD, _load(b, case, "conv_out", here), _load(b, case, "bias", axis_index(axes[1])))
     value = b.apply(Op.MUL, b.apply(Op.MAXIMUM, total, b.const(0.0, F32)), b.const(2.0, F32))
     if residual:
-        buffers.append(Buffer("r", F32, shape, contiguous_strides(shape), Role.INPUT))
-        inputs, value = (*inputs, "r"), b.apply(Op.ADD, value, b.load("r", here, F32))
-    kernel = Kernel("conv_relu", axes, (), (), (), (Store("y", here, value),), ("relu", "mul"))
+        buffers.append(Buffer("r", dtype, shape, along, Role.INPUT))
+        inputs, value = (*inputs, "r"), b.apply(Op.ADD, value, _load(b, case, "r", here))
+    kernel = Kernel("conv_relu", axes, (), (), (), (Store("y", here, b.cast(value, dtype)),), ("relu", "mul"))
     return Program("conv_relu_mul", tuple(buffers), inputs, ("y",), (call,), (kernel,))
+
+
+def _strides(shape: tuple[int, ...], *, last: bool) -> tuple[int, ...]:
+    """Of a tensor (samples, channels, *spatial) that is contiguous, or lies channels last."""
+    whole, *inner = contiguous_strides((shape[0], *shape[2:], shape[1]))
+    return (whole, 1, *inner[:-1]) if last else contiguous_strides(shape)
+
+
+def _load(b: Builder, case: Case, name: str, index: Index) -> Expr:
+    return b.cast(b.load(name, index, case.dtype), F32)
 
 
 class Over(enum.Enum):
@@ -124,7 +131,7 @@ def reduced(case: Case, over: Over) -> Program:
         linear([axis_index(axis) for axis in rows], inner),
         linear([axis_index(axis) for axis in axes], contiguous_strides(shape)),
     )
-    x = b.apply(Op.ADD, b.load("conv_out", per_element, F32), b.load("bias", axis_index(axes[1]), F32))
+    x = b.apply(Op.ADD, _load(b, case, "conv_out", per_element), _load(b, case, "bias", axis_index(axes[1])))
     x = b.apply(Op.MUL, x, b.const(1 / 64, F32))  # exponentials of large numbers would magnify rounding
     top, total, mean = b.stat("top", 0, F32), b.stat("total", 0, F32), b.stat("moments", 0, F32)
     shifted = b.apply(Op.EXP, b.apply(Op.SUB, x, top))
@@ -170,7 +177,7 @@ def pooled(case: Case, across: Across, b: Builder) -> Program:
     rows = kept or (Axis("one", 1),)
     cols = tuple(axis for axis in axes if axis not in kept)
     per_element = linear([axis_index(axis) for axis in axes], contiguous_strides(shape))
-    x = b.apply(Op.ADD, b.load("conv_out", per_element, F32), b.load("bias", axis_index(axes[1]), F32))
+    x = b.apply(Op.ADD, _load(b, case, "conv_out", per_element), _load(b, case, "bias", axis_index(axes[1])))
     moments = Reduction("moments", ReduceOp.MOMENTS, (x,), F32)
     reductions = {Across.ALL: (Reduction("total", ReduceOp.SUM, (x,), F32),)}.get(across, (moments,))
     stores: tuple[Store, ...] = ()
@@ -474,6 +481,18 @@ SAMPLES: dict[str, Callable[[], Program]] = {
             generated, replace(case, precision=Precision.TF32, halves=True)
         )
         for name, case in HALVED.items()
+    },
+    **{
+        f"convolution {name}, of {dtype}{', last' if last else ''}": functools.partial(
+            generated, replace(HALVED[name], dtype=dtype, halves=True, channels_last=last, result_last=last)
+        )
+        for name, dtype, last in (
+            ("2d", DType.BF16, False),
+            ("2d, neighbours", DType.F16, False),
+            ("2d, neighbours", DType.F16, True),
+            ("3d, strided", DType.F16, False),
+            ("transposed, by 2", DType.BF16, True),
+        )
     },
     **{
         f"convolution {name}, {across.value}, products of halves": functools.partial(

@@ -19,7 +19,7 @@ from fusepass.codegen.ir.convolution import Convolution, Pooling, Precision
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, Op, Position, ReduceOp, Stat, Window
 from fusepass.codegen.ir.index import Axis, Bound, FloorDiv, Index
-from fusepass.codegen.ir.product import Arithmetic, Operand, Product, parts_of
+from fusepass.codegen.ir.product import Arithmetic, Operand, Product, Stride, parts_of
 from fusepass.codegen.ir.program import Buffer, Kernel, Partials, Program, Role, Store
 from fusepass.codegen.schedule_convolution.tiles import dimensions
 from tests.support.numpy_ops import APPLY, REDUCE, Array, tf32
@@ -99,6 +99,14 @@ def _reduced(op: ReduceOp, values: Array, real: Array) -> tuple[Array, ...]:
     lines = zip(values.reshape(-1, values.shape[-1]), real.reshape(-1, real.shape[-1]), strict=True)
     each = [REDUCE[op](line[there]) for line, there in lines]
     return tuple(np.array(part).reshape(values.shape[:-1]) for part in zip(*each, strict=True))
+
+
+def _along(stride: Stride, at: Array, count: int) -> Array:
+    """Where elements `at` of a dimension of `count` stand."""
+    found = np.zeros_like(at)
+    for size, step in reversed(parts_of(stride, count)[1:]):
+        found, at = found + at % size * step, at // size
+    return found + at * parts_of(stride, count)[0][1]
 
 
 class _Run:
@@ -213,9 +221,28 @@ class _Run:
 
     def _operand(self, operand: Operand, batch: int, rows: int, inner: int) -> Array:
         memory = decode(self.memory[operand.buffer], self.program.buffer(operand.buffer).dtype)
+        if operand.border:
+            return self._bordered(memory, operand, batch, rows, inner)
         steps = ((batch, operand.batch), *parts_of(operand.row, rows), *parts_of(operand.inner, inner))
         sizes, strides = zip(*((size, stride * memory.itemsize) for size, stride in steps), strict=True)
         return np.lib.stride_tricks.as_strided(memory[operand.offset :], sizes, strides).reshape(batch, rows, inner)
+
+    def _bordered(self, memory: Array, operand: Operand, batch: int, rows: int, inner: int) -> Array:
+        """An operand with zeros beyond the ends of axes."""
+        sample, row, term = np.ogrid[:batch, :rows, :inner]
+        at = (
+            sample * operand.batch
+            + _along(operand.row, row, rows)
+            + _along(operand.inner, term, inner)
+            + operand.offset
+        )
+        there = np.ones((1, 1, 1), np.bool_)
+        for axis in operand.border:
+            point, tap = row // axis.below % axis.rows, term // axis.deeper % axis.terms
+            place = point * axis.step + tap * axis.apart - axis.before
+            there = there & (place >= 0) & (place < axis.size)
+        there = np.broadcast_to(there, at.shape)
+        return np.where(there, memory[np.where(there, at, 0)], 0.0)
 
     def _tensor(self, name: str) -> torch.Tensor:
         buffer = self.program.buffer(name)

@@ -62,7 +62,7 @@ def test_cost_of_one_linear_layer() -> None:
 
 
 def test_ten_extra_workloads_and_no_name_twice() -> None:
-    assert len(EXTRA) == 10
+    assert len(EXTRA) == 13
     assert len({workload.name for workload in ALL}) == len(ALL)
 
 

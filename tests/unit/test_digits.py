@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 
@@ -14,9 +15,20 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.render import render
 from tests.support.regions import NO_SPLIT, region
 
+
+def _shares(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each row's exponentials, those of their sum, and they themselves."""
+    power = (x - x.amax(1, True)).exp()
+    return power / power.sum(1, True), power
+
+
 CASES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[str, ...]]] = {
-    "softmax": (lambda x: x.softmax(1), ("exp_few", "divide_by_few")),
-    "softmax and a factor": (lambda x: -2 * x.softmax(1), ("exp_few", "divide_by_few")),
+    "softmax": (lambda x: x.softmax(1), ("exp2_few",)),
+    "softmax and a factor": (lambda x: -2 * x.softmax(1), ("exp2_few",)),
+    "shares": (lambda x: _shares(x.float())[0].to(x.dtype), ("exp2_few",)),
+    "shares and what they are of": (lambda x: math.prod(_shares(x.float())).to(x.dtype), ("exp_few", "divide_by_few")),
+    "exponentials below the largest": (lambda x: (x - x.amax(1, True)).exp(), ("exp_few",)),
+    "a power of two": (lambda x: x.exp2(), ("exp2_few",)),
     "a gate": (lambda x: F.silu(x), ("sigmoid_few",)),
     "a hyperbolic tangent": (lambda x: 3 * x.tanh(), ("tanh_few",)),
     "an exponential": (lambda x: x.exp(), ("exp_few",)),

@@ -27,7 +27,14 @@ C = {
 FLOATS = (torch.float32, torch.float64)
 INTS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
-FEW_DIGITS = {"exp": 2.0**-17, "expm1": 2.0**-15, "log1p": 2.0**-15, "sigmoid": 2.0**-17, "tanh": 2.0**-14}
+FEW_DIGITS = {
+    "exp": 2.0**-17,
+    "exp2": 2.0**-21,
+    "expm1": 2.0**-15,
+    "log1p": 2.0**-15,
+    "sigmoid": 2.0**-17,
+    "tanh": 2.0**-14,
+}
 """Functions that are good to few digits: by how much of their result they may be off."""
 
 # op, PyTorch's function, and where PyTorch's is defined

@@ -54,6 +54,14 @@ def test_regions_where_code_may_be_generated(example: Example) -> None:
         assert [refusal.reason for refusal in parts.refusals] == ["nothing beside it to fuse with"]
 
 
+def test_large_convolutions_of_halves_are_regions() -> None:
+    function = FEW[0]
+    for shape, large in (((64, 64, 56, 56), True), ((1, 64, 56, 56), False)):
+        parts = partition(graph_of((function, shape, (64, 64, 3, 3)), "cuda", torch.bfloat16))
+        assert len(parts.regions) == large
+    assert not partition(graph_of(PRODUCT, "cuda", torch.bfloat16)).regions
+
+
 def test_small_products_are_left_alone() -> None:
     assert not partition(graph_of((lambda x, w: x @ w, (96, 64), (64, 80)), "cuda")).regions
 

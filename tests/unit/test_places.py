@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
-from fusepass.codegen.ir.convolution import ScaledHalves, ScaledWeights
+from fusepass.codegen.ir.convolution import ROWS, ScaledHalves, ScaledWeights
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.text import program_text
@@ -27,7 +27,7 @@ from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_convolution import preferred, schedule_convolution, serves
-from fusepass.codegen.schedule_convolution.places import PlacesSchedule, padded_places
+from fusepass.codegen.schedule_convolution.places import PlacesSchedule, padded_places, warps_of_a_run
 from fusepass.codegen.schedule_convolution.tiles import MOST_ROWS, anchor_of
 from fusepass.codegen.toolchain import include_directory
 from fusepass.errors import IRError
@@ -378,18 +378,41 @@ def test_a_tile_fits_and_products_have_each_place_once() -> None:
             wanted = set(itertools.product(range(len(phase.taps)), range(plan.layers)))
             assert {(number, layer) for _, real, number, layer in places if real is not None} == wanted
             offsets = [each[0] for each in places]
-            assert offsets == sorted(offsets)
-            assert 0 <= offsets[0] <= offsets[-1] < min(plan.layers * plan.layer_places, 1 << 14)
+            assert all(first <= second for first, second in zip(offsets[::2], offsets[1::2], strict=True))
+            assert 0 <= min(offsets) <= max(offsets) < min(plan.layers * plan.layer_places, 1 << 14)
 
 
 def test_a_tile_is_fetched_once_for_channels_that_take_turns() -> None:
-    program = generated(replace(LARGE["2d, 8 to 64"], halves=True))
+    program = generated(replace(LARGE["2d, 8 to 64"], out_channels=128, halves=True))
     plan = planned(program)
     assert plan.turns > 1
     assert plan.channel_blocks == 1
-    assert plan.covered == 64
+    assert plan.covered == 128
     assert plan.weight_bytes == plan.turns * plan.turn_bytes
-    assert "2 x 32 channels" in describe(program, multiplying(program), H200)
+    assert "2 x 64 channels" in describe(program, multiplying(program), H200)
+
+
+def test_parts_that_have_places_of_their_own_have_products_and_no_sums_of_their_own() -> None:
+    large = LARGE["2d, 8 to 64"]
+    plan = planned(generated(replace(large, halves=True)))
+    assert plan.by_parts
+    assert plan.slices == (9 + 5,)
+    assert plan.columns == 64
+    few = planned(generated(replace(large, source=(128, 4, 128, 128), halves=True)))
+    assert not few.by_parts
+    assert few.slices == (5,)
+    assert few.columns == 2 * ROWS * few.rows
+
+
+@needs_compiler
+def test_warps_store_what_they_have_of_a_channel_one_after_another() -> None:
+    """Behind tiles that are whole, and cut off by the result's end; a tile that is not finite in between goes its own way."""
+    case = Case((2, 8, 5, 264), 50, (3, 3), (1, 1), (1, 1), (1, 1), halves=True)
+    program = generated(case, facts=SMALL)
+    assert warps_of_a_run(multiplying(program), planned(program, SMALL)) == 4
+    inputs = inputs_of(program)
+    inputs[next(iter(inputs))][777] = np.inf
+    check_values(program, SMALL, inputs, 2e-6)
 
 
 def test_states_of_reductions_over_positions_have_a_room() -> None:
@@ -462,4 +485,6 @@ def test_registers_suffice_and_products_overlap(name: str, precision: Precision,
         code = instructions(tmp_path / "kernel.cubin")
         products = sum(operation.startswith("HGMMA") for operation, _ in code)
         first = 4 if precision is Precision.FLOAT32 else 0  # which are not added to others
-        assert products == 2 * (first + 4 + 2 + 1) * planned(program).on.pair
+        plan = planned(program)
+        once = "fp::sum_up_places" in render(program, H200).text  # or all at once
+        assert products == (2 * plan.slices[0] if once else 2 * (first + 4 + 2 + 1) * plan.on.pair)

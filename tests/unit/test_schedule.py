@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.crossing import Tile
 from fusepass.codegen.ir.expr import Builder, ReduceOp
 from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Role, Store
+from fusepass.codegen.ir.tile import Tile
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.errors import ScheduleError
@@ -138,9 +138,10 @@ def check_fits(plan: Schedule, kernel: Kernel) -> None:
         (lambda: k.mixed_layouts(64, 64, 1 << 14), 4, 4, 16, 16, ("c",)),
         (lambda: k.mixed_layouts(64, 64, 1 << 14, k.F16), 8, 4, 16, 16, ("c",)),
         (lambda: k.mixed_layouts(64, 64, 1 << 14, k.F64), 2, 8, 16, 8, ("c",)),
-        (lambda: k.mixed_layouts(64, 64, 127 * 127), 1, 16, 128, 2, ("c",)),
+        (lambda: k.mixed_layouts(64, 64, 127 * 127), 1, 8, 64, 4, ("c",)),
         (lambda: k.mixed_layouts(64, 64, 126 * 126), 4, 4, 32, 8, ("c",)),
-        (lambda: k.mixed_layouts(64, 512, 7 * 7), 1, 8, 32, 8, ("c",)),
+        (lambda: k.mixed_layouts(64, 512, 7 * 7), 4, 4, 16, 16, ("hw",)),  # in one piece
+        (lambda: k.mixed_layouts(64, 512, 9 * 9), 1, 16, 64, 4, ("c",)),
         (lambda: k.into_channels_last(64, 3, 1 << 14), 4, 2, 128, 2, ("c",)),
         (lambda: k.into_channels_last(64, 64, 1 << 14), 4, 4, 16, 16, ("hw",)),
         (lambda: k.into_channels_last(64, 32, 1 << 14), 4, 2, 8, 32, ("hw",)),
@@ -183,7 +184,35 @@ def test_rows_that_begin_anywhere_are_stored_in_whole_accesses() -> None:
     assert first(k.out_of_channels_last(32, 64, 513 * 513)).realigned == {"y"}
     assert first(k.out_of_channels_last(32, 64, 512 * 513)).realigned == frozenset()  # whole accesses anyway
     assert first(k.out_of_channels_last(128, 512, 7 * 7)).realigned == frozenset()  # more than one end in a tile
-    assert first(k.mixed_layouts(32, 64, 513 * 513)).realigned == frozenset()  # no room for a third tile
+    assert first(k.mixed_layouts(32, 64, 513 * 513)).realigned == {
+        "y"
+    }  # in the tile of x, as there is no room for a third one
+
+
+def test_tiles_overlap_by_a_sector_where_rows_begin_anywhere() -> None:
+    odd = first(k.out_of_channels_last(32, 64, 513 * 513))
+    assert (odd.overlap, odd.tile[0] - odd.own_rows) == (8, 8)
+    assert first(k.out_of_channels_last(32, 64, 513 * 513, k.F16)).overlap == 16
+    assert first(k.mixed_layouts(32, 64, 513 * 513)).overlap == 8
+    assert first(k.out_of_channels_last(32, 64, 130 * 130)).overlap == 8  # multiples of 16 bytes, with parts of sectors
+    assert first(k.out_of_channels_last(32, 64, 512 * 513)).overlap == 0
+    assert first(k.into_channels_last(32, 64, 513 * 513)).overlap == 0  # what is stored begins with a line
+    assert first(k.out_of_channels_last(128, 512, 15 * 15)).overlap == 0  # short rows
+    assert first(k.out_of_channels_last(256, 3, 223 * 223)).overlap == 0  # tiles of many sectors, as columns are few
+
+
+def test_few_columns_are_all_in_a_tile() -> None:
+    assert [axis.name for axis in first(k.into_channels_last(64, 37, 240 * 240)).columns] == ["c"]
+    assert [axis.name for axis in first(k.into_channels_last(64, 64, 240 * 240)).columns] == ["hw"]  # whole lines
+    assert first(k.into_channels_last(256, 3, 223 * 223)).width == 4  # single elements would be too few for a block
+    assert first(k.into_channels_last(255, 3, 223 * 223)).tile == (256, 4)
+
+
+def test_vectors_where_all_that_lies_along_the_rows_leaves_from_tiles() -> None:
+    assert first(k.out_of_channels_last(32, 64, 513 * 513)).width == 4
+    assert first(k.out_of_channels_last(32, 64, 513 * 513, k.F16)).width == 8
+    assert first(k.out_of_channels_last(33, 64, 513 * 513)).width == 1  # rows are no multiple of a vector
+    assert first(k.mixed_layouts(32, 64, 513 * 513)).width == 1  # z is loaded along them
 
 
 def conflicts(addresses: Iterable[int], nbytes: int) -> int:

@@ -1,0 +1,70 @@
+"""Operators that only move elements, and which of them generated code does better than PyTorch with nothing beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from fusepass.codegen.lowering import registry
+from fusepass.patterns.aliasing import is_view
+from fusepass.patterns.memo import remembered
+from fusepass.patterns.opclass import primitives
+
+aten = torch.ops.aten
+
+_PLAIN = frozenset({aten.clone.default, aten._to_copy.default, aten.copy.default})
+"""Operators whose results have the elements of a tensor in its order, if maybe not in its layout."""
+
+_MOVING = frozenset({"padding", "views", "writes"})
+"""The modules of `fusepass.codegen.lowering` that express operators which put elements elsewhere, or a number in their place."""
+
+
+def moves(node: fx.Node) -> bool:
+    """Whether `node`, an operator that code generation expresses, computes nothing: its elements are those of tensors, or a number."""
+    target = node.target
+    assert isinstance(target, OpOverload)
+    if registry.supports(target):
+        return _moves(target)
+    return torch.Tag.pointwise not in target.tags and all(map(_moves, primitives(node)))
+
+
+def lies_alike(node: fx.Node) -> bool:
+    """Whether `node` is a copy into the layout that its source has: PyTorch makes it at the memory's rate."""
+    if node.target not in _PLAIN:
+        return False
+    result = node.meta["val"]
+    return all(_steps(source) == _steps(result) for source in _sources(node))
+
+
+def lies_across(node: fx.Node) -> bool:
+    """Whether some source of `node` has neighbours in memory along another dimension than its result has."""
+    result = node.meta["val"]
+    alike = (source for source in _sources(node) if source.dim() == result.dim())
+    return any(_innermost(source) != _innermost(result) for source in alike)
+
+
+@remembered
+def _moves(target: OpOverload) -> bool:
+    if target in _PLAIN or is_view(target):
+        return True
+    handler = registry.handler_of(target)
+    return handler is not None and handler.__module__.rpartition(".")[2] in _MOVING
+
+
+def _sources(node: fx.Node) -> Iterator[torch.Tensor]:
+    return (source.meta["val"] for source in node.all_input_nodes)
+
+
+def _steps(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """Size and stride of the dimensions of more than one element."""
+    return [(size, step) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
+
+
+def _innermost(tensor: torch.Tensor) -> int | None:
+    """The dimension whose elements are nearest in memory, the last of several; None where there is one element."""
+    steps = tensor.stride()
+    found = (number for number in reversed(range(tensor.dim())) if steps[number] and tensor.shape[number] != 1)
+    return min(found, key=steps.__getitem__, default=None)

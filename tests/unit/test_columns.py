@@ -1,0 +1,74 @@
+"""Long columns in registers: pieces of lines, whole runs of rows, halves that stay packed; what schedules they get and what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import pass_options
+from fusepass.codegen.render import render, render_general
+from fusepass.codegen.render.numbers import plain
+from fusepass.codegen.schedule import schedule
+from fusepass.codegen.schedule.plan import Keep, Walk
+from tests.support.emulate import emulate, needs_compiler
+from tests.support.regions import region, tensor_of
+
+H200 = DeviceFacts.h200()
+SMALL = replace(H200, multiprocessors=1, l2_bytes=4096)  # which few rows fill
+
+Case = tuple[tuple[int, ...], torch.dtype, tuple[int, int, int, int, bool]]
+# shape; width, lanes, groups, blocks of a multiprocessor, whether packed
+CASES: dict[str, Case] = {
+    "lines": ((2, 560, 64), torch.float32, (2, 16, 32, 2, False)),
+    "lines, a row a thread": ((2, 700, 64), torch.float32, (1, 32, 16, 2, False)),
+    "half lines": ((2, 1100, 64), torch.float32, (1, 16, 32, 2, False)),
+    "half lines, one block": ((2, 2000, 64), torch.float32, (2, 8, 64, 1, False)),
+    "quarters of lines": ((2, 3200, 64), torch.float32, (2, 4, 128, 1, False)),
+    "lines of halves": ((2, 530, 128), torch.bfloat16, (2, 32, 16, 2, True)),
+    "half lines of halves": ((2, 1100, 64), torch.float16, (2, 16, 32, 2, True)),
+    "short runs": ((40, 100, 49), torch.float32, (1, 49, 4, 0, False)),
+    "quarters of lines of halves": ((2, 2000, 64), torch.bfloat16, (2, 8, 64, 2, True)),
+    "half lines of short runs": ((8, 1100, 49), torch.float32, (1, 16, 32, 1, False)),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "function", [lambda x: x.softmax(1), lambda x: x - x.amax(1, keepdim=True)], ids=["softmax", "maximum"]
+)
+def test_values(name: str, function: Callable[[Tensor], Tensor]) -> None:
+    shape, dtype, said = CASES[name]
+    torch.manual_seed(0)
+    made = region(function, (4 * torch.randn(shape)).to(dtype))
+    program = made.passed(pass_options(SMALL))
+    plan = schedule(program.kernels[0], program, SMALL)
+    assert (plan.walk, plan.keep) == (Walk.OUTER, Keep.REGISTERS)
+    assert (plan.width, plan.lanes, plan.groups, plan.resident, plan.packed) == said
+    results = emulate(program, render(program, SMALL), made.memory(program))
+    for output, want in zip(program.outputs, made.exact(), strict=True):
+        torch.testing.assert_close(tensor_of(results[output], program.buffer(output)), want)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["half lines of halves", "half lines, one block", "short runs"])
+def test_sizes_that_come_at_run_time(name: str) -> None:
+    shape, dtype, _ = CASES[name]
+    torch.manual_seed(0)
+    made = region(lambda x: x.softmax(1), (4 * torch.randn(shape)).to(dtype))
+    program = made.passed(pass_options(SMALL))
+    source = render_general(program, SMALL)
+    results = emulate(program, replace(source, text=plain(source.text)), made.memory(program))
+    for output, want in zip(program.outputs, made.exact(), strict=True):
+        torch.testing.assert_close(tensor_of(results[output], program.buffer(output)), want)
+
+
+def test_few_rows_are_shared_by_more_threads() -> None:
+    made = region(lambda x: x.softmax(1), torch.empty(2, 512, 49, device="meta"))
+    program = made.passed(pass_options(H200))
+    assert schedule(program.kernels[0], program, H200).lanes == 8

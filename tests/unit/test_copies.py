@@ -1,0 +1,141 @@
+"""Operators that only move elements: which are regions of their own, and that results alias what eager's alias."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import fusepass
+from fusepass import candidates
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.forms import Forms
+from fusepass.config import override
+from fusepass.patterns.partition import partition
+from fusepass.splice import subgraph
+from fusepass.work import Work
+from tests.support.regions import region
+
+Function = Callable[[Tensor], Tensor]
+CONTIGUOUS = torch.contiguous_format
+
+ACROSS: dict[str, Function] = {
+    "channels last": lambda x: x.clone(memory_format=torch.channels_last),
+    "to channels last": lambda x: x.to(memory_format=torch.channels_last),
+    "halves, channels last": lambda x: x.to(torch.float16, memory_format=torch.channels_last),
+    "permute": lambda x: x.permute(0, 2, 3, 1).clone(memory_format=CONTIGUOUS),
+    "movedim": lambda x: x.movedim(1, -1).clone(memory_format=CONTIGUOUS),
+    "transpose": lambda x: x.mT.clone(memory_format=CONTIGUOUS),
+    "windows": lambda x: x.unfold(2, 2, 2).clone(memory_format=CONTIGUOUS),
+}
+"""What is read along another axis than it is written along."""
+
+ALONG: dict[str, Function] = {
+    "heads": lambda x: x.transpose(1, 2).reshape(x.shape[0], -1),
+    "pixel_shuffle": lambda x: F.pixel_shuffle(x, 2),
+    "pixel_unshuffle": lambda x: F.pixel_unshuffle(x, 2),
+    "channel_shuffle": lambda x: F.channel_shuffle(x, 2),
+    "cat": lambda x: torch.cat([x, x], 1),
+    "stack": lambda x: torch.stack([x, x], -1),
+    "roll": lambda x: x.roll((1, 2), (2, 3)),
+    "flip": lambda x: x.flip(3),
+    "repeat": lambda x: x.repeat(1, 2, 1, 1),
+    "repeat_interleave": lambda x: x.repeat_interleave(2, 1),
+    "pad": lambda x: F.pad(x, (1, 1, 1, 1)),
+    "reflected": lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"),
+    "im2col": lambda x: F.unfold(x, 3),
+    "triangle": lambda x: x.tril(),
+    "expand": lambda x: x[:, :1].expand(x.shape).clone(memory_format=CONTIGUOUS),
+    "part": lambda x: x[..., 1:].clone(memory_format=CONTIGUOUS),
+    "write": lambda x: torch.slice_scatter(x, x[:, 1:], 1, 0, x.shape[1] - 1),
+}
+ALIKE: dict[str, Function] = {
+    "clone": lambda x: x.clone(),
+    "double": lambda x: x.double(),
+    "relu": lambda x: x.relu(),
+    "triangle of a sum": lambda x: x.cumsum(1),
+}
+IN_ORDER: dict[str, Function] = {
+    "pixel_shuffle": lambda x: F.pixel_shuffle(x, 1),
+    "channel_shuffle": lambda x: F.channel_shuffle(x, 1),
+    "roll": lambda x: x.roll(0, 0),
+    "pad": lambda x: F.pad(x, (0, 0)),
+    "cat": lambda x: torch.cat([x]),
+}
+"""Operators whose arguments make them copies in the order of memory."""
+
+LARGE, SMALL = (20, 64, 60, 60), (2, 4, 6, 6)
+
+
+class Model(nn.Module):
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def graph_of(function: Function, device: str, shape: tuple[int, ...] = LARGE) -> fx.GraphModule:
+    """The captured function, as if its tensors were on `device`: a PyTorch without CUDA runs few operators there."""
+    with FakeTensorMode():
+        graph = make_fx(function)(torch.empty(shape))
+        for node in graph.graph.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, Tensor):
+                like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+                node.meta["val"] = like
+        return graph
+
+
+def regions_of(function: Function, device: str, shape: tuple[int, ...] = LARGE) -> int:
+    return len(partition(graph_of(function, device, shape)).regions)
+
+
+@pytest.mark.parametrize("name", ACROSS)
+def test_what_is_turned_is_a_region_on_a_gpu_alone(name: str) -> None:
+    assert [regions_of(ACROSS[name], device) for device in ("cuda", "cpu")] == [1, 0]
+
+
+@pytest.mark.parametrize("name", ALONG)
+def test_what_goes_elsewhere_is_a_region(name: str) -> None:
+    assert [regions_of(ALONG[name], device) for device in ("cuda", "cpu")] == [1, 1]
+    assert regions_of(ALONG[name], "cuda", SMALL) == 0
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_what_eager_does_at_the_rate_of_memory_is_none(name: str) -> None:
+    assert [regions_of(ALIKE[name], device) for device in ("cuda", "cpu")] == [0, 0]
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_copies_in_the_order_of_memory_are_left_to_eager(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "device_facts", lambda device: DeviceFacts.h200())
+    graph = graph_of(IN_ORDER[name], "cuda")
+    (found,) = partition(graph).regions
+    work = Work(found, subgraph(graph, found), {})
+    with override(tune="off", debug=True):
+        candidates.generate_candidates(work, Forms())
+    assert work.choice is not None
+    assert work.choice.leaves_eager
+
+
+def test_a_copy_that_eager_does_not_make_is_not_made() -> None:
+    x = torch.randn(LARGE)
+    fused = fusepass.optimize(Model(lambda x: x.contiguous()), x)
+    assert fused(x) is x
+    last = x.to(memory_format=torch.channels_last)
+    fused = fusepass.optimize(Model(lambda x: x.to(memory_format=torch.channels_last)), x)
+    assert fused(last) is last
+    assert fused(x).stride() == last.stride()
+
+
+def test_im2col() -> None:
+    for shape, window in (((2, 3, 9, 7), 3), ((1, 2, 5, 11), (2, 3)), ((3, 8, 8), 1)):
+        for dilation, padding, stride in ((1, 0, 1), (2, 1, 2), (1, (2, 0), (1, 3))):
+            region(lambda x: F.unfold(x, window, dilation, padding, stride), torch.randn(shape)).check()  # noqa: B023
