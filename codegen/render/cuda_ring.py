@@ -232,19 +232,8 @@ class _RingWriter(KernelWriter):
             stays = self.held_steps > 0 and not each.load.index.axes & rows and not each.guard
             waiting = self._waiting(each) if stays else None
             held = f"{self.spread}::holds({self.q})" if stays else ""
-            made.append(
-                _Coming(
-                    each.load,
-                    each.guard,
-                    each.wide,
-                    each.lanes,
-                    each.name,
-                    under_way=True,
-                    stays=stays,
-                    waiting=waiting,
-                    held=held,
-                )
-            )
+            what = each.load, each.guard, each.wide, each.lanes, each.name
+            made.append(_Coming(*what, under_way=True, stays=stays, waiting=waiting, held=held))
             self.top.lines.append(declare(frame, each))
         fill = [each.waiting for each in made if each.waiting]
         if fill:
