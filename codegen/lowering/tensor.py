@@ -161,7 +161,8 @@ class Context:
         axes = domain(tensor.shape)
         coordinates = tuple(axis_index(axis) for axis in axes[: len(tensor.shape)])
         value = tensor.at(coordinates)
-        store = Store(buffer.name, linear(coordinates, buffer.strides), self._as_loaded(value, buffer.dtype) or value)
+        moved = buffer.dtype.is_half and value.dtype is buffer.dtype.compute and self._as_loaded(value, buffer.dtype)
+        store = Store(buffer.name, linear(coordinates, buffer.strides), moved or value)
         self.kernels.append(Kernel(f"{buffer.name}_kernel", axes, (), (), (), (store,), (origin,)))
 
     def _as_loaded(self, value: Expr, dtype: DType) -> Expr | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusepass.codegen.ir.expr import Apply, Builder, Const, Expr, Load, children, walk
+from fusepass.codegen.ir.expr import Apply, Builder, Const, Expr, Gather, Load, Window, children, walk
 from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.program import Kernel, Program, Role, Store
 from fusepass.codegen.passes.alignment import align
@@ -50,7 +50,7 @@ def _first(
     program: Program, builder: Builder, kernel: Kernel, store: Store, reader: Kernel
 ) -> tuple[Expr, Kernel] | None:
     """The operation that `reader` begins with, at the point of `kernel`, and `reader` with its result as what is loaded."""
-    if reader.anchor is not None:
+    if reader.anchor is not None or any(isinstance(node, Window | Gather) for node in reader.nodes):
         return None
     load = next(load for load in reader.loads() if load.buffer == store.buffer)
     aligned = align(reader, builder, load.index, kernel, store)

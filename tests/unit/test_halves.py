@@ -85,7 +85,7 @@ def halved(
 
 
 GUESSED = {
-    "1d": ((3, 5, 1100), (4, 5, 3)),
+    "1d": ((3, 5, 2100), (4, 5, 3)),
     "2d": ((2, 9, 33, 6), (3, 9, 2, 3)),
     "3d": ((2, 16, 3, 40, 5), (5, 16, 1, 2, 2)),
     "3d, planes": ((2, 16, 50, 4, 5), (5, 16, 1, 2, 2)),
@@ -133,7 +133,7 @@ def test_an_alarm_where_a_guess_is_wrong(change: Callable[[Array], None]) -> Non
     change(x)
     found, exact = (packed(x, w, least) for least in (0, NEVER))
     assert found["conv_alarm"][0]
-    for name in ("conv_source", "conv_weight", "conv_result", "conv_result_too"):
+    for name in ("conv_source", "conv_weight", "conv_result_beyond", "conv_result"):
         np.testing.assert_array_equal(found[name], exact[name])
 
 

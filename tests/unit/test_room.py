@@ -108,3 +108,22 @@ def test_values(shape: tuple[int, ...], model: nn.Module) -> None:
     program = made(model, *shape)
     verify(program)
     check_values(program, ONE, inputs_of(program), 2e-5)
+
+
+class Padded(nn.Module):
+    """A convolution's result, read at places that are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(self.conv(x), [1, 2, 2, 1], mode="replicate")
+
+
+def test_what_is_read_at_computed_places_is_stored_as_it_is() -> None:
+    graph, _ = trace(Padded(), torch.randn(2, 1, 9, 9))
+    names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
+    program, builder = lower(graph, "region", names)
+    options = pass_options(ONE, AnchorSource.GENERATED)
+    check_values(run_passes(program, builder, options, check=True), ONE, inputs_of(program), 2e-5)
