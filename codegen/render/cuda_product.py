@@ -9,6 +9,7 @@ from string import Template
 
 from fusepass.codegen.ir.product import Arithmetic, Border, Nested, Operand, Product, parts_of
 from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.render.cuda_direct import Direct
 from fusepass.codegen.render.cuda_epilogue import Epilogue
 from fusepass.codegen.render.cuda_partials import found, own_row
 from fusepass.codegen.render.cuda_result_vectors import stored
@@ -78,13 +79,15 @@ class _Writer:
         tiling = self.plan.tiling
         yield f"float $sums[{tiling.m}][{tiling.n}][4] = {{}};"
         where = "$left, $right, $first_row, $first_column, $first, $last"
-        epilogue = Epilogue(self.kernel, self.program, self.plan, self.pointers, self.printer)
-        if epilogue.is_direct:
+        what = self.kernel, self.program, self.plan, self.pointers, self.printer
+        direct = Direct(*what)
+        if direct.serves:
             yield f"$Tile::run($sums, $pool, {where});"
             yield "const int $lane = threadIdx.x % 32;"
-            yield from epilogue.rescaled()
-            yield from epilogue.direct()
+            yield from direct.rescaled()
+            yield from direct.write()
             return
+        epilogue = Epilogue(*what)
         yield f"const bool $sound = $Tile::run($sums, $pool, {where});"
         yield "const int $lane = threadIdx.x % 32;"
         yield from epilogue.rescaled()
@@ -100,18 +103,20 @@ class _Writer:
         yield from self._starts(moved=False)
         yield "const int64_t $first_row = $Tile::first_row();"
         yield "$Tile $tile($pool, $left, $right);"
-        epilogue = Epilogue(self.kernel, self.program, self.plan, self.pointers, self.printer)
+        what = self.kernel, self.program, self.plan, self.pointers, self.printer
+        direct = Direct(*what)
         lines = [f"const int $batch = $number / {long};"] if self.batches.size > 1 else []
         lines += [
             f"const int $along = $number % {long};" if self.batches.size > 1 else "const int $along = $number;",
             f"float $sums[1][{tiling.n}][4];",
             "$tile.run($sums);",
             "const int $lane = threadIdx.x % 32;",
-            *epilogue.rescaled(),
+            *direct.rescaled(),
         ]
-        if epilogue.is_direct:
-            lines += ["const int64_t $first_column = int64_t($along) * $Tile::columns;", *epilogue.direct()]
+        if direct.serves:
+            lines += ["const int64_t $first_column = int64_t($along) * $Tile::columns;", *direct.write()]
         else:
+            epilogue = Epilogue(*what)
             lines += [*epilogue.early(), "float* const $room = $tile.room();", *epilogue.in_strips()]
         yield "#pragma unroll 1"
         yield from block("for (int $number = $tile.first(); $number < $tile.end(); $number += $Tile::next())", lines)

@@ -20,7 +20,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import describe, render
-from fusepass.codegen.render.cuda_epilogue import Epilogue
+from fusepass.codegen.render.cuda_direct import Direct
 from fusepass.codegen.schedule_product.tiles import TILINGS
 from fusepass.errors import IRError, ScheduleError
 from tests.support.convolutions import HALVED, Across, generated_pooling
@@ -73,10 +73,10 @@ def test_convolutions(name: str, groups: bool, direct: bool, monkeypatch: pytest
     with_tiles(monkeypatch, groups=groups)
     program = halved(name)
     if direct:
-        monkeypatch.setattr(Epilogue, "_rows_between", lambda self: 1)
+        monkeypatch.setattr(Direct, "_rows_between", lambda self: 1)
         assert "fp::OwnRow" in render(program, H200).text
     else:
-        monkeypatch.setattr(Epilogue, "is_direct", False)
+        monkeypatch.setattr(Direct, "serves", False)
     check(program)
 
 

@@ -1,0 +1,149 @@
+"""Writes what threads of a CUDA kernel with a matrix product do with their own sums: stored, and reduced, from where they are.
+
+Lines have a $word for each local name; see `fusepass.codegen.render.cuda_product`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fusepass.codegen.ir.expr import Apply, Const, Expr, Stat, walk
+from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.ops import CHEAP
+from fusepass.codegen.ir.program import Role
+from fusepass.codegen.ir.vectors import is_vector, split_index
+from fusepass.codegen.render.cuda_sums import SumsWriter
+from fusepass.codegen.render.printer import Scope
+from fusepass.codegen.render.spelling import C_TYPES, bare, block
+
+_NEIGHBOURS = "$column", "$next"
+_LEAST_BYTES = 4  # of an element, from which 8 neighbours are a whole sector
+_MOST_STORED = 16  # of `_work` for what is stored of a sum, as all of a thread's are written out
+_MOST_REDUCED = 40  # for what is reduced of one, where columns need no conditions
+_COSTLY = 12  # nodes that are as much work as an operation that is not cheap
+_STRIP_WORDS = 2  # of 32 columns each, that are reduced together
+
+
+class Direct(SumsWriter):
+    """Writes the lines behind a kernel's sums where threads store those that they have."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether threads store the sums that they have: 8 columns of 8 rows at once, which are whole sectors of float32.
+
+        All sums of a thread are written out then, so that is for little to be done with what is stored.
+        """
+        if not self._is_plain or self.kernel.cols or self._rows_between() > 1:
+            return False
+        # Else rows of the result begin anywhere in a sector.
+        if self.product.runs and self.kernel.within and not self._takes_all:
+            return False
+        if any(self.program.buffer(store.buffer).dtype.nbytes < _LEAST_BYTES for store in self.kernel.stores):
+            return False
+        if _work([store.value for store in self.kernel.stores]) > _MOST_STORED:
+            return False
+        most = _MOST_REDUCED if self._takes_all else _MOST_STORED
+        return self.kernel.partials is None or _work([self.kernel.partials.value]) <= most
+
+    @property
+    def _takes_all(self) -> bool:
+        """Whether columns that do not exist may be computed and stored like others: they have places of their own in a temporary."""
+        if not (self.kernel.whole_columns and self._reads_rows):
+            return False
+        row = self.columns.size
+        least = {self.columns: 1, self.rows: row, self.batches: row * self.rows.size}
+        for store in self.kernel.stores:
+            strides = {axis: store.index.stride(axis) or 0 for axis in least if axis.size > 1}
+            apart = all(stride >= least[axis] for axis, stride in strides.items())
+            if self.program.buffer(store.buffer).role is not Role.TEMP or not apart or strides.get(self.columns, 1) > 1:
+                return False
+        return True
+
+    def write(self) -> Iterable[str]:
+        """What the kernel's stores make of a thread's sums, two neighbours of a row after another; see `multiply_group`."""
+        outside = self._outside()
+        along = outside.child()
+        along.define_axis(self.rows, "$row")
+        self.printer.expect(self.kernel.roots)
+        whole = self._takes_all or not self.kernel.within
+        both = self._two_elements(along) if self.columns.size % 2 == 0 and whole else None
+        inside = both or [line for number in range(2) for line in self._one_element(along, number)]
+        columns = self._index("$first_column + $Tile::warp_column() + $at * 8 + $lane % 4 * 2")
+        begin = [f"const {self.index_type} $column = {columns};"]
+        begin += [f"const {self.index_type} $next = $column + 1;"] if any("$next" in line for line in inside) else []
+        inside, groups = [*begin, *inside], self.plan.tiling.n
+        yield from outside.lines
+        if self.states is None:
+            each = block(f"for (int $at = 0; $at < {groups}; ++$at)", inside)
+            yield from self._two_rows([*along.lines, "#pragma unroll", *each])
+            return
+        words = min(_STRIP_WORDS, groups // 4)
+        each = block(f"for (int $at = $across / 8; $at < $across / 8 + {4 * words}; ++$at)", inside)
+        rows = self._two_rows([*along.lines, "#pragma unroll", *each, *self.states.own_added(words)])
+        yield from self.states.own_begun()
+        yield "#pragma unroll"
+        strip = [*self.states.own_columns(words), *rows]
+        yield from block(f"for (int $across = 0; $across < {8 * groups}; $across += {32 * words})", strip)
+        yield from self.states.own_ended()
+
+    def _reduced(self, here: Scope, number: int) -> list[str]:
+        """The value to be reduced takes the place of the neighbour's sum."""
+        if self.kernel.partials is None:
+            return []
+        return [f"{self._own_sum(number)} = {bare(here.value(self.kernel.partials.value))};"]
+
+    def _own_sum(self, number: int) -> str:
+        return f"$sums[0][$at][$down * 2 + {number}]"
+
+    def _two_elements(self, along: Scope) -> list[str]:
+        """The lines for both neighbours, of which there are both or none; a store of both at once where it can be."""
+        (lines, first, last), (more, second, at_last) = (self._element(along, number) for number in range(2))
+        stores = []
+        for store, here, there in zip(self.kernel.stores, first, second, strict=True):
+            target = self.pointers[store.buffer]
+            lane = Axis("lane", 2)
+            if is_vector(split_index(store.index, self.columns, lane), self.columns, lane):
+                kind = f"fp::Vec<{C_TYPES[self.program.buffer(store.buffer).dtype]}, 2>"
+                values = f"{kind}{{{{{here[1]}, {there[1]}}}}}"
+                stores.append(f"*reinterpret_cast<{kind}*>({target} + ({here[0]})) = {values};")
+            else:
+                stores += [f"{target}[{at}] = {value};" for at, value in (here, there)]
+        exist = f"if ($column < {self.columns.size})" if self.columns.size % self.plan.tiling.columns else ""
+        if exist and self._reads_rows:  # a branch would keep the elements of the unrolled loop apart
+            return [*lines, *more, *(block(exist, stores) if stores else []), *last, *at_last]
+        all_lines = [*lines, *more, *stores, *last, *at_last]
+        return block(exist, all_lines) if exist else all_lines
+
+    def _one_element(self, along: Scope, number: int) -> list[str]:
+        """The lines for one of the neighbours, if it is there."""
+        test = along.child()
+        test.define_axis(self.columns, _NEIGHBOURS[number])
+        conditions = (
+            [f"{_NEIGHBOURS[number]} < {self.columns.size}"] if self.columns.size % self.plan.tiling.columns else []
+        )
+        conditions += [test.condition(self.kernel.within)] if self.kernel.within else []
+        lines, stored, last = self._element(along, number)
+        for store, (at, value) in zip(self.kernel.stores, stored, strict=True):
+            lines.append(f"{self.pointers[store.buffer]}[{at}] = {value};")
+        return [*test.lines, *block(f"if ({' && '.join(conditions) or 'true'})", [*lines, *last])]
+
+    def _element(self, along: Scope, number: int) -> tuple[list[str], list[tuple[str, str]], list[str]]:
+        """Lines that compute one of the neighbours; index and value of each store; what comes behind the stores."""
+        here = along.child()
+        here.define_axis(self.columns, _NEIGHBOURS[number])
+        here.bind(self.stat, self._own_sum(number))
+        stored = []
+        for store in self.kernel.stores:
+            buffer = self.program.buffer(store.buffer)
+            value = bare(here.value(store.value))
+            if store.value.dtype is not buffer.dtype:
+                value = f"fp::cast<{C_TYPES[buffer.dtype]}>({value})"
+            stored.append((here.index(store.index), value))
+        last = self._reduced(here, number)
+        return here.lines, stored, last
+
+
+def _work(roots: Sequence[Expr]) -> int:
+    """Nodes below `roots`, those that are costly counted as several."""
+    done = [node for node in walk(*roots) if not isinstance(node, Const | Stat)]
+    return sum(_COSTLY if isinstance(node, Apply) and node.op not in CHEAP else 1 for node in done)
