@@ -44,6 +44,7 @@ def generalised(plan: Schedule, kernel: Kernel, *, coarse: bool) -> Schedule:
             return replace(plan, lanes=_THREADS, groups=1, blocks=blocks)
         case Walk.INNER:
             plan = replace(plan, fetches=False)
+            plan = replace(plan, staged=0, stages=frozenset(), shared_bytes=0) if plan.staged else plan
             if plan.keep is Keep.REGISTERS:  # of rows that begin anywhere vectors overhang both ends
                 plan = replace(plan, unroll=max(plan.unroll, ceil(plan.vectors(kernel.col_count), plan.lanes)))
             if plan.keep is Keep.REGISTERS and plan.unroll * plan.width > _MOST_ELEMENTS:

@@ -58,6 +58,7 @@ _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
 _MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
 _MATRIX_RUNS = ("fp_matmul_runs.cuh",)  # whose columns are neighbours in memory
 _MATRIX_TURNS = ("fp_barriers.cuh", "fp_matmul_turns.cuh")  # by groups of warps that take turns
+_STAGED = ("fp_barriers.cuh",)  # for what bulk copies bring to shared memory
 _REPLAYS = ("fp_replay.cuh",)  # for programs that launch more than once
 
 Plan = Schedule | ConvolutionSchedule | ProductSchedule
@@ -117,7 +118,7 @@ def render_cuda(
     entry = names.exact(f"run_{program.name}")
     pointers = {buffer.name: names.exact(buffer.name) for buffer in program.arguments}
     kernels, launches = [], []
-    sparse = groups = runs = turns = patches = fetches = clusters = False
+    sparse = groups = runs = turns = patches = fetches = clusters = staged = False
     ranks = {kernel.name: arrangement.rank_of(number) for number, kernel in enumerate(program.kernels)}
     launched = [kernel for kernel in program.kernels if not is_empty(kernel)]
     for kernel in launched:
@@ -125,6 +126,7 @@ def render_cuda(
         patches = patches or (isinstance(plan, Schedule) and plan.walk is Walk.PATCH)
         fetches = fetches or (isinstance(plan, Schedule) and plan.fetches)
         clusters = clusters or (isinstance(plan, Schedule) and plan.cluster > 1)
+        staged = staged or (isinstance(plan, Schedule) and plan.staged > 0)
         name = names.exact(kernel.name)
         kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
         launches += _launch(kernel, name, program, plan, pointers, names.copy())
@@ -164,6 +166,7 @@ def render_cuda(
     headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
     headers += _CLUSTERS if clusters else ()
     headers += _FETCHES if fetches else ()
+    headers += _STAGED if staged else ()
     headers += _REPLAYS if replay else ()
     library = _LibraryText(
         title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",

@@ -84,7 +84,7 @@ class Coordinates:
         """Define which of the elements at both ends of the row a thread has; the name of how many whole vectors are between them."""
         plan, cols = self.schedule, self.kernel.col_count
         assert plan.start is not None
-        head = self.frame.head = self.frame.constant("head", self.top.operand(plan.start * -1 % plan.width))
+        head = self.frame.head = self.frame.constant("head", self.top.operand(plan.start * -1 % plan.unit))
         count = self.frame.constant("whole", f"({free(cols)} - {head}) / {plan.width}")
         self.frame.end = self.frame.constant("end", f"{lane} < {head} ? {lane} : {lane} + {count} * {plan.width}")
         return count

@@ -68,6 +68,9 @@ class Frame:
         self.unroll = schedule.unroll  # steps at a time, in the stretch at hand
         self.head = ""  # how many elements of the row come before its first whole vector, where ends are apart
         self.end = ""  # which of the row's elements at its ends a thread has, if one is there
+        self.staged: dict[
+            str, str
+        ] = {}  # buffers of which the first steps' vectors wait in shared memory, with their C names there
         self.again = False  # whether what is loaded now will be loaded again soon
         self.tile = Coordinates(self).tile()
 
@@ -181,7 +184,7 @@ class Frame:
         plan = self.schedule
         if not plan.ends_apart or tile.loop or self.unroll == 1 or plan.cluster > 1:
             return -1
-        return (self.kernel.col_count - plan.width + 1) // plan.width - tile.step
+        return (self.kernel.col_count - plan.unit + 1) // plan.width - tile.step
 
     def may_leave(self, count: int, step: int) -> bool:
         """Whether steps of so many may go past the end of `count` points; for some sizes, where these come at run time."""

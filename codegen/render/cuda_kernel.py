@@ -21,6 +21,7 @@ from fusepass.codegen.render.cuda_kept import KeptPlaces, values_to_keep
 from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead
 from fusepass.codegen.render.cuda_patch import Patches
 from fusepass.codegen.render.cuda_rows import RowValues
+from fusepass.codegen.render.cuda_staged import Staged
 from fusepass.codegen.render.cuda_states import (
     Around,
     State,
@@ -75,7 +76,10 @@ class KernelWriter:
             self.top.lines += self.fetches.row()
         self.patches = Patches(frame) if frame.patch is not None else None
         self.exchanged: tuple[Exchange, ...] = exchanges(frame)
-        self.arrived: list[str] = []  # what the loads of a phase are followed by
+        self.staged = Staged(frame) if frame.schedule.staged else None
+        self.arrived = (
+            self.staged.begun() if self.staged is not None else []
+        )  # what the loads of a phase are followed by
         self.alarmed = ""  # whether a thread has met an alarm
 
     def write(self) -> list[str]:
@@ -118,6 +122,8 @@ class KernelWriter:
     def _element_stores(self, stores: tuple[Store, ...]) -> None:
         if self.frame.kernel.sweeps:
             self._say("results")
+        if self.staged is not None:
+            self.top.lines += self.staged.awaited()
         alarm, roots = self.frame.kernel.alarm, [store.value for store in stores]
         if alarm is not None:
             self.alarmed = self.frame.names.exact("alarmed")

@@ -30,6 +30,7 @@ class Ahead:
         under_way: whether it was issued in the step before.
         stays: whether all rows need it, so that the cache should have it.
         late: whether a step issues it for itself: those of all steps would take the registers that hold the row.
+        staged: where the vectors of the first steps wait in shared memory, if they do.
     """
 
     load: Load
@@ -41,6 +42,7 @@ class Ahead:
     under_way: bool = False
     stays: bool = False
     late: bool = False
+    staged: str = ""
 
     def of_step(self, frame: Frame) -> str:
         """The C text of what step `u` loaded."""
@@ -95,7 +97,8 @@ def _issue(frame: Frame, load: Load, guards: set[Guard | None]) -> Ahead | None:
     name = frame.names.numbered(f"{frame.pointers[load.buffer]}_in")
     same = not guard and _same_for_all_steps(frame, load)
     wide = frame.is_wide(load.buffer, load.index)
-    return Ahead(load, guard, wide, lanes, name, same, late=_late(frame, load, wide))
+    staged = frame.staged.get(load.buffer, "")
+    return Ahead(load, guard, wide, lanes, name, same, late=_late(frame, load, wide), staged=staged)
 
 
 def _late(frame: Frame, load: Load, wide: bool) -> bool:
@@ -181,7 +184,7 @@ def load_one(frame: Frame, scope: Scope, each: Ahead, target: str) -> None:
             left, before = f"{extent} - {start}", frame.before_end()
             left = f"{before} ? {frame.schedule.width} : {left}" if before else left
             call = f"fp::load_first<{arguments}>({pointer} + {start}, {left})"
-        inside.lines.append(f"{target} = {call};")
+        inside.lines.append(f"{target} = {_staged_or(frame, each.staged, call) if each.staged else call};")
     elif each.lanes:
         lanes = inside.child()
         lanes.define_axis(frame.lane, frame.v)
@@ -198,3 +201,10 @@ def load_one(frame: Frame, scope: Scope, each: Ahead, target: str) -> None:
         inside.lines.append(f"{target} = {pointer}[{inside.index(index)}];")
     if each.guard:
         scope.lines += block(f"if ({scope.condition(each.guard)})", inside.lines)
+
+
+def _staged_or(frame: Frame, place: str, call: str) -> str:
+    """The vector of step `u` where it waits in shared memory, or what `call` loads in later steps."""
+    plan = frame.schedule
+    here = f"fp::as_vector<{plan.width}>({place}[({frame.number(frame.tile, frame.tile.start)}) * {plan.width}])"
+    return f"{frame.u} < {plan.staged} ? {here} : {call}" if plan.staged < plan.unroll else here

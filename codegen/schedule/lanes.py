@@ -20,7 +20,7 @@ _WEIGHTED_WORDS = 72  # beside weights, in a row that has a multiprocessor to it
 _FEW_THREADS = 512  # on a multiprocessor, of 128 registers each
 _FEW_WORDS = 100
 _WORD = 4  # bytes
-# Of which the compiler takes no more than their share by itself, where elements are no shorter than words.
+# Of which the compiler takes no more than their share by itself, where elements are no shorter than words and rows begin at vectors.
 _EASY_WORDS = 32
 _SHORT_EASY_WORDS = 16
 
@@ -82,11 +82,16 @@ def resident_blocks(shape: Shape, plan: Schedule) -> int:
         return max(_FEW_THREADS // plan.threads, 2)
     if plan.threads < _FEW_THREADS:
         return 0
-    shortest = min((access.nbytes for access in shape.main), default=_WORD)
-    if words <= (_EASY_WORDS if shortest >= _WORD else _SHORT_EASY_WORDS):
+    easy = plan.start is None and min((access.nbytes for access in shape.main), default=_WORD) >= _WORD
+    if words <= (_EASY_WORDS if easy else _SHORT_EASY_WORDS):
         return 0
     threads = _FEW_THREADS if words > _WORDS else _THREADS
     return max(threads // plan.threads, 1)
+
+
+def is_long(shape: Shape, plan: Schedule) -> bool:
+    """Whether threads hold more of a row in registers than their share of those of a full multiprocessor."""
+    return words_held(shape, plan.unroll * plan.width, packed=plan.packed) > _WORDS
 
 
 def _warps(threads: int) -> int:

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 
 from fusepass.codegen.ir.index import Axis, Index
 
+_LINE = 8  # vectors of 16 bytes in a cache line
+
 
 class Walk(enum.Enum):
     """Which axis a kernel's vectors run along."""
@@ -84,6 +86,8 @@ class Schedule:
             those of two.
         nearer: with a ring, how many places ahead of its copies loaded vectors are brought to the L2 cache; 0 for not at all.
         waiting: with a ring, how many vectors of what is the same for all rows each thread holds in registers, evenly spread.
+        staged: with `REGISTERS`, for how many of the first steps what lies in `stages` is copied to shared memory while a row is reduced.
+        stages: buffers that all rows meet along their columns, in the last phase alone.
         resident: blocks that a multiprocessor must have room for; 0 for what comes.
         general: whether sizes come at run time as far as may be (`fusepass.codegen.schedule_general`).
     """
@@ -121,6 +125,8 @@ class Schedule:
     ahead: int = 0
     nearer: int = 0
     waiting: int = 0
+    staged: int = 0
+    stages: frozenset[str] = frozenset()
     resident: int = 0
     general: bool = False
 
@@ -133,6 +139,15 @@ class Schedule:
     def vectors_of_run(self, cols: int) -> int:
         """The same of columns that lie together, of a row of so many."""
         return -(-((self.run or cols) + (self.width - 1 if self.start is not None else 0)) // self.width)
+
+    @property
+    def unit(self) -> int:
+        """With ends apart, a row's whole vectors begin at a multiple of so many elements in memory: of those of a cache line, so that warps
+        touch no line in part that they need not, or of fewer where the row has too few threads for what comes before and after."""
+        unit = self.width
+        while unit < _LINE * self.width and 2 * unit + self.width - 2 <= self.lanes:
+            unit *= 2
+        return unit
 
     @property
     def ends_apart(self) -> bool:
@@ -188,6 +203,7 @@ class Schedule:
                 anywhere = ", rows begin anywhere" if self.start is not None else ""
                 anywhere = f", runs of {self.run} begin anywhere" if self.run else anywhere
                 packed = ", packed" if self.packed else ""
+                fetched += f", weights of {self.staged} steps in shared memory" if self.staged else ""
                 shape += f", {self.keep.value}{packed}{partly}{fetched}{exchanged}{anywhere}"
             case Walk.OUTER:
                 shape = f"{self.lanes} lanes of rows x {self.groups} groups of columns, {self.unroll} columns at a time"

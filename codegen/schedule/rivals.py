@@ -27,6 +27,7 @@ from fusepass.codegen.schedule.rows import (
     unroll_of,
 )
 from fusepass.codegen.schedule.shape import Shape, ceil, most_elements
+from fusepass.codegen.schedule.staged import staged
 
 _BLOCK = 64  # least threads of a block
 _UNROLLS = 1, 2, 4  # vectors of a thread of a pointwise kernel
@@ -86,7 +87,7 @@ def _inner(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
                 crossed = exchanges(crossing, shape, rows)
                 blocks = ceil(shape.rows, rows)
                 kept = replace(base, groups=rows, blocks=blocks, keep=Keep.REGISTERS, exchanges=crossed)
-                yield replace(kept, resident=resident_blocks(shape, kept))
+                yield staged(shape, replace(kept, resident=resident_blocks(shape, kept)))
         elif shape.single and lanes * groups >= _BLOCK:
             for elements in _COLUMNS_AT_ONCE:
                 yield replace(base, packed=False, unroll=unroll_of(elements // plan.width, vectors, lanes))

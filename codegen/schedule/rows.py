@@ -23,6 +23,7 @@ from fusepass.codegen.schedule.lanes import (
 )
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.shape import SECTOR, Shape, ceil, most_elements, run_start
+from fusepass.codegen.schedule.staged import staged
 
 _PIECE = 64  # bytes that the threads of a row read together at least
 FEW_ELEMENTS = 16  # per thread: enough loads in flight to fill the memory system
@@ -91,7 +92,7 @@ def inner(shape: Shape) -> Schedule:
     base = replace(base, unroll=each, lanes=lanes, groups=groups, blocks=ceil(shape.rows, groups))
     if held is not None and not (shape.single and each * width > most):
         base = replace(base, keep=Keep.REGISTERS, packed=packed, exchanges=exchanges(crossing, shape, groups))
-        return replace(base, resident=resident_blocks(shape, base))
+        return staged(shape, replace(base, resident=resident_blocks(shape, base)))
     if shape.single:
         return replace(base, unroll=unroll_of(_ONCE_ELEMENTS // width, vectors, lanes))
     return long_rows(shape, base, vectors)

@@ -9,8 +9,8 @@ from fusepass.codegen.ir.vectors import Beginnings
 from fusepass.codegen.schedule.rows import crossing_stores, prefers_rows
 from fusepass.codegen.schedule.shape import Shape
 
-_SINGLE_LOADS = 16  # of a thread for each vector of a row: with fewer, short rows wait for nothing
-_LONG_ROW = 1 << 16  # bytes
+# Loads of a thread for each vector of a row, and bytes of a row: with fewer of both, rows wait for nothing.
+_WORTH = (16, 0), (8, 1 << 13), (0, 1 << 16)
 _LEAST_TIMES = 16  # what the kernel moves is more than what is written for it
 
 
@@ -31,8 +31,8 @@ def beginnings(program: Program, kernel: Kernel, facts: DeviceFacts) -> Beginnin
     loads = tuple(load for load in kernel.loads() if not (load.index - column).terms)
     if plan.start is None or plan.run or not loads:
         return None
-    several = len(loads) * plan.width >= _SINGLE_LOADS
-    if not several and kernel.col_count * max(access.nbytes for access in shape.main) < _LONG_ROW:
+    row_bytes = kernel.col_count * max(access.nbytes for access in shape.main)
+    if not any(len(loads) * plan.width >= least and row_bytes >= long for least, long in _WORTH):
         return None
     moved = sum(program.buffer(access.buffer).nbytes for access in shape.main)
     written = sum(plan.width * kernel.col_count * load.dtype.nbytes for load in loads)

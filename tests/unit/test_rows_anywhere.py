@@ -50,7 +50,7 @@ def test_whole_vectors_are_read_and_written_as_they_lie_and_ends_one_by_one() ->
     row = "1001 * row + col"
     assert f"x_in_0[u] = fp::load_vector<4>(x + ({row}));" in text
     assert f"fp::store_vector(y + ({row}), y_out_0);" in text
-    assert "if (u * 32 <= 217 || lane + u * 32 < whole)" in text  # of 249 or 250 vectors
+    assert "if (u * 32 <= 214 || lane + u * 32 < whole)" in text  # of 246 to 250 vectors
     assert "if (end < 1001)" in text
 
 
