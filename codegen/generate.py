@@ -138,6 +138,7 @@ def pass_options(
             policy,
             longest_cached_row=16384,
             separate_from=1 << 18,
+            fills=lambda program, kernel: schedule_product.fills(program, kernel, facts),
             anchors=_generates(anchor, facts),
             warps=schedule_convolution.warps_together(facts),
             halves=anchor in (AnchorSource.HALVES, AnchorSource.TILED_HALVES, AnchorSource.HELD_HALVES),

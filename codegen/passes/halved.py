@@ -16,8 +16,8 @@ from math import prod
 from fusepass.codegen.ir.convolution import HALVES, Convolution, fill_halves
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder, Expr
-from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, delinearize
-from fusepass.codegen.ir.product import PLACE, Operand, Product, Runs, nested
+from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, contiguous_strides, delinearize
+from fusepass.codegen.ir.product import PLACE, Filling, Operand, Product, Runs, nested
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.passes.halves import Layout, Scales, Unscaled, channels_last, in_places, scales_of
 from fusepass.codegen.passes.partials import Pieces, reduce_positions
@@ -256,10 +256,29 @@ def halved_of(
         dtype=image.dtype,
         apart=steps[-1].spread if by_phases else 0,
         runs=runs,
+        filling=_filling(source, steps, scales, runs),
     )
     kernels = (*pack_image, *scales.kernels, pack_taps)
     buffers = (*scales.buffers, taps, *(() if lies else (image,)))
     return Halved(anchor, product, scales, kernels, buffers, steps, across, planes, by_positions)
+
+
+def _filling(source: Buffer, steps: tuple[Step, ...], scales: Scales | Unscaled, runs: Runs | None) -> Filling | None:
+    """What a product could make its right operand of; None where the scales are not guessed, or images do not lie in one piece."""
+    if runs is None or isinstance(scales, Unscaled) or not scales.again or runs.planes * PLACE != source.shape[1]:
+        return None
+    image = source.shape[2:]
+    if source.strides[2:] != contiguous_strides(image) or any(min(step.before, step.after) < 0 for step in steps):
+        return None
+    padded = planes_of(source, steps)
+    return Filling(
+        source=source.name,
+        sample=source.strides[0],
+        channel=source.strides[1],
+        image=tuple((size, step.before, whole) for size, step, whole in zip(image, steps, padded, strict=True)),
+        factors=(scales.factors[0].name, scales.factors[1].name),
+        alarm=scales.flag,
+    )
 
 
 def _lies_in_places(source: Buffer) -> bool:

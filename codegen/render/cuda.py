@@ -57,7 +57,7 @@ _PARTIALS = ("fp_partials.cuh",)  # for those that reduce over positions, or alo
 _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
 _MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
 _MATRIX_RUNS = ("fp_matmul_runs.cuh",)  # whose columns are neighbours in memory
-_MATRIX_TURNS = ("fp_barriers.cuh", "fp_matmul_turns.cuh")  # by groups of warps that take turns
+_MATRIX_TURNS = ("fp_barriers.cuh", "fp_matmul_fill.cuh", "fp_matmul_turns.cuh")  # by groups of warps that take turns
 _REPLAYS = ("fp_replay.cuh",)  # for programs that launch more than once
 
 Plan = Schedule | ConvolutionSchedule | ProductSchedule
@@ -242,6 +242,8 @@ def _kernel_text(
     parameters = (*parameters[:-1], parameters[-1] + slot(Slot.PARAMETERS, name, "int64_t" if wide else "int"))
     if isinstance(plan, ProductSchedule):
         lines = product_body(kernel, program, plan, pointers, names)
+        if kernel.when is not None:
+            lines = (f"if ({pointers[kernel.when]}[0] == 0.0f) return;", *lines)
         return _KernelText(name, (), tuple(comment), f"{plan.threads}, {plan.resident}", parameters, lines)
     if isinstance(plan, ConvolutionSchedule):
         if isinstance(plan, PlacesSchedule):

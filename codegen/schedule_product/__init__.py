@@ -37,6 +37,8 @@ _LEAST_CAPABILITY = 80
 _GROUPS_ON = 90  # the compute capability with wgmma
 _LIBRARY_FLOAT32 = 51e12 / 132  # the library's float32 kernel: 1024 x 8192 x 8192 in 2.69 ms on an H200
 _ALONE = 0.8  # of the blocks that a multiprocessor can hold, it needs for its rate
+_FILLERS = 128  # threads
+QUAD = 4  # neighbours that a product which makes its right operand loads at once
 _STREAMS = 0.6  # of the multiprocessors must copy to reach the memory's rate
 _ISSUED = 4.8e9  # instructions of a warp that a multiprocessor issues in a second while it works on what follows sums, measured
 _COSTLY, _PHASE = 12, 8  # instructions of an operation that is not cheap, and of taking and reducing a value
@@ -62,6 +64,7 @@ class ProductSchedule:
         arithmetic: the product's.
         seconds: how long it takes, by estimate.
         aligned: whether inputs start at a multiple of 16 bytes.
+        fillers: threads that make the right operand.
     """
 
     tiling: Tiling
@@ -75,10 +78,11 @@ class ProductSchedule:
     arithmetic: Arithmetic
     seconds: float
     aligned: bool = True
+    fillers: int = 0
 
     @property
     def threads(self) -> int:
-        return self.tiling.threads
+        return self.tiling.threads + self.fillers
 
     @property
     def pieces(self) -> int:
@@ -108,6 +112,22 @@ def pieces_on(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | Non
         return None
     plan = schedule_product(kernel, program, facts)
     return None if plan is None else plan.pieces
+
+
+def fills(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
+    """Whether the product of `kernel`, which makes its right operand, is better than the same one that reads it.
+
+    That is so where each place is made once, for all rows, and four neighbours of a channel are loaded at once.
+    """
+    product, filling = _product(kernel), _product(kernel).filling
+    if filling is None or facts.capability < _LEAST_CAPABILITY or not serves(program, kernel, facts):
+        return False
+    plan = schedule_product(replace(kernel, anchor=replace(product, fills=False)), program, facts)
+    last, _, _ = filling.image[-1]
+    images = prod(size for *_, size in filling.image) < _MAX_INT
+    if plan is None or not plan.tiling.chained or plan.tiles[0] > 1 or not images:
+        return False
+    return not any(number % QUAD for number in (last, filling.sample, filling.channel))
 
 
 def preferred(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
@@ -194,7 +214,7 @@ def _candidate(
     if tiling.chained and any(program.buffer(store.buffer).dtype.is_half for store in kernel.stores):
         return None  # 32 columns are laid out at a time, half lines of such results
     stage = tiling.stage(product, left, right)
-    fitted = _fitted(tiling, stage, product.runs, facts)
+    fitted = _fitted(tiling, stage, product, facts)
     if fitted is None:
         return None
     tiles = (ceil(rows / tiling.rows), ceil(columns / tiling.columns))
@@ -209,11 +229,12 @@ def _candidate(
         tiles=tiles,
         batches=pieces * batch,
         blocks=staying if tiling.turns else count,
-        shared_bytes=fitted.shared(stage, product.runs),
+        shared_bytes=fitted.shared(stage, product.runs, fills=product.fills),
         wide=_is_wide(kernel, program, fitted),
         arithmetic=product.arithmetic,
         seconds=_estimate(kernel, program, facts, fitted, count),
         aligned=aligned,
+        fillers=_FILLERS if product.fills else 0,
     )
 
 
@@ -235,13 +256,13 @@ def _access(program: Program, product: Product, operand: Operand, batch: int, ro
     return Access(inner_first, vector)
 
 
-def _fitted(tiling: Tiling, stage: int, runs: Runs | None, facts: DeviceFacts) -> Tiling | None:
+def _fitted(tiling: Tiling, stage: int, product: Product, facts: DeviceFacts) -> Tiling | None:
     """`tiling` with as many resident blocks, then stages, as the shared memory has room for."""
     room = facts.shared_bytes_per_block + _BLOCK_SHARED
     for resident in range(tiling.resident, 0, -1):
-        for stages in range(tiling.stages, tiling.least_stages(runs) - 1, -1):
+        for stages in range(tiling.stages, tiling.least_stages(product.runs) - 1, -1):
             fitted = replace(tiling, stages=stages, resident=resident)
-            if resident * (fitted.shared(stage, runs) + _BLOCK_SHARED) <= room:
+            if resident * (fitted.shared(stage, product.runs, fills=product.fills) + _BLOCK_SHARED) <= room:
                 return fitted
     return None
 
