@@ -68,7 +68,7 @@ struct SegmentFiller {
 
     // `factors` has room for one of each channel.
     __device__ __forceinline__ SegmentFiller(const From& from, float* factors)
-        : from(from), factors(factors), warp(__shfl_sync(0xffffffffu, int(threadIdx.x) / 32 % 4, 0)), lane(threadIdx.x % 32), most(0), scaled(-1), beyond(false)
+        : from(from), factors(factors), most(0), scaled(-1), beyond(false)
     {}
 
     static __device__ __forceinline__ Segment segment(int sample, int first) {
@@ -91,9 +91,9 @@ struct SegmentFiller {
             load(numbers[round % ahead], here ? now : next, (round + ahead) % rounds);
         }
 #pragma unroll 1
-        for (int i = lane; i < rest; i += 32) make_one(to, now, chunk_of(i / behind), now.begin + Columns + i % behind);
+        for (int i = threadIdx.x % 32; i < rest; i += 32) make_one(to, now, chunk_of(i / behind), now.begin + Columns + i % behind);
 #pragma unroll 1
-        for (int i = warp * 32 + lane; i < Width; i += 128) {
+        for (int i = threadIdx.x % 128; i < Width; i += 128) {
             if (!Image::has(now.first + i)) {
 #pragma unroll
                 for (int chunk = 0; chunk < Chunks; ++chunk) *reinterpret_cast<uint4*>(to + (chunk * Width + i) * 16) = uint4{};
@@ -108,19 +108,18 @@ struct SegmentFiller {
 private:
     const From from;
     float* const factors;
-    const int warp, lane;  // the warp's number is known to be one for all of its threads
     float numbers[ahead][8][quad];
     uint32_t most;  // the largest halves
     int scaled;     // the sample whose factors there are
     bool beyond;    // whether one of those of the warp's chunks would not be finite: it is 0 then, and a number for it an alarm
 
-    __device__ __forceinline__ int chunk_of(int number) const { return warp + number * 4; }
+    __device__ __forceinline__ int chunk_of(int number) const { return threadIdx.x / 32 % 4 + number * 4; }
 
     __device__ __forceinline__ void find_factors(int sample) {
         const float scale = from.by_sample[sample];
         bool infinite = false;
         __syncwarp();
-        for (int i = lane; i < own * 8; i += 32) {
+        for (int i = threadIdx.x % 32; i < own * 8; i += 32) {
             const int channel = chunk_of(i / 8) * 8 + i % 8;
             if (channel < Chunks * 8) {
                 const float factor = from.by_channel[channel] * scale;
@@ -135,7 +134,7 @@ private:
 
     __device__ __forceinline__ int chunk_at(int round) const { return chunk_of(round * 32 * quad / Columns); }
     __device__ __forceinline__ int element_at(const Segment& segment, int round) const {
-        return segment.begin + (round * 32 * quad) % Columns + lane * quad;
+        return segment.begin + (round * 32 * quad) % Columns + threadIdx.x % 32 * quad;
     }
 
     __device__ __forceinline__ void load(float (&into)[8][quad], const Segment& segment, int round) const {
