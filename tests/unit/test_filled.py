@@ -16,7 +16,6 @@ from torch import Tensor
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import generate
-from fusepass.codegen.ir.convolution import Precision
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.product import Filling, Product
 from fusepass.codegen.ir.program import Kernel, Program
@@ -30,6 +29,7 @@ from fusepass.codegen.schedule_product import fills
 from fusepass.codegen.schedule_product.tiles import TILINGS
 from fusepass.errors import IRError
 from tests import compile_cuda
+from tests.support.convolutions import FILLED as CASES
 from tests.support.convolutions import Across, Case, generated_pooling, program_of
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
@@ -42,13 +42,6 @@ from tests.unit.test_render_cuda import inputs_of
 ONE = replace(DeviceFacts.h200(), multiprocessors=1)
 TWO = replace(ONE, multiprocessors=2)
 CHAINED = next(tiling for tiling in TILINGS if tiling.chained)
-CASES = {
-    "2d": Case((2, 32, 17, 132), 20, (3, 3), (1, 1), (1, 1), (1, 1)),
-    "2d, two chunks of a warp": Case((1, 64, 16, 256), 20, (3, 3), (1, 1), (1, 1), (1, 1)),
-    "2d, transposed, no border behind": Case((2, 32, 17, 128), 64, (3, 3), (1, 1), (2, 1), (1, 1), transposed=True),
-    "2d, six chunks, dilated": Case((1, 48, 20, 128), 8, (3, 2), (1, 1), (1, 1), (2, 3)),
-    "3d": Case((1, 32, 2, 30, 128), 12, (1, 3, 3), (1, 1, 1), (0, 1, 0), (1, 1, 1)),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -163,9 +156,7 @@ def test_what_is_not_finite_spreads_as_in_the_library(emulated: bool) -> None:
 @needs_compiler
 def test_values_that_are_reduced() -> None:
     """Partial results of both products are the same kernel's."""
-    case = replace(CASES["2d"], precision=Precision.TF32, halves=True)
-    made = generated_pooling(case, Across.EACH, ONE)
-    program = fill_products(made, Builder(), lambda program, kernel: True)
+    program = generated_pooling(CASES["2d"], Across.EACH, ONE)
     assert all(kernel.partials is not None for kernel, _ in products(program))
     check_values(program, ONE, inputs_of(program), 5e-6)
 
@@ -205,7 +196,7 @@ def test_what_is_read_packed(case: Case) -> None:
 def test_large_convolutions_are_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """After all passes; nothing is patched."""
     monkeypatch.undo()
-    case = replace(CASES["2d"], source=(8, 64, 200, 256), out_channels=64, precision=Precision.TF32)
+    case = replace(CASES["2d"], source=(8, 64, 200, 256), out_channels=64)
     program = generate(program_of(case), Builder(), DeviceFacts.h200(), AnchorSource.HALVES).program
     verify(program)
     assert [product.fills for _, product in products(program)] == [True, False]
