@@ -100,11 +100,13 @@ class Team:
         members: blocks of a team; each has a slice of the columns.
         teams: how many there are at most; they take one row after another in turn.
         exchange: the temporary through which the members show each other their reduction states.
+        strip: neighbouring rows that a team takes at once.
     """
 
     members: int
     teams: int
     exchange: str
+    strip: int = 1
 
 
 @dataclass(frozen=True)

@@ -207,8 +207,10 @@ def _partial_faults(program: Program, kernel: Kernel, partials: Partials, known:
 def _team_faults(program: Program, kernel: Kernel, team: Team) -> Iterator[str]:
     if team.members < 2 or team.teams < 1 or not kernel.sweeps:
         yield f"{team.teams} teams of {team.members} blocks, which have nothing to share"
+    if team.strip > 1 and len(kernel.sweeps) > 1:
+        yield f"strips of {team.strip} rows, swept more than once"
     buffer = find_buffer(program, team.exchange)
-    needed = exchange_offsets(kernel, team.members, team.teams)[""]
+    needed = exchange_offsets(kernel, team.members, team.teams, team.strip)[""]
     if buffer is None or buffer.role is not Role.TEMP or buffer.nbytes < needed:
         yield f"{team.exchange} is no temporary of {needed} bytes"
     if any(team.exchange in other.reads | other.writes for other in program.kernels):
