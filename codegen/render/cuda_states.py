@@ -236,6 +236,8 @@ def found(frame: Frame, states: Sequence[State], names: Sequence[str], asked: Se
     for state, place, name, left in zip(states, shared, names, asked or ("",) * len(names), strict=True):
         lines.append(f"__shared__ fp::Slots<{state.type}, {frame.schedule.lanes // 32}> {place};")
         lines.append(f"{name} = {frame.team}.find<{offsets[state.reduction.name]}, {state.type}>({left});")
+    # A ring's last turns have nothing to sweep, so no barrier since the one before read these.
+    lines += ["__syncthreads();"] if asked else []
     lines += [f"fp::leave_warp({place}, {name});" for place, name in zip(shared, names, strict=True)]
     lines += [f"{frame.team}.next();", "__syncthreads();"]
     return [*lines, *(f"fp::gather_warps({place}, {name});" for place, name in zip(shared, names, strict=True))]
