@@ -30,6 +30,7 @@ from fusepass.codegen.passes.split import SplitPolicy
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule.arrangement import RULES, Arrangement
 from fusepass.codegen.schedule.cluster import cluster_size
+from fusepass.codegen.schedule.strips import strip_team
 from fusepass.codegen.schedule.team import team_size
 from fusepass.codegen.schedule.weights import beginnings
 from fusepass.codegen.schedule_general import Generality
@@ -138,6 +139,7 @@ def pass_options(
             policy,
             longest_cached_row=16384,
             separate_from=1 << 18,
+            fills=lambda program, kernel: schedule_product.fills(program, kernel, facts),
             anchors=_generates(anchor, facts),
             warps=schedule_convolution.warps_together(facts),
             halves=anchor in (AnchorSource.HALVES, AnchorSource.TILED_HALVES, AnchorSource.HELD_HALVES),
@@ -147,6 +149,7 @@ def pass_options(
             again=lambda program, first, second: schedule_convolution.pays_twice(program, first, second, facts),
             clusters=lambda program, kernel: cluster_size(program, kernel, facts) if teams else 1,
             teams=lambda program, kernel: team_size(program, kernel, facts) if teams else None,
+            strips=lambda program, kernel: strip_team(program, kernel, facts) if teams else None,
             beginnings=lambda program, kernel: beginnings(program, kernel, facts),
             product_length=lambda program, kernel: schedule_product.product_length(program, kernel, facts),
         )

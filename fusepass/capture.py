@@ -7,6 +7,7 @@ tensors is put back and reported.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -27,11 +28,12 @@ from fusepass.branches import MOST_BRANCHES, Condition
 from fusepass.codegen.lowering.tracer import Spec
 from fusepass.errors import CaptureError
 from fusepass.functional import LOST_WRITE, forgets_gaps
-from fusepass.isolation import EagerWrites, Watched, quiet_fake_tensors, whole_resampling
+from fusepass.isolation import quiet_fake_tensors, whole_resampling
+from fusepass.layouts import Following, Note, Noting
 from fusepass.mutation import Exported, finish
 from fusepass.naming import identifiers, input_text, positional_names
 from fusepass.pystate import hooked_module
-from fusepass.record import Declined, NoEscape, Recorder, cloned, cuda_devices
+from fusepass.record import Declined, NoEscape, Recorder, cloned, copy_of, cuda_devices
 from fusepass.shim import MODEL, Shim, clean_metadata
 from fusepass.structure import KeyPath, Template, key_paths
 from fusepass.tensors import LiveTensors, Slot
@@ -234,8 +236,8 @@ def _export(
 
     fake_mode = FakeTensorMode()
     shim.stand_in()
-    _fill_caches(shim, states, tensors)
-    shim.guard = EagerWrites
+    notes = _real_run(shim, states, tensors)
+    shim.guard = functools.partial(Following, notes)
     shim.states = {name: _fake(state, fake_mode) for name, state in states.items()}
     fakes = tuple(_fake(tensor, fake_mode) for tensor in tensors)
     with torch.no_grad(), quiet_fake_tensors(), whole_resampling(fakes):
@@ -252,17 +254,19 @@ def _export(
     return Exported(graph=graph, names=names, states=len(states), mutated=mutated, aliases=shim.aliases)
 
 
-def _fill_caches(shim: Shim, states: Mapping[str, torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-    """One real run, on copies: what functions of the model remember (`functools.lru_cache`) is no tensor of a tracing then.
+def _real_run(shim: Shim, states: Mapping[str, torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Note]:
+    """How eager lays tensors out, from a run on copies.
 
-    It raises what forward does: fake tensors may not, as for a write to a tensor that overlaps with itself.
+    What functions of the model remember (`functools.lru_cache`) is no tensor of a tracing then. The run raises what forward
+    does: fake tensors may not, as for a write to a tensor that overlaps with itself.
 
     Raises:
         CaptureError: a tensor has another shape afterwards, of which functional tensors tell nothing.
     """
-    shim.guard = Watched
+    notes: list[Note] = []
+    shim.guard = functools.partial(Noting, notes)
     shim.states = {name: _copy(state) for name, state in states.items()}
-    given = [tensor.clone() for tensor in tensors]
+    given = [copy_of(tensor) for tensor in tensors]
     every = [*shim.states.values(), *given]
     layouts = [(tensor.shape, tensor.stride()) for tensor in every]
     devices = cuda_devices([*states.values(), *tensors])
@@ -271,11 +275,12 @@ def _fill_caches(shim: Shim, states: Mapping[str, torch.Tensor], tensors: Sequen
         shim(*given)
     if layouts != [(tensor.shape, tensor.stride()) for tensor in every]:
         raise CaptureError("forward gives an input or a tensor of a module another shape or other strides")
+    return notes
 
 
 def _copy(state: torch.Tensor) -> torch.Tensor:
     """A clone; of a parameter, a parameter."""
-    copy = state.detach().clone()
+    copy = copy_of(state)
     return nn.Parameter(copy, state.requires_grad) if isinstance(state, nn.Parameter) else copy
 
 

@@ -159,27 +159,49 @@ _DRAWING_OUT = (
 
 
 class Watched(TorchFunctionMode):
-    """Declines what forward does that no graph can say."""
+    """Declines what forward does that no graph can say.
+
+    Args:
+        given: the memory (`memory_of`) of inputs and of the model's tensors.
+    """
+
+    def __init__(self, given: frozenset[int]) -> None:
+        super().__init__()
+        self._given = given
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.watch(func, kwargs)
+        self.watch(func, args, kwargs)
         return func(*args, **(kwargs or {}))
 
-    def watch(self, func: Any, kwargs: dict[str, Any] | None) -> None:
+    def watch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """To be told of each call before it runs.
 
         Raises:
-            CaptureError: it puts other memory in place of a tensor's, has autograd follow it, or draws from a generator that
-                forward may have made or seeded, which nobody sees.
+            CaptureError: it puts other memory in place of a tensor's, has autograd follow it, depends on where in its memory
+                an input begins, which no signature has, or draws from a generator that forward may have made or seeded,
+                which nobody sees.
         """
         if func == _SET_DATA:
             raise CaptureError("forward puts other memory in place of a tensor's (.data = ...)", final=True)
         if func in _ASKING_FOR_GRADIENTS:
             raise CaptureError("forward sets whether a tensor needs gradients", final=True)
+        if _depends_on_offset(func, args, kwargs or {}) and memory_of(args[0]) in self._given:
+            raise CaptureError("forward depends on where in memory an input begins (storage_offset)", final=True)
         if kwargs and kwargs.get("generator") is not None:
             raise CaptureError("forward draws from a generator that it names")
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """An identity for the memory of `tensor`, which under functionalisation follows views of views."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _depends_on_offset(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if func in (torch.as_strided, torch.Tensor.as_strided):
+        return bool(args) and (len(args) > 3 or "storage_offset" in kwargs)
+    return func is torch.Tensor.storage_offset
 
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
@@ -196,7 +218,7 @@ class EagerWrites(Watched):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.watch(func, kwargs)
+        self.watch(func, args, kwargs)
         kwargs = kwargs or {}
         if func in (nn.functional.dropout, torch.dropout, torch.dropout_) and _is_idle(*args, **kwargs):
             return args[0] if args else kwargs["input"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusepass.comparison import Comparison, compare
 
-__all__ = ["Comparison", "check", "compare", "in_float64", "nudged", "observe", "reference"]
+__all__ = ["Comparison", "check", "compare", "exact", "in_float64", "nudged", "observe", "reference"]
 
 _NUDGED_RUNS = 3
 
@@ -29,7 +30,7 @@ def check(model: nn.Module, candidate: Callable[..., Any], inputs: Sequence[Any]
     a value counts as wrong it is held to the error of eager on inputs and parameters that differ by one rounding, as do
     results of casts to narrower types, which autocast makes, too.
     """
-    oracle = observe(*in_float64(model, inputs))
+    oracle = exact(model, inputs)
     actual = observe(candidate, inputs, state=model)
     comparison = compare(actual, observe(copy.deepcopy(model), inputs), oracle)
     for seed in range(_NUDGED_RUNS):
@@ -88,7 +89,33 @@ def nudged(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 def reference(model: nn.Module, inputs: Sequence[Any]) -> Any:
     """What `model(*inputs)` gives in float64, on the same device and with the same training flags."""
-    return observe(*in_float64(model, inputs))["output"]
+    return exact(model, inputs)["output"]
+
+
+def exact(
+    model: nn.Module, inputs: Sequence[Any], mode: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> dict[str, Any]:
+    """Everything that `model(*inputs)` does in float64, under `mode`.
+
+    What forward makes of integers (`x.tanh()`) has the default type, and becomes float64 where it may not meet another type.
+    """
+    wide = in_float64(model, inputs)
+    try:
+        with mode():
+            return observe(*wide)
+    except RuntimeError:
+        with _default_type(torch.float64), mode():
+            return observe(*wide)
+
+
+@contextmanager
+def _default_type(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def in_float64(model: nn.Module, inputs: Sequence[Any]) -> tuple[nn.Module, tuple[Any, ...]]:

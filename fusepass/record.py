@@ -22,6 +22,7 @@ from fusepass.codegen.lowering.tracer import Spec, Tracer
 from fusepass.errors import CaptureError
 from fusepass.functional import functional_form, memory_order, with_defaults
 from fusepass.isolation import Watched, laid_out
+from fusepass.measure import extent
 from fusepass.patterns.aliasing import BATCH_NORMS
 from fusepass.patterns.analysis.layout import looks_channels_last
 from fusepass.patterns.effects import waits_for_host
@@ -47,7 +48,7 @@ class NoEscape(Watched):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.watch(func, kwargs)
+        self.watch(func, args, kwargs)
         if func in self._ESCAPES or getattr(func, "__name__", "") in ("__format__", "__repr__"):
             raise Declined(f"forward reads the values or the address of a tensor ({func.__name__})")
         if func is torch._nested_tensor_from_mask_left_aligned:
@@ -287,5 +288,15 @@ def cuda_devices(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def cloned(states: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """`states` with clones of those that forward may write: all but parameters."""
-    return [state if isinstance(state, nn.Parameter) else state.clone() for state in states]
+    """`states` with copies of those that forward may write: all but parameters."""
+    return [state if isinstance(state, nn.Parameter) else copy_of(state) for state in states]
+
+
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the strides of `tensor`, which a clone lacks where elements overlap or have gaps between them."""
+    tensor = tensor.detach()
+    copy = tensor.clone()
+    if copy.stride() == tensor.stride():
+        return copy
+    memory = tensor.as_strided((extent(tensor),), (1,)).clone().untyped_storage()
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(memory, 0, tensor.shape, tensor.stride())

@@ -16,7 +16,7 @@ from torch import fx, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from fusepass.errors import CaptureError
-from fusepass.isolation import unchanged_globals
+from fusepass.isolation import memory_of, unchanged_globals
 from fusepass.pystate import Snapshot
 from fusepass.structure import Template
 from fusepass.twin import twin
@@ -33,7 +33,7 @@ class Shim(nn.Module):
     Attributes:
         states: the model's tensors as fakes, by their names here; each once, parameters first.
         ties: names in the model of further places of these tensors, and which of them they are.
-        guard: makes the context in which the model's own code runs.
+        guard: makes the context in which the model's own code runs, given the memory of `states` and inputs.
         outputs, aliases: of the last run, the form of the result, and for each tensor in it the indices of states
             and inputs whose memory it shares.
     """
@@ -44,7 +44,7 @@ class Shim(nn.Module):
         self.call = call
         self.inputs = inputs
         self.grad_mode = torch.is_grad_enabled()
-        self.guard: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+        self.guard: Callable[[frozenset[int]], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self.states: dict[str, torch.Tensor] = {}
         self.ties: dict[str, int] = {}
         self.outputs: Template | None = None
@@ -70,16 +70,17 @@ class Shim(nn.Module):
                 state._is_param = True  # what isinstance(state, nn.Parameter) asks
         ties = {name: states[index] for name, index in self.ties.items()}
         with _reparametrize_module(self.model, ties), torch.set_grad_enabled(self.grad_mode):
-            result = self._run(tensors)
+            memory = [memory_of(tensor) for tensor in (*states, *tensors)]
+            result = self._run(tensors, frozenset(memory))
         outputs, self.outputs = Template.of(result)
         _check_outputs(outputs, self.outputs)
-        memory = [_memory(tensor) for tensor in (*states, *tensors)]
+        memory = [memory_of(tensor) for tensor in (*states, *tensors)]
         self.aliases = [
-            frozenset(index for index, place in enumerate(memory) if place == _memory(output)) for output in outputs
+            frozenset(index for index, place in enumerate(memory) if place == memory_of(output)) for output in outputs
         ]
         return tuple(outputs)
 
-    def _run(self, tensors: Sequence[torch.Tensor]) -> Any:
+    def _run(self, tensors: Sequence[torch.Tensor], given: frozenset[int]) -> Any:
         """The model's result; what it changed in Python is put back.
 
         Raises:
@@ -89,7 +90,7 @@ class Shim(nn.Module):
         args, kwargs = inputs
         snapshot = Snapshot(self.model)
         try:
-            with unchanged_globals(), self.guard():
+            with unchanged_globals(), self.guard(given):
                 result = self.call(*args, **kwargs)
         finally:
             changed = snapshot.undo_changes()
@@ -106,11 +107,6 @@ def _check_outputs(tensors: Sequence[torch.Tensor], form: Template) -> None:
         raise CaptureError(f"forward returns a {type(form.opaque).__name__}")
     if not tensors:
         raise CaptureError("forward returns no tensor")
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    """An identity for the memory of `tensor`, which under functionalisation follows views of views."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 def clean_metadata(graph: fx.Graph) -> None:

@@ -151,6 +151,23 @@ def largest(roots: Sequence[Expr], wanted: Callable[[Expr], bool], *, guarded: b
             stack += reversed(children(node))
 
 
+def without_truths(expr: Expr) -> bool:
+    """Whether no truth value becomes a number below `expr`, as far as is seen at once."""
+    return all(map(_keeps_truths, walk(expr)))
+
+
+def _keeps_truths(node: Expr) -> bool:
+    match node:
+        case Apply(dtype=DType.BOOL) | Load() | Gather() | Const() | Position():
+            return True
+        case Apply(Op.CAST | Op.ADD | Op.SUB | Op.MUL, args):
+            return not any(arg.dtype is DType.BOOL for arg in args)
+        case Apply(Op.WHERE, (_, *chosen)):  # between literals it may be the condition, as a number
+            return not any(isinstance(arg, Const) or arg.dtype is DType.BOOL for arg in chosen)
+        case _:
+            return False
+
+
 def own_indices(expr: Expr) -> tuple[Index, ...]:
     """The indices written in the node itself."""
     match expr:

@@ -193,6 +193,32 @@ class Chain:
 
 
 @dataclass(frozen=True)
+class Filling:
+    """What a right operand in `Runs` is made of where a product makes it itself: a float32 tensor whose numbers become scaled halves, with a
+    border of zeros around each channel's image.
+
+    Attributes:
+        source: the tensor; the elements of a channel's image follow each other.
+        sample, channel: its strides along these.
+        image: (size, places before, places in all) of each spatial axis.
+        factors: buffers of what numbers are multiplied with, by sample and by channel.
+        alarm: the buffer whose first number becomes 1 where a product is beyond all halves; what is nearer to zero than any is zero.
+    """
+
+    source: str
+    sample: int
+    channel: int
+    image: tuple[tuple[int, int, int], ...]
+    factors: tuple[str, str]
+    alarm: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The buffers that it reads."""
+        return self.source, *self.factors
+
+
+@dataclass(frozen=True)
 class Product:
     """What a kernel computes before its stores: a product of matrices, for each element of its rows.
 
@@ -208,6 +234,8 @@ class Product:
         apart: where the kernel's columns are rows of the product, how far one is from the next: so many rows of the kernel lie between
             each other. 0 where they are columns of the product, neighbours of each other.
         runs: how the right operand lies, where its columns are neighbours.
+        filling: what the right operand could be made of.
+        fills: whether it is, and not read from its buffer.
     """
 
     name: str
@@ -219,6 +247,8 @@ class Product:
     precision: Precision = Precision.FLOAT32
     apart: int = 0
     runs: Runs | None = None
+    filling: Filling | None = None
+    fills: bool = False
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -235,7 +265,7 @@ class Product:
     @property
     def reads(self) -> tuple[str, ...]:
         """The buffers that it reads."""
-        return self.left.buffer, self.right.buffer
+        return (self.left.buffer, *(self.filling.reads if self.fills and self.filling else (self.right.buffer,)))
 
     @property
     def description(self) -> str:
@@ -243,6 +273,7 @@ class Product:
         split = f", {self.pieces} pieces of {self.length}" if self.pieces > 1 else ""
         split += f", columns are rows {self.apart} apart" if self.apart else ""
         split += f", {self.runs.count} runs of {self.runs.taps} taps" if self.runs else ""
+        split += f", made of {self.filling.source}" if self.fills and self.filling else ""
         return (
             f"product of {_text(self.left)} by {_text(self.right)}, {self.inner} terms{split}, {self.arithmetic.value}"
         )

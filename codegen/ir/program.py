@@ -100,11 +100,13 @@ class Team:
         members: blocks of a team; each has a slice of the columns.
         teams: how many there are at most; they take one row after another in turn.
         exchange: the temporary through which the members show each other their reduction states.
+        strip: neighbouring rows that a team takes at once.
     """
 
     members: int
     teams: int
     exchange: str
+    strip: int = 1
 
 
 @dataclass(frozen=True)
@@ -145,8 +147,8 @@ class Alarm:
 class Kernel:
     """One launch over ``rows x cols``; see the module's text. With a product, points that are not `within` bounds do not exist.
 
-    A kernel without an anchor may raise an `Alarm`, and one may run only `when` the first number of a buffer is not zero: what it then
-    writes may have been written before. Where `cluster` is more than one, so many neighbouring blocks share each row, and show each other
+    A kernel without an anchor may raise an `Alarm`, and one without, or with a product, may run only `when` the first number of a buffer is
+    not zero: what it then writes may have been written before. Where `cluster` is more than one, so many neighbouring blocks share each row, and show each other
     their reduction states in their shared memory.
     """
 
@@ -237,11 +239,16 @@ class Kernel:
         partial = self.partials.stores if self.partials else ()
         return frozenset(store.buffer for store in (*self.row_stores, *self.stores, *partial))
 
+    @property
+    def alarms(self) -> frozenset[str]:
+        """The buffers in which it may raise an alarm."""
+        filling = self.anchor.filling if isinstance(self.anchor, Product) and self.anchor.fills else None
+        return frozenset(each.alarm for each in (filling,) if each) | {each.buffer for each in (self.alarm,) if each}
+
     @cached_property
     def buffers(self) -> frozenset[str]:
         """Every buffer that a launch needs."""
-        own = {each for each in (self.team and self.team.exchange, self.alarm and self.alarm.buffer) if each}
-        return self.reads | self.writes | own
+        return self.reads | self.writes | self.alarms | ({self.team.exchange} if self.team else set())
 
 
 @dataclass(frozen=True)

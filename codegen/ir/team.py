@@ -1,7 +1,8 @@
 """The memory through which a team of blocks exchanges reduction states: where what stands, in bytes.
 
 For each reduction, two turns of one state per block of each team, each 32 bits of it beside the number of their turn. A
-state is written two turns after it was read at the earliest (see `fp_team.cuh`).
+state is written two turns after it was read at the earliest (see `fp_team.cuh`). Of strips of rows, four turns of such states for each
+row (see `fp_strips.cuh`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from fusepass.codegen.ir.expr import ReduceOp
 from fusepass.codegen.ir.program import Kernel, Reduction
 
 _TURNS = 2
+_TURNS_OF_STRIPS = 4
 _TAGGED = 2  # times what a state takes: each word has the number of its turn beside it
 _ALIGNMENT = 16
 
@@ -26,15 +28,16 @@ def state_bytes(reduction: Reduction) -> int:
     return numbers.get(reduction.op, 1) * max(reduction.dtype.nbytes, 4)
 
 
-def exchange_offsets(kernel: Kernel, members: int, teams: int) -> dict[str, int]:
+def exchange_offsets(kernel: Kernel, members: int, teams: int, strip: int = 1) -> dict[str, int]:
     """Where the states of each reduction of `kernel` begin; under the empty name, where all end."""
-    return dict(_offsets(kernel, members, teams))
+    turns = _TURNS if strip == 1 else _TURNS_OF_STRIPS
+    return dict(_offsets(kernel, turns * teams * members * strip))
 
 
-def _offsets(kernel: Kernel, members: int, teams: int) -> Iterator[tuple[str, int]]:
+def _offsets(kernel: Kernel, states: int) -> Iterator[tuple[str, int]]:
     at = 0
     for reduction in kernel.reductions:
         yield reduction.name, at
-        room = _TURNS * _TAGGED * teams * members * state_bytes(reduction)
+        room = states * _TAGGED * state_bytes(reduction)
         at += -(-room // _ALIGNMENT) * _ALIGNMENT
     yield "", at

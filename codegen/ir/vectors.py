@@ -42,6 +42,11 @@ def flatten(kernel: Kernel, builder: Builder) -> Kernel:
     return replace(flat, rows=rows, cols=cols)
 
 
+def across(kernel: Kernel) -> Kernel:
+    """`kernel` with the innermost axis of its columns as the innermost of its rows: as many neighbouring rows are parts of one."""
+    return replace(kernel, rows=(*kernel.rows, kernel.cols[-1]), cols=kernel.cols[:-1])
+
+
 def in_runs(kernel: Kernel, length: int, builder: Builder) -> Kernel:
     """A `flatten`ed kernel with its columns as runs of `length` columns: axes for the run, and for the place in it."""
     run, col = run_axes(kernel.cols[0], length)

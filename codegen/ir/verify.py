@@ -9,7 +9,7 @@ from fusepass.codegen.ir.convolution import Convolution, Pooling, ScaledHalves, 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Stat
 from fusepass.codegen.ir.index import contiguous_strides
-from fusepass.codegen.ir.product import PLACE, Product, parts_of
+from fusepass.codegen.ir.product import PLACE, Filling, Product, parts_of
 from fusepass.codegen.ir.program import CLUSTERS, Anchor, Kernel, Partials, Program, Ref, Role, Team
 from fusepass.codegen.ir.team import exchange_offsets
 from fusepass.codegen.ir.text import program_text
@@ -49,10 +49,9 @@ def _program_faults(program: Program) -> Iterator[str]:
         for name in sorted(kernel.reads):
             if roles.get(name) not in (Role.INPUT,) and name not in written:
                 yield f"{kernel.name} reads {name} before it is written"
-        if kernel.alarm is not None and (
-            kernel.alarm.buffer not in written or roles[kernel.alarm.buffer] is not Role.TEMP
-        ):
-            yield f"{kernel.name} raises an alarm in {kernel.alarm.buffer}, which is no temporary written before"
+        for name in sorted(kernel.alarms):
+            if name not in written or roles[name] is not Role.TEMP:
+                yield f"{kernel.name} raises an alarm in {name}, which is no temporary written before"
         for name in sorted(kernel.writes):
             if name in written and kernel.when is None:
                 yield f"{kernel.name} writes {name}, which was written before"
@@ -78,8 +77,10 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
         yield "two axes share a name"
     if bool(kernel.cols) != bool(kernel.sweeps):
         yield "columns without a reduction, or a reduction without columns"
-    if kernel.when is not None and (kernel.anchor is not None or kernel.team is not None or kernel.cluster > 1):
-        yield "an anchor, or rows that blocks share, in a kernel that may not run"
+    if kernel.when is not None and (
+        not isinstance(kernel.anchor, Product | None) or kernel.team is not None or kernel.cluster > 1
+    ):
+        yield "a convolution, or rows that blocks share, in a kernel that may not run"
     if kernel.alarm is not None:
         if kernel.alarm.condition.dtype is not DType.BOOL or kernel.anchor is not None or not kernel.is_pointwise:
             yield "an alarm that is no condition per element"
@@ -206,8 +207,10 @@ def _partial_faults(program: Program, kernel: Kernel, partials: Partials, known:
 def _team_faults(program: Program, kernel: Kernel, team: Team) -> Iterator[str]:
     if team.members < 2 or team.teams < 1 or not kernel.sweeps:
         yield f"{team.teams} teams of {team.members} blocks, which have nothing to share"
+    if team.strip > 1 and len(kernel.sweeps) > 1:
+        yield f"strips of {team.strip} rows, swept more than once"
     buffer = find_buffer(program, team.exchange)
-    needed = exchange_offsets(kernel, team.members, team.teams)[""]
+    needed = exchange_offsets(kernel, team.members, team.teams, team.strip)[""]
     if buffer is None or buffer.role is not Role.TEMP or buffer.nbytes < needed:
         yield f"{team.exchange} is no temporary of {needed} bytes"
     if any(team.exchange in other.reads | other.writes for other in program.kernels):
@@ -223,6 +226,10 @@ def _product_faults(program: Program, kernel: Kernel, product: Product) -> Itera
         yield f"columns of {product.name} that are not rows {product.apart} apart, or of sums in pieces"
     if product.runs and (product.right.row, product.right.inner) != (PLACE, product.runs.inner):
         yield f"columns of {product.right.buffer} that are no neighbours"
+    if product.fills and product.filling is None:
+        yield f"{product.name} makes its right operand of nothing"
+    if product.filling is not None:
+        yield from _filling_faults(program, kernel, product, product.filling)
     for operand, rows in ((product.left, sizes[2]), (product.right, sizes[3])):
         buffer = find_buffer(program, operand.buffer)
         counts = ((rows, operand.row), (product.inner, operand.inner))
@@ -232,3 +239,23 @@ def _product_faults(program: Program, kernel: Kernel, product: Product) -> Itera
             yield f"{operand.buffer} does not have {rows} rows of {product.inner} numbers for {product.name}"
         elif operand.extent(sizes[1], rows, product.inner) > buffer.extent and 0 not in (*sizes, product.inner):
             yield f"{product.name} reads {operand.buffer} out of range"
+
+
+def _filling_faults(program: Program, kernel: Kernel, product: Product, filling: Filling) -> Iterator[str]:
+    source = find_buffer(program, filling.source)
+    if source is None or source.dtype is not DType.F32 or product.dtype is not DType.F16:
+        yield f"{product.name} makes halves of {filling.source}, which is no buffer of float32"
+        return
+    samples, channels, *image = source.shape
+    wanted = [(size for size, _, _ in filling.image), contiguous_strides(image), (filling.sample, filling.channel)]
+    if [tuple(each) for each in wanted] != [tuple(image), source.strides[2:], source.strides[:2]]:
+        yield f"{product.name} takes images of {filling.source} that do not lie there"
+    runs = product.runs
+    if runs is None or runs.planes * PLACE != channels or runs.plane != prod(size for *_, size in filling.image):
+        yield f"{product.name} makes places of {filling.source} that its runs do not have"
+    if kernel.matrix[1] != samples:
+        yield f"{product.name} has {kernel.matrix[1]} matrices, {filling.source} {samples} samples"
+    for name, count in zip(filling.factors, (samples, channels), strict=True):
+        factors = find_buffer(program, name)
+        if factors is None or (factors.dtype, factors.shape, factors.strides) != (DType.F32, (count,), (1,)):
+            yield f"{product.name} multiplies {filling.source} with {name}, which is not {count} numbers"

@@ -208,6 +208,9 @@ def _moments(call: Call, a: Tensor, dim: Dims, correction: float, dtype: DType) 
     if count == 0:
         raise Unsupported("mean and variance of no elements")
     mean, m2 = call.context.reduce(ReduceOp.MOMENTS, (wide,), dims, dtype.compute, call.origin)
+    if call.context.cuda:  # eager keeps an infinity at one place of the row, which only its kernel knows
+        undefined = call.context.pointwise(Op.NE, (m2, m2), DType.BOOL)
+        mean = call.context.pointwise(Op.WHERE, (undefined, m2, mean), dtype.compute)
     freedom = max(count - correction, 0)
     divisor = call.context.constant(freedom, (), dtype.compute)
     return mean, call.context.pointwise(Op.DIV, (m2, divisor), dtype.compute)

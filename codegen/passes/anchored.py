@@ -13,7 +13,7 @@ from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Anchor, Kernel, LibraryCall, Program, Role, Store
 from fusepass.codegen.passes.alignment import dimensions_of, with_whole_dimensions
 from fusepass.codegen.passes.depthwise import Depthwise, depthwise_value
-from fusepass.codegen.passes.halved import Halved
+from fusepass.codegen.passes.halved_kernel import Halved
 from fusepass.codegen.passes.pointwise import Pointwise
 from fusepass.codegen.passes.prefix import with_common_prefix
 from fusepass.codegen.passes.products import product_rows, product_value

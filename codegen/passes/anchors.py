@@ -28,7 +28,8 @@ from fusepass.codegen.ir.program import Kernel, LibraryCall, Program, Ref, Role
 from fusepass.codegen.passes.again import Again, compute_again, never
 from fusepass.codegen.passes.anchored import CHANNELS, AnyAnchor, anchored, in_kernel, operator_of
 from fusepass.codegen.passes.depthwise import CONVOLUTIONS, depthwise_of, per_axis
-from fusepass.codegen.passes.halved import Halved, halved_of
+from fusepass.codegen.passes.halved import halved_of
+from fusepass.codegen.passes.halved_kernel import Halved
 from fusepass.codegen.passes.packing import pack_weights
 from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.places import in_places

@@ -11,12 +11,13 @@ from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.again import Again, never
 from fusepass.codegen.passes.anchors import Choice, generate_anchors
 from fusepass.codegen.passes.axes import order_and_merge, rename_axes
+from fusepass.codegen.passes.filled import fill_products
 from fusepass.codegen.passes.fuse import fuse_rows, fuse_siblings
 from fusepass.codegen.passes.partials import Pieces
 from fusepass.codegen.passes.products import Length, split_products, whole_sums
 from fusepass.codegen.passes.split import SplitPolicy, separate_layouts, split_long_rows
 from fusepass.codegen.passes.statistics import online_softmax
-from fusepass.codegen.passes.teams import ClusterChoice, TeamChoice, form_teams
+from fusepass.codegen.passes.teams import ClusterChoice, StripChoice, TeamChoice, form_teams
 from fusepass.codegen.passes.weights import BeginningsOf, lay_out_weights
 
 Pass = Callable[[Program, Builder], Program]
@@ -35,11 +36,12 @@ class PassOptions:
         halves, tiled, held: whether convolutions that may be rounded to TF32 become products of scaled halves, and these in tiles, or with
             weights in registers.
         pieces: in how many pieces a convolution's kernel reduces over positions.
+        fills: whether a product makes its right operand itself.
         again: whether a convolution is computed twice rather than written for who reads it behind its statistics.
         product_length: terms that a piece of the sums of a kernel's matrix product should have.
         separate_from: elements of a kernel from which one that reads and writes along different axes is worth two launches;
             None where pointwise kernels exchange no tiles.
-        clusters, teams: the cluster or team of blocks that should share a kernel's rows.
+        clusters, teams, strips: the cluster or team of blocks that should share a kernel's rows, or strips of them.
         beginnings: where a kernel's rows begin, if its weights should lie likewise.
     """
 
@@ -51,10 +53,12 @@ class PassOptions:
     tiled: bool = False
     held: bool = False
     pieces: Pieces = lambda program, kernel: None
+    fills: Choice = lambda program, kernel: False
     again: Again = never
     separate_from: int | None = None
     clusters: ClusterChoice = lambda program, kernel: 1
     teams: TeamChoice = lambda program, kernel: None
+    strips: StripChoice = lambda program, kernel: None
     beginnings: BeginningsOf = lambda program, kernel: None
     product_length: Length = whole_sums
 
@@ -66,7 +70,8 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("fuse_siblings", fuse_siblings),
         ("online_softmax", lambda p, b: online_softmax(p, b, options.longest_cached_row)),
         ("generate_anchors", lambda p, b: _generate_anchors(p, b, options)),
-        ("form_teams", lambda p, b: form_teams(p, b, options.teams, options.clusters)),
+        ("fill_products", lambda p, b: fill_products(p, b, options.fills)),
+        ("form_teams", lambda p, b: form_teams(p, b, options.teams, options.clusters, options.strips)),
         ("split_long_rows", lambda p, b: split_long_rows(p, b, options.split)),
         ("split_products", lambda p, b: split_products(p, b, options.product_length)),
         ("separate_layouts", lambda p, b: separate_layouts(p, b, options.separate_from)),

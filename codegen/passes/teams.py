@@ -17,29 +17,37 @@ from fusepass.codegen.passes.axes import order_and_merge
 from fusepass.codegen.passes.split import is_mixed
 
 TeamChoice = Callable[[Program, Kernel], tuple[int, int] | None]
+StripChoice = Callable[[Program, Kernel], tuple[int, int, int] | None]
 ClusterChoice = Callable[[Program, Kernel], int]
 
 
 def form_teams(
-    program: Program, builder: Builder, choose: TeamChoice, cluster: ClusterChoice = lambda program, kernel: 1
+    program: Program,
+    builder: Builder,
+    choose: TeamChoice,
+    cluster: ClusterChoice = lambda program, kernel: 1,
+    strips: StripChoice = lambda program, kernel: None,
 ) -> Program:
     """Give each kernel as many blocks of a `cluster` as should share its rows, or a `Team` where `choose` names (blocks of a team,
-    teams at most).
+    teams at most), or `strips` these and the rows that a team takes at once.
 
-    Both see the kernel with its axes in their final order.
+    All see the kernel with its axes in their final order.
     """
     buffers, kernels = list(program.buffers), []
     ordered = order_and_merge(program, builder) if any(map(_may_share, program.kernels)) else program
     for kernel, final in zip(program.kernels, ordered.kernels, strict=True):
         may = _may_share(kernel) and not is_mixed(program, kernel)
-        kernel = replace(kernel, cluster=cluster(ordered, final) if may else 1)
-        size = choose(ordered, final) if may and kernel.cluster == 1 else None
+        size: tuple[int, ...] | None = strips(ordered, final) if may else None
+        kernel = replace(kernel, cluster=cluster(ordered, final) if may and size is None else 1)
+        if may and size is None and kernel.cluster == 1:
+            size = choose(ordered, final)
         if size is not None:
+            members, teams, *strip = size
             taken = {buffer.name for buffer in buffers}
             name = next(name for n in itertools.count(len(buffers)) if (name := f"exchange_{n}") not in taken)
             words = exchange_offsets(kernel, *size)[""] // DType.I32.nbytes
             buffers.append(Buffer(name, DType.I32, (words,), (1,), Role.TEMP))
-            kernel = replace(kernel, team=Team(*size, name))
+            kernel = replace(kernel, team=Team(members, teams, name, *strip))
         kernels.append(kernel)
     return replace(program, buffers=tuple(buffers), kernels=tuple(kernels))
 

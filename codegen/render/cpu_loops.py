@@ -48,7 +48,7 @@ class KernelWriter:
         self.names = names
         self.index_type = "int64_t" if schedule.wide else "int"
         self.printer = Printer(names, pointers, self.index_type, general=schedule.general)
-        self.printer.unknown_zero = " + fp::zero"
+        self.printer.unknown_zero = "fp::zero"
         self.printer.fault = FAULT
         self.rows = tuple(axis for axis in kernel.rows if axis.size != 1)
         self.cols = tuple(axis for axis in kernel.cols if axis.size != 1)

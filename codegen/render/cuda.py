@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import Convolution, ScaledWeights
@@ -16,6 +16,7 @@ from fusepass.codegen.render.cuda_ring import ring_body
 from fusepass.codegen.render.cuda_scaled import places_text
 from fusepass.codegen.render.cuda_sparse import SparseWriter
 from fusepass.codegen.render.cuda_streamed import streamed_text
+from fusepass.codegen.render.cuda_strips import strips_body
 from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, with_slot
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.render.template import fill
@@ -45,6 +46,7 @@ _HEADERS = (
 )
 _COPIES = ("fp_instructions.cuh",)  # for kernels that stage what they load
 _TEAMS = ("fp_instructions.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
+_STRIPS = ("fp_strips.cuh",)  # for those that take several rows at once
 _CLUSTERS = ("fp_cluster.cuh",)  # for kernels whose rows are shared by the blocks of a cluster
 _FETCHES = ("fp_instructions.cuh", "fp_team.cuh")  # for those whose blocks copy their next row ahead
 _PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anchor
@@ -57,7 +59,7 @@ _PARTIALS = ("fp_partials.cuh",)  # for those that reduce over positions, or alo
 _MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
 _MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
 _MATRIX_RUNS = ("fp_matmul_runs.cuh",)  # whose columns are neighbours in memory
-_MATRIX_TURNS = ("fp_barriers.cuh", "fp_matmul_turns.cuh")  # by groups of warps that take turns
+_MATRIX_TURNS = ("fp_barriers.cuh", "fp_matmul_fill.cuh", "fp_matmul_turns.cuh")  # by groups of warps that take turns
 _STAGED = ("fp_barriers.cuh",)  # for what bulk copies bring to shared memory
 _REPLAYS = ("fp_replay.cuh",)  # for programs that launch more than once
 
@@ -121,8 +123,10 @@ def render_cuda(
     sparse = groups = runs = turns = patches = fetches = clusters = staged = False
     ranks = {kernel.name: arrangement.rank_of(number) for number, kernel in enumerate(program.kernels)}
     launched = [kernel for kernel in program.kernels if not is_empty(kernel)]
-    for kernel in launched:
+    for number, kernel in enumerate(launched):
         plan = _plan(kernel, program, facts, aligned, general, ranks[kernel.name])
+        if kernel.team is not None and isinstance(plan, Schedule) and plan.members == 1:  # each block for itself
+            launched[number] = kernel = replace(kernel, team=None)
         patches = patches or (isinstance(plan, Schedule) and plan.walk is Walk.PATCH)
         fetches = fetches or (isinstance(plan, Schedule) and plan.fetches)
         clusters = clusters or (isinstance(plan, Schedule) and plan.cluster > 1)
@@ -164,6 +168,7 @@ def render_cuda(
     headers += _MATRIX_TURNS if turns else ()
     headers += _COPIES if patches else ()
     headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
+    headers += _STRIPS if any(kernel.team is not None and kernel.team.strip > 1 for kernel in program.kernels) else ()
     headers += _CLUSTERS if clusters else ()
     headers += _FETCHES if fetches else ()
     headers += _STAGED if staged else ()
@@ -245,6 +250,8 @@ def _kernel_text(
     parameters = (*parameters[:-1], parameters[-1] + slot(Slot.PARAMETERS, name, "int64_t" if wide else "int"))
     if isinstance(plan, ProductSchedule):
         lines = product_body(kernel, program, plan, pointers, names)
+        if kernel.when is not None:
+            lines = (f"if ({pointers[kernel.when]}[0] == 0.0f) return;", *lines)
         return _KernelText(name, (), tuple(comment), f"{plan.threads}, {plan.resident}", parameters, lines)
     if isinstance(plan, ConvolutionSchedule):
         if isinstance(plan, PlacesSchedule):
@@ -258,7 +265,9 @@ def _kernel_text(
         else:
             text = streamed_text(kernel, program, plan, pointers, names)
         return _KernelText(name, text.tables, tuple(comment), f"{plan.threads}, {plan.resident}", parameters, text.body)
-    write = ring_body if plan.ring else kernel_body
+    write = kernel_body
+    if plan.ring:
+        write = ring_body if plan.walk is Walk.INNER else strips_body
     body = write(kernel, program, plan, pointers, names)
     if kernel.when is not None:
         body = _where_wanted(body, f"{pointers[kernel.when]}[0] == 0.0f", plan.blocks, names)

@@ -123,13 +123,13 @@ class Coordinates:
         if self.arranged.row is not None:
             self.top.define_axis(self.arranged.row, row)
 
-    def _loop_over_turns(self) -> None:
-        """A block goes from row to row, and takes some turns before the first one, in which the ring fills."""
+    def _loop_over_turns(self, count: int) -> None:
+        """A block goes from row to row, or strip to strip, and takes some turns before the first one, in which the ring fills."""
         plan, row = self.schedule, self.names.exact("row")
         turn = self.frame.turn = self.names.exact("turn")
         self.frame.row, self.frame.row_step = row, f"{self.frame.team}.count"
         first = f"{self.frame.team}.number - {-(-plan.ring // plan.turns)} * {self.frame.team}.count"
-        head = f"{self.index_type} {turn} = {first}; {turn} < {self.kernel.row_count}; {turn} += {self.frame.row_step}"
+        head = f"{self.index_type} {turn} = {first}; {turn} < {count}; {turn} += {self.frame.row_step}"
         self.frame.row_loop = f"for ({head})"
         self.frame.first_of_row += f" && {turn} >= 0"
         assert self.arranged.row is not None
@@ -151,7 +151,7 @@ class Coordinates:
             "" if even else self.frame.constant("count", f"fp::least({self.index_type}({part}), {vectors} - {base})")
         )
         if plan.ring:
-            self._loop_over_turns()
+            self._loop_over_turns(self.kernel.row_count)
         else:
             self._loop_over_rows(f"{self.frame.team}.number", f"{self.frame.team}.count")
         whole = Tile(self.arranged.col, self.names.exact("col"), lane, plan.lanes, part, plan.width, True, True, False)
@@ -175,6 +175,8 @@ class Coordinates:
 
     def _outer(self, number: str) -> Tile:
         plan, group = self.schedule, "0"
+        if plan.members > 1:
+            return self._strips()
         lane = self.frame.constant("lane", f"threadIdx.x % {plan.lanes}" if plan.groups > 1 else "threadIdx.x")
         if plan.groups > 1:
             thread = "threadIdx.x"
@@ -194,6 +196,24 @@ class Coordinates:
             self.frame.place = lane, group
         self._define_row(here if plan.width == 1 else f"({here}) * {plan.width}", rows, plan.width)
         return self._tile(group, plan.groups, self.kernel.col_count, 1)
+
+    def _strips(self) -> Tile:
+        """A block of a team that takes one strip of rows after another: a part of their columns."""
+        plan, team = self.schedule, self.kernel.team
+        assert team is not None
+        self.frame.team = self.names.exact("team")
+        kind = f"fp::StripTeam<{team.members}, {team.teams}, {plan.strip}, {plan.threads}>"
+        self.top.lines.append(f"{kind} {self.frame.team}({self.pointers[team.exchange]});")
+        self.frame.lane_of_rows = self.frame.constant("lane", f"threadIdx.x % {plan.lanes}")
+        group = self.frame.constant("group", f"threadIdx.x / {plan.lanes}")
+        self.frame.first_of_row = f"{group} == 0 && {self.frame.team}.member == 0"
+        base = self.frame.constant("first", f"{self.index_type}({self.frame.team}.member) * {plan.part}")
+        limit = self.frame.constant(
+            "count", f"fp::least({self.index_type}({plan.part}), {self.kernel.col_count} - {base})"
+        )
+        self._loop_over_turns(-(-self.kernel.row_count // (plan.lanes * plan.width)))
+        tile = Tile(self.arranged.col, self.names.exact("col"), group, plan.groups, plan.part, 1, True, True, False)
+        return replace(tile, base=base, limit=limit)
 
     def _crossing(self, number: str) -> Tile:
         plan = self.schedule

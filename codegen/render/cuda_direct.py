@@ -68,7 +68,8 @@ class Direct(SumsWriter):
         whole = self._takes_all or not self.kernel.within
         both = self._two_elements(along) if self.columns.size % 2 == 0 and whole else None
         inside = both or [line for number in range(2) for line in self._one_element(along, number)]
-        columns = self._index("$first_column + $Tile::warp_column() + $at * 8 + $lane % 4 * 2")
+        strip = "$across + " if self.states else ""
+        columns = self._index(f"$first_column + $Tile::warp_column() + {strip}$at * 8 + $lane % 4 * 2")
         begin = [f"const {self.index_type} $column = {columns};"]
         begin += [f"const {self.index_type} $next = $column + 1;"] if any("$next" in line for line in inside) else []
         inside, groups = [*begin, *inside], self.plan.tiling.n
@@ -77,13 +78,15 @@ class Direct(SumsWriter):
             each = block(f"for (int $at = 0; $at < {groups}; ++$at)", inside)
             yield from self._two_rows([*along.lines, "#pragma unroll", *each])
             return
+        # Written out once, for the first strip of sums, whose place the next ones take: all of them together are more instructions than
+        # the cache for them holds.
         words = min(_STRIP_WORDS, groups // 4)
-        each = block(f"for (int $at = $across / 8; $at < $across / 8 + {4 * words}; ++$at)", inside)
+        each = block(f"for (int $at = 0; $at < {4 * words}; ++$at)", inside)
         rows = self._two_rows([*along.lines, "#pragma unroll", *each, *self.states.own_added(words)])
         yield from self.states.own_begun()
-        yield "#pragma unroll"
-        strip = [*self.states.own_columns(words), *rows]
-        yield from block(f"for (int $across = 0; $across < {8 * groups}; $across += {32 * words})", strip)
+        yield "#pragma unroll 1"
+        lines = [*self.states.own_columns(words), *rows, f"fp::next_strip<{4 * words}>($sums[0]);"]
+        yield from block(f"for (int $across = 0; $across < {8 * groups}; $across += {32 * words})", lines)
         yield from self.states.own_ended()
 
     def _reduced(self, here: Scope, number: int) -> list[str]:

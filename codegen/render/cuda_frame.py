@@ -60,6 +60,7 @@ class Frame:
         self.member = ""  # which block of its cluster one is
         # Of a block that goes from row to row: the row at hand, the head of the loop, the first row, and how far the next one is.
         self.row = self.row_loop = self.first_row = self.row_step = ""
+        self.lane_of_rows = ""  # of a team's strip of rows, which vector of these a thread has
         self.turn = ""  # with a ring, the row at hand, or less than 0 before the first one
         self.patch: PatchPlace | None = None
         # Of a block's part of a row, after what it keeps in shared memory: what it holds in registers, and what is left.
@@ -230,7 +231,7 @@ class Frame:
         if self.schedule.ends_apart:
             text = f"{text} + {self.head}" if text != "0" else self.head
         elif self.schedule.start is not None:
-            text = f"{text} - {scope.operand(self.schedule.start % tile.scale)}"
+            text = f"{text} - {scope.operand(self.schedule.start % self.schedule.begins_at)}"
         if text not in ("0", self.u):
             scope.lines.append(f"const {self.index_type} {tile.variable} = {text};")
             text = tile.variable

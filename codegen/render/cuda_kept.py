@@ -58,7 +58,8 @@ class KeptPlaces:
             start = f"{self._pool} + {free(self._pool_bytes)}" if self._pool_bytes else self._pool
             frame.top.lines.append(f"{vector}* const {name} = reinterpret_cast<{vector}*>({start});")
             ring = frame.schedule.ring * frame.schedule.unroll
-            self._pool_bytes += (ring or -(-tile.count // tile.step)) * tile.step * width * kept.node.dtype.nbytes
+            places = ring * frame.schedule.threads if ring else -(-tile.count // tile.step) * tile.step
+            self._pool_bytes += places * width * kept.node.dtype.nbytes
             return
         steps = f"[{frame.schedule.unroll}]" if frame.schedule.unroll > 1 else ""
         frame.top.lines.append(f"{element} {name}{steps}{f'[{width}]' if width > 1 else ''};")

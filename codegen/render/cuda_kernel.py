@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.dataflow import Kept
 from fusepass.codegen.ir.expr import Expr, Load, Stat
+from fusepass.codegen.ir.index import axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
 from fusepass.codegen.render.cuda_across import read_in, write_out
 from fusepass.codegen.render.cuda_ahead import Fetches, prefetch_row
@@ -335,8 +336,13 @@ class KernelWriter:
         if frame.vector_rows:
             lanes.define_axis(frame.lane, self.v)
             self.rows.bind(lanes)
+        inside = lanes.child(conditional=True) if self.schedule.span > 1 else lanes
         for store in stores:
-            write_store(frame, self.exchanged, store, lanes, step, around)
+            write_store(frame, self.exchanged, store, inside, step, around)
+        if inside is not lanes:  # of the rows that are parts of one, the first
+            assert frame.arranged.row is not None
+            row = axis_index(frame.arranged.row) + (axis_index(frame.lane) if frame.vector_rows else 0)
+            lanes.lines += block(f"if ({lanes.index(row % self.schedule.span)} == 0)", inside.lines)
         if frame.vector_rows:
             step.lines += [*around.before_lanes, *frame.unrolled(self.v, self.width, lanes.lines), *around.after_lanes]
         self.top.lines += block(f"if ({' && '.join(guards)})", step.lines) if guards else step.lines

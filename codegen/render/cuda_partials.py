@@ -142,7 +142,7 @@ class RowStates(PartialStores):
         """Adds the values that took the sums' places in a strip of ``$row``."""
         lines = self._own_apart(words) if self._is_apart else []
         for number in range(len(self.partials.reductions)):
-            lines.append(f"fp::push_strip({own_row(number)}[$down], $sums[0], $across / 8, $down, $own);")
+            lines.append(f"fp::push_strip({own_row(number)}[$down], $sums[0], $down, $own);")
         return lines
 
     def _own_apart(self, words: int) -> list[str]:

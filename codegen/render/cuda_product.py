@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import astuple
 from string import Template
 
-from fusepass.codegen.ir.product import Arithmetic, Border, Nested, Operand, Product, parts_of
-from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.product import Arithmetic, Border, Filling, Nested, Operand, Product, parts_of
+from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.render.cuda_direct import Direct
 from fusepass.codegen.render.cuda_epilogue import Epilogue
 from fusepass.codegen.render.cuda_partials import found, own_row
@@ -24,7 +24,7 @@ _LOCALS = (
     "pool", "Left", "Right", "Tile", "place", "piece", "batch", "first_row", "first_column", "first", "last",
     "left", "right", "sums", "sound", "room", "lane", "across", "column", "next", "down", "row", "sum",
     "share", "inside", "i", "piece_of", "line", "values", "at", "col", "phase", "channel", "exists",
-    "tile", "number", "along", "strip", "own", "mine", "laid",
+    "tile", "number", "along", "strip", "own", "mine", "laid", "Source",
 )  # fmt: skip
 
 
@@ -69,6 +69,8 @@ class _Writer:
         yield f"using $Left = {self._operand(self.product.left, self.plan.left, rows)};"
         right = self._operand(self.product.right, self.plan.right, columns)
         yield f"using $Right = {self._in_runs(right)};"
+        if self.product.fills and self.product.filling:
+            yield f"using $Source = {self._source(self.product.filling)};"
         yield f"using $Tile = {self._multiplier()};"
         yield ""
         if self.plan.tiling.turns:
@@ -102,7 +104,11 @@ class _Writer:
         tiling, (_, long) = self.plan.tiling, self.plan.tiles
         yield from self._starts(moved=False)
         yield "const int64_t $first_row = $Tile::first_row();"
-        yield "$Tile $tile($pool, $left, $right);"
+        if self.product.fills and self.product.filling:
+            yield "$Tile $tile($pool, $left);"
+            yield from self._filled(self.product.filling)
+        else:
+            yield "$Tile $tile($pool, $left, $right);"
         what = self.kernel, self.program, self.plan, self.pointers, self.printer
         direct = Direct(*what)
         lines = [f"const int $batch = $number / {long};"] if self.batches.size > 1 else []
@@ -120,6 +126,19 @@ class _Writer:
             lines += [*epilogue.early(), "float* const $room = $tile.room();", *epilogue.in_strips()]
         yield "#pragma unroll 1"
         yield from block("for (int $number = $tile.first(); $number < $tile.end(); $number += $Tile::next())", lines)
+
+    def _source(self, filling: Filling) -> str:
+        """What the right operand is made of, as a type."""
+        image = ", ".join(map(str, itertools.chain(*filling.image)))
+        aligned = self.plan.aligned or self.program.buffer(filling.source).role is not Role.INPUT
+        strides = f"{filling.sample}, {filling.channel}, {str(aligned).lower()}"
+        return f"fp::Filling<fp::BorderedImage<{image}>, {strides}>"
+
+    def _filled(self, filling: Filling) -> Iterable[str]:
+        """Some of the threads make the right operand, and nothing else."""
+        given = ", ".join(self.pointers[name] for name in (filling.source, *filling.factors, filling.alarm))
+        yield from block("if ($tile.fills())", [f"$tile.fill($Source{{{given}}});", "return;"])
+        yield "$tile.take_registers();"
 
     def _operand(self, operand: Operand, access: Access, rows: int) -> str:
         sizes, strides = (rows, self.product.inner), (operand.row, operand.inner)
@@ -151,6 +170,7 @@ class _Writer:
             chain = astuple(self.product.runs.chain(tiling.columns)) if tiling.chained else ()
             tiles = ", ".join(map(str, (*self.plan.tiles, self.batches.size, self.product.right.batch, *chain)))
             shape = f"{tiling.n}, {tiling.turns}, {tiling.stages}, {tiling.strip}"
+            shape += ", $Source" if self.product.fills else ""
             return f"fp::TurnMultiplier<$Left, $Right, fp::TurnTiles<{tiles}>, {shape}>"
         if tiling.runs and self.product.runs:
             slots = tiling.slots(self.product.runs)
@@ -183,6 +203,8 @@ class _Writer:
         """Where the operands begin, those of the block's matrix where `moved`."""
         product, batches = self.product, self.batches
         for name, operand in (("$left", product.left), ("$right", product.right)):
+            if product.fills and operand is product.right:
+                continue
             start = f" + {operand.offset}" if operand.offset else ""
             batch = f" + int64_t($batch) * {operand.batch}" if moved and operand.batch and batches.size > 1 else ""
             yield f"const {C_TYPES[product.dtype]}* const {name} = {self.pointers[operand.buffer]}{start}{batch};"

@@ -8,11 +8,12 @@ others found of a row, its successor is under way, and what they wait for was le
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusepass.codegen.ir.expr import Expr, Load
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_ahead import Fetches
+from fusepass.codegen.render.cuda_coming import Coming, Waiting
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.cuda_kernel import KernelWriter, Phase
 from fusepass.codegen.render.cuda_loads import Ahead, declare, declare_one, fill_steps, loads_ahead
@@ -27,41 +28,10 @@ def ring_body(
     kernel: Kernel, program: Program, schedule: Schedule, pointers: dict[str, str], names: Identifiers
 ) -> list[str]:
     """The statements of `kernel`; see `kernel_body`."""
-    return _RingWriter(Frame(arrange(kernel, program, schedule), program, schedule, pointers, names)).write()
+    return RingWriter(Frame(arrange(kernel, program, schedule), program, schedule, pointers, names)).write()
 
 
-@dataclass(frozen=True)
-class _Waiting(Ahead):
-    """What stays in an array of vectors from before the first row on.
-
-    Attributes:
-        place: the C text of the step's first vector there.
-    """
-
-    place: str = ""
-
-    def of_step(self, frame: Frame) -> str:
-        return f"{self.name}[{self.place} + {frame.u}]" if frame.unroll > 1 else f"{self.name}[{self.place}]"
-
-
-@dataclass(frozen=True)
-class _Coming(Ahead):
-    """A load for a later step; of some steps of a row, what `waiting` has for all rows.
-
-    Attributes:
-        waiting: that, where there is any.
-        held: the C condition that the step is one of those.
-    """
-
-    waiting: _Waiting | None = None
-    held: str = ""
-
-    def of_step(self, frame: Frame) -> str:
-        loaded = super().of_step(frame)
-        return f"({self.held} ? {self.waiting.of_step(frame)} : {loaded})" if self.waiting else loaded
-
-
-class _RingWriter(KernelWriter):
+class RingWriter(KernelWriter):
     def __init__(self, frame: Frame) -> None:
         super().__init__(frame)
         self.q, self.place = frame.names.exact("q"), frame.names.exact("place")
@@ -74,6 +44,8 @@ class _RingWriter(KernelWriter):
         loads = [(kept.node, self.places.name(kept)) for kept in self.kept if isinstance(kept.node, Load)]
         self.ring = Fetches(frame, loads)
         self.asked: list[str] = []  # what members have left of the next row, where it was looked for
+        self.rows_in_turn = frame.kernel.row_count  # rows, or strips of them, that teams take one after another
+        self.thread = frame.tile.start
 
     def write(self) -> list[str]:
         frame, top = self.frame, self.top
@@ -84,15 +56,15 @@ class _RingWriter(KernelWriter):
         coming = self._coming(results)
         for state in states:
             self.asked.append(frame.names.exact(f"{state.name}_asked"))
-            top.lines.append(f"fp::Left<{state.type}> {self.asked[-1]};")
+            top.lines.append(self._declare_asked(state, self.asked[-1]))
         top.lines.append(f"int {self.place} = 0;")
         before = len(top.lines)
-        top.lines.append(f"const {frame.index_type} {frame.row} = {frame.turn} < 0 ? 0 : {frame.turn};")
+        self._row_at_hand()
         waiting = [each.waiting for each in coming if each.waiting]
         narrow = (each for each in waiting if each.load.dtype.compute is not each.load.dtype)
         top.lines += [f"fp::stay({each.name});" for each in narrow]
         self._say("what the team found of the row")
-        self._find(states)
+        self._find(states, results)
         if frame.kernel.row_stores:
             self.write_row_stores(frame.kernel.row_stores)
         steps = [
@@ -117,8 +89,12 @@ class _RingWriter(KernelWriter):
 
     # ---- rows
 
-    def _find(self, states: Sequence[State]) -> None:
-        """The merged states of the row at hand, and their results."""
+    def _row_at_hand(self) -> None:
+        frame = self.frame
+        self.top.lines.append(f"const {frame.index_type} {frame.row} = {frame.turn} < 0 ? 0 : {frame.turn};")
+
+    def _find(self, states: Sequence[State], roots: Sequence[Expr]) -> None:
+        """The merged states of the row at hand, and their results, of which `roots` are made."""
         frame = self.frame
         names = [frame.names.exact(f"{state.name}_of_row") for state in states]
         self.top.lines += [f"{state.type} {name};" for state, name in zip(states, names, strict=True)]
@@ -126,15 +102,21 @@ class _RingWriter(KernelWriter):
         of_row = [replace(state, element=name) for state, name in zip(states, names, strict=True)]
         name_results(frame, of_row, self.stats)
 
-    def _row_of(self, scope: Scope, name: str, steps: int | str) -> str:
-        """Define the row, by a new `name` like this one, that comes so many steps later; its name."""
+    def _turn_of(self, scope: Scope, name: str, steps: int | str) -> str:
+        """Define whose turn it is so many steps later, by a new `name` like this one; its name."""
         frame, plan = self.frame, self.schedule
-        assert frame.arranged.row is not None
-        row = frame.names.exact(name)
+        turn = frame.names.exact(name)
         later = f"({self.q} + {steps}) / {plan.turns} * {frame.row_step}"
-        scope.lines.append(f"const {frame.index_type} {row} = {frame.turn} + {later};")
-        scope.define_axis(frame.arranged.row, row)
-        return row
+        scope.lines.append(f"const {frame.index_type} {turn} = {frame.turn} + {later};")
+        return turn
+
+    def _row_in(self, scope: Scope, turn: str) -> str:
+        """The thread's row of that turn, which `scope` may define; its name."""
+        return turn
+
+    def _define_row(self, scope: Scope, turn: str) -> None:
+        assert self.frame.arranged.row is not None
+        scope.define_axis(self.frame.arranged.row, self._row_in(scope, turn))
 
     def _start(self, scope: Scope, steps: int | str) -> str:
         """Define the first vector of the step that comes so many steps later; its name."""
@@ -142,12 +124,12 @@ class _RingWriter(KernelWriter):
         start = frame.names.numbered("start")
         within = f"({self.q} + {steps}) % {plan.turns}" if steps else self.q
         scope.lines.append(
-            f"const {frame.index_type} {start} = {frame.tile.start} + {within} * {plan.unroll * plan.lanes};"
+            f"const {frame.index_type} {start} = {frame.tile.start} + {within} * {plan.unroll * frame.tile.step};"
         )
         return start
 
     def _exists(self, row: str) -> str:
-        return f"if ({row} >= 0 && {row} < {self.frame.kernel.row_count})"
+        return f"if ({row} >= 0 && {row} < {self.rows_in_turn})"
 
     # ---- steps
 
@@ -155,10 +137,9 @@ class _RingWriter(KernelWriter):
         frame, plan = self.frame, self.schedule
         # Of its own: what depends on the row at hand is not what depends on that one.
         outer = Scope(frame.printer)
-        row = self._row_of(outer, "swept_row", plan.ahead)
+        turn = self._turn_of(outer, "swept_row", plan.ahead)
         scope = Scope(frame.printer)
-        assert frame.arranged.row is not None
-        scope.define_axis(frame.arranged.row, row)
+        self._define_row(scope, turn)
         start, stays = self._start(scope, plan.ahead), plan.ring - plan.ahead
         later = f"({self.place} < {stays} ? {self.place} + {plan.ahead} : {self.place} - {stays})"
         self._stand(scope, later)
@@ -169,15 +150,24 @@ class _RingWriter(KernelWriter):
             fill_steps(frame, scope, frame.tile, start, ahead)
         self.all_steps(scope, Phase(tuple(roots), states, (), self.kept, ()), frame.tile, start, ahead)
         last = f"if (({self.q} + {plan.ahead}) % {plan.turns} == {plan.turns - 1})"
-        end = [*left(frame, states), *(f"{state.name} = {state.type}();" for state in states)]
-        return [*outer.lines, *block(self._exists(row), [*scope.lines, *block(last, end)])]
+        return [*outer.lines, *block(self._exists(turn), [*scope.lines, *block(last, self._left(states, turn))])]
+
+    def _left(self, states: Sequence[State], turn: str) -> list[str]:
+        """Leave the `states` of that turn for the team, and begin new ones."""
+        return [*left(self.frame, states), *(f"{state.name} = {state.type}();" for state in states)]
 
     def _ask_step(self, states: Sequence[State]) -> list[str]:
         """In the last step of a row, look for what members have left of the next one: it comes while results are stored."""
         scope = Scope(self.frame.printer)
-        row = self._row_of(scope, "asked_row", 1)
-        lines = block(self._exists(row), asked(self.frame, states, self.asked))
+        turn = self._turn_of(scope, "asked_row", 1)
+        lines = block(self._exists(turn), self._asked(states, turn))
         return block(f"if ({self.q} == {self.schedule.turns - 1})", [*scope.lines, *lines])
+
+    def _declare_asked(self, state: State, name: str) -> str:
+        return f"fp::Left<{state.type}> {name};"
+
+    def _asked(self, states: Sequence[State], turn: str) -> list[str]:
+        return asked(self.frame, states, self.asked)
 
     def _result_step(self, roots: Sequence[Expr], coming: Sequence[Ahead]) -> list[str]:
         frame = self.frame
@@ -192,40 +182,42 @@ class _RingWriter(KernelWriter):
     def _copy_step(self) -> list[str]:
         frame, plan = self.frame, self.schedule
         outer, scope = Scope(frame.printer), Scope(frame.printer)
-        row = self._row_of(outer, "next_row", plan.ring)
+        turn = self._turn_of(outer, "next_row", plan.ring)
+        row = self._row_in(scope, turn)
         start = self._start(scope, plan.ring)
         self._stand(scope, self.place)
         number = frame.number(frame.tile, start)
         lines = self.ring.vector(row, number, self.places.place)
         lines = block(f"if ({number} < {frame.tile.end})", lines) if frame.tile.tail else lines
         copies = [*scope.lines, *frame.unrolled(frame.u, frame.unroll, lines)]
-        lines = [*outer.lines, *block(self._exists(row), copies), "fp::end_copies();"]
+        lines = [*outer.lines, *block(self._exists(turn), copies), "fp::end_copies();"]
         return [*lines, *self._prefetch_step()] if plan.nearer else lines
 
     def _prefetch_step(self) -> list[str]:
         """Bring to the L2 cache what is copied some steps later: it waits there, not in the ring, while memory is busy."""
         frame, steps = self.frame, self.schedule.ring + self.schedule.nearer
         outer, scope = Scope(frame.printer), Scope(frame.printer)
-        row = self._row_of(outer, "row_of_prefetched", steps)
+        turn = self._turn_of(outer, "row_of_prefetched", steps)
+        row = self._row_in(scope, turn)
         start, tile = self._start(scope, steps), self._placed_anew(scope)
         number = frame.number(tile, start)
         lines = self.ring.prefetch(row, number, tile)
         lines = block(f"if ({number} < {tile.end})", lines) if tile.tail else lines
         lines = [*scope.lines, *frame.unrolled(frame.u, frame.unroll, lines)]
-        return [*outer.lines, *block(self._exists(row), lines)]
+        return [*outer.lines, *block(self._exists(turn), lines)]
 
     def _stand(self, scope: Scope, place: str) -> None:
         """Let `place` of the ring be where the vectors at hand are."""
         frame, plan = self.frame, self.schedule
         first = frame.names.numbered("stand")
-        scope.lines.append(f"const int {first} = {place} * {plan.unroll * plan.lanes} + {frame.tile.start};")
-        self.places.place = f"{first} + {frame.u} * {plan.lanes}" if plan.unroll > 1 else first
+        scope.lines.append(f"const int {first} = {place} * {plan.unroll * plan.threads} + {self.thread};")
+        self.places.place = f"{first} + {frame.u} * {plan.threads}" if plan.unroll > 1 else first
 
     # ---- loads for results, some steps before these
 
-    def _coming(self, roots: Sequence[Expr]) -> list[_Coming]:
+    def _coming(self, roots: Sequence[Expr]) -> list[Coming]:
         """Declare what receives them, and load what waits for all rows."""
-        frame, made = self.frame, list[_Coming]()
+        frame, made = self.frame, list[Coming]()
         frame.printer.expect(roots)
         rows = frozenset(frame.kernel.rows)
         for each in loads_ahead(frame, roots, [kept.node for kept in self.kept]):
@@ -233,7 +225,7 @@ class _RingWriter(KernelWriter):
             waiting = self._waiting(each) if stays else None
             held = f"{self.spread}::holds({self.q})" if stays else ""
             what = each.load, each.guard, each.wide, each.lanes, each.name
-            made.append(_Coming(*what, under_way=True, stays=stays, waiting=waiting, held=held))
+            made.append(Coming(*what, under_way=True, stays=stays, waiting=waiting, held=held))
             self.top.lines.append(declare(frame, each))
         fill = [each.waiting for each in made if each.waiting]
         if fill:
@@ -243,14 +235,14 @@ class _RingWriter(KernelWriter):
             self.top.lines += self._over_steps(block(f"if ({self.spread}::holds({self.q}))", scope.lines))
         return made
 
-    def _waiting(self, each: Ahead) -> _Waiting:
+    def _waiting(self, each: Ahead) -> Waiting:
         """What has this load for the steps that hold it."""
         place = f"{self.spread}::before({self.q})"
         place = f"{place} * {self.frame.unroll}" if self.frame.unroll > 1 else place
         name = self.frame.names.exact(f"{each.name}_waiting")
-        return _Waiting(each.load, each.guard, each.wide, each.lanes, name, place=place)
+        return Waiting(each.load, each.guard, each.wide, each.lanes, name, place=place)
 
-    def _load_step(self, coming: Sequence[_Coming]) -> list[str]:
+    def _load_step(self, coming: Sequence[Coming]) -> list[str]:
         """Loads for the next step; of what all rows share, where this step has used it up, for the next step that does not hold it."""
         own = self._load([each for each in coming if not each.stays], 1, "coming_row")
         if self.held_steps == self.schedule.turns:
@@ -262,18 +254,17 @@ class _RingWriter(KernelWriter):
             shared = block(f"if (!{self.spread}::holds({self.q}))", [until, *shared])
         return [*own, *shared]
 
-    def _load(self, coming: Sequence[_Coming], steps: int | str, row: str) -> list[str]:
+    def _load(self, coming: Sequence[Coming], steps: int | str, row: str) -> list[str]:
         """What is loaded now for so many steps later, on a row of this name."""
         if not coming:
             return []
         frame = self.frame
         outer, scope = Scope(frame.printer), Scope(frame.printer)
-        row = self._row_of(outer, row, steps)
-        assert frame.arranged.row is not None
-        scope.define_axis(frame.arranged.row, row)
+        turn = self._turn_of(outer, row, steps)
+        self._define_row(scope, turn)
         some = [Ahead(e.load, e.guard, e.wide, e.lanes, e.name, stays=e.stays) for e in coming]
         fill_steps(frame, scope, self._counted_anew(scope), self._start(scope, steps), some)
-        return [*outer.lines, *block(self._exists(row), scope.lines)]
+        return [*outer.lines, *block(self._exists(turn), scope.lines)]
 
     def _placed_anew(self, scope: Scope) -> Tile:
         """The tile, beginning where the compiler does not know: or it would keep the addresses of all steps in registers."""

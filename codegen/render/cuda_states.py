@@ -63,6 +63,11 @@ def declare_state(frame: Frame, reduction: Reduction) -> State:
     few, length = reduction.name in frame.printer.few.sums, _length(frame, reduction)
     state = State(reduction, name, element, frame.names.exact(f"{name}_slots"), few, length)
     room = 0
+    if plan.walk is Walk.OUTER and plan.members > 1:
+        parts = plan.groups // max(32 // plan.lanes, 1)
+        kind = f"fp::Side<fp::Merging<{state.type}>::Kept, {parts}, {plan.lanes * plan.width}>"
+        lines += [f"__shared__ {kind} {state.slots};", f"{state.type} {name}{array};"]
+        return state
     if plan.walk is Walk.INNER and plan.lanes > 32:
         room = plan.lanes // 32
     elif plan.walk is Walk.OUTER and plan.groups > 1:
@@ -76,6 +81,8 @@ def declare_state(frame: Frame, reduction: Reduction) -> State:
 def _length(frame: Frame, reduction: Reduction) -> str:
     """The sum for as many floats, or vectors of them, as a thread adds, if a plain one should have fewer; those of teams do not."""
     plan = frame.schedule
+    if plan.walk is Walk.OUTER and plan.members > 1:
+        return "First" if reduction.op is ReduceOp.MOMENTS else ""
     if (reduction.op, reduction.dtype) != (ReduceOp.SUM, DType.F32) or frame.team:
         return ""
     threads = plan.groups if plan.walk is Walk.OUTER else plan.lanes * plan.width * plan.cluster
@@ -205,7 +212,7 @@ def _in_cluster(frame: Frame, states: Sequence[State]) -> list[str]:
 
 def left(frame: Frame, states: Sequence[State]) -> list[str]:
     """The warps of a block merge their states, and leave them for the team's blocks."""
-    offsets = _offsets(frame)
+    offsets = exchange_places(frame)
     lines = [f"fp::leave_warp({state.slots}, {state.name});" for state in states]
     lines.append("__syncthreads();")
     first = [f"fp::gather_warps({state.slots}, {state.name});" for state in states]
@@ -215,7 +222,7 @@ def left(frame: Frame, states: Sequence[State]) -> list[str]:
 
 def asked(frame: Frame, states: Sequence[State], names: Sequence[str]) -> list[str]:
     """Look for the states of the team's blocks, some time before they are needed; `names` are the variables for what is there."""
-    offsets = _offsets(frame)
+    offsets = exchange_places(frame)
     return [
         f"{name} = {frame.team}.ask<{offsets[state.reduction.name]}, {state.type}>();"
         for state, name in zip(states, names, strict=True)
@@ -224,20 +231,22 @@ def asked(frame: Frame, states: Sequence[State], names: Sequence[str]) -> list[s
 
 def found(frame: Frame, states: Sequence[State], names: Sequence[str], asked: Sequence[str] = ()) -> list[str]:
     """All warps find the states of the team's blocks and merge them, into variables with these `names`; `asked` has what was there."""
-    offsets, lines = _offsets(frame), list[str]()
+    offsets, lines = exchange_places(frame), list[str]()
     shared = [frame.names.exact(f"{state.name}_of_team") for state in states]
     for state, place, name, left in zip(states, shared, names, asked or ("",) * len(names), strict=True):
         lines.append(f"__shared__ fp::Slots<{state.type}, {frame.schedule.lanes // 32}> {place};")
         lines.append(f"{name} = {frame.team}.find<{offsets[state.reduction.name]}, {state.type}>({left});")
+    # A ring's last turns have nothing to sweep, so no barrier since the one before read these.
+    lines += ["__syncthreads();"] if asked else []
     lines += [f"fp::leave_warp({place}, {name});" for place, name in zip(shared, names, strict=True)]
     lines += [f"{frame.team}.next();", "__syncthreads();"]
     return [*lines, *(f"fp::gather_warps({place}, {name});" for place, name in zip(shared, names, strict=True))]
 
 
-def _offsets(frame: Frame) -> dict[str, int]:
+def exchange_places(frame: Frame) -> dict[str, int]:
     team = frame.kernel.team
     assert team is not None
-    return exchange_offsets(frame.kernel, team.members, team.teams)
+    return exchange_offsets(frame.kernel, team.members, team.teams, team.strip)
 
 
 def name_results(frame: Frame, states: Sequence[State], used: Iterable[Stat]) -> None:

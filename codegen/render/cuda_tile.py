@@ -10,7 +10,7 @@ from fusepass.codegen.ir.index import Atom, Axis
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.shares import shares_of_sums
 from fusepass.codegen.ir.twopass import split_statistics
-from fusepass.codegen.ir.vectors import coordinate_names, flatten, in_runs, split
+from fusepass.codegen.ir.vectors import across, coordinate_names, flatten, in_runs, split
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 
@@ -42,6 +42,8 @@ def arrange(kernel: Kernel, program: Program, schedule: Schedule) -> Arranged:
         kernel = with_columns(kernel, program, schedule.columns)
     image = kernel.rows[-2:] if schedule.walk is Walk.PATCH else ()
     kernel = replace(kernel, rows=kernel.rows[: len(kernel.rows) - len(image)])
+    if schedule.span > 1:
+        kernel = across(kernel)
     coordinates = coordinate_names(kernel)
     kernel = flatten(kernel, builder)
     if schedule.run:

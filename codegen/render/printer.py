@@ -29,6 +29,7 @@ from fusepass.codegen.ir.expr import (
     Window,
     children,
     walk,
+    without_truths,
 )
 from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index, by_structure
 from fusepass.codegen.render.numbers import free, length
@@ -72,7 +73,7 @@ class Printer:
         self.dataflow = Dataflow()
         self.coordinates: dict[Atom, str] = {}  # names for quotients and remainders that are an axis' position
         self.fault = ""  # the C name of what receives the report of a place outside its buffer; none: the device traps
-        self.unknown_zero = ""  # adds a zero that the compiler must not know where its knowledge does harm (fp_index.h)
+        self.unknown_zero = ""  # the C name of a zero for where a compiler's knowledge does harm (fp_index.h)
         self.window_vector: Callable[[Load, Axis], str | None] = lambda load, axis: None
         self.few = FewDigits()  # what functions good to few digits may compute
         self.along: frozenset[Axis] = (
@@ -254,7 +255,7 @@ class Scope:
                 moved = "".join(f" + {self._place(place)}" for place in places)
                 return f"{self.printer.pointers[buffer]}[{self.index(index)}{moved}]"
             case Position(index, dtype):
-                return f"{C_TYPES[dtype]}({self.index(index)}{self.printer.unknown_zero})"
+                return f"{C_TYPES[dtype]}({self.index(index)}{self._moved})"
             case Apply(op, args, dtype):
                 texts = [self.value(arg) for arg in args]
                 if op is Op.DIV and dtype is DType.F32 and (function := self._division(node)):
@@ -275,6 +276,10 @@ class Scope:
             return f"fp::divide_by{few}"  # all elements of a row by the same number, which is not known before
         return "" if self.printer.branches else "fp::divide"
 
+    @property
+    def _moved(self) -> str:
+        return f" + {self.printer.unknown_zero}" if self.printer.unknown_zero else ""
+
     def _place(self, place: Place) -> str:
         """How many elements further along a gather reads. One that comes from data is checked once where it is known.
 
@@ -294,15 +299,17 @@ class Scope:
             scope = scope.parent
         home = self._home(place.value, checked=True)
         fault = f", {self.printer.fault}" if self.printer.fault else ""
+        zero = self.printer.unknown_zero
+        unknown = f" ^ {zero}" if zero and not without_truths(place.value) else ""
         name = self.printer.names.numbered("place")
         value, size = bare(home.value(place.value)), free(place.size)
-        home.lines.append(f"const int64_t {name} = fp::place({value}, {size}{fault});")
+        home.lines.append(f"const int64_t {name} = fp::place({value}, {size}{fault}){unknown};")
         home._places[key] = name
         return name
 
     def _masked(self, node: Masked) -> str:
         other = self.value(node.other)
-        condition = self.condition(node.mask, "" if isinstance(node.other, Const) else self.printer.unknown_zero)
+        condition = self.condition(node.mask, "" if isinstance(node.other, Const) else self._moved)
         inner = self.child(conditional=True)
         value = inner.value(node.value)
         name = self.printer.names.numbered("masked")

@@ -17,6 +17,7 @@ from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.rivals import rivals
 from fusepass.codegen.schedule.rows import inner, prefers_rows
 from fusepass.codegen.schedule.shape import Shape
+from fusepass.codegen.schedule.strips import strips
 from fusepass.codegen.schedule.team import team
 from fusepass.errors import ScheduleError
 
@@ -68,6 +69,11 @@ def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool
     shape = Shape(kernel, program, facts, aligned)
     if kernel.is_pointwise:
         return shape, patch(kernel, program, facts, aligned=aligned) or pointwise(shape), 0
+    if kernel.team is not None and kernel.team.strip > 1:
+        side_by_side = strips(shape, kernel.team)
+        if side_by_side is not None:
+            return shape, side_by_side, 0
+        return _by_rule(replace(kernel, team=None), program, facts, aligned)  # operands begin anywhere
     if kernel.team is not None:
         return shape, team(shape, kernel.team), 0
     if kernel.cluster > 1:

@@ -39,7 +39,9 @@ def outer(shape: Shape) -> Schedule:
     most = most_elements(shape)
     crossing = crossing_stores(shape, shape.row_axis, shape.col_axis)
     width = widest = shape.width(shape.row_axis, 4, frozenset(each.index for each in crossing))
-    while width > 1:
+    # Where columns do not stay in registers, a warp should read a line at least.
+    least = min(widest, ceil(_WORD, min(access.nbytes for access in shape.main)))
+    while width > (least if shape.single else 1):
         whole = min(cols * width, FEW_ELEMENTS) if shape.single else cols * width
         if whole <= most and shape.fills(shape.rows // width):
             break
@@ -65,7 +67,12 @@ def outer(shape: Shape) -> Schedule:
     if fits:
         return overlapping(pairs, shape)
     held = None if crossing or shape.single else held_columns(shape, min(widest, 2))
-    return held or overlapping(exchanging(shared_columns(shape, width, most), crossing, shape), shape)
+    if held:
+        return held
+    shared = shared_columns(shape, width, most)
+    if shared.keep is Keep.NOTHING and width < least:
+        shared = shared_columns(shape, least, most)
+    return overlapping(exchanging(shared, crossing, shape), shape)
 
 
 def held_columns(shape: Shape, width: int) -> Schedule | None:

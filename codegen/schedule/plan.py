@@ -63,6 +63,7 @@ class Schedule:
         start: `INNER`: where rows begin in memory, which may be anywhere: a row's vectors then begin at the multiple of `width` at or
             before that place, and what its first and last one have of other rows is left out.
         run: with `start`, how many columns lie together in memory; each such run of a row begins anywhere. 0 where all of a row do.
+        begin: with `run`, at a multiple of how many elements a run's first vector begins; 0 for those of a vector.
         apart: `POINTWISE`: vectors from one of a thread's vectors to the next, where that is not a block's width.
         columns: `CROSSING`: the kernel's axes that are the tile's columns, slowest first.
         panel: `CROSSING`: tiles along the rows that blocks take one after another before they go on along the columns;
@@ -84,6 +85,7 @@ class Schedule:
             for each vector of a row.
         ahead: with a ring, how many such places what is swept is ahead of what is stored; at least those of a row, less than
             those of two.
+        span: `OUTER`: so many neighbouring rows are parts of one: the columns' innermost axis lies along the rows.
         nearer: with a ring, how many places ahead of its copies loaded vectors are brought to the L2 cache; 0 for not at all.
         waiting: with a ring, how many vectors of what is the same for all rows each thread holds in registers, evenly spread.
         staged: with `REGISTERS`, for how many of the first steps what lies in `stages` is copied to shared memory while a row is reduced.
@@ -108,6 +110,7 @@ class Schedule:
     ragged: bool = False
     start: Index | None = None
     run: int = 0
+    begin: int = 0
     apart: int = 0
     columns: tuple[Axis, ...] = ()
     panel: int = 1
@@ -123,6 +126,7 @@ class Schedule:
     fetches: bool = False
     ring: int = 0
     ahead: int = 0
+    span: int = 1
     nearer: int = 0
     waiting: int = 0
     staged: int = 0
@@ -138,7 +142,13 @@ class Schedule:
 
     def vectors_of_run(self, cols: int) -> int:
         """The same of columns that lie together, of a row of so many."""
-        return -(-((self.run or cols) + (self.width - 1 if self.start is not None else 0)) // self.width)
+        before = self.begins_at - 1 if self.start is not None else 0  # elements of other rows, at most
+        return -(-((self.run or cols) + before) // self.width)
+
+    @property
+    def begins_at(self) -> int:
+        """Of how many elements the place is a multiple at which the first vector of a row, or run, begins that may begin anywhere."""
+        return self.begin or self.width
 
     @property
     def unit(self) -> int:
@@ -177,7 +187,12 @@ class Schedule:
     @property
     def turns(self) -> int:
         """With a ring, in how many steps a thread goes over its part of a row."""
-        return -(-self.part // (self.unroll * self.lanes))
+        return -(-self.part // (self.unroll * (self.lanes if self.walk is Walk.INNER else self.groups)))
+
+    @property
+    def strip(self) -> int:
+        """Rows that a block has at once, where `OUTER`."""
+        return self.lanes * self.width // self.span
 
     @property
     def threads(self) -> int:
@@ -208,6 +223,8 @@ class Schedule:
             case Walk.OUTER:
                 shape = f"{self.lanes} lanes of rows x {self.groups} groups of columns, {self.unroll} columns at a time"
                 shape += f", {self.keep.value}{', packed' if self.packed else ''}{exchanged}"
+                shape += f", teams of {self.members}, strips of {self.strip} rows" if self.members > 1 else ""
+                shape += f", a ring of {self.ring} places" if self.ring else ""
                 shape += f", {self.overlap} rows also the next block's" if self.overlap else ""
             case Walk.CROSSING:
                 rows, cols = self.tile

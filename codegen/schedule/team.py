@@ -25,19 +25,20 @@ from fusepass.codegen.schedule.rows import (
     prefers_rows,
     unroll_of,
 )
-from fusepass.codegen.schedule.shape import ACCESS, Shape, ceil
+from fusepass.codegen.schedule.shape import ACCESS, LINE, Shape, ceil
 
 _LANES = 512
 _RESIDENT = 2  # blocks on a multiprocessor, where there are several teams
 _HELD_WORDS = {1: 64, 2: 16}  # registers of a thread for values of the row, with so many blocks on a multiprocessor
-_AT_ONCE = 2  # vectors that a thread takes in each step of a ring
+AT_ONCE = 2  # vectors that a thread takes in each step of a ring
 _TIMES_A_ROW = 1.75  # what a ring has at least of a block's part of a row: what is less waits for the team
-_UNDER_WAY = 1  # places of a ring to which copies are under way: the states of a team wait behind these
-_NEARER = 2  # places further on, what is coming is brought to the L2 cache
+UNDER_WAY = 1  # places of a ring to which copies are under way: the states of a team wait behind these
+NEARER = 2  # places further on, what is coming is brought to the L2 cache
 _LARGE_WEIGHTS = 0.25  # of the L2 cache: what all rows meet stays there only if it is told to
 _WAITING_WORDS = 64  # registers of a thread for what is the same for all rows
 _LEAST_KEPT = 0.25  # of a row, or the exchange is not worth what it saves
 _MOSTLY_KEPT = 0.75  # of a row, where two teams hide each other's waits
+_LONG_RUN = 32  # cache lines, of which it does not matter that the first one is not full
 _UNEVEN = 1.03  # what it costs that threads have unequally many vectors: conditions, and reductions by fewer at once
 _WAIT = 3e-6  # seconds of each exchange that other teams do not hide, as measured on an H200 with teams of 16 to 132
 _RING_WAIT = 1e-6  # the same of blocks with a ring
@@ -82,7 +83,7 @@ def _ring_team(shape: Shape, row_bytes: int) -> tuple[int, int] | None:
     most = int(places / _TIMES_A_ROW)  # steps over a block's part of a row
     if most < 1 or not may_ring(shape, base):
         return None
-    needed = max(ceil(base.vectors(shape.cols), most * _AT_ONCE * _LANES), 2)
+    needed = max(ceil(base.vectors(shape.cols), most * AT_ONCE * _LANES), 2)
     members, teams = _fitting(shape, row_bytes, blocks, needed, _RING_WAIT) if needed <= blocks else (0, 0)
     return (members, teams) if shape.rows > teams > 0 else None
 
@@ -103,7 +104,7 @@ def may_ring(shape: Shape, vectors: Schedule) -> bool:
 
 def _places(shape: Shape, width: int) -> int:
     """Of a ring in all of a multiprocessor's shared memory."""
-    return _room(shape.kernel, shape.facts, 1) // (_AT_ONCE * _LANES * width * max(_kept_bytes(shape), 1))
+    return _room(shape.kernel, shape.facts, 1) // (AT_ONCE * _LANES * width * max(_kept_bytes(shape), 1))
 
 
 def _shared_by_rows(shape: Shape) -> int:
@@ -115,7 +116,10 @@ def _shared_by_rows(shape: Shape) -> int:
 def _vectors(shape: Shape) -> Schedule:
     """Nothing but the vectors of rows that several blocks share."""
     assert shape.col_axis is not None
-    return replace(shape.vectors(shape.col_axis), members=2)
+    plan = replace(shape.vectors(shape.col_axis), members=2)
+    line = plan.width * LINE // ACCESS  # elements
+    # Where a run begins in the middle of a line, the accesses of all its warps touch one more than they have.
+    return replace(plan, begin=line) if plan.run >= _LONG_RUN * line else plan
 
 
 def _fitting(shape: Shape, row_bytes: int, blocks: int, needed: int, wait: float = _WAIT) -> tuple[int, int]:
@@ -156,18 +160,18 @@ def team(shape: Shape, team: Team) -> Schedule:
 def _ring(shape: Shape, team: Team, base: Schedule, part: int) -> Schedule | None:
     """The schedule with a ring, where a block has a multiprocessor to itself and room for more than its part of a row."""
     width, blocks = base.width, team.members * team.teams
-    ring, turns = _places(shape, width), ceil(part, _AT_ONCE * _LANES)
-    ahead = min(2 * turns - 1, ring - 1 - _UNDER_WAY)
+    ring, turns = _places(shape, width), ceil(part, AT_ONCE * _LANES)
+    ahead = min(2 * turns - 1, ring - 1 - UNDER_WAY)
     fits = ahead >= turns and blocks <= shape.facts.multiprocessors and shape.rows > team.teams
     if not fits or not may_ring(shape, base):
         return None
-    shared = ring * _AT_ONCE * _LANES * width * _kept_bytes(shape)
-    plan = replace(base, unroll=_AT_ONCE, lanes=_LANES, blocks=blocks, keep=Keep.SHARED, shared_bytes=shared)
+    shared = ring * AT_ONCE * _LANES * width * _kept_bytes(shape)
+    plan = replace(base, unroll=AT_ONCE, lanes=_LANES, blocks=blocks, keep=Keep.SHARED, shared_bytes=shared)
     weights = sum(load.dtype.nbytes for load in _for_all_rows(shape)) * width
-    waiting = min(_WAITING_WORDS * 4 // weights, ceil(part, _LANES)) // _AT_ONCE * _AT_ONCE if weights else 0
+    waiting = min(_WAITING_WORDS * 4 // weights, ceil(part, _LANES)) // AT_ONCE * AT_ONCE if weights else 0
     plan = replace(plan, members=team.members, part=part, kept=part, resident=1, ring=ring, ahead=ahead)
     if not weights:  # else the cache is left to them
-        return replace(plan, nearer=_NEARER)
+        return replace(plan, nearer=NEARER)
     # Where rows begin anywhere, their vectors meet the weights at other places.
     return plan if plan.start is not None else replace(plan, waiting=waiting)
 

@@ -6,16 +6,15 @@ panels on their way through shared memory at a time. Where tiles do not fill the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.expr import Apply, Expr, walk
 from fusepass.codegen.ir.index import Axis
-from fusepass.codegen.ir.ops import CHEAP
-from fusepass.codegen.ir.product import Arithmetic, Operand, Product, Runs, parts_of, reach
+from fusepass.codegen.ir.product import Arithmetic, Operand, Product, parts_of, reach
 from fusepass.codegen.ir.program import Kernel, Program, Role
+from fusepass.codegen.schedule_product.cost import seconds_of
 from fusepass.codegen.schedule_product.tiles import PANEL_BYTES, TILINGS, Access, Tiling
 
 GROUP = 8  # tiles of rows that blocks go through before the next tile of columns
@@ -27,22 +26,11 @@ _MOST_PIECES = 64
 _LEAST_PANELS = 8  # of a piece
 _LAUNCH = 3e-6  # seconds that one more kernel costs
 
-# FLOP per second and multiprocessor of the best tile, by warps on their own (mma.sync) and by groups of them (wgmma), measured on
-# an H200: 1024 x 8192 x 8192 for float32, 4096 x 4096 x 4096 for the others.
-_RATES = {
-    False: {Arithmetic.TF32_THREE: 58.7e12 / 132, Arithmetic.TF32: 155e12 / 132, Arithmetic.HALVES: 349e12 / 132},
-    True: {Arithmetic.TF32_THREE: 113e12 / 132, Arithmetic.TF32: 245e12 / 132, Arithmetic.HALVES: 663e12 / 132},
-}
 _LEAST_CAPABILITY = 80
 _GROUPS_ON = 90  # the compute capability with wgmma
 _LIBRARY_FLOAT32 = 51e12 / 132  # the library's float32 kernel: 1024 x 8192 x 8192 in 2.69 ms on an H200
-_ALONE = 0.8  # of the blocks that a multiprocessor can hold, it needs for its rate
-_STREAMS = 0.6  # of the multiprocessors must copy to reach the memory's rate
-_ISSUED = 4.8e9  # instructions of a warp that a multiprocessor issues in a second while it works on what follows sums, measured
-_COSTLY, _PHASE = 12, 8  # instructions of an operation that is not cheap, and of taking and reducing a value
-_HIDDEN = 0.5  # of what follows sums, where another block, or group of warps, multiplies meanwhile
-# Of its rate a tile reaches that takes each place of a run by itself, which has no neighbour in its row.
-_TORN_RUNS = 0.5
+_FILLERS = 128  # threads
+QUAD = 4  # neighbours that a product which makes its right operand loads at once
 _LEAST_SIZE = 256  # rows, columns and terms from which the estimates above hold
 _CLEAR = 1.5  # times faster, by estimate, to be chosen unmeasured
 
@@ -62,6 +50,7 @@ class ProductSchedule:
         arithmetic: the product's.
         seconds: how long it takes, by estimate.
         aligned: whether inputs start at a multiple of 16 bytes.
+        fillers: threads that make the right operand.
     """
 
     tiling: Tiling
@@ -75,10 +64,11 @@ class ProductSchedule:
     arithmetic: Arithmetic
     seconds: float
     aligned: bool = True
+    fillers: int = 0
 
     @property
     def threads(self) -> int:
-        return self.tiling.threads
+        return self.tiling.threads + self.fillers
 
     @property
     def pieces(self) -> int:
@@ -108,6 +98,22 @@ def pieces_on(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | Non
         return None
     plan = schedule_product(kernel, program, facts)
     return None if plan is None else plan.pieces
+
+
+def fills(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
+    """Whether the product of `kernel`, which makes its right operand, is better than the same one that reads it.
+
+    That is so where each place is made once, for all rows, and four neighbours of a channel are loaded at once.
+    """
+    product, filling = _product(kernel), _product(kernel).filling
+    if filling is None or facts.capability < _LEAST_CAPABILITY or not serves(program, kernel, facts):
+        return False
+    plan = schedule_product(replace(kernel, anchor=replace(product, fills=False)), program, facts)
+    last, _, _ = filling.image[-1]
+    images = prod(size for *_, size in filling.image) < _MAX_INT
+    if plan is None or not plan.tiling.chained or plan.tiles[0] > 1 or not images:
+        return False
+    return not any(number % QUAD for number in (last, filling.sample, filling.channel))
 
 
 def preferred(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
@@ -194,7 +200,7 @@ def _candidate(
     if tiling.chained and any(program.buffer(store.buffer).dtype.is_half for store in kernel.stores):
         return None  # 32 columns are laid out at a time, half lines of such results
     stage = tiling.stage(product, left, right)
-    fitted = _fitted(tiling, stage, product.runs, facts)
+    fitted = _fitted(tiling, stage, product, facts)
     if fitted is None:
         return None
     tiles = (ceil(rows / tiling.rows), ceil(columns / tiling.columns))
@@ -209,11 +215,12 @@ def _candidate(
         tiles=tiles,
         batches=pieces * batch,
         blocks=staying if tiling.turns else count,
-        shared_bytes=fitted.shared(stage, product.runs),
+        shared_bytes=fitted.shared(stage, product.runs, fills=product.fills),
         wide=_is_wide(kernel, program, fitted),
         arithmetic=product.arithmetic,
-        seconds=_estimate(kernel, program, facts, fitted, count),
+        seconds=seconds_of(kernel, program, facts, fitted, count),
         aligned=aligned,
+        fillers=_FILLERS if product.fills else 0,
     )
 
 
@@ -235,13 +242,13 @@ def _access(program: Program, product: Product, operand: Operand, batch: int, ro
     return Access(inner_first, vector)
 
 
-def _fitted(tiling: Tiling, stage: int, runs: Runs | None, facts: DeviceFacts) -> Tiling | None:
+def _fitted(tiling: Tiling, stage: int, product: Product, facts: DeviceFacts) -> Tiling | None:
     """`tiling` with as many resident blocks, then stages, as the shared memory has room for."""
     room = facts.shared_bytes_per_block + _BLOCK_SHARED
     for resident in range(tiling.resident, 0, -1):
-        for stages in range(tiling.stages, tiling.least_stages(runs) - 1, -1):
+        for stages in range(tiling.stages, tiling.least_stages(product.runs) - 1, -1):
             fitted = replace(tiling, stages=stages, resident=resident)
-            if resident * (fitted.shared(stage, runs) + _BLOCK_SHARED) <= room:
+            if resident * (fitted.shared(stage, product.runs, fills=product.fills) + _BLOCK_SHARED) <= room:
                 return fitted
     return None
 
@@ -266,36 +273,3 @@ def _holds_columns(kernel: Kernel, tiling: Tiling) -> bool:
         return False
     together = kernel.col_count * apart
     return together <= tiling.rows and (kernel.rows[2].size == apart or tiling.rows % together == 0)
-
-
-def _estimate(kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tiling, blocks: int) -> float:
-    """Seconds: the multiprocessor with most blocks, or memory if that takes longer."""
-    product = _product(kernel)
-    one = 2 * tiling.rows * tiling.columns * min(product.length, product.inner)
-    each = max(ceil(blocks / facts.multiprocessors), _ALONE * tiling.resident)
-    share = tiling.share * (_TORN_RUNS if product.runs and not tiling.runs else 1)
-    computing = each * one / (_RATES[tiling.groups][product.arithmetic] * share)
-    written = {store.buffer for store in kernel.stores}  # partial results, of which there are few, decide nothing
-    moved = sum(program.buffer(name).nbytes for name in kernel.reads | written)
-    idle = max(_STREAMS * facts.multiprocessors / blocks, 1.0) if blocks else 1.0
-    following = _following(kernel, facts) * (_HIDDEN if tiling.resident > 1 or tiling.turns else 1)
-    starting = tiling.staying(product.runs) * facts.multiprocessors / facts.bandwidth if product.runs else 0.0
-    return max(starting + computing + following, idle * moved / facts.bandwidth)
-
-
-def _following(kernel: Kernel, facts: DeviceFacts) -> float:
-    """Seconds for what a kernel does behind its sums, where multiplying halves may take no longer than that."""
-    if _product(kernel).arithmetic is not Arithmetic.HALVES:
-        return 0.0
-    phases = [[value for each in sweep for value in each.values] for sweep in kernel.sweeps]
-    phases += [[store.value for store in kernel.stores]] if kernel.stores else []
-    phases += [[kernel.partials.value]] if kernel.partials else []
-    each = sum(_PHASE + _instructions(phase) for phase in phases)
-    once = _instructions([store.value for store in kernel.row_stores])
-    count = prod(kernel.matrix[1:]) * (each + once / kernel.col_count)
-    return count / 32 / (_ISSUED * facts.multiprocessors)
-
-
-def _instructions(roots: Sequence[Expr]) -> int:
-    done = [node for node in walk(*roots) if isinstance(node, Apply)]
-    return sum(1 if node.op in CHEAP else _COSTLY for node in done)

@@ -13,6 +13,7 @@ WARP_ROWS = _M
 """Rows of a warp, where a tiling is plain."""
 _SPARE = 8  # numbers between rows of a panel whose rows are neighbours, floats between rows of results
 _BARRIER = 8  # bytes
+_FACTOR = 4  # of a channel
 _LEAST_CHAINED = 3  # runs of a tile
 _EVERY = tuple(Arithmetic)
 
@@ -124,6 +125,8 @@ class Tiling:
             return False
         if self.chained and not _shares_segments(product.runs, self.columns):
             return False
+        if product.fills and not self.chained:
+            return False
         if self.turns and (left != Access(inner_first=True, vector=PLACE) or product.left.batch):
             return False
         if not self.groups or arithmetic is Arithmetic.HALVES:
@@ -168,11 +171,15 @@ class Tiling:
         """Bytes of the rows' numbers that stay in shared memory where groups take turns."""
         return self.rows * runs.count * runs.terms * 2 if self.turns else 0
 
-    def shared(self, stage: int, runs: Runs | None) -> int:
-        """Bytes of shared memory: panels and runs, and results once these are done with; beside them where warps take turns."""
+    def shared(self, stage: int, runs: Runs | None, *, fills: bool = False) -> int:
+        """Bytes of shared memory: panels and runs, and results once these are done with; beside them where warps take turns. Where it `fills`,
+        factors of channels, too.
+        """
         rooms = 4 * self.threads // 32 * self.room
         if self.turns and runs:
-            return self.staying(runs) + self.run_bytes(runs) + rooms + _BARRIER * 2 * (self.stages + self.turns)
+            factors = _FACTOR * PLACE * runs.planes if fills else 0
+            barriers = _BARRIER * 2 * (self.stages + self.turns)
+            return self.staying(runs) + self.run_bytes(runs) + rooms + factors + barriers
         panels = self.stages * stage + (self.run_bytes(runs) if self.runs and runs else 0)
         return max(panels, rooms)
 

@@ -231,12 +231,15 @@ def combined(build: Builder, pieces: Sequence[Piece]) -> fx.Node:
     """The sum of pieces, at least one of which is a tensor."""
     tensors = [(node, factor) for node, factor in pieces if node is not None]
     number = sum(factor for node, factor in pieces if node is None)
-    common = tensors[0][1] if len({factor for _, factor in tensors}) == 1 else 1.0
-    first, factor = tensors[0]
-    result = build.scale(first, factor / common)
+    common = tensors[0][1]
+    if common == 0 or any(factor != common for _, factor in tensors):
+        common = 1.0
+    else:
+        tensors = [(node, 1.0) for node, _ in tensors]
+    result = build.scale(*tensors[0])
     for node, factor in tensors[1:]:
-        if factor / common == -1:
+        if factor == -1:
             result = build.subtract(result, node)
         else:
-            result = build.add(result, build.scale(node, factor / common))
+            result = build.add(result, build.scale(node, factor))
     return build.shift(build.scale(result, common), number)

@@ -28,8 +28,11 @@ FP_FN Index least(Index a, std::common_type_t<Index> b) {
 // original operators, and they raise; a GPU kernel ends the context as the original's assertion would.
 #if !defined(__CUDACC__)
 
-// Zero, but the compiler cannot know. Where a loop is unrolled and its conditions become constants, GCC 12 turns
-// `condition ? a * b + c : d * e` for vectors into the fused d * e + c: it takes the other value for a term of the sum.
+// Zero, but the compiler cannot know, where GCC 12 miscompiles vectors for knowing too much:
+// - Where a loop is unrolled and its conditions become constants, it turns `condition ? a * b + c : d * e` into the fused
+//   d * e + c: it takes the other value for a term of the sum.
+// - Where a place is proven to be a truth value, x[int64_t(a[i] > b)], it gathers by the comparison's mask, in which true
+//   is -1. With `place ^ zero` it gathers by the place.
 inline int zero = 0;
 
 template <typename Place>

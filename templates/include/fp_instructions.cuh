@@ -66,6 +66,42 @@ __device__ __forceinline__ void begin_copy_bytes(void* to, const void* from, int
     }
 }
 
+// Four neighbours, at a multiple of 16 bytes if `Aligned`. Loads stay in their order, and before what follows them.
+template <bool Aligned>
+__device__ __forceinline__ void load_quad(float (&to)[4], const float* from) {
+    if constexpr (Aligned) {
+        asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3]) : "l"(from) : "memory");
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(to[i]) : "l"(from + i) : "memory");
+    }
+}
+
+// Two numbers rounded to halves, the first in the lower half of a word.
+__device__ __forceinline__ uint32_t pack_halves(float first, float second) {
+    uint32_t made;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(made) : "f"(second), "f"(first));
+    return made;
+}
+
+// The larger one of each two halves and the magnitudes of others; NaN is smaller than all.
+__device__ __forceinline__ uint32_t largest_halves(uint32_t halves, uint32_t others) {
+    asm("{ .reg .b32 magnitudes; abs.f16x2 magnitudes, %1; max.f16x2 %0, %0, magnitudes; }" : "+r"(halves) : "r"(others));
+    return halves;
+}
+
+// Whether one of two halves that are not negative is infinite.
+constexpr uint32_t infinite_half = 0x7c00;
+__device__ __forceinline__ bool has_infinity(uint32_t halves) {
+    return halves >> 16 == infinite_half || (halves & 0xffff) == infinite_half;
+}
+
+// The warps of a group of four give up registers until so many are left to each thread, or take as many as that from what was given up.
+template <int Count>
+__device__ __forceinline__ void leave_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count)); }
+template <int Count>
+__device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count)); }
+
 // Ends a group of this thread's copies.
 __device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

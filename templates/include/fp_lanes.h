@@ -114,12 +114,16 @@ struct Lanes<Moments<T>, Width> {
         const Wide<T> before = Wide<T>(seen);
         alignas(64) T center[Width] = {};
         alignas(64) T spread[Width] = {};
-        for (std::int64_t i = 1; i < count; ++i) {  // from the first on: equal numbers have exactly their mean
+        for (std::int64_t i = 1; i < count - 1; ++i) {  // from the first on: equal numbers have exactly their mean
 #pragma omp simd
             for (int lane = 0; lane < Width; ++lane) center[lane] += panel[i][lane] - panel[0][lane];
         }
 #pragma omp simd
-        for (int lane = 0; lane < Width; ++lane) center[lane] = panel[0][lane] + center[lane] * share;
+        for (int lane = 0; lane < Width; ++lane) {
+            const T others = center[lane];  // an infinity among them makes NaN, as in PyTorch, whose mean moves on from it
+            const T all = count > 1 ? others + (panel[count - 1][lane] - panel[0][lane]) : T(0);
+            center[lane] = panel[0][lane] + (all * share + (others - others));
+        }
         for (std::int64_t i = 0; i < count; ++i) {
 #pragma omp simd
             for (int lane = 0; lane < Width; ++lane) {

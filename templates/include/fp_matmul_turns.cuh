@@ -29,10 +29,13 @@ private:
 // Barriers: `full` of a slot ends a phase when a segment has come, `empty` when the four warps that multiplied with it last are done; then
 // the first of these fetches what comes there next. `turn` of a group ends a phase when the group before has begun its last products, `done`
 // when its own of a tile have ended.
-template <typename L, typename R, typename Tiles, int N, int Groups, int Slots, int Strip>
+//
+// With a `Source`, which is a `Filling`, segments are made of that by four warps behind the groups, which take registers from these.
+template <typename L, typename R, typename Tiles, int N, int Groups, int Slots, int Strip, typename Source = void>
 struct TurnMultiplier {
     using T = typename L::Type;
-    static constexpr int rows = 64, columns = N * 8, strip = Strip, threads = Groups * 128;
+    static constexpr bool filled = !std::is_void_v<Source>;
+    static constexpr int rows = 64, columns = N * 8, strip = Strip, threads = (Groups + filled) * 128;
     static constexpr int terms = int(L::inner), channels = R::chunks * 8, run_terms = R::taps * channels, runs = terms / run_terms;
     static constexpr int depth = Tiles::chained ? Tiles::depth : runs;         // segments of a tile
     static constexpr int advance = Tiles::chained ? 1 : runs;                  // from a tile's first one to the next tile's
@@ -40,20 +43,22 @@ struct TurnMultiplier {
     static constexpr int width = columns + (R::taps - 1) * R::apart + Tiles::more;  // places of a plane
     static constexpr int left_bytes = rows * terms * 2, slot_bytes = R::chunks * width * 16;
     static constexpr int room_pitch = Strip + 8, room_bytes = 16 * room_pitch * 4;  // of a warp
-    static constexpr int rooms_at = left_bytes + Slots * slot_bytes, barriers_at = rooms_at + Groups * 4 * room_bytes;
+    static constexpr int rooms_at = left_bytes + Slots * slot_bytes, factors_at = rooms_at + Groups * 4 * room_bytes;
+    static constexpr int barriers_at = factors_at + (filled ? channels * 4 : 0);
+    static constexpr int registers = 65536 / threads / 8 * 8, of_filler = 104, of_others = (threads * registers / 128 - of_filler) / Groups / 8 * 8;
     static_assert(L::inner_first && L::vector == 8 && terms % run_terms == 0 && R::chunks <= 32);
     static_assert(columns % Strip == 0 && Strip % 32 == 0);
     static_assert(Slots >= 2);  // a group may wait for what takes the place of a segment that it multiplied with before
     static_assert(!Tiles::chained || Slots > depth);
 
     // By all threads of the block: brings the rows' numbers, and begins to fetch the first runs.
-    __device__ __forceinline__ TurnMultiplier(unsigned char* pool, const T* left, const T* right)
+    __device__ __forceinline__ TurnMultiplier(unsigned char* pool, const T* left, const T* right = nullptr)
         : pool(pool), right(right), group(threadIdx.x / 128), tile(0)
     {
         if (threadIdx.x == 0) {
 #pragma unroll
             for (int slot = 0; slot < Slots; ++slot) {
-                make_barrier(full() + slot, 1);
+                make_barrier(full() + slot, filled ? 4 : 1);
                 make_barrier(empty() + slot, 4);
             }
 #pragma unroll
@@ -67,10 +72,44 @@ struct TurnMultiplier {
         await_copies<0>();
         publish_to_products();
         __syncthreads();
-        if (threadIdx.x < 32) {
+        if (!filled && threadIdx.x < 32) {
 #pragma unroll 1
             for (int i = 0; i < Slots; ++i) fetch(i);
         }
+    }
+
+    // Whether this thread is one of those that fill; each other one goes on with `take_registers`.
+    __device__ __forceinline__ bool fills() const { return threadIdx.x >= Groups * 128; }
+    static __device__ __forceinline__ void take_registers() { fp::take_registers<of_others>(); }
+
+    // Makes all segments of the block's tiles of `source`, a `Source`.
+    template <typename From>
+    __device__ __forceinline__ void fill(const From& source) const {
+        using Filler = SegmentFiller<From, R::chunks, columns, width>;
+        leave_registers<of_filler>();
+        Filler filler(source, reinterpret_cast<float*>(pool + factors_at));
+        typename Filler::Segment next;
+        const auto find = [&](int number) {
+            int matrix;
+            int64_t first;
+            const bool found = locate(number, matrix, first);
+            if (found) next = Filler::segment(matrix, int(first));
+            return found;
+        };
+        if (!find(0)) return;
+        filler.begin(next);
+#pragma unroll 1
+        for (int number = 0, more = true; more; ++number) {
+            const auto now = next;
+            const int slot = number % Slots;
+            more = find(number + 1);
+            if (number >= Slots) await_phase(empty() + slot, number / Slots - 1);
+            filler.lay_out(pool + left_bytes + slot * slot_bytes, now, next);
+            publish_to_products();
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) arrive(full() + slot);
+        }
+        filler.end();
     }
 
     static __device__ __forceinline__ int64_t first_row() { return Tiles::row() * rows; }
@@ -166,22 +205,28 @@ private:
         end_copies();
     }
 
-    // Begins to fetch segment `number` of the block, if there is one. Places beyond a plane, which no column that exists reads, stay what they are.
-    __device__ __forceinline__ void fetch(int number) const {
-        int matrix;
-        int64_t first;
+    // Which matrix segment `number` of the block is of, and its first place; false where there is no such segment.
+    static __device__ __forceinline__ bool locate(int number, int& matrix, int64_t& first) {
         if (Tiles::chained) {
             const int begin = Tiles::first(), last = Tiles::end() - 1;
-            if (number >= first_segment(last - begin, last) + depth) return;
+            if (number >= first_segment(last - begin, last) + depth) return false;
             const int place = begin % Tiles::long_ + number;
             matrix = begin / Tiles::long_ + place / portion;
             first = int64_t(place % portion) * columns;
         } else {
             const int which = Tiles::first() + number / runs * Tiles::step();
-            if (which >= Tiles::count) return;
+            if (which >= Tiles::count) return false;
             matrix = which / Tiles::long_;
             first = int64_t(which % Tiles::long_) * columns + R::run_place(number % runs);
         }
+        return true;
+    }
+
+    // Begins to fetch segment `number` of the block, if there is one. Places beyond a plane, which no column that exists reads, stay what they are.
+    __device__ __forceinline__ void fetch(int number) const {
+        int matrix;
+        int64_t first;
+        if (!locate(number, matrix, first)) return;
         const int slot = number % Slots, lane = threadIdx.x % 32;
         const int64_t left = R::plane - first;
         const uint32_t nbytes = left < 0 ? 0 : uint32_t(left < width ? left : width) * 16;
@@ -193,11 +238,12 @@ private:
         }
     }
 
-    // This warp is done with segment `number`, and so are all groups before. When all four are, the first fetches what takes its place.
+    // This warp is done with segment `number`, and so are all groups before. When all four are, the first fetches what takes its place, unless
+    // others fill.
     __device__ __forceinline__ void leave(int number) const {
         Barrier* const left = empty() + number % Slots;
         if (threadIdx.x % 32 == 0) arrive(left);
-        if (threadIdx.x / 32 % 4 == 0) {
+        if (!filled && threadIdx.x / 32 % 4 == 0) {
             await_phase(left, number / Slots);
             fetch(number + Slots);
         }

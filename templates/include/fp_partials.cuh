@@ -251,13 +251,23 @@ struct OwnRow<Moments<T>> {
     }
 };
 
-// Adds the values that took the place of a thread's sums in the groups of 8 columns from `group` on, of the row `down`.
+// Adds the values that took the place of a thread's sums in the first strip of columns, of the row `down`.
 template <int Words, int N, typename State>
-__device__ __forceinline__ void push_strip(OwnRow<State>& row, const float (&sums)[N][4], int group, int down, const OwnColumns<Words>& columns) {
+__device__ __forceinline__ void push_strip(OwnRow<State>& row, const float (&sums)[N][4], int down, const OwnColumns<Words>& columns) {
     float values[Words * 8];
 #pragma unroll
-    for (int i = 0; i < Words * 8; ++i) values[i] = sums[group + i / 2][down * 2 + i % 2];
+    for (int i = 0; i < Words * 8; ++i) values[i] = sums[i / 2][down * 2 + i % 2];
     row.push(values, columns);
+}
+
+// Moves sums to the place of those `Groups` groups of 8 columns before.
+template <int Groups, int N>
+__device__ __forceinline__ void next_strip(float (&sums)[N][4]) {
+#pragma unroll
+    for (int at = Groups; at < N; ++at) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[at - Groups][i] = sums[at][i];
+    }
 }
 
 // What the four threads of a row found of it.

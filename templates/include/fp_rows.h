@@ -199,6 +199,14 @@ struct Row<Min<T>> {
     }
 };
 
+// The mean as it moves from element to element: NaN once another follows an infinity, as in PyTorch.
+template <typename T>
+__attribute__((noinline, cold)) T moved_mean(std::int64_t count, const T* values) {
+    T mean = 0;
+    for (std::int64_t i = 0; i < count; ++i) mean += (values[i] - mean) / T(i + 1);
+    return mean;
+}
+
 template <typename T>
 struct Row<Moments<T>> {
     Moments<Wide<T>> state;
@@ -209,7 +217,7 @@ struct Row<Moments<T>> {
         const T beyond = sum_of<T>(count, [=](std::int64_t i) { return values[i] - pivot; }) / T(count);
         Moments<Wide<T>> block;
         block.count = Wide<T>(count);
-        block.mean = Wide<T>(pivot) + beyond;
+        block.mean = beyond - beyond == 0 ? Wide<T>(pivot) + beyond : Wide<T>(moved_mean(count, values));
         // Chan, Golub and LeVeque 1983: the sum of the differences from a rounded mean says how far off it is.
         T off, squares;
         differences(count, values, T(block.mean), off, squares);

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fusepass.numerics import Comparison, compare, in_float64, observe
+from fusepass.numerics import Comparison, compare, exact, observe
 from fusepass.report import CaptureRoute
 
 
@@ -21,7 +21,7 @@ def is_laid_out_otherwise(module: nn.Module, fused: Any, inputs: Sequence[Tensor
     actual, eager = (
         pytree.tree_map_only(Tensor, Tensor.contiguous, observe(call, inputs, state=module)) for call in (fused, module)
     )
-    return compare(actual, eager, observe(*in_float64(module, inputs))).ok
+    return compare(actual, eager, exact(module, inputs)).ok
 
 
 def is_aliased_otherwise(module: nn.Module, fused: Any, shared: Callable[[Any], object]) -> bool:

@@ -6,6 +6,7 @@ because it sums in double. The numeric policy, which knows only the result, cann
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusepass.numerics import Comparison, in_float64, observe
+from fusepass.numerics import Comparison, exact
 
 ULPS = {torch.float16: 4.0, torch.bfloat16: 4.0, torch.float32: 4.0, torch.float64: 1024.0}
 """The policy's, of float64 or else of float32: in that half types are computed, and only its errors are forgiven."""
@@ -103,12 +104,10 @@ def is_noise(module: nn.Module, inputs: Sequence[Any], comparison: Comparison, d
         return False
     eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
     with _Largest() as largest:
-        truth = _leaves(observe(*in_float64(module, inputs)))
+        truth = _leaves(exact(module, inputs))
     rough = []
     for seed in range(_ROUGH_RUNS):
-        wide, given = in_float64(module, inputs)
-        with _Rough(eps, seed):
-            rough.append(_leaves(observe(wide, given)))
+        rough.append(_leaves(exact(module, inputs, functools.partial(_Rough, eps, seed))))
     for leaf in comparison.leaves:
         if not leaf.problem:
             continue

@@ -76,6 +76,8 @@ KERNELS: dict[str, Callable[[], Program]] = {
     "moments of long rows": lambda: k.row_reduction(264 * 4, 1 << 17, ReduceOp.MOMENTS),
     "batch norm 2d": lambda: _passed(_batch_norm, (64, 64, 128, 256)),
     "batch norm 1d": lambda: _passed(_batch_norm, (16_384, 8192)),
+    "batch norm 1d half": lambda: _passed(_batch_norm, (16_384, 16_384), torch.float16),
+    "batch norm of small images": lambda: _passed(_batch_norm, (1024, 2048, 7, 7)),
     "min of 64 channels": lambda: k.row_reduction(1 << 21, 64, ReduceOp.MIN, outer=True),
     "softmax 393216": lambda: _in_teams(k.softmax_rows(2048, 393_216)),
     "softmax of a middle axis": lambda: _passed(lambda x: torch.log1p((x * 3.0).softmax(1)), (128, 513, 2047)),

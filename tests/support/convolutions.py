@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
+from unittest.mock import patch
 
 import torch
 
@@ -18,6 +19,8 @@ from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_stride
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Reduction, Ref, Role, Store
 from fusepass.codegen.passes.anchors import generate_anchors
+from fusepass.codegen.passes.filled import fill_products
+from fusepass.codegen.passes.halves import scales_of
 from fusepass.codegen.passes.partials import Pieces
 from fusepass.codegen.schedule_convolution import serves
 from fusepass.codegen.schedule_product import serves as serves_product
@@ -45,6 +48,7 @@ class Case:
     halves: bool = False  # scaled ones are multiplied, by groups of warps
     tiled: bool = False  # these in tiles of the input, whatever number of channels
     held: bool = False  # these with weights in registers
+    filled: bool = False  # these of guessed scales, in products that make them themselves
     pointwise: bool = False  # of single positions, as a product of the tensors
     result_last: bool = False  # the result lies channels last
 
@@ -231,10 +235,24 @@ def _generated(
         return facts is None or fits(made, kernel, facts)
 
     warps = 4 if case.halves else case.warps
-    return generate_anchors(
-        program, builder, choose, pieces, warps, halves=case.halves, tiled=case.tiled, held=case.held
-    )
+    kinds = {"halves": case.halves, "tiled": case.tiled, "held": case.held}
+    if not case.filled:
+        return generate_anchors(program, builder, choose, pieces, warps, **kinds)
+    with patch.dict(scales_of.__kwdefaults__, least=0):
+        made = generate_anchors(program, builder, choose, pieces, warps, **kinds)
+    return fill_products(made, builder, lambda program, kernel: True)
 
+
+FILLED = {
+    name: replace(case, precision=Precision.TF32, halves=True, filled=True)
+    for name, case in {
+        "2d": Case((2, 32, 17, 132), 20, (3, 3), (1, 1), (1, 1), (1, 1)),
+        "2d, two chunks of a warp": Case((1, 64, 16, 256), 20, (3, 3), (1, 1), (1, 1), (1, 1)),
+        "2d, transposed, no border behind": Case((2, 32, 17, 128), 64, (3, 3), (1, 1), (2, 1), (1, 1), True),
+        "2d, six chunks, dilated": Case((1, 48, 20, 128), 8, (3, 2), (1, 1), (1, 1), (2, 3)),
+        "3d": Case((1, 32, 2, 30, 128), 12, (1, 3, 3), (1, 1, 1), (0, 1, 0), (1, 1, 1)),
+    }.items()
+}
 
 DEPTHWISE: dict[str, Case] = {
     "depthwise": Case((2, 6, 9, 13), 6, (3, 3), (1, 1), (1, 1), (1, 1), groups=6),
@@ -449,6 +467,8 @@ SAMPLES: dict[str, Callable[[], Program]] = {
         for name in REDUCED
         for over in Over
     },
+    **{f"convolution {name}, filled": functools.partial(generated, case) for name, case in FILLED.items()},
+    "convolution 2d, filled, reduced": functools.partial(generated_pooling, FILLED["2d"], Across.EACH),
     **{
         f"convolution {name}, {precision.value}, halves": functools.partial(
             generated, replace(CASES[name], precision=precision, halves=True)

@@ -83,7 +83,7 @@ void run_block(unsigned count) {
             threads[i].state = State::running;
             swapcontext(&scheduler, &threads[i].context);
             const bool asks = threads[i].state == State::asking;
-            moved |= asks;
+            moved |= asks || threads[i].state == State::running;
             only_asked &= asked && asks;
         }
         rounds = only_asked ? rounds + 1 : 0;
@@ -142,6 +142,7 @@ void give_way() {
     thread_local const auto start = std::chrono::steady_clock::now();
     if (std::chrono::steady_clock::now() - start > std::chrono::minutes(1)) fail("blocks wait for each other for ever");
     std::this_thread::yield();
+    wait(State::running);
 }
 
 unsigned char* dynamic_shared() {

@@ -72,7 +72,7 @@ void check_read(const void* from, std::size_t count);
 // Lets other threads go on until all of those that `at` speaks of wait there.
 void wait(State at);
 
-// Lets another block go on.
+// Lets another block go on, and other threads of this one.
 void give_way();
 
 // Lets other threads of the block go on, before this one asks again whether what it waits for is there.

@@ -19,7 +19,7 @@ from fusepass.codegen.ir.convolution import Convolution, Pooling, Precision
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, Op, Position, ReduceOp, Stat, Window
 from fusepass.codegen.ir.index import Axis, Bound, FloorDiv, Index
-from fusepass.codegen.ir.product import Arithmetic, Operand, Product, Stride, parts_of
+from fusepass.codegen.ir.product import PLACE, Arithmetic, Filling, Operand, Product, Stride, parts_of
 from fusepass.codegen.ir.program import Buffer, Kernel, Partials, Program, Role, Store
 from fusepass.codegen.schedule_convolution.tiles import dimensions
 from tests.support.numpy_ops import APPLY, REDUCE, Array, tf32
@@ -204,6 +204,8 @@ class _Run:
     def _product(self, product: Product) -> Array:
         """The sums of each piece, in float64."""
         pieces, batch, rows, columns = self.kernel.matrix
+        if product.fills and product.filling is not None:
+            self._fill(product.right, product.filling)
         left = self._operand(product.left, batch, rows, product.inner)
         right = self._operand(product.right, batch, columns, product.inner)
         if product.arithmetic is Arithmetic.TF32:
@@ -218,6 +220,22 @@ class _Run:
         outer = rows // (product.apart * self.kernel.col_count)
         found = found.reshape(pieces, batch, outer, self.kernel.col_count, product.apart, columns)
         return np.moveaxis(found, 3, -1).reshape(self.shape)
+
+    def _fill(self, operand: Operand, filling: Filling) -> None:
+        """Packs what an operand is made of where it would be read from; products are rounded to float32 before they are to halves."""
+        source = self._tensor(filling.source).numpy().astype(np.float32)
+        samples, channels, *image = source.shape
+        factors = [self.memory[name].astype(np.float32) for name in filling.factors]
+        with np.errstate(over="ignore", invalid="ignore"):
+            by = factors[0][:, None] * factors[1]
+            by = by.reshape(samples, channels, *(1,) * len(image))
+            halves = (source * np.where(np.isfinite(by), by, np.float32(0))).astype(np.float16)
+        if np.isinf(halves).any() or (~np.isfinite(by) & (source != 0)).any():
+            self.memory[filling.alarm][0] = 1
+        border = [(before, whole - size - before) for size, before, whole in filling.image]
+        padded = np.pad(halves, [(0, 0), (0, 0), *border]).reshape(samples, channels // PLACE, PLACE, -1)
+        packed = np.moveaxis(padded, 2, -1).ravel()
+        self.memory[operand.buffer][: packed.size] = encode(packed, DType.F16)
 
     def _operand(self, operand: Operand, batch: int, rows: int, inner: int) -> Array:
         memory = decode(self.memory[operand.buffer], self.program.buffer(operand.buffer).dtype)

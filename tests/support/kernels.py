@@ -372,6 +372,28 @@ def batch_norm_2d(n: int, c: int, hw: int) -> Program:
     return program("bn_2d", buffers, stats, apply)
 
 
+def channel_differences(n: int, c: int, hw: int, dtype: DType = F32) -> Program:
+    """Differences from the mean over all but the channels of n x c x hw; also stores the mean and the spread per channel."""
+    b = Builder()
+    image, channel, place = Axis("n", n), Axis("c", c), Axis("hw", hw)
+    index = at((image, c * hw), (channel, hw), (place, 1))
+    x = b.cast(b.load("x", index, dtype), F32)
+    moments = Reduction("moments", ReduceOp.MOMENTS, (x,), F32)
+    mean, m2 = b.stat("moments", 0, F32), b.stat("moments", 1, F32)
+    variance = b.apply(Op.DIV, m2, b.const(max(n * hw, 1), F32))
+    kernel = Kernel(
+        "differences",
+        (channel,),
+        (image, place),
+        ((moments,),),
+        (Store("mean", axis_index(channel), mean), Store("var", axis_index(channel), variance)),
+        (Store("y", index, b.apply(Op.SUB, x, mean)),),
+        ("sub",),
+    )
+    buffers = [given("x", [n, c, hw], dtype), result("y", [n, c, hw], dtype), result("mean", [c]), result("var", [c])]
+    return program("differences", buffers, kernel)
+
+
 def batch_norm_1d(n: int, c: int) -> Program:
     """BatchNorm1d on n x c: statistics over the batch, whose rows are neighbours in memory."""
     b, image, channel = Builder(), Axis("n", n), Axis("c", c)
@@ -428,6 +450,14 @@ def merge_moments(rows: int, pieces: int) -> Program:
 def in_teams(made: Program, members: int, teams: int) -> Program:
     """`made` with the rows of its kernels shared by `teams` teams of `members` blocks."""
     shared = form_teams(made, Builder(), lambda program, kernel: (members, teams))
+    verify(shared)
+    return shared
+
+
+def in_strips(made: Program, members: int, teams: int, strip: int) -> Program:
+    """The same, so many rows at a time."""
+    size = members, teams, strip
+    shared = form_teams(made, Builder(), lambda program, kernel: None, strips=lambda program, kernel: size)
     verify(shared)
     return shared
 
@@ -539,6 +569,10 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "team_layer_norm_ring_f16": lambda: in_teams(layer_norm(7, 1 << 22, F16), 66, 2),
     "team_layer_norm_ring_plain": lambda: in_teams(layer_norm(6, 300_004, weighted=False), 10, 2),
     "team_layer_norm_ring_anywhere": lambda: in_teams(layer_norm(6, 300_001, weighted=False), 10, 2),
+    "strips_batch_norm_1d": lambda: in_strips(batch_norm_1d(4000, 1024), 8, 4, 64),
+    "strips_batch_norm_1d_part": lambda: in_strips(batch_norm_1d(999, 100), 2, 1, 64),
+    "strips_small_images": lambda: in_strips(channel_differences(300, 60, 49), 3, 4, 8),
+    "strips_small_images_f16": lambda: in_strips(channel_differences(200, 64, 49, F16), 4, 2, 8),
     "team_softmax": lambda: in_teams(softmax_rows(40, 60_000), 3, 16),
     "team_softmax_of_all_blocks": lambda: in_teams(softmax_rows(3, 100_000), 200, 1),
 }

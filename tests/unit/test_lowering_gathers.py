@@ -150,6 +150,39 @@ def test_a_place_is_checked_once_per_row() -> None:
     assert any(line.startswith("for") for line in lines[check + 1 :])
 
 
+TRUTHS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "compared": lambda y, i, m: (y > 0.25).long(),
+    "compared, wrapped and counted from the end": lambda y, i, m: (y > 0.25).long() % 4 - 2,
+    "chosen": lambda y, i, m: torch.where(y > 0.25, 3, 2),
+    "chosen twice": lambda y, i, m: torch.where(y > 0.25, torch.where(y > 1, 3, 2), torch.where(y < -1, 3, 2)),
+    "negated": lambda y, i, m: 1 - (y > 0.25).int(),
+    "added": lambda y, i, m: (y > 0.25).long() + (y > 1),
+    "multiplied": lambda y, i, m: (y > 0.25) * 3,
+    "a sign": lambda y, i, m: y.relu().sign().long(),
+    "a sign of integers": lambda y, i, m: i.relu().sign(),
+    "stored": lambda y, i, m: m.long(),
+    "stored, and another": lambda y, i, m: (m & (y < 1)).long(),
+    "a bit": lambda y, i, m: i & 1,
+    "a remainder": lambda y, i, m: i % 2,
+    "a quotient": lambda y, i, m: (i & 3) // 2,
+    "clamped": lambda y, i, m: i.clamp(0, 1),
+    "of integers": lambda y, i, m: (i > 2).long(),
+}
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("name", TRUTHS)
+def test_a_truth_value_as_a_place(name: str) -> None:
+    """GCC 12 gathers by the mask that a comparison of vectors gives, in which true is -1, where a place is one as a number."""
+    model = Functional(lambda x, *others: x[TRUTHS[name](*others)])
+    x, y = torch.randn(4), torch.randn(37, generator=torch.Generator().manual_seed(3))
+    with override(debug=True, algebra="off", tune="off"), torch.no_grad():
+        fused = fusepass.optimize(model)
+        inputs = x, y, (y * 9).int(), y > 0
+        assert torch.equal(fused(*inputs), model(*inputs))
+        assert fused.report().fused_share == 1
+
+
 FOR_A_GPU = ["embedding", "gather", "summed", "bilinear", "indices apart"]
 PADDED = ["computed places, then padded", "looked up, then padded"]
 

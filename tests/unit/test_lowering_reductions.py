@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from math import inf, nan
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+import fusepass
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import generate
+from fusepass.codegen.lowering.lower import lower
 from fusepass.codegen.lowering.tensor import Unsupported
-from tests.support.regions import NO_SPLIT, TINY, region
+from fusepass.codegen.lowering.tracer import Spec
+from tests.support.emulate import emulate
+from tests.support.regions import NO_SPLIT, TINY, memory_of, region, trace
 
 NAN, INF = float("nan"), float("inf")
 DIMS = (0, -1, (0, 1), (0, 2), (0, 1, 2))
@@ -144,6 +152,44 @@ def test_variance_without_freedom() -> None:
     """NaN for one value, infinity where the correction exceeds the count, as in PyTorch."""
     x = torch.randn(2, 1, 3, dtype=torch.float64)
     region(lambda x: [x.var(1), x.var(0, correction=2), x.var(2, correction=5), torch.std_mean(x, 1)[1]], x).check()
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dim", [0, 1], ids=["outer", "inner"])
+@pytest.mark.parametrize("size", [1, 2, 5, 33, 700])
+def test_a_mean_beside_a_variance_moves_on_from_infinities(size: int, dim: int, dtype: torch.dtype) -> None:
+    """As eager's, it is NaN, but for one infinity that comes last."""
+    found = torch.randn(12, size, dtype=dtype, generator=torch.Generator().manual_seed(5))
+    for row, places in enumerate([(0,), (size // 2,), (-2,), (-1,), (0, -1), (-2, -1), ()]):
+        found[row, [place for place in places if -size <= place]] = inf
+    found[7, -1] = -inf
+    found[8, 0], found[8, -1] = -inf, inf
+    found[9, size // 2] = nan
+    x = found if dim else found.t().contiguous()
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.std_mean(x, dim)[1].neg() * 2
+
+    with torch.no_grad():
+        fused = fusepass.optimize(Model(), tune="off")
+        torch.testing.assert_close(fused(x), Model()(x), equal_nan=True)
+        assert fused.report().fused_share == 1
+
+
+def test_a_mean_beside_a_variance_on_a_gpu() -> None:
+    """NaN wherever there is an infinity: at which place eager keeps one, only its kernel knows."""
+    x = torch.randn(3, 40, generator=torch.Generator().manual_seed(5))
+    x[0, 20] = x[1, -1] = inf
+    graph, _ = trace(lambda x: torch.var_mean(x, 1)[1] * 2, x)
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            node.meta["val"] = Spec.of(x, torch.device("cuda"))
+    program, builder = lower(graph, "region", ["x"])
+    generated = generate(program, builder, DeviceFacts.h200())
+    (found,) = emulate(generated.program, generated.source, {"x": memory_of(x)}).values()
+    np.testing.assert_allclose(found[:3], [nan, nan, 2 * x[2].mean()], rtol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(3, 0, 4), (2, 0)])

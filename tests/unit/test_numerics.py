@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusepass.numerics import Comparison, check, compare, observe, reference
@@ -314,3 +315,19 @@ def test_numbers_that_are_one_in_memory_stay_one(same: bool) -> None:
     """Roundings of many numbers average out, that of one number in many places does not."""
     x = torch.ones(1, 1).expand(4096, 1) if same else torch.ones(4096, 1)
     assert check(Norm(), lambda x: x.norm() * (1 + 6e-7), (x,)).ok is same
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_what_forward_makes_of_integers_meets_a_parameter_in_float64(autocast: bool) -> None:
+    class Logarithms(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                return super().forward(x.log())
+
+    model, x = Logarithms(5, 4), torch.arange(1, 16, dtype=torch.int32).view(3, 5)
+    outcome = check(model, model, (x,))
+    assert outcome.ok, outcome.explain()
+    exact = reference(model, (x,))
+    assert exact.dtype is torch.float64
+    torch.testing.assert_close(exact, F.linear(x.double().log(), model.weight.double(), model.bias.double()))
+    assert torch.get_default_dtype() is torch.float32

@@ -72,6 +72,9 @@ FIRES = {
     "sums of parameters": Case(
         SHIFT, lambda x, w, b, p: batch_norm((F.conv2d(x, w, b) - p) * p * 2 + 1, b, b, b), (X, W, B, P)
     ),
+    "nothing, scaled": Case(
+        SHIFT, lambda x, w, s: F.layer_norm((F.conv2d(x, w) + 0) * s, (6, 5, 6)), (X, W, (3, 1, 1, 1))
+    ),
     "a number": Case(SHIFT, lambda x: batch_norm(x.sin() + 3, None, None, torch.ones(4, dtype=x.dtype)), (X,)),
     "norm by sample": Case(SHIFT, lambda x, w, b: instance_norm(F.conv2d(x, w, b)), (X, W, B)),
     "affine norm by sample": Case(SHIFT, lambda x, w, b: instance_norm(F.conv2d(x, w, b), b, b), (X, W, B)),

@@ -92,7 +92,7 @@ def test_every_schedule_fits_the_device_and_covers_the_kernel(name: str, aligned
 def check_fits(plan: Schedule, kernel: Kernel) -> None:
     """Assert that an H200 can launch `plan`, and that its threads reach all points of `kernel`."""
     assert 32 <= plan.threads <= 1024
-    assert plan.threads % 32 == 0 or plan.walk is Walk.PATCH
+    assert plan.threads % 32 == 0 or plan.walk is Walk.PATCH or plan.span > 1
     assert plan.shared_bytes <= H200.shared_bytes_per_block - 1024
     rows, cols = kernel.row_count, kernel.col_count
     match plan.walk:
@@ -113,6 +113,9 @@ def check_fits(plan: Schedule, kernel: Kernel) -> None:
         case Walk.INNER if plan.members > 1:
             assert plan.members * plan.part * plan.width >= cols
             assert 0 < plan.kept <= plan.part
+        case Walk.OUTER if plan.members > 1:
+            assert plan.members * plan.part * plan.span >= cols > (plan.members - 1) * plan.part * plan.span
+            assert plan.turns <= plan.ahead < min(3 * plan.turns, plan.ring)
         case Walk.INNER if plan.cluster > 1:
             assert plan.blocks == rows * plan.cluster
             assert plan.cluster * plan.part >= plan.vectors(cols)

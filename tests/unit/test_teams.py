@@ -55,6 +55,7 @@ MODELS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] =
     "batch norm": (lambda x, *weights: F.batch_norm(x, None, None, *weights, True), (3, 2, 33, 44), (2,)),
     "batch norm, odd": (lambda x, *_: F.batch_norm(x, None, None, None, None, True).relu(), (5, 1, 29, 31), ()),
     "runs that begin anywhere": (lambda x, *_: F.batch_norm(x, None, None, None, None, True), (7, 3, 15, 27), ()),
+    "long runs that begin anywhere": (lambda x, *_: F.batch_norm(x, None, None, None, None, True), (4, 3, 33, 37), ()),
     "runs with a number each": (lambda x, w, _: (x - x.mean((0, 2), keepdim=True)) * w, (9, 4, 343), (9, 1, 1)),
     "layer norm inside": (lambda x, *w: F.layer_norm(x * 2 - 1, x.shape[1:], *w).tanh() + x, (3, 5, 999), (5, 999)),
     "windows": (lambda x, *_: F.group_norm(F.avg_pool2d(x, 3, 2, 1), 2), (2, 4, 41, 58), ()),
@@ -137,6 +138,12 @@ RINGS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], tup
     "no column for a block": (lambda x, *_: F.layer_norm(x, x.shape[1:]), (3, 8), (), (3, 1), "a ring of 6 places"),
     "runs that begin anywhere": (
         lambda x, *w: F.batch_norm(x, None, None, *w, True), (14, 5, 31, 33), (5,), (2, 2), "runs of 1023 begin anywhere"
+    ),
+    "long runs that begin anywhere": (
+        lambda x, *w: F.batch_norm(x, None, None, *w, True), (13, 5, 35, 31), (5,), (2, 2), "runs of 1085 begin anywhere"
+    ),
+    "long runs of halves that begin anywhere": (
+        lambda x, *w: F.batch_norm(x, None, None, *w, True), (9, 5, 47, 49), (5,), (2, 2), "runs of 2303 begin anywhere"
     ),
     "rows of halves that begin anywhere": (
         lambda x, *_: F.layer_norm(x, x.shape[1:]), (5, 14_003), (), (2, 2), "rows begin anywhere"

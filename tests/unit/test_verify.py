@@ -97,7 +97,7 @@ BROKEN: dict[str, Callable[[], Program]] = {
     "later: an alarm that is no condition per element": lambda: replace(
         PROGRAM, kernels=(KERNEL, replace(READER, alarm=Alarm("t", b.load("t", i, F32))))
     ),
-    "k: an anchor, or rows that blocks share, in a kernel that may not run": lambda: with_kernel(
+    "k: a convolution, or rows that blocks share, in a kernel that may not run": lambda: with_kernel(
         when="x", team=Team(2, 1, "t")
     ),
     "later reads gone before it is written": lambda: replace(PROGRAM, kernels=(KERNEL, replace(READER, when="gone"))),

@@ -110,6 +110,39 @@ inline void begin_copy_bytes(void* to, const void* from, int real) {
     std::memset(to, 0x5a, Bytes);
 }
 
+template <bool Aligned>
+inline void load_quad(float (&to)[4], const float* from) {
+    if (Aligned && reinterpret_cast<std::uintptr_t>(from) % sizeof to) emulation::fail("four numbers that are not aligned");
+    emulation::check_read(from, sizeof to);
+    std::memcpy(to, from, sizeof to);
+}
+
+inline uint32_t pack_halves(float first, float second) {
+    half halves[2];
+    round_to(first, halves[0]);
+    round_to(second, halves[1]);
+    uint32_t made;
+    std::memcpy(&made, halves, sizeof made);
+    return made;
+}
+
+inline uint32_t largest_halves(uint32_t halves, uint32_t others) {
+    const auto larger = [](uint32_t one, uint32_t other) { return other <= 0x7c00 && other > one ? other : one; };
+    return larger(halves >> 16, others >> 16 & 0x7fff) << 16 | larger(halves & 0xffff, others & 0x7fff);
+}
+
+constexpr uint32_t infinite_half = 0x7c00;
+inline bool has_infinity(uint32_t halves) { return halves >> 16 == infinite_half || (halves & 0xffff) == infinite_half; }
+
+template <int Count>
+inline void leave_registers() {
+    static_assert(Count % 8 == 0 && Count >= 24 && Count <= 256);
+}
+template <int Count>
+inline void take_registers() {
+    static_assert(Count % 8 == 0 && Count >= 24 && Count <= 256);
+}
+
 inline void end_copies() { copies[threadIdx.x].emplace_back(); }
 
 template <int Groups>

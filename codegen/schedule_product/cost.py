@@ -1,0 +1,62 @@
+"""How long the kernel of a matrix product takes, by estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, prod
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.expr import Apply, Expr, walk
+from fusepass.codegen.ir.ops import CHEAP
+from fusepass.codegen.ir.product import Arithmetic, Product
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.schedule_product.tiles import Tiling
+
+# FLOP per second and multiprocessor of the best tile, by warps on their own (mma.sync) and by groups of them (wgmma), measured on
+# an H200: 1024 x 8192 x 8192 for float32, 4096 x 4096 x 4096 for the others.
+_RATES = {
+    False: {Arithmetic.TF32_THREE: 58.7e12 / 132, Arithmetic.TF32: 155e12 / 132, Arithmetic.HALVES: 349e12 / 132},
+    True: {Arithmetic.TF32_THREE: 113e12 / 132, Arithmetic.TF32: 245e12 / 132, Arithmetic.HALVES: 663e12 / 132},
+}
+_ALONE = 0.8  # of the blocks that a multiprocessor can hold, it needs for its rate
+_STREAMS = 0.6  # of the multiprocessors must copy to reach the memory's rate
+_ISSUED = 4.8e9  # instructions of a warp that a multiprocessor issues in a second while it works on what follows sums, measured
+_COSTLY, _PHASE = 12, 8  # instructions of an operation that is not cheap, and of taking and reducing a value
+_HIDDEN = 0.5  # of what follows sums, where another block, or group of warps, multiplies meanwhile
+# Of its rate a tile reaches that takes each place of a run by itself, which has no neighbour in its row.
+_TORN_RUNS = 0.5
+
+
+def seconds_of(kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tiling, blocks: int) -> float:
+    """Seconds: the multiprocessor with most blocks, or memory if that takes longer."""
+    product = kernel.anchor
+    assert isinstance(product, Product)
+    one = 2 * tiling.rows * tiling.columns * min(product.length, product.inner)
+    each = max(ceil(blocks / facts.multiprocessors), _ALONE * tiling.resident)
+    share = tiling.share * (_TORN_RUNS if product.runs and not tiling.runs else 1)
+    computing = each * one / (_RATES[tiling.groups][product.arithmetic] * share)
+    written = {store.buffer for store in kernel.stores}  # partial results, of which there are few, decide nothing
+    moved = sum(program.buffer(name).nbytes for name in kernel.reads | written)
+    idle = max(_STREAMS * facts.multiprocessors / blocks, 1.0) if blocks else 1.0
+    following = _following(kernel, facts) * (_HIDDEN if tiling.resident > 1 or tiling.turns else 1)
+    starting = tiling.staying(product.runs) * facts.multiprocessors / facts.bandwidth if product.runs else 0.0
+    return max(starting + computing + following, idle * moved / facts.bandwidth)
+
+
+def _following(kernel: Kernel, facts: DeviceFacts) -> float:
+    """Seconds for what a kernel does behind its sums, where multiplying halves may take no longer than that."""
+    assert isinstance(kernel.anchor, Product)
+    if kernel.anchor.arithmetic is not Arithmetic.HALVES:
+        return 0.0
+    phases = [[value for each in sweep for value in each.values] for sweep in kernel.sweeps]
+    phases += [[store.value for store in kernel.stores]] if kernel.stores else []
+    phases += [[kernel.partials.value]] if kernel.partials else []
+    each = sum(_PHASE + _instructions(phase) for phase in phases)
+    once = _instructions([store.value for store in kernel.row_stores])
+    count = prod(kernel.matrix[1:]) * (each + once / kernel.col_count)
+    return count / 32 / (_ISSUED * facts.multiprocessors)
+
+
+def _instructions(roots: Sequence[Expr]) -> int:
+    done = [node for node in walk(*roots) if isinstance(node, Apply)]
+    return sum(1 if node.op in CHEAP else _COSTLY for node in done)
