@@ -512,6 +512,7 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "layer_norm_1003_f16": lambda: layer_norm(200, 1003, F16),
     "layer_norm_20003": lambda: layer_norm(40, 20_003),
     "layer_norm_registers": lambda: layer_norm(12, 49_152),
+    "layer_norm_staged_bf16": lambda: layer_norm(330, 40_000, BF16),
     "cluster_softmax": lambda: in_clusters(softmax_rows(8, 65_536)),
     "cluster_layer_norm_odd": lambda: in_clusters(layer_norm(6, 57_001)),
     "layer_norm_shared": lambda: layer_norm(264, 53_248),
