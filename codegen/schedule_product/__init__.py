@@ -106,13 +106,16 @@ def fills(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     That is so where each place is made once, for all rows, and four neighbours of a channel are loaded at once.
     """
     product, filling = _product(kernel), _product(kernel).filling
-    if filling is None or facts.capability < _LEAST_CAPABILITY or not serves(program, kernel, facts):
+    if filling is None or facts.capability < _LEAST_CAPABILITY:
         return False
-    plan = schedule_product(replace(kernel, anchor=replace(product, fills=False)), program, facts)
+    packed = replace(kernel, anchor=replace(product, fills=False))
+    plan, read = (schedule_product(each, program, facts) for each in (kernel, packed))
+    if plan is None or read is None or not read.tiling.chained or plan.tiles[0] > 1:
+        return False
+    # Both leave partial results, the one that reads behind an alarm.
+    if plan.pieces != read.pieces or prod(size for *_, size in filling.image) >= _MAX_INT:
+        return False
     last, _, _ = filling.image[-1]
-    images = prod(size for *_, size in filling.image) < _MAX_INT
-    if plan is None or not plan.tiling.chained or plan.tiles[0] > 1 or not images:
-        return False
     return not any(number % QUAD for number in (last, filling.sample, filling.channel))
 
 

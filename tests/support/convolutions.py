@@ -468,7 +468,6 @@ SAMPLES: dict[str, Callable[[], Program]] = {
         for over in Over
     },
     **{f"convolution {name}, filled": functools.partial(generated, case) for name, case in FILLED.items()},
-    "convolution 2d, filled, reduced": functools.partial(generated_pooling, FILLED["2d"], Across.EACH),
     **{
         f"convolution {name}, {precision.value}, halves": functools.partial(
             generated, replace(CASES[name], precision=precision, halves=True)
