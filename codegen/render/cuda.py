@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.convolution import Convolution, ScaledWeights
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
+from fusepass.codegen.render.cuda_headers import INDIRECT, Plan, headers_of
 from fusepass.codegen.render.cuda_held_pairs import PairsWriter
 from fusepass.codegen.render.cuda_kernel import kernel_body
 from fusepass.codegen.render.cuda_product import product_body
@@ -33,37 +33,6 @@ from fusepass.codegen.schedule_product import ProductSchedule, schedule_product
 from fusepass.codegen.source import Source, Target
 from fusepass.errors import ScheduleError
 
-_INCLUDED = ("fp_index.h", "fp_launch.cuh", "fp_merge.cuh", "fp_vector.cuh")
-_HEADERS = (
-    *_INCLUDED,
-    "fp_cast.h",
-    "fp_common.h",
-    "fp_functions.h",
-    "fp_half.h",
-    "fp_libm.h",
-    "fp_scalar.h",
-    "fp_states.h",
-)
-_COPIES = ("fp_instructions.cuh",)  # for kernels that stage what they load
-_TEAMS = ("fp_instructions.cuh", "fp_team.cuh")  # for kernels whose rows are shared by blocks
-_STRIPS = ("fp_strips.cuh",)  # for those that take several rows at once
-_CLUSTERS = ("fp_cluster.cuh",)  # for kernels whose rows are shared by the blocks of a cluster
-_FETCHES = ("fp_instructions.cuh", "fp_team.cuh")  # for those whose blocks copy their next row ahead
-_PRODUCTS = ("fp_instructions.cuh", "fp_product.cuh")  # for kernels with an anchor
-_CONVOLUTION_GROUPS = ("fp_wgmma.cuh", "fp_group.cuh")  # which is a convolution that four warps multiply together
-_PLACES = ("fp_wgmma_places.cuh", "fp_places.cuh")  # of scaled halves
-_SCALED = ("fp_scaled.cuh",)  # which the kernel makes of its input
-_HELD = ("fp_instructions.cuh", "fp_product.cuh", "fp_scaled.cuh", "fp_held.cuh")  # for weights in registers
-_SPARSE = ("fp_wgmma.cuh", "fp_wgmma_sparse.cuh", "fp_sparse.cuh")  # by four warps together
-_PARTIALS = ("fp_partials.cuh",)  # for those that reduce over positions, or along the last axis
-_MATRICES = ("fp_matmul.cuh",)  # which is a product of matrices
-_MATRIX_GROUPS = ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")  # that four warps multiply together
-_MATRIX_RUNS = ("fp_matmul_runs.cuh",)  # whose columns are neighbours in memory
-_MATRIX_TURNS = ("fp_barriers.cuh", "fp_matmul_fill.cuh", "fp_matmul_turns.cuh")  # by groups of warps that take turns
-_STAGED = ("fp_barriers.cuh",)  # for what bulk copies bring to shared memory
-_REPLAYS = ("fp_replay.cuh",)  # for programs that launch more than once
-
-Plan = Schedule | ConvolutionSchedule | ProductSchedule
 _MOST_WAITING = 1 << 10  # blocks of a kernel that may have nothing to do
 
 
@@ -119,25 +88,17 @@ def render_cuda(
     names = Identifiers()
     entry = names.exact(f"run_{program.name}")
     pointers = {buffer.name: names.exact(buffer.name) for buffer in program.arguments}
-    kernels, launches = [], []
-    sparse = groups = runs = turns = patches = fetches = clusters = staged = False
+    kernels, launches, plans = [], list[str](), list[Plan]()
     ranks = {kernel.name: arrangement.rank_of(number) for number, kernel in enumerate(program.kernels)}
     launched = [kernel for kernel in program.kernels if not is_empty(kernel)]
     for number, kernel in enumerate(launched):
         plan = _plan(kernel, program, facts, aligned, general, ranks[kernel.name])
         if kernel.team is not None and isinstance(plan, Schedule) and plan.members == 1:  # each block for itself
             launched[number] = kernel = replace(kernel, team=None)
-        patches = patches or (isinstance(plan, Schedule) and plan.walk is Walk.PATCH)
-        fetches = fetches or (isinstance(plan, Schedule) and plan.fetches)
-        clusters = clusters or (isinstance(plan, Schedule) and plan.cluster > 1)
-        staged = staged or (isinstance(plan, Schedule) and plan.staged > 0)
+        plans.append(plan)
         name = names.exact(kernel.name)
         kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
         launches += _launch(kernel, name, program, plan, pointers, names.copy())
-        sparse |= isinstance(plan, SparseSchedule)
-        groups |= isinstance(plan, ProductSchedule) and plan.tiling.groups
-        runs |= isinstance(plan, ProductSchedule) and plan.tiling.runs
-        turns |= isinstance(plan, ProductSchedule) and plan.tiling.turns > 0
     zeroed = sum(kernel.team is not None for kernel in launched)
     replay = None
     if len(launched) + zeroed > 1 and not general:
@@ -150,33 +111,11 @@ def render_cuda(
             launches=len(launched) + zeroed,
             arguments=zeroed + sum(len(_touched(kernel, program)) for kernel in launched),
         )
-    anchors = [kernel.anchor for kernel in program.kernels if kernel.anchor is not None]
-    headers = [*_INCLUDED]
-    headers += _PRODUCTS if anchors else ()
-    headers += _CONVOLUTION_GROUPS if any(isinstance(a, Convolution) and a.warps > 1 for a in anchors) else ()
-    headers += _PLACES if any(isinstance(a, Convolution) and a.halves is not None for a in anchors) else ()
-    headers += (
-        _SCALED if any(isinstance(a, Convolution) and isinstance(a.halves, ScaledWeights) for a in anchors) else ()
-    )
-    headers += _HELD if any(isinstance(a, Convolution) and a.held for a in anchors) else ()
-    headers += _SPARSE if sparse else ()
-    along = any(isinstance(a, Convolution) and a.column > 1 for a in anchors)
-    headers += _PARTIALS if along or any(kernel.partials is not None for kernel in program.kernels) else ()
-    headers += _MATRICES if any(isinstance(a, Product) for a in anchors) else ()
-    headers += _MATRIX_GROUPS if groups else ()
-    headers += _MATRIX_RUNS if runs else ()
-    headers += _MATRIX_TURNS if turns else ()
-    headers += _COPIES if patches else ()
-    headers += _TEAMS if any(kernel.team is not None for kernel in program.kernels) else ()
-    headers += _STRIPS if any(kernel.team is not None and kernel.team.strip > 1 for kernel in program.kernels) else ()
-    headers += _CLUSTERS if clusters else ()
-    headers += _FETCHES if fetches else ()
-    headers += _STAGED if staged else ()
-    headers += _REPLAYS if replay else ()
+    headers = headers_of(list(zip(launched, plans, strict=True)), replays=replay is not None)
     library = _LibraryText(
         title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
         comment=_buffer_comments(program),
-        headers=tuple(dict.fromkeys(headers)),
+        headers=headers,
         kernels=tuple(kernels),
         entry=entry,
         parameters=with_slot([f"void* {pointers[buffer.name]}" for buffer in program.arguments], Slot.ENTRY),
@@ -185,7 +124,7 @@ def render_cuda(
     )
     marked = fill("cuda/library.cu.j2", library=library)
     text = marked if general else plain(marked)
-    included = tuple(sorted({*_HEADERS, *headers}))
+    included = tuple(sorted({*INDIRECT, *headers}))
     name = program.name + arrangement.suffix
     return Source(name, entry, Target.CUDA, text, included, facts.arch, replay=replay.name if replay else None)
 
