@@ -32,7 +32,7 @@ class Staged:
             raise RenderError(f"{frame.kernel.name} stages {sum(sizes)} bytes, not {plan.shared_bytes}")
         lines = [f"extern __shared__ __align__(16) unsigned char {self._pool}[];"]
         lines.append(f"__shared__ fp::Barrier {self._barrier};")
-        inner.lines += [f"fp::make_barrier(&{self._barrier}, 1);", "fp::publish_barriers();"]
+        made = [f"fp::make_barrier(&{self._barrier}, 1);", "fp::publish_barriers();"]
         inner.lines.append(f"fp::arrive_before(&{self._barrier}, {sum(sizes)});")
         start = 0
         for load, nbytes in zip(self._loads, sizes, strict=True):
@@ -42,7 +42,8 @@ class Staged:
             source = f"{frame.pointers[load.buffer]} + {inner.operand(frame.first_lane(load.index))}"
             inner.lines.append(f"fp::begin_long_copy({place}, {source}, {nbytes}, &{self._barrier});")
             start += nbytes
-        return [*lines, *block("if (threadIdx.x == 0)", inner.lines)]
+        one = "if (threadIdx.x == 0)"  # of a warp that meets in between: racecheck takes all of it for the maker of the barrier
+        return [*lines, *block(one, made), "__syncwarp();", *block(one, inner.lines)]
 
     def awaited(self) -> list[str]:
         """All threads wait for the copies."""

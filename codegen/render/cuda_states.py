@@ -231,13 +231,13 @@ def asked(frame: Frame, states: Sequence[State], names: Sequence[str]) -> list[s
 
 def found(frame: Frame, states: Sequence[State], names: Sequence[str], asked: Sequence[str] = ()) -> list[str]:
     """All warps find the states of the team's blocks and merge them, into variables with these `names`; `asked` has what was there."""
-    offsets, lines = exchange_places(frame), list[str]()
+    # A ring's last turns have nothing to sweep, so no barrier since the one before read what is written here. It comes before threads look
+    # each for its own: nvcc 13 moves shuffles from behind a barrier before it, where these threads need not have met again.
+    offsets, lines = exchange_places(frame), ["__syncthreads();"] if asked else []
     shared = [frame.names.exact(f"{state.name}_of_team") for state in states]
     for state, place, name, left in zip(states, shared, names, asked or ("",) * len(names), strict=True):
         lines.append(f"__shared__ fp::Slots<{state.type}, {frame.schedule.lanes // 32}> {place};")
         lines.append(f"{name} = {frame.team}.find<{offsets[state.reduction.name]}, {state.type}>({left});")
-    # A ring's last turns have nothing to sweep, so no barrier since the one before read these.
-    lines += ["__syncthreads();"] if asked else []
     lines += [f"fp::leave_warp({place}, {name});" for place, name in zip(shared, names, strict=True)]
     lines += [f"{frame.team}.next();", "__syncthreads();"]
     return [*lines, *(f"fp::gather_warps({place}, {name});" for place, name in zip(shared, names, strict=True))]
