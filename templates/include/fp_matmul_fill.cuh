@@ -147,9 +147,10 @@ private:
 
     __device__ __forceinline__ void make(unsigned char* to, const float (&made_of)[8][quad], const Segment& segment, int round) {
         const int chunk = chunk_at(round), at = element_at(segment, round);
-        const bool real = chunk < Chunks && at < segment.end;
+        if (chunk >= Chunks) return;  // the warp has no factors of it, either
+        const bool real = at < segment.end;
         const int place = Image::place_of(at) - segment.first;
-        const Vec<float, 8> by = factors_of(chunk < Chunks ? chunk : 0);
+        const Vec<float, 8> by = factors_of(chunk);
         if (beyond && real) {
 #pragma unroll
             for (int i = 0; i < quad; ++i) {
