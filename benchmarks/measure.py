@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -37,9 +38,10 @@ def interleaved(
     device: torch.device,
     seconds: float,
 ) -> dict[str, Timing]:
-    """Times each call in turn, round after round, until `seconds` are over; between 5 and 100 rounds.
+    """Times all calls, round after round, until `seconds` are over; between 5 and 100 rounds.
 
-    `refresh` draws new inputs before each round. Interleaving lets clocks and heat touch all calls alike.
+    `refresh` draws new inputs before each round. Interleaving lets clocks and heat touch all calls alike; each round has an order
+    of its own, as what ran before, torch.compile most of all, leaves the processor's caches to the next.
     """
     clock = _cuda_ms if device.type == "cuda" else _cpu_ms
     flush = _flusher(device)
@@ -47,12 +49,13 @@ def interleaved(
         for _ in range(WARM_UPS):
             call()
     samples: dict[str, list[float]] = {name: [] for name in calls}
+    order = random.Random(0)
     end = time.perf_counter() + seconds
     for done in range(100):
         if done >= 5 and time.perf_counter() > end:
             break
         refresh()
-        for name, call in calls.items():
+        for name, call in order.sample(list(calls.items()), len(calls)):
             flush()
             samples[name].append(clock(call))
     return {name: Timing.of(values) for name, values in samples.items()}
