@@ -1,8 +1,8 @@
 """The memory through which a team of blocks exchanges reduction states: where what stands, in bytes.
 
-For each reduction, two turns of one state per block of each team, each 32 bits of it beside the number of their turn. A
-state is written two turns after it was read at the earliest (see `fp_team.cuh`). Of strips of rows, four turns of such states for each
-row (see `fp_strips.cuh`).
+For each reduction, two turns of one state per block of each team, each 32 bits of it beside the number of their turn; a state
+of two words or more takes a multiple of 16 bytes, so that two words go in one access. A state is written two turns after it was
+read at the earliest (see `fp_team.cuh`). Of strips of rows, four turns of such states for each row (see `fp_strips.cuh`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from fusepass.codegen.ir.program import Kernel, Reduction
 
 _TURNS = 2
 _TURNS_OF_STRIPS = 4
-_TAGGED = 2  # times what a state takes: each word has the number of its turn beside it
+_WORD = 4
+_TAGGED = 2 * _WORD  # a word of a state, and the number of its turn beside it
 _ALIGNMENT = 16
 
 
@@ -38,6 +39,11 @@ def _offsets(kernel: Kernel, states: int) -> Iterator[tuple[str, int]]:
     at = 0
     for reduction in kernel.reductions:
         yield reduction.name, at
-        room = states * _TAGGED * state_bytes(reduction)
-        at += -(-room // _ALIGNMENT) * _ALIGNMENT
+        room = _TAGGED * -(-state_bytes(reduction) // _WORD)
+        room = _aligned(room) if room > _TAGGED else room
+        at += _aligned(states * room)
     yield "", at
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

@@ -164,10 +164,7 @@ public:
     template <int Offset, typename Shown>
     __device__ __forceinline__ void leave(int strip, int row, const Shown& state) {
         const unsigned turn = turn_of(strip);
-        const Words<Shown> words(state);
-        std::uint64_t* to = place<Offset, Shown>(turn, row, member);
-#pragma unroll
-        for (int i = 0; i < Words<Shown>::count; ++i) leave_word(to + i, words.words[i], turn);
+        Left<Shown>::leave(place<Offset, Shown>(turn, row, member), state, turn);
     }
 
     // What there is of a strip's states that the thread is to find, as it stands now.
@@ -212,31 +209,18 @@ private:
     template <int Offset, typename Shown>
     __device__ __forceinline__ std::uint64_t* place(unsigned turn, int row, int of) const {
         const int first = ((int(turn % 4) * Teams + number) * Members + of) * Rows + row;
-        return reinterpret_cast<std::uint64_t*>(exchange_ + Offset) + first * Words<Shown>::count;
+        return reinterpret_cast<std::uint64_t*>(exchange_ + Offset) + first * Left<Shown>::places;
     }
 
     template <int Offset, typename Shown>
     __device__ __forceinline__ Left<Shown> look_at(unsigned turn, int look) const {
-        Left<Shown> left;
-        const std::uint64_t* from = place<Offset, Shown>(turn, threadIdx.x % Rows, member_of(look));
-#pragma unroll
-        for (int i = 0; i < Words<Shown>::count; ++i) left.numbers[i] = fp::look(from + i);
-        return left;
+        return Left<Shown>::at(place<Offset, Shown>(turn, threadIdx.x % Rows, member_of(look)));
     }
 
     template <int Offset, typename Shown>
     __device__ __forceinline__ Shown await(unsigned turn, int look, Left<Shown> left) const {
-        Words<Shown> words{Shown()};
-        while (true) {
-            bool all = true;
-#pragma unroll
-            for (int i = 0; i < Words<Shown>::count; ++i) {
-                words.words[i] = static_cast<unsigned>(left.numbers[i]);
-                all &= static_cast<unsigned>(left.numbers[i] >> 32) == turn;
-            }
-            if (all) return words.state();
-            left = look_at<Offset, Shown>(turn, look);
-        }
+        while (!left.is_of(turn)) left = look_at<Offset, Shown>(turn, look);
+        return left.state();
     }
 
     unsigned char* const exchange_;

@@ -44,6 +44,24 @@ __device__ __forceinline__ std::uint64_t look(const std::uint64_t* from) {
     return number;
 }
 
+// The same two with neighbours at a multiple of 16 bytes, in one access: each of them is whole, by itself.
+__device__ __forceinline__ void leave_words(std::uint64_t* to, const unsigned* words, unsigned turn) {
+#if defined(__CUDA_ARCH__)
+    const std::uint64_t above = static_cast<std::uint64_t>(turn) << 32, first = above | words[0], second = above | words[1];
+    asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(first), "l"(second) : "memory");
+#else
+    for (int i = 0; i < 2; ++i) leave_word(to + i, words[i], turn);
+#endif
+}
+
+__device__ __forceinline__ void look(const std::uint64_t* from, std::uint64_t* numbers) {
+#if defined(__CUDA_ARCH__)
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(numbers[0]), "=l"(numbers[1]) : "l"(from) : "memory");
+#else
+    for (int i = 0; i < 2; ++i) numbers[i] = look(from + i);
+#endif
+}
+
 // Begins to copy a vector from global to shared memory (see `begin_copy_bytes` in fp_instructions.cuh, which comes before).
 template <Reuse reuse = Reuse::normal, typename T, int N>
 __device__ __forceinline__ void fetch(Vec<T, N>* to, const T* from) {
@@ -85,10 +103,43 @@ struct Spread {
     }
 };
 
-// What a member has left: words of a state, each with the number of its turn above it. No turn has the number 0.
+// What a member leaves: the words of a state, each with the number of its turn above it; with two or more it begins at a multiple of 16 bytes.
+// No turn has the number 0.
 template <typename State>
 struct Left {
-    std::uint64_t numbers[Words<State>::count] = {};
+    static constexpr int count = Words<State>::count, places = count > 1 ? (count + 1) / 2 * 2 : 1, pairs = count / 2;
+    std::uint64_t numbers[count] = {};
+
+    static __device__ __forceinline__ void leave(std::uint64_t* to, const State& state, unsigned turn) {
+        const Words<State> words(state);
+#pragma unroll
+        for (int i = 0; i < pairs; ++i) leave_words(to + 2 * i, words.words + 2 * i, turn);
+        if constexpr (count % 2 == 1) leave_word(to + count - 1, words.words[count - 1], turn);
+    }
+
+    // As it stands now.
+    static __device__ __forceinline__ Left at(const std::uint64_t* from) {
+        Left left;
+#pragma unroll
+        for (int i = 0; i < pairs; ++i) look(from + 2 * i, left.numbers + 2 * i);
+        if constexpr (count % 2 == 1) left.numbers[count - 1] = look(from + count - 1);
+        return left;
+    }
+
+    // Whether all of it is of a turn.
+    __device__ __forceinline__ bool is_of(unsigned turn) const {
+        bool all = true;
+#pragma unroll
+        for (int i = 0; i < count; ++i) all &= static_cast<unsigned>(numbers[i] >> 32) == turn;
+        return all;
+    }
+
+    __device__ __forceinline__ State state() const {
+        Words<State> words{State()};
+#pragma unroll
+        for (int i = 0; i < count; ++i) words.words[i] = static_cast<unsigned>(numbers[i]);
+        return words.state();
+    }
 };
 
 // A block's place in its team, and how the team meets. `Members` neighbouring blocks are a team; there are at most `Teams`.
@@ -113,41 +164,22 @@ public:
     // To be called by the first warp. States begin `Offset` bytes into the exchange.
     template <int Offset, typename State>
     __device__ __forceinline__ void leave(const State& state) {
-        if (threadIdx.x != 0) return;
-        const Words<State> words(state);
-        std::uint64_t* to = place<Offset, State>(member);
-#pragma unroll
-        for (int i = 0; i < Words<State>::count; ++i) leave_word(to + i, words.words[i], turn_);
+        if (threadIdx.x == 0) Left<State>::leave(place<Offset, State>(member), state, turn_);
     }
 
     // What the member that has the thread's number has left, as it stands now. Asked some time before `find`, it has come when that needs it.
     template <int Offset, typename State>
     __device__ __forceinline__ Left<State> ask() const {
-        Left<State> left;
-        if (threadIdx.x >= Members) return left;
-        const std::uint64_t* from = place<Offset, State>(int(threadIdx.x));
-#pragma unroll
-        for (int i = 0; i < Words<State>::count; ++i) left.numbers[i] = look(from + i);
-        return left;
+        return threadIdx.x < Members ? Left<State>::at(place<Offset, State>(int(threadIdx.x))) : Left<State>();
     }
 
     // To be called by all threads of a block, after its own first thread has left a state: the state of the member that has the
     // thread's number, none where there is no such member. A block has a thread for each member, or more. `left` is what was asked for.
     template <int Offset, typename State>
     __device__ __forceinline__ State find(Left<State> left = {}) const {
-        const State none;
-        if (threadIdx.x >= Members) return none;
-        Words<State> words(none);
-        while (true) {
-            bool all = true;
-#pragma unroll
-            for (int i = 0; i < Words<State>::count; ++i) {
-                words.words[i] = static_cast<unsigned>(left.numbers[i]);
-                all &= static_cast<unsigned>(left.numbers[i] >> 32) == turn_;
-            }
-            if (all) return words.state();
-            left = ask<Offset, State>();
-        }
+        if (threadIdx.x >= Members) return State();
+        while (!left.is_of(turn_)) left = ask<Offset, State>();
+        return left.state();
     }
 
     // To be called by all threads, after the states of a sweep are found.
@@ -157,7 +189,7 @@ private:
     template <int Offset, typename State>
     __device__ __forceinline__ std::uint64_t* place(int of) const {
         const int first = (int(turn_ % 2) * Teams + number) * Members + of;
-        return reinterpret_cast<std::uint64_t*>(exchange_ + Offset) + first * Words<State>::count;
+        return reinterpret_cast<std::uint64_t*>(exchange_ + Offset) + first * Left<State>::places;
     }
 
     unsigned char* const exchange_;
