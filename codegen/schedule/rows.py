@@ -28,7 +28,9 @@ from fusepass.codegen.schedule.staged import staged
 _PIECE = 64  # bytes that the threads of a row read together at least
 FEW_ELEMENTS = 16  # per thread: enough loads in flight to fill the memory system
 _ONCE_LANES, _ONCE_ELEMENTS = 256, 32  # of a row that is read once; elements that a thread takes at a time
-_ROWS_THREADS, _EXCHANGING_THREADS = 128, 256  # per block of several rows; where these are stored through a tile
+_ROWS_THREADS, _EXCHANGING_THREADS = 128, 256  # most per block of several rows; where these are stored through a tile
+# A multiprocessor begins a block every 80 ns or so, in which it moves 2.6 KB: what a block of several rows moves, at least.
+_BLOCK_BYTES = 3 << 10
 _LEAST_VECTORS = 3  # of a thread of a second warp of a row: for fewer the exchange takes longer than they do
 STATIC_SHARED = 48 << 10  # bytes
 _TURNS = 2  # rows of a block that stays, at least
@@ -173,10 +175,16 @@ def unroll_of(most: int, count: int, step: int) -> int:
 
 
 def rows_per_block(shape: Shape, lanes: int, crossing: Sequence[Crossing]) -> int:
-    """Rows that a block takes, each by so many threads; fewer where the device would have too few blocks."""
+    """Rows that a block takes, each by so many threads; fewer where the device would have too few blocks.
+
+    As few as a multiprocessor can begin blocks for: warps wait for nobody then, and each makes room for the next one as it ends.
+    """
     if lanes > 32:
         return 1
     groups = (_EXCHANGING_THREADS if crossing else _ROWS_THREADS) // lanes
+    moved = sum({access.buffer: access.nbytes for access in shape.main}.values()) * shape.cols  # bytes of a row
+    while not crossing and groups * lanes > 32 and groups // 2 * moved >= _BLOCK_BYTES:
+        groups //= 2
     while groups * lanes > 64 and ceil(shape.rows, groups) < 4 * shape.facts.multiprocessors:
         groups //= 2
     return groups

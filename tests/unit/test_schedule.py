@@ -303,9 +303,32 @@ def test_kernels_without_rows_or_with_rows_in_registers_do_without_eviction_hint
 
 def test_a_schedule_says_what_it_is() -> None:
     assert str(first(k.layer_norm(1 << 22, 64))) == (
-        "131072 blocks, vectors of 4, 4 lanes x 32 rows, 4 per thread at a time, registers"
+        "524288 blocks, vectors of 4, 4 lanes x 8 rows, 4 per thread at a time, registers"
     )
     assert str(first(k.affine(1 << 28))) == "262144 blocks, vectors of 4, 1 per thread, 256 threads"
+
+
+@pytest.mark.parametrize(
+    ("make", "lanes", "groups"),
+    [
+        (lambda: k.softmax_rows(1 << 17, 1000), 32, 1),
+        (lambda: k.softmax_rows(1 << 17, 1001), 32, 1),
+        (lambda: k.softmax_rows(1 << 17, 384), 32, 1),  # 3 KB, read and written
+        (lambda: k.softmax_rows(1 << 17, 380), 32, 2),
+        (lambda: k.layer_norm(1 << 17, 1024, k.F16), 32, 1),
+        (lambda: k.layer_norm(1 << 20, 128), 8, 4),
+        (lambda: k.softmax_rows(1 << 22, 32), 4, 16),
+        (lambda: k.softmax_rows(1 << 22, 2), 1, 128),
+        (lambda: k.row_reduction(1 << 17, 256, ReduceOp.SUM), 16, 4),  # which is read alone
+        (lambda: k.softmax_rows(300, 256), 32, 2),
+        (lambda: k.softmax_channels_last(64, 64, 1 << 14), 4, 64),  # through a tile
+    ],
+)
+def test_blocks_have_as_few_rows_as_a_multiprocessor_can_begin_blocks_for(
+    make: Callable[[], Program], lanes: int, groups: int
+) -> None:
+    plan = first(make())
+    assert (plan.lanes, plan.groups) == (lanes, groups)
 
 
 def test_rows_in_registers_exchange_stores_that_lie_along_the_rows() -> None:
