@@ -9,15 +9,16 @@ from fusepass.codegen.ir.vectors import Beginnings
 from fusepass.codegen.schedule.rows import crossing_stores, prefers_rows
 from fusepass.codegen.schedule.shape import Shape
 
-# Loads of a thread for each vector of a row, and bytes of a row: with fewer of both, rows wait for nothing.
-_WORTH = (16, 0), (8, 1 << 13), (0, 1 << 16)
+# Elements of a vector, weights, and bytes of a row, at least, and the seconds that copies then save for each byte that is moved.
+_SAVES = (8, 2, 0, 6.5e-14), (8, 1, 8 << 10, 2e-14), (4, 2, 60 << 10, 2.5e-14), (4, 1, 128 << 10, 3e-14)
+_LAUNCH = 5e-6  # seconds of a launch: 2 on the device, 8 to 18 where the host's caches have other things
 _LEAST_TIMES = 16  # what the kernel moves is more than what is written for it
 
 
 def beginnings(program: Program, kernel: Kernel, facts: DeviceFacts) -> Beginnings | None:
     """Where the rows of `kernel` begin, if they do anywhere and its weights should lie likewise.
 
-    A launch more is worth it where what is moved does not stay in the L2 cache.
+    That is worth a launch more where enough is moved, and does not stay in the L2 cache.
     """
     if kernel.anchor is not None or not kernel.sweeps or not kernel.row_count:
         return None
@@ -32,11 +33,12 @@ def beginnings(program: Program, kernel: Kernel, facts: DeviceFacts) -> Beginnin
     if plan.start is None or plan.run or not loads:
         return None
     row_bytes = kernel.col_count * max(access.nbytes for access in shape.main)
-    if not any(len(loads) * plan.width >= least and row_bytes >= long for least, long in _WORTH):
-        return None
+    found = plan.width, len(loads), row_bytes
+    rates = (rate for *least, rate in _SAVES if all(has >= wanted for has, wanted in zip(found, least, strict=True)))
+    saved = max(rates, default=0.0)
     moved = sum(program.buffer(access.buffer).nbytes for access in shape.main)
     written = sum(plan.width * kernel.col_count * load.dtype.nbytes for load in loads)
-    if moved < max(facts.l2_bytes, _LEAST_TIMES * written):
+    if saved * moved < _LAUNCH or moved < max(facts.l2_bytes, _LEAST_TIMES * written):
         return None
     row = linear([axis_index(axis) for axis in kernel.rows], contiguous_strides([axis.size for axis in kernel.rows]))
     return Beginnings(plan.width, plan.start.substitute({shape.row_axis: row}), loads, column)

@@ -15,7 +15,7 @@ from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.expr import ReduceOp
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import render
-from fusepass.codegen.schedule import schedule
+from fusepass.codegen.schedule import schedule, weights
 from fusepass.codegen.schedule.plan import Keep
 from fusepass.codegen.schedule_general import generalised
 from tests.support import kernels as k
@@ -23,6 +23,7 @@ from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import region, tensor_of
 
 H200 = DeviceFacts.h200()
+BF16 = torch.bfloat16
 # Few rows already fill it, so that small kernels get the schedules of large ones.
 SMALL = replace(H200, multiprocessors=2, l2_bytes=1 << 20)
 
@@ -70,13 +71,38 @@ def test_where_sizes_come_at_run_time_vectors_overhang_both_ends(columns: int, c
     assert plan.unroll * plan.lanes >= plan.vectors(columns)
 
 
-@pytest.mark.parametrize(("rows", "copied"), [(1 << 17, True), (1 << 10, False)])
-def test_weights_are_laid_out_for_each_beginning_where_much_is_read(rows: int, copied: bool) -> None:
-    half = torch.bfloat16
-    made = region(nn.LayerNorm(1001, device="meta", dtype=half), torch.empty((rows, 1001), device="meta", dtype=half))
-    program = made.passed(pass_options(H200))
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "copied"),
+    [
+        (1 << 17, 1001, BF16, True),
+        (1 << 10, 1001, BF16, False),
+        (1 << 14, 1001, BF16, False),  # a launch more takes longer than what it saves
+        (9999, 5001, torch.float32, False),
+        (1 << 18, 5001, torch.float32, False),  # loads of single floats are as fast
+        (4096, 50_257, torch.float32, True),
+        (256, 50_257, torch.float32, False),
+    ],
+)
+def test_weights_are_laid_out_for_each_beginning_where_that_saves_more_than_a_launch(
+    rows: int, columns: int, dtype: torch.dtype, copied: bool
+) -> None:
+    norm = nn.LayerNorm(columns, device="meta", dtype=dtype)
+    program = region(norm, torch.empty((rows, columns), device="meta", dtype=dtype)).passed(pass_options(H200))
     assert (len(program.kernels) == 2) is copied
-    assert ("fp::load_vector<8>(arg0_1_shifted + (" in render(program, H200).text) is copied
+    width = 16 // dtype.itemsize
+    assert (f"fp::load_vector<{width}>(arg0_1_shifted + (" in render(program, H200).text) is copied
+
+
+@needs_compiler
+@pytest.mark.parametrize(("columns", "dtype"), [(1003, BF16), (1001, torch.float32), (1002, torch.float32)])
+def test_values_with_weights_that_are_laid_out(
+    columns: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "_SAVES", ((0, 0, 0, 1.0),))
+    norm = nn.LayerNorm(columns).to(dtype)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    assert len(_check(norm, (700, columns), dtype).kernels) == 2
 
 
 @needs_compiler
@@ -85,7 +111,7 @@ def test_weights_are_laid_out_for_each_beginning_where_much_is_read(rows: int, c
     [
         (lambda x: x[:, 1:-2].softmax(-1), (7, 403), torch.float32),
         (lambda x: F.layer_norm(x + x.flip(0), (301,)), (8, 301), torch.bfloat16),
-        (nn.LayerNorm(1003).to(torch.bfloat16), (700, 1003), torch.bfloat16),  # weights are laid out
+        (nn.LayerNorm(1003).to(torch.bfloat16), (7, 1003), torch.bfloat16),  # weights are loaded one by one
         (nn.GroupNorm(2, 6), (3, 6, 13, 13), torch.float32),
         (lambda x: x.max(-1), (5, 1003), torch.float32),
         (lambda x: F.batch_norm(x, None, None, training=True), (6, 5, 13, 7), torch.float32),  # runs of 91
