@@ -1,7 +1,8 @@
 """Puts what was measured into README.md, and a plot of it beside docs/kernels.md: ``python -m benchmarks.readme``.
 
 Everything comes from ``benchmarks/results/h200.json``, what ``benchmarks/run.py --json`` writes, with a ``note`` about what the
-numbers do not show, and, for one line, from ``h200_chains.json``, the same of ``--group chains``.
+numbers do not show, and, for a line each, from ``h200_chains.json`` and ``h200_single.json``, the same of ``--group chains`` and
+``--group single``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from benchmarks.implementations import RIVALS, Implementation
 
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "benchmarks" / "results" / "h200.json"
-CHAINS = RUN.with_name("h200_chains.json")
+CHAINS, SINGLE = RUN.with_name("h200_chains.json"), RUN.with_name("h200_single.json")
 PLOT = ROOT / "docs" / "limits.svg"
 BEGIN, END = "<!-- measured:begin -->\n", "<!-- measured:end -->\n"
 
@@ -29,7 +30,7 @@ _BAR, _GAP, _LEFT, _WIDTH = 7, 10, 330, 520
 
 def block() -> str:
     """The text between the markers in README.md."""
-    run, chains = _read(RUN), _read(CHAINS)
+    run, chains, single = _read(RUN), _read(CHAINS), _read(SINGLE)
     rows: list[dict[str, Any]] = run["rows"]
     mission = [row for row in rows if row["group"] == "mission"]
     others = [row for row in rows if row["group"] != "mission"]
@@ -58,6 +59,7 @@ def block() -> str:
             f"further chains and blocks of `benchmarks/chains.py`, on commit {chains['commit']},",
             chains["rows"],
         ),
+        *_said_of(f"single operators of `benchmarks/single.py`, on commit {single['commit']},", single["rows"]),
         *_slower(rows),
         *_wrong(rows),
         *textwrap.wrap(run.get("note", ""), 120),
