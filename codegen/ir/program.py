@@ -101,12 +101,14 @@ class Team:
         teams: how many there are at most; they take one row after another in turn.
         exchange: the temporary through which the members show each other their reduction states.
         strip: neighbouring rows that a team takes at once.
+        together: rows, one after another, for which a team meets at once.
     """
 
     members: int
     teams: int
     exchange: str
     strip: int = 1
+    together: int = 1
 
 
 @dataclass(frozen=True)

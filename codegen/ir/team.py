@@ -2,7 +2,7 @@
 
 For each reduction, two turns of one state per block of each team, each 32 bits of it beside the number of their turn; a state
 of two words or more takes a multiple of 16 bytes, so that two words go in one access. A state is written two turns after it was
-read at the earliest (see `fp_team.cuh`). Of strips of rows, four turns of such states for each row (see `fp_strips.cuh`).
+read at the earliest (see `fp_team.cuh`). Where a team meets for several rows at once, it leaves so many states in a turn. Of strips of rows, four turns of such states for each row (see `fp_strips.cuh`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def state_bytes(reduction: Reduction) -> int:
     return numbers.get(reduction.op, 1) * max(reduction.dtype.nbytes, 4)
 
 
-def exchange_offsets(kernel: Kernel, members: int, teams: int, strip: int = 1) -> dict[str, int]:
+def exchange_offsets(kernel: Kernel, members: int, teams: int, strip: int = 1, together: int = 1) -> dict[str, int]:
     """Where the states of each reduction of `kernel` begin; under the empty name, where all end."""
     turns = _TURNS if strip == 1 else _TURNS_OF_STRIPS
-    return dict(_offsets(kernel, turns * teams * members * strip))
+    return dict(_offsets(kernel, turns * teams * members * strip * together))
 
 
 def _offsets(kernel: Kernel, states: int) -> Iterator[tuple[str, int]]:

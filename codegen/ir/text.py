@@ -56,6 +56,7 @@ def _kernel_lines(kernel: Kernel) -> Iterator[str]:
         yield f"  where {' and '.join(map(str, kernel.within))}"
     if kernel.team is not None:
         strips = f", {kernel.team.strip} at a time" if kernel.team.strip > 1 else ""
+        strips += f", a meeting for {kernel.team.together}" if kernel.team.together > 1 else ""
         shared = f"{kernel.team.teams} x {kernel.team.members} blocks through {kernel.team.exchange}"
         yield f"  rows shared by {shared}{strips}"
     if kernel.cluster > 1:

@@ -210,7 +210,9 @@ def _team_faults(program: Program, kernel: Kernel, team: Team) -> Iterator[str]:
     if team.strip > 1 and len(kernel.sweeps) > 1:
         yield f"strips of {team.strip} rows, swept more than once"
     buffer = find_buffer(program, team.exchange)
-    needed = exchange_offsets(kernel, team.members, team.teams, team.strip)[""]
+    if team.together > 1 and (team.strip > 1 or len(kernel.sweeps) > 1):
+        yield f"meetings for {team.together} rows, swept more than once or in strips"
+    needed = exchange_offsets(kernel, team.members, team.teams, team.strip, team.together)[""]
     if buffer is None or buffer.role is not Role.TEMP or buffer.nbytes < needed:
         yield f"{team.exchange} is no temporary of {needed} bytes"
     if any(team.exchange in other.reads | other.writes for other in program.kernels):

@@ -17,6 +17,7 @@ from fusepass.codegen.render.cuda_scaled import places_text
 from fusepass.codegen.render.cuda_sparse import SparseWriter
 from fusepass.codegen.render.cuda_streamed import streamed_text
 from fusepass.codegen.render.cuda_strips import strips_body
+from fusepass.codegen.render.cuda_together import together_body
 from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, with_slot
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.render.template import fill
@@ -206,7 +207,8 @@ def _kernel_text(
         return _KernelText(name, text.tables, tuple(comment), f"{plan.threads}, {plan.resident}", parameters, text.body)
     write = kernel_body
     if plan.ring:
-        write = ring_body if plan.walk is Walk.INNER else strips_body
+        alone = ring_body if plan.together == 1 else together_body
+        write = alone if plan.walk is Walk.INNER else strips_body
     body = write(kernel, program, plan, pointers, names)
     if kernel.when is not None:
         body = _where_wanted(body, f"{pointers[kernel.when]}[0] == 0.0f", plan.blocks, names)

@@ -128,10 +128,15 @@ class Coordinates:
         plan, row = self.schedule, self.names.exact("row")
         turn = self.frame.turn = self.names.exact("turn")
         self.frame.row, self.frame.row_step = row, f"{self.frame.team}.count"
-        first = f"{self.frame.team}.number - {-(-plan.ring // plan.turns)} * {self.frame.team}.count"
-        head = f"{self.index_type} {turn} = {first}; {turn} < {count}; {turn} += {self.frame.row_step}"
-        self.frame.row_loop = f"for ({head})"
-        self.frame.first_of_row += f" && {turn} >= 0"
+        before = -(-plan.ring // (plan.turns * plan.together)) * plan.together  # rows
+        step = self.frame.row_step
+        self.frame.first_turn, there = turn, f" && {turn} >= 0"
+        if plan.together > 1:
+            self.frame.first_turn = self.names.exact("first_turn")
+            step, there = f"{plan.together} * {step}", f"{there} && {turn} < {count}"
+        counter, first = self.frame.first_turn, f"{self.frame.team}.number - {before} * {self.frame.team}.count"
+        self.frame.row_loop = f"for ({self.index_type} {counter} = {first}; {counter} < {count}; {counter} += {step})"
+        self.frame.first_of_row += there
         assert self.arranged.row is not None
         self.top.define_axis(self.arranged.row, row)
 
@@ -141,7 +146,9 @@ class Coordinates:
         assert team is not None
         vectors, part = plan.vectors(self.kernel.col_count), plan.part
         self.frame.team = self.names.exact("team")
-        kind = f"fp::Team<{team.members}, {team.teams}>"
+        share = plan.threads // 32 // plan.together * 32  # threads that look for what was left of a row
+        together = f", {plan.together}, {share}" if plan.together > 1 else ""
+        kind = f"fp::Team<{team.members}, {team.teams}{together}>"
         self.top.lines.append(f"{kind} {self.frame.team}({self.pointers[team.exchange]});")
         lane = self.frame.constant("lane", f"threadIdx.x % {plan.lanes}")
         self.frame.first_of_row = f"{lane} == 0 && {self.frame.team}.member == 0"

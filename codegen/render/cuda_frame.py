@@ -62,6 +62,7 @@ class Frame:
         self.row = self.row_loop = self.first_row = self.row_step = ""
         self.lane_of_rows = ""  # of a team's strip of rows, which vector of these a thread has
         self.turn = ""  # with a ring, the row at hand, or less than 0 before the first one
+        self.first_turn = ""  # the first of the rows for which a team meets at once
         self.patch: PatchPlace | None = None
         # Of a block's part of a row, after what it keeps in shared memory: what it holds in registers, and what is left.
         self.held: Tile | None = None

@@ -79,8 +79,12 @@ class RingWriter(KernelWriter):
         self._say("a later row's reduction, results, and copies to the place that they leave")
         top.lines += self._over_steps(steps)
         self.places.check()
-        lines = [*top.lines[:before], *block(frame.row_loop, top.lines[before:])]
+        lines = [*top.lines[:before], *block(frame.row_loop, self._whole_turn(before))]
         return without_unused(lines)
+
+    def _whole_turn(self, begin: int) -> list[str]:
+        """The lines of a turn, which `begin` there."""
+        return self.top.lines[begin:]
 
     def _over_steps(self, lines: Sequence[str]) -> list[str]:
         """`lines` for each step of a row."""
@@ -127,6 +131,10 @@ class RingWriter(KernelWriter):
             f"const {frame.index_type} {start} = {frame.tile.start} + {within} * {plan.unroll * frame.tile.step};"
         )
         return start
+
+    def _at_hand(self) -> str:
+        """The condition that there is a row at hand."""
+        return f"{self.frame.turn} >= 0"
 
     def _exists(self, row: str) -> str:
         return f"if ({row} >= 0 && {row} < {self.rows_in_turn})"
@@ -177,7 +185,7 @@ class RingWriter(KernelWriter):
         frame.printer.expect(roots)
         phase = Phase(tuple(roots), (), frame.kernel.stores, self.kept, ())
         self.all_steps(scope, phase, frame.tile, start, coming)
-        return block(f"if ({frame.turn} >= 0)", scope.lines)
+        return block(f"if ({self._at_hand()})", scope.lines)
 
     def _copy_step(self) -> list[str]:
         frame, plan = self.frame, self.schedule

@@ -73,7 +73,8 @@ def declare_state(frame: Frame, reduction: Reduction) -> State:
     elif plan.walk is Walk.OUTER and plan.groups > 1:
         room = plan.groups // max(32 // plan.lanes, 1) * plan.lanes * plan.width
     if room:
-        lines.append(f"__shared__ fp::Slots<{state.type}, {room}> {state.slots};")
+        rows = f"[{plan.together}]" if plan.together > 1 else ""
+        lines.append(f"__shared__ fp::Slots<{state.type}, {room}> {state.slots}{rows};")
     lines.append(f"{state.type} {name}{array};")
     return state
 
@@ -246,7 +247,7 @@ def found(frame: Frame, states: Sequence[State], names: Sequence[str], asked: Se
 def exchange_places(frame: Frame) -> dict[str, int]:
     team = frame.kernel.team
     assert team is not None
-    return exchange_offsets(frame.kernel, team.members, team.teams, team.strip)
+    return exchange_offsets(frame.kernel, team.members, team.teams, team.strip, team.together)
 
 
 def name_results(frame: Frame, states: Sequence[State], used: Iterable[Stat]) -> None:

@@ -83,8 +83,9 @@ class Schedule:
             from row to row.
         ring: with a team, in how many places of `unroll` vectors for each thread the loaded vectors stand by turns; 0 for a place
             for each vector of a row.
-        ahead: with a ring, how many such places what is swept is ahead of what is stored; at least those of a row, less than
-            those of two.
+        ahead: with a ring, how many such places what is swept is ahead of what is stored; at least those of `together` rows, less than
+            those of one more.
+        together: with a ring, for how many rows a team meets at once.
         span: `OUTER`: so many neighbouring rows are parts of one: the columns' innermost axis lies along the rows.
         nearer: with a ring, how many places ahead of its copies loaded vectors are brought to the L2 cache; 0 for not at all.
         waiting: with a ring, how many vectors of what is the same for all rows each thread holds in registers, evenly spread.
@@ -126,6 +127,7 @@ class Schedule:
     fetches: bool = False
     ring: int = 0
     ahead: int = 0
+    together: int = 1
     span: int = 1
     nearer: int = 0
     waiting: int = 0
@@ -214,6 +216,7 @@ class Schedule:
                 shape = f"{shared}{self.lanes} lanes x {self.groups} rows, {self.unroll} per thread at a time"
                 fetched = ", fetched ahead" if self.fetches else ""
                 fetched = f", a ring of {self.ring} places" if self.ring else fetched
+                fetched += f", meetings for {self.together} rows" if self.together > 1 else ""
                 fetched += f", {self.waiting} vectors of weights a thread in registers" if self.waiting else ""
                 anywhere = ", rows begin anywhere" if self.start is not None else ""
                 anywhere = f", runs of {self.run} begin anywhere" if self.run else anywhere

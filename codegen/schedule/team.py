@@ -44,8 +44,8 @@ _WAIT = 3e-6  # seconds of each exchange that other teams do not hide, as measur
 _RING_WAIT = 1e-6  # the same of blocks with a ring
 
 
-def team_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int, int] | None:
-    """(blocks of a team, teams) where teams read clearly less memory than any other schedule of `kernel`.
+def team_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int, int] | tuple[int, int, int] | None:
+    """(blocks of a team, teams), and the rows of a meeting if it is for several, where teams read clearly less memory than any other schedule of `kernel`.
 
     That is so where rows are too large for one block and the whole does not fit the L2 cache: whatever reads a row
     a second time would read it from memory.
@@ -75,7 +75,7 @@ def team_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int
     return (alone, 1) if alone * _room(kernel, facts, 1) >= _LEAST_KEPT * row_bytes else None
 
 
-def _ring_team(shape: Shape, row_bytes: int) -> tuple[int, int] | None:
+def _ring_team(shape: Shape, row_bytes: int) -> tuple[int, int] | tuple[int, int, int] | None:
     """The team whose blocks keep a ring, each alone on a multiprocessor; None where they cannot, or gain nothing."""
     assert shape.col_axis is not None
     base = _vectors(shape)
@@ -85,7 +85,43 @@ def _ring_team(shape: Shape, row_bytes: int) -> tuple[int, int] | None:
         return None
     needed = max(ceil(base.vectors(shape.cols), most * AT_ONCE * _LANES), 2)
     members, teams = _fitting(shape, row_bytes, blocks, needed, _RING_WAIT) if needed <= blocks else (0, 0)
-    return (members, teams) if shape.rows > teams > 0 else None
+    if not shape.rows > teams > 0:
+        return None
+    return _team_with_weights(shape, base, members, teams) or (members, teams)
+
+
+def _team_with_weights(shape: Shape, base: Schedule, members: int, teams: int) -> tuple[int, int, int] | None:
+    """The team made of as many teams of a ring as have room for all weights of their columns, if one alone has not.
+
+    It meets for as many rows at once as those had: a block has fewer columns of so many rows, and they take it as long.
+    """
+    vectors, held = base.vectors(shape.cols), _waiting(shape, base) * _LANES
+    if not held or vectors <= held * members:
+        return None
+    for together in range(2, teams + 1):
+        part = ceil(vectors, members * together)
+        ahead = _ahead(_places(shape, base.width, together), ceil(part, AT_ONCE * _LANES), together)
+        if part <= held and ahead is not None and members * together <= _looking(together) and shape.rows > teams:
+            return members * together, teams // together, together
+    return None
+
+
+def _looking(together: int) -> int:
+    """How many threads look for the states of each row, where a team meets for so many: those of whole warps."""
+    return _LANES // 32 // together * 32
+
+
+def _ahead(places: int, turns: int, together: int) -> int | None:
+    """How many places of a ring so large what is swept may be ahead of what is stored, where a row takes so many `turns`."""
+    ahead = min((together + 1) * turns - 1, places - 1 - UNDER_WAY)
+    return ahead if ahead >= together * turns else None
+
+
+def _waiting(shape: Shape, base: Schedule) -> int:
+    """How many vectors of all that rows share a thread may hold in registers; none where rows begin anywhere, and each meets them at other
+    places."""
+    weights = sum(load.dtype.nbytes for load in _for_all_rows(shape)) * base.width
+    return _WAITING_WORDS * 4 // weights if weights and base.start is None else 0
 
 
 def may_ring(shape: Shape, vectors: Schedule) -> bool:
@@ -102,9 +138,9 @@ def may_ring(shape: Shape, vectors: Schedule) -> bool:
     return whole and cheap and len(kernel.sweeps) == 1 and can_fetch(shape, kernel, vectors)
 
 
-def _places(shape: Shape, width: int) -> int:
-    """Of a ring in all of a multiprocessor's shared memory."""
-    return _room(shape.kernel, shape.facts, 1) // (AT_ONCE * _LANES * width * max(_kept_bytes(shape), 1))
+def _places(shape: Shape, width: int, together: int = 1) -> int:
+    """Of a ring in all of a multiprocessor's shared memory, where a team meets for so many rows at once."""
+    return _room(shape.kernel, shape.facts, 1, together) // (AT_ONCE * _LANES * width * max(_kept_bytes(shape), 1))
 
 
 def _shared_by_rows(shape: Shape) -> int:
@@ -160,20 +196,18 @@ def team(shape: Shape, team: Team) -> Schedule:
 def _ring(shape: Shape, team: Team, base: Schedule, part: int) -> Schedule | None:
     """The schedule with a ring, where a block has a multiprocessor to itself and room for more than its part of a row."""
     width, blocks = base.width, team.members * team.teams
-    ring, turns = _places(shape, width), ceil(part, AT_ONCE * _LANES)
-    ahead = min(2 * turns - 1, ring - 1 - UNDER_WAY)
-    fits = ahead >= turns and blocks <= shape.facts.multiprocessors and shape.rows > team.teams
-    if not fits or not may_ring(shape, base):
+    ring, turns = _places(shape, width, team.together), ceil(part, AT_ONCE * _LANES)
+    ahead = _ahead(ring, turns, team.together)
+    fits = ahead is not None and blocks <= shape.facts.multiprocessors and shape.rows > team.teams
+    if ahead is None or not fits or team.members > _looking(team.together) or not may_ring(shape, base):
         return None
     shared = ring * AT_ONCE * _LANES * width * _kept_bytes(shape)
     plan = replace(base, unroll=AT_ONCE, lanes=_LANES, blocks=blocks, keep=Keep.SHARED, shared_bytes=shared)
-    weights = sum(load.dtype.nbytes for load in _for_all_rows(shape)) * width
-    waiting = min(_WAITING_WORDS * 4 // weights, ceil(part, _LANES)) // AT_ONCE * AT_ONCE if weights else 0
+    waiting = min(_waiting(shape, base), ceil(part, _LANES)) // AT_ONCE * AT_ONCE
     plan = replace(plan, members=team.members, part=part, kept=part, resident=1, ring=ring, ahead=ahead)
-    if not weights:  # else the cache is left to them
-        return replace(plan, nearer=NEARER)
-    # Where rows begin anywhere, their vectors meet the weights at other places.
-    return plan if plan.start is not None else replace(plan, waiting=waiting)
+    plan = replace(plan, waiting=waiting, together=team.together)
+    # Weights that come from the cache have it for themselves.
+    return plan if _for_all_rows(shape) and waiting * _LANES < part else replace(plan, nearer=NEARER)
 
 
 def _for_all_rows(shape: Shape) -> list[Load]:
@@ -197,8 +231,10 @@ def _kept_bytes(shape: Shape) -> int:
     return sum(value.node.dtype.nbytes for value in kept_in_memory(shape.kernel, Dataflow()))
 
 
-def _room(kernel: Kernel, facts: DeviceFacts, resident: int) -> int:
+def _room(kernel: Kernel, facts: DeviceFacts, resident: int, together: int = 1) -> int:
     """Bytes of shared memory in which each of so many blocks on a multiprocessor may keep its slice."""
-    slots = 2 * (_LANES // 32)  # a state for each warp, of the block and then of the team
+    slots = (together + 1) * (
+        _LANES // 32
+    )  # a state for each warp, of the block for each of these rows and then of the team
     states = sum(-(-slots * state_bytes(reduction) // 16) * 16 for reduction in kernel.reductions)
     return (facts.shared_bytes_per_block + RESERVED) // resident - RESERVED - states

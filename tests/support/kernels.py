@@ -447,9 +447,9 @@ def merge_moments(rows: int, pieces: int) -> Program:
     return program("merge", [*buffers, result("mean", [rows]), result("m2", [rows])], kernel)
 
 
-def in_teams(made: Program, members: int, teams: int) -> Program:
-    """`made` with the rows of its kernels shared by `teams` teams of `members` blocks."""
-    shared = form_teams(made, Builder(), lambda program, kernel: (members, teams))
+def in_teams(made: Program, members: int, teams: int, together: int = 1) -> Program:
+    """`made` with the rows of its kernels shared by `teams` teams of `members` blocks, which meet for so many of them at once."""
+    shared = form_teams(made, Builder(), lambda program, kernel: (members, teams, together))
     verify(shared)
     return shared
 
@@ -570,6 +570,8 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "team_layer_norm_ring_f16": lambda: in_teams(layer_norm(7, 1 << 22, F16), 66, 2),
     "team_layer_norm_ring_plain": lambda: in_teams(layer_norm(6, 300_004, weighted=False), 10, 2),
     "team_layer_norm_ring_anywhere": lambda: in_teams(layer_norm(6, 300_001, weighted=False), 10, 2),
+    "team_layer_norm_together_f16": lambda: in_teams(layer_norm(9, 1 << 22, F16), 132, 1, 2),
+    "team_layer_norm_together_plain": lambda: in_teams(layer_norm(7, 300_008, F16, weighted=False), 20, 2, 2),
     "strips_batch_norm_1d": lambda: in_strips(batch_norm_1d(4000, 1024), 8, 4, 64),
     "strips_batch_norm_1d_part": lambda: in_strips(batch_norm_1d(999, 100), 2, 1, 64),
     "strips_small_images": lambda: in_strips(channel_differences(300, 60, 49), 3, 4, 8),
