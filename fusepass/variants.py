@@ -21,7 +21,7 @@ from fusepass.codegen.ir.convolution import (
     few_halves,
     fill_halves,
     holds_weights,
-    takes_single_positions,
+    is_plain_product,
     tiled_halves,
 )
 from fusepass.codegen.ir.dtype import Precision
@@ -72,8 +72,8 @@ def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Va
 
     `effort` is `Config.tune`: ``"off"`` tries nothing, ``"max"`` everything. ``"fast"`` tries the anchor in both
     implementations, and the other memory format where the rule for it (`anchor_formats`) is least sure: on CUDA,
-    where tensor cores may compute a convolution in either. One of single positions is also tried as a product of
-    its tensors as they lie. A large convolution of halves, or that has few channels or may be rounded to TF32, is also tried as
+    where tensor cores may compute a convolution in either. One that is a matrix product of its tensors is also tried as
+    that, as they lie. A large convolution of halves, or that has few channels or may be rounded to TF32, is also tried as
     a product of halves, in one way or two. Two variants may turn out to be the same program.
     """
     first, *others = anchor_formats(graph, facts)
@@ -85,7 +85,7 @@ def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Va
         ranked += [Variant(other, AnchorSource.PREFERRED) for other in others if _is_unsure(graph, facts)]
     else:
         ranked += [Variant(other, anchor) for other in others for anchor in anchors]
-    if anchored and first is not AnchorFormat.CALLER and _is_pointwise(graph):
+    if anchored and first is not AnchorFormat.CALLER and _is_plain_product(graph):
         ranked.append(Variant(AnchorFormat.CALLER, AnchorSource.GENERATED))
     if _suits_halves(graph, facts):
         ranked += [Variant(AnchorFormat.CALLER, anchor) for anchor in _halves(graph)]
@@ -115,7 +115,7 @@ def handed_format(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> Anc
     """
     nodes = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
     halves = any(node.args[0].meta["val"].dtype in HALVES for node in nodes)
-    tried = _suits_halves(graph, facts) or _is_pointwise(graph)
+    tried = _suits_halves(graph, facts) or _is_plain_product(graph)
     multiplied = facts.arch == GROUP_ARCH and tried and not halves
     return AnchorFormat.CALLER if multiplied and effort != "off" else anchor_formats(graph, facts)[0]
 
@@ -178,18 +178,20 @@ def _suits_halves(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
         return False
     work = 2 * multiplications(node)
     if x.dtype in HALVES:
-        return work >= 2 * LARGE_OF_HALVES and not _is_pointwise(graph)
+        return work >= 2 * LARGE_OF_HALVES and not _is_plain_product(graph)
     if few_halves(x.shape[1], (1,) if transposed else stride):
         return work >= _LEAST_FEW
     return tf32_convolutions() and fill_halves(x.shape[1]) and work >= _LEAST_HALVED
 
 
-def _is_pointwise(graph: fx.GraphModule) -> bool:
-    """Whether the region's anchor is a convolution of float32 or halves that takes each position by itself."""
+def _is_plain_product(graph: fx.GraphModule) -> bool:
+    """Whether the region's anchor is a convolution of float32 or halves that is a matrix product of its tensors."""
     for node in graph.graph.find_nodes(op="call_function", target=_CONVOLUTION):
-        weight, stride, padding, groups = node.args[1].meta["val"], node.args[3], node.args[4], node.args[8]
-        alone = takes_single_positions(weight.shape[2:], stride, padding, groups)
-        return alone and weight.dtype in (torch.float32, *HALVES)
+        x, weight, result = (each.meta["val"] for each in (*node.args[:2], node))
+        stride, padding, transposed, groups = (node.args[place] for place in (3, 4, 6, 8))
+        source, kernel, made = (tensor.shape[2:] for tensor in (x, weight, result))
+        plain = is_plain_product(source, kernel, made, stride, padding, groups, transposed)
+        return plain and weight.dtype in (torch.float32, *HALVES)
     return False
 
 

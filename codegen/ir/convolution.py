@@ -257,8 +257,26 @@ def pair_terms(channels: int, kernel: Sequence[int], *, along: bool) -> int:
 
 
 def takes_single_positions(kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], groups: int) -> bool:
-    """Whether a convolution, plain or transposed, is a product of its tensors: one group, each position by itself."""
+    """Whether a convolution, plain or transposed, has one group and takes each position by itself."""
     return max(kernel) == max(stride) == groups == 1 and not any(padding)
+
+
+def is_plain_product(
+    source: Sequence[int],
+    kernel: Sequence[int],
+    result: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    groups: int,
+    transposed: bool,
+) -> bool:
+    """Whether a convolution is a product of its tensors: one group, and each position by itself, or the whole of an input or a result at
+    once, as large as the kernel. Sizes are spatial ones.
+    """
+    if takes_single_positions(kernel, stride, padding, groups):
+        return True
+    one, all_ = (source, result) if transposed else (result, source)
+    return groups == 1 == max(one) and not any(padding) and tuple(all_) == tuple(kernel)
 
 
 def scales_tiles(kernel: Sequence[int]) -> bool:

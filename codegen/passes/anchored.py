@@ -14,12 +14,12 @@ from fusepass.codegen.ir.program import Anchor, Kernel, LibraryCall, Program, Ro
 from fusepass.codegen.passes.alignment import dimensions_of, with_whole_dimensions
 from fusepass.codegen.passes.depthwise import Depthwise, depthwise_value
 from fusepass.codegen.passes.halved_kernel import Halved
-from fusepass.codegen.passes.pointwise import Pointwise
+from fusepass.codegen.passes.plain_product import PlainProduct
 from fusepass.codegen.passes.prefix import with_common_prefix
 from fusepass.codegen.passes.products import product_rows, product_value
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
-AnyAnchor = Anchor | Depthwise | Halved | Pointwise
+AnyAnchor = Anchor | Depthwise | Halved | PlainProduct
 CHANNELS = 1  # their dimension
 
 
@@ -63,7 +63,7 @@ def _value(program: Program, builder: Builder, call: LibraryCall, anchor: AnyAnc
         return depthwise_value(builder, anchor, program.buffer(call.result), axes)
     if isinstance(anchor, Halved):
         return anchor.value(builder, axes)
-    if isinstance(anchor, Pointwise):
+    if isinstance(anchor, PlainProduct):
         return anchor.value(builder)
     return builder.stat(anchor.name, 0, DType.F32)
 
@@ -77,7 +77,7 @@ def in_kernel(anchor: AnyAnchor) -> Anchor | None:
     """What a kernel says of the anchor: nothing where it is part of the expressions."""
     if isinstance(anchor, Depthwise):
         return None
-    return anchor.anchor if isinstance(anchor, Halved | Pointwise) else anchor
+    return anchor.anchor if isinstance(anchor, Halved | PlainProduct) else anchor
 
 
 def operator_of(call: LibraryCall) -> str:

@@ -33,7 +33,7 @@ from fusepass.codegen.passes.halved_kernel import Halved
 from fusepass.codegen.passes.packing import pack_weights
 from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.places import in_places
-from fusepass.codegen.passes.pointwise import pointwise_of
+from fusepass.codegen.passes.plain_product import plain_product_of
 from fusepass.codegen.passes.products import product_of, without_idle_views
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 from fusepass.codegen.passes.scaled_tiles import in_scaled_tiles
@@ -80,7 +80,7 @@ def generate_anchors(
         of_halves = isinstance(anchor, Convolution) and program.buffer(anchor.source).dtype.is_half
         forms = iter(()) if of_halves else _forms(program, builder, call, anchor, pieces, kept)
         if isinstance(anchor, Convolution):
-            forms = _pointwise(program, builder, call, anchor, pieces, kept, forms)
+            forms = _plain(program, builder, call, anchor, pieces, kept, forms)
             if not of_halves:
                 forms = itertools.chain(_pooling(program, builder, call, anchor, pieces), forms)
         if halves and isinstance(anchor, Convolution) and anchor.groups == 1:
@@ -159,7 +159,7 @@ def _pooling(
         yield from _forms(made, builder, whole, replace(anchor, name=f"{result.name}_sum", pooled=pooled), pieces, 0)
 
 
-def _pointwise(
+def _plain(
     program: Program,
     builder: Builder,
     call: LibraryCall,
@@ -168,13 +168,13 @@ def _pointwise(
     kept: int,
     forms: Iterator[tuple[Program, Kernel]],
 ) -> Iterator[tuple[Program, Kernel]]:
-    """`forms` with those of a convolution of single positions as a product of its tensors, behind what reduces over channels."""
-    found = pointwise_of(program, anchor)
+    """`forms` with those of a convolution as a product of its tensors, behind what reduces over channels."""
+    found = plain_product_of(program, anchor, program.buffer(call.result))
     form = None if found is None else anchored(program, builder, call, found, None)
     if found is None or form is None:
         yield from forms
         return
-    if _stores_channels_last(form.kernels[0]):
+    if found.by_samples and _stores_channels_last(form.kernels[0]):
         found = found.turned(program)
     known = [*forms]
     yield from (each for each in known if each[1].cols)

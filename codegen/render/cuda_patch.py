@@ -55,10 +55,8 @@ class Patches:
 
     def bind(self, lanes: Scope) -> None:
         """Make the windows' results known to the lanes of a step."""
-        step = self.frame.u if self.frame.schedule.unroll > 1 else "0"
-        lane = self.frame.v if self.frame.schedule.width > 1 else "0"
         for window, state in self._states:
-            lanes.bind(window.window, f"{state}[{step}][{lane}].part<0>()")
+            lanes.bind(window.window, f"{state}[{self._result()}].part<0>()")
 
     # ---- tiles
 
@@ -133,7 +131,8 @@ class Patches:
         frame, node, plan = self.frame, window.window, self.frame.schedule
         state = frame.names.numbered(node.op.value.lower())
         self._states.append((window, state))
-        frame.top.lines.append(f"fp::{node.op.value}<{C_TYPES[node.dtype]}> {state}[{plan.unroll}][{plan.width}];")
+        # Of one dimension: nvcc 13.0 sets but the first row of arrays of such structures to what they begin with, and the rest to zero.
+        frame.top.lines.append(f"fp::{node.op.value}<{C_TYPES[node.dtype]}> {state}[{plan.unroll * plan.width}];")
         taps = [frame.names.numbered(axis.name) for axis in node.axes]
         constants = [(load, self._constant(window, load, taps)) for load in window.constants]
         below, (height, across) = tiles[0].below, node.axes
@@ -159,10 +158,15 @@ class Patches:
         row.lines += _loop(frame.u, plan.unroll, [*first, *block(f"if ({needed})", lines)])
         frame.top.lines += _loop(self._row, count, self._where_there(window, row.lines, count))
 
+    def _result(self) -> str:
+        """Which of a thread's results that of a step and a lane is."""
+        plan = self.frame.schedule
+        step = f"{_times(self.frame.u, plan.width)} + " if plan.unroll > 1 else ""
+        return step + (self.frame.v if plan.width > 1 else "0")
+
     def _push(self, window: PatchWindow, inner: Scope, state: str) -> list[str]:
         """Add a point to a result, if it is there."""
-        frame = self.frame
-        into = f"{state}[{frame.u}][{frame.v}]"
+        into = f"{state}[{self._result()}]"
         condition = inner.condition(window.right)
         before = len(inner.lines)
         value = inner.value(window.value)

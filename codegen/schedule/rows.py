@@ -26,11 +26,14 @@ from fusepass.codegen.schedule.shape import SECTOR, Shape, ceil, most_elements, 
 from fusepass.codegen.schedule.staged import staged
 
 _PIECE = 64  # bytes that the threads of a row read together at least
+# Bytes and vectors of a row that one thread reads where rows lie together: its neighbours in other rows read the rest of cache lines.
+# Stores of more vectors, or bytes, come back to the same sectors too often.
+_OWN, _OWN_VECTORS = 32, 5
 FEW_ELEMENTS = 16  # per thread: enough loads in flight to fill the memory system
 _ONCE_LANES, _ONCE_ELEMENTS = 256, 32  # of a row that is read once; elements that a thread takes at a time
-_ROWS_THREADS, _EXCHANGING_THREADS = 128, 256  # most per block of several rows; where these are stored through a tile
-# A multiprocessor begins a block every 80 ns or so, in which it moves 2.6 KB: what a block of several rows moves, at least.
-_BLOCK_BYTES = 3 << 10
+_ROWS_THREADS = 256  # of a block of several rows, at most
+# A multiprocessor begins a block every 80 ns or so, in which it moves 2.6 KB: about what a block of several rows moves, at least.
+_BLOCK_BYTES = 5 << 9
 _LEAST_VECTORS = 3  # of a thread of a second warp of a row: for fewer the exchange takes longer than they do
 STATIC_SHARED = 48 << 10  # bytes
 _TURNS = 2  # rows of a block that stays, at least
@@ -66,8 +69,12 @@ def inner(shape: Shape) -> Schedule:
     element = min((access.nbytes for access in shape.main), default=4)
     most = most_elements(shape)
     ends = 2 * width - 2 if base.start is not None else 0  # elements of a row that begins anywhere, each for a thread
+    together = not crossing and _together(shape)
     lanes = 1
-    while lanes < min(32, vectors) and (lanes * width * element < _PIECE or lanes < ends):
+    while lanes < min(32, vectors) and (
+        (lanes * width * element < _PIECE and not (together and _owns(shape, ceil(vectors, lanes), width * element)))
+        or lanes < ends
+    ):
         lanes *= 2
     while lanes < 32 and ceil(vectors, lanes) * width > FEW_ELEMENTS:
         lanes *= 2
@@ -98,6 +105,20 @@ def inner(shape: Shape) -> Schedule:
     if shape.single:
         return replace(base, unroll=unroll_of(_ONCE_ELEMENTS // width, vectors, lanes))
     return long_rows(shape, base, vectors)
+
+
+def _together(shape: Shape) -> bool:
+    """Whether each row of the main accesses begins in memory where the one before it ends."""
+    row, col = shape.row_axis, shape.col_axis
+    if row is None or col is None:
+        return False
+    whole = [access.index for access in shape.main if col in access.index.axes]
+    return bool(whole) and all(index.stride(row) == shape.cols and index.stride(col) == 1 for index in whole)
+
+
+def _owns(shape: Shape, vectors: int, nbytes: int) -> bool:
+    """Whether a thread may have so many vectors of `nbytes` of a row to itself, where rows lie together."""
+    return vectors <= _OWN_VECTORS and vectors * nbytes <= (_OWN if shape.kernel.stores else 2 * _OWN)
 
 
 def crossing_stores(shape: Shape, along: Axis | None, across: Axis | None) -> tuple[Crossing, ...]:
@@ -181,7 +202,7 @@ def rows_per_block(shape: Shape, lanes: int, crossing: Sequence[Crossing]) -> in
     """
     if lanes > 32:
         return 1
-    groups = (_EXCHANGING_THREADS if crossing else _ROWS_THREADS) // lanes
+    groups = _ROWS_THREADS // lanes
     moved = sum({access.buffer: access.nbytes for access in shape.main}.values()) * shape.cols  # bytes of a row
     while not crossing and groups * lanes > 32 and groups // 2 * moved >= _BLOCK_BYTES:
         groups //= 2

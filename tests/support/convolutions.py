@@ -277,6 +277,14 @@ POINTWISE: dict[str, Case] = {
     "2d, channels last": Case((2, 24, 4, 6), 33, (1, 1), (1, 1), (0, 0), (1, 1), channels_last=True, pointwise=True),
     "2d, transposed": Case((1, 9, 5, 6), 17, (1, 1), (1, 1), (0, 0), (1, 1), True, pointwise=True),
     "2d, one position": Case((5, 33, 1, 1), 6, (1, 1), (1, 1), (0, 0), (1, 1), pointwise=True),
+    "2d, whole input": Case((9, 6, 3, 4), 11, (3, 4), (2, 1), (0, 0), (1, 1), pointwise=True),
+    "3d, whole input, TF32": Case(
+        (3, 20, 2, 3, 4), 8, (2, 3, 4), (1, 1, 1), (0, 0, 0), (1, 1, 1), precision=Precision.TF32, pointwise=True
+    ),
+    "2d, transposed, one position": Case((7, 12, 1, 1), 5, (3, 4), (2, 1), (0, 0), (1, 1), True, pointwise=True),
+    "1d, transposed, one position, TF32": Case(
+        (4, 36, 1), 24, (4,), (1,), (0,), (1,), True, precision=Precision.TF32, pointwise=True
+    ),
 }
 
 CASES: dict[str, Case] = {

@@ -205,7 +205,7 @@ def concatenate(n: int, a: int, c: int, hw: int) -> Program:
 
 
 def max_pool(n: int, size: int, window: int, stride: int, padding: int) -> Program:
-    """Max pooling of n images of size x size, then relu."""
+    """Max pooling of n images of size x size, plus one: a maximum that began at 0 would show."""
     b = Builder()
     out = (size + 2 * padding - window) // stride + 1
     image, h, w = Axis("n", n), Axis("h", out), Axis("w", out)
@@ -215,7 +215,7 @@ def max_pool(n: int, size: int, window: int, stride: int, padding: int) -> Progr
     loaded = b.load("x", axis_index(image) * (size * size) + y * size + x, F32)
     bounded = b.masked((Bound(y, 0, size), Bound(x, 0, size)), loaded, b.const(-math.inf, F32))
     pooled = b.window(ReduceOp.MAX, (kh, kw), bounded)
-    value = b.apply(Op.MAXIMUM, pooled, b.const(0.0, F32))
+    value = b.apply(Op.ADD, pooled, b.const(1.0, F32))
     kernel = Kernel(
         "pool",
         (image, h, w),
@@ -223,7 +223,7 @@ def max_pool(n: int, size: int, window: int, stride: int, padding: int) -> Progr
         (),
         (),
         (Store("y", at((image, out * out), (h, out), (w, 1)), value),),
-        ("max_pool2d", "relu"),
+        ("max_pool2d", "add"),
     )
     return program("pool", [given("x", [n, size, size]), result("y", [n, out, out])], kernel)
 
@@ -498,6 +498,7 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "pool2": lambda: max_pool(16, 64, 2, 2, 0),
     "pool5_staged": lambda: max_pool(6, 32, 5, 1, 2),
     "pool3_staged": lambda: max_pool(4, 30, 3, 1, 0),
+    "pool3_in_steps": lambda: max_pool(128, 56, 3, 1, 1),
     "pool3_padded": lambda: max_pool(6, 33, 3, 2, 1),
     "layer_norm_64": lambda: layer_norm(20_000, 64, with_gelu=True),
     "layer_norm_63": lambda: layer_norm(1001, 63),

@@ -249,6 +249,12 @@ def test_the_text_reads_well() -> None:
     assert max(map(len, text.splitlines())) < 160
 
 
+def test_states_of_windows_are_no_arrays_of_arrays() -> None:
+    assert (
+        "fp::Max<float> max_0[8];" in render(k.max_pool(128, 56, 3, 1, 1), H200).text
+    )  # nvcc begins but the first of these right
+
+
 def test_nothing_is_launched_for_nothing() -> None:
     assert "fp::launch" not in render(k.affine(0), H200).text
     assert "fp::launch" in render(k.row_reduction(70, 0, ReduceOp.SUM), H200).text

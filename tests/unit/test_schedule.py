@@ -313,12 +313,17 @@ def test_a_schedule_says_what_it_is() -> None:
     [
         (lambda: k.softmax_rows(1 << 17, 1000), 32, 1),
         (lambda: k.softmax_rows(1 << 17, 1001), 32, 1),
-        (lambda: k.softmax_rows(1 << 17, 384), 32, 1),  # 3 KB, read and written
-        (lambda: k.softmax_rows(1 << 17, 380), 32, 2),
+        (lambda: k.softmax_rows(1 << 17, 320), 32, 1),  # 2.5 KB, read and written
+        (lambda: k.softmax_rows(1 << 17, 316), 32, 2),
         (lambda: k.layer_norm(1 << 17, 1024, k.F16), 32, 1),
         (lambda: k.layer_norm(1 << 20, 128), 8, 4),
         (lambda: k.softmax_rows(1 << 22, 32), 4, 16),
-        (lambda: k.softmax_rows(1 << 22, 2), 1, 128),
+        (lambda: k.softmax_rows(1 << 22, 2), 1, 256),
+        (lambda: k.softmax_rows(1 << 22, 5), 1, 64),  # 20 bytes, in five loads
+        (lambda: k.softmax_rows(1 << 22, 7), 2, 64),  # in seven: too many stores to the same sectors
+        (lambda: k.softmax_rows(1 << 22, 10), 2, 32),  # 40 bytes
+        (lambda: k.layer_norm(1 << 22, 21, k.F16), 8, 32),
+        (lambda: k.row_reduction(1 << 22, 10, ReduceOp.SUM), 1, 64),  # which stores little
         (lambda: k.row_reduction(1 << 17, 256, ReduceOp.SUM), 16, 4),  # which is read alone
         (lambda: k.softmax_rows(300, 256), 32, 2),
         (lambda: k.softmax_channels_last(64, 64, 1 << 14), 4, 64),  # through a tile

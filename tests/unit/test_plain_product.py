@@ -1,4 +1,4 @@
-"""Convolutions of single positions as products of their tensors: what the kernels compute, and when they are tried."""
+"""Convolutions as products of their tensors: what the kernels compute, and when they are tried."""
 
 from __future__ import annotations
 
@@ -76,9 +76,14 @@ def test_what_reduces_over_channels_goes_before() -> None:
         replace(POINTWISE["2d"], kernel=(1, 2)),
         replace(POINTWISE["2d"], stride=(1, 2)),
         replace(POINTWISE["2d"], padding=(1, 0)),
+        replace(POINTWISE["2d, whole input"], padding=(1, 0), kernel=(5, 4)),
+        replace(POINTWISE["2d, whole input"], channels_last=True),  # whose terms lie otherwise than the weight's
+        replace(POINTWISE["2d, transposed, one position"], padding=(1, 1)),
+        replace(POINTWISE["2d, transposed, one position"], output_padding=(1, 0)),
+        replace(POINTWISE["2d, transposed, one position"], dilation=(2, 1)),
     ],
 )
-def test_what_takes_more_than_single_positions_is_none(case: Case) -> None:
+def test_what_is_no_product_of_its_tensors_is_none(case: Case) -> None:
     program = generate_anchors(program_of(case), Builder(), lambda program, kernel: True, warps=4)
     assert not any(isinstance(kernel.anchor, Product) for kernel in program.kernels)
 
@@ -90,6 +95,19 @@ def test_positions_must_be_one_dimension_in_memory() -> None:
     buffers = tuple(strided if buffer is source else buffer for buffer in program.buffers)
     program = generate_anchors(replace(program, buffers=buffers), Builder(), lambda program, kernel: True, warps=4)
     assert not any(isinstance(kernel.anchor, Product) for kernel in program.kernels)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Conv2d(512, 64, 4), (64, 512, 4, 4)),
+        (nn.ConvTranspose2d(100, 512, 4), (256, 100, 1, 1)),
+        (nn.Conv2d(256, 64, 1), (64, 256, 1, 1)),
+    ],
+)
+def test_convolutions_of_whole_tensors_are_tried_as_products(model: nn.Module, shape: tuple[int, ...]) -> None:
+    graph, _ = trace(nn.Sequential(model, nn.ReLU()).to("meta"), torch.empty(shape, device="meta"))
+    assert AnchorSource.GENERATED in {variant.anchor for variant in variants(graph, H200, "fast")}
 
 
 def tried(kernel: int) -> tuple[Variant, ...]:
