@@ -73,6 +73,7 @@ class TogetherWriter(RingWriter):
         found = [frame.names.exact(f"{state.name}_found") for state in states]
         shared = [frame.names.exact(f"{state.name}_of_team") for state in states]
         there = f"{frame.first_turn} + {frame.team}.row_of_thread() * {frame.row_step} < {self.rows_in_turn}"
+        # The barrier comes before threads look, as in `found`.
         finding, leaving, gathering, lines = list[str](), list[str](), list[str](), ["__syncthreads();"]
         for state, name, one, place, asked in zip(states, names, found, shared, self.asked, strict=True):
             top.lines.append(f"{state.type} {name}[{plan.together}];")
