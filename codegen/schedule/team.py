@@ -93,8 +93,11 @@ def _ring_team(shape: Shape, row_bytes: int) -> tuple[int, int] | tuple[int, int
 def _team_with_weights(shape: Shape, base: Schedule, members: int, teams: int) -> tuple[int, int, int] | None:
     """The team made of as many teams of a ring as have room for all weights of their columns, if one alone has not.
 
-    It meets for as many rows at once as those had: a block has fewer columns of so many rows, and they take it as long.
+    It meets for as many rows at once as those had: a block has fewer columns of so many rows, and they take it as long. Only of numbers
+    that are converted: others leave time enough to load weights, and two teams wait less.
     """
+    if any(load.dtype.compute is load.dtype for load in _for_all_rows(shape)):
+        return None
     vectors, held = base.vectors(shape.cols), _waiting(shape, base) * _LANES
     if not held or vectors <= held * members:
         return None
