@@ -20,6 +20,7 @@ import fusepass
 from fusepass.errors import FusepassWarning
 from fusepass.module import OptimizedModule
 from fusepass.report import CaptureRoute
+from fusepass.specialise import Specialiser
 
 X = torch.randn(2, 3, 6, 6)
 
@@ -452,6 +453,34 @@ def test_nothing_to_capture_is_left_alone_with_the_reason() -> None:
         opt(X)
     assert opt.report().capture is CaptureRoute.UNTOUCHED
     assert sum(reasons(opt).values()) == 1
+
+
+def test_what_is_left_alone_is_not_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    @torch._dynamo.disable
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return x if x.sum().item() > 0 else -x
+
+    model = module(forward)
+    opt = fusepass.optimize(model)
+    looked_up: list[object] = []
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FusepassWarning)
+        for _ in range(3):
+            opt(X)
+        before, real = opt.report().fallbacks, Specialiser._look_up
+        monkeypatch.setattr(Specialiser, "_look_up", lambda *given: looked_up.append(given[1]) or real(*given))
+        close(opt(X), model(X))
+        close(opt(-X), model(-X))
+        assert not looked_up
+        assert sum(each.count for each in opt.report().fallbacks) == sum(each.count for each in before) + 2
+        for other in (X[0], X.unsqueeze(0)):
+            close(opt(other), model(other))
+        close(opt(x=X), model(X))
+        with torch.enable_grad():
+            close(opt(X), model(X))
+        model.eval()
+        close(opt(X), model(X))
+    assert len(looked_up) == 5
 
 
 def test_torchscript_is_left_alone() -> None:
