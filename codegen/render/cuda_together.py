@@ -80,7 +80,7 @@ class TogetherWriter(RingWriter):
             lines += [f"__shared__ fp::Slots<{state.type}, {warps}> {place};", f"{state.type} {one};"]
             finding.append(f"{one} = {frame.team}.find<{self.exchange[state.reduction.name]}, {state.type}>({asked});")
             leaving.append(f"fp::leave_warp({place}, {one});")
-            gathering.append(f"fp::gather_some<{each}>({place}, {k} * {each}, {name}[{k}]);")
+            gathering.append(f"fp::gather_warps({place}.part<{each}>({k} * {each}), {name}[{k}]);")
         lines += [*block(f"if ({there})", finding), *leaving, f"{frame.team}.next();", "__syncthreads();"]
         top.lines += block(f"if ({frame.first_turn} >= 0)", [*lines, *self._over_rows(k, gathering)])
         self.rows_from = len(top.lines)

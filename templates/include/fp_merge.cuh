@@ -19,6 +19,12 @@ struct Slots {
     alignas(State) unsigned char bytes[N * sizeof(State)];
 
     __device__ __forceinline__ State& operator[](int i) { return reinterpret_cast<State*>(bytes)[i]; }
+
+    // Count of them, from the first one on.
+    template <int Count>
+    __device__ __forceinline__ Slots<State, Count>& part(int first) {
+        return reinterpret_cast<Slots<State, Count>&>(bytes[first * sizeof(State)]);
+    }
 };
 
 // A state as 32-bit words: what shuffles move, and what can be selected without going through memory.
@@ -148,20 +154,14 @@ __device__ __forceinline__ void leave_warp(Slots<State, Warps>& slots, State& st
     if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = state;
 }
 
-// What Count warps have left, the first of them that of this number.
-template <int Count, int Warps, typename State>
-__device__ __forceinline__ void gather_some(Slots<State, Warps>& slots, int first, State& state) {
-    constexpr int room = Count <= 1 ? 1 : Count <= 2 ? 2 : Count <= 4 ? 4 : Count <= 8 ? 8 : Count <= 16 ? 16 : 32;
-    const int place = threadIdx.x % room;
-    State gathered;
-    if (place < Count) gathered = slots[first + place];
-    state = gathered;
-    merge_lanes<room>(state);
-}
-
 template <int Warps, typename State>
 __device__ __forceinline__ void gather_warps(Slots<State, Warps>& slots, State& state) {
-    gather_some<Warps>(slots, 0, state);
+    constexpr int room = Warps <= 1 ? 1 : Warps <= 2 ? 2 : Warps <= 4 ? 4 : Warps <= 8 ? 8 : Warps <= 16 ? 16 : 32;
+    const int place = threadIdx.x % room;
+    State gathered;
+    if (place < Warps) gathered = slots[place];
+    state = gathered;
+    merge_lanes<room>(state);
 }
 
 // A block of Groups x Lanes threads (powers of two, but for Lanes of a warp or more), Lanes neighbours working on different rows: first the groups of a warp, where

@@ -170,19 +170,26 @@ public:
 
     // For which of the rows, and which member, the thread looks.
     static __device__ __forceinline__ int row_of_thread() { return Rows == 1 ? 0 : int(threadIdx.x) / Share; }
-    static __device__ __forceinline__ int member_of_thread() { return Rows == 1 ? int(threadIdx.x) : int(threadIdx.x) % Share; }
+    static __device__ __forceinline__ unsigned member_of_thread() {
+        if constexpr (Rows == 1) return threadIdx.x;
+        return threadIdx.x % Share;
+    }
 
     // What the member that has the thread's number has left, as it stands now. Asked some time before `find`, it has come when that needs it.
     template <int Offset, typename State>
     __device__ __forceinline__ Left<State> ask() const {
-        return looks() ? Left<State>::at(place<Offset, State>(member_of_thread(), row_of_thread())) : Left<State>();
+        if constexpr (Rows > 1) {
+            if (row_of_thread() >= Rows) return Left<State>();
+        }
+        const int member = int(member_of_thread());
+        return member_of_thread() < Members ? Left<State>::at(place<Offset, State>(member, row_of_thread())) : Left<State>();
     }
 
     // To be called by all threads of a block, after its own first thread has left a state: the state of the member that has the
     // thread's number, none where there is no such member. A block has a thread for each member, or more. `left` is what was asked for.
     template <int Offset, typename State>
     __device__ __forceinline__ State find(Left<State> left = {}) const {
-        if (!looks()) return State();
+        if (member_of_thread() >= Members || row_of_thread() >= Rows) return State();
         while (!left.is_of(turn_)) left = ask<Offset, State>();
         return left.state();
     }
@@ -191,8 +198,6 @@ public:
     __device__ __forceinline__ void next() { ++turn_; }
 
 private:
-    static __device__ __forceinline__ bool looks() { return member_of_thread() < Members && row_of_thread() < Rows; }
-
     template <int Offset, typename State>
     __device__ __forceinline__ std::uint64_t* place(int of, int row) const {
         const int first = ((int(turn_ % 2) * Rows + row) * Teams + number) * Members + of;
