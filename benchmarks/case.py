@@ -90,7 +90,7 @@ def measure_workload(workload: Workload, settings: Settings) -> Row:
 
 
 class _Case:
-    """A workload's model and input with a running call for each implementation that has not failed so far."""
+    """A workload's model and inputs with a running call for each implementation that has not failed so far."""
 
     def __init__(self, workload: Workload, settings: Settings) -> None:
         torch._dynamo.reset()
@@ -98,24 +98,25 @@ class _Case:
         self.device = torch.device(settings.device)
         self.cost = cost(workload, settings.size)
         self.model = workload.model(settings.size, self.device)
-        self.x = workload.input(settings.size, self.device)
+        self.inputs = workload.inputs(settings.size, self.device)
         self.calls: dict[Implementation, Call] = {}
         self.outcomes = {way: Outcome() for way in settings.implementations}
         for way in settings.implementations:
             self._attempt(way, partial(self._start, way))
 
     def check(self) -> None:
-        """Compares output, buffers and input after the call with eager and float64, on memory full of NaN."""
-        x = self.x[: self._affordable_batch()]
-        eager = numerics.observe(self.model, (x,))
-        oracle = numerics.exact(self.model, (x,))
+        """Compares output, buffers and inputs after the call with eager and float64, on memory full of NaN."""
+        inputs = self._affordable_inputs()
+        eager = numerics.observe(self.model, inputs)
+        oracle = numerics.exact(self.model, inputs)
         for way, call in list(self.calls.items()):
-            self._attempt(way, partial(self._compare, call, x, eager, oracle))
+            self._attempt(way, partial(self._compare, call, inputs, eager, oracle))
 
     def time(self) -> None:
         """Interleaved medians first, then what does not need a cold cache."""
-        calls = {way.value: partial(call, self.x) for way, call in self.calls.items()}
-        timings = measure.interleaved(calls, self.x.uniform_, self.device, self.settings.seconds)
+        calls = {way.value: partial(call, *self.inputs) for way, call in self.calls.items()}
+        redraw = partial(self.workload.redraw, self.settings.size, self.inputs)
+        timings = measure.interleaved(calls, redraw, self.device, self.settings.seconds)
         for way in list(self.calls):
             self._attempt(way, partial(self._profile, timings[way.value], calls[way.value]))
 
@@ -148,22 +149,23 @@ class _Case:
 
     def _start(self, way: Implementation) -> dict[str, Any]:
         call = way.prepare(self.model)
-        call(self.x)
+        call(*self.inputs)
         self.calls[way] = call
         return {}
 
-    def _affordable_batch(self) -> int:
+    def _affordable_inputs(self) -> tuple[Tensor, ...]:
         """Samples whose comparison fits in the device's memory: all of them on a large GPU."""
-        batch = self.x.shape[0]
         if self.device.type != "cuda":
-            return batch
+            return self.inputs
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(self.device)
-        return min(batch, max(2, batch * free // (self.cost.largest * _CHECK_BYTES)))
+        batch = self.inputs[0].shape[0]
+        affordable = max(2, batch * free // (self.cost.largest * _CHECK_BYTES))
+        return tuple(x[:affordable] if x.shape[0] == batch else x for x in self.inputs)
 
-    def _compare(self, call: Call, x: Tensor, eager: Any, oracle: Any) -> dict[str, Any]:
+    def _compare(self, call: Call, inputs: tuple[Tensor, ...], eager: Any, oracle: Any) -> dict[str, Any]:
         measure.poison(self.device, 4 * self.cost.largest)
-        outcome = numerics.compare(numerics.observe(call, (x,), state=self.model), eager, oracle)
+        outcome = numerics.compare(numerics.observe(call, inputs, state=self.model), eager, oracle)
         return {"correct": outcome.ok, "check": outcome.explain()}
 
     def _profile(self, timing: measure.Timing, call: Callable[[], object]) -> dict[str, Any]:

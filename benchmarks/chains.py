@@ -10,58 +10,12 @@ from operator import add, mul, sub, truediv
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
+from benchmarks.blocks import Attention, Gated, Residual, SqueezeExcite
 from benchmarks.layers import Apply, Group, Size, With, Workload
 
 _HALF, _BFLOAT16 = torch.float16, torch.bfloat16
-
-
-class _Attention(nn.Module):
-    """Self-attention over (N, L, C), its softmax written out."""
-
-    def __init__(self, channels: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv, self.out = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        n, length, channels = x.shape
-        q, k, v = self.qkv(x).view(n, length, 3, self.heads, channels // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        weights = (q @ k.transpose(-2, -1) * (channels // self.heads) ** -0.5).softmax(-1)
-        return self.out((weights @ v).transpose(1, 2).reshape(n, length, channels))
-
-
-class _Gated(nn.Module):
-    """The gated feed-forward layer of today's language models: down(silu(gate(x)) * up(x))."""
-
-    def __init__(self, channels: int, hidden: int) -> None:
-        super().__init__()
-        self.gate, self.up = nn.Linear(channels, hidden, bias=False), nn.Linear(channels, hidden, bias=False)
-        self.down = nn.Linear(hidden, channels, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
-
-
-class _SqueezeExcite(nn.Module):
-    """Channels scaled by a small network of their means."""
-
-    def __init__(self, channels: int, squeezed: int) -> None:
-        super().__init__()
-        self.reduce, self.expand = nn.Conv2d(channels, squeezed, 1), nn.Conv2d(squeezed, channels, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        means = x.mean((2, 3), keepdim=True)
-        return x * torch.sigmoid(self.expand(F.relu(self.reduce(means))))
-
-
-class _Residual(nn.Sequential):
-    """Layers whose result is added to their input."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = super().forward(x)
-        return x + result
 
 
 def _most(dim: int) -> Apply:
@@ -85,7 +39,7 @@ def _logsumexp(dim: int) -> Apply:
 
 
 def _bottleneck(wide: int, narrow: int) -> nn.Module:
-    return _Residual(
+    return Residual(
         nn.Conv2d(wide, narrow, 1, bias=False), nn.BatchNorm2d(narrow), nn.ReLU(),
         nn.Conv2d(narrow, narrow, 3, padding=1, bias=False), nn.BatchNorm2d(narrow), nn.ReLU(),
         nn.Conv2d(narrow, wide, 1, bias=False), nn.BatchNorm2d(wide),
@@ -94,8 +48,8 @@ def _bottleneck(wide: int, narrow: int) -> nn.Module:
 
 def _transformer(width: int, heads: int) -> tuple[nn.Module, ...]:
     return (
-        _Residual(nn.LayerNorm(width), _Attention(width, heads)),
-        _Residual(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)),
+        Residual(nn.LayerNorm(width), Attention(width, heads)),
+        Residual(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)),
     )
 
 
@@ -117,7 +71,7 @@ CHAINS = tuple(Workload(name, layers, *shapes, Group.CHAINS, *more) for name, la
     ("conv2d_few_sub_tanh_sub_avgpool", lambda s: (
         nn.Conv2d(3, 24, 3), Apply(lambda x: x - 0.5), nn.Tanh(), Apply(lambda x: x - 0.2), nn.AvgPool2d(2)), _FEW),
     ("conv2d_few_groupnorm_tanh_residual", lambda s: (
-        nn.Conv2d(3, 32, 3, padding=1), _Residual(nn.GroupNorm(8, 32), nn.Tanh(), nn.Hardswish()), _logsumexp(1)), _FEW),
+        nn.Conv2d(3, 32, 3, padding=1), Residual(nn.GroupNorm(8, 32), nn.Tanh(), nn.Hardswish()), _logsumexp(1)), _FEW),
     ("conv2d_stem_batchnorm_relu_maxpool", lambda s: (
         nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
         ((64, 3, 224, 224), (2, 3, 20, 20))),
@@ -225,19 +179,19 @@ CHAINS = tuple(Workload(name, layers, *shapes, Group.CHAINS, *more) for name, la
     ("transformer_layer", lambda s: _transformer(s.of(1024), 16), ((16, 512, 1024), (2, 5, 32))),
     ("bfloat16_transformer_layer", lambda s: _transformer(s.of(1024), 16), ((16, 512, 1024), (2, 5, 32)), _BFLOAT16),
     ("bfloat16_gated_feed_forward", lambda s: (
-        _Residual(nn.RMSNorm(s.of(2048)), _Gated(s.of(2048), s.of(5632))),), ((8, 1024, 2048), (2, 3, 64)), _BFLOAT16),
+        Residual(nn.RMSNorm(s.of(2048)), Gated(s.of(2048), s.of(5632))),), ((8, 1024, 2048), (2, 3, 64)), _BFLOAT16),
     ("bottleneck", lambda s: (_bottleneck(256, 64), nn.ReLU()), ((64, 256, 56, 56), (2, 256, 5, 6))),
     ("half_eval_bottleneck", lambda s: (_bottleneck(256, 64), nn.ReLU()), ((64, 256, 56, 56), (2, 256, 5, 6)), _HALF, False),
-    ("inverted_bottleneck", lambda s: (_Residual(
+    ("inverted_bottleneck", lambda s: (Residual(
         nn.Conv2d(32, 192, 1, bias=False), nn.BatchNorm2d(192), nn.SiLU(),
-        nn.Conv2d(192, 192, 3, padding=1, groups=192, bias=False), nn.BatchNorm2d(192), nn.SiLU(), _SqueezeExcite(192, 8),
+        nn.Conv2d(192, 192, 3, padding=1, groups=192, bias=False), nn.BatchNorm2d(192), nn.SiLU(), SqueezeExcite(192, 8),
         nn.Conv2d(192, 32, 1, bias=False), nn.BatchNorm2d(32),
     ),), ((64, 32, 112, 112), (2, 32, 6, 5))),
-    ("convnext_block", lambda s: (_Residual(
+    ("convnext_block", lambda s: (Residual(
         nn.Conv2d(96, 96, 7, padding=3, groups=96), Apply(lambda x: x.permute(0, 2, 3, 1)), nn.LayerNorm(96),
         nn.Linear(96, 384), nn.GELU(), nn.Linear(384, 96), With(mul, 96), Apply(lambda x: x.permute(0, 3, 1, 2)),
     ),), ((64, 96, 56, 56), (2, 96, 8, 7))),
-    ("diffusion_residual_block", lambda s: (_Residual(
+    ("diffusion_residual_block", lambda s: (Residual(
         nn.GroupNorm(32, 128), nn.SiLU(), nn.Conv2d(128, 128, 3, padding=1), nn.GroupNorm(32, 128), nn.SiLU(),
         nn.Conv2d(128, 128, 3, padding=1),
     ),), ((16, 128, 64, 64), (2, 128, 6, 5))),

@@ -63,17 +63,17 @@ def _child(name: str, implementation: str, size: str, device: str) -> float:
     from benchmarks.workloads import by_name
 
     workload = by_name(name)
-    model, x = workload.model(Size(size), device), workload.input(Size(size), device)
+    model, inputs = workload.model(Size(size), device), workload.inputs(Size(size), device)
 
     def finished() -> None:
         if device.startswith("cuda"):
             torch.cuda.synchronize()
 
     with torch.no_grad():
-        model(x)
+        model(*inputs)
         finished()
         start = time.perf_counter()
-        Implementation(implementation).prepare(model)(x)
+        Implementation(implementation).prepare(model)(*inputs)
         finished()
         return time.perf_counter() - start
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-Call = Callable[[Tensor], Tensor]
+Call = Callable[..., Tensor]
 
 
 class Implementation(enum.Enum):

@@ -24,7 +24,8 @@ class Size(enum.Enum):
 class Group(enum.Enum):
     """Where a workload comes from: the mission names it, its list shows it, or this project added it.
 
-    Those of `SINGLE`, single operators, and of `CHAINS`, more chains and blocks, are measured when they are asked for.
+    Those of `SINGLE`, single operators and losses, of `CHAINS`, more chains and blocks, and of `NETWORKS`, networks, are
+    measured when they are asked for.
     """
 
     MISSION = "mission"
@@ -32,17 +33,18 @@ class Group(enum.Enum):
     EXTRA = "extra"
     SINGLE = "single"
     CHAINS = "chains"
+    NETWORKS = "networks"
 
 
 class Apply(nn.Module):
     """A function as a layer."""
 
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, function: Callable[..., Tensor]) -> None:
         super().__init__()
         self.function = function
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.function(*inputs)
 
 
 class With(nn.Module):
@@ -67,23 +69,50 @@ class AddInput(nn.Sequential):
 
 
 @dataclass(frozen=True)
+class Input:
+    """A tensor that a model takes: uniform random numbers in [0, 1), or integers from 0 on that are less than `below`."""
+
+    shape: tuple[int, ...]
+    below: int | None = None
+
+    def draw(self, dtype: torch.dtype, device: str | torch.device) -> Tensor:
+        """A new tensor; `dtype` is that of numbers which are no integers."""
+        return self.redraw(torch.empty(self.shape, dtype=dtype if self.below is None else torch.int64, device=device))
+
+    def redraw(self, tensor: Tensor) -> Tensor:
+        """Puts other numbers into `tensor`."""
+        return tensor.uniform_() if self.below is None else tensor.random_(self.below)
+
+
+class _TakesSeveral(nn.Sequential):
+    """Layers in order, of which the first takes all of the model's inputs."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        first, *others = self
+        result: Tensor = first(*inputs)
+        for layer in others:
+            result = layer(result)
+        return result
+
+
+@dataclass(frozen=True)
 class Workload:
-    """A model and its input, at two sizes.
+    """A model and its inputs, at two sizes.
 
     Attributes:
         name: identifies it in tables and on the command line.
         layers: the layers in order; takes the size because some have widths that shrink with it.
-        full: the input's shape.
-        reduced: the input's shape at `Size.REDUCED`.
+        full: the input's shape; where there are several, or integers, the inputs.
+        reduced: likewise at `Size.REDUCED`.
         group: where it comes from.
-        dtype: of parameters and input.
+        dtype: of parameters and inputs that are no integers.
         training: whether the modules are in training mode, in which BatchNorm uses the batch's statistics.
     """
 
     name: str
     layers: Callable[[Size], tuple[nn.Module, ...]]
-    full: tuple[int, ...]
-    reduced: tuple[int, ...]
+    full: tuple[int, ...] | tuple[Input, ...]
+    reduced: tuple[int, ...] | tuple[Input, ...]
     group: Group = Group.VISIBLE
     dtype: torch.dtype = torch.float32
     training: bool = True
@@ -93,16 +122,24 @@ class Workload:
         torch.manual_seed(0)
         usual = torch.get_default_dtype()
         torch.set_default_dtype(self.dtype)
+        container = nn.Sequential if len(self.takes(size)) == 1 else _TakesSeveral
         try:
             with torch.device(device):
-                return nn.Sequential(*self.layers(size)).train(self.training)
+                return container(*self.layers(size)).train(self.training)
         finally:
             torch.set_default_dtype(usual)
 
-    def shape(self, size: Size) -> tuple[int, ...]:
-        """The input's shape at `size`."""
-        return self.full if size is Size.FULL else self.reduced
+    def takes(self, size: Size) -> tuple[Input, ...]:
+        """What the model takes at `size`."""
+        given = self.full if size is Size.FULL else self.reduced
+        several = tuple(each for each in given if isinstance(each, Input))
+        return several or (Input(given),)
 
-    def input(self, size: Size, device: str | torch.device) -> Tensor:
-        """Uniform random numbers in [0, 1)."""
-        return torch.rand(self.shape(size), device=device, dtype=self.dtype)
+    def inputs(self, size: Size, device: str | torch.device) -> tuple[Tensor, ...]:
+        """New tensors of random numbers."""
+        return tuple(each.draw(self.dtype, device) for each in self.takes(size))
+
+    def redraw(self, size: Size, tensors: tuple[Tensor, ...]) -> None:
+        """Puts other numbers into what `inputs` gave at `size`."""
+        for each, tensor in zip(self.takes(size), tensors, strict=True):
+            each.redraw(tensor)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -32,7 +31,7 @@ class Cost:
     Attributes:
         convolution_flops: operations of convolutions, a multiply-add counted as two.
         matmul_flops: likewise of matrix products.
-        bytes: parameters and input read once, output written once.
+        bytes: parameters and inputs read once, outputs written once.
         dtype: of the workload.
         largest: elements of the largest tensor that eager makes.
     """
@@ -66,12 +65,15 @@ class _Outputs:
 
 
 def cost(workload: Workload, size: Size = Size.FULL) -> Cost:
-    """Counts on fake tensors: nothing is computed and no memory is taken."""
-    with FakeTensorMode(), torch.no_grad():
-        model, x = workload.model(size, "cpu"), workload.input(size, "cpu")
+    """Counts on tensors of the meta device: nothing is computed and no memory is taken.
+
+    Attention counts every pair of places, those that a causal mask leaves out, too.
+    """
+    with torch.no_grad():
+        model, inputs = workload.model(size, "meta"), workload.inputs(size, "meta")
         outputs = _Outputs(model)
         with FlopCounterMode(display=False) as counter:
-            y = model(x)
+            results = tree_leaves(model(*inputs))
     convolutions = matmuls = 0
     for operator, flops in counter.get_flop_counts().get("Global", {}).items():
         if "convolution" in str(operator):
@@ -81,7 +83,7 @@ def cost(workload: Workload, size: Size = Size.FULL) -> Cost:
     return Cost(
         convolution_flops=convolutions,
         matmul_flops=matmuls,
-        bytes=sum(t.numel() * t.element_size() for t in (x, y, *model.parameters())),
+        bytes=sum(t.numel() * t.element_size() for t in (*inputs, *results, *model.parameters())),
         dtype=workload.dtype,
-        largest=max(outputs.largest, x.numel()),
+        largest=max(outputs.largest, *(x.numel() for x in inputs)),
     )

@@ -1,8 +1,8 @@
 """Puts what was measured into README.md, and a plot of it beside docs/kernels.md: ``python -m benchmarks.readme``.
 
 Everything comes from ``benchmarks/results/h200.json``, what ``benchmarks/run.py --json`` writes, with a ``note`` about what the
-numbers do not show, and, for a line each, from ``h200_chains.json`` and ``h200_single.json``, the same of ``--group chains`` and
-``--group single``.
+numbers do not show, and, for a line each, from those of ``h200_chains.json``, ``h200_single.json`` and ``h200_networks.json`` that
+are there, the same of ``--group chains``, ``--group single`` and ``--group networks``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from benchmarks.implementations import RIVALS, Implementation
 
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "benchmarks" / "results" / "h200.json"
-CHAINS, SINGLE = RUN.with_name("h200_chains.json"), RUN.with_name("h200_single.json")
+GROUPS = {
+    RUN.with_name("h200_chains.json"): "further chains and blocks of `benchmarks/chains.py`",
+    RUN.with_name("h200_single.json"): "single operators of `benchmarks/single.py`",
+    RUN.with_name("h200_networks.json"): "networks, and blocks of them, of `benchmarks/networks.py`",
+}
 PLOT = ROOT / "docs" / "limits.svg"
 BEGIN, END = "<!-- measured:begin -->\n", "<!-- measured:end -->\n"
 
@@ -30,7 +34,7 @@ _BAR, _GAP, _LEFT, _WIDTH = 7, 10, 330, 520
 
 def block() -> str:
     """The text between the markers in README.md."""
-    run, chains, single = _read(RUN), _read(CHAINS), _read(SINGLE)
+    run = _read(RUN)
     rows: list[dict[str, Any]] = run["rows"]
     mission = [row for row in rows if row["group"] == "mission"]
     others = [row for row in rows if row["group"] != "mission"]
@@ -55,11 +59,7 @@ def block() -> str:
         "",
         *_said_of("other workloads of `benchmarks/workloads.py`", others),
         *_said_of("of them that are convolutions", [row for row in others if "conv" in row["workload"]]),
-        *_said_of(
-            f"further chains and blocks of `benchmarks/chains.py`, on commit {chains['commit']},",
-            chains["rows"],
-        ),
-        *_said_of(f"single operators of `benchmarks/single.py`, on commit {single['commit']},", single["rows"]),
+        *(line for path, what in GROUPS.items() if path.exists() for line in _said_of_group(path, what)),
         *_slower(rows),
         *_wrong(rows),
         *textwrap.wrap(run.get("note", ""), 120),
@@ -145,6 +145,12 @@ def _said_of(what: str, rows: Sequence[dict[str, Any]]) -> list[str]:
     right = [row for row in rows if _is_right(row)]
     parts = [f"{_mean(right, rival)} x {rival}" for rival in RIVALS]
     return [f"Over the {len(right)} {what} the geometric mean is {' and '.join(parts)}."]
+
+
+def _said_of_group(path: Path, what: str) -> list[str]:
+    """The same of a group that was measured by itself."""
+    run = _read(path)
+    return _said_of(f"{what}, on commit {run['commit']},", run["rows"])
 
 
 def _slower(rows: Iterable[dict[str, Any]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Single operators that memory bounds, one kind after another: small, large and odd shapes, and halves.
+"""Single operators and losses that memory bounds, one kind after another: small, large and odd shapes, and halves.
 
 They are a group of their own, outside of the usual run: ``python benchmarks/run.py --group single``.
 """
@@ -10,6 +10,7 @@ from torch import nn
 
 from benchmarks.copies import COPIES
 from benchmarks.layers import Group, Workload
+from benchmarks.losses import LOSSES
 
 _HALF, _BFLOAT16 = torch.float16, torch.bfloat16
 
@@ -53,5 +54,6 @@ SINGLE = (
     Workload("avgpool2d_overlapping", lambda s: (nn.AvgPool2d(3, 1, 1),), (64, 96, 112, 112), (2, 3, 9, 7), Group.SINGLE),
     Workload("maxpool3d_odd", lambda s: (nn.MaxPool3d(2),), (17, 31, 33, 127, 65), (2, 3, 5, 4, 7), Group.SINGLE),
     Workload("global_average_pool", lambda s: (nn.AdaptiveAvgPool2d(1),), (128, 256, 112, 112), (2, 3, 5, 4), Group.SINGLE),
+    *LOSSES,
 )
 # fmt: on

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from benchmarks import algebra, cpu, measure, run, summary
-from benchmarks.case import Outcome, Row, Settings
+from benchmarks.case import Outcome, Row, Settings, measure_workload
 from benchmarks.implementations import Implementation
 from benchmarks.layers import Size, Workload
 from benchmarks.limits import cost
 from benchmarks.measure import Timing
 from benchmarks.worker import Worker
 from benchmarks.workloads import ALL, EXTRA, MISSION, VISIBLE, by_name
+from fusepass.config import override
+from tests.support.interpreted import interpreted
 
 # Milliseconds, worked out elsewhere from the same rates and rounded to three digits after the point.
 # fmt: off
@@ -61,6 +63,29 @@ def test_cost_of_one_linear_layer() -> None:
     assert at_least.largest == 1024 * 8192
 
 
+def test_cost_of_several_inputs_and_of_layers_of_the_library() -> None:
+    pyramid = cost(by_name("feature_pyramid"))
+    assert pyramid.bytes == 4 * (2 * 256 * 16 * 56 * 56 + 512 * 16 * 28 * 28 + 256 * (512 + 1 + 256 + 1 + 9 * 256 + 1))
+    columns = cost(by_name("interactions_of_columns"))
+    assert columns.bytes == 4 * 8192 * (13 + 1) + 8 * 8192 * 26 + 4 * (
+        100000 * 64 + 14 * 64 + (64 + 27 * 27 + 1) * 64 + 65
+    )
+    per_step = 4 * 512 * (256 + 512) + 4 * 512 * (512 + 512)
+    assert cost(by_name("lstm")).matmul_flops == 2 * 32 * 256 * per_step
+
+
+def test_inputs_are_drawn_anew_in_their_memory() -> None:
+    workload = by_name("interactions_of_columns")
+    numbers, columns = inputs = workload.inputs(Size.REDUCED, "cpu")
+    assert (numbers.dtype, columns.dtype, columns.shape) == (torch.float32, torch.int64, (4, 26))
+    before = [x.clone() for x in inputs]
+    workload.redraw(Size.REDUCED, inputs)
+    assert not any(map(torch.equal, inputs, before))
+    assert 0 <= columns.min() < columns.max() < 3125
+    (half,) = by_name("half_conv2d_batchnorm_relu_add").inputs(Size.REDUCED, "cpu")
+    assert half.dtype is torch.float16
+
+
 def test_ten_extra_workloads_and_no_name_twice() -> None:
     assert len(EXTRA) == 13
     assert len({workload.name for workload in ALL}) == len(ALL)
@@ -76,13 +101,32 @@ def test_single_operators_are_measured_when_asked_for(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("workload", ALL, ids=lambda workload: workload.name)
 def test_reduced_workloads_run_and_use_every_parameter(workload: Workload) -> None:
-    model, x = workload.model(Size.REDUCED, "cpu"), workload.input(Size.REDUCED, "cpu")
+    model, inputs = workload.model(Size.REDUCED, "cpu"), workload.inputs(Size.REDUCED, "cpu")
     assert model.training is workload.training
-    y: Tensor = model(x.requires_grad_())
+    y: Tensor = model(*(x.requires_grad_(x.is_floating_point()) for x in inputs))
     assert y.dtype == workload.dtype
     assert y.isfinite().all()
     y.float().square().sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_network_of_several_inputs_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the command line to the table; in this process, and with kernels that are interpreted."""
+
+    def here(self: Worker, workload: Workload, timeout_s: float) -> Row:
+        with interpreted(), override(tune="off"):
+            return measure_workload(workload, self._settings)
+
+    monkeypatch.setattr(Worker, "measure", here)
+    measured: list[Row] = []
+    text = summary.text
+    monkeypatch.setattr(summary, "text", lambda rows, left_out: (measured.extend(rows), text(rows, left_out))[1])
+    arguments = ["--device", "cpu", "--group", "networks", "--only", "^interactions", "--seconds", "0"]
+    assert run.main([*arguments, "--implementations", "eager,fusepass"]) == 0
+    (row,) = measured
+    assert row.group == "networks"
+    assert row.regions
+    assert all(outcome.correct and outcome.timing for outcome in row.outcomes.values())
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,13 @@ def test_what_was_measured_is_what_the_results_say() -> None:
     assert readme.PLOT.read_text() == readme.plot()
 
 
+def test_a_group_that_was_not_measured_is_not_spoken_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    single = next(path for path in readme.GROUPS if "single" in path.name)
+    monkeypatch.setattr(readme, "GROUPS", {single: "operators", tmp_path / "none.json": "others"})
+    assert " operators, on commit" in readme.block()
+    assert " others, on commit" not in readme.block()
+
+
 def _anchors(page: str) -> list[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^##+ (.*)$", page, re.MULTILINE)
