@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
-from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Masked, Position, Window
+from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Masked, Position, Prefix, Window
 from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index, Mod, axis_index, delinearize
 from fusepass.codegen.ir.program import Kernel, Store
 
@@ -119,6 +119,8 @@ def _with_indices(value: Expr, along: Callable[[Index], Index], builder: Builder
                 return builder.gather(buffer, along(index), places, dtype)
             case Position(index, dtype):
                 return builder.position(along(index), dtype)
+            case Prefix(reduction, index, dtype):
+                return builder.prefix(reduction, along(index), dtype)
             case Masked(mask, value, other, _):
                 bounds = tuple(Bound(along(b.index), b.low, b.high) for b in mask)
                 return builder.masked(bounds, value, other)
