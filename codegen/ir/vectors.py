@@ -47,6 +47,13 @@ def across(kernel: Kernel) -> Kernel:
     return replace(kernel, rows=(*kernel.rows, kernel.cols[-1]), cols=kernel.cols[:-1])
 
 
+def backwards(kernel: Kernel, builder: Builder) -> Kernel:
+    """`kernel` with its one axis of columns counted from the other end."""
+    (axis,) = kernel.cols
+    turned = {axis: axis_index(axis) * -1 + (axis.size - 1)}
+    return map_values(kernel, lambda value: builder.rewrite(value, turned), lambda index: index.substitute(turned))
+
+
 def in_runs(kernel: Kernel, length: int, builder: Builder) -> Kernel:
     """A `flatten`ed kernel with its columns as runs of `length` columns: axes for the run, and for the place in it."""
     run, col = run_axes(kernel.cols[0], length)
