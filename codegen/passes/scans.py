@@ -34,7 +34,9 @@ def _fused(scan: Kernel, reader: Kernel, builder: Builder) -> Kernel | None:
     aligned = align(reader, builder, read, points, store)
     if aligned is None:
         return None
-    stores = rewrite_kernel(aligned.kernel, builder, aligned.places, lambda node: _forwarded(node, store, builder)).stores
+    stores = rewrite_kernel(
+        aligned.kernel, builder, aligned.places, lambda node: _forwarded(node, store, builder)
+    ).stores
     if any(isinstance(node, Load) and node.buffer == store.buffer for node in replace(scan, stores=stores).nodes):
         return None
     return replace(scan, stores=stores, origin=tuple(dict.fromkeys((*scan.origin, *reader.origin))))

@@ -14,9 +14,9 @@ from fusepass.codegen.render.cuda_product import product_body
 from fusepass.codegen.render.cuda_resident import resident_text
 from fusepass.codegen.render.cuda_ring import ring_body
 from fusepass.codegen.render.cuda_scaled import places_text
+from fusepass.codegen.render.cuda_scan import scan_body
 from fusepass.codegen.render.cuda_sparse import SparseWriter
 from fusepass.codegen.render.cuda_streamed import streamed_text
-from fusepass.codegen.render.cuda_scan import scan_body
 from fusepass.codegen.render.cuda_strips import strips_body
 from fusepass.codegen.render.cuda_together import together_body
 from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, with_slot

@@ -100,7 +100,9 @@ class ScanWriter(KernelWriter):
     def _run(self, *, several: bool) -> list[str]:
         plan = self.schedule
         if not self._room():
-            kind = f"warp<{self.state}, {plan.lanes}, {_truth(plan.backward)}>" if self.inner else f"alone<{self.state}>"
+            kind = (
+                f"warp<{self.state}, {plan.lanes}, {_truth(plan.backward)}>" if self.inner else f"alone<{self.state}>"
+            )
             return [f"fp::run_{kind}({self.values}, {self.carry});"]
         kind = f"groups<{self.state}, {plan.lanes}, {plan.groups}>"
         if self.inner:

@@ -27,7 +27,7 @@ struct RowScan<Sum<T>> {
 
     FP_FN void run(std::int64_t count, T* values) {
         constexpr int parts = 4;
-        const std::int64_t each = count / parts;
+        const std::int64_t each = count < 16 * parts ? 0 : count / parts;
         T sums[parts] = {};
         for (std::int64_t i = 0; i < each; ++i) {
             for (int k = 0; k < parts; ++k) values[k * each + i] = sums[k] += values[k * each + i];

@@ -17,7 +17,20 @@ import torch
 
 from fusepass.codegen.ir.convolution import Convolution, Pooling, Precision
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, Op, Position, Prefix, ReduceOp, Stat, Window
+from fusepass.codegen.ir.expr import (
+    Apply,
+    Const,
+    Expr,
+    Gather,
+    Load,
+    Masked,
+    Op,
+    Position,
+    Prefix,
+    ReduceOp,
+    Stat,
+    Window,
+)
 from fusepass.codegen.ir.index import Axis, Bound, FloorDiv, Index
 from fusepass.codegen.ir.product import PLACE, Arithmetic, Filling, Operand, Product, Stride, parts_of
 from fusepass.codegen.ir.program import Buffer, Kernel, Partials, Program, Role, Store

@@ -13,11 +13,9 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import render
-from fusepass.codegen.schedule import schedule
-from fusepass.codegen.schedule.plan import Walk
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.native import run_native
-from tests.support.regions import NO_SPLIT, region, tensor_of
+from tests.support.regions import region, tensor_of
 
 SMALL = replace(DeviceFacts.h200(), multiprocessors=2, l2_bytes=1 << 20)
 """Few rows already fill it, so that small kernels get the schedules of large ones."""
