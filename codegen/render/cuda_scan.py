@@ -73,11 +73,12 @@ class ScanWriter(KernelWriter):
         start, step = tile.start, tile.step
         if not self.inner and plan.groups > 1:
             start, step = f"{start} * {plan.unroll}" if plan.unroll > 1 else start, 1
-        tail = self.frame.may_leave(tile.count, advance) or (tile.loop and plan.unroll == 1)
-        piece = self.frame.names.exact("piece") if tile.loop else ""
+        loop = tile.loop or plan.general
+        tail = self.frame.may_leave(tile.count, advance) or (loop and plan.unroll == 1)
+        piece = self.frame.names.exact("piece") if loop else ""
         if piece:
             start = f"{piece} + {start}" if start != "0" else piece
-        return replace(tile, start=start, step=step, tail=tail, once=tile.once and not tail), piece
+        return replace(tile, start=start, step=step, loop=loop, tail=tail, once=tile.once and not tail), piece
 
     def _declare(self, *, several: bool) -> None:
         plan, lines = self.schedule, self.top.lines

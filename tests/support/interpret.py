@@ -35,7 +35,7 @@ from fusepass.codegen.ir.index import Axis, Bound, FloorDiv, Index
 from fusepass.codegen.ir.product import PLACE, Arithmetic, Filling, Operand, Product, Stride, parts_of
 from fusepass.codegen.ir.program import Buffer, Kernel, Partials, Program, Role, Store
 from fusepass.codegen.schedule_convolution.tiles import dimensions
-from tests.support.numpy_ops import APPLY, REDUCE, Array, tf32
+from tests.support.numpy_ops import APPLY, REDUCE, RUNNING, Array, tf32
 
 STORAGE: dict[DType, type[np.generic]] = {
     DType.BOOL: np.bool_,
@@ -152,8 +152,8 @@ class _Run:
                     for value in reduction.values
                 ]
                 if reduction.running:
-                    steps = [REDUCE[reduction.op](values[0][..., : n + 1])[0] for n in range(self.kernel.col_count)]
-                    self.running[reduction.name] = np.stack(steps, -1).reshape(self.shape)
+                    found = RUNNING[reduction.op].accumulate(values[0], -1, values[0].dtype)
+                    self.running[reduction.name] = found.reshape(self.shape)
                     continue
                 parts = REDUCE[reduction.op](*values)
                 ones = (1,) * len(self.kernel.cols)

@@ -436,7 +436,13 @@ def row_reduction(rows: int, cols: int, op: ReduceOp, dtype: DType = F32, *, out
 
 
 def scan(
-    rows: int, cols: int, dtype: DType = F32, *, op: ReduceOp = ReduceOp.SUM, outer: bool = False, backward: bool = False
+    rows: int,
+    cols: int,
+    dtype: DType = F32,
+    *,
+    op: ReduceOp = ReduceOp.SUM,
+    outer: bool = False,
+    backward: bool = False,
 ) -> Program:
     """Half of the running `op` over the squares of each row, from its last element on if `backward`; rows are neighbours in memory if `outer`."""
     b, r, c = Builder(), Axis("r", rows), Axis("c", cols)
