@@ -9,10 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+import fusepass
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.program import Program
+from fusepass.codegen.lowering.lower import Unsupported
 from fusepass.codegen.render import render
+from fusepass.codegen.schedule import schedule
+from fusepass.codegen.schedule.plan import Walk
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.native import run_native
 from tests.support.regions import region, tensor_of
@@ -89,6 +93,57 @@ def test_on_a_cpu(name: str) -> None:
     made = region(*_made(name))
     program = made.passed()
     _compare(program, run_native(program, made.memory(program)), made.exact())
+
+
+def test_a_scan_that_two_kernels_read_is_written() -> None:
+    made = region(lambda x: (lambda y: (y.relu(), y.sum(0)))(x.cumsum(1)), torch.randn(5, 40))
+    passed = made.passed()
+    assert [kernel.scans for kernel in passed.kernels].count(True) == 1
+    assert len(passed.kernels) == 3
+    made.check(passed)
+
+
+def test_a_scan_does_not_join_reductions_of_the_same_values() -> None:
+    made = region(lambda x: (x.cumsum(1), x.sum(1), x.softmax(1).cumsum(1)), torch.randn(5, 40))
+    passed = made.passed()
+    assert all(len(kernel.reductions) == 1 for kernel in passed.kernels if kernel.scans)
+    made.check(passed)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "walk", "backward"),
+    [
+        (lambda x: x.cumsum(1), (4096, 4096), Walk.INNER, False),
+        (lambda x: x.flip(1).cumsum(1).flip(1), (4096, 4096), Walk.INNER, True),
+        (lambda x: x.flip(1).cumsum(1), (4096, 4096), Walk.INNER, False),  # half of it goes either way
+        (lambda x: x.cumsum(0), (4096, 4096), Walk.OUTER, False),
+        (lambda x: x.flip(0).cumsum(0).flip(0), (4096, 4096), Walk.OUTER, False),
+    ],
+)
+def test_schedule(function: Function, shape: tuple[int, ...], walk: Walk, backward: bool) -> None:
+    facts = DeviceFacts.h200()
+    program = region(function, torch.empty(shape)).passed(pass_options(facts))
+    (kernel,) = program.kernels
+    plan = schedule(kernel, program, facts)
+    assert (plan.walk, plan.backward) == (walk, backward)
+
+
+def test_a_convolution_is_not_scanned_in_its_region() -> None:
+    """Its kernels go over rows as their reductions do, which have one result for each."""
+    with pytest.raises(Unsupported, match="a scan of what a convolution"):
+        region(lambda x: (x @ x).cumsum(0), torch.randn(4, 4))
+
+
+def test_regions() -> None:
+    model = Sums()
+    report = fusepass.explain(model, torch.randn(8, 64))
+    assert [region.name for region in report.regions] == ["flip_mul_cumsum_flip", "cumprod_add"]
+    assert [region.pattern for region in report.regions] == ["scan", "scan"]
+
+
+class Sums(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.flip(1) * 2).cumsum(1).flip(1).cumprod(0) + 1
 
 
 def _compare(program: Program, got: dict, wanted: tuple[Tensor, ...]) -> None:
