@@ -11,6 +11,7 @@ from torch import nn
 from benchmarks.copies import COPIES
 from benchmarks.layers import Group, Workload
 from benchmarks.losses import LOSSES
+from benchmarks.scans import SCANS
 
 _HALF, _BFLOAT16 = torch.float16, torch.bfloat16
 
@@ -24,6 +25,7 @@ SINGLE = (
     Workload("half_hardswish_large", lambda s: (nn.Hardswish(),), (16384, 16384), (4, 16), Group.SINGLE, _HALF),
     Workload("bfloat16_tanh_odd", lambda s: (nn.Tanh(),), (8191, 16381), (5, 13), Group.SINGLE, _BFLOAT16),
     *COPIES,
+    *SCANS,
     Workload("softmax_small", lambda s: (nn.Softmax(1),), (128, 1000), (4, 10), Group.SINGLE),
     Workload("softmax_large", lambda s: (nn.Softmax(1),), (131072, 1000), (4, 10), Group.SINGLE),
     Workload("softmax_odd", lambda s: (nn.Softmax(1),), (4099, 50257), (3, 57), Group.SINGLE),

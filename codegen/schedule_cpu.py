@@ -101,7 +101,7 @@ def cpu_schedule(
     base = CpuSchedule(Walk.POINTWISE, work > LEAST_PARALLEL, wide=wide, work=work, general=general)
     if kernel.is_pointwise:
         return replace(base, chunk=_converted(kernel, program) or _chunk(kernel, facts))
-    kept = kept_on_cpu(kernel)
+    kept = () if kernel.scans else kept_on_cpu(kernel)
     cols = max(kernel.col_count, 1)
     row_bytes = (general_room(cols) if general else kernel.col_count) * sum(value.node.dtype.nbytes for value in kept)
     if not _prefers_rows(kernel, program):
@@ -128,6 +128,8 @@ def cpu_ranking(kernel: Kernel, program: Program, facts: DeviceFacts) -> tuple[t
 
 def _rivals(kernel: Kernel, facts: DeviceFacts, plan: CpuSchedule) -> Iterator[CpuSchedule]:
     """Schedules that do as `plan`: longer or shorter blocks, more or fewer rows side by side, values kept or computed again."""
+    if kernel.scans:
+        return
     cols = max(kernel.col_count, 1)
     row_bytes = kernel.col_count * sum(value.node.dtype.nbytes for value in kept_on_cpu(kernel))
     match plan.walk:

@@ -22,6 +22,7 @@ _LEAST_ROOM = 32  # elements of a row
 _FEW = 8  # elements per thread while a row has less than a warp
 _ELEMENTS = 16  # per thread of a row in registers
 _MOST_ELEMENTS = 32  # where they are rounded
+_SCAN_LANES = 8, 32, 256
 
 
 class Generality(enum.IntEnum):
@@ -42,6 +43,9 @@ def generalised(plan: Schedule, kernel: Kernel, *, coarse: bool) -> Schedule:
             vectors = ceil(kernel.row_count, plan.width)
             blocks = ceil(vectors, _THREADS * plan.unroll)
             return replace(plan, lanes=_THREADS, groups=1, blocks=blocks)
+        case Walk.INNER if kernel.scans:
+            lanes = next(lanes for lanes in (*_SCAN_LANES, plan.lanes) if plan.lanes <= lanes)
+            return _with_rows(replace(plan, lanes=lanes, unroll=_unroll(plan)), kernel)
         case Walk.INNER:
             plan = replace(plan, fetches=False)
             plan = replace(plan, staged=0, stages=frozenset(), shared_bytes=0) if plan.staged else plan

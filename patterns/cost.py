@@ -70,13 +70,13 @@ _FILLS = frozenset({aten.full_like, aten.zeros_like, aten.ones_like, aten.full, 
 class _Kind(enum.Enum):
     FREE = "view, or a result of several"
     POINTWISE = "pointwise"
-    SWEEP = "reduction, normalisation or pool"
+    SWEEP = "reduction, normalisation, pool or scan"
     PRODUCT = "convolution or matrix product"
     OTHER = "any other operator"
 
 
 _FUSING = (_Kind.POINTWISE, _Kind.SWEEP)
-_SWEEPS = (OpClass.REDUCTION, OpClass.NORMALISATION, OpClass.POOLING)
+_SWEEPS = (OpClass.REDUCTION, OpClass.NORMALISATION, OpClass.POOLING, OpClass.SCAN)
 _CONTRACTED = {aten.mm: 0, aten.bmm: 0, aten.mv: 0, aten.dot: 0, aten.addmm: 1, aten.baddbmm: 1, aten.addmv: 1}
 """Matrix products, with the position of the argument whose last dimension they sum over."""
 

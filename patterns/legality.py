@@ -105,7 +105,7 @@ def no_host_synchronisation(node: fx.Node) -> str | None:
 
 
 _BEYOND = {
-    "a scan: each element needs those before it": "cumsum cumprod cummax cummin logcumsumexp",
+    "a scan: each element needs those before it": "cummax cummin logcumsumexp",
     "a sort: elements change places by their values": ("sort topk kthvalue median nanmedian mode msort argsort"),
     "a search in sorted values": "searchsorted bucketize",
     "a sum of products, in an order of its own": "_trilinear",
@@ -140,6 +140,22 @@ def initialised(node: fx.Node) -> str | None:
     empty = node.target._schema.name.removeprefix("aten::") in _EMPTY  # type: ignore[union-attr]
     filled = any(user.op == "output" or is_random(user.target) or writes(user.target) for user in node.users)
     return "its result has no values yet" if empty and filled else None
+
+
+_SCANS = (aten.cumsum.default, aten.cumprod.default)
+_FEW_ROWS, _SHORT_ROW = 64, 1 << 16
+
+
+def rows_for_all(node: fx.Node) -> str | None:
+    """Each row of a scan is one block's on a GPU."""
+    value = node.meta.get("val")
+    if node.target not in _SCANS or not isinstance(value, torch.Tensor) or value.device.type != "cuda":
+        return None
+    if static_shape(value) or not value.dim():
+        return None
+    length = value.shape[node.args[1]]  # type: ignore[index]
+    few = length > _SHORT_ROW and value.numel() < _FEW_ROWS * length
+    return "a scan of few long rows, which the library shares among blocks" if few else None
 
 
 _STEPS = {"aten::linspace": (torch.float32, torch.float64), "aten::logspace": (torch.float64,)}
@@ -252,6 +268,7 @@ NODE_CHECKS: tuple[Callable[[fx.Node], str | None], ...] = (
     no_random_numbers,
     no_host_synchronisation,
     initialised,
+    rows_for_all,
     steps_as_eager,
     single_arguments,
     single_results,

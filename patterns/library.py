@@ -40,6 +40,14 @@ POOLING = Pattern(
     min_ops=1,
     why="the operators before a window are applied as it is read, those behind it before it is written",
 )
+SCAN = Pattern(
+    name="scan",
+    seed=frozenset({OpClass.SCAN}),
+    upstream=_LOCAL,
+    downstream=_LOCAL,
+    min_ops=1,
+    why="what is scanned is computed as it is read, and what is made of the results before they are written",
+)
 POINTWISE = Pattern(
     name="pointwise",
     seed=frozenset({OpClass.POINTWISE}),
@@ -50,5 +58,5 @@ POINTWISE = Pattern(
     "places are read and written in whole cache lines",
 )
 
-for _pattern in (ANCHOR, NORMALISATION, REDUCTION, POOLING, POINTWISE):
+for _pattern in (ANCHOR, NORMALISATION, REDUCTION, POOLING, SCAN, POINTWISE):
     register(_pattern)

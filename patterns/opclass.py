@@ -29,6 +29,7 @@ class OpClass(enum.Enum):
     REDUCTION = "reduction"
     NORMALISATION = "normalisation"  # statistics of its input, and a result of the input's shape
     POOLING = "pooling"
+    SCAN = "scan"  # each element of the result needs those up to its own along one dimension
     ANCHOR = "anchor"  # a convolution or a matrix product
     OTHER = "other"
 
@@ -55,6 +56,7 @@ _CLASS_OF_MODULE = {
     "pooling": OpClass.POOLING,
     "reductions": OpClass.REDUCTION,
     "resampling": OpClass.POINTWISE,
+    "scans": OpClass.SCAN,
     "views": OpClass.POINTWISE,  # concatenation, say; what moves no memory is told apart by its schema
     "writes": OpClass.POINTWISE,
 }
@@ -135,6 +137,8 @@ def _decomposed_class(node: fx.Node, vocabulary: Vocabulary) -> OpClass | str:
     classes = set(map(direct_class, made))
     if OpClass.ANCHOR in classes or OpClass.OTHER in classes or not classes:
         return OpClass.OTHER
+    if OpClass.SCAN in classes:
+        return OpClass.SCAN
     if OpClass.POOLING in classes:
         return OpClass.POOLING
     if OpClass.NORMALISATION in classes:

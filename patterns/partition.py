@@ -165,7 +165,7 @@ def _gains(candidate: Candidate, region: Region) -> bool:
     match unit.op_class:
         case OpClass.NORMALISATION | OpClass.POOLING:
             return True
-        case OpClass.REDUCTION:
+        case OpClass.REDUCTION | OpClass.SCAN:
             return nbytes(unit.node.all_input_nodes[0].meta["val"]) >= LARGE
         case OpClass.POINTWISE:
             return sum(nbytes(value.meta["val"]) for value in unit.values) >= LARGE and _is_better_copy(unit.node)

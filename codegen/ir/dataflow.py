@@ -17,6 +17,7 @@ from fusepass.codegen.ir.expr import (
     Masked,
     Op,
     Position,
+    Prefix,
     Stat,
     Window,
     children,
@@ -26,7 +27,7 @@ from fusepass.codegen.ir.expr import (
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel
 
-Need = Axis | Stat
+Need = Axis | Stat | Prefix
 
 _SIMPLE = frozenset({Op.CAST, Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM})  # an instruction or two
 
@@ -57,7 +58,7 @@ class Dataflow:
             below = children(node)
             needs = frozenset[Need]().union(*(self._needs[id(child)] for child in below))
             needs = needs.union(*(index.axes for index in own_indices(node)))
-            if isinstance(node, Stat):
+            if isinstance(node, Stat | Prefix):
                 needs |= {node}
             if isinstance(node, Window):
                 needs -= frozenset(node.axes)

@@ -124,6 +124,8 @@ class _Search:
 
     def _keeps(self, reduction: Reduction, value: Expr) -> bool:
         """Whether the result of `reduction` is as near as the `value` that it is made of."""
+        if reduction.running:
+            return False
         return reduction.op is ReduceOp.SUM and bool(self._side(value)) and (reduction.name, 0) not in self._exact_stats
 
 

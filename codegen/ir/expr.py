@@ -103,7 +103,16 @@ class Stat:
     dtype: DType
 
 
-Expr = Load | Gather | Const | Apply | Position | Masked | Window | Stat
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """The running reduction `reduction` of the kernel, for the current row: over its columns up to and including column `index`."""
+
+    reduction: str
+    index: Index
+    dtype: DType
+
+
+Expr = Load | Gather | Const | Apply | Position | Masked | Window | Stat | Prefix
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:
@@ -171,7 +180,7 @@ def _keeps_truths(node: Expr) -> bool:
 def own_indices(expr: Expr) -> tuple[Index, ...]:
     """The indices written in the node itself."""
     match expr:
-        case Load(index=index) | Gather(index=index) | Position(index=index):
+        case Load(index=index) | Gather(index=index) | Position(index=index) | Prefix(index=index):
             return (index,)
         case Masked(mask=mask):
             return tuple(bound.index for bound in mask)
@@ -243,6 +252,9 @@ class Builder:
     def stat(self, reduction: str, part: int, dtype: DType) -> Expr:
         return self._intern(("stat", reduction, part), lambda: Stat(reduction, part, dtype))
 
+    def prefix(self, reduction: str, index: Index, dtype: DType) -> Expr:
+        return self._intern(("prefix", reduction, index), lambda: Prefix(reduction, index, dtype))
+
     def rewrite(
         self,
         root: Expr,
@@ -282,5 +294,7 @@ class Builder:
                 fresh = self.window(op, window_axes, done[id(value)])
             case Stat(reduction, part, dtype):
                 fresh = self.stat(reduction, part, dtype)
+            case Prefix(reduction, index, dtype):
+                fresh = self.prefix(reduction, index.substitute(axes), dtype)
         replaced = leaf(fresh)
         return fresh if replaced is None else replaced

@@ -2,7 +2,8 @@
 
 A kernel's iteration domain is ``rows x cols``. A *row* is one point of `rows`; reductions run over `cols`, sweep by
 sweep, a later sweep may use the results (`Stat`) of earlier ones; `row_stores` happen once per row, `stores` once per
-(row, col). A kernel without `cols` is pointwise: only `stores`. A kernel may have an `anchor`, a convolution or a matrix
+(row, col). A kernel that *scans* has one sweep of one running reduction; its `stores` use what that is at their column, as a
+`Prefix`. A kernel without `cols` is pointwise: only `stores`. A kernel may have an `anchor`, a convolution or a matrix
 product whose result at a point its expressions use as a `Stat`; `cols` are then the channels of the convolution or its last axis, rows
 of the product or columns that are neighbours, or nothing. The rows of a kernel with sweeps may be shared by `Team`s of blocks. A pointwise kernel with an anchor may leave
 `Partials` of what is reduced over positions, or columns.
@@ -72,12 +73,16 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Reduction:
-    """`op` over the kernel's cols. `values` has `op.arity` expressions; `dtype` is what it accumulates in and gives."""
+    """`op` over the kernel's cols. `values` has `op.arity` expressions; `dtype` is what it accumulates in and gives.
+
+    One that is `running` has a result at each column, over those up to it.
+    """
 
     name: str
     op: ReduceOp
     values: tuple[Expr, ...]
     dtype: DType
+    running: bool = False
 
 
 @dataclass(frozen=True)
@@ -201,6 +206,11 @@ class Kernel:
     @property
     def is_pointwise(self) -> bool:
         return not self.sweeps
+
+    @property
+    def scans(self) -> bool:
+        """Whether it has a running reduction."""
+        return any(reduction.running for reduction in self.reductions)
 
     @property
     def reductions(self) -> tuple[Reduction, ...]:

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, Op, Position, Stat, Window, walk
+from fusepass.codegen.ir.expr import (
+    Apply,
+    Const,
+    Expr,
+    Gather,
+    Load,
+    Masked,
+    Op,
+    Position,
+    Prefix,
+    Stat,
+    Window,
+    walk,
+)
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Partials, Program, Ref, Store
 
@@ -69,7 +82,8 @@ def _kernel_lines(kernel: Kernel) -> Iterator[str]:
         for reduction in sweep:
             yield from ("    " + line for line in names.define(reduction.values))
             values = ", ".join(names[value] for value in reduction.values)
-            yield f"    {reduction.name}: {reduction.dtype} = {reduction.op.value}({values})"
+            running = "running " if reduction.running else ""
+            yield f"    {reduction.name}: {reduction.dtype} = {running}{reduction.op.value}({values})"
     if kernel.partials is not None:
         yield from _partial_lines(kernel.partials, names)
     for title, stores in (("per row", kernel.row_stores), ("per element", kernel.stores)):
@@ -110,7 +124,7 @@ class _Names:
         for node in walk(*roots):
             if id(node) in self._names:
                 continue
-            if isinstance(node, Const | Stat):
+            if isinstance(node, Const | Stat | Prefix):
                 self._names[id(node)] = self._right(node)
                 continue
             self._names[id(node)] = f"%{sum(name.startswith('%') for name in self._names.values())}"
@@ -139,3 +153,5 @@ class _Names:
                 return f"window {op.value} over [{_axes(axes)}] of {self[value]}"
             case Stat(reduction, part, _):
                 return f"{reduction}.{part}"
+            case Prefix(reduction, index, _):
+                return f"{reduction}[{index}]"

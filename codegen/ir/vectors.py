@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
-from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Masked, Position, Window
+from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Masked, Position, Prefix, Window
 from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index, Mod, axis_index, delinearize
 from fusepass.codegen.ir.program import Kernel, Store
 
@@ -45,6 +45,13 @@ def flatten(kernel: Kernel, builder: Builder) -> Kernel:
 def across(kernel: Kernel) -> Kernel:
     """`kernel` with the innermost axis of its columns as the innermost of its rows: as many neighbouring rows are parts of one."""
     return replace(kernel, rows=(*kernel.rows, kernel.cols[-1]), cols=kernel.cols[:-1])
+
+
+def backwards(kernel: Kernel, builder: Builder) -> Kernel:
+    """`kernel` with its one axis of columns counted from the other end."""
+    (axis,) = kernel.cols
+    turned = {axis: axis_index(axis) * -1 + (axis.size - 1)}
+    return map_values(kernel, lambda value: builder.rewrite(value, turned), lambda index: index.substitute(turned))
 
 
 def in_runs(kernel: Kernel, length: int, builder: Builder) -> Kernel:
@@ -119,6 +126,8 @@ def _with_indices(value: Expr, along: Callable[[Index], Index], builder: Builder
                 return builder.gather(buffer, along(index), places, dtype)
             case Position(index, dtype):
                 return builder.position(along(index), dtype)
+            case Prefix(reduction, index, dtype):
+                return builder.prefix(reduction, along(index), dtype)
             case Masked(mask, value, other, _):
                 bounds = tuple(Bound(along(b.index), b.low, b.high) for b in mask)
                 return builder.masked(bounds, value, other)

@@ -7,13 +7,13 @@ from math import prod
 
 from fusepass.codegen.ir.convolution import Convolution, Pooling, ScaledHalves, ScaledWeights, halves_of_place
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Stat
-from fusepass.codegen.ir.index import contiguous_strides
+from fusepass.codegen.ir.expr import Prefix, Stat
+from fusepass.codegen.ir.index import axis_index, contiguous_strides
 from fusepass.codegen.ir.product import PLACE, Filling, Product, parts_of
 from fusepass.codegen.ir.program import CLUSTERS, Anchor, Kernel, Partials, Program, Ref, Role, Team
 from fusepass.codegen.ir.team import exchange_offsets
 from fusepass.codegen.ir.text import program_text
-from fusepass.codegen.ir.verify_expressions import expr_faults, find_buffer, store_faults
+from fusepass.codegen.ir.verify_expressions import RUNNING, expr_faults, find_buffer, store_faults
 from fusepass.errors import IRError
 
 
@@ -94,6 +94,8 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
         yield "two reductions share a name"
     if kernel.cluster not in CLUSTERS or (kernel.cluster > 1 and (kernel.team is not None or not kernel.sweeps)):
         yield f"a cluster of {kernel.cluster} blocks, which have nothing to share"
+    if kernel.scans:
+        yield from _scan_faults(kernel)
     if kernel.team is not None:
         yield from _team_faults(program, kernel, kernel.team)
     rows, everything = frozenset(kernel.rows), frozenset((*kernel.rows, *kernel.cols))
@@ -107,7 +109,7 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
                 yield f"{reduction.name} takes {reduction.op.arity} values, has {len(reduction.values)}"
             for value in reduction.values:
                 yield from expr_faults(program, value, everything, known, everywhere=not kernel.within)
-        known.update({reduction.name: reduction.op.kept for reduction in sweep})
+        known.update({each.name: RUNNING if each.running else each.op.kept for each in sweep})
     if kernel.partials is not None:
         yield from _partial_faults(program, kernel, kernel.partials, known)
     for store in kernel.row_stores:
@@ -118,6 +120,18 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
         yield "points that do not exist, in a kernel without whole sums of a product"
     if any(not bound.index.axes <= rows for bound in kernel.within):
         yield "points that do not exist for what is no row"
+
+
+def _scan_faults(kernel: Kernel) -> Iterator[str]:
+    if len(kernel.reductions) > 1 or len(kernel.cols) > 1 or kernel.row_stores:
+        yield "a running reduction beside others, over several axes, or with stores per row"
+    if kernel.team is not None or kernel.cluster > 1 or kernel.anchor is not None:
+        yield "a running reduction of rows that blocks share, or of an anchor's result"
+    own = tuple(axis_index(axis) for axis in kernel.cols)
+    if any(isinstance(node, Prefix) and (node.index,) != own for node in kernel.nodes):
+        yield "a running reduction used at another column"
+    if any(reduction.op.parts > 1 or reduction.op.arity > 1 for reduction in kernel.reductions):
+        yield "a running reduction with several parts"
 
 
 def _anchor_faults(program: Program, kernel: Kernel, anchor: Anchor) -> Iterator[str]:

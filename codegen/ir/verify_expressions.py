@@ -4,9 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fusepass.codegen.ir.expr import Apply, Expr, Gather, Load, Masked, Op, Stat, Window, children, own_indices, walk
+from fusepass.codegen.ir.expr import (
+    Apply,
+    Expr,
+    Gather,
+    Load,
+    Masked,
+    Op,
+    Prefix,
+    Stat,
+    Window,
+    children,
+    own_indices,
+    walk,
+)
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.program import Buffer, Program, Store
+
+RUNNING = -1
+"""Among the numbers of parts: the result is one for each column."""
 
 
 def store_faults(
@@ -45,10 +61,13 @@ def expr_faults(
             case Gather(buffer=name):
                 yield from _gather_faults(find_buffer(program, name), node, id(node) in unguarded, inner)
             case Stat(reduction=name, part=part, dtype=dtype):
-                if name not in known:
+                if name not in known or known[name] == RUNNING:
                     yield f"result of {name} used before its sweep ends"
                 elif part >= known[name]:
                     yield f"{name} has no part {part}"
+            case Prefix(reduction=name):
+                if known.get(name) != RUNNING:
+                    yield f"{name} used at a column, where it has no result"
             case Apply(op=Op.WHERE, args=args, dtype=dtype):
                 if args[1].dtype is not dtype or args[2].dtype is not dtype:
                     yield "where() with unequal branch types"

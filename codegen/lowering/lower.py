@@ -28,6 +28,7 @@ from fusepass.codegen.lowering import (  # noqa: F401 - imported for what they r
     pooling,
     reductions,
     resampling,
+    scans,
     views,
     writes,
 )
@@ -129,6 +130,8 @@ def lower(
         elif node.op == "get_attr":
             values[node] = _constant(context, lowered, node)
     outputs = _store_outputs(context, lowered, values)
+    if context.calls and any(kernel.scans for kernel in context.kernels):
+        raise Unsupported("a scan of what a convolution or matrix product gives")
     order = {role: number for number, role in enumerate(Role)}
     buffers = sorted(context.buffers, key=lambda buffer: order[buffer.role])
     program = Program(name, tuple(buffers), tuple(inputs), outputs, tuple(context.calls), tuple(context.kernels))

@@ -210,6 +210,21 @@ class Context:
         )
         return tuple(results)
 
+    def scan(self, op: ReduceOp, operand: Tensor, dim: int, accumulate: DType, origin: str) -> Tensor:
+        """`op`, which has one part, over the elements up to each one along `dim`; a tensor of the type of `operand`."""
+        axes = domain(operand.shape)
+        coordinates = tuple(axis_index(axis) for axis in axes)
+        buffer = self.add_buffer(origin, operand.dtype, operand.shape, contiguous_strides(operand.shape), Role.TEMP)
+        name = f"r{sum(len(kernel.reductions) for kernel in self.kernels)}"
+        reduction = Reduction(name, op, (operand.at(coordinates),), accumulate, running=True)
+        value = self.builder.prefix(name, coordinates[dim], accumulate)
+        if accumulate is not operand.dtype.compute:
+            value = self.builder.cast(value, operand.dtype.compute)
+        store = Store(buffer.name, linear(coordinates, buffer.strides), value)
+        rows = tuple(axis for axis in axes if axis is not axes[dim])
+        self.kernels.append(Kernel(f"{name}_kernel", rows, (axes[dim],), ((reduction,),), (), (store,), (origin,)))
+        return self.read(buffer)
+
 
 def domain(shape: Sequence[int]) -> tuple[Axis, ...]:
     """One axis per dimension of `shape`; a scalar gets one axis of size 1."""

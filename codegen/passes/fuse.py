@@ -44,7 +44,7 @@ def _fuse_into_producer(kernels: list[Kernel], position: int, builder: Builder) 
 
 def _fuse(producer: Kernel, consumer: Kernel, builder: Builder) -> Kernel | None:
     shared = producer.writes & consumer.reads
-    if any(store.buffer in shared for store in producer.stores):
+    if consumer.scans or any(store.buffer in shared for store in producer.stores):
         return None
     unified = unify(producer, consumer, shared, builder)
     if unified is None:
@@ -125,7 +125,7 @@ def _fuse_with_sibling(kernels: list[Kernel], position: int, builder: Builder) -
 
 
 def _join(first: Kernel, second: Kernel, builder: Builder) -> Kernel | None:
-    if first.is_pointwise is not second.is_pointwise:
+    if first.is_pointwise is not second.is_pointwise or first.scans or second.scans:
         return None
     unified = unify_siblings(first, second, builder)
     if unified is None:

@@ -15,6 +15,7 @@ from fusepass.codegen.passes.filled import fill_products
 from fusepass.codegen.passes.fuse import fuse_rows, fuse_siblings
 from fusepass.codegen.passes.partials import Pieces
 from fusepass.codegen.passes.products import Length, split_products, whole_sums
+from fusepass.codegen.passes.scans import fuse_scans
 from fusepass.codegen.passes.split import SplitPolicy, separate_layouts, split_long_rows
 from fusepass.codegen.passes.statistics import online_softmax
 from fusepass.codegen.passes.teams import ClusterChoice, StripChoice, TeamChoice, form_teams
@@ -68,6 +69,7 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
     return (
         ("fuse_rows", fuse_rows),
         ("fuse_siblings", fuse_siblings),
+        ("fuse_scans", fuse_scans),
         ("online_softmax", lambda p, b: online_softmax(p, b, options.longest_cached_row)),
         ("generate_anchors", lambda p, b: _generate_anchors(p, b, options)),
         ("fill_products", lambda p, b: fill_products(p, b, options.fills)),

@@ -62,7 +62,7 @@ def split_long_rows(program: Program, builder: Builder, policy: SplitPolicy) -> 
     """Apply `policy` to every kernel."""
     work = Splitter(program, builder)
     for kernel in program.kernels:
-        pieces = policy.pieces(program, kernel)
+        pieces = 1 if kernel.scans else policy.pieces(program, kernel)
         prepared = _prepare(kernel, builder, pieces) if pieces > 1 else None
         if prepared is None:
             work.kernels.append(kernel)
@@ -80,6 +80,7 @@ def separate_layouts(program: Program, builder: Builder, least: int | None) -> P
     for kernel in program.kernels:
         large = kernel.row_count * kernel.col_count >= least
         free = kernel.team is None and kernel.anchor is None and kernel.when is None and kernel.cluster == 1
+        free = free and not kernel.scans
         if large and free and kernel.sweeps and kernel.stores and is_mixed(program, kernel):
             work.separate(kernel)
         else:

@@ -17,7 +17,7 @@ from fusepass.codegen.schedule_cpu import CpuSchedule, cpu_schedule
 from fusepass.codegen.source import Source, Target
 
 _INCLUDED = ("fp_half.h", "fp_index.h", "fp_lanes.h", "fp_rows.h")
-_HEADERS = (*_INCLUDED, "fp_cast.h", "fp_common.h", "fp_functions.h", "fp_libm.h", "fp_scalar.h", "fp_states.h")
+_INDIRECT = ("fp_cast.h", "fp_common.h", "fp_functions.h", "fp_libm.h", "fp_scalar.h", "fp_states.h")
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,11 @@ def render_cpu(
             *(f"{argument}," for argument in arguments[:-1]),
             f"{arguments[-1]}{slot(Slot.ARGUMENTS, name)});",
         ]
+    headers = (*_INCLUDED, *(["fp_scan.h"] if any(kernel.scans for kernel in program.kernels) else []))
     library = _LibraryText(
         title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
         comment=tuple(_description(buffer) for buffer in program.arguments),
-        headers=_INCLUDED,
+        headers=headers,
         kernels=tuple(kernels),
         entry=entry,
         parameters=with_slot(
@@ -82,7 +83,8 @@ def render_cpu(
     )
     marked = fill("cpu/library.cpp.j2", library=library)
     text = marked if general else plain(marked)
-    return Source(program.name + arrangement.suffix, entry, Target.CPU, text, tuple(sorted(_HEADERS)), facts.arch)
+    included = tuple(sorted((*headers, *_INDIRECT)))
+    return Source(program.name + arrangement.suffix, entry, Target.CPU, text, included, facts.arch)
 
 
 def describe_cpu(kernel: Kernel, plan: CpuSchedule) -> str:

@@ -20,6 +20,7 @@ class InnerWriter(RowsWriter):
     """Row by row, in blocks of columns."""
 
     state_type = "fp::Row<{}>"
+    scan_type = "fp::RowScan<{}>"
     part_argument = ""
     lanes = ""
     lane = ""

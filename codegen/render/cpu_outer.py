@@ -30,6 +30,7 @@ class OuterWriter(RowsWriter):
         super().__init__(kernel, program, schedule, names, pointers)
         self.across = self.rows[-1]
         self.state_type = f"fp::Lanes<{{}}, {schedule.width}>"
+        self.scan_type = f"fp::LanesScan<{{}}, {schedule.width}>"
         self.lanes = f"[{schedule.width}]"
         # States take all lanes, those past the last row too.
         self.initial = " = {}" if self.across.size % schedule.width or schedule.general else ""

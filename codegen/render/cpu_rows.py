@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fusepass.codegen.ir.conversions import narrowed, widened
 from fusepass.codegen.ir.dataflow import Kept
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Expr, Load, ReduceOp
+from fusepass.codegen.ir.expr import Expr, Load, Prefix, ReduceOp
 from fusepass.codegen.ir.index import Index
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
 from fusepass.codegen.render.cpu_columns import points, position, scaled, tile
@@ -34,6 +34,7 @@ class RowsWriter(KernelWriter):
     """What `INNER` and `OUTER` have in common."""
 
     state_type: str  # with the reduction's state where {} is
+    scan_type: str  # the same of a running one
     part_argument: str
     lanes: str  # extent of an array's last dimension, if any
     lane: str  # subscript of it
@@ -70,6 +71,9 @@ class RowsWriter(KernelWriter):
 
     def per_row(self, scope: Scope) -> None:
         """All sweeps and stores of the rows that `scope` defines."""
+        if self.kernel.scans:
+            self._scan(scope)
+            return
         for kept, name in self.kept.values():
             scope.lines.append(self.array(kept.node.dtype, name, max(self.kernel.col_count, 1)))
         for phase, sweep in enumerate(self.kernel.sweeps):
@@ -153,6 +157,35 @@ class RowsWriter(KernelWriter):
 
         self.nest(scope, self.outer, lambda inner: self._tiles(inner, tile), simd=False)
         self._results(states)
+
+    def _scan(self, scope: Scope) -> None:
+        """The running reduction and the stores, tile by tile."""
+        (reduction,), stores = self.kernel.reductions, self.kernel.stores
+        (value,), roots = reduction.values, [*reduction.values, *(store.value for store in stores)]
+        self.printer.expect(roots)
+        self.prepare(scope, roots)
+        state, array = self.names.exact(reduction.name), self.names.numbered("block")
+        kind = f"fp::{reduction.op.value}<{memory_type(reduction.dtype)}>"
+        scope.lines.append(f"{self.scan_type.format(kind)} {state};")
+        scope.lines.append(self.array(reduction.dtype, array, self.tile_points))
+
+        def fill(inner: Scope, place: str) -> None:
+            self._bind_known(inner, 0)
+            inner.lines.append(f"{array}[{place}]{self.lane} = {self.value(inner, value, reduction.dtype)};")
+
+        def results(inner: Scope, place: str) -> None:
+            self._bind_known(inner, 0)
+            for node in self.kernel.nodes:
+                if isinstance(node, Prefix):
+                    inner.bind(node, f"{array}[{place}]{self.lane}")
+            self.store(inner, stores)
+
+        def tile(inner: Scope, start: str, count: int | str) -> None:
+            self._elements(inner, start, count, fill)
+            inner.lines.append(f"{state}.run({scaled(count, points(self.trailing))}, {array});")
+            self._elements(inner, start, count, results)
+
+        self._tiles(scope, tile)
 
     def _declare(self, scope: Scope, reduction: Reduction) -> str:
         name = self.names.exact(reduction.name)

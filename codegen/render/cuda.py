@@ -14,6 +14,7 @@ from fusepass.codegen.render.cuda_product import product_body
 from fusepass.codegen.render.cuda_resident import resident_text
 from fusepass.codegen.render.cuda_ring import ring_body
 from fusepass.codegen.render.cuda_scaled import places_text
+from fusepass.codegen.render.cuda_scan import scan_body
 from fusepass.codegen.render.cuda_sparse import SparseWriter
 from fusepass.codegen.render.cuda_streamed import streamed_text
 from fusepass.codegen.render.cuda_strips import strips_body
@@ -205,7 +206,7 @@ def _kernel_text(
         else:
             text = streamed_text(kernel, program, plan, pointers, names)
         return _KernelText(name, text.tables, tuple(comment), f"{plan.threads}, {plan.resident}", parameters, text.body)
-    write = kernel_body
+    write = scan_body if kernel.scans else kernel_body
     if plan.ring:
         alone = ring_body if plan.together == 1 else together_body
         write = alone if plan.walk is Walk.INNER else strips_body

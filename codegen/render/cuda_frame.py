@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from fusepass.codegen.ir.dataflow import Dataflow
 from fusepass.codegen.ir.digits import few_digits
-from fusepass.codegen.ir.expr import Builder, Expr, Load, Stat
+from fusepass.codegen.ir.expr import Builder, Expr, Load, Prefix, Stat
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.ir.vectors import begins_with, is_vector, start_of
@@ -86,7 +86,7 @@ class Frame:
         needs = self.dataflow.needs(node)
         if self.schedule.width == 1:
             return False
-        return self.lane in needs or (self.vector_rows and any(isinstance(need, Stat) for need in needs))
+        return self.lane in needs or (self.vector_rows and any(isinstance(need, Stat | Prefix) for need in needs))
 
     def is_wide(self, buffer: str, index: Index) -> bool:
         """Whether the lanes of a vector are one aligned access."""

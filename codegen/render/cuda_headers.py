@@ -58,6 +58,7 @@ _NEEDS: tuple[tuple[Callable[[Kernel, Plan], bool], tuple[str, ...]], ...] = (
     (_tiled(lambda tiling: tiling.runs), ("fp_matmul_runs.cuh",)),
     (_tiled(lambda tiling: tiling.turns > 0), ("fp_barriers.cuh", "fp_matmul_fill.cuh", "fp_matmul_turns.cuh")),
     (_scheduled(lambda plan: plan.walk is Walk.PATCH), ("fp_instructions.cuh",)),
+    (lambda kernel, plan: kernel.scans, ("fp_scan.cuh",)),
     (lambda kernel, plan: kernel.team is not None, ("fp_instructions.cuh", "fp_team.cuh")),
     (lambda kernel, plan: kernel.team is not None and kernel.team.strip > 1, ("fp_strips.cuh",)),
     (_scheduled(lambda plan: plan.cluster > 1), ("fp_cluster.cuh",)),

@@ -100,7 +100,7 @@ def is_costly(state: State) -> bool:
 def push(frame: Frame, tile: Tile, lanes: Scope, state: State, around: Around) -> None:
     """Push the values of one vector, or of all steps at once where a push is costly and no step is left out."""
     plan, reduction = frame.schedule, state.reduction
-    values = [_accumulated(lanes, reduction, value) for value in reduction.values]
+    values = [accumulated(lanes, reduction, value) for value in reduction.values]
     element = C_TYPES[reduction.dtype]
     steps = frame.unroll if not tile.tail and is_costly(state) else 1
     step = f"{frame.u} * {plan.width} + " if plan.width > 1 else frame.u
@@ -140,7 +140,7 @@ def _halves(reduction: Reduction) -> Expr | None:
 
 def pushed_one(scope: Scope, state: State) -> str:
     """The statement that pushes what one element gives."""
-    values = [bare(_accumulated(scope, state.reduction, value)) for value in state.reduction.values]
+    values = [bare(accumulated(scope, state.reduction, value)) for value in state.reduction.values]
     return f"{state.element}.push({', '.join(values)});"
 
 
@@ -166,7 +166,7 @@ def _push_inside(frame: Frame, lanes: Scope, state: State, values: Sequence[str]
     )
 
 
-def _accumulated(scope: Scope, reduction: Reduction, value: Expr) -> str:
+def accumulated(scope: Scope, reduction: Reduction, value: Expr) -> str:
     """A reduction's operand in the type it accumulates in; positions keep theirs."""
     text = scope.value(value)
     is_position = reduction.op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN) and value is reduction.values[1]

@@ -10,7 +10,7 @@ from fusepass.codegen.ir.index import Atom, Axis
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.shares import shares_of_sums
 from fusepass.codegen.ir.twopass import split_statistics
-from fusepass.codegen.ir.vectors import across, coordinate_names, flatten, in_runs, split
+from fusepass.codegen.ir.vectors import across, backwards, coordinate_names, flatten, in_runs, split
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 
@@ -38,6 +38,8 @@ class Arranged:
 def arrange(kernel: Kernel, program: Program, schedule: Schedule) -> Arranged:
     """`kernel` of `program` as `schedule` walks it."""
     builder = Builder()
+    if schedule.backward:
+        kernel = backwards(kernel, builder)
     if schedule.walk is Walk.CROSSING:
         kernel = with_columns(kernel, program, schedule.columns)
     image = kernel.rows[-2:] if schedule.walk is Walk.PATCH else ()

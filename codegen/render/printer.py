@@ -25,6 +25,7 @@ from fusepass.codegen.ir.expr import (
     Op,
     Place,
     Position,
+    Prefix,
     Stat,
     Window,
     children,
@@ -174,7 +175,7 @@ class Scope:
         return None
 
     def _provides(self, need: Need) -> bool:
-        if isinstance(need, Stat):
+        if isinstance(need, Stat | Prefix):
             return self._find(need) is not None
         return need in self._axes or (self.parent is not None and self.parent._provides(need))
 
@@ -229,6 +230,8 @@ class Scope:
                 return self._window(node)
             case Stat(reduction, part, _):
                 raise RenderError(f"{reduction}.{part} is printed before its reduction")
+            case Prefix(reduction, index, _):
+                raise RenderError(f"{reduction}[{index}] is printed before its reduction")
             case _:
                 return self._name(node, self._expression(node))
 

@@ -16,6 +16,7 @@ from fusepass.codegen.schedule.patch import patch
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.rivals import rivals
 from fusepass.codegen.schedule.rows import inner, prefers_rows
+from fusepass.codegen.schedule.scan import scan
 from fusepass.codegen.schedule.shape import Shape
 from fusepass.codegen.schedule.strips import strips
 from fusepass.codegen.schedule.team import team
@@ -66,6 +67,8 @@ def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool
         tall = with_columns(kernel, program, columns)
         shape, together = Shape(tall, program, facts, aligned), rows_together(tall, program)
         return shape, crossing(shape, columns, together), together
+    if kernel.scans:
+        return *scan(kernel, program, facts, aligned=aligned), 0
     shape = Shape(kernel, program, facts, aligned)
     if kernel.is_pointwise:
         return shape, patch(kernel, program, facts, aligned=aligned) or pointwise(shape), 0

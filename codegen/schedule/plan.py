@@ -92,6 +92,7 @@ class Schedule:
         staged: with `REGISTERS`, for how many of the first steps what lies in `stages` is copied to shared memory while a row is reduced.
         stages: buffers that all rows meet along their columns, in the last phase alone.
         resident: blocks that a multiprocessor must have room for; 0 for what comes.
+        backward: with a running reduction, whether columns are counted, and run over, from their other end.
         general: whether sizes come at run time as far as may be (`fusepass.codegen.schedule_general`).
     """
 
@@ -134,6 +135,7 @@ class Schedule:
     staged: int = 0
     stages: frozenset[str] = frozenset()
     resident: int = 0
+    backward: bool = False
     general: bool = False
 
     def vectors(self, cols: int) -> int:
@@ -236,4 +238,5 @@ class Schedule:
                 rows, cols = self.groups // self.planes * self.unroll, self.lanes * self.width
                 images = f"{self.planes} images of " if self.planes > 1 else ""
                 shape = f"{self.unroll} per thread, {self.threads} threads, patches of {images}{rows} x {cols}"
-        return f"{self.blocks} blocks, {vector}, {shape}"
+        backward = ", from the last column on" if self.backward else ""
+        return f"{self.blocks} blocks, {vector}, {shape}{backward}"

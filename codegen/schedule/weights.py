@@ -20,7 +20,7 @@ def beginnings(program: Program, kernel: Kernel, facts: DeviceFacts) -> Beginnin
 
     That is worth a launch more where enough is moved, and does not stay in the L2 cache.
     """
-    if kernel.anchor is not None or not kernel.sweeps or not kernel.row_count:
+    if kernel.anchor is not None or not kernel.sweeps or kernel.scans or not kernel.row_count:
         return None
     shape = Shape(kernel, program, facts, aligned=True)
     if shape.col_axis is None or shape.row_axis is None or prefers_rows(shape):

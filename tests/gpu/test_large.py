@@ -46,6 +46,7 @@ def _cases() -> dict[str, _Case]:
         "transposition": _Case(lambda: _Function(lambda x: (x.transpose(1, 2) * 2).contiguous()), (3, 26_755, 26_755)),
         "rows": _Case(lambda: nn.LayerNorm(1_000), (2_200_003, 1_000), samples=999),
         "long rows": _Case(lambda: nn.Softmax(1), (33, 67_000_001)),
+        "scans": _Case(lambda: _Function(lambda x: (x * 0.01).cumsum(1)), (2_200_003, 1_000), samples=999),
         "columns": _Case(lambda: _Function(lambda x: x - x.mean(1, keepdim=True)), (3, 40_000, 18_000)),
         "windows": _Case(lambda: nn.MaxPool2d(3, 2, 1), (40, 64, 920, 920)),
         "few channels": _Case(lambda: nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU()), (100, 3, 828, 828)),

@@ -145,12 +145,14 @@ inline float __fdividef(float a, float b) { return a / b; }
 
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
-inline float __shfl_sync(unsigned members, float value, int from) {
+template <typename T>
+T __shfl_sync(unsigned members, T value, int from) {
+    static_assert(sizeof(T) == sizeof(unsigned));
     if (members != 0xffffffffu) emulation::fail("a shuffle among part of a warp");
     const unsigned self = emulation::thread_index.x;
     std::memcpy(&emulation::exchanged[self], &value, sizeof(value));
     emulation::wait(emulation::State::at_warp);
-    float other;
+    T other;
     std::memcpy(&other, &emulation::exchanged[self / 32 * 32 + static_cast<unsigned>(from) % 32], sizeof(other));
     emulation::wait(emulation::State::at_warp);
     return other;

@@ -17,12 +17,25 @@ import torch
 
 from fusepass.codegen.ir.convolution import Convolution, Pooling, Precision
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, Op, Position, ReduceOp, Stat, Window
+from fusepass.codegen.ir.expr import (
+    Apply,
+    Const,
+    Expr,
+    Gather,
+    Load,
+    Masked,
+    Op,
+    Position,
+    Prefix,
+    ReduceOp,
+    Stat,
+    Window,
+)
 from fusepass.codegen.ir.index import Axis, Bound, FloorDiv, Index
 from fusepass.codegen.ir.product import PLACE, Arithmetic, Filling, Operand, Product, Stride, parts_of
 from fusepass.codegen.ir.program import Buffer, Kernel, Partials, Program, Role, Store
 from fusepass.codegen.schedule_convolution.tiles import dimensions
-from tests.support.numpy_ops import APPLY, REDUCE, Array, tf32
+from tests.support.numpy_ops import APPLY, REDUCE, RUNNING, Array, tf32
 
 STORAGE: dict[DType, type[np.generic]] = {
     DType.BOOL: np.bool_,
@@ -119,6 +132,7 @@ class _Run:
         self.shape = tuple(axis.size for axis in (*kernel.rows, *kernel.cols))
         self.axes = {axis: self._coordinate(i) for i, axis in enumerate((*kernel.rows, *kernel.cols))}
         self.stats: dict[tuple[str, int], Array] = {}
+        self.running: dict[str, Array] = {}
 
     def run(self) -> None:
         if self.kernel.when is not None and not self.memory[self.kernel.when][0]:
@@ -137,6 +151,10 @@ class _Run:
                     )
                     for value in reduction.values
                 ]
+                if reduction.running:
+                    found = RUNNING[reduction.op].accumulate(values[0], -1, values[0].dtype)
+                    self.running[reduction.name] = found.reshape(self.shape)
+                    continue
                 parts = REDUCE[reduction.op](*values)
                 ones = (1,) * len(self.kernel.cols)
                 for part, result in enumerate(parts):
@@ -317,6 +335,8 @@ class _Evaluation:
                 return self.index(index)
             case Stat(reduction, part, _):
                 return self.run.stats[reduction, part]
+            case Prefix(reduction):
+                return self.run.running[reduction]
             case Apply(Op.CAST, args, dtype):
                 return decode(encode(self(args[0]), dtype), dtype)
             case Apply(op, args, _):

@@ -435,6 +435,28 @@ def row_reduction(rows: int, cols: int, op: ReduceOp, dtype: DType = F32, *, out
     return program("reduce", [given("x", shape, dtype), *outputs], kernel)
 
 
+def scan(
+    rows: int,
+    cols: int,
+    dtype: DType = F32,
+    *,
+    op: ReduceOp = ReduceOp.SUM,
+    outer: bool = False,
+    backward: bool = False,
+) -> Program:
+    """Half of the running `op` over the squares of each row, from its last element on if `backward`; rows are neighbours in memory if `outer`."""
+    b, r, c = Builder(), Axis("r", rows), Axis("c", cols)
+    place = axis_index(c) * -1 + (cols - 1) if backward else axis_index(c)
+    index = place * rows + axis_index(r) if outer else axis_index(r) * cols + place
+    compute = dtype.compute
+    x = b.cast(b.load("x", index, dtype), compute)
+    running = Reduction("sums", op, (b.apply(Op.MUL, x, x),), compute, running=True)
+    half = b.apply(Op.MUL, b.prefix("sums", axis_index(c), compute), b.const(0.5, compute))
+    kernel = Kernel("scan", (r,), (c,), ((running,),), (), (Store("y", index, half),), ("cumsum",))
+    shape = [cols, rows] if outer else [rows, cols]
+    return program("scan", [given("x", shape, dtype), result("y", shape, dtype)], kernel)
+
+
 def merge_moments(rows: int, pieces: int) -> Program:
     """Mean and m2 per row from partial (count, mean, m2) of `pieces` pieces of 100 elements."""
     b, r, p = Builder(), Axis("r", rows), Axis("p", pieces)
@@ -562,6 +584,21 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "merge": lambda: merge_moments(64, 33),
     "merge_one": lambda: merge_moments(1, 264),
     "merge_block": lambda: merge_moments(2, 3000),
+    "scan_3": lambda: scan(5000, 3),
+    "scan_20": lambda: scan(20_001, 20),
+    "scan_1000": lambda: scan(3000, 1000),
+    "scan_20000": lambda: scan(700, 20_000),
+    "scan_9001": lambda: scan(600, 9001),
+    "scan_few": lambda: scan(3, 50_000),
+    "scan_f16": lambda: scan(1000, 5000, F16),
+    "scan_f64": lambda: scan(300, 1002, F64),
+    "scan_product": lambda: scan(2000, 30, op=ReduceOp.PROD),
+    "scan_backwards": lambda: scan(900, 9000, backward=True),
+    "scan_backwards_20": lambda: scan(2001, 20, backward=True),
+    "scan_columns": lambda: scan(400_001, 100, outer=True),
+    "scan_columns_pairs": lambda: scan(220_000, 90, BF16, outer=True),
+    "scan_columns_groups": lambda: scan(8000, 3000, outer=True),
+    "scan_columns_backwards": lambda: scan(777, 500, outer=True, backward=True),
     "team_layer_norm": lambda: in_teams(layer_norm(7, 300_000), 33, 7),
     "team_layer_norm_odd": lambda: in_teams(layer_norm(5, 300_001), 7, 3),
     "team_layer_norm_partly_kept": lambda: in_teams(layer_norm(2, 800_000), 5, 1),

@@ -91,6 +91,8 @@ REDUCE: dict[ReduceOp, Callable[..., tuple[Array, ...]]] = {
     ReduceOp.ARGMIN: lambda value, position: _arg_extreme(_min, value, position),
 }
 
+RUNNING: dict[ReduceOp, np.ufunc] = {ReduceOp.SUM: np.add, ReduceOp.PROD: np.multiply}
+
 # ---- Scalar operations
 
 

@@ -58,7 +58,7 @@ ALIKE: dict[str, Function] = {
     "clone": lambda x: x.clone(),
     "double": lambda x: x.double(),
     "relu": lambda x: x.relu(),
-    "triangle of a sum": lambda x: x.cumsum(1),
+    "triangle of a sum": lambda x: x.logcumsumexp(1),
 }
 IN_ORDER: dict[str, Function] = {
     "pixel_shuffle": lambda x: F.pixel_shuffle(x, 1),

@@ -181,6 +181,9 @@ FAMILIES: dict[str, Sequence[Callable[[], Program]]] = {
         lambda n=n: k.row_reduction(103, n, ReduceOp.SUM, outer=True)  # type: ignore[misc]
         for n in (3000, 2001, 2500)
     ],
+    "scans": [lambda n=n: k.scan(103, n) for n in (3000, 1204, 2500)],  # type: ignore[misc]
+    "scans backwards": [lambda n=n: k.scan(103, n, backward=True) for n in (300, 200, 260)],  # type: ignore[misc]
+    "scans of columns": [lambda n=n: k.scan(103, n, outer=True) for n in (3000, 2001, 2500)],  # type: ignore[misc]
 }
 
 # Rows that are read across and written along, in tiles of a block.

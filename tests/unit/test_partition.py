@@ -114,7 +114,7 @@ MODELS = {
         [("conv2d_relu", "anchor", 3, 1), ("conv2d_relu_add", "anchor", 3, 1)],
     ),
     "a value used inside and outside": (
-        Model(lambda x: (lambda y: (y.exp(), y.cumsum(1)))(x.relu() * 2)),
+        Model(lambda x: (lambda y: (y.exp(), y.logcumsumexp(1)))(x.relu() * 2)),
         image(4, 8),
         [("relu_mul_exp", "pointwise", 1, 2)],
     ),
@@ -187,7 +187,7 @@ def test_locations_name_the_line_of_the_model() -> None:
 
 def test_names_are_unique_and_long_ones_are_cut() -> None:
     def twice(x: torch.Tensor) -> torch.Tensor:
-        return ((x.relu() + 1).cumsum(0).relu() + 1).cumsum(0)
+        return ((x.relu() + 1).logcumsumexp(0).relu() + 1).logcumsumexp(0)
 
     assert names(partition(traced(twice, torch.randn(4, 8)))) == ["relu_add", "relu_add_1"]
     long = traced(lambda x: x.relu().exp().tanh().sin().cos().neg().abs().sigmoid(), torch.randn(4))
@@ -254,7 +254,7 @@ def test_an_alias_that_the_caller_sees_stays_an_alias() -> None:
 def test_a_view_that_two_regions_read_is_copied_for_each() -> None:
     def function(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
         bias = y.view(1, 8)
-        return (x.relu() + bias).cumsum(0), (z.exp() * bias).cumsum(0), bias
+        return (x.relu() + bias).logcumsumexp(0), (z.exp() * bias).logcumsumexp(0), bias
 
     x, y, z = torch.randn(4, 8), torch.randn(8), torch.randn(3, 8)
     graph = traced(function, x, y, z)
@@ -276,14 +276,17 @@ Chains = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
         (lambda x, y: (x.relu() * 2, y.sigmoid() + 1), (1024, 512), ["relu_mul", "sigmoid_add"]),
         (lambda x, y: (x.relu() * 2, y[:2].sigmoid() + 1), (4, 8), ["relu_mul", "sigmoid_add"]),
         (lambda x, y: (x.relu() * 2, y.t().sigmoid() + 1), (8, 8), ["relu_mul", "sigmoid_add"]),
-        (lambda x, y: ((x.relu() * 2).cumsum(0).sigmoid() + 1, y), (4, 8), ["relu_mul", "sigmoid_add"]),
+        (lambda x, y: ((x.relu() * 2).logcumsumexp(0).sigmoid() + 1, y), (4, 8), ["relu_mul", "sigmoid_add"]),
         (
-            lambda x, y: ((x.relu() * 2).cumsum(0).sigmoid() + 1, y.tanh() * 2),
+            lambda x, y: ((x.relu() * 2).logcumsumexp(0).sigmoid() + 1, y.tanh() * 2),
             (4, 8),
             ["relu_mul_tanh_mul", "sigmoid_add"],
         ),
         (
-            lambda x, y: ((x.relu() * 2).cumsum(0) @ (y.tanh() * 2).cumsum(0), (x.exp() - 1).cumsum(0) + 1),
+            lambda x, y: (
+                (x.relu() * 2).logcumsumexp(0) @ (y.tanh() * 2).logcumsumexp(0),
+                (x.exp() - 1).logcumsumexp(0) + 1,
+            ),
             (8, 8),
             ["relu_mul_tanh_mul_exp_sub"],
         ),
@@ -329,7 +332,7 @@ def test_a_view_that_the_anchor_reads_comes_from_outside() -> None:
 def write_after_read(x: torch.Tensor) -> torch.Tensor:
     y = x.relu().exp()
     torch.ops.aten.copy_.default(x, y * 3)
-    return y.cumsum(0).relu().tanh()
+    return y.logcumsumexp(0).relu().tanh()
 
 
 def read_after_write(x: torch.Tensor) -> torch.Tensor:
@@ -380,7 +383,7 @@ def random_function(seed: int) -> Callable[[torch.Tensor, torch.Tensor], tuple[t
         draw = random.Random(seed)
         values = [x, w]
         unary = (
-            torch.relu, torch.tanh, torch.t, torch.sin, lambda a: a.cumsum(0), lambda a: F.softmax(a, 1),
+            torch.relu, torch.tanh, torch.t, torch.sin, lambda a: a.logcumsumexp(0), lambda a: F.softmax(a, 1),
             lambda a: a - a.mean(0, keepdim=True), lambda a: a.view(2, -1).view(8, 8), lambda a: F.layer_norm(a, (8,)),
         )  # fmt: skip
         for _ in range(30):

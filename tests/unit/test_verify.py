@@ -70,6 +70,11 @@ def with_calls(*calls: LibraryCall) -> Program:
 
 
 CALL = PROGRAM.calls[0]
+SCAN: dict[str, object] = {
+    "sweeps": ((replace(SUM, running=True),),),
+    "row_stores": (),
+    "stores": (Store("out", i * 8 + j, b.prefix("r0", j, F32)),),
+}
 LATE = b.load("x", i * 8 + j + 8, F32)
 OTHER = axis_index(Axis("z", 3))
 BROKEN: dict[str, Callable[[], Program]] = {
@@ -102,6 +107,17 @@ BROKEN: dict[str, Callable[[], Program]] = {
     ),
     "later reads gone before it is written": lambda: replace(PROGRAM, kernels=(KERNEL, replace(READER, when="gone"))),
     "k: two stores to one buffer": lambda: with_kernel(stores=KERNEL.stores * 2),
+    "k: a running reduction beside others, over several axes, or with stores per row": lambda: with_kernel(
+        sweeps=((replace(SUM, running=True),),)
+    ),
+    "k: a running reduction of rows that blocks share": lambda: with_kernel(**SCAN, team=Team(2, 1, "t")),
+    "k: a running reduction used at another column": lambda: with_kernel(
+        **{**SCAN, "stores": (Store("out", i * 8 + j, b.prefix("r0", j + 1, F32)),)}
+    ),
+    "k: a running reduction with several parts": lambda: with_kernel(
+        **{**SCAN, "sweeps": ((replace(SUM, op=ReduceOp.MOMENTS, running=True),),)}
+    ),
+    "k: r0 used at a column, where it has no result": lambda: storing(b.prefix("r0", j, F32)),
     "k: two reductions share a name": lambda: with_kernel(sweeps=((SUM,), (SUM,))),
     "k: r0 takes 1 values, has 2": lambda: with_kernel(sweeps=((replace(SUM, values=(X, X)),),)),
     "k: result of r1 used before its sweep ends": lambda: storing(b.stat("r1", 0, F32)),

@@ -1,0 +1,40 @@
+"""Running sums and products, alone and with what is usual around them: large, odd and of halves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from benchmarks.layers import Apply, Group, Workload
+
+
+def _scan(
+    name: str,
+    made: Callable[[Tensor], Tensor],
+    full: tuple[int, ...],
+    reduced: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+) -> Workload:
+    return Workload(name, lambda size: (Apply(made),), full, reduced, Group.SINGLE, dtype)
+
+
+def _exclusive(x: Tensor) -> Tensor:
+    return torch.cat([torch.zeros_like(x[:, :1]), x], 1)[:, :-1].cumsum(1)
+
+
+# A table, as in workloads.py.
+# fmt: off
+SCANS = (
+    _scan("cumsum_large", lambda x: x.cumsum(1), (8192, 32768), (4, 50)),
+    _scan("cumsum_odd", lambda x: x.cumsum(1), (16383, 8191), (5, 33)),
+    _scan("cumsum_short_rows", lambda x: x.cumsum(1), (2 << 20, 64), (9, 16)),
+    _scan("cumsum_masked", lambda x: (x * (x > 0.5)).cumsum(1), (8192, 16384), (4, 50)),
+    _scan("cumsum_exclusive", _exclusive, (8192, 16384), (4, 50)),
+    _scan("cumsum_reversed", lambda x: x.flip(1).cumsum(1).flip(1), (8192, 16384), (4, 50)),
+    _scan("cumsum_of_columns", lambda x: x.cumsum(1), (64, 2048, 1024), (3, 20, 7)),
+    _scan("cumprod", lambda x: (x * 0.02 + 0.99).cumprod(1), (8192, 16384), (4, 50)),
+    _scan("half_cumsum", lambda x: x.cumsum(1), (16384, 16384), (4, 64), torch.float16),
+)
+# fmt: on

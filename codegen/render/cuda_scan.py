@@ -1,0 +1,143 @@
+"""Writes the body of a CUDA kernel with a running reduction: piece by piece of its rows, values, what they add up to, and stores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fusepass.codegen.ir.expr import Prefix
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.render.cuda_frame import Frame
+from fusepass.codegen.render.cuda_kernel import KernelWriter, Phase
+from fusepass.codegen.render.cuda_loads import Ahead, load_steps, loads_ahead
+from fusepass.codegen.render.cuda_states import Around, accumulated
+from fusepass.codegen.render.cuda_stores import write_store
+from fusepass.codegen.render.cuda_tile import Tile, arrange
+from fusepass.codegen.render.cuda_windows import vector_windows
+from fusepass.codegen.render.numbers import free
+from fusepass.codegen.render.printer import Scope
+from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
+from fusepass.codegen.schedule.plan import Schedule, Walk
+
+
+def scan_body(
+    kernel: Kernel, program: Program, schedule: Schedule, pointers: dict[str, str], names: Identifiers
+) -> list[str]:
+    """The statements of `kernel`, which scans; `pointers` names its buffers, `names` knows the identifiers that are taken."""
+    return ScanWriter(Frame(arrange(kernel, program, schedule), program, schedule, pointers, names)).write()
+
+
+class ScanWriter(KernelWriter):
+    """What is at each step of a thread, and lane of its vector, lies in an array of registers: first values, then what they run to."""
+
+    def __init__(self, frame: Frame) -> None:
+        super().__init__(frame)
+        (self.reduction,) = frame.kernel.reductions
+        name, plan = self.reduction.name, self.schedule
+        self.values, self.carry = frame.names.exact(f"{name}_values"), frame.names.exact(f"{name}_carry")
+        self.slots, self.turn = frame.names.exact(f"{name}_slots"), frame.names.exact(f"{name}_turn")
+        self.type = C_TYPES[self.reduction.dtype]
+        self.state = f"fp::{self.reduction.op.value}<{self.type}>"
+        step = frame.u if plan.unroll > 1 else "0"
+        self.element = f"{self.values}[{step}][{frame.v if plan.width > 1 else '0'}]"
+        self.inner = plan.walk is Walk.INNER
+
+    def write(self) -> list[str]:
+        frame, plan, top = self.frame, self.schedule, self.top
+        value, stores = self.reduction.values[0], frame.kernel.stores
+        roots = [store.value for store in stores]
+        frame.printer.expect([value, *roots])
+        if frame.vector_rows:
+            self.rows.compute([value, *roots])
+        advance = plan.unroll * (plan.lanes if self.inner else plan.groups)
+        tile, piece = self._tile(advance)
+        self._declare(several=tile.loop)
+        steps = top.child()
+        steps.lines.append(f"{self.type} {self.values}[{plan.unroll}][{plan.width}];")
+        if tile.tail:
+            steps.lines.append(f"fp::clear<{self.state}>({self.values});")
+        ahead = loads_ahead(frame, [value, *roots], ())
+        again = ahead if plan.unroll > 1 else loads_ahead(frame, roots, ())
+        early = [each for each in ahead if not each.late]
+        if plan.unroll > 1 and early:
+            load_steps(frame, steps, tile, tile.start, early)
+        self.all_steps(steps, Phase((value,), (), (), (), ()), tile, tile.start, ahead)
+        steps.lines += self._run(several=tile.loop)
+        self.all_steps(steps, Phase(tuple(roots), (), stores, (), ()), tile, tile.start, again)
+        top.lines += block(self._loop(piece, tile, advance), steps.lines) if tile.loop else steps.lines
+        return top.lines
+
+    def _tile(self, advance: int) -> tuple[Tile, str]:
+        """The vectors or columns of a thread's piece, and the name of the first of the block's piece."""
+        tile, plan = self.frame.tile, self.schedule
+        start, step = tile.start, tile.step
+        if not self.inner and plan.groups > 1:
+            start, step = f"{start} * {plan.unroll}" if plan.unroll > 1 else start, 1
+        loop = tile.loop or plan.general
+        tail = self.frame.may_leave(tile.count, advance) or (loop and plan.unroll == 1)
+        piece = self.frame.names.exact("piece") if loop else ""
+        if piece:
+            start = f"{piece} + {start}" if start != "0" else piece
+        return replace(tile, start=start, step=step, loop=loop, tail=tail, once=tile.once and not tail), piece
+
+    def _declare(self, *, several: bool) -> None:
+        plan, lines = self.schedule, self.top.lines
+        if self.inner:
+            lines.append(f"{self.type} {self.carry} = {self.state}::none();")
+        else:
+            nothing = ", ".join([f"{self.state}::none()"] * plan.width)
+            lines.append(f"{self.type} {self.carry}[{plan.width}] = {{{nothing}}};")
+        if room := self._room():
+            lines.append(f"__shared__ fp::Slots<{self.type}, {room}> {self.slots}{'[2]' if several else ''};")
+            lines += [f"int {self.turn} = 0;"] if several else []
+
+    def _room(self) -> int:
+        """How many values the warps, or groups, of a block show each other."""
+        plan = self.schedule
+        if self.inner:
+            return plan.unroll * plan.lanes // 32 if plan.lanes > 32 else 0
+        return plan.groups * plan.lanes * plan.width if plan.groups > 1 else 0
+
+    def _run(self, *, several: bool) -> list[str]:
+        plan = self.schedule
+        if not self._room():
+            kind = (
+                f"warp<{self.state}, {plan.lanes}, {_truth(plan.backward)}>" if self.inner else f"alone<{self.state}>"
+            )
+            return [f"fp::run_{kind}({self.values}, {self.carry});"]
+        kind = f"groups<{self.state}, {plan.lanes}, {plan.groups}>"
+        if self.inner:
+            kind = f"block<{self.state}, {plan.lanes}, {_truth(plan.backward)}>"
+        slots = f"{self.slots}[{self.turn}]" if several else self.slots
+        turned = [f"{self.turn} ^= 1;  // the slots at hand are read until the next barrier"] if several else []
+        return [f"fp::run_{kind}({self.values}, {slots}, {self.carry});", *turned]
+
+    def _loop(self, piece: str, tile: Tile, advance: int) -> str:
+        """All threads take as many turns."""
+        kind, count = self.frame.index_type, free(tile.count)
+        if self.schedule.backward:
+            last = f"({count} - 1) / {advance} * {advance}"
+            return f"for ({kind} {piece} = {last}; {piece} >= 0; {piece} -= {advance})"
+        return f"for ({kind} {piece} = 0; {piece} < {count}; {piece} += {advance})"
+
+    def _vector(self, step: Scope, phase: Phase, tile: Tile, ahead: Sequence[Ahead], around: Around) -> None:
+        frame = self.frame
+        lanes = step.child() if self.width > 1 else step
+        mark = len(step.lines)
+        self._bind(lanes, step, phase, ahead)
+        vector_windows(frame, step, lanes, phase.roots, [])
+        if not phase.stores:
+            lanes.lines.append(f"{self.element} = {bare(accumulated(lanes, self.reduction, phase.roots[0]))};")
+        for node in frame.kernel.nodes:
+            if isinstance(node, Prefix):
+                lanes.bind(node, self.element)
+        for store in phase.stores:
+            write_store(frame, (), store, lanes, step, around)
+        step.lines[mark:mark] = around.before_lanes
+        if lanes is not step:
+            step.lines += frame.unrolled(self.v, self.width, lanes.lines)
+        step.lines += around.after_lanes
+
+
+def _truth(value: bool) -> str:
+    return "true" if value else "false"

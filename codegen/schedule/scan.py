@@ -1,0 +1,57 @@
+"""Schedules of kernels with a running reduction: a block goes along its rows, a piece after another, and writes as it reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.expr import Builder
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.tile import power_above
+from fusepass.codegen.ir.vectors import backwards
+from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.rows import prefers_rows
+from fusepass.codegen.schedule.shape import Shape, ceil
+
+_ELEMENTS = 16  # that a thread has at a time: enough loads in flight
+_LONG_ROW_THREADS = 256  # so that several blocks stand on a multiprocessor: one loads while another waits
+_SHORT_ROWS_THREADS = 128  # of a block of rows that part of a warp has
+_WARP = 32
+_COLUMN_THREADS = 128  # of a block whose threads have rows of their own
+
+
+def scan(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool) -> tuple[Shape, Schedule]:
+    """The kernel as it is walked, and how: along its rows from their last elements where memory is read so."""
+    shape = Shape(kernel, program, facts, aligned)
+    if prefers_rows(shape):
+        return shape, _beside(shape)
+    if shape.col_axis is not None and all(access.index.stride(shape.col_axis) == -1 for access in shape.main):
+        turned = Shape(backwards(kernel, Builder()), program, facts, aligned)
+        return turned, replace(_along(turned), backward=True)
+    return shape, _along(shape)
+
+
+def _along(shape: Shape) -> Schedule:
+    """Threads side by side along a row."""
+    assert shape.col_axis is not None
+    width = shape.width(shape.col_axis)
+    vectors = ceil(shape.cols, width)
+    lanes = min(power_above(ceil(shape.cols, _ELEMENTS)), _LONG_ROW_THREADS, power_above(vectors))
+    while lanes < min(1024, vectors) and not shape.fills(shape.rows * lanes):
+        lanes *= 2
+    groups = max(_SHORT_ROWS_THREADS // lanes, 1) if lanes <= _WARP else 1
+    each = min(ceil(vectors, lanes), max(_ELEMENTS // width, 1))
+    return Schedule(Walk.INNER, width, each, lanes, groups, ceil(shape.rows, groups))
+
+
+def _beside(shape: Shape) -> Schedule:
+    """Threads side by side on neighbouring rows; several for each row where rows are too few."""
+    assert shape.row_axis is not None
+    width = shape.width(shape.row_axis, 4)
+    while width > 1 and not shape.fills(shape.rows // width):
+        width //= 2
+    each = min(_ELEMENTS // width, max(shape.cols, 1))
+    lanes, groups = _COLUMN_THREADS, 1
+    while not shape.fills(shape.rows // width * groups) and groups * each < shape.cols and lanes * groups < 1024:
+        lanes, groups = _WARP, 2 * groups
+    return Schedule(Walk.OUTER, width, each, lanes, groups, ceil(shape.rows, lanes * width))
