@@ -27,13 +27,14 @@ from torch.utils import _pytree as pytree
 from fusepass.branches import MOST_BRANCHES, Condition
 from fusepass.codegen.lowering.tracer import Spec
 from fusepass.errors import CaptureError
+from fusepass.escapes import Declined, NoEscape
 from fusepass.functional import LOST_WRITE, forgets_gaps
 from fusepass.isolation import quiet_fake_tensors, whole_resampling
 from fusepass.layouts import Following, Note, Noting
 from fusepass.mutation import Exported, finish
 from fusepass.naming import identifiers, input_text, positional_names
 from fusepass.pystate import hooked_module
-from fusepass.record import Declined, NoEscape, Recorder, cloned, copy_of, cuda_devices
+from fusepass.record import Recorder, cloned, copy_of, cuda_devices
 from fusepass.shim import MODEL, Shim, clean_metadata
 from fusepass.structure import KeyPath, Template, key_paths
 from fusepass.tensors import LiveTensors, Slot

@@ -19,59 +19,14 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fusepass.codegen.lowering.tracer import Spec, Tracer
-from fusepass.errors import CaptureError
+from fusepass.escapes import Declined
 from fusepass.functional import functional_form, memory_order, with_defaults
-from fusepass.isolation import Watched, laid_out
 from fusepass.measure import extent
 from fusepass.patterns.aliasing import BATCH_NORMS
-from fusepass.patterns.analysis.layout import looks_channels_last
 from fusepass.patterns.effects import waits_for_host
+from fusepass.recurrent import RECURRENT
 
 aten = torch.ops.aten
-
-
-class Declined(Exception):
-    """The recorder cannot express what forward does; AOTAutograd may."""
-
-
-class NoEscape(Watched):
-    """Declines what reads a tensor's values or address without running an operator, and keeps eager's strides."""
-
-    _ESCAPES = frozenset(
-        {
-            torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.data_ptr, torch.Tensor.__array__,
-            torch.Tensor.untyped_storage, torch.Tensor.storage, torch.Tensor.__dlpack__, torch.Tensor.__reduce_ex__,
-            torch.Tensor.__deepcopy__, torch.Tensor.apply_, torch.Tensor.map_,
-        }
-    )  # fmt: skip
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self.watch(func, args, kwargs)
-        if func in self._ESCAPES or getattr(func, "__name__", "") in ("__format__", "__repr__"):
-            raise Declined(f"forward reads the values or the address of a tensor ({func.__name__})")
-        if func is torch._nested_tensor_from_mask_left_aligned:
-            raise CaptureError(
-                "nn.TransformerEncoder makes a padded batch a nested tensor, but for enable_nested_tensor=False",
-                only_children=True,
-            )
-        if func in _POOLS_1D and args:
-            args = (_unambiguous(args[0]), *args[1:])
-        return laid_out(func, func(*args, **(kwargs or {})))
-
-
-_POOLS_1D = (nn.functional.max_pool1d, torch.max_pool1d)
-
-
-def _unambiguous(x: torch.Tensor) -> torch.Tensor:
-    """`x`, laid out such that max pooling it gives eager's strides.
-
-    On a CPU eager has a kernel of its own, whose result is always contiguous. While operators are recorded PyTorch takes the
-    two-dimensional one, which may see channels last in dimensions of size 1.
-    """
-    ambiguous = x.device.type == "cpu" and x.dim() == 3 and looks_channels_last(x.unsqueeze(-2))
-    return x.reshape(-1).view(x.shape) if ambiguous else x
 
 
 class Recorder(Tracer):
@@ -265,6 +220,8 @@ def _composite(func: OpOverload) -> Any | None:
 
     PyTorch's Python takes some operators apart that have kernels, such as nearest upsampling, and then gets other strides.
     """
+    if func in RECURRENT.values():
+        return None
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     return func.decompose if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite) else None
 

@@ -113,6 +113,9 @@ _BEYOND = {
         "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
         "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"
     ),
+    "a recurrent layer, which the library does in one call": (
+        "gru lstm rnn_tanh rnn_relu mkldnn_rnn_layer _cudnn_rnn miopen_rnn"
+    ),
     "a scatter: several elements may meet in one place": (
         "scatter scatter_add scatter_reduce index_put index_add index_copy index_fill index_reduce put masked_scatter "
         "embedding_dense_backward max_unpool2d max_unpool3d"
