@@ -106,3 +106,14 @@ class Workload:
     def input(self, size: Size, device: str | torch.device) -> Tensor:
         """Uniform random numbers in [0, 1)."""
         return torch.rand(self.shape(size), device=device, dtype=self.dtype)
+
+
+def single(
+    name: str,
+    function: Callable[[Tensor], Tensor],
+    full: tuple[int, ...],
+    reduced: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+) -> Workload:
+    """A function of `Group.SINGLE`, by itself."""
+    return Workload(name, lambda size: (Apply(function),), full, reduced, Group.SINGLE, dtype)
