@@ -143,3 +143,14 @@ class Workload:
         """Puts other numbers into what `inputs` gave at `size`."""
         for each, tensor in zip(self.takes(size), tensors, strict=True):
             each.redraw(tensor)
+
+
+def single(
+    name: str,
+    function: Callable[..., Tensor],
+    full: tuple[int, ...] | tuple[Input, ...],
+    reduced: tuple[int, ...] | tuple[Input, ...],
+    dtype: torch.dtype = torch.float32,
+) -> Workload:
+    """A function of `Group.SINGLE`, by itself."""
+    return Workload(name, lambda size: (Apply(function),), full, reduced, Group.SINGLE, dtype)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.layers import Apply, Group, Input, Workload
+from benchmarks.layers import Input, single
 
 _HALF = torch.float16
 
@@ -29,16 +27,6 @@ def _hinge(x: Tensor, y: Tensor) -> Tensor:
     return (1 - x * y).clamp(min=0).mean()
 
 
-def _loss(
-    name: str,
-    made: Callable[..., Tensor],
-    full: tuple[Input, ...],
-    reduced: tuple[Input, ...],
-    dtype: torch.dtype = torch.float32,
-) -> Workload:
-    return Workload(name, lambda size: (Apply(made),), full, reduced, Group.SINGLE, dtype)
-
-
 def _kinds(*shape: int) -> tuple[Input, Input]:
     """Scores (N, C, ...) and of each the right one of C kinds."""
     return Input(shape), Input(shape[:1] + shape[2:], below=shape[1])
@@ -49,18 +37,18 @@ _PAIRS, _FEW = (Input((16384, 4096)),) * 2, (Input((4, 12)),) * 2
 # A table, as in workloads.py.
 # fmt: off
 LOSSES = (
-    _loss("cross_entropy", F.cross_entropy, _kinds(65536, 1000), _kinds(4, 10)),
-    _loss("cross_entropy_odd", F.cross_entropy, _kinds(8192, 50257), _kinds(3, 57)),
-    _loss("half_cross_entropy", F.cross_entropy, _kinds(8192, 32768), _kinds(4, 32), _HALF),
-    _loss("cross_entropy_of_pixels", F.cross_entropy, _kinds(16, 21, 256, 256), _kinds(2, 21, 4, 5)),
-    _loss("cross_entropy_smoothed", _smoothed, _kinds(65536, 1000), _kinds(4, 10)),
-    _loss("binary_cross_entropy", F.binary_cross_entropy_with_logits, _PAIRS, _FEW),
-    _loss("mean_squared_error", F.mse_loss, _PAIRS, _FEW),
-    _loss("mean_absolute_error", F.l1_loss, _PAIRS, _FEW),
-    _loss("huber_loss", F.huber_loss, _PAIRS, _FEW),
-    _loss("kl_divergence", _of_distributions, _PAIRS, _FEW),
-    _loss("cosine_loss", _of_angles, _PAIRS, _FEW),
-    _loss("triplet_margin", F.triplet_margin_loss, (Input((16384, 4096)),) * 3, (Input((4, 12)),) * 3),
-    _loss("hinge_loss", _hinge, (Input((32768, 4096)), Input((4096,))), (Input((4, 12)), Input((12,)))),
+    single("cross_entropy", F.cross_entropy, _kinds(65536, 1000), _kinds(4, 10)),
+    single("cross_entropy_odd", F.cross_entropy, _kinds(8192, 50257), _kinds(3, 57)),
+    single("half_cross_entropy", F.cross_entropy, _kinds(8192, 32768), _kinds(4, 32), _HALF),
+    single("cross_entropy_of_pixels", F.cross_entropy, _kinds(16, 21, 256, 256), _kinds(2, 21, 4, 5)),
+    single("cross_entropy_smoothed", _smoothed, _kinds(65536, 1000), _kinds(4, 10)),
+    single("binary_cross_entropy", F.binary_cross_entropy_with_logits, _PAIRS, _FEW),
+    single("mean_squared_error", F.mse_loss, _PAIRS, _FEW),
+    single("mean_absolute_error", F.l1_loss, _PAIRS, _FEW),
+    single("huber_loss", F.huber_loss, _PAIRS, _FEW),
+    single("kl_divergence", _of_distributions, _PAIRS, _FEW),
+    single("cosine_loss", _of_angles, _PAIRS, _FEW),
+    single("triplet_margin", F.triplet_margin_loss, (Input((16384, 4096)),) * 3, (Input((4, 12)),) * 3),
+    single("hinge_loss", _hinge, (Input((32768, 4096)), Input((4096,))), (Input((4, 12)), Input((12,)))),
 )
 # fmt: on

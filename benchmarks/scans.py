@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from benchmarks.layers import Apply, Group, Workload
-
-
-def _scan(
-    name: str,
-    made: Callable[[Tensor], Tensor],
-    full: tuple[int, ...],
-    reduced: tuple[int, ...],
-    dtype: torch.dtype = torch.float32,
-) -> Workload:
-    return Workload(name, lambda size: (Apply(made),), full, reduced, Group.SINGLE, dtype)
+from benchmarks.layers import single
 
 
 def _exclusive(x: Tensor) -> Tensor:
@@ -27,14 +15,14 @@ def _exclusive(x: Tensor) -> Tensor:
 # A table, as in workloads.py.
 # fmt: off
 SCANS = (
-    _scan("cumsum_large", lambda x: x.cumsum(1), (8192, 32768), (4, 50)),
-    _scan("cumsum_odd", lambda x: x.cumsum(1), (16383, 8191), (5, 33)),
-    _scan("cumsum_short_rows", lambda x: x.cumsum(1), (2 << 20, 64), (9, 16)),
-    _scan("cumsum_masked", lambda x: (x * (x > 0.5)).cumsum(1), (8192, 16384), (4, 50)),
-    _scan("cumsum_exclusive", _exclusive, (8192, 16384), (4, 50)),
-    _scan("cumsum_reversed", lambda x: x.flip(1).cumsum(1).flip(1), (8192, 16384), (4, 50)),
-    _scan("cumsum_of_columns", lambda x: x.cumsum(1), (64, 2048, 1024), (3, 20, 7)),
-    _scan("cumprod", lambda x: (x * 0.02 + 0.99).cumprod(1), (8192, 16384), (4, 50)),
-    _scan("half_cumsum", lambda x: x.cumsum(1), (16384, 16384), (4, 64), torch.float16),
+    single("cumsum_large", lambda x: x.cumsum(1), (8192, 32768), (4, 50)),
+    single("cumsum_odd", lambda x: x.cumsum(1), (16383, 8191), (5, 33)),
+    single("cumsum_short_rows", lambda x: x.cumsum(1), (2 << 20, 64), (9, 16)),
+    single("cumsum_masked", lambda x: (x * (x > 0.5)).cumsum(1), (8192, 16384), (4, 50)),
+    single("cumsum_exclusive", _exclusive, (8192, 16384), (4, 50)),
+    single("cumsum_reversed", lambda x: x.flip(1).cumsum(1).flip(1), (8192, 16384), (4, 50)),
+    single("cumsum_of_columns", lambda x: x.cumsum(1), (64, 2048, 1024), (3, 20, 7)),
+    single("cumprod", lambda x: (x * 0.02 + 0.99).cumprod(1), (8192, 16384), (4, 50)),
+    single("half_cumsum", lambda x: x.cumsum(1), (16384, 16384), (4, 64), torch.float16),
 )
 # fmt: on

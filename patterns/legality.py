@@ -146,19 +146,19 @@ def initialised(node: fx.Node) -> str | None:
 
 
 _SCANS = (aten.cumsum.default, aten.cumprod.default)
-_FEW_ROWS, _SHORT_ROW = 64, 1 << 16
+_SHORT_ROW = 1 << 16
 
 
 def rows_for_all(node: fx.Node) -> str | None:
-    """Each row of a scan is one block's on a GPU."""
+    """A row of a scan is one block's on a GPU, in the library, too, unless it is the only one."""
     value = node.meta.get("val")
     if node.target not in _SCANS or not isinstance(value, torch.Tensor) or value.device.type != "cuda":
         return None
     if static_shape(value) or not value.dim():
         return None
     length = value.shape[node.args[1]]  # type: ignore[index]
-    few = length > _SHORT_ROW and value.numel() < _FEW_ROWS * length
-    return "a scan of few long rows, which the library shares among blocks" if few else None
+    alone = value.numel() == length > _SHORT_ROW
+    return "a scan of one long row, which the library shares among blocks" if alone else None
 
 
 _STEPS = {"aten::linspace": (torch.float32, torch.float64), "aten::logspace": (torch.float64,)}

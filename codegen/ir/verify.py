@@ -123,8 +123,10 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
 
 
 def _scan_faults(kernel: Kernel) -> Iterator[str]:
-    if len(kernel.reductions) > 1 or len(kernel.cols) > 1 or kernel.row_stores:
-        yield "a running reduction beside others, over several axes, or with stores per row"
+    if len(kernel.reductions) > 1 or kernel.row_stores:
+        yield "a running reduction beside others, or stores per row"
+    if len(kernel.cols) > 1 or kernel.col_count == 1:
+        yield "a running reduction over several axes, or one of one point"
     if kernel.team is not None or kernel.cluster > 1 or kernel.anchor is not None:
         yield "a running reduction of rows that blocks share, or of an anchor's result"
     own = tuple(axis_index(axis) for axis in kernel.cols)

@@ -29,7 +29,7 @@ def _scan(call: Call, op: ReduceOp, a: Tensor, dim: int) -> Tensor:
     context, dtype = call.context, dtype_of(call.value.dtype)
     if dtype is DType.BOOL:
         raise Unsupported("a scan whose results are truth values")
-    if not a.shape:
+    if not a.shape or a.shape[dim] == 1:
         return context.cast(a, dtype)
     accumulate = DType.F64 if dtype is DType.F32 and not context.cuda else dtype.compute
     return context.scan(op, context.cast(a, dtype), dim % len(a.shape), accumulate, call.origin)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fusepass.codegen.ir.expr import Prefix
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cuda_frame import Frame
+from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.cuda_kernel import KernelWriter, Phase
 from fusepass.codegen.render.cuda_loads import Ahead, load_steps, loads_ahead
 from fusepass.codegen.render.cuda_states import Around, accumulated
@@ -65,7 +65,7 @@ class ScanWriter(KernelWriter):
         steps.lines += self._run(several=tile.loop)
         self.all_steps(steps, Phase(tuple(roots), (), stores, (), ()), tile, tile.start, again)
         top.lines += block(self._loop(piece, tile, advance), steps.lines) if tile.loop else steps.lines
-        return top.lines
+        return without_unused(top.lines)
 
     def _tile(self, advance: int) -> tuple[Tile, str]:
         """The vectors or columns of a thread's piece, and the name of the first of the block's piece."""

@@ -96,7 +96,7 @@ ODD = (
     "{x}.masked_fill(torch.ones({x}.shape[-2:], dtype=torch.bool, device={x}.device).triu(1), float('-inf')).softmax(-1)", "torch.where(torch.arange({x}.shape[-1], device={x}.device) % 2 == 0, {x}, 0.0)",
     "F.scaled_dot_product_attention({x}, {x}, {x}) if {x}.dim() == 4 and {x}.numel() else {x}", "F.glu(torch.cat([{x}, {x}], -1), -1)",
     "F.cosine_similarity({x}, {x} * 2 + 1, dim=-1)", "F.mse_loss({x}, {x} * 0.5)", "F.smooth_l1_loss({x}, {x} * 0.5, reduction='none')", "F.kl_div(({x} * 0.5).log_softmax(-1), {x}.softmax(-1), reduction='none')",
-    "{x}.cumsum(-1) * 0.1", "{x}.sort(-1).values", "{x}.gather(-1, torch.zeros({x}.shape, dtype=torch.int64, device={x}.device))", "{x}.index_select(-1, torch.tensor([0], device={x}.device))", "F.local_response_norm({x}, 2) if {x}.dim() > 2 else {x}",
+    "{x}.cumsum(-1) * 0.1", "{x}.flip(0).cumsum(0).flip(0) * 0.1", "{x}.sigmoid().cumprod(-1)", "{x}.sort(-1).values", "{x}.gather(-1, torch.zeros({x}.shape, dtype=torch.int64, device={x}.device))", "{x}.index_select(-1, torch.tensor([0], device={x}.device))", "F.local_response_norm({x}, 2) if {x}.dim() > 2 else {x}",
     "{x}.abs().amax(-1).to(torch.float64).to({x}.dtype)", "{x}.std(-1) if {x}.shape[-1] > 1 else {x}", "{x}.mean(dtype=torch.float64).to({x}.dtype)",
     "torch.meshgrid({x}.flatten()[:3], {x}.flatten()[:2], indexing='ij')[0]", "torch.outer({x}.flatten()[:5], {x}.flatten()[:7])", "{x}.as_strided({x}.shape, {x}.stride())",
     "torch.clamp({x}, min=torch.zeros((), dtype={x}.dtype, device={x}.device))", "{x}.real", "torch.complex({x}, {x}).abs() if {x}.dtype.itemsize > 2 else {x}",

@@ -107,9 +107,10 @@ BROKEN: dict[str, Callable[[], Program]] = {
     ),
     "later reads gone before it is written": lambda: replace(PROGRAM, kernels=(KERNEL, replace(READER, when="gone"))),
     "k: two stores to one buffer": lambda: with_kernel(stores=KERNEL.stores * 2),
-    "k: a running reduction beside others, over several axes, or with stores per row": lambda: with_kernel(
+    "k: a running reduction beside others, or stores per row": lambda: with_kernel(
         sweeps=((replace(SUM, running=True),),)
     ),
+    "k: a running reduction over several axes": lambda: with_kernel(**SCAN, cols=(COL, Axis("k", 2))),
     "k: a running reduction of rows that blocks share": lambda: with_kernel(**SCAN, team=Team(2, 1, "t")),
     "k: a running reduction used at another column": lambda: with_kernel(
         **{**SCAN, "stores": (Store("out", i * 8 + j, b.prefix("r0", j + 1, F32)),)}
