@@ -24,9 +24,13 @@ pytestmark = pytest.mark.models
 ALL = NETWORKS + LOSSES
 
 
+LONG = {"densenet_block", "mobilenet", "unet", "vgg16"}
+"""What takes longest, and is much like a model of `tests.models.zoo` or another one here."""
+
+
 def _names() -> list[Any]:
     """Every workload; a usual run tries one of those that have the same layers."""
-    first = {workload.layers: workload.name for workload in reversed(ALL)}.values()
+    first = {*{workload.layers: workload.name for workload in reversed(ALL)}.values()} - LONG
     return [name if name in first else pytest.param(name, marks=pytest.mark.slow) for name in map(_name, ALL)]
 
 
