@@ -71,7 +71,7 @@ class _StateSpace(nn.Module):
         return torch.einsum("nkhlm,nkmhp->nklhp", scores, x).flatten(1, 2)
 
 
-class _LastOf(nn.Module):
+class _Recurrent(nn.Module):
     """What a recurrent layer of the library makes of a sequence, without its state."""
 
     def __init__(self, layer: nn.RNNBase) -> None:
@@ -205,8 +205,8 @@ _OTHERS = tuple(Workload(name, layers, *shapes, Group.NETWORKS, *more) for name,
     ("temporal_convolutions", lambda s: tuple(m for k in range(5) for m in _dilated(s.of(64), 2**k)),
         ((32, 64, 16384), (2, 2, 40))),
     ("wavenet_layers", lambda s: tuple(_DilatedGate(s.of(64), 2**k) for k in range(4)), ((8, 64, 16384), (2, 2, 24))),
-    ("gru", lambda s: (_LastOf(nn.GRU(s.of(256), s.of(512), 2, batch_first=True)),), ((32, 256, 256), (2, 5, 8))),
-    ("lstm", lambda s: (_LastOf(nn.LSTM(s.of(256), s.of(512), 2, batch_first=True)),), ((32, 256, 256), (2, 5, 8))),
+    ("gru", lambda s: (_Recurrent(nn.GRU(s.of(256), s.of(512), 2, batch_first=True)),), ((32, 256, 256), (2, 5, 8))),
+    ("lstm", lambda s: (_Recurrent(nn.LSTM(s.of(256), s.of(512), 2, batch_first=True)),), ((32, 256, 256), (2, 5, 8))),
     ("lstm_by_hand", lambda s: (_LSTMByHand(s.of(256), s.of(512)),), ((256, 16, 256), (2, 3, 8))),
     ("state_space_chunks", lambda s: (_StateSpace(s.of(64)),), (
         tuple(map(Input, ((16, 512, 8, 64), (16, 512, 8), (16, 512, 8, 16), (16, 512, 8, 16)))),
