@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fusepass.errors import CaptureError
 from fusepass.functional import memory_order
+from fusepass.recurrent import drops_out
 
 
 @contextlib.contextmanager
@@ -222,6 +223,8 @@ class EagerWrites(Watched):
         kwargs = kwargs or {}
         if func in (nn.functional.dropout, torch.dropout, torch.dropout_) and _is_idle(*args, **kwargs):
             return args[0] if args else kwargs["input"]
+        if drops_out(func, args):
+            raise CaptureError("forward drops out between recurrent layers, which tracing does in another order")
         name = getattr(func, "__name__", "")
         if name in _FILLS and any(
             stride == 0 and size > 1 for size, stride in zip(args[0].shape, args[0].stride(), strict=True)

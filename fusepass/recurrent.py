@@ -32,6 +32,14 @@ def is_whole(func: Any, args: tuple[Any, ...]) -> bool:
     return isinstance(of_padded, bool) and not torch.is_autocast_enabled(x.device.type)
 
 
+def drops_out(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call of `func` draws random numbers, for dropout between layers."""
+    if func not in RECURRENT or len(args) < 9:
+        return False
+    dropout, training = args[5:7] if isinstance(args[3], bool) else args[6:8]
+    return bool(dropout and training)
+
+
 def run_whole(func: Any, args: tuple[Any, ...]) -> Any:
     """The result of `func`, of which the active dispatch mode sees one operator: autograd's dispatch would take it apart."""
     with torch._C._AutoDispatchBelowAutograd():
