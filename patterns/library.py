@@ -44,7 +44,7 @@ SCAN = Pattern(
     name="scan",
     seed=frozenset({OpClass.SCAN}),
     upstream=_LOCAL,
-    downstream=_LOCAL,
+    downstream=_CHAIN,
     min_ops=1,
     why="what is scanned is computed as it is read, and what is made of the results before they are written",
 )

@@ -134,6 +134,17 @@ def test_a_convolution_is_not_scanned_in_its_region() -> None:
         region(lambda x: (x @ x).cumsum(0), torch.randn(4, 4))
 
 
+def test_what_is_reduced_behind_a_scan_is_in_its_region() -> None:
+    model = torch.nn.Sequential(Cumulated(), torch.nn.Softmax(1))
+    (region,) = fusepass.explain(model, torch.randn(8, 64)).regions
+    assert (region.name, region.pattern) == ("exp_cumsum_log_softmax", "scan")
+
+
+class Cumulated(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.exp().cumsum(1).log()
+
+
 def test_regions() -> None:
     model = Sums()
     report = fusepass.explain(model, torch.randn(8, 64))
