@@ -261,7 +261,9 @@ def load_candidates(work: Work, counter: FallbackCounter) -> dict[str, FusedRegi
 
 def _region(work: Work, candidate: Candidate, counter: FallbackCounter) -> FusedRegion:
     arguments = work.arguments
-    position = {node.name: number for number, node in enumerate(arguments)}
+    # A program's inputs are called as those of the region that it was made for.
+    named = arguments if work.like is None else work.like.arguments
+    position = {node.name: number for number, node in enumerate(named)}
     return FusedRegion(
         work.region.name,
         candidate.generated,

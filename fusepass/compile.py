@@ -14,6 +14,7 @@ from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fusepass import quick
+from fusepass.alike import follow, note_alike
 from fusepass.arranged import add_arranged
 from fusepass.candidates import build_candidates, generate_candidates, load_candidates
 from fusepass.choice import EAGER
@@ -36,7 +37,7 @@ from fusepass.saved import correct_types
 from fusepass.shorter import shorten
 from fusepass.splice import keep_code, only_call, splice, subgraph, with_targets
 from fusepass.summary import summary
-from fusepass.tune import choose, remember
+from fusepass.tune import choose, remember, settle
 from fusepass.variants import handed_format
 from fusepass.work import Work
 from fusepass.writes import gather_writes
@@ -170,19 +171,26 @@ def _fused(
     layouts = hand_over(regions, _formats(works)) if handing else {}
     if layouts:
         works = _works(graph, regions, exact)
+    note_alike(works)
+    first = [work for work in works if work.like is None]
     with clock.stage("generate"), build.threads_soon():
-        for work in works:
+        for work in first:
             generate_candidates(work, forms, build.begin)
-        add_arranged(works, build.begin)
+        add_arranged(first, build.begin)
     with clock.stage("build", waits=True):
-        build_candidates(works)
+        build_candidates(first)
+    for work in works:
+        if work.like is not None:
+            follow(work)
     loaded: dict[str, dict[str, FusedRegion]] = {}
     with clock.stage("load"):
         for work in works:
             loaded[work.region.name] = load_candidates(work, counter)
     with clock.stage("tune", waits=True):
         for work in works:
-            if loaded[work.region.name]:
+            if work.like is not None and work.like.choice is not None:
+                settle(work, work.like.choice)
+            elif loaded[work.region.name]:
                 choose(work, loaded[work.region.name])
     if layouts and any(work.state is not RegionState.FUSED for work in works):
         # Operators that run as they were would pass on a layout that is not theirs.

@@ -65,6 +65,8 @@ class RegionReport:
         build_seconds: seconds spent in compiler or cache.
         sizes: whether its library serves other sizes, too, and the numbers that it is called with for these, or why it
             does not; None for the first sizes, which have one of their own.
+        like: the name of the earlier region that differs in nothing but names, as that of an equal layer does, whose kernels,
+            library and choice it has; None where there is none.
     """
 
     name: str
@@ -82,6 +84,7 @@ class RegionReport:
     build_seconds: float = 0.0
     choice: Choice | None = None
     sizes: str | None = None
+    like: str | None = None
 
     @property
     def bytes_saved(self) -> int:

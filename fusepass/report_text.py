@@ -96,9 +96,11 @@ def _details(region: RegionReport, width: int, *, indent: int) -> list[str]:
         lines += wrap(f"{location}: {names}" if location else names, width, indent=indent)
     if region.anchor:
         lines += wrap(f"anchor ({region.anchor})", width, indent=indent)
+    if region.like:
+        lines += wrap(f"kernels and choice: those of {region.like}", width, indent=indent)
     if region.sizes:
         lines += wrap(f"library {region.sizes}", width, indent=indent, lines=_REASON_LINES)
-    if region.choice:
+    if region.choice and not region.like:
         lines += wrap(str(region.choice), width, indent=indent, lines=_REASON_LINES)
     if region.reason:
         lines += wrap(f"because: {region.reason}", width, indent=indent, lines=_REASON_LINES)

@@ -95,6 +95,7 @@ def _region_report(work: Work) -> RegionReport:
         reason=work.reason,
         choice=work.choice,
         build_seconds=work.seconds,
+        like=None if work.like is None else work.like.region.name,
     )
     if candidate is None or generated is None:
         return report

@@ -70,7 +70,7 @@ def adopt(work: Work, record: choices.Record) -> bool:
     for name in named(record):
         if name not in there or _source_key(there[name]) != record.sources.get(name):
             return False
-    _settle(work, choice)
+    settle(work, choice)
     return True
 
 
@@ -101,7 +101,7 @@ def choose(work: Work, regions: Mapping[str, FusedRegion]) -> None:
             raise
         what = next(iter(str(error).splitlines()), "")
         choice = Choice(chosen, reason=f"trying it failed with {type(error).__name__}: {what}")
-    _settle(work, choice)
+    settle(work, choice)
 
 
 def reuse(work: Work, forms: Forms) -> None:
@@ -138,8 +138,8 @@ def _kind_of_region(work: Work) -> tuple[object, ...]:
     return (work.region.name, work.device, *kinds, *(str(node.target) for node in work.region.nodes))
 
 
-def _settle(work: Work, choice: Choice) -> None:
-    """Let `choice` be in force."""
+def settle(work: Work, choice: Choice) -> None:
+    """Let `choice`, made for `work` or for a region that it is like, be in force."""
     work.choice = choice
     work.candidate = next((each for each in work.candidates if each.name == choice.chosen), work.candidate)
     if choice.nothing_is_right:

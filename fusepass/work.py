@@ -57,6 +57,7 @@ class Work:
         graph: its operators as a graph of their own; a placeholder for each of ``region.inputs``.
         constants: those inputs that are numbers fixed at capture, with their values.
         exact_inputs: whether each call gives the graph's inputs with the strides that they are described with.
+        like: the earlier region of its graph that differs in nothing but names, if there is one.
         offered: names of the variants that it may be tried in, the one to choose unmeasured first.
         candidates: what was generated of these, different programs all, in that order; empty where the region is beyond
             code generation.
@@ -72,6 +73,7 @@ class Work:
     graph: fx.GraphModule
     constants: dict[fx.Node, torch.Tensor]
     exact_inputs: bool = False
+    like: Work | None = None
     offered: tuple[str, ...] = ()
     candidates: list[Candidate] = field(default_factory=list)
     candidate: Candidate | None = None
