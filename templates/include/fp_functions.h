@@ -1,5 +1,5 @@
 // Functions of the kernel IR that are computed: quotients, powers, exponentials and what is made of them, with PyTorch's semantics. On a GPU they
-// have no branches; see docs/kernels.md.
+// have no branches; see docs/kernels/pointwise.md.
 #pragma once
 
 #include "fp_libm.h"

@@ -34,7 +34,12 @@ from fusepass.splice import subgraph
 from fusepass.table import wrap
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")))
+PAGES = (
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")),
+)
 
 
 def text(page: str) -> str:
@@ -225,8 +230,18 @@ def test_links_to_sections_lead_to_one(page: str) -> None:
         assert anchor in _anchors(target.read_text()), f"{path}#{anchor}"
 
 
-def test_the_page_about_kernels_lists_its_sections() -> None:
-    page = (ROOT / "docs" / "kernels.md").read_text()
+KERNELS = [page for page in PAGES if page.startswith("docs/kernels")]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_page_about_kernels_lists_its_sections(name: str) -> None:
+    page = text(name)
     sections = [line[3:] for line in page.splitlines() if line.startswith("## ")]
-    listed = re.findall(r"\[([^]]+)\]\(#", page[: page.index("\n## ")])
+    listed = re.findall(r"\[([^]]+)\]\(#", page.partition("\n## ")[0])
     assert sorted(listed) == sorted(sections)
+
+
+def test_the_pages_about_kernels_are_listed() -> None:
+    first, *others = sorted(KERNELS, key=len)
+    linked = re.findall(r"\]\((kernels/\w+\.md)[#)]", text(first))
+    assert {f"docs/{page}" for page in linked} == set(others)
