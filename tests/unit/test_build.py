@@ -113,13 +113,15 @@ def test_equal_sources_are_built_once(compiler_log: Path) -> None:
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_as_many_are_built_at_once_as_there_are_jobs(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     lock, at_once, most = threading.Lock(), 0, 0
+    all_there = threading.Barrier(jobs)
 
     def slow(_: Source, __: str, directory: Path) -> Path:
         nonlocal at_once, most
         with lock:
             at_once += 1
             most = max(most, at_once)
-        time.sleep(0.3)
+        all_there.wait(30)
+        time.sleep(0.05)  # one more would come meanwhile
         with lock:
             at_once -= 1
         (directory / "out.so").touch()
