@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.blocks import Attention, Gated, Residual, SqueezeExcite
+from benchmarks.blocks import Attention, Gated, Residual, SqueezeExcite, feed_forward
 from benchmarks.layers import Apply, Group, Size, With, Workload
 
 _HALF, _BFLOAT16 = torch.float16, torch.bfloat16
@@ -49,7 +49,7 @@ def _bottleneck(wide: int, narrow: int) -> nn.Module:
 def _transformer(width: int, heads: int) -> tuple[nn.Module, ...]:
     return (
         Residual(nn.LayerNorm(width), Attention(width, heads)),
-        Residual(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)),
+        Residual(nn.LayerNorm(width), *feed_forward(width, 4 * width)),
     )
 
 

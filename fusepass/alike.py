@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusepass.meta import Meta
 from fusepass.work import Work
 
 
@@ -51,7 +52,7 @@ def _described(value: Any, numbers: dict[fx.Node, int]) -> Hashable:
         case fx.Node():
             return ("node", numbers[value])
         case torch.Tensor():
-            return (tuple(value.shape), value.stride(), value.dtype, value.device)
+            return Meta.of(value), value.device
         case tuple() | list():
             return tuple(_described(each, numbers) for each in value)
         case dict():

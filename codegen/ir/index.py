@@ -186,6 +186,11 @@ def axis_index(axis: Axis) -> Index:
     return Index(0, ((axis, 1),)) if axis.size > 1 else Index()
 
 
+def from_the_end(axis: Axis) -> Index:
+    """The index that counts the points of `axis` from the last one on."""
+    return axis_index(axis) * -1 + (axis.size - 1)
+
+
 def linear(indices: Sequence[Index], strides: Sequence[int], offset: int = 0) -> Index:
     """``offset + sum(index * stride)``."""
     return reduce(lambda total, pair: total + pair[0] * pair[1], zip(indices, strides, strict=True), Index(offset))

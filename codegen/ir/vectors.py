@@ -6,12 +6,12 @@ A schedule walks a kernel's rows and columns as one flat axis each, and one of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Masked, Position, Prefix, Window
-from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index, Mod, axis_index, delinearize
+from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index, Mod, axis_index, delinearize, from_the_end
 from fusepass.codegen.ir.program import Kernel, Store
 
 
@@ -38,8 +38,7 @@ def flatten(kernel: Kernel, builder: Builder) -> Kernel:
     names = {axis.name for axes in (kernel.rows, kernel.cols, *windows) for axis in axes}
     rows, cols = _flat(kernel.rows, "row", names), _flat(kernel.cols, "col", names)
     axes = {**_coordinates(kernel.rows, rows), **_coordinates(kernel.cols, cols)}
-    flat = map_values(kernel, lambda value: builder.rewrite(value, axes), lambda index: index.substitute(axes))
-    return replace(flat, rows=rows, cols=cols)
+    return replace(_moved(kernel, axes, builder), rows=rows, cols=cols)
 
 
 def across(kernel: Kernel) -> Kernel:
@@ -50,16 +49,14 @@ def across(kernel: Kernel) -> Kernel:
 def backwards(kernel: Kernel, builder: Builder) -> Kernel:
     """`kernel` with its one axis of columns counted from the other end."""
     (axis,) = kernel.cols
-    turned = {axis: axis_index(axis) * -1 + (axis.size - 1)}
-    return map_values(kernel, lambda value: builder.rewrite(value, turned), lambda index: index.substitute(turned))
+    return _moved(kernel, {axis: from_the_end(axis)}, builder)
 
 
 def in_runs(kernel: Kernel, length: int, builder: Builder) -> Kernel:
     """A `flatten`ed kernel with its columns as runs of `length` columns: axes for the run, and for the place in it."""
     run, col = run_axes(kernel.cols[0], length)
     place = {kernel.cols[0]: axis_index(run) * length + axis_index(col)}
-    split_up = map_values(kernel, lambda value: builder.rewrite(value, place), lambda index: index.substitute(place))
-    return replace(split_up, cols=(run, col))
+    return replace(_moved(kernel, place, builder), cols=(run, col))
 
 
 def run_axes(cols: Axis, length: int) -> tuple[Axis, Axis]:
@@ -135,6 +132,11 @@ def _with_indices(value: Expr, along: Callable[[Index], Index], builder: Builder
                 return None
 
     return builder.rewrite(value, leaf=leaf)
+
+
+def _moved(kernel: Kernel, axes: Mapping[Axis, Index], builder: Builder) -> Kernel:
+    """`kernel` with `axes` replaced in every index; its axis lists are left as they are."""
+    return map_values(kernel, lambda value: builder.rewrite(value, axes), lambda index: index.substitute(axes))
 
 
 def map_values(kernel: Kernel, value: Callable[[Expr], Expr], index: Callable[[Index], Index]) -> Kernel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusepass.codegen.ir.expr import Builder, Expr, Load
-from fusepass.codegen.ir.index import Axis, Index, axis_index
+from fusepass.codegen.ir.index import Axis, Index, from_the_end
 from fusepass.codegen.ir.program import Kernel, Program, Store
 from fusepass.codegen.passes.alignment import align
 from fusepass.codegen.passes.fuse import drop_unused
@@ -45,7 +45,7 @@ def _fused(scan: Kernel, reader: Kernel, builder: Builder) -> Kernel | None:
 def _forwards(reader: Kernel, read: Index) -> dict[Axis, Index]:
     """Turns the axes of `reader` round along which it goes backwards through what it reads."""
     backwards = (axis for axis in reader.rows if (read.stride(axis) or 0) < 0)
-    return {axis: axis_index(axis) * -1 + (axis.size - 1) for axis in backwards}
+    return {axis: from_the_end(axis) for axis in backwards}
 
 
 def _forwarded(node: Expr, store: Store, builder: Builder) -> Expr | None:

@@ -280,8 +280,7 @@ class KernelWriter:
             text = scope.value(kept.node)
             scope.lines.append(f"{self.places.element(kept)} = {bare(text)};")
             scope.bind(kept.node, self.places.element(kept))
-        for state in phase.states:
-            push(self.frame, tile, lanes, state, around)
+        self._take(lanes, phase, tile, around)
         for store in phase.stores:
             write_store(self.frame, self.exchanged, store, lanes, step, around)
         if phase.stores and self.frame.kernel.alarm is not None:
@@ -293,6 +292,11 @@ class KernelWriter:
         else:
             step.lines[mark:mark] = before
         step.lines += around.after_lanes
+
+    def _take(self, lanes: Scope, phase: Phase, tile: Tile, around: Around) -> None:
+        """What a sweep does with the values of a vector."""
+        for state in phase.states:
+            push(self.frame, tile, lanes, state, around)
 
     def _bind(self, lanes: Scope, step: Scope, phase: Phase, ahead: Sequence[Ahead]) -> None:
         """Make known what earlier phases and loads left in registers."""

@@ -11,9 +11,7 @@ from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.cuda_kernel import KernelWriter, Phase
 from fusepass.codegen.render.cuda_loads import Ahead, load_steps, loads_ahead
 from fusepass.codegen.render.cuda_states import Around, accumulated
-from fusepass.codegen.render.cuda_stores import write_store
 from fusepass.codegen.render.cuda_tile import Tile, arrange
-from fusepass.codegen.render.cuda_windows import vector_windows
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
@@ -100,14 +98,11 @@ class ScanWriter(KernelWriter):
 
     def _run(self, *, several: bool) -> list[str]:
         plan = self.schedule
+        lanes, backward = f"{self.state}, {plan.lanes}", str(plan.backward).lower()
         if not self._room():
-            kind = (
-                f"warp<{self.state}, {plan.lanes}, {_truth(plan.backward)}>" if self.inner else f"alone<{self.state}>"
-            )
+            kind = f"warp<{lanes}, {backward}>" if self.inner else f"alone<{self.state}>"
             return [f"fp::run_{kind}({self.values}, {self.carry});"]
-        kind = f"groups<{self.state}, {plan.lanes}, {plan.groups}>"
-        if self.inner:
-            kind = f"block<{self.state}, {plan.lanes}, {_truth(plan.backward)}>"
+        kind = f"block<{lanes}, {backward}>" if self.inner else f"groups<{lanes}, {plan.groups}>"
         slots = f"{self.slots}[{self.turn}]" if several else self.slots
         turned = [f"{self.turn} ^= 1;  // the slots at hand are read until the next barrier"] if several else []
         return [f"fp::run_{kind}({self.values}, {slots}, {self.carry});", *turned]
@@ -120,24 +115,12 @@ class ScanWriter(KernelWriter):
             return f"for ({kind} {piece} = {last}; {piece} >= 0; {piece} -= {advance})"
         return f"for ({kind} {piece} = 0; {piece} < {count}; {piece} += {advance})"
 
-    def _vector(self, step: Scope, phase: Phase, tile: Tile, ahead: Sequence[Ahead], around: Around) -> None:
-        frame = self.frame
-        lanes = step.child() if self.width > 1 else step
-        mark = len(step.lines)
-        self._bind(lanes, step, phase, ahead)
-        vector_windows(frame, step, lanes, phase.roots, [])
+    def _take(self, lanes: Scope, phase: Phase, tile: Tile, around: Around) -> None:
         if not phase.stores:
             lanes.lines.append(f"{self.element} = {bare(accumulated(lanes, self.reduction, phase.roots[0]))};")
-        for node in frame.kernel.nodes:
+
+    def _bind(self, lanes: Scope, step: Scope, phase: Phase, ahead: Sequence[Ahead]) -> None:
+        super()._bind(lanes, step, phase, ahead)
+        for node in self.frame.kernel.nodes:
             if isinstance(node, Prefix):
                 lanes.bind(node, self.element)
-        for store in phase.stores:
-            write_store(frame, (), store, lanes, step, around)
-        step.lines[mark:mark] = around.before_lanes
-        if lanes is not step:
-            step.lines += frame.unrolled(self.v, self.width, lanes.lines)
-        step.lines += around.after_lanes
-
-
-def _truth(value: bool) -> str:
-    return "true" if value else "false"
