@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fusepass.codegen.ir.crossing import neighbours
 from fusepass.codegen.ir.index import Axis, Index, axis_index
+from fusepass.codegen.render.cuda_covers import read_covered
 from fusepass.codegen.render.cuda_exchange import Exchange, define
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.cuda_pieces import read_piece, write_piece
@@ -62,6 +63,9 @@ def read_in(frame: Frame, exchanges: Sequence[Exchange]) -> list[str]:
             continue
         if each.piece:
             written += read_piece(frame, each)
+            continue
+        if each.tile.covers:
+            written += read_covered(frame, each)
             continue
         stand, width = _Stand.of(frame, each), each.tile.width
         loaded = frame.names.exact(f"{each.name}_in")

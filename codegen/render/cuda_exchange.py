@@ -105,7 +105,19 @@ class Exchange:
             assert frame.arranged.col is not None
             across, along = group, lanes.index(axis_index(frame.arranged.col))
         along = along if plan.width == 1 or self.tile.vector > 1 else f"{along} + {frame.v}"
-        return self.at(across, along)
+        return self._covered(frame, lanes, across, along) if self.tile.covers else self.at(across, along)
+
+    def _covered(self, frame: Frame, lanes: Scope, across: str, along: str) -> str:
+        """The same of a row as it lies, which begins somewhere in its first vector."""
+        assert self.crossing.load is not None
+        assert frame.arranged.col is not None
+        width = self.tile.width
+        # The tile's first column is a multiple of the width.
+        shift = lanes.operand(self.crossing.load.index.substitute({frame.arranged.col: Index()}) % width)
+        row = f"({along})" if " " in along else along
+        begin = frame.names.exact(f"{self.name}_begin")
+        lanes.lines.append(f"const int {begin} = {row} * {self.tile.pitch} + {row} / {width} * {width} + {shift};")
+        return f"{self.name}[{begin} + {across}]"
 
 
 def exchanges(frame: Frame) -> tuple[Exchange, ...]:
@@ -119,7 +131,7 @@ def exchanges(frame: Frame) -> tuple[Exchange, ...]:
     made = []
     loads = frame.schedule.walk is Walk.CROSSING
     found = crossings(arranged.kernel, frame.program, here, there, loads=loads)
-    again = reused(found, frame.schedule.realigned, frame.program)
+    again = reused(() if frame.schedule.covers else found, frame.schedule.realigned, frame.program)
     for number, crossing in enumerate(found):
         # Axes of its own, because the thread stands elsewhere while it computes; a position along is one number then,
         # of which the lane of the computed vector is no part.
@@ -130,8 +142,8 @@ def exchanges(frame: Frame) -> tuple[Exchange, ...]:
         tile = exchange_tile(frame.kernel, frame.program, frame.schedule, crossing, across, index, guard)
         piece = _piece(frame, crossing, tile, index, along, across)
         tile = replace(tile, width=1) if piece else tile
-        lane = Axis(f"lane {number}", tile.width)
-        if tile.width > 1:
+        lane = Axis(f"lane {number}", 1 if tile.covers else tile.width)
+        if lane.size > 1:
             index = split_index(index, across, lane)
         name = frame.names.exact(f"{frame.pointers[crossing.buffer]}_tile")
         taken = number in again.values()
@@ -141,9 +153,9 @@ def exchanges(frame: Frame) -> tuple[Exchange, ...]:
             taken_from = made[again[store.buffer]] if store.buffer in again else None
             made.append(_realigned(frame, store, here, there, taken_from))
     for each in {each.name: each for each in made}.values():
-        element, count = C_TYPES[frame.program.buffer(each.crossing.buffer).dtype], each.tile.across * each.tile.pitch
-        whole = "__align__(16) " if each.tile.vector > 1 else ""
-        frame.top.lines.append(f"{whole}__shared__ fp::Slots<{element}, {count}> {each.name};")
+        element = C_TYPES[frame.program.buffer(each.crossing.buffer).dtype]
+        whole = "__align__(16) " if each.tile.vector > 1 or each.tile.covers else ""
+        frame.top.lines.append(f"{whole}__shared__ fp::Slots<{element}, {each.tile.elements}> {each.name};")
     return tuple(made)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from math import prod
 
@@ -12,7 +12,7 @@ from fusepass.codegen.ir.index import Axis, Bound, Index
 from fusepass.codegen.ir.neighbours import points, stretches
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.tile import Tile, fitting_width, power_above
-from fusepass.codegen.ir.vectors import alignment, is_vector, split, split_index
+from fusepass.codegen.ir.vectors import alignment, is_vector, split, split_index, start_of
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ACCESS, LINE, SECTOR, Access, Shape, ceil, power_below
 
@@ -25,6 +25,8 @@ _CROSSING_BYTES = 8 << 10  # of a tile, for each buffer
 _CROSSING_TILE = 2, 64  # cache lines along the rows, and columns, where the rows are not few
 _RAGGED_TILE = 4, 32  # the same, where tiles share the first and the last of these lines with others
 _ANYWHERE_TILE = 2, 32  # the same, where rows begin at any element
+_COVERED_ROWS, _COVERED_BYTES = 64, (16 << 10, 32 << 10)  # of tiles of which aligned vectors cover the rows
+_WORD = 4  # bytes: elements of so many are stored well one by one, as warps have whole lines of them
 _LONGEST = 256  # rows of a tile of few columns, where threads have single elements
 _CROSSING_VECTORS = 2  # of a thread
 _FEW_TILES = 16  # along the columns: all of them before the next rows
@@ -109,11 +111,18 @@ def _pointwise(shape: Shape, width: int) -> Schedule:
     return Schedule(Walk.POINTWISE, width, unroll, threads, 1, ceil(vectors, threads * unroll))
 
 
-def crossing(shape: Shape, columns: tuple[Axis, ...], together: int, asked: tuple[int, int] | None = None) -> Schedule:
+def crossing(
+    shape: Shape,
+    columns: tuple[Axis, ...],
+    together: int,
+    asked: tuple[int, int] | None = None,
+    *,
+    covers: bool = False,
+) -> Schedule:
     """Tiles whose rows fill cache lines; as many bytes for each buffer as keep enough loads in flight.
 
     `together`: see `rows_together`. `asked`: the cache lines along the rows, and columns, of a tile where rows are not few, if
-    not those that the rule wants.
+    not those that the rule wants. `covers`: see `Schedule`.
     """
     assert shape.row_axis is not None
     assert shape.col_axis is not None
@@ -124,7 +133,8 @@ def crossing(shape: Shape, columns: tuple[Axis, ...], together: int, asked: tupl
     stores = [access for access in shape.main if access.buffer in shape.kernel.writes]
     # Rows that only follow each other in short pieces do not share lines with more of them.
     ragged = together * element >= _RAGGED_TILE[0] * LINE and any(_is_ragged(each, shape.row_axis) for each in stores)
-    leaves = ragged and _leaves_from_tiles(shape, crossed)
+    lines_up = ragged and not (covers and element >= _WORD)
+    leaves = lines_up and _leaves_from_tiles(shape, crossed)
     usual = _CROSSING_TILE
     if ragged and not (leaves and _parts_of_sectors(shape)):
         usual = _ANYWHERE_TILE if width == 1 else _RAGGED_TILE
@@ -132,21 +142,43 @@ def crossing(shape: Shape, columns: tuple[Axis, ...], together: int, asked: tupl
         width = fitting_width(ACCESS // element, lambda width: shape.rows % width == 0)
     lines, most = asked or usual
     wanted = max(min(lines * LINE // element, power_below(together)), LINE // element), most
-    rows, cols = _tile(shape, found, width, element, wanted)
+    leaving = [each.buffer for each in stores] if covers and leaves else []
+    rows, cols = _tile(
+        shape, width, element, wanted, lambda *tile: exchanged(found, shape.program, *tile, leaving, covers=covers)
+    )
     # 8-byte elements have few rows in a line: more threads would stand too close along the columns for the banks.
     threads = min(max(rows * cols // (_CROSSING_VECTORS * width), 32), 256 if element < 8 else 128)
     lanes = rows // width
     groups = max(threads // lanes, 1)
     unroll = max(cols // groups, 1)
     cols = groups * unroll
-    plan = Schedule(Walk.CROSSING, width, unroll, lanes, groups, 1)
-    lined = frozenset(each.buffer for each in stores if ragged and _is_realigned(each, shape.row_axis, plan))
-    if exchanged(found, shape.program, rows, cols, lined - reused(found, lined, shape.program).keys()) > _STATIC_SHARED:
+    plan = Schedule(Walk.CROSSING, width, unroll, lanes, groups, 1, covers=covers)
+    lined = frozenset(each.buffer for each in stores if lines_up and _is_realigned(each, shape.row_axis, plan))
+    own = lined - reused(() if covers else found, lined, shape.program).keys()
+    if exchanged(found, shape.program, rows, cols, own, covers=covers) > _STATIC_SHARED:
         lined = frozenset()
     plan = replace(plan, overlap=_overlap(shape, plan, lined) if ragged else 0)
     tall, wide = ceil(shape.rows, plan.own_rows), ceil(shape.cols, cols)
     panel = _panel(tall, wide, ceil(together, plan.own_rows))
     return replace(plan, columns=columns, blocks=tall * wide, panel=panel, realigned=lined, exchanges=True)
+
+
+def covering(shape: Shape, columns: tuple[Axis, ...], together: int) -> Iterator[Schedule]:
+    """The same with tiles of which aligned vectors cover the rows, where these begin anywhere; none where no load that crosses does so."""
+    assert shape.row_axis is not None
+    assert shape.col_axis is not None
+    found = crossings(shape.kernel, shape.program, shape.row_axis, shape.col_axis)
+    element = max(access.nbytes for access in shape.main)
+    rows = max(_COVERED_ROWS, _SECTORS[0] * _parts_of_sectors(shape))  # as many as tiles that overlap have
+    for nbytes in _COVERED_BYTES:
+        asked = ceil(rows * element, LINE), nbytes // (rows * element)
+        plan = replace(crossing(shape, columns, together, asked, covers=True), aligned=shape.aligned)
+        tiles = (
+            exchange_tile(shape.kernel, shape.program, plan, each, shape.col_axis, each.index, each.guard)
+            for each in found
+        )
+        if any(tile.covers for tile in tiles):
+            yield plan
 
 
 def _overlap(shape: Shape, plan: Schedule, realigned: frozenset[str]) -> int:
@@ -210,9 +242,10 @@ def _is_realigned(store: Access, axis: Axis, plan: Schedule) -> bool:
 
 
 def _tile(
-    shape: Shape, found: Sequence[Crossing], width: int, element: int, wanted: tuple[int, int]
+    shape: Shape, width: int, element: int, wanted: tuple[int, int], taken: Callable[[int, int], int]
 ) -> tuple[int, int]:
-    """Rows and columns of a tile, powers of two: `wanted` of each, if there are as many."""
+    """Rows and columns of a tile, powers of two: `wanted` of each, if there are as many. `taken` says for both how many bytes of
+    shared memory they take."""
     all_rows, all_cols = power_above(shape.rows), power_above(shape.cols)
     rows, cols = max(min(all_rows, wanted[0]), width), min(all_cols, wanted[1])
     while rows * cols * element < _CROSSING_BYTES and rows < min(all_rows, max(_LONGEST, LINE * width)):
@@ -223,9 +256,7 @@ def _tile(
     def blocks() -> int:
         return ceil(shape.rows, rows) * ceil(shape.cols, cols)
 
-    while cols > 16 and (
-        blocks() < 2 * shape.facts.multiprocessors or exchanged(found, shape.program, rows, cols) > _STATIC_SHARED
-    ):
+    while cols > 16 and (blocks() < 2 * shape.facts.multiprocessors or taken(rows, cols) > _STATIC_SHARED):
         cols //= 2
     return rows, cols
 
@@ -240,10 +271,22 @@ def _panel(tall: int, wide: int, together: int) -> int:
     return next(panel for panel in range(most, 0, -1) if tall % panel == 0)
 
 
-def exchanged(found: Iterable[Crossing], program: Program, along: int, across: int, more: Iterable[str] = ()) -> int:
-    """Bytes of shared memory that the tiles of `found` and of the buffers `more` take."""
-    sizes = (program.buffer(name).dtype.nbytes for name in (*(each.buffer for each in found), *more))
-    return sum(Tile(along, across, 32, 1, nbytes).shared_bytes for nbytes in sizes)
+def exchanged(
+    found: Iterable[Crossing],
+    program: Program,
+    along: int,
+    across: int,
+    more: Iterable[str] = (),
+    *,
+    covers: bool = False,
+) -> int:
+    """Bytes of shared memory that the tiles of `found` and of the buffers `more` take; at most, where aligned vectors may cover rows."""
+    tiles = [(each.buffer, covers and each.load is not None) for each in found] + [(name, False) for name in more]
+    sizes = [(program.buffer(name).dtype.nbytes, covered) for name, covered in tiles]
+    return sum(
+        Tile(along, across, 32, ACCESS // nbytes if covered else 1, nbytes, covers=covered).shared_bytes
+        for nbytes, covered in sizes
+    )
 
 
 def exchange_tile(
@@ -274,7 +317,11 @@ def exchange_tile(
     # A warp that has more of a row than all banks take at once reads whole vectors.
     whole = plan.walk is Walk.CROSSING and min(plan.lanes, 32) * plan.width * buffer.dtype.nbytes > LINE
     vector = plan.width if whole else 1
-    return Tile(*tile, plan.threads, fitting_width(most, fits), buffer.dtype.nbytes, vector)
+    width, widest = fitting_width(most, fits), ACCESS // buffer.dtype.nbytes
+    rows_lie = crossing.load is not None and not guard and usable and start_of(index, across) is not None
+    if plan.covers and rows_lie and width < widest and tile[1] % widest == 0:
+        return Tile(*tile, plan.threads, widest, buffer.dtype.nbytes, covers=True)
+    return Tile(*tile, plan.threads, width, buffer.dtype.nbytes, vector)
 
 
 def _is_of_vectors(bound: Bound, axis: Axis, width: int) -> bool:

@@ -69,6 +69,7 @@ class Schedule:
         panel: `CROSSING`: tiles along the rows that blocks take one after another before they go on along the columns;
             a divisor of all tiles along the rows.
         realigned: `CROSSING`: buffers whose rows begin anywhere, so they are stored from a tile, too, in whole accesses.
+        covers: `CROSSING`: whether loads that cross, and of which rows begin anywhere, come by the aligned vectors that cover them.
         exchanges: whether what is contiguous along the other axis goes through shared memory: loads and stores where
             `CROSSING`, stores where `INNER` or `OUTER`.
         overlap: `OUTER`: rows of a block that the next one has, too, so that each stores whole sectors of results whose rows
@@ -117,6 +118,7 @@ class Schedule:
     columns: tuple[Axis, ...] = ()
     panel: int = 1
     realigned: frozenset[str] = frozenset()
+    covers: bool = False
     exchanges: bool = False
     overlap: int = 0
     planes: int = 1
@@ -234,6 +236,7 @@ class Schedule:
             case Walk.CROSSING:
                 rows, cols = self.tile
                 shape = f"{self.unroll} per thread, {self.threads} threads, tiles of {rows} x {cols} exchanged"
+                shape += ", rows covered by aligned vectors" if self.covers else ""
             case Walk.PATCH:
                 rows, cols = self.groups // self.planes * self.unroll, self.lanes * self.width
                 images = f"{self.planes} images of " if self.planes > 1 else ""

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from fusepass.codegen.ir.tile import power_above
 from fusepass.codegen.schedule.columns import COLUMN_THREADS, exchanging, overlapping, shared_columns
-from fusepass.codegen.schedule.flat import crossing, pointwise
+from fusepass.codegen.schedule.flat import covering, crossing, pointwise
 from fusepass.codegen.schedule.lanes import holds_row, resident_blocks
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.rows import (
@@ -49,6 +49,7 @@ def rivals(shape: Shape, plan: Schedule, together: int = 0) -> Iterator[Schedule
             yield from _pointwise(shape, plan)
         case Walk.CROSSING:
             yield from (crossing(shape, plan.columns, together, tile) for tile in _TILES)
+            yield from covering(shape, plan.columns, together)
         case Walk.INNER:
             yield from _inner(shape, plan)
         case Walk.OUTER:
