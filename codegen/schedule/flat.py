@@ -143,9 +143,11 @@ def crossing(
     lines, most = asked or usual
     wanted = max(min(lines * LINE // element, power_below(together)), LINE // element), most
     leaving = [each.buffer for each in stores] if covers and leaves else []
-    rows, cols = _tile(
-        shape, width, element, wanted, lambda *tile: exchanged(found, shape.program, *tile, leaving, covers=covers)
-    )
+
+    def taken(rows: int, cols: int) -> int:
+        return exchanged(found, shape.program, rows, cols, leaving, covers=covers)
+
+    rows, cols = _tile(shape, width, element, wanted, taken)
     # 8-byte elements have few rows in a line: more threads would stand too close along the columns for the banks.
     threads = min(max(rows * cols // (_CROSSING_VECTORS * width), 32), 256 if element < 8 else 128)
     lanes = rows // width

@@ -82,13 +82,13 @@ def last_axis_bias(rows: int, cols: int) -> Program:
     return program("last_bias", [*buffers, result("y", [rows, cols])], kernel)
 
 
-def transpose(n: int, m: int) -> Program:
+def transpose(n: int, m: int, dtype: DType = F32) -> Program:
     """y[j, i] = x[i, j]."""
     b, i, j = Builder(), Axis("i", n), Axis("j", m)
     kernel = Kernel(
-        "transpose", (j, i), (), (), (), (Store("y", at((j, n), (i, 1)), b.load("x", at((i, m), (j, 1)), F32)),)
+        "transpose", (j, i), (), (), (), (Store("y", at((j, n), (i, 1)), b.load("x", at((i, m), (j, 1)), dtype)),)
     )
-    return program("transpose", [given("x", [n, m]), result("y", [m, n])], kernel)
+    return program("transpose", [given("x", [n, m], dtype), result("y", [m, n], dtype)], kernel)
 
 
 def chain(count: int, steps: int, x: str = "x") -> Program:
@@ -503,6 +503,14 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "last_bias": lambda: last_axis_bias(1023, 768),
     "last_bias_odd": lambda: last_axis_bias(1024, 63),
     "transpose": lambda: transpose(512, 300),
+    "aligned_copy_transpose": lambda: transpose(2049, 1031),
+    "aligned_copy_few": lambda: transpose(67, 35),
+    "aligned_copy_f64": lambda: transpose(513, 259, F64),
+    "aligned_copy_f16": lambda: transpose(2051, 1029, F16),
+    "aligned_copy_last": lambda: into_channels_last(4, 64, 63 * 65),
+    "aligned_copy_last_f16": lambda: into_channels_last(8, 64, 63 * 65, F16),
+    "aligned_copy_relu": lambda: out_of_channels_last(2, 67, 61 * 61),
+    "aligned_copy_both_bf16": lambda: mixed_layouts(2, 67, 1001, BF16, F32),
     "chain": lambda: chain(3_000_001, 9),
     "chain_short": lambda: chain(5_000, 12),
     "mixed": lambda: mixed_layouts(8, 64, 56 * 56),

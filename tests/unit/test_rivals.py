@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking, schedule
@@ -43,6 +44,71 @@ def test_values_of_all(name: str) -> None:
     program = PROGRAMS[name]()
     for rank in range(1, len(ranking(program.kernels[0], program, SMALL))):
         check_rank(program, rank)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", [name for name in k.SAMPLES if name.startswith("aligned_copy")])
+def test_values_of_rows_that_aligned_vectors_cover(name: str) -> None:
+    program = k.SAMPLES[name]()
+    ranks = covered(program, SMALL)
+    assert ranks
+    for rank in ranks:
+        check_rank(program, rank)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "program",
+    [
+        k.transpose(203, 131),  # rows that are stored begin anywhere, but tiles are too few to overlap
+        k.transpose(128, 131),
+        k.transpose(2049, 67),
+        k.transpose(300, 130),  # rows begin at every second element
+        k.transpose(3, 4099),
+        k.mixed_layouts(2, 37, 1001),
+        k.mixed_layouts(2, 96, 145, k.F64),
+        k.out_of_channels_last(1, 133, 1033, k.F16),
+    ],
+    ids=str,
+)
+def test_values_of_covered_rows_of_other_sizes(program: Program) -> None:
+    for rank in covered(program, SMALL):
+        check_rank(program, rank)
+
+
+@needs_compiler
+def test_wide_indices_of_covered_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusepass.codegen.schedule._MAX_INT", 0)
+    program = k.out_of_channels_last(2, 67, 333)
+    assert "const int64_t" in render(program, SMALL, arrangement=Arrangement(0, covered(program, SMALL)[0])).text
+    check_rank(program, covered(program, SMALL)[0])
+
+
+def test_what_aligned_vectors_cover() -> None:
+    odd = k.transpose(16383, 8191)
+    (kernel,) = odd.kernels
+    assert covered(odd)
+    assert not covered(odd, aligned=False)  # where vectors lie, is not known
+    assert not any(each.plan.covers for each in ranking(kernel, odd, H200)[:1])  # only what is measured to be faster
+    assert not covered(k.transpose(16383, 8192))  # rows begin at vectors
+    assert not covered(k.concatenate_channels_last(2, 33, 35, 4096))  # what a guard leaves out may lie anywhere
+    halves = k.into_channels_last(128, 64, 181 * 181, k.F16)
+    plans = [ranking(halves.kernels[0], halves, H200)[rank].plan for rank in covered(halves)]
+    assert [plan.tile for plan in plans] == [(64, 128), (64, 256)]
+    assert all(plan.width == 8 for plan in plans)
+
+
+def test_covering_vectors_are_whole_accesses() -> None:
+    program = k.transpose(16383, 8191)
+    text = render(program, H200, arrangement=Arrangement(0, covered(program)[0])).text
+    assert "fp::load_covering<4>(x, (8191 * along_0 + across_0)" in text
+    assert "fp::load_vector<1>" not in text
+
+
+def covered(program: Program, facts: DeviceFacts = H200, *, aligned: bool = True) -> list[int]:
+    """The ranks of schedules by which aligned vectors cover rows."""
+    ranked = ranking(program.kernels[0], program, facts, aligned=aligned)
+    return [rank for rank, each in enumerate(ranked) if each.plan.covers]
 
 
 def check_rank(program: Program, rank: int) -> None:
