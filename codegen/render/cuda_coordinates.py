@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from fusepass.codegen.ir.crossing import near_step
 from fusepass.codegen.render.cuda_place import patch_place
 from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.numbers import free
@@ -12,6 +13,17 @@ from fusepass.codegen.schedule.plan import Walk
 
 if TYPE_CHECKING:
     from fusepass.codegen.render.cuda_frame import Frame
+    from fusepass.codegen.render.printer import Scope
+
+
+@dataclass(frozen=True)
+class Turned:
+    """C names of a thread's number, and of what it has in the column at hand: a place in the tile, a row, and whether there is that row."""
+
+    lane: str
+    place: str
+    row: str
+    live: str
 
 
 class Coordinates:
@@ -231,11 +243,15 @@ class Coordinates:
         first = self.frame.constant("first_row", f"{number} * {plan.own_rows}")
         lane = self.frame.constant("lane", f"threadIdx.x % {plan.lanes}")
         group = self.frame.constant("group", f"threadIdx.x / {plan.lanes}")
-        self.frame.first_along, self.frame.place = f"{first} + ", (lane, group)
         along = lane if plan.width == 1 else f"{lane} * {plan.width}"
+        if plan.turned:
+            turned = self.frame.turned = Turned(lane, *map(self.names.exact, ("turned", "row", "live")))
+            along = lane = turned.place
+        self.frame.first_along, self.frame.place = f"{first} + ", (lane, group)
         if plan.overlap:
             self.frame.own_row = f"unsigned({along})"
-        self._define_row(f"{first} + {along}", rows, plan.width)
+        if not plan.turned:
+            self._define_row(f"{first} + {along}", rows, plan.width)
         start = (
             self.frame.constant("start", f"{self.frame.first_across} + {group}") if self.frame.first_across else group
         )
@@ -283,3 +299,21 @@ class Coordinates:
         if once:
             self.frame.define_position(self.top, tile, start)
         return tile
+
+
+def define_turned_row(frame: Frame, scope: Scope, turned: Turned) -> None:
+    """Define, for the column at hand in `scope`, the row of a thread: see `Schedule.turned`. Any turn gives each row to one thread; this one
+    lets warps begin at sectors, unless what lies together in memory ends in the tile."""
+    row, count, plan = frame.arranged.row, frame.kernel.row_count, frame.schedule
+    assert row is not None
+    stored = next(store.index for store in frame.kernel.stores if near_step(store.index, row) == 1)
+    begin, first = scope.child(), frame.first_along.removesuffix(" + ")
+    begin.define_axis(row, first)
+    past = f"fp::mod({begin.index(stored)}, {plan.overlap})"
+    scope.lines += [
+        *begin.lines,
+        f"const int {turned.place} = unsigned({turned.lane} - int({past})) % {plan.lanes};",
+        f"const {frame.index_type} {turned.row} = fp::least({first} + {turned.place}, {free(count - 1)});",
+        f"const bool {turned.live} = {first} + {turned.place} < {free(count)};",
+    ]
+    scope.define_axis(row, turned.row)

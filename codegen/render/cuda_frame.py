@@ -16,7 +16,7 @@ from fusepass.codegen.ir.expr import Builder, Expr, Load, Prefix, Stat
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.ir.vectors import begins_with, is_vector, start_of
-from fusepass.codegen.render.cuda_coordinates import Coordinates
+from fusepass.codegen.render.cuda_coordinates import Coordinates, Turned, define_turned_row
 from fusepass.codegen.render.cuda_place import PatchPlace
 from fusepass.codegen.render.cuda_tile import Arranged, Tile
 from fusepass.codegen.render.numbers import free
@@ -55,6 +55,7 @@ class Frame:
         self.place = "", ""
         self.first_of_row = ""  # the condition that a thread is the first of those on a row, where there are more
         self.run = names.exact("run") if schedule.run else ""  # the run of columns in which a vector lies
+        self.turned: Turned | None = None  # of a thread whose row is another one in each column
         self.own_row = ""  # which of its block's rows a thread's first one is, where blocks overlap
         self.team = ""  # of a block in a team
         self.member = ""  # which block of its cluster one is
@@ -238,6 +239,8 @@ class Frame:
             text = tile.variable
         if tile.axis is not None:
             scope.define_axis(tile.axis, text)
+        if self.turned is not None:
+            define_turned_row(self, scope, self.turned)
 
     def _define_run(self, scope: Scope, number: str) -> str:
         """Define the run of columns in which vector `number` of a row lies; the vector's number there."""

@@ -64,4 +64,5 @@ def _own(frame: Frame, store: Store, step: Scope) -> str:
     first = frame.first_lane(store.index)
     run = step.index(axis_index(row) % neighbours(first, row))
     past = f"fp::least(unsigned({step.index(first)}) % {plan.overlap}, unsigned({run}))"
-    return f"{frame.own_row} - {past} < {plan.own_rows}"
+    own = f"{frame.own_row} - {past} < {plan.own_rows}"
+    return own if frame.turned is None else f"{frame.turned.live} && {own}"

@@ -181,6 +181,12 @@ class Schedule:
         return self.lanes * self.width, self.groups * self.unroll
 
     @property
+    def turned(self) -> bool:
+        """Whether a thread's row is another one in each column, where `CROSSING`: threads are turned by where the column begins in a
+        sector, as a sector that two warps store parts of takes the memory longer than one that a warp stores."""
+        return self.covers and self.overlap > 0 and self.width == 1 and self.unroll > 1 and not self.realigned
+
+    @property
     def own_rows(self) -> int:
         """Rows from one block's first to the next one's, where `OUTER`."""
         return self.lanes * self.width - self.overlap
