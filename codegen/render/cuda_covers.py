@@ -22,9 +22,12 @@ def read_covered(frame: Frame, each: Exchange) -> list[str]:
         f"const int {line} = {access} / {tile.vectors};",
     ]
 
+    if steps == 1:
+        frame.top.lines += here
+
     def of_steps(lines: list[str]) -> list[str]:
         guarded = lines if full else block(f"if ({access} < {total})", lines)
-        return frame.unrolled(frame.u, steps, without_unused([*here, *guarded]))
+        return frame.unrolled(frame.u, steps, without_unused([*here, *guarded]) if steps > 1 else guarded)
 
     array, step = (f"[{steps}]", f"[{frame.u}]") if steps > 1 else ("", "")
     scope = frame.top.child(conditional=not full)
