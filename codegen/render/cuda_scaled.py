@@ -119,10 +119,10 @@ class _ScalingWriter(PlacesWriter):
 
     def reductions(self, sums: Sums) -> Iterable[str]:
         """Where one sweep suffices, of values that are the same function of each position's sums, these stay in registers."""
-        laid_out = list(super().reductions(sums))
         if not self._reduces_registers():
-            return laid_out
-        return [*block("if ($broken)", laid_out)[:-1], *block("} else", self._reduced_registers(sums))]
+            return super().reductions(sums)
+        computed = list(super().reductions(sums.defined))
+        return [*block("if ($broken)", computed)[:-1], *block("} else", self._reduced_registers(sums))]
 
     def _reduces_registers(self) -> bool:
         kernel = self.kernel
