@@ -142,7 +142,7 @@ class HeldWriter(PersistentWriter, abc.ABC, Generic[S]):
         return [
             f"fp::find_largest<{channels}, {on.block_warps}, {on.elements}, 4>($largest, $tile, {on.pitch});",
             "__syncthreads();",
-            f"const fp::TileScale<{channels}> $scale($largest, {plan.largest_parts}, $exponents, {BINADES[self.anchor.precision]});",
+            f"const fp::TileScale<{channels}> $scale($largest, {plan.largest_parts}, $exponents, {BINADES});",
             f"fp::leave_factors<{threads}>($factors, $scale.exponent, $exponents + {channels}, {plan.block_channels});",
             *self._halved(),
         ]
