@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import fusepass
@@ -100,6 +101,14 @@ def test_a_scan_that_two_kernels_read_is_written() -> None:
     passed = made.passed()
     assert [kernel.scans for kernel in passed.kernels].count(True) == 1
     assert len(passed.kernels) == 3
+    made.check(passed)
+
+
+def test_a_scan_that_is_read_at_computed_places_is_written() -> None:
+    """So far back, but not before the beginning."""
+    made = region(lambda x: (lambda y: y - F.pad(y, (3, 0), mode="replicate")[:, :-3])(x.cumsum(1)), torch.randn(5, 40))
+    passed = made.passed()
+    assert len(passed.kernels) == 2
     made.check(passed)
 
 
