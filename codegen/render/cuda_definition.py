@@ -42,7 +42,7 @@ class _Definition:
             return
         test = f"{at} * 0.0f != 0.0f"
         yield "bool $wanted = false;"
-        yield from self._each(f"$wanted |= {test};")
+        yield from self._each(f"$wanted = $wanted || {test};")
         yield from block("if ($wanted && $rows > 0)", [*found, *self._each(f"if ({test}) {at} = {result}[$row];")])
 
     def _each(self, line: str) -> list[str]:
