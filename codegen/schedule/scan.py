@@ -34,14 +34,15 @@ def scan(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool)
 def _along(shape: Shape) -> Schedule:
     """Threads side by side along a row."""
     assert shape.col_axis is not None
-    width = shape.width(shape.col_axis)
-    vectors = ceil(shape.cols, width)
+    base = shape.vectors(shape.col_axis)
+    base = replace(base, covers=base.start is not None)
+    width, vectors = base.width, base.vectors(shape.cols)
     lanes = min(power_above(ceil(shape.cols, _ELEMENTS)), _LONG_ROW_THREADS, power_above(vectors))
     while lanes < min(1024, vectors) and not shape.fills(shape.rows * lanes):
         lanes *= 2
     groups = max(_SHORT_ROWS_THREADS // lanes, 1) if lanes <= _WARP else 1
     each = min(ceil(vectors, lanes), max(_ELEMENTS // width, 1))
-    return Schedule(Walk.INNER, width, each, lanes, groups, ceil(shape.rows, groups))
+    return replace(base, unroll=each, lanes=lanes, groups=groups, blocks=ceil(shape.rows, groups))
 
 
 def _beside(shape: Shape) -> Schedule:
