@@ -16,7 +16,6 @@ from fusepass.agreement import Verdict
 from fusepass.choice import EAGER, Choice
 from fusepass.codegen import choices
 from fusepass.codegen.forms import Forms
-from fusepass.codegen.generate import anchor_traffic, traffic
 from fusepass.codegen.key import cache_key
 from fusepass.codegen.schedule.arrangement import RULES
 from fusepass.config import current
@@ -27,8 +26,6 @@ from fusepass.runtime import FusedRegion
 from fusepass.trial import BUDGETS, OperatorsFail, checked, fastest
 from fusepass.work import Candidate, Work
 
-_CLEAR_OPERATORS = 4
-_CLEAR_TRAFFIC = 4.0
 _MEMORY_SHARE = 0.25  # of what is free may be taken for inputs and results
 _RESULTS = 4  # that are held at once: the operators', a candidate's, their difference and its size
 
@@ -48,7 +45,7 @@ def recall(work: Work) -> choices.Record | None:
     effort = current().tune
     if effort == "off" or _obstacle(work, effort) is not None:
         return None
-    key = _key(work, effort)
+    key = _key(work)
     record = None if key is None else choices.lookup(key)
     covers = record is not None and (effort != "max" or record.effort == "max") and {*work.offered} <= {*record.offered}
     return record if covers else None
@@ -122,7 +119,7 @@ def remember(work: Work, forms: Forms) -> None:
     if work.candidate is None or work.reason is not None:
         return
     forms.variants[_kind_of_region(work)] = work.candidate.name
-    decided = work.choice is not None and work.choice.reason in (None, _untimed(work, current().tune))
+    decided = work.choice is not None and work.choice.reason in (None, _untimed())
     if decided and work.candidate.generated.general is not None:
         forms.choices[_kind_of_library(work)] = work.choice
 
@@ -186,38 +183,20 @@ def _unsafe_with_integers(graph: fx.Graph) -> str | None:
 
 def times_are_taken(work: Work) -> bool:
     """Whether a trial of the candidates of `work` tells which of several is the fastest."""
-    return _obstacle(work, current().tune) is None and not torch.are_deterministic_algorithms_enabled()
+    return _obstacle(work, current().tune) is None and _untimed() is None
 
 
-def _untimed(work: Work, effort: str) -> str | None:
+def _untimed() -> str | None:
     """Why results are compared but no times taken; None where times are taken."""
-    arranged = any(candidate.variant.arrangement != RULES for candidate in work.candidates)
-    reason = _untimed_as_offered(work, effort)
-    return None if arranged and times_are_taken(work) else reason
-
-
-def _untimed_as_offered(work: Work, effort: str) -> str | None:
-    """The same for what is offered besides schedules, which is known before anything is generated."""
     if torch.are_deterministic_algorithms_enabled():
         return "deterministic algorithms are asked for, and times differ from run to run"
-    if effort == "fast" and len(work.offered) == 1 and _is_clear(work):
-        return "the cost model leaves no doubt"
     return None
-
-
-def _is_clear(work: Work) -> bool:
-    """Whether generated code replaces several operators and moves so much less that measuring would be a waste."""
-    assert work.generated is not None
-    program = work.generated.program
-    moved = anchor_traffic(program) + sum(sum(traffic(program, kernel)) for kernel in program.kernels)
-    operators = sum(isinstance(node.target, OpOverload) for node in work.region.nodes)
-    return operators >= _CLEAR_OPERATORS and work.region.bytes_before >= _CLEAR_TRAFFIC * moved
 
 
 def _remembered(work: Work, regions: Mapping[str, FusedRegion], effort: str) -> Choice:
     """What a trial says; kept on disk unless it is undecided."""
     calls: dict[str, Callable[..., Any]] = {name: region.run for name, region in regions.items()}
-    key = _key(work, effort)
+    key = _key(work)
     if key is None:
         return _measured(work, calls, effort)
     with choices.locked(key):
@@ -226,7 +205,7 @@ def _remembered(work: Work, regions: Mapping[str, FusedRegion], effort: str) -> 
             assert work.choice is not None
             return work.choice
         choice = _measured(work, calls, effort)
-        if choice.reason == _untimed(work, effort) or choice.leaves_eager:
+        if choice.reason == _untimed() or choice.leaves_eager:
             choices.store(key, _record(work, choice, effort))
     return choice
 
@@ -240,7 +219,7 @@ def _measured(work: Work, calls: Mapping[str, Callable[..., Any]], effort: str) 
         if not kept:
             return Choice(EAGER, reason="no candidate gives the operators' results", dropped=dropped)
         check = "; ".join(dict.fromkeys(str(found[name]) for name in kept))
-        untimed = _untimed(work, effort)
+        untimed = _untimed()
         if untimed is not None:
             choice = Choice(next(iter(kept)), reason=untimed)
         else:
@@ -264,10 +243,10 @@ def _record(work: Work, choice: Choice, effort: str) -> choices.Record:
     )
 
 
-def _key(work: Work, effort: str) -> str | None:
+def _key(work: Work) -> str | None:
     """The key of a region's choice; None where there is no compiler, hence nothing to choose from."""
     source = _source_key(work.candidates[0])
-    return None if source is None else choices.key_of({"source": source, **_depends_on(work, effort)})
+    return None if source is None else choices.key_of({"source": source, **_depends_on(work)})
 
 
 def _source_key(candidate: Candidate) -> str | None:
@@ -278,7 +257,7 @@ def _source_key(candidate: Candidate) -> str | None:
         return None
 
 
-def _depends_on(work: Work, effort: str) -> dict[str, Any]:
+def _depends_on(work: Work) -> dict[str, Any]:
     """What else the times depend on, as plain values."""
     values = [node.meta["val"] for node in work.arguments]
     return {
@@ -288,7 +267,7 @@ def _depends_on(work: Work, effort: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "precision": [torch._C._get_fp32_precision_getter("cuda", kind) for kind in ("conv", "matmul")],
         "versions": [torch.__version__, torch.version.cuda],
-        "untimed": _untimed_as_offered(work, effort),
+        "untimed": _untimed(),
     }
 
 

@@ -10,7 +10,8 @@ import torch
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, Op
-from fusepass.codegen.ir.index import Bound, Index, contiguous_strides, delinearize, linear
+from fusepass.codegen.ir.index import Index, contiguous_strides, delinearize, linear
+from fusepass.codegen.lowering.joined import Piece, chosen
 from fusepass.codegen.lowering.registry import Call, lowers
 from fusepass.codegen.lowering.tensor import Coordinates, Tensor, Unsupported, dtype_of
 
@@ -176,6 +177,7 @@ def _joined(call: Call, tensors: Sequence[Tensor], dim: int) -> Tensor:
     context, value = call.context, call.value
     axis = dim % len(value.shape)
     parts = [part for part in tensors if len(part.shape) == len(value.shape)]
+    parts = [part for part in parts if part.shape[axis]] or parts[:1]
     target = _result_dtype(call)
     typed = [context.cast(part, target) for part in parts]
 
@@ -184,22 +186,13 @@ def _joined(call: Call, tensors: Sequence[Tensor], dim: int) -> Tensor:
         place = c[axis] - start if part.shape[axis] > 1 else Index()
         return part.at((*c[:axis], place, *c[axis + 1 :]))
 
+    starts = [*accumulate((part.shape[axis] for part in typed), initial=0)]
+
     def at(c: Coordinates) -> Expr:
-        start = value.shape[axis] - typed[-1].shape[axis]
-        result = within(typed[-1], c, start)
-        for part in reversed(typed[:-1]):
-            end, start = start, start - part.shape[axis]
-            here = within(part, c, start)
-            result = context.builder.masked((Bound(c[axis], 0, end),), here, _outside(call, c[axis], end, result))
-        return result
+        pieces = [Piece(start, within(part, c, start)) for start, part in zip(starts, typed, strict=False)]
+        return chosen(context.builder, c[axis], pieces)
 
     return context.tensor(value.shape, target, at, windowed=any(part.windowed for part in typed))
-
-
-def _outside(call: Call, index: Index, end: int, value: Expr) -> Expr:
-    """`value` guarded to ``index >= end``: the branch of a concatenation that must not be read before it begins."""
-    zero = call.context.builder.const(0, value.dtype)
-    return call.context.builder.masked((Bound(index, end, index.bounds[1] + 1),), value, zero)
 
 
 @lowers(aten.stack.default)

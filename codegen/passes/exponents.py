@@ -19,6 +19,7 @@ ORIGIN = ("scaled halves",)
 _F32 = DType.F32
 _TOP = 13  # exponent of the largest halves
 _GUESSED_TOP = 9  # the same where they are guessed
+_QUIET, _TINY = -6, -18  # exponents of channels beside the largest of their sample, where they are guessed
 _RUN, _EVERY = 32, 32  # neighbours, and of how many such groups or rows one is looked at
 _LEAST_EVERY = 8  # rows, of fewer than that there are none to choose from
 _LEAST_SAMPLE = -126  # exponents of the scales of tiny numbers, so that what numbers are multiplied with is finite
@@ -92,13 +93,16 @@ class Finder:
         value = b.load(planes.name, linear([axis_index(sample), axis_index(channel)], planes.strides), _F32)
         found = b.stat("largest", 0, _F32)
         lowered = b.apply(Op.SUB, found, b.const(float(self.top), _F32))
-        exponent = self._unless_nothing(found, lowered, _LEAST_SAMPLE)
+        exponent = self._at_least(lowered, _LEAST_SAMPLE)
+        if self.flag is None:
+            exponent = _unless_nothing(b, found, exponent)
         return self._with_factors("sample", sample, channel, value, exponent)
 
     def channel_exponents(self, planes: Buffer, scale: Buffer, samples: int, channels: int) -> tuple[Buffer, Buffer]:
         """The same of t: the largest number of a channel beside that of its sample, in the sample where it is most.
 
-        So a sample with a number that is far too large changes nothing for the others.
+        So a sample with a number that is far too large changes nothing for the others. Guesses of quiet channels leave room for
+        numbers twice as large as the largest of the sample: behind a ReLU a channel may have next to none, and few of them large.
         """
         b = self.builder
         sample, channel = Axis("c0", samples), Axis("c1", channels)
@@ -106,14 +110,18 @@ class Finder:
         beside = b.apply(Op.SUB, plane, b.load(scale.name, axis_index(sample), _F32))
         found = b.stat("largest", 0, _F32)
         lowered = b.apply(Op.SUB, found, b.const(float(self.top), _F32))
-        exponent = self._unless_nothing(found, lowered, _LEAST_CHANNEL)
+        exponent = self._at_least(lowered, _LEAST_CHANNEL)
+        if self.flag is None:
+            exponent = _unless_nothing(b, found, exponent)
+        else:
+            tiny = b.apply(Op.LT, lowered, b.const(float(_TINY), _F32), dtype=DType.BOOL)
+            seen = b.apply(Op.GT, lowered, b.const(-inf, _F32), dtype=DType.BOOL)
+            own = b.apply(Op.AND, tiny, seen, dtype=DType.BOOL)
+            exponent = b.apply(Op.WHERE, own, exponent, self._at_least(lowered, _QUIET))
         return self._with_factors("channel", channel, sample, beside, exponent)
 
-    def _unless_nothing(self, found: Expr, exponent: Expr, least: int) -> Expr:
-        """`exponent`, which is `least` or more; where nothing but zeros was found it is 0, and `least` if that is a guess."""
-        b = self.builder
-        at_least = b.apply(Op.MAXIMUM, exponent, b.const(float(least), _F32))
-        return at_least if self.flag else _unless_nothing(b, found, at_least)
+    def _at_least(self, exponent: Expr, least: int) -> Expr:
+        return self.builder.apply(Op.MAXIMUM, exponent, self.builder.const(float(least), _F32))
 
     def _with_factors(self, what: str, row: Axis, column: Axis, value: Expr, exponent: Expr) -> tuple[Buffer, Buffer]:
         """Buffers of `exponent`, made of the largest `value`, and of ``2^-exponent``."""

@@ -11,8 +11,9 @@ every sample is measured by its own. NaN and infinities stay what they are, and 
 makes an infinity.
 
 Of a large input the largest numbers are guessed from some of its rows, and brought near 2^9, so that there are 23 binades below and no
-number is too large that is up to 2^6 times larger than the guess. Where nothing but zeros was seen, others are taken for tiny. What packs
-the input raises an alarm where a half becomes an infinity. Then kernels that otherwise do nothing find the largest numbers of all, and
+number is too large that is up to 2^6 times larger than the guess. A channel in which little was seen, or nothing but zeros, may have
+numbers as large as its sample's largest; it keeps the digits of those that are at most 2^29 times smaller than that. A sample of which
+nothing but zeros was seen is taken for tiny. What packs the input raises an alarm where a half becomes an infinity. Then kernels that otherwise do nothing find the largest numbers of all, and
 pack the input again. Some products pack such an input themselves; see `fusepass.codegen.passes.filled`.
 """
 

@@ -13,6 +13,7 @@ from fusepass.codegen.passes.anchors import Choice, generate_anchors
 from fusepass.codegen.passes.axes import order_and_merge, rename_axes
 from fusepass.codegen.passes.filled import fill_products
 from fusepass.codegen.passes.fuse import fuse_rows, fuse_siblings
+from fusepass.codegen.passes.nested import nest_reductions
 from fusepass.codegen.passes.partials import Pieces
 from fusepass.codegen.passes.products import Length, split_products, whole_sums
 from fusepass.codegen.passes.scans import fuse_scans
@@ -72,6 +73,7 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("fuse_scans", fuse_scans),
         ("online_softmax", lambda p, b: online_softmax(p, b, options.longest_cached_row)),
         ("generate_anchors", lambda p, b: _generate_anchors(p, b, options)),
+        ("nest_reductions", nest_reductions),
         ("fill_products", lambda p, b: fill_products(p, b, options.fills)),
         ("form_teams", lambda p, b: form_teams(p, b, options.teams, options.clusters, options.strips)),
         ("split_long_rows", lambda p, b: split_long_rows(p, b, options.split)),

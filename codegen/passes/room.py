@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Builder, Expr, Load
+from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load
 from fusepass.codegen.ir.index import axis_index, contiguous_strides, delinearize, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Role, Store
 from fusepass.codegen.passes.rewrite import rewrite_kernel
@@ -51,15 +51,16 @@ def with_room(program: Program, builder: Builder, before: Kernel, planes: Sequen
     """`program` with room for the columns of its first kernel in the temporaries that this writes.
 
     `before` is that kernel with the dimensions of the result as rows. What is read by kernels that reduce stays as it is: their rows would
-    lie in pieces.
+    lie in pieces. So does what is read at computed places, which count in steps of the result's own strides.
     """
     kernel, *rest = program.kernels
     _, sample, row, column = kernel.rows
-    reduced = frozenset[str]().union(*(each.reads for each in rest if each.sweeps))
+    kept = frozenset[str]().union(*(each.reads for each in rest if each.sweeps))
+    kept |= {node.buffer for each in rest for node in each.nodes if isinstance(node, Gather)}
     stores, buffers = [*kernel.stores], {each.name: each for each in program.buffers}
     for number, (store, own) in enumerate(zip(kernel.stores, before.stores, strict=True)):
         old = buffers[store.buffer]
-        new = None if old.name in reduced else roomy(old, own, before, planes, column.size)
+        new = None if old.name in kept else roomy(old, own, before, planes, column.size)
         if new is None:
             continue
         buffers[old.name] = new

@@ -37,9 +37,8 @@ def _fused(scan: Kernel, reader: Kernel, builder: Builder) -> Kernel | None:
     stores = rewrite_kernel(
         aligned.kernel, builder, aligned.places, lambda node: _forwarded(node, store, builder)
     ).stores
-    if any(isinstance(node, Load) and node.buffer == store.buffer for node in replace(scan, stores=stores).nodes):
-        return None
-    return replace(scan, stores=stores, origin=tuple(dict.fromkeys((*scan.origin, *reader.origin))))
+    fused = replace(scan, stores=stores, origin=tuple(dict.fromkeys((*scan.origin, *reader.origin))))
+    return None if store.buffer in fused.reads else fused
 
 
 def _forwards(reader: Kernel, read: Index) -> dict[Axis, Index]:

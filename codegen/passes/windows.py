@@ -141,7 +141,7 @@ def _read_again(
 def _window(reader: Kernel, result: Buffer) -> tuple[Window, Load] | None:
     """The one window through which `reader` reads `result`, and how."""
     outside = list(_outside_of_windows(reader))
-    if any(isinstance(node, Load) and node.buffer == result.name for node in outside):
+    if any(isinstance(node, Load | Gather) and node.buffer == result.name for node in outside):
         return None
     windows = [node for node in outside if isinstance(node, Window)]
     if len(windows) != 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.expr import Expr, Stat
@@ -36,7 +36,7 @@ class Sums:
 
     Attributes:
         staging: the statement that lays the sums of phase ``$p``, or of all phases of a pair, and 16 channels, the ``$m``-th ones, out in
-            ``$room``.
+            ``$room``; nothing where `repair` computes all results.
         rows: how many times 16 channels there are.
         covered: channels that all blocks together work on; those past the result's are not stored.
         group: the first of these groups in the tile.
@@ -53,9 +53,17 @@ class Sums:
     unroll: str = UNROLL
     height: int = ROWS
 
-    def laid_out(self, pair: int) -> list[str]:
-        """`staging`, for each phase of a `pair`."""
-        return unrolled("$p", pair, [self.staging]) if "$p" in self.staging else [self.staging]
+    @property
+    def defined(self) -> Sums:
+        """The same where all results are computed by their definition."""
+        return replace(self, staging="")
+
+    def over_rows(self, pair: int, lines: Sequence[str]) -> list[str]:
+        """`lines` for 16 channels after another, whose sums are laid out before, for each phase of a `pair`."""
+        if not self.staging:
+            return unrolled("$m", self.rows, ["__syncwarp();", *lines], "#pragma unroll 1")
+        staged = unrolled("$p", pair, [self.staging]) if "$p" in self.staging else [self.staging]
+        return unrolled("$m", self.rows, ["__syncwarp();", *staged, "__syncwarp();", *lines])
 
 
 class ConvolutionWriter(TileWriter):
@@ -120,8 +128,7 @@ class ConvolutionWriter(TileWriter):
 
     def _over_rows(self, sums: Sums, lines: Sequence[str]) -> Iterable[str]:
         """`lines` for 16 channels after another, which are laid out before and reduced behind them."""
-        staged = ["__syncwarp();", *sums.laid_out(self.on.pair), "__syncwarp();"]
-        yield from unrolled("$m", sums.rows, [*staged, *lines, *(self.states.add() if self.states else ())])
+        yield from sums.over_rows(self.on.pair, [*lines, *(self.states.add() if self.states else ())])
 
     def _pairs(self, sums: Sums) -> Iterable[str]:
         """The same for two neighbours at a time; see `cuda_pairs`."""

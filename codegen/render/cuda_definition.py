@@ -1,4 +1,8 @@
-"""Single results of a convolution by its definition, in plain arithmetic: for sums that are not finite."""
+"""Results of a convolution by its definition, in plain arithmetic: for sums that are not finite.
+
+A thread has a position, and computes the channels of it that are laid out at once: the input is loaded once for all of them, and their
+weights, which do not wait for each other, by all threads of a warp together.
+"""
 
 from __future__ import annotations
 
@@ -6,62 +10,80 @@ from collections.abc import Iterable
 
 from fusepass.codegen.ir.convolution import ROWS, Pooling
 from fusepass.codegen.render.cuda_convolution import ConvolutionWriter
-from fusepass.codegen.render.cuda_input import plus, quotient
+from fusepass.codegen.render.cuda_input import plus, quotient, unrolled
 from fusepass.codegen.render.spelling import block
 
 _ONCE = "#pragma unroll 1"
 
 
-def repair(writer: ConvolutionWriter) -> Iterable[str]:
-    """Computes again what is not finite among a position's results: numbers beyond the range have no two TF32 parts.
+def repair(writer: ConvolutionWriter, height: int = ROWS) -> Iterable[str]:
+    """Computes again what is not finite among a position's results, `height` channels of which are laid out: numbers beyond the range have no
+    two TF32 parts.
 
     The lines are part of `ConvolutionWriter.epilogue`; ``$broken`` says for a warp whether there is something to do.
     """
-    at = f"$room[$row * {writer.on.staged_pitch} + $place]"
-    pooled = writer.anchor.pooled
-    there = f"$channel >= {writer.end_channel}"
-    if pooled is None:
-        found = ["float $plain = 0.0f;", *_plain_sum(writer), f"{at} = $plain;"]
-        there += "" if writer.whole else f" || {at} * 0.0f == 0.0f"
-    else:  # the largest may hide what is not finite
-        found = [*_largest(writer, pooled), f"{at} = $largest;"]
-    lines = [f"const int $channel = $first_channel + $m * {ROWS} + $row;", f"if ({there}) continue;", *found]
-    yield _ONCE
-    yield from block(f"for (int $row = 0; $row < {ROWS}; ++$row)", lines)
+    return _Definition(writer, height).lines()
 
 
-def _largest(writer: ConvolutionWriter, pooled: Pooling) -> list[str]:
-    """The largest of the results at all phases of the position in scope, as ``$largest``."""
-    bias = f" + {writer.pointers[pooled.bias]}[$channel]" if pooled.bias else ""
-    lines = ["float $plain = 0.0f;", *_plain_sum(writer), f"$largest = fp::maximum($largest, $plain{bias});"]
-    for axis, size in reversed(list(zip(writer.axes, writer.anchor.stride, strict=True))):
-        lines = [_ONCE, *block(f"for (int $r{axis[1:]} = 0; $r{axis[1:]} < {size}; ++$r{axis[1:]})", lines)]
-    return ["float $largest = fp::Limits<float>::lowest;", *lines]
+class _Definition:
+    """Writes them, for a position and the ``$rows`` channels from ``$from_channel`` on that are left of the result."""
 
+    def __init__(self, writer: ConvolutionWriter, height: int) -> None:
+        self.writer, self.height = writer, height
+        self.cut = writer.outs % height > 0  # there may be fewer than are laid out
 
-def _plain_sum(writer: ConvolutionWriter) -> list[str]:
-    """Adds the products for the result at the coordinates in scope to ``$plain``."""
-    anchor, source, weight = writer.anchor, writer.source, writer.weight
-    out, across = (1, 0) if anchor.transposed else (0, 1)
-    channel = writer.of_group("$c", writer.ins)
-    where = [f"$sample * {source.strides[0]}", f"{writer.index_type}({channel}) * {source.strides[1]}"]
-    weights = [f"$channel * {weight.strides[out]}", f"$c * {weight.strides[across]}"]
-    lines: list[str] = []
-    real = []
-    for number, axis in enumerate(writer.axes):
-        tap, place = f"$k{axis[1:]}", f"$i{axis[1:]}"
-        lines += _place(writer, number, tap, place)
-        real.append(f"{place} >= 0 && {place} < {source.shape[2 + number]}")
-        where.append(f"{place} * {source.strides[2 + number]}")
-        weights.append(f"{tap} * {weight.strides[2 + number]}")
-    x = f"{writer.pointers[source.name]}[{' + '.join(where)}]"
-    lines.append(f"const float $x = {' && '.join(real)} ? {x} : 0.0f;")
-    lines.append(f"$plain += $x * {writer.pointers[weight.name]}[{' + '.join(weights)}{writer.group_weights}];")
-    loops = [("$c", writer.ins)]
-    loops += [(f"$k{axis[1:]}", size) for axis, size in zip(writer.axes, weight.shape[2:], strict=True)]
-    for variable, size in reversed(loops):
-        lines = [_ONCE, *block(f"for (int {variable} = 0; {variable} < {size}; ++{variable})", lines)]
-    return lines
+    def lines(self) -> Iterable[str]:
+        writer, pooled = self.writer, self.writer.anchor.pooled
+        at = f"$room[$row * {writer.on.staged_pitch} + $place]"
+        found, result = (self._sums(), "$plain") if pooled is None else (self._largest(pooled), "$largest")
+        yield f"const int $from_channel = $first_channel + $m * {ROWS}, $rows = {writer.end_channel} - $from_channel;"
+        if writer.whole or pooled is not None:  # the largest may hide what is not finite
+            yield from block("if ($rows > 0)", [*found, *self._each(f"{at} = {result}[$row];")])
+            return
+        test = f"{at} * 0.0f != 0.0f"
+        yield "bool $wanted = false;"
+        yield from self._each(f"$wanted = $wanted || {test};")
+        yield from block("if ($wanted && $rows > 0)", [*found, *self._each(f"if ({test}) {at} = {result}[$row];")])
+
+    def _each(self, line: str) -> list[str]:
+        """`line` for each ``$row``, if it is a channel of the result."""
+        return unrolled("$row", self.height, block("if ($row < $rows)", [line]) if self.cut else [line])
+
+    def _largest(self, pooled: Pooling) -> list[str]:
+        """The largest of the results at all phases of the position in scope, as ``$largest``."""
+        writer = self.writer
+        bias = f" + {writer.pointers[pooled.bias]}[$from_channel + $row]" if pooled.bias else ""
+        lines = [*self._sums(), *self._each(f"$largest[$row] = fp::maximum($largest[$row], $plain[$row]{bias});")]
+        for axis, size in reversed(list(zip(writer.axes, writer.anchor.stride, strict=True))):
+            lines = [_ONCE, *block(f"for (int $r{axis[1:]} = 0; $r{axis[1:]} < {size}; ++$r{axis[1:]})", lines)]
+        begin = unrolled("$row", self.height, ["$largest[$row] = fp::Limits<float>::lowest;"])
+        return [f"float $largest[{self.height}];", *begin, *lines]
+
+    def _sums(self) -> list[str]:
+        """The sums of the products for the results at the coordinates in scope, as ``$plain``."""
+        writer, source, weight = self.writer, self.writer.source, self.writer.weight
+        out, across = (1, 0) if writer.anchor.transposed else (0, 1)
+        channel = writer.of_group("$c", writer.ins)
+        where = [f"$sample * {source.strides[0]}", f"{writer.index_type}({channel}) * {source.strides[1]}"]
+        weights = [f"$from_channel * {weight.strides[out]}", f"$c * {weight.strides[across]}"]
+        levels = [(f"for (int $c = 0; $c < {writer.ins}; ++$c)", list[str]())]
+        real = []
+        for number, axis in enumerate(writer.axes):
+            tap, place = f"$k{axis[1:]}", f"$i{axis[1:]}"
+            head = f"for (int {tap} = 0; {tap} < {weight.shape[2 + number]}; ++{tap})"
+            levels.append((head, [*_place(writer, number, tap, place)]))
+            real.append(f"{place} >= 0 && {place} < {source.shape[2 + number]}")
+            where.append(f"{place} * {source.strides[2 + number]}")
+            weights.append(f"{tap} * {weight.strides[2 + number]}")
+        x = f"{writer.pointers[source.name]}[{' + '.join(where)}]"
+        lines = [
+            f"const float $number = {' && '.join(real)} ? {x} : 0.0f;",
+            f"const auto* const $weight = {writer.pointers[weight.name]} + ({' + '.join(weights)}{writer.group_weights});",
+            *self._each(f"$plain[$row] += $number * $weight[$row * {weight.strides[out]}];"),
+        ]
+        for head, before in reversed(levels):
+            lines = [_ONCE, *block(head, [*before, *lines])]
+        return [f"float $plain[{self.height}] = {{}};", *lines]
 
 
 def _place(writer: ConvolutionWriter, number: int, tap: str, place: str) -> Iterable[str]:

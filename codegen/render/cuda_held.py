@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import itertools
 from collections.abc import Iterable
-from dataclasses import replace
 from math import prod
 from typing import Generic, TypeVar
 
@@ -143,15 +142,14 @@ class HeldWriter(PersistentWriter, abc.ABC, Generic[S]):
         return [
             f"fp::find_largest<{channels}, {on.block_warps}, {on.elements}, 4>($largest, $tile, {on.pitch});",
             "__syncthreads();",
-            f"const fp::TileScale<{channels}> $scale($largest, {plan.largest_parts}, $exponents, {BINADES[self.anchor.precision]});",
+            f"const fp::TileScale<{channels}> $scale($largest, {plan.largest_parts}, $exponents, {BINADES});",
             f"fp::leave_factors<{threads}>($factors, $scale.exponent, $exponents + {channels}, {plan.block_channels});",
             *self._halved(),
         ]
 
     def _computed(self) -> list[str]:
         """The same of results that are computed by their definition."""
-        sums = self._sums()
-        return list(self.epilogue(replace(sums, staging="")))
+        return list(self.epilogue(self._sums().defined))
 
     def _skipped(self) -> Iterable[str]:
         """Goes on where none of a set's positions, which are neighbours, is one of the result."""

@@ -151,5 +151,5 @@ class PairsWriter(HeldWriter[PairsSchedule]):
         if self._own is None:
             yield from self.epilogue(sums)
             return
-        yield from block("if ($broken)", list(self.epilogue(sums)))[:-1]
+        yield from block("if ($broken)", self._computed())[:-1]
         yield from block("} else", list(self._own.use(replace(sums, unroll=UNROLL))))

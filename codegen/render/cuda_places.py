@@ -245,7 +245,8 @@ class PlacesWriter(ProductsWriter):
         if self.kernel.sweeps and self.anchor.column > 1:
             results = self.along(sums, plan.vector)
         else:
-            results = self.vectors(sums, plan.vector) if plan.vector > 1 else self.epilogue(sums)
+            broken = sums.defined if self._own and self.whole else sums
+            results = self.vectors(sums, plan.vector) if plan.vector > 1 else self.epilogue(broken)
         if self._own:
             results = [
                 *block("if ($broken)", list(results))[:-1],

@@ -163,8 +163,8 @@ class _Writer(PersistentWriter):
         staging = f"fp::stage<{on.pair}, {on.staged_pitch}>($room, {sums}[$m], $p);"
         if self.together:
             staging = f"fp::stage_group<{on.pair}, {on.staged_pitch}>($room, {sums}, 0, $m, $p);"
-        repaired = () if self.rounds else tuple(repair(self))
         height = min(plan.channels, ROWS)
+        repaired = () if self.rounds else tuple(repair(self, height))
         yield from self.epilogue(Sums(staging, plan.rows, plan.covered, f"$warp * {COLUMNS}", repaired, height=height))
 
     def _pool(self, pooled: Pooling, lines: list[str]) -> Iterable[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fusepass.codegen.ir.convolution import HALVES, ROWS, ScaledWeights, halves_of_place
-from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.expr import ReduceOp, Stat, walk
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel, Program
@@ -21,11 +20,12 @@ from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule_convolution.places import BLOCK, PlacesSchedule
 from fusepass.codegen.schedule_convolution.tiles import Tiles
 
-BINADES = {Precision.TF32: 14, Precision.FLOAT32: 20}
-"""How many powers of two a channel may be smaller than the largest of its tile: of its numbers, halves lose digits only of those that are
-2^13 times smaller than its own largest; two for a number, 2^18 times. Where low parts are not scaled (`PlacesSchedule.by_parts`), a number has 22
-digits while it is at most 2^15 times smaller than the largest of its tile: there the first one holds, too."""
-
+BINADES, BINADES_BY_PARTS = 24, 15
+"""How many powers of two a channel may be smaller than the largest of its tile; the second one where low parts are not scaled
+(`PlacesSchedule.by_parts`). The largest number of the tile has exponent 14 as a half, that of such a channel -10 or -1, and steps of halves
+end at 2^-24: a number is off by 2^-25 where its own digits do not end before. One half is off by 2^-15 of the largest number of its channel,
+which TF32 rounds by up to 2^-11 of it; with a low part times 2^11, 2^-26; with one as it is 2^-24, by which float32 may round it.
+"""
 
 _EXTREMES = (ReduceOp.MAX, ReduceOp.MIN)  # whose results do not depend on the order
 
@@ -84,7 +84,7 @@ class _ScalingWriter(PlacesWriter):
         plan, source, threads = self.plan, self.input, self.plan.threads
         *_, filled = halves_of_place(plan.channels, plan.parts)
         count, warps = plan.block_channels, plan.on.block_warps
-        binades = BINADES[Precision.TF32 if plan.by_parts else self.anchor.precision]
+        binades = BINADES_BY_PARTS if plan.by_parts else BINADES
         lines = [*self._place_in_input(), f"const auto $to = {self.packed} + $i * {2 * HALVES};"]
         lines.append(
             f"fp::pack_place<{filled}, {plan.parts}, {'false' if plan.by_parts else 'true'}>($to, {plan.layer_places * 2 * HALVES}, $tile + $from, {source.pitch}, $scale);"
@@ -119,10 +119,10 @@ class _ScalingWriter(PlacesWriter):
 
     def reductions(self, sums: Sums) -> Iterable[str]:
         """Where one sweep suffices, of values that are the same function of each position's sums, these stay in registers."""
-        laid_out = list(super().reductions(sums))
         if not self._reduces_registers():
-            return laid_out
-        return [*block("if ($broken)", laid_out)[:-1], *block("} else", self._reduced_registers(sums))]
+            return super().reductions(sums)
+        computed = list(super().reductions(sums.defined))
+        return [*block("if ($broken)", computed)[:-1], *block("} else", self._reduced_registers(sums))]
 
     def _reduces_registers(self) -> bool:
         kernel = self.kernel

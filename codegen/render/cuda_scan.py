@@ -117,7 +117,11 @@ class ScanWriter(KernelWriter):
 
     def _take(self, lanes: Scope, phase: Phase, tile: Tile, around: Around) -> None:
         if not phase.stores:
-            lanes.lines.append(f"{self.element} = {bare(accumulated(lanes, self.reduction, phase.roots[0]))};")
+            value = bare(accumulated(lanes, self.reduction, phase.roots[0]))
+            if self.schedule.overhangs:
+                inside = f"fp::is_inside({self.frame.v}, {self.frame.inside(lanes)})"
+                value = f"{inside} ? {value} : {self.state}::none()"
+            lanes.lines.append(f"{self.element} = {value};")
 
     def _bind(self, lanes: Scope, step: Scope, phase: Phase, ahead: Sequence[Ahead]) -> None:
         super()._bind(lanes, step, phase, ahead)

@@ -63,6 +63,7 @@ class Schedule:
         start: `INNER`: where rows begin in memory, which may be anywhere: a row's vectors then begin at the multiple of `width` at or
             before that place, and what its first and last one have of other rows is left out.
         run: with `start`, how many columns lie together in memory; each such run of a row begins anywhere. 0 where all of a row do.
+        covers: with `start`, whether a row's vectors cover all of it, its ends among them; else these may be taken one by one.
         begin: with `run`, at a multiple of how many elements a run's first vector begins; 0 for those of a vector.
         apart: `POINTWISE`: vectors from one of a thread's vectors to the next, where that is not a block's width.
         columns: `CROSSING`: the kernel's axes that are the tile's columns, slowest first.
@@ -113,6 +114,7 @@ class Schedule:
     ragged: bool = False
     start: Index | None = None
     run: int = 0
+    covers: bool = False
     begin: int = 0
     apart: int = 0
     columns: tuple[Axis, ...] = ()
@@ -168,7 +170,9 @@ class Schedule:
     @property
     def ends_apart(self) -> bool:
         """Whether rows begin anywhere, and the elements before and after their whole vectors are taken one by one."""
-        return self.start is not None and not (self.run or self.fetches or self.members > 1 or self.general)
+        return self.start is not None and not (
+            self.run or self.covers or self.fetches or self.members > 1 or self.general
+        )
 
     @property
     def overhangs(self) -> bool:

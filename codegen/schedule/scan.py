@@ -14,10 +14,13 @@ from fusepass.codegen.schedule.rows import prefers_rows
 from fusepass.codegen.schedule.shape import Shape, ceil
 
 _ELEMENTS = 16  # that a thread has at a time: enough loads in flight
-_LONG_ROW_THREADS = 256  # so that several blocks stand on a multiprocessor: one loads while another waits
+_LONG_ROW_THREADS = 512  # so that several blocks stand on a multiprocessor: one loads while another waits
+_USED = 7 / 8  # of the threads' places, over all pieces of a row
 _SHORT_ROWS_THREADS = 128  # of a block of rows that part of a warp has
 _WARP = 32
+_MOST_THREADS = 1024
 _COLUMN_THREADS = 128  # of a block whose threads have rows of their own
+_NARROW = 8  # bytes that a thread has of a column where several share rows: a warp's are two cache lines
 
 
 def scan(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool) -> tuple[Shape, Schedule]:
@@ -34,24 +37,31 @@ def scan(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool)
 def _along(shape: Shape) -> Schedule:
     """Threads side by side along a row."""
     assert shape.col_axis is not None
-    width = shape.width(shape.col_axis)
-    vectors = ceil(shape.cols, width)
+    base = shape.vectors(shape.col_axis)
+    base = replace(base, covers=base.start is not None)
+    width, vectors = base.width, base.vectors(shape.cols)
     lanes = min(power_above(ceil(shape.cols, _ELEMENTS)), _LONG_ROW_THREADS, power_above(vectors))
-    while lanes < min(1024, vectors) and not shape.fills(shape.rows * lanes):
-        lanes *= 2
-    groups = max(_SHORT_ROWS_THREADS // lanes, 1) if lanes <= _WARP else 1
     each = min(ceil(vectors, lanes), max(_ELEMENTS // width, 1))
-    return Schedule(Walk.INNER, width, each, lanes, groups, ceil(shape.rows, groups))
+    if lanes == _LONG_ROW_THREADS and vectors < _USED * ceil(vectors, lanes * each) * lanes * each:
+        lanes, each = lanes // 2, min(ceil(vectors, lanes // 2), 2 * _ELEMENTS // width)
+    while lanes < min(_MOST_THREADS, vectors) and not shape.fills(shape.rows * lanes):
+        lanes, each = 2 * lanes, min(ceil(vectors, 2 * lanes), max(_ELEMENTS // width, 1))
+    groups = max(_SHORT_ROWS_THREADS // lanes, 1) if lanes <= _WARP else 1
+    return replace(base, unroll=each, lanes=lanes, groups=groups, blocks=ceil(shape.rows, groups))
 
 
 def _beside(shape: Shape) -> Schedule:
     """Threads side by side on neighbouring rows; several for each row where rows are too few."""
     assert shape.row_axis is not None
     width = shape.width(shape.row_axis, 4)
-    while width > 1 and not shape.fills(shape.rows // width):
-        width //= 2
+    if not shape.fills(shape.rows // width):
+        width = min(width, max(_NARROW // max(access.nbytes for access in shape.main), 1))
+    while width > 1 and not shape.fills(shape.rows // width * (_MOST_THREADS // _WARP // 2)):
+        width //= 2  # with room for more groups, so that blocks are not too few either
     each = min(_ELEMENTS // width, max(shape.cols, 1))
     lanes, groups = _COLUMN_THREADS, 1
-    while not shape.fills(shape.rows // width * groups) and groups * each < shape.cols and lanes * groups < 1024:
+    while (
+        not shape.fills(shape.rows // width * groups) and groups * each < shape.cols and lanes * groups < _MOST_THREADS
+    ):
         lanes, groups = _WARP, 2 * groups
     return Schedule(Walk.OUTER, width, each, lanes, groups, ceil(shape.rows, lanes * width))

@@ -53,7 +53,7 @@ __device__ __forceinline__ void find_largest(unsigned* largest, float* tile, int
 // The scale s of a tile, a power of two, and what its channels are multiplied with, 1 / (s t).
 template <int Channels>
 struct TileScale {
-    static constexpr int top = 13;  // exponent of the largest halves
+    static constexpr int top = 14;  // exponent of the largest halves
     int exponent;                   // of s
     bool exact;                     // whether all of its numbers are finite, and keep their digits
     float factors[Channels];
@@ -70,7 +70,7 @@ struct TileScale {
         exponent = greatest == no_number ? 0 : greatest - top;
         float factor;
         const bool normal = power(-exponent - channels[own], factor);
-        const bool kept = normal && scaled >= greatest - most && bits < 0x7f800000u;
+        const bool kept = normal && scaled >= greatest - most && bits - 0x00800000u < 0x7f000000u;  // the exponent is that of the bits
         exact = !__any_sync(0xffffffffu, bits != 0 && !kept);
         factor = bits == 0 ? 0.0f : factor;
 #pragma unroll

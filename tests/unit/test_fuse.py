@@ -78,7 +78,7 @@ FUSED: dict[str, Case] = {
     "log_softmax": Case(lambda x: x.log_softmax(1), (4, 9), ((1, 1),)),
     "logsumexp": Case(lambda x: F.hardswish(x).logsumexp(1), (4, 9, 2), ((1, 1),)),
     "subtract the mean": Case(lambda x: x - x.mean((2, 3), keepdim=True), (2, 3, 4, 5), ((1,),)),
-    "mean of a norm": Case(Then(nn.GroupNorm(2, 6), lambda x: x.mean((1, 2, 3))), (2, 6, 3, 4), ((1,), (1,)), 2),
+    "mean of a norm": Case(Then(nn.GroupNorm(2, 6), lambda x: x.mean((1, 2, 3))), (2, 6, 3, 4), ((1, 1), (1,)), 1),
     "mean of a norm's rows": Case(Then(nn.LayerNorm(12), lambda x: x.mean(-1)), (4, 12), ((1, 1),)),
     "norm of a softmax": Case(
         Then(nn.LayerNorm(12), lambda x: F.layer_norm(x.softmax(-1), (12,))), (4, 12), ((1, 1, 1, 1),)

@@ -117,7 +117,7 @@ def _empty_sample(x: Array) -> None:
 
 def _empty_channel(x: Array) -> None:
     x[:, 4] = 0
-    x[0, 4, 1, 1, 1] = -1e-20
+    x[0, 4, 1, 1, 1] = -(2.0**3) * np.abs(x).max()
 
 
 def _empty_both(x: Array) -> None:
@@ -135,6 +135,20 @@ def test_an_alarm_where_a_guess_is_wrong(change: Callable[[Array], None]) -> Non
     assert found["conv_alarm"][0]
     for name in ("conv_source", "conv_weight", "conv_result_beyond", "conv_result"):
         np.testing.assert_array_equal(found[name], exact[name])
+
+
+@pytest.mark.parametrize("seen", [0.0, 1e-5, 1e-3])
+def test_no_alarm_for_channels_that_are_nearly_dead(seen: float) -> None:
+    """Behind a ReLU: next to nothing where it is looked at, and elsewhere a few numbers of any size."""
+    shape, weight = GUESSED["2d"]
+    x, w = operands(8, shape, weight)
+    x[:, 3] *= np.random.default_rng(2).random(x[:, 3].shape) < 0.05
+    x[:, 3, 8::16] = seen
+    assert not packed(x, w, 0)["conv_alarm"][0]
+    found = halved(x, w, least=0)
+    product = np.einsum("nca,ocb->nocab", _flat(x.astype(np.float64)), _flat(w.astype(np.float64)))
+    largest = np.abs(product).max((2, 3, 4), keepdims=True)
+    assert (np.abs(restored(found) - product) <= 2.0**-10 * np.abs(product) + 2.0**-35 * largest).all()
 
 
 @pytest.mark.parametrize("tiny", [0.0, 2.0**-149, 2.0**-120])

@@ -19,6 +19,7 @@ from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.render import describe, render
+from fusepass.codegen.render.cuda_scaled import BINADES
 from fusepass.codegen.schedule_convolution import preferred, schedule_convolution, serves
 from fusepass.codegen.schedule_convolution.held import LANES, HeldSchedule, held_registers
 from fusepass.codegen.schedule_convolution.places import PlacesSchedule
@@ -39,7 +40,7 @@ from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.thinned import thinned
 from tests.support.values import check_values
-from tests.unit.test_places import spreads
+from tests.unit.test_places import keeps_digits_of_quiet_channels, spreads
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
@@ -153,6 +154,12 @@ def test_channels_of_other_sizes_cost_no_digits() -> None:
     inputs["w"].reshape(program.buffer("w").shape)[:] /= scales[None, :, None, None, None]
     got, wanted = emulate(program, render(program, SMALL), inputs), interpret(program, inputs)
     np.testing.assert_allclose(got["conv_out"], wanted["conv_out"], atol=2e-6 * np.abs(wanted["conv_out"]).max())
+
+
+@needs_compiler
+@pytest.mark.parametrize(("name", "precision"), [("two channels", Precision.TF32), ("neighbours", Precision.FLOAT32)])
+def test_a_channel_that_is_far_smaller_than_another_keeps_its_digits(name: str, precision: Precision) -> None:
+    keeps_digits_of_quiet_channels(held(HELD[name], precision), BINADES)
 
 
 def test_every_weight_is_met_once() -> None:

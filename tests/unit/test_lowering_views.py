@@ -10,11 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fusepass.codegen.ir.expr import Apply, Op
 from tests.support.regions import NO_SPLIT, Functional, region
 
 F64 = torch.float64
 VIEWS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "cat": lambda x, y: (torch.cat([x, -x], 0), torch.cat([x, x[:, :2].exp(), x], 1), torch.cat([x, x[..., :1]], -1)),
+    "cat of functions": lambda x, y: (
+        torch.cat([f(x * 2.0**k) for k in range(3) for f in (torch.sin, torch.cos, torch.neg)], -1),
+        torch.cat([x.abs().log(), x, (2 * x.abs()).log() * 3, x.exp() * 3], 1),
+        torch.cat([x.exp(), x[:1].exp()]) + torch.cat([x.tanh(), x[:1].tanh(), x[:0]]),
+    ),
     "cat with nothing": lambda x, y: (torch.cat([x[:0], x, x[:0]]), torch.cat([torch.empty(0, dtype=F64), x])),
     "cat of types": lambda x, y: (torch.cat([x.int(), x.half()]), torch.cat([x, x.float(), x.int()], 1)),
     "stack": lambda x, y: (torch.stack([x, x + 1], 1), torch.stack([x, -x], -1)),
@@ -69,6 +75,19 @@ def test_view(name: str, layout: str) -> None:
     made = region(VIEWS[name], x, torch.randn(6, 5, dtype=F64))
     made.check()
     made.check(made.passed(NO_SPLIT))
+
+
+def test_functions_that_pieces_have_in_common_are_computed_once() -> None:
+    """Else a thread goes through all of them, and those of a warp through those of all its elements."""
+
+    def waves(x: Tensor) -> Tensor:
+        return torch.cat([x, *(f(x * 2.0**k) for k in range(4) for f in (torch.sin, torch.cos))], -1)
+
+    made = region(waves, torch.randn(7, 3))
+    (kernel,) = made.passed().kernels
+    operations = [node.op for node in kernel.nodes if isinstance(node, Apply)]
+    assert [operations.count(op) for op in (Op.SIN, Op.COS)] == [1, 1]
+    made.check()
 
 
 WRITES: dict[str, Callable[[Tensor], Tensor]] = {

@@ -41,6 +41,13 @@ class Normalised(nn.Module):
         return self.norm(F.gelu(self.conv(x)))
 
 
+class Mirrored(Normalised):
+    """A normalisation whose second part is computed at the places that a border mirrors."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(F.instance_norm(self.conv(x)), [1, 1, 1, 1], mode="reflect")
+
+
 def made(model: nn.Module, *shape: int, kept: int = 64) -> Program:
     """What `model` becomes where rows of `kept` elements stay on the chip."""
     torch.manual_seed(0)
@@ -102,6 +109,7 @@ def test_bias_is_added_before_results_are_stored() -> None:
         ((2, 32, 14, 34), Normalised()),
         ((3, 32, 9, 36), Normalised(bias=False)),
         ((2, 32, 14, 33), Normalised()),
+        ((2, 32, 14, 34), Mirrored()),
     ],
 )
 def test_values(shape: tuple[int, ...], model: nn.Module) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import fusepass
@@ -38,7 +39,11 @@ CASES: dict[str, tuple[Function, tuple[int, ...], torch.dtype]] = {
     "one row": (lambda x: x.cumsum(0), (77,), F32),
     "a block": (lambda x: x.cumsum(1), (9, 1000), F32),
     "pieces": (lambda x: x.cumsum(1), (3, 9000), F32),
-    "pieces of single elements": (lambda x: x.cumsum(1), (3, 4999), F32),
+    "part of a piece": (lambda x: x.cumsum(1), (3, 4999), F32),
+    "rows begin anywhere": (lambda x: x.cumsum(1), (7, 9001), F32),
+    "halves, rows begin anywhere": (lambda x: (x * 0.5).cumsum(1), (5, 2055), F16),
+    "backwards, rows begin anywhere": (lambda x: x.flip(1).cumsum(1).flip(1), (6, 4999), F32),
+    "a product, rows begin anywhere": (lambda x: (x * 0.1 + 1).cumprod(1), (9, 1003), F32),
     "halves": (lambda x: x.cumsum(1), (5, 2056), F16),
     "bfloat16, pieces": (lambda x: (x * 0.5).cumsum(1), (3, 9000), BF16),
     "doubles": (lambda x: x.cumsum(1), (4, 1030), F64),
@@ -100,6 +105,14 @@ def test_a_scan_that_two_kernels_read_is_written() -> None:
     passed = made.passed()
     assert [kernel.scans for kernel in passed.kernels].count(True) == 1
     assert len(passed.kernels) == 3
+    made.check(passed)
+
+
+def test_a_scan_that_is_read_at_computed_places_is_written() -> None:
+    """So far back, but not before the beginning."""
+    made = region(lambda x: (lambda y: y - F.pad(y, (3, 0), mode="replicate")[:, :-3])(x.cumsum(1)), torch.randn(5, 40))
+    passed = made.passed()
+    assert len(passed.kernels) == 2
     made.check(passed)
 
 

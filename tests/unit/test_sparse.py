@@ -17,6 +17,7 @@ from fusepass.codegen.ir.convolution import MOST_HELD
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import describe, render
+from fusepass.codegen.render.cuda_scaled import BINADES
 from fusepass.codegen.schedule_convolution import held_search
 from fusepass.codegen.schedule_convolution.held import held_registers
 from fusepass.codegen.schedule_convolution.sparse import NEIGHBOURS, STEP_RUNS, Run, SparseSchedule
@@ -28,6 +29,7 @@ from tests.support.interpret import interpret
 from tests.support.thinned import thinned
 from tests.support.values import check_values
 from tests.unit.test_held import H200, HELD, SMALL, held, multiplying, planned
+from tests.unit.test_places import quiet_inputs
 from tests.unit.test_render_cuda import inputs_of
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
@@ -126,6 +128,24 @@ def test_channels_of_other_sizes_cost_no_digits() -> None:
     for name in program.outputs:
         bound = 2e-6 * np.abs(wanted[name]).max()
         np.testing.assert_allclose(got[name], wanted[name], atol=bound, err_msg=name)
+
+
+@needs_compiler
+@pytest.mark.parametrize("precision", Precision)
+def test_a_channel_that_is_far_smaller_than_another_keeps_its_digits(precision: Precision) -> None:
+    """As those of TF32 or float32 numbers, and as plain arithmetic behind the bound."""
+    case = SPARSE["neighbours"]
+    program = pooled(case, precision)
+    assert laid_out(program).channels > 1
+    source, exactly = render(program, SMALL), pooled(case)
+    for smaller in (BINADES, BINADES + 1):
+        inputs = quiet_inputs(case, smaller) | {"bias": np.zeros(case.out_channels, np.float32)}
+        got, wanted = emulate(program, source, inputs), interpret(exactly, inputs)
+        for name in ("top", "bottom"):
+            one, other = (each[name].reshape(case.result[:2])[:, 2] for each in (got, wanted))
+            off = np.abs(one / other - 1).max()
+            rounded = precision is Precision.TF32 and smaller <= BINADES
+            assert (2.0**-18 if rounded else 0) <= off < (2.0**-9 if rounded else 2.0**-20), (name, smaller)
 
 
 def test_every_weight_is_met_once() -> None:

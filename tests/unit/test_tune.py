@@ -262,14 +262,17 @@ def test_whole_numbers_that_must_be_particular_ones_are_not_made_up() -> None:
     assert choice_of(Sums(), torch.arange(1, 9)).reason is None
 
 
-@pytest.mark.parametrize(("effort", "measured"), [("fast", False), ("max", True)])
-def test_what_the_cost_model_is_sure_of_is_not_measured_fast(effort: str, measured: bool) -> None:
+@pytest.mark.parametrize("effort", ["fast", "max"])
+def test_what_moves_much_less_is_measured_all_the_same(effort: str) -> None:
+    """The cost model knows what is moved, and little of what it costs to compute it."""
+
     class Chain(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return ((x + 1) * 2).tanh().abs().neg()
 
     choice = choice_of(Chain(), torch.rand(4096), effort=effort)
-    assert (choice.reason is None) == measured
+    assert choice.reason is None
+    assert EAGER in dict(choice.seconds)
 
 
 @pytest.mark.parametrize(
