@@ -20,7 +20,7 @@ class Tile:
         width: points of one access.
         nbytes: of an element.
         vector: points along that a thread computes on and that are one access to shared memory; 1 where each is one.
-        covers: whether each point along has a row of its own in shared memory, as it lies in memory, where it may begin at any
+        covered: whether each point along has a row of its own in shared memory, as it lies in memory, where it may begin at any
             element: the `vectors` aligned accesses that cover the tile's part of it.
     """
 
@@ -30,7 +30,7 @@ class Tile:
     width: int
     nbytes: int
     vector: int = 1
-    covers: bool = False
+    covered: bool = False
 
     @property
     def vectors(self) -> int:
@@ -42,9 +42,9 @@ class Tile:
         """Elements from one point across to the next in shared memory: an odd number of words, so that what threads
         write across and read along lies in different banks. Vectors change places instead (see `turns`).
 
-        Of a tile that `covers`, from one point along to the next: an odd number of accesses, and after as many points as an access
+        Of a tile that is `covered`, from one point along to the next: an odd number of accesses, and after as many points as an access
         has elements one more. Threads that read neighbouring rows, each shifted by its own beginning, meet in few banks then."""
-        if self.covers:
+        if self.covered:
             return self.vectors * self.width
         if self.vector > 1:
             return self.along
@@ -60,7 +60,7 @@ class Tile:
     @property
     def elements(self) -> int:
         """Places in shared memory."""
-        if self.covers:
+        if self.covered:
             return self.along * self.pitch + (self.along - 1) // self.width * self.width
         return self.across * self.pitch
 

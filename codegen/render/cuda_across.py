@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fusepass.codegen.ir.crossing import neighbours
 from fusepass.codegen.ir.index import Axis, Index, axis_index
-from fusepass.codegen.render.cuda_covers import read_covered
+from fusepass.codegen.render.cuda_covered import read_covered
 from fusepass.codegen.render.cuda_exchange import Exchange, define
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.cuda_pieces import read_piece, write_piece
@@ -64,7 +64,7 @@ def read_in(frame: Frame, exchanges: Sequence[Exchange]) -> list[str]:
         if each.piece:
             written += read_piece(frame, each)
             continue
-        if each.tile.covers:
+        if each.tile.covered:
             written += read_covered(frame, each)
             continue
         stand, width = _Stand.of(frame, each), each.tile.width

@@ -17,7 +17,7 @@ from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_states import Around
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES
-from fusepass.codegen.schedule.flat import exchange_tile
+from fusepass.codegen.schedule.exchange import exchange_tile
 from fusepass.codegen.schedule.plan import Walk
 from fusepass.codegen.schedule.shape import ACCESS
 
@@ -105,7 +105,7 @@ class Exchange:
             assert frame.arranged.col is not None
             across, along = group, lanes.index(axis_index(frame.arranged.col))
         along = along if plan.width == 1 or self.tile.vector > 1 else f"{along} + {frame.v}"
-        return self._covered(frame, lanes, across, along) if self.tile.covers else self.at(across, along)
+        return self._covered(frame, lanes, across, along) if self.tile.covered else self.at(across, along)
 
     def _covered(self, frame: Frame, lanes: Scope, across: str, along: str) -> str:
         """The same of a row as it lies, which begins somewhere in its first vector."""
@@ -131,7 +131,7 @@ def exchanges(frame: Frame) -> tuple[Exchange, ...]:
     made = []
     loads = frame.schedule.walk is Walk.CROSSING
     found = crossings(arranged.kernel, frame.program, here, there, loads=loads)
-    again = reused(() if frame.schedule.covers else found, frame.schedule.realigned, frame.program)
+    again = reused(() if frame.schedule.covered else found, frame.schedule.realigned, frame.program)
     for number, crossing in enumerate(found):
         # Axes of its own, because the thread stands elsewhere while it computes; a position along is one number then,
         # of which the lane of the computed vector is no part.
@@ -142,7 +142,7 @@ def exchanges(frame: Frame) -> tuple[Exchange, ...]:
         tile = exchange_tile(frame.kernel, frame.program, frame.schedule, crossing, across, index, guard)
         piece = _piece(frame, crossing, tile, index, along, across)
         tile = replace(tile, width=1) if piece else tile
-        lane = Axis(f"lane {number}", 1 if tile.covers else tile.width)
+        lane = Axis(f"lane {number}", 1 if tile.covered else tile.width)
         if lane.size > 1:
             index = split_index(index, across, lane)
         name = frame.names.exact(f"{frame.pointers[crossing.buffer]}_tile")
@@ -154,7 +154,7 @@ def exchanges(frame: Frame) -> tuple[Exchange, ...]:
             made.append(_realigned(frame, store, here, there, taken_from))
     for each in {each.name: each for each in made}.values():
         element = C_TYPES[frame.program.buffer(each.crossing.buffer).dtype]
-        whole = "__align__(16) " if each.tile.vector > 1 or each.tile.covers else ""
+        whole = "__align__(16) " if each.tile.vector > 1 or each.tile.covered else ""
         frame.top.lines.append(f"{whole}__shared__ fp::Slots<{element}, {each.tile.elements}> {each.name};")
     return tuple(made)
 

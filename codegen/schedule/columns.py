@@ -12,7 +12,7 @@ from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.program import Store
 from fusepass.codegen.ir.tile import power_above
 from fusepass.codegen.ir.vectors import alignment, is_vector, split_index
-from fusepass.codegen.schedule.flat import exchanged
+from fusepass.codegen.schedule.exchange import exchanged
 from fusepass.codegen.schedule.lanes import packs, words_held
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.rows import FEW_ELEMENTS, STATIC_SHARED, crossing_stores, states_of_thread, unroll_of

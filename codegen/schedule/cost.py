@@ -74,7 +74,7 @@ class Costs:
         loaded = sum(max(access.nbytes, 4) // 4 for access in self.loads)
         words = shape.kept_words if plan.keep is Keep.REGISTERS else loaded
         taken = ceil(held * shape.kept_bytes, 4) if plan.packed else held * max(words, 1)
-        if plan.covers:
+        if plan.covered:
             taken = ceil(held * sum(access.nbytes for access in self.loads), 4)
         registers = min(_PLAIN_REGISTERS + taken, 255)
         if plan.resident:
@@ -89,7 +89,7 @@ class Costs:
         shape = self.shape
         kernel, program = shape.kernel, shape.program
         read = sum(program.buffer(access.buffer).nbytes * _waste(plan, access) for access in self.loads)
-        read *= _COVERED if plan.covers else 1.0
+        read *= _COVERED if plan.covered else 1.0
         small = sum(program.buffer(name).nbytes for name in kernel.reads - {access.buffer for access in self.loads})
         written: float = sum(program.buffer(name).nbytes for name in kernel.writes)
         if plan.walk is Walk.OUTER and not plan.overlap and not plan.exchanges and self._begins_anywhere:

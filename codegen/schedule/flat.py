@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import prod
 
-from fusepass.codegen.ir.crossing import Crossing, Guard, crossings, near_step, neighbours, reused
+from fusepass.codegen.ir.crossing import crossings, near_step, neighbours, reused
 from fusepass.codegen.ir.expr import Builder, Load, Window, walk
-from fusepass.codegen.ir.index import Axis, Bound, Index
+from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.neighbours import points, stretches
-from fusepass.codegen.ir.program import Kernel, Program, Role
-from fusepass.codegen.ir.tile import Tile, fitting_width, power_above
-from fusepass.codegen.ir.vectors import alignment, is_vector, split, split_index, start_of
+from fusepass.codegen.ir.tile import fitting_width, power_above
+from fusepass.codegen.ir.vectors import alignment, is_vector, split, split_index
+from fusepass.codegen.schedule.exchange import exchange_tile, exchanged
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ACCESS, LINE, SECTOR, Access, Shape, ceil, power_below
 
@@ -117,12 +117,12 @@ def crossing(
     together: int,
     asked: tuple[int, int] | None = None,
     *,
-    covers: bool = False,
+    covered: bool = False,
 ) -> Schedule:
     """Tiles whose rows fill cache lines; as many bytes for each buffer as keep enough loads in flight.
 
     `together`: see `rows_together`. `asked`: the cache lines along the rows, and columns, of a tile where rows are not few, if
-    not those that the rule wants. `covers`: see `Schedule`.
+    not those that the rule wants. `covered`: see `Schedule`.
     """
     assert shape.row_axis is not None
     assert shape.col_axis is not None
@@ -133,7 +133,7 @@ def crossing(
     stores = [access for access in shape.main if access.buffer in shape.kernel.writes]
     # Rows that only follow each other in short pieces do not share lines with more of them.
     ragged = together * element >= _RAGGED_TILE[0] * LINE and any(_is_ragged(each, shape.row_axis) for each in stores)
-    lines_up = ragged and not (covers and element >= _WORD)
+    lines_up = ragged and not (covered and element >= _WORD)
     leaves = lines_up and _leaves_from_tiles(shape, crossed)
     usual = _CROSSING_TILE
     if ragged and not (leaves and _parts_of_sectors(shape)):
@@ -142,10 +142,10 @@ def crossing(
         width = fitting_width(ACCESS // element, lambda width: shape.rows % width == 0)
     lines, most = asked or usual
     wanted = max(min(lines * LINE // element, power_below(together)), LINE // element), most
-    leaving = [each.buffer for each in stores] if covers and leaves else []
+    leaving = [each.buffer for each in stores] if covered and leaves else []
 
     def taken(rows: int, cols: int) -> int:
-        return exchanged(found, shape.program, rows, cols, leaving, covers=covers)
+        return exchanged(found, shape.program, rows, cols, leaving, covered=covered)
 
     rows, cols = _tile(shape, width, element, wanted, taken)
     # 8-byte elements have few rows in a line: more threads would stand too close along the columns for the banks.
@@ -154,10 +154,10 @@ def crossing(
     groups = max(threads // lanes, 1)
     unroll = max(cols // groups, 1)
     cols = groups * unroll
-    plan = Schedule(Walk.CROSSING, width, unroll, lanes, groups, 1, covers=covers)
+    plan = Schedule(Walk.CROSSING, width, unroll, lanes, groups, 1, covered=covered)
     lined = frozenset(each.buffer for each in stores if lines_up and _is_realigned(each, shape.row_axis, plan))
-    own = lined - reused(() if covers else found, lined, shape.program).keys()
-    if exchanged(found, shape.program, rows, cols, own, covers=covers) > _STATIC_SHARED:
+    own = lined - reused(() if covered else found, lined, shape.program).keys()
+    if exchanged(found, shape.program, rows, cols, own, covered=covered) > _STATIC_SHARED:
         lined = frozenset()
     plan = replace(plan, overlap=_overlap(shape, plan, lined) if ragged else 0)
     tall, wide = ceil(shape.rows, plan.own_rows), ceil(shape.cols, cols)
@@ -174,12 +174,12 @@ def covering(shape: Shape, columns: tuple[Axis, ...], together: int) -> Iterator
     rows = max(_COVERED_ROWS, _SECTORS[0] * _parts_of_sectors(shape))  # as many as tiles that overlap have
     for nbytes in _COVERED_BYTES:
         asked = ceil(rows * element, LINE), nbytes // (rows * element)
-        plan = replace(crossing(shape, columns, together, asked, covers=True), aligned=shape.aligned)
+        plan = replace(crossing(shape, columns, together, asked, covered=True), aligned=shape.aligned)
         tiles = (
             exchange_tile(shape.kernel, shape.program, plan, each, shape.col_axis, each.index, each.guard)
             for each in found
         )
-        if any(tile.covers for tile in tiles):
+        if any(tile.covered for tile in tiles):
             yield plan
 
 
@@ -271,64 +271,3 @@ def _panel(tall: int, wide: int, together: int) -> int:
     """
     most = 1 if wide < _FEW_TILES else min(together, _MOST_TILES)
     return next(panel for panel in range(most, 0, -1) if tall % panel == 0)
-
-
-def exchanged(
-    found: Iterable[Crossing],
-    program: Program,
-    along: int,
-    across: int,
-    more: Iterable[str] = (),
-    *,
-    covers: bool = False,
-) -> int:
-    """Bytes of shared memory that the tiles of `found` and of the buffers `more` take; at most, where aligned vectors may cover rows."""
-    tiles = [(each.buffer, covers and each.load is not None) for each in found] + [(name, False) for name in more]
-    sizes = [(program.buffer(name).dtype.nbytes, covered) for name, covered in tiles]
-    return sum(
-        Tile(along, across, 32, ACCESS // nbytes if covered else 1, nbytes, covers=covered).shared_bytes
-        for nbytes, covered in sizes
-    )
-
-
-def exchange_tile(
-    kernel: Kernel, program: Program, plan: Schedule, crossing: Crossing, across: Axis, index: Index, guard: Guard
-) -> Tile:
-    """How the threads of a block read or write `crossing`, which stands at `index` where `guard` holds, vectors running along
-    `across`."""
-    buffer = program.buffer(crossing.buffer)
-    match plan.walk:
-        case Walk.INNER:
-            tile = kernel.col_count, plan.groups
-        case Walk.OUTER:
-            tile = plan.lanes * plan.width, power_above(kernel.col_count)
-        case _:
-            tile = plan.tile
-    usable = plan.aligned or buffer.role is not Role.INPUT
-
-    def fits(width: int) -> bool:
-        lane = Axis("lane", width)
-        whole = all(_is_of_vectors(bound, across, width) for bound in guard)
-        return (
-            usable and whole and across.size % width == 0 and is_vector(split_index(index, across, lane), across, lane)
-        )
-
-    # Less at once where there would be fewer accesses than threads.
-    each = max(power_above(tile[0]) * tile[1] // plan.threads, 1)
-    most = min(ACCESS // buffer.dtype.nbytes, each, tile[1])
-    # A warp that has more of a row than all banks take at once reads whole vectors.
-    whole = plan.walk is Walk.CROSSING and min(plan.lanes, 32) * plan.width * buffer.dtype.nbytes > LINE
-    vector = plan.width if whole else 1
-    width, widest = fitting_width(most, fits), ACCESS // buffer.dtype.nbytes
-    rows_lie = crossing.load is not None and not guard and usable and start_of(index, across) is not None
-    if plan.covers and rows_lie and width < widest and tile[1] % widest == 0:
-        return Tile(*tile, plan.threads, widest, buffer.dtype.nbytes, covers=True)
-    return Tile(*tile, plan.threads, width, buffer.dtype.nbytes, vector)
-
-
-def _is_of_vectors(bound: Bound, axis: Axis, width: int) -> bool:
-    """Whether `bound` holds for all points of a vector along `axis` or for none."""
-    if width == 1 or axis not in bound.index.axes:
-        return True
-    begins = alignment(bound.index - bound.low, axis, width) % width == 0
-    return begins and bound.index.stride(axis) == 1 and (bound.high - bound.low) % width == 0

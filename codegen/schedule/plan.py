@@ -70,7 +70,7 @@ class Schedule:
         panel: `CROSSING`: tiles along the rows that blocks take one after another before they go on along the columns;
             a divisor of all tiles along the rows.
         realigned: `CROSSING`: buffers whose rows begin anywhere, so they are stored from a tile, too, in whole accesses.
-        covers: `CROSSING`: whether loads that cross, and of which rows begin anywhere, come by the aligned vectors that cover them.
+        covered: `CROSSING`: whether loads that cross, and of which rows begin anywhere, come by the aligned vectors that cover them.
         exchanges: whether what is contiguous along the other axis goes through shared memory: loads and stores where
             `CROSSING`, stores where `INNER` or `OUTER`.
         overlap: `OUTER`: rows of a block that the next one has, too, so that each stores whole sectors of results whose rows
@@ -120,7 +120,7 @@ class Schedule:
     columns: tuple[Axis, ...] = ()
     panel: int = 1
     realigned: frozenset[str] = frozenset()
-    covers: bool = False
+    covered: bool = False
     exchanges: bool = False
     overlap: int = 0
     planes: int = 1
@@ -188,7 +188,7 @@ class Schedule:
     def turned(self) -> bool:
         """Whether a thread's row is another one in each column, where `CROSSING`: threads are turned by where the column begins in a
         sector, as a sector that two warps store parts of takes the memory longer than one that a warp stores."""
-        return self.covers and self.overlap > 0 and self.width == 1 and self.unroll > 1 and not self.realigned
+        return self.covered and self.overlap > 0 and self.width == 1 and self.unroll > 1 and not self.realigned
 
     @property
     def own_rows(self) -> int:
@@ -246,7 +246,7 @@ class Schedule:
             case Walk.CROSSING:
                 rows, cols = self.tile
                 shape = f"{self.unroll} per thread, {self.threads} threads, tiles of {rows} x {cols} exchanged"
-                shape += ", rows covered by aligned vectors" if self.covers else ""
+                shape += ", rows covered by aligned vectors" if self.covered else ""
             case Walk.PATCH:
                 rows, cols = self.groups // self.planes * self.unroll, self.lanes * self.width
                 images = f"{self.planes} images of " if self.planes > 1 else ""

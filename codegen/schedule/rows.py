@@ -13,7 +13,7 @@ from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import begins_with, is_vector, split_index
-from fusepass.codegen.schedule.flat import exchanged
+from fusepass.codegen.schedule.exchange import exchanged
 from fusepass.codegen.schedule.lanes import (
     holds_row,
     lanes_of_packed_row,

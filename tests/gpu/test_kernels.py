@@ -130,7 +130,7 @@ def test_values(name: str, aligned: bool, libraries: Libraries) -> None:
 def test_values_of_rows_that_aligned_vectors_cover(name: str) -> None:
     facts, program = device_facts(torch.device("cuda")), SAMPLES[name]()
     ranked = ranking(program.kernels[0], program, facts)
-    ranks = [rank for rank, each in enumerate(ranked) if each.plan.covers]
+    ranks = [rank for rank, each in enumerate(ranked) if each.plan.covered]
     assert ranks
     sources = [render(program, facts, arrangement=Arrangement(0, rank)) for rank in ranks]
     inputs = inputs_of(program)

@@ -103,7 +103,7 @@ def test_any_rows_that_aligned_vectors_cover(
 ) -> None:
     program = program_of(shape, given_, made)
     (kernel,) = program.kernels
-    ranks = [rank for rank, each in enumerate(ranking(kernel, program, SMALL)) if each.plan.covers]
+    ranks = [rank for rank, each in enumerate(ranking(kernel, program, SMALL)) if each.plan.covered]
     assume(ranks)
     values = inputs_of(program)
     for rank in ranks:

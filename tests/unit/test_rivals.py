@@ -9,6 +9,8 @@ from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking, schedule
 from fusepass.codegen.schedule.arrangement import Arrangement
+from fusepass.codegen.schedule.plan import Schedule
+from tests import compile_cuda
 from tests.support import kernels as k
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
@@ -89,7 +91,7 @@ def test_what_aligned_vectors_cover() -> None:
     (kernel,) = odd.kernels
     assert covered(odd)
     assert not covered(odd, aligned=False)  # where vectors lie, is not known
-    assert not any(each.plan.covers for each in ranking(kernel, odd, H200)[:1])  # only what is measured to be faster
+    assert not any(each.plan.covered for each in ranking(kernel, odd, H200)[:1])  # only what is measured to be faster
     assert not covered(k.transpose(16383, 8192))  # rows begin at vectors
     assert not covered(k.concatenate_channels_last(2, 33, 35, 4096))  # what a guard leaves out may lie anywhere
     halves = k.into_channels_last(128, 64, 181 * 181, k.F16)
@@ -98,17 +100,27 @@ def test_what_aligned_vectors_cover() -> None:
     assert all(plan.width == 8 for plan in plans)
 
 
+def test_threads_are_turned_where_single_elements_are_stored_in_sectors() -> None:
+    def plans(program: Program) -> list[Schedule]:
+        return [ranking(program.kernels[0], program, H200)[rank].plan for rank in covered(program)]
+
+    assert all(plan.turned and plan.overlap == 8 for plan in plans(k.transpose(16383, 8191)))
+    assert not any(plan.turned for plan in plans(k.transpose(16384, 8191)))  # vectors
+    assert not any(plan.turned for plan in plans(k.transpose(16383, 16383, k.F16)))  # stored from a tile
+
+
 def test_covering_vectors_are_whole_accesses() -> None:
     program = k.transpose(16383, 8191)
-    text = render(program, H200, arrangement=Arrangement(0, covered(program)[0])).text
-    assert "fp::load_covering<4>(x, (8191 * along_0 + across_0)" in text
-    assert "fp::load_vector<1>" not in text
+    source = render(program, H200, arrangement=Arrangement(0, covered(program)[0]))
+    assert "fp::load_covering<4>(x, (8191 * along_0 + across_0)" in source.text
+    assert "fp::load_vector<1>" not in source.text
+    compile_cuda.keep(source)
 
 
 def covered(program: Program, facts: DeviceFacts = H200, *, aligned: bool = True) -> list[int]:
     """The ranks of schedules by which aligned vectors cover rows."""
     ranked = ranking(program.kernels[0], program, facts, aligned=aligned)
-    return [rank for rank, each in enumerate(ranked) if each.plan.covers]
+    return [rank for rank, each in enumerate(ranked) if each.plan.covered]
 
 
 def check_rank(program: Program, rank: int) -> None:
