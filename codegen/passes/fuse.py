@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fusepass.codegen.ir.expr import Builder, Expr, Load, Stat, walk
@@ -18,13 +19,14 @@ def fuse_rows(program: Program, builder: Builder) -> Program:
     kernels = [rename_axes(kernel, builder, f"k{number}_") for number, kernel in enumerate(program.kernels)]
     position = 0
     while position < len(kernels):
-        fused = _fuse_into_producer(kernels, position, builder)
+        fused = fuse_into_producer(kernels, position, builder)
         # A fused kernel may have become able to join a still earlier one: start again.
         kernels, position = (kernels, position + 1) if fused is None else (fused, 0)
     return drop_unused(replace(program, kernels=tuple(kernels)))
 
 
-def _fuse_into_producer(kernels: list[Kernel], position: int, builder: Builder) -> list[Kernel] | None:
+def fuse_into_producer(kernels: Sequence[Kernel], position: int, builder: Builder) -> list[Kernel] | None:
+    """`kernels` with the one at `position` as part of the latest earlier one whose row results it reads at its own row, if there is one."""
     consumer = kernels[position]
     for earlier in reversed(range(position)):
         producer = kernels[earlier]
@@ -45,6 +47,8 @@ def _fuse_into_producer(kernels: list[Kernel], position: int, builder: Builder) 
 def _fuse(producer: Kernel, consumer: Kernel, builder: Builder) -> Kernel | None:
     shared = producer.writes & consumer.reads
     if consumer.scans or any(store.buffer in shared for store in producer.stores):
+        return None
+    if not _is_plain(producer) or not _is_plain(consumer):
         return None
     unified = unify(producer, consumer, shared, builder)
     if unified is None:
@@ -80,6 +84,11 @@ def _fuse(producer: Kernel, consumer: Kernel, builder: Builder) -> Kernel | None
     if walked != _several(producer.rows) | _several(producer.cols):
         return None
     return replace(producer, stores=(*producer.stores, *consumer.stores), origin=origin)
+
+
+def _is_plain(kernel: Kernel) -> bool:
+    """Whether it computes from memory alone, in each run."""
+    return kernel.anchor is None and kernel.partials is None and kernel.alarm is None and kernel.when is None
 
 
 def _several(axes: tuple[Axis, ...]) -> set[Axis]:

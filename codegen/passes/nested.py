@@ -6,13 +6,14 @@ sum reads everything once more.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.passes.axes import count, split_axes
-from fusepass.codegen.passes.fuse import fuse_rows
+from fusepass.codegen.passes.axes import count, rename_axes, split_axes
+from fusepass.codegen.passes.fuse import drop_unused, fuse_into_producer
 from fusepass.codegen.passes.split import Splitter
 
 
@@ -38,11 +39,21 @@ def _nested(program: Program, builder: Builder, position: int) -> Program | None
     for rows in _rows_of_others(kernel, before):
         work = Splitter(program, builder)
         work.split(kernel, rows)
-        parts = replace(program, buffers=tuple(work.buffers), kernels=(*before, *work.kernels, *after))
-        fused = fuse_rows(parts, builder)
-        if len(fused.kernels) < len(parts.kernels):
-            return fused
+        partial, *merging = work.kernels
+        fused = _into_producers(before, rename_axes(partial, builder, f"n{position}_"), builder)
+        if fused is not None:
+            kernels = (*fused, *merging, *after)
+            return drop_unused(replace(program, buffers=tuple(work.buffers), kernels=kernels))
     return None
+
+
+def _into_producers(before: Sequence[Kernel], kernel: Kernel, builder: Builder) -> Sequence[Kernel] | None:
+    """The kernels `before` and `kernel`, which is part of one of them, or makes one of several; None where it stays alone."""
+    kernels: Sequence[Kernel] = (*before, kernel)
+    while (fused := fuse_into_producer(kernels, kernels.index(kernel), builder)) is not None:
+        (kernel,) = [each for each in fused if each not in kernels]
+        kernels = fused
+    return kernels if len(kernels) <= len(before) else None
 
 
 def _rows_of_others(kernel: Kernel, before: tuple[Kernel, ...]) -> list[tuple[Axis, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,10 +13,13 @@ from torch import Tensor
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
+from fusepass.codegen.lowering.lower import lower
+from fusepass.codegen.passes.anchors import AnchorSource
+from fusepass.codegen.passes.pipeline import run_passes
 from fusepass.codegen.render import render
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
-from tests.support.regions import region
+from tests.support.regions import region, trace
 
 H200 = DeviceFacts.h200()
 NESTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -52,6 +56,20 @@ def test_what_is_read_again(name: str) -> None:
     passed = made.passed(pass_options(H200))
     assert any(kernel.reads & {*passed.inputs} for kernel in passed.kernels[1:])
     made.check(passed, tolerance=1e-5)
+
+
+def pooled_twice(x: Tensor, w: Tensor) -> Tensor:
+    return F.adaptive_avg_pool2d(F.max_pool2d(F.conv2d(x, w, padding=1).relu(), 2), (3, 5))
+
+
+def test_kernels_with_a_convolution_stay_as_they_are() -> None:
+    """The mean of one element that is left of a pool is none that the convolution's rows have to do with."""
+    graph, _ = trace(pooled_twice, torch.randn(2, 32, 6, 10), torch.randn(16, 32, 3, 3))
+    names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
+    program, builder = lower(graph, "region", names, tf32=True)
+    options = pass_options(replace(H200, multiprocessors=1), AnchorSource.HALVES)
+    passed = run_passes(program, builder, options, check=True)
+    assert [kernel.anchor is not None for kernel in passed.kernels].count(True) == 1
 
 
 @needs_compiler
