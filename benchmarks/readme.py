@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 RUN = ROOT / "benchmarks" / "results" / "h200.json"
 GROUPS = {
     RUN.with_name("h200_chains.json"): "further chains and blocks of `benchmarks/chains.py`",
-    RUN.with_name("h200_single.json"): "single operators of `benchmarks/single.py`",
+    RUN.with_name("h200_single.json"): "single operators and losses of `--group single`",
     RUN.with_name("h200_networks.json"): "networks, and blocks of them, of `benchmarks/networks.py`",
 }
 PLOT = ROOT / "docs" / "limits.svg"
@@ -150,7 +150,8 @@ def _said_of(what: str, rows: Sequence[dict[str, Any]]) -> list[str]:
 def _said_of_group(path: Path, what: str) -> list[str]:
     """The same of a group that was measured by itself."""
     run = _read(path)
-    return _said_of(f"{what}, on commit {run['commit']},", run["rows"])
+    few = f" (of {len(run['rows']) + len(run['left_out'])})" if run["left_out"] else ""
+    return _said_of(f"{what}{few}, on commit {run['commit']},", run["rows"])
 
 
 def _slower(rows: Iterable[dict[str, Any]]) -> list[str]:
