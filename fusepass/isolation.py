@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fusepass.errors import CaptureError
 from fusepass.functional import memory_order
+from fusepass.overlaps import Overlaps
 from fusepass.recurrent import drops_out
 
 
@@ -140,10 +141,6 @@ _REORDERED = frozenset(
 """Methods that write to their tensor, and whose forms that do not give another memory format than it has."""
 
 
-_FILLS = _REORDERED | {"fill_", "index_fill_", "index_put_", "scatter_", "zero_", "__setitem__"}
-"""What may write to an expanded tensor; made functional by PyTorch, it would be written once for each of its copies."""
-
-
 _DRAWING = ("alpha_dropout", "alpha_dropout_", "bernoulli_")
 """Functions whose random numbers go to the elements in the order of memory, by writes that tracing makes functional."""
 
@@ -214,22 +211,31 @@ class EagerWrites(Watched):
 
     Dropout that is switched off gives its input back, and no copy: a write to the one would not show in the other. And
     a written tensor keeps its strides, whatever those of the result are that an operator would give of its own (`out=`).
+
+    Raises:
+        CaptureError: eager's result of a write depends on how it goes through memory.
     """
+
+    def __init__(self, given: frozenset[int]) -> None:
+        super().__init__(given)
+        self._overlaps = Overlaps()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         self.watch(func, args, kwargs)
         kwargs = kwargs or {}
+        self._overlaps.decline(func, args, kwargs)
+        result = self._call(func, args, kwargs)
+        self._overlaps.follow(args, kwargs, result)
+        return result
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in (nn.functional.dropout, torch.dropout, torch.dropout_) and _is_idle(*args, **kwargs):
             return args[0] if args else kwargs["input"]
         if drops_out(func, args):
             raise CaptureError("forward drops out between recurrent layers, which tracing does in another order")
         name = getattr(func, "__name__", "")
-        if name in _FILLS and any(
-            stride == 0 and size > 1 for size, stride in zip(args[0].shape, args[0].stride(), strict=True)
-        ):
-            raise CaptureError("forward writes to a tensor that is expanded", final=True)
         if name in _REORDERED and func is getattr(torch.Tensor, name):
             return args[0].copy_(getattr(torch.Tensor, name[:-1])(*args, **kwargs))
         if name in _DRAWING and args and not args[0].is_contiguous():

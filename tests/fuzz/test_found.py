@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -286,14 +287,60 @@ class MasksExpanded(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("model", [FillsExpanded(), MasksExpanded()])
-def test_a_write_to_an_expanded_tensor(model: nn.Module) -> None:
+class WritesWindows(nn.Module):
+    """Eager writes each element as often as there are windows of it, and reads what it wrote before."""
+
+    def __init__(self, write: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.write = write
+
+    def forward(self, x: Tensor) -> Tensor:
+        windows = x.exp().flatten().as_strided((3, x.numel() - 4), (2, 1))
+        self.write(windows)
+        return torch.softmax(windows * 2, -1)
+
+
+WRITES: dict[str, Callable[[Tensor], object]] = {
+    "method": lambda windows: windows.mul_(0.5),
+    "one window": lambda windows: windows[0].mul_(0.5),
+    "slice": lambda windows: windows.__setitem__(slice(1, 2), 0.5),
+    "flag": lambda windows: F.relu(windows, inplace=True),
+    "flag by position": lambda windows: F.leaky_relu(windows, 0.1, True),
+    "list": lambda windows: torch._foreach_add_([windows], 1.5),
+    "out": lambda windows: torch.add(windows, 1.5, out=windows),
+}
+
+
+@pytest.mark.parametrize(
+    "model", [FillsExpanded(), MasksExpanded(), *map(WritesWindows, WRITES.values())], ids=["fill", "mask", *WRITES]
+)
+def test_a_write_to_elements_that_share_memory(model: nn.Module) -> None:
     fused = fusepass.optimize(model)
     x = torch.randn(3, 4)
-    with pytest.warns(fusepass.FusepassWarning, match="expanded"):
+    with pytest.warns(fusepass.FusepassWarning, match="elements share memory"):
         outcome = check(model, fused, (x,))
     assert outcome.ok, outcome.explain()
     assert check(model, fused, (x,)).ok
+
+
+class WritesBesideWindows(nn.Module):
+    """Neither what windows are of, nor what is made of them, overlaps itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.exp().flatten()
+        windows = y.as_strided((3, y.numel() - 4), (2, 1))
+        y.mul_(0.5)
+        spread = (windows * 2).add_(1).unsqueeze(0).expand(2, -1, -1).clone()
+        spread[0].mul_(3)
+        return torch.softmax(spread, -1)
+
+
+@pytest.mark.filterwarnings("error::fusepass.FusepassWarning")
+def test_a_write_beside_elements_that_share_memory() -> None:
+    fused = fusepass.optimize(WritesBesideWindows())
+    x = torch.randn(3, 4)
+    assert check(WritesBesideWindows(), fused, (x,)).ok
+    assert fusepass.explain(fused, x).regions
 
 
 class PoolsOfLookedUp(nn.Module):
