@@ -73,6 +73,6 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterab
 def _flag(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """The argument ``inplace`` of functions such as ``relu``."""
     if "inplace" not in kwargs and inspect.isfunction(func):
-        names = list(inspect.signature(func).parameters)
+        names = func.__code__.co_varnames[: func.__code__.co_argcount]
         kwargs = dict(zip(names, args, strict=False))
     return kwargs.get("inplace") is True

@@ -8,9 +8,10 @@ import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Op, ReduceOp
+from fusepass.codegen.ir.expr import Expr, Op, ReduceOp
+from fusepass.codegen.ir.index import Index
 from fusepass.codegen.lowering.activations import Value, log1p
-from fusepass.codegen.lowering.gathers import Lookup, gathered
+from fusepass.codegen.lowering.gathers import Lookup, gathered, position
 from fusepass.codegen.lowering.pointwise import promote
 from fusepass.codegen.lowering.reductions import averaged, simple
 from fusepass.codegen.lowering.registry import Call, lowers
@@ -71,6 +72,49 @@ def _binary_cross_entropy(
     if weight is not None:
         each = each * Value(context, promoted[2])
     return _reduced(call, each.tensor, reduction, dtype)
+
+
+@lowers(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def _nll_loss(
+    call: Call, a: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int
+) -> tuple[Tensor, Tensor]:
+    """The loss and the weight of all samples, by which a mean divides as it was added up: a half has no room for many samples."""
+    context, builder, compute = call.context, call.context.builder, a.dtype.compute
+    axis = 1 if len(a.shape) > 1 else 0
+    samples = (*a.shape[:axis], *a.shape[axis + 1 :])
+    wanted = context.reshape(target, samples)
+
+    def is_counted(c: Coordinates) -> Expr:
+        return builder.apply(Op.NE, position(context, wanted, c), builder.const(ignored, DType.I64), dtype=DType.BOOL)
+
+    def where_counted(c: Coordinates, value: Expr) -> Expr:
+        return builder.apply(Op.WHERE, is_counted(c), value, builder.const(0, value.dtype), dtype=value.dtype)
+
+    def of_kind(table: Tensor, dim: int, fixed: Callable[[Coordinates], Coordinates]) -> Tensor:
+        """What the `table` has along `dim` for each sample's class."""
+
+        def lookups(c: Coordinates) -> tuple[Coordinates, Mapping[int, Lookup]]:
+            return fixed(c), {dim: Lookup(where_counted(c, position(context, wanted, c)), table.shape[dim])}
+
+        return gathered(call, table, samples, lookups)
+
+    chosen = of_kind(a, axis, lambda c: (*c[:axis], Index(), *c[axis:]))
+    if weight is None:
+        weights = context.tensor(samples, DType.I64, lambda c: builder.cast(is_counted(c), DType.I64))
+    else:
+        of_class = of_kind(weight, 0, lambda c: (Index(),))
+        chosen = context.pointwise(Op.MUL, (chosen, of_class), a.dtype)
+        weights = context.tensor(samples, a.dtype, lambda c: where_counted(c, of_class.at(c)))
+    losses = context.tensor(
+        samples, a.dtype, lambda c: where_counted(c, builder.apply(Op.NEG, chosen.at(c), dtype=compute))
+    )
+    if reduction == _NONE and samples:
+        return losses, context.constant(0, (), a.dtype)
+    weight_of_all = simple(call, ReduceOp.SUM, weights, None, (), weights.dtype)
+    loss = simple(call, ReduceOp.SUM, losses, None, (), a.dtype)
+    if reduction == _MEAN:
+        loss = context.pointwise(Op.DIV, (loss, context.cast(weight_of_all, compute)), a.dtype)
+    return loss, context.cast(weight_of_all, a.dtype)
 
 
 def _where_probable(call: Call, x: Tensor, target: Tensor) -> Tensor:

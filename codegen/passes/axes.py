@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, permutations
 from math import prod
 
 from fusepass.codegen.ir.expr import Builder
@@ -14,7 +14,7 @@ from fusepass.codegen.passes.rewrite import divisions, indices, rewrite_kernel
 
 
 def split_axis(kernel: Kernel, builder: Builder, axis: Axis, inner: int) -> Kernel:
-    """`axis` as two axes, the inner of size `inner` (which divides the axis' size)."""
+    """`axis` as two axes, the inner of size `inner`; without the last points where that does not divide the axis' size."""
     parts = (Axis(f"{axis.name}o", axis.size // inner), Axis(f"{axis.name}i", inner))
     whole = axis_index(parts[0]) * inner + axis_index(parts[1])
     fresh = rewrite_kernel(kernel, builder, {axis: whole})
@@ -113,6 +113,15 @@ def _merge_once(kernel: Kernel, builder: Builder) -> Kernel | None:
             if merged is not None:
                 return merged
     return None
+
+
+def merge_columns(kernel: Kernel, builder: Builder) -> Kernel:
+    """`kernel` with one axis in place of columns that nothing tells apart, in whatever order they are."""
+    for outer, inner in permutations(kernel.cols, 2):
+        merged = merged_axes(kernel, builder, outer, inner)
+        if merged is not None:
+            return merge_columns(merged, builder)
+    return kernel
 
 
 def merged_axes(kernel: Kernel, builder: Builder, outer: Axis, inner: Axis) -> Kernel | None:

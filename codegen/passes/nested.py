@@ -14,7 +14,7 @@ from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.passes.axes import count, rename_axes, split_axes
 from fusepass.codegen.passes.fuse import drop_unused, fuse_into_producer
-from fusepass.codegen.passes.split import Splitter
+from fusepass.codegen.passes.split import Cut, Splitter
 
 
 def nest_reductions(program: Program, builder: Builder) -> Program:
@@ -38,7 +38,7 @@ def _nested(program: Program, builder: Builder, position: int) -> Program | None
     before, after = program.kernels[:position], program.kernels[position + 1 :]
     for rows in _rows_of_others(kernel, before):
         work = Splitter(program, builder)
-        work.split(kernel, rows)
+        work.split(kernel, Cut(rows, kernel))
         partial, *merging = work.kernels
         fused = _into_producers(before, rename_axes(partial, builder, f"n{position}_"), builder)
         if fused is not None:

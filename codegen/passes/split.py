@@ -1,26 +1,31 @@
 """Reductions in a kernel of their own: in pieces where rows are few and long, or where reads and writes are laid out differently.
 
 Few long rows do not fill a device: their reductions are done in pieces by one kernel and merged by a second. A third, pointwise
-kernel then does what happened per element. Pieces are whole axes or exact divisors of axes, merged in a fixed order, so results do
-not depend on timing. Where what is read and what is written are contiguous along different axes, the same pointwise kernel stands
+kernel then does what happened per element. Pieces are whole axes or equal parts of one, merged in a fixed order, so results do not
+depend on timing; what is left of an axis behind equal parts goes into the merge element by element. Where what is read and what is written are contiguous along different axes, the same pointwise kernel stands
 alone behind the reduction: it can exchange tiles.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Builder, Expr, ReduceOp, Stat, children, own_indices, walk
-from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides, linear
+from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp, Stat, children, own_indices, walk
+from fusepass.codegen.ir.index import Axis, Bound, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Reduction, Role, Store
-from fusepass.codegen.passes.axes import count, read_and_written_along, split_axis
+from fusepass.codegen.passes.axes import count, merge_columns, read_and_written_along, split_axis
 from fusepass.codegen.passes.rewrite import Leaf, rewrite_kernel
 
 _SHORT_ROW = 512  # elements; a block has several such rows, and exchanges tiles of them
 _SHORT_COLUMN = 256  # elements; so, where rows, not columns, are contiguous as they are read
+
+_LEAST_PART = 8  # parts of an axis as many times as large as what their length is a multiple of
+_VECTOR = 8  # elements
+_ALIGNED = (64, 32, 16, _VECTOR, 4, 2)
 
 _MERGE = {ReduceOp.MOMENTS: ReduceOp.MERGE_MOMENTS, ReduceOp.SOFTMAX: ReduceOp.MERGE_SOFTMAX}
 
@@ -63,11 +68,12 @@ def split_long_rows(program: Program, builder: Builder, policy: SplitPolicy) -> 
     work = Splitter(program, builder)
     for kernel in program.kernels:
         pieces = 1 if kernel.scans else policy.pieces(program, kernel)
-        prepared = _prepare(kernel, builder, pieces) if pieces > 1 else None
-        if prepared is None:
+        kernel = merge_columns(kernel, builder) if pieces > 1 else kernel
+        cut = _cut(kernel, builder, pieces) if pieces > 1 else None
+        if cut is None:
             work.kernels.append(kernel)
         else:
-            work.split(*prepared)
+            work.split(kernel, cut)
     return replace(program, buffers=tuple(work.buffers), kernels=tuple(work.kernels))
 
 
@@ -98,8 +104,25 @@ def is_mixed(program: Program, kernel: Kernel) -> bool:
     return kernel.col_count > _SHORT_ROW
 
 
-def _prepare(kernel: Kernel, builder: Builder, pieces: int) -> tuple[Kernel, tuple[Axis, ...]] | None:
-    """Choose (and make) col axes that together have about `pieces` points, from the slowest on."""
+@dataclass(frozen=True)
+class Cut:
+    """How the rows of a kernel fall into pieces.
+
+    Attributes:
+        pieces: columns of `kernel` that tell pieces apart.
+        kernel: the kernel with columns of which that can be said; without the last elements where there is a `rest`.
+        axis: the column that has a rest: of the original kernel, whose other columns are those of `kernel`.
+        start: its first point that lies in no piece.
+    """
+
+    pieces: tuple[Axis, ...]
+    kernel: Kernel
+    axis: Axis | None = None
+    start: int = 0
+
+
+def _cut(kernel: Kernel, builder: Builder, pieces: int) -> Cut | None:
+    """About as many `pieces`: whole axes, from the slowest on, and parts of one. None where rows are too short for that."""
     chosen: list[Axis] = []
     several = [axis for axis in kernel.cols if axis.size > 1]
     for axis in several:
@@ -107,27 +130,31 @@ def _prepare(kernel: Kernel, builder: Builder, pieces: int) -> tuple[Kernel, tup
         if left == 1:
             break
         if axis.size > 2 * left:
-            outer = _divisor(axis.size, left)
-            if outer > 1:
-                kernel = split_axis(kernel, builder, axis, axis.size // outer)
-                chosen.append(Axis(f"{axis.name}o", outer))
-                break
-        elif len(chosen) + 1 < len(several):
+            others = kernel.col_count // axis.size // count(tuple(chosen))
+            part = _part(axis.size, left, others)
+            cut = split_axis(kernel, builder, axis, part)
+            outer = Axis(f"{axis.name}o", axis.size // part)
+            rest = axis if axis.size % part else None
+            return Cut((*chosen, outer), cut, rest, outer.size * part)
+        if len(chosen) + 1 < len(several):
             chosen.append(axis)
-    return (kernel, tuple(chosen)) if chosen else None
+    return Cut(tuple(chosen), kernel) if chosen else None
 
 
-def _divisor(size: int, wanted: int) -> int:
-    """The divisor of `size` nearest to `wanted` (in ratio), at most 4 times it; 1 where there is none worth it."""
-    best = 1
-    for candidate in range(2, min(size // 2, 4 * wanted) + 1):
-        if size % candidate == 0 and _ratio(candidate, wanted) <= _ratio(best, wanted):
-            best = candidate
-    return best
+def _part(size: int, wanted: int, others: int) -> int:
+    """The length of about `wanted` equal parts of an axis: such that few elements are left, each of them `others` times, or none.
 
-
-def _ratio(a: int, b: int) -> float:
-    return max(a / b, b / a)
+    A length is a multiple of a vector's unless it divides the axis; parts of an aligned row are aligned then.
+    """
+    short = size < _LEAST_PART * _VECTOR * wanted
+    equal = [parts for parts in range(-(-3 * wanted // 4), 2 * wanted + 1) if size % parts == 0]
+    equal = [parts for parts in equal if short or others > 1 or size // parts % _VECTOR == 0]
+    if equal:
+        return size // min(equal, key=lambda parts: max(parts / wanted, wanted / parts))
+    unit = next((unit for unit in _ALIGNED if size // (2 * wanted) >= _LEAST_PART * unit), 1)
+    lengths = [size // parts // unit * unit for parts in range(wanted, 2 * wanted + 1)]
+    lengths = [length for length in lengths if length > 1]
+    return min(lengths, key=lambda length: size % length)
 
 
 class Splitter:
@@ -145,14 +172,16 @@ class Splitter:
         self.builder = builder
         self.parts: dict[str, tuple[Expr, ...]] = {}
 
-    def split(self, kernel: Kernel, pieces: tuple[Axis, ...]) -> None:
+    def split(self, kernel: Kernel, cut: Cut) -> None:
         """Partial and merging kernels per sweep; then, if anything happens per element, a pointwise kernel."""
         stats: dict[int, Expr] = {}
-        for sweep in kernel.sweeps[:-1]:
-            self._partial(kernel, sweep, pieces, stats)
-            stats |= self.merge_early(kernel, sweep, pieces, stats)
-        self._partial(kernel, kernel.sweeps[-1], pieces, stats)
-        self.merge_last(kernel, pieces, stats)
+        for sweep, partial in zip(kernel.sweeps, cut.kernel.sweeps, strict=True):
+            self._partial(cut.kernel, partial, cut.pieces, stats)
+            pieces = self._with_rest(kernel, sweep, cut)
+            if sweep is kernel.sweeps[-1]:
+                self.merge_last(kernel, pieces, stats)
+            else:
+                stats |= self.merge_early(kernel, sweep, pieces, stats)
 
     def separate(self, kernel: Kernel) -> None:
         """The reductions, then a pointwise kernel for what happens per element."""
@@ -214,6 +243,31 @@ class Splitter:
         self.parts[reduction.name] = parts
         return stores
 
+    def _with_rest(self, kernel: Kernel, sweep: tuple[Reduction, ...], cut: Cut) -> tuple[Axis, ...]:
+        """The columns of the kernel that merges `sweep`: the pieces, and the elements in none, each as a piece of its own."""
+        if cut.axis is None:
+            return cut.pieces
+        *others, outer = cut.pieces
+        inner = [axis for axis in kernel.cols if axis not in (*others, cut.axis)]
+        left = (cut.axis.size - cut.start) * count(tuple(inner))
+        both = Axis(f"{outer.name}_rest", outer.size + left)
+        behind, where = axis_index(both) - outer.size, {}
+        for axis in reversed(inner):
+            behind, where[axis] = behind // axis.size, behind % axis.size
+        where[cut.axis] = behind + cut.start
+        in_piece = (Bound(axis_index(both), 0, outer.size),)
+        in_none = (Bound(axis_index(both), outer.size, both.size),)
+        for reduction in sweep:
+            values = [self.builder.rewrite(value, where) for value in _as_piece(reduction, self.builder)]
+            parts = [self.builder.rewrite(part, {outer: axis_index(both)}) for part in self.parts[reduction.name]]
+            self.parts[reduction.name] = tuple(
+                self.builder.masked(
+                    in_piece, part, self.builder.masked(in_none, value, self.builder.const(0, value.dtype))
+                )
+                for part, value in zip(parts, values, strict=True)
+            )
+        return (*others, both)
+
     def _merge(
         self,
         kernel: Kernel,
@@ -252,6 +306,21 @@ class Splitter:
         taken = {buffer.name for buffer in self.buffers}
         names = (f"{name}_{number}" for number in itertools.count(len(self.buffers)))
         return next(unused for unused in names if unused not in taken)
+
+
+def _as_piece(reduction: Reduction, builder: Builder) -> tuple[Expr, ...]:
+    """What a piece of one element would have found, as what merges pieces takes it."""
+    match reduction.op:
+        case ReduceOp.MOMENTS:
+            (value,) = reduction.values
+            return builder.const(1, value.dtype), value, builder.apply(Op.SUB, value, value)
+        case ReduceOp.SOFTMAX:
+            (value,) = reduction.values
+            lowest, zero = builder.const(-math.inf, value.dtype), builder.const(0, value.dtype)
+            shift = builder.apply(Op.WHERE, builder.apply(Op.EQ, value, lowest, dtype=DType.BOOL), zero, value)
+            return value, builder.apply(Op.EXP, builder.apply(Op.SUB, value, shift))
+        case _:
+            return reduction.values
 
 
 def forward(loads: dict[int, Expr]) -> Leaf:

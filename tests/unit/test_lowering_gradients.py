@@ -62,11 +62,20 @@ def test_nll_loss(shape: tuple[int, ...], reduction: int, weighted: bool) -> Non
     forward, backward = aten.nll_loss_forward, aten.nll_loss_backward
     if len(shape) > 2:
         forward, backward = aten.nll_loss2d_forward, aten.nll_loss2d_backward
+    operator_region(forward.default, x, target, weight, reduction, 1).check()
     loss, total = forward(x, target, weight, reduction, 1)
     made = operator_region(
         backward.default, torch.randn_like(loss), x, target, weight, reduction, 1, total.clamp(min=0.5)
     )
     made.check(exact=False)
+
+
+def test_nll_loss_of_more_samples_than_a_half_has_room_for() -> None:
+    x, target = (torch.rand(70_000, 3) + 1).half(), torch.randint(0, 3, (70_000,))
+    made = operator_region(aten.nll_loss_forward.default, x, target, None, 1, -100, results=1)
+    (loss,) = made.run()
+    expected = F.nll_loss(x.double(), target)
+    assert abs(float(loss) - float(expected)) < 2e-3
 
 
 def _activation_gradients() -> dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]]:

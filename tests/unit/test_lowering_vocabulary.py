@@ -125,6 +125,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
         POOLED_MAXIMA[1],
     ),
     "aten.upsample_nearest2d_backward.default": (_tensor(1, 2, 10, 18), [10, 18], [1, 2, 5, 6]),
+    "aten.nll_loss_forward.default": (_tensor(3, 4), torch.tensor([3, 0, 1]), _tensor(4), 1, 0),
+    "aten.nll_loss2d_forward.default": (_tensor(2, 3, 5, 1), torch.arange(10).reshape(2, 5, 1) % 3, None, 1, -100),
     "aten.nll_loss_backward.default": (
         _tensor(1)[0],
         _tensor(3, 4),
