@@ -1,8 +1,8 @@
-"""Operators that only move elements, and which of them generated code does better than PyTorch with nothing beside them."""
+"""Operators whose results stand elsewhere than their sources, which generated code does better than PyTorch with nothing beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import fx
@@ -24,11 +24,16 @@ _MOVING = frozenset({"padding", "views", "writes"})
 
 def moves(node: fx.Node) -> bool:
     """Whether `node`, an operator that code generation expresses, computes nothing: its elements are those of tensors, or a number."""
-    target = node.target
-    assert isinstance(target, OpOverload)
-    if registry.supports(target):
-        return _moves(target)
-    return torch.Tag.pointwise not in target.tags and all(map(_moves, primitives(node)))
+    return not _is_tagged(node) and all(map(_moves, _made_of(node)))
+
+
+def resamples(node: fx.Node) -> bool:
+    """Whether elements of `node` are functions of elements at other places, which do not come from data: upsampling, a gated half."""
+    result = node.meta["val"]
+    if _is_tagged(node) or not isinstance(result, torch.Tensor):
+        return False
+    elsewhere = all(source.shape != result.shape for source in _sources(node))
+    return elsewhere and not any(map(_looks_up, _made_of(node)))
 
 
 def lies_alike(node: fx.Node) -> bool:
@@ -46,12 +51,30 @@ def lies_across(node: fx.Node) -> bool:
     return any(_innermost(source) != _innermost(result) for source in alike)
 
 
+def _is_tagged(node: fx.Node) -> bool:
+    """Whether PyTorch calls `node` a function of elements; it says so of some copies."""
+    assert isinstance(node.target, OpOverload)
+    return torch.Tag.pointwise in node.target.tags and node.target not in _PLAIN
+
+
+def _made_of(node: fx.Node) -> Sequence[OpOverload]:
+    assert isinstance(node.target, OpOverload)
+    return [node.target] if registry.supports(node.target) else primitives(node)
+
+
 @remembered
 def _moves(target: OpOverload) -> bool:
-    if target in _PLAIN or is_view(target):
-        return True
+    return target in _PLAIN or is_view(target) or _expressed_by(target) in _MOVING
+
+
+def _looks_up(target: OpOverload) -> bool:
+    return _expressed_by(target) == "gathers"
+
+
+def _expressed_by(target: OpOverload) -> str | None:
+    """The module of `fusepass.codegen.lowering` that expresses `target`."""
     handler = registry.handler_of(target)
-    return handler is not None and handler.__module__.rpartition(".")[2] in _MOVING
+    return None if handler is None else handler.__module__.rpartition(".")[2]
 
 
 def _sources(node: fx.Node) -> Iterator[torch.Tensor]:

@@ -15,7 +15,7 @@ from torch import fx
 from fusepass.codegen.lowering import registry
 from fusepass.patterns import companions, naming
 from fusepass.patterns import library as library  # registers the patterns
-from fusepass.patterns.copies import lies_across, lies_alike, moves
+from fusepass.patterns.copies import lies_across, lies_alike, moves, resamples
 from fusepass.patterns.dataflow import Candidate, Dataflow, bits, remove_dead
 from fusepass.patterns.growth import grow
 from fusepass.patterns.legality import Refusal, final_reason, step_reason
@@ -176,8 +176,8 @@ def _gains(candidate: Candidate, region: Region) -> bool:
 
 
 def _is_better_copy(node: fx.Node) -> bool:
-    """Whether `node` only moves elements, and generated code does so in fewer accesses to memory."""
-    if not moves(node) or lies_alike(node):
+    """Whether `node` puts elements elsewhere, and generated code does so in fewer accesses to memory."""
+    if not (moves(node) or resamples(node)) or lies_alike(node):
         return False
     # Loops for a CPU have no tiles for what is read along one axis and written along another.
     return node.meta["val"].device.type == "cuda" or not lies_across(node)

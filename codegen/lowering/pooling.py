@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Expr, Op, ReduceOp
+from fusepass.codegen.ir.expr import Apply, Expr, Op, ReduceOp, walk
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
+from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.lowering.registry import Call, lowers
-from fusepass.codegen.lowering.tensor import Coordinates, Tensor, Unsupported
+from fusepass.codegen.lowering.tensor import Coordinates, Tensor, Unsupported, domain
 
 aten = torch.ops.aten
+
+_COSTLY = 16  # instructions of a function that is not cheap
+_WORK_OF_A_BYTE = 14  # instructions of a GPU's threads in the time in which its memory takes and gives a byte
 
 
 @dataclass(frozen=True)
@@ -105,9 +110,23 @@ def _lowest(dtype: DType) -> float | int:
     return float("-inf") if dtype.is_float else dtype.limits[0]
 
 
-def once(call: Call, a: Tensor) -> Tensor:
-    """`a`, stored first if reading it goes through another window: nested windows would be recomputed per tap."""
-    return call.context.materialize(a, f"{call.origin}_input", call.origin) if a.windowed else a
+def once(call: Call, a: Tensor, slides: Sequence[Slide] = ()) -> Tensor:
+    """`a`, stored first where that is less than to compute it for each of the windows that an element lies in.
+
+    So it is where reading `a` goes through another window, which would be gone through for each tap.
+    """
+    results = prod(call.value.shape) * prod(slide.size for slide in slides)
+    again = results / max(a.numel, 1) - 1
+    if a.windowed or again * _work(a) > _WORK_OF_A_BYTE * a.dtype.nbytes:
+        return call.context.materialize(a, f"{call.origin}_input", call.origin)
+    return a
+
+
+def _work(a: Tensor) -> int:
+    """Instructions that an element takes, about."""
+    value = a.at(tuple(map(axis_index, domain(a.shape)[: len(a.shape)])))
+    applied = [node.op for node in walk(value) if isinstance(node, Apply)]
+    return sum(1 if op in CHEAP else _COSTLY for op in applied)
 
 
 @lowers(
@@ -133,7 +152,7 @@ def _max_pool(
     steps, pads, holes = ints(stride, rank, size), ints(padding, rank), ints(dilation, rank)
     extents = a.shape[-rank:]
     slides = [strided(k, e, s, p, d, clip=0) for k, e, s, p, d in zip(size, extents, steps, pads, holes, strict=True)]
-    result = pool(call, once(call, a), ReduceOp.MAX, slides)
+    result = pool(call, once(call, a, slides), ReduceOp.MAX, slides)
     return (result, None) if with_indices else result
 
 
@@ -149,7 +168,8 @@ def _avg_pool(
     steps, pads = ints(stride, rank, size), ints(padding, rank)
     extents = a.shape[-rank:]
     geometry = list(zip(size, extents, steps, pads, strict=True))
-    total = pool(call, once(call, a), ReduceOp.SUM, [strided(k, e, s, p, 1, clip=0) for k, e, s, p in geometry])
+    slides = [strided(k, e, s, p, 1, clip=0) for k, e, s, p in geometry]
+    total = pool(call, once(call, a, slides), ReduceOp.SUM, slides)
     if divisor_override is not None:
         return _divided(call, total, call.context.constant(divisor_override, (), a.dtype.compute))
     counted = [strided(k, e, s, p, 1, clip=p if count_include_pad else 0) for k, e, s, p in geometry]
@@ -160,7 +180,7 @@ def _avg_pool(
 def _adaptive_avg_pool(call: Call, a: Tensor, output_size: Any) -> Tensor:
     rank = int(call.origin[-2])
     slides = [adaptive(extent, out) for extent, out in zip(a.shape[-rank:], ints(output_size, rank), strict=True)]
-    return _divided(call, pool(call, once(call, a), ReduceOp.SUM, slides), counts(call, a, slides))
+    return _divided(call, pool(call, once(call, a, slides), ReduceOp.SUM, slides), counts(call, a, slides))
 
 
 @lowers(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
@@ -169,7 +189,7 @@ def _adaptive_max_pool(call: Call, a: Tensor, output_size: Any) -> tuple[Tensor,
         raise Unsupported("max pooling whose indices are used")
     rank = int(call.origin[-2])
     slides = [adaptive(extent, out) for extent, out in zip(a.shape[-rank:], ints(output_size, rank), strict=True)]
-    return pool(call, once(call, a), ReduceOp.MAX, slides), None
+    return pool(call, once(call, a, slides), ReduceOp.MAX, slides), None
 
 
 def counts(call: Call, a: Tensor, slides: Sequence[Slide], shape: Sequence[int] | None = None) -> Tensor:

@@ -50,17 +50,22 @@ class SplitPolicy:
             return 1
         if kernel.when is not None or kernel.cluster > 1:  # it seldom runs, or has blocks enough
             return 1
-        together = self.lanes if _rows_are_contiguous(program, kernel) else 1
+        together = min(self.lanes, _rows_side_by_side(program, kernel))
         working = -(-kernel.row_count // together)
         if working >= self.workers:
             return 1
         return max(min(-(-self.workers // working), kernel.col_count * together // self.least_piece), 1)
 
 
-def _rows_are_contiguous(program: Program, kernel: Kernel) -> bool:
-    """Whether neighbouring rows, rather than columns, are neighbours in the largest buffer read."""
+def _rows_side_by_side(program: Program, kernel: Kernel) -> int:
+    """How many rows lie side by side in the largest buffer read; 1 where its columns are contiguous."""
     largest = max(kernel.loads(), key=lambda load: program.buffer(load.buffer).nbytes, default=None)
-    return largest is not None and any(largest.index.stride(axis) == 1 for axis in kernel.rows)
+    beside = 1
+    if largest is not None:
+        steps = {step: axis for axis in kernel.rows if axis.size > 1 and (step := largest.index.stride(axis))}
+        while (axis := steps.pop(beside, None)) is not None:
+            beside *= axis.size
+    return beside
 
 
 def split_long_rows(program: Program, builder: Builder, policy: SplitPolicy) -> Program:

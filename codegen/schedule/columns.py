@@ -192,10 +192,13 @@ def exchanging(plan: Schedule, crossing: Sequence[Crossing], shape: Shape) -> Sc
 
 
 def shared_columns(shape: Shape, width: int, most: int) -> Schedule:
-    """Several threads for each column of data: `lanes` rows side by side, `groups` threads deep."""
+    """Several threads for each column of data: `lanes` rows side by side, as many as lie together at most, `groups` threads deep."""
+    assert shape.row_axis is not None
     lanes = 32
     while lanes > 8 and ceil(shape.rows, lanes * width) < shape.facts.multiprocessors:
         lanes //= 2
+    run = max(neighbours(access.index, shape.row_axis) for access in shape.main)
+    lanes = min(lanes, power_above(ceil(run, width)))
     groups = 64 // lanes
     slots = width * states_of_thread(shape.kernel)  # bytes for each thread whose state goes through shared memory
     largest = min(1024 // lanes, power_below(STATIC_SHARED // (slots * lanes)))

@@ -1,4 +1,4 @@
-"""Operators that only move elements: which are regions of their own, and that results alias what eager's alias."""
+"""Operators that put elements elsewhere: which are regions of their own, and that results alias what eager's alias."""
 
 from __future__ import annotations
 
@@ -52,12 +52,17 @@ ALONG: dict[str, Function] = {
     "triangle": lambda x: x.tril(),
     "expand": lambda x: x[:, :1].expand(x.shape).clone(memory_format=CONTIGUOUS),
     "part": lambda x: x[..., 1:].clone(memory_format=CONTIGUOUS),
+    "upsampled": lambda x: torch.ops.aten.upsample_nearest2d.vec(x, None, [2.0, 2.0]),
+    "upsampled, between elements": lambda x: torch.ops.aten.upsample_bilinear2d.vec(x, None, False, [2.0, 2.0]),
+    "gated": lambda x: F.glu(x, 1),
     "write": lambda x: torch.slice_scatter(x, x[:, 1:], 1, 0, x.shape[1] - 1),
 }
 ALIKE: dict[str, Function] = {
     "clone": lambda x: x.clone(),
     "double": lambda x: x.double(),
     "relu": lambda x: x.relu(),
+    "hardswish": lambda x: F.hardswish(x),
+    "looked up": lambda x: x.index_select(2, torch.arange(30, device=x.device)),
     "triangle of a sum": lambda x: x.logcumsumexp(1),
 }
 IN_ORDER: dict[str, Function] = {

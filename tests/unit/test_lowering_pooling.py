@@ -114,6 +114,21 @@ def test_a_pool_of_a_pool_is_stored_between() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pools", "kernels"),
+    [
+        (lambda x: F.avg_pool2d(F.gelu(x), 3, 1), 2),
+        (lambda x: F.avg_pool2d(F.gelu(x), 3, 3), 1),
+        (lambda x: F.avg_pool2d(x * 2 + 1, 3, 1), 1),
+        (lambda x: F.avg_pool2d(x, 3, 1), 1),
+    ],
+)
+def test_what_windows_share_is_computed_once_if_it_takes_long(pools: Callable[[Tensor], Any], kernels: int) -> None:
+    made = region(pools, torch.randn(1, 2, 30, 30))
+    assert len(made.program.kernels) == kernels
+    made.check(made.passed(NO_SPLIT))
+
+
+@pytest.mark.parametrize(
     ("pools", "reason"),
     [
         (lambda x: F.max_pool2d(x, 2, return_indices=True), "max pooling whose indices are used"),
