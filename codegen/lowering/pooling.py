@@ -22,6 +22,8 @@ from fusepass.codegen.lowering.tensor import Coordinates, Tensor, Unsupported, d
 
 aten = torch.ops.aten
 
+_LARGEST_WINDOW = 64  # points that one thread goes through
+_MOST_OVERLAP = 2  # windows that an element of the input may lie in, for rows that are windows
 _COSTLY = 16  # instructions of a function that is not cheap
 _WORK_OF_A_BYTE = 14  # instructions of a GPU's threads in the time in which its memory takes and gives a byte
 
@@ -89,6 +91,9 @@ def pool(
     compute = a.dtype.compute
     identity = builder.const(0 if op is ReduceOp.SUM else _lowest(compute), compute)
     result = call.value.shape if shape is None else shape
+    points = prod(slide.size for slide in slides)
+    if of is None and points > _LARGEST_WINDOW and prod(result) * points <= _MOST_OVERLAP * a.numel:
+        return _reduced(call, a, op, slides)
     number = len(context.buffers) + len(context.kernels)
 
     def at(c: Coordinates) -> Expr:
@@ -104,6 +109,24 @@ def pool(
         return builder.window(op, taps, masked)
 
     return context.tensor(result, a.dtype, at, windowed=True)
+
+
+def _reduced(call: Call, a: Tensor, op: ReduceOp, slides: Sequence[Slide]) -> Tensor:
+    """`pool` of windows that are too large for one thread each: as a reduction whose rows are the windows."""
+    context, result, rank = call.context, call.value.shape, len(slides)
+    identity = context.builder.const(0 if op is ReduceOp.SUM else _lowest(a.dtype.compute), a.dtype.compute)
+    outer = len(result) - rank
+
+    def at(c: Coordinates) -> Expr:
+        each = list(zip(slides, c[outer : len(result)], c[len(result) :], strict=True))
+        mask = tuple(bound for slide, o, tap in each for bound in slide.bounds(o, tap))
+        inner = (slide.position(o, tap) for slide, o, tap in each)
+        return context.builder.masked(mask, a.at((*c[:outer], *inner)), identity)
+
+    windows = context.tensor((*result, *(slide.size for slide in slides)), a.dtype, at)
+    dims = range(len(result), len(windows.shape))
+    (kept,) = context.reduce(op, (windows,), dims, a.dtype.compute, call.origin)
+    return context.cast(context.reshape(kept, result), a.dtype)
 
 
 def _lowest(dtype: DType) -> float | int:

@@ -129,6 +129,33 @@ def test_what_windows_share_is_computed_once_if_it_takes_long(pools: Callable[[T
 
 
 @pytest.mark.parametrize(
+    "pools",
+    [
+        lambda x: F.adaptive_avg_pool2d(x, 2),
+        lambda x: F.adaptive_avg_pool2d(x, (3, 2)),
+        lambda x: F.adaptive_max_pool2d(x, 2),
+        lambda x: F.avg_pool2d(x, 9, padding=4, ceil_mode=True),
+        lambda x: F.avg_pool2d(x, 9, padding=4, count_include_pad=False),
+        lambda x: F.max_pool2d(x, (8, 9), (7, 10), (4, 3)),
+        lambda x: F.gelu(F.avg_pool3d(x.unsqueeze(1), (1, 10, 10))) * 2,
+    ],
+)
+def test_large_windows_are_rows(pools: Callable[[Tensor], Any]) -> None:
+    """One thread would go through each of them."""
+    x = torch.randn(2, 3, 22, 25, dtype=torch.float64)
+    x[0, 0, 3, 4], x[1, 1, 20, 20] = float("nan"), float("-inf")
+    made = region(pools, x)
+    assert not made.program.kernels[0].is_pointwise
+    made.check()
+    made.check(made.passed(NO_SPLIT))
+
+
+def test_large_windows_that_overlap_are_none() -> None:
+    made = region(lambda x: F.max_pool2d(x, 9, 1, 4), torch.randn(1, 2, 22, 25))
+    assert made.program.kernels[0].is_pointwise
+
+
+@pytest.mark.parametrize(
     ("pools", "reason"),
     [
         (lambda x: F.max_pool2d(x, 2, return_indices=True), "max pooling whose indices are used"),
