@@ -31,7 +31,7 @@ from fusepass.codegen.passes.depthwise import per_axis
 from fusepass.codegen.schedule.arrangement import RULES, Arrangement
 from fusepass.codegen.source import Target
 from fusepass.patterns.opclass import OpClass, direct_class
-from fusepass.patterns.partition import HALVES, LARGE_OF_HALVES, multiplications
+from fusepass.patterns.partition import HALVES, is_large_of_halves, multiplications
 from fusepass.patterns.rates import tf32_convolutions
 from fusepass.rounding import rounds_to_tf32
 
@@ -178,7 +178,7 @@ def _suits_halves(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
         return False
     work = 2 * multiplications(node)
     if x.dtype in HALVES:
-        return work >= 2 * LARGE_OF_HALVES and not _is_plain_product(graph)
+        return is_large_of_halves(node) and not _is_plain_product(graph)
     if few_halves(x.shape[1], (1,) if transposed else stride):
         return work >= _LEAST_FEW
     return tf32_convolutions() and fill_halves(x.shape[1]) and work >= _LEAST_HALVED

@@ -31,8 +31,11 @@ LARGE = 2**20
 
 HALVES = (torch.float16, torch.bfloat16)
 
-LARGE_OF_HALVES = 2**31
+_LARGE_OF_HALVES = 2**31
 """Multiplications from which on a convolution of halves is: some 10 microseconds of tensor cores."""
+
+_WIDE_OF_HALVES = 2**25
+"""Bytes of its tensors from which on it is, too: as long for memory. Libraries take many times as long for few channels."""
 
 LARGE_PRODUCT = 2**28
 """Multiplications from which on a matrix product is: some 10 microseconds of a large GPU without its tensor cores."""
@@ -190,11 +193,18 @@ def _is_large(anchor: fx.Node) -> bool:
     """
     result: torch.Tensor = anchor.meta["val"]
     if anchor.target in (torch.ops.aten.convolution.default, torch.ops.aten._convolution.default):
-        return result.dtype is torch.float32 or (result.dtype in HALVES and multiplications(anchor) >= LARGE_OF_HALVES)
+        return result.dtype is torch.float32 or (result.dtype in HALVES and is_large_of_halves(anchor))
     left = anchor.args[-2]
     assert isinstance(left, fx.Node)
     products: int = result.numel() * left.meta["val"].shape[-1]
     return result.dtype is torch.float32 and products >= LARGE_PRODUCT
+
+
+def is_large_of_halves(convolution: fx.Node) -> bool:
+    """Whether an `aten.convolution` of halves takes so long that another kernel for it is worth a build."""
+    tensors = (*convolution.all_input_nodes[:2], convolution)
+    moved = sum(nbytes(node.meta["val"]) for node in tensors)
+    return moved >= _WIDE_OF_HALVES or multiplications(convolution) >= _LARGE_OF_HALVES
 
 
 def multiplications(convolution: fx.Node) -> int:
