@@ -163,23 +163,24 @@ class TileShape:
 
 def tile_shape(
     program: Program, window: PatchWindow, below: Below, patch: tuple[int, int], lane: Axis, *, aligned: bool
-) -> TileShape | None:
+) -> TileShape:
     """The tile under a `patch` of rows and columns, threads having neighbouring results of a row, one for each `lane`.
 
-    `aligned`: whether inputs start at a multiple of 16 bytes. None where elements cannot be copied.
+    `aligned`: whether inputs start at a multiple of 16 bytes.
     """
     load, nbytes = below.load, below.load.dtype.nbytes
     buffer, width, moving = program.buffer(load.buffer), lane.size, (window.image[1], lane, window.window.axes[1])
     usable, start = aligned or buffer.role is not Role.INPUT, at_first(load.index, *moving)
     shift, vector = 0, 16 // nbytes
+    across = window.image[1].size
+    apart = below.steps[1] * gcd(patch[1], across - patch[1]) if patch[1] < across else 0  # of patches side by side
     while vector > 1:
         offsets = [at for at in range(vector) if alignment(start - at, _NOWHERE, 1) % vector == 0]
-        if usable and buffer.extent % vector == 0 and offsets and _whole(window, moving, offsets[0], vector):
+        whole = buffer.extent % vector == 0 and apart % vector == 0
+        if usable and whole and offsets and _whole(window, moving, offsets[0], vector):
             shift = offsets[0]
             break
         vector //= 2
-    if vector * nbytes < 4:
-        return None
     rows, cols = below.span(window.window.axes, patch)
     _, reach = below.span(window.window.axes, (1, width))
     near = gcd(width * below.steps[1], 16 // nbytes)

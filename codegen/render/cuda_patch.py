@@ -63,10 +63,8 @@ class Patches:
     def _staged(self, window: PatchWindow, below: Below) -> _Tile:
         """Declare a tile, and begin to copy it. What is not there is filled with zeros, which nothing uses."""
         frame, plan, load = self.frame, self.frame.schedule, below.load
-        results = self._place.rows, plan.lanes * plan.width
+        results = plan.band, plan.lanes * plan.width
         shape = tile_shape(frame.program, window, below, results, frame.lane, aligned=plan.aligned)
-        if shape is None:
-            raise RenderError(f"{load.buffer} cannot be staged")
         pointer, element = frame.pointers[load.buffer], C_TYPES[load.dtype]
         name, near = (frame.names.numbered(f"{pointer}_{what}") for what in ("tile", "in"))
         tile = _Tile(below, shape, name, near, _as_used(window, load))
@@ -86,11 +84,12 @@ class Patches:
         down, right = Axis("row of a tile", shape.rows), Axis("vector of a tile", vectors)
         scope.lines += self._image(scope, f"{thread} / {shape.rows * vectors}")
         y, x = window.image
-        still = (x, frame.lane, *window.window.axes)
-        if self._place.first_row == "0":
-            still = (y, *still)
-        else:
-            scope.define_axis(y, self._place.first_row)
+        still = (frame.lane, *window.window.axes)
+        for axis, first in ((y, self._place.first_row), (x, self._place.first_column)):
+            if first == "0":
+                still = (axis, *still)
+            else:
+                scope.define_axis(axis, first)
         for axis, text in ((down, f"{thread} / {vectors} % {shape.rows}"), (right, f"{thread} % {vectors}")):
             name = frame.names.numbered("down" if axis is down else "right")
             scope.lines.append(f"const int {name} = {text};")
@@ -195,7 +194,7 @@ class Patches:
         )
         if plan.planes > 1:
             down.insert(0, f"{self._place.plane} * {shape.rows}")
-        place, here = _times(self._place.column, tile.below.steps[1]), _times(k, shape.near)
+        place, here = _times(self._place.column_in_patch, tile.below.steps[1]), _times(k, shape.near)
         start = f"({' + '.join(down)}) * {shape.cols} + {place} + {here}"
         cast = "" if tile.used is tile.below.load else f"fp::cast<{element}>"
         part = frame.names.numbered("part")

@@ -15,19 +15,18 @@ class PatchPlace:
     """The C texts of these numbers; empty where a block has one image, or one row of threads.
 
     Attributes:
-        rows: of results that a block has, a number.
-        first_image, first_row: the block's first image, and the first of its rows.
-        top_row, column: a thread's first row and column.
-        plane, row_in_patch: a thread's image and first row, counted from the block's.
+        first_image, first_row, first_column: the block's first image, and the first of its rows and columns.
+        top_row: a thread's first row.
+        plane, row_in_patch, column_in_patch: a thread's image, first row and first column, counted from the block's.
     """
 
-    rows: int
     first_image: str
     first_row: str
+    first_column: str
     top_row: str
-    column: str
     plane: str
     row_in_patch: str
+    column_in_patch: str
 
 
 def patch_place(
@@ -35,19 +34,25 @@ def patch_place(
 ) -> PatchPlace:
     """Defines the image and the column of a thread in `top`; block `number`; `constant` declares a name with a value."""
     y, x = arranged.image
-    groups = plan.groups // plan.planes
-    rows, image, first_row, row_in_patch, plane = groups * plan.unroll, number, "0", "", ""
-    bands = y.size // rows
+    groups, cols = plan.groups // plan.planes, plan.lanes * plan.width
+    image, first_row, first_column, row_in_patch, plane = number, "0", "0", "", ""
+    bands, parts = -(-y.size // plan.band), -(-x.size // cols)
     lane = constant("lane", f"threadIdx.x % {plan.lanes}" if plan.groups > 1 else "threadIdx.x")
-    column = constant(x.name, f"{lane} * {plan.width}" if plan.width > 1 else lane)
+    column = column_in_patch = f"{lane} * {plan.width}" if plan.width > 1 else lane
+    if parts > 1:
+        image = constant("strip", f"fp::div({number}, {parts})")
+        first_column = constant("first_column", _start(f"fp::mod({number}, {parts})", cols, x.size))
+        column_in_patch = constant("column", column)
+        column = f"{first_column} + {column_in_patch}"
+    column = constant(x.name, column)
     top.define_axis(x, column)
     if bands > 1:
-        first_row = constant("first_row", f"fp::mod({number}, {bands}) * {rows}")
-        image = f"fp::div({number}, {bands})"
+        first_row = constant("first_row", _start(f"fp::mod({image}, {bands})", plan.band, y.size))
+        image = f"fp::div({image}, {bands})"
     top_row = first_row
     if groups > 1:
-        group = f"threadIdx.x / {plan.lanes}" + (f" % {groups}" if plan.planes > 1 else "")
-        top_row = row_in_patch = constant("group", f"{group} * {plan.unroll}" if plan.unroll > 1 else group)
+        group = f"int(threadIdx.x) / {plan.lanes}" + (f" % {groups}" if plan.planes > 1 else "")
+        top_row = row_in_patch = constant("group", _start(group, plan.unroll, plan.band))
         if bands > 1:
             top_row = constant("top_row", f"{first_row} + {row_in_patch}")
     if plan.planes > 1:
@@ -56,4 +61,11 @@ def patch_place(
     first_image = constant("first_image", image)
     if arranged.row is not None:
         top.define_axis(arranged.row, constant("row", f"{first_image} + {plane}" if plane else first_image))
-    return PatchPlace(rows, first_image, first_row, top_row, column, plane, row_in_patch)
+    in_patch = column_in_patch if parts > 1 else column
+    return PatchPlace(first_image, first_row, first_column, top_row, plane, row_in_patch, in_patch)
+
+
+def _start(which: str, length: int, count: int) -> str:
+    """Where a part of so many of `count` points begins; the last one does so earlier where it would end behind them."""
+    begin = f"{which} * {length}" if length > 1 else which
+    return begin if count % length == 0 else f"fp::least({begin}, {count - length})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from math import prod
 
 from fusepass.codegen.device import DeviceFacts
@@ -12,7 +13,7 @@ from fusepass.codegen.ir.patches import PatchWindow, patch_windows, tile_shape
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.vectors import is_vector, split_index
 from fusepass.codegen.schedule.plan import Schedule, Walk
-from fusepass.codegen.schedule.shape import ACCESS
+from fusepass.codegen.schedule.shape import ACCESS, ceil
 
 _LEAST_REUSE = 6  # points of windows for each element: with fewer there is little to gain
 _THREADS = 64, 256  # least and most of a block
@@ -22,6 +23,8 @@ _OTHERS = 16  # registers besides results and half of the weights; the others ar
 _MOST_ROWS = 8  # of results, one below the other, of a thread
 _BLOCKS = 5  # on a multiprocessor, so that some compute while others wait
 _READING = 0.25  # of what the points of a row of results cost, to read a row of the tile
+_COPYING = 0.25  # likewise, to copy what other blocks copy, too
+_ENDS = 8  # columns of memory's sectors that patches side by side both write
 _WARP = 32
 _RESERVED = 1 << 10  # bytes of shared memory that the device takes of each block
 _COPIES_FROM = 80  # compute capability times ten
@@ -36,13 +39,16 @@ def patch(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool
     if not windows or min(window.reuse for window in windows) < _LEAST_REUSE:
         return None
     wanted = 2 * facts.multiprocessors
-    down, (step, _) = windows[0].window.axes[0], windows[0].below[0].steps
+    (down, across), (step, _) = windows[0].window.axes, windows[0].below[0].steps
 
     def worth(plan: Schedule) -> tuple[int, float, int]:
-        """How busy blocks keep the device, and threads their warps."""
+        """How busy blocks keep the device, and threads their warps with results that nobody else computes."""
         rows = (plan.unroll - 1) * step + down.size
-        lanes = -(-plan.threads // _WARP) * _WARP
-        return min(plan.blocks, wanted), plan.threads / lanes / (1 + _READING * rows / plan.unroll), plan.threads
+        lanes = plan.blocks * ceil(plan.threads, _WARP) * _WARP * plan.unroll * plan.width
+        cols = plan.lanes * plan.width
+        copied = (plan.band + down.size - 1) * (cols + (across.size - 1 + _ENDS if cols < image[1].size else 0))
+        cost = (1 + _READING * rows / plan.unroll) * (1 + _COPYING * (copied / (plan.band * cols) - 1))
+        return min(plan.blocks, wanted), kernel.row_count / lanes / cost, plan.threads
 
     return max(_plans(kernel, program, facts, windows, aligned), key=worth, default=None)
 
@@ -50,32 +56,46 @@ def patch(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool
 def _plans(
     kernel: Kernel, program: Program, facts: DeviceFacts, windows: tuple[PatchWindow, ...], aligned: bool
 ) -> Iterator[Schedule]:
-    """All patches that divide the image and fit; several images where one is small."""
+    """All patches that fit; several images where one is small. The last patches of an image begin earlier where others would end behind it."""
     y, x = kernel.rows[-2:]
     width = _width(kernel, program, x)
-    images, lanes = kernel.row_count // (y.size * x.size), x.size // width
+    images = kernel.row_count // (y.size * x.size)
     words = sum(max(window.window.dtype.nbytes // 4, 1) for window in windows)
     constants = sum(prod(axis.size for axis in window.window.axes) * len(window.constants) for window in windows)
     most = max(min(_MOST_ROWS, (_SUMS if constants <= _CONSTANTS else _SUMS // 2) // (width * words)), 1)
     room = (facts.shared_bytes_per_block + _RESERVED) // _BLOCKS - _RESERVED
-    splits = ((rows, groups) for rows in _divisors(y.size, most) for groups in _divisors(y.size // rows))
-    for unroll, groups in splits:
-        nbytes = _shared(program, windows, (groups * unroll, x.size), width, aligned=aligned)
-        if nbytes is None:
-            return
-        for planes in _divisors(images) if groups * unroll == y.size else (1,):
+    for lanes, (unroll, groups) in product(_lanes(x.size // width), _rows(y.size, most)):
+        band, cols = min(unroll * groups, y.size), lanes * width
+        if lanes * groups > _THREADS[1]:
+            continue
+        nbytes = _shared(program, windows, (band, cols), width, aligned=aligned)
+        patches = ceil(y.size, band) * ceil(x.size, cols)
+        for planes in _divisors(images) if patches == 1 else (1,):
             threads = lanes * groups * planes
             if not _THREADS[0] <= threads <= _THREADS[1] or planes * nbytes > room:
                 continue
-            blocks = kernel.row_count // (threads * unroll * width)
             registers = unroll * width * words + constants // 2 + _OTHERS
             resident = min(_BLOCKS, facts.registers // (-(-threads // _WARP) * _WARP * registers))
+            blocks = images // planes * patches
             plan = Schedule(Walk.PATCH, width, unroll, lanes, groups * planes, blocks, shared_bytes=planes * nbytes)
-            yield replace(plan, planes=planes, resident=max(resident, 1))
+            yield replace(plan, planes=planes, band=band, resident=max(resident, 1))
 
 
-def _divisors(count: int, most: int = _THREADS[1]) -> list[int]:
-    return [each for each in range(1, min(count, most) + 1) if count % each == 0]
+def _lanes(vectors: int) -> list[int]:
+    """Threads for each row of a patch: for a whole row of so many vectors, or for equal parts of it, as far as may be."""
+    parts = {ceil(vectors, count) for count in range(1, ceil(vectors, _WARP) + 1)}
+    return sorted(lanes for lanes in parts if lanes <= _THREADS[1])
+
+
+def _rows(height: int, most: int) -> Iterator[tuple[int, int]]:
+    """Rows of a thread, and threads below each other, of which the last one's rows may be also others'."""
+    for unroll in range(1, min(height, most) + 1):
+        for groups in range(1, min(ceil(height, unroll), _THREADS[1]) + 1):
+            yield unroll, groups
+
+
+def _divisors(count: int) -> list[int]:
+    return [each for each in range(1, min(count, _THREADS[1]) + 1) if count % each == 0]
 
 
 def _width(kernel: Kernel, program: Program, x: Axis) -> int:
@@ -93,13 +113,11 @@ def _width(kernel: Kernel, program: Program, x: Axis) -> int:
 
 def _shared(
     program: Program, windows: tuple[PatchWindow, ...], results: tuple[int, int], width: int, *, aligned: bool
-) -> int | None:
+) -> int:
     """Bytes of the tiles for the patch of one image."""
-    total = 0
-    for window in windows:
-        for below in window.below:
-            tile = tile_shape(program, window, below, results, Axis("lane", width), aligned=aligned)
-            if tile is None:
-                return None
-            total += tile.nbytes
-    return total
+    lane = Axis("lane", width)
+    return sum(
+        tile_shape(program, window, below, results, lane, aligned=aligned).nbytes
+        for window in windows
+        for below in window.below
+    )

@@ -55,9 +55,13 @@ __device__ __forceinline__ void begin_copy(float* to, const float* from, bool re
 }
 
 // Begins to copy `Bytes` bytes (4, 8 or 16, at a multiple of that) from global to shared memory: the first `real` ones, then zeros. What
-// is not real is not read.
+// is not real is not read. Two bytes, for which there is no such instruction, are copied at once.
 template <int Bytes>
 __device__ __forceinline__ void begin_copy_bytes(void* to, const void* from, int real) {
+    if constexpr (Bytes == 2) {
+        *static_cast<uint16_t*>(to) = real ? *static_cast<const uint16_t*>(from) : uint16_t(0);
+        return;
+    }
     const auto place = static_cast<uint32_t>(__cvta_generic_to_shared(to));
     if constexpr (Bytes == 16) {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place), "l"(from), "r"(real) : "memory");

@@ -56,6 +56,9 @@ def test_depthwise(name: str, facts: DeviceFacts) -> None:
         ("depthwise", "single elements, 3 per thread, 156 threads, patches of 4 images of 9 x 13"),
         ("depthwise, small images", "vectors of 4, 4 per thread, 96 threads, patches of 4 images of 16 x 24"),
         ("depthwise, bands", "vectors of 4, 8 per thread, 192 threads, patches of 96 x 64"),
+        ("depthwise, odd", "patches of"),
+        ("depthwise, wide", "patches of"),
+        ("depthwise, wide, vectors", "patches of"),
         ("depthwise, every second column", "vectors of 4, 6 per thread, 64 threads, patches of 4 images of 24 x 16"),
         ("depthwise, every second row", "vectors of 4, 4 per thread, 112 threads, patches of 4 images of 16 x 28"),
         ("depthwise, strided and dilated", ""),  # few points of windows for each element
@@ -99,8 +102,9 @@ def test_weights_that_are_not_finite_do_not_meet_the_border() -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.F64])
-def test_depthwise_of_other_types_rounds_once(dtype: DType) -> None:
-    program = generated(replace(DEPTHWISE["depthwise"], dtype=dtype), chain=False)
+@pytest.mark.parametrize("name", ["depthwise", "depthwise, odd", "depthwise, wide"])
+def test_depthwise_of_other_types_rounds_once(name: str, dtype: DType) -> None:
+    program = generated(replace(DEPTHWISE[name], dtype=dtype), chain=False)
     verify(program)
     inputs = inputs_of(program)
     got = emulate(program, render(program, SMALL), inputs)["conv_out"]

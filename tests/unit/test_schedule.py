@@ -100,8 +100,9 @@ def check_fits(plan: Schedule, kernel: Kernel) -> None:
             assert plan.blocks * plan.threads * plan.unroll * plan.width >= rows
             assert plan.ragged is (rows % plan.width != 0)
         case Walk.PATCH:
-            assert plan.blocks * plan.threads * plan.unroll * plan.width == rows
+            assert rows <= plan.blocks * plan.threads * plan.unroll * plan.width < 3 * rows
             assert plan.groups % plan.planes == 0
+            assert plan.unroll <= plan.band <= plan.groups // plan.planes * plan.unroll
             assert plan.resident * (plan.shared_bytes + 1024) <= H200.shared_bytes_per_block + 1024
             assert plan.resident * -(-plan.threads // 32) * 32 <= H200.max_threads
         case Walk.CROSSING:
