@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusepass.codegen import schedule_convolution, schedule_product
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.expr import Builder
+from fusepass.codegen.ir.expr import Builder, Gather, Load
 from fusepass.codegen.ir.index import Axis, axis_index, linear
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import (
@@ -154,7 +155,8 @@ def pass_options(
             product_length=lambda program, kernel: schedule_product.product_length(program, kernel, facts),
         )
     # Four pieces per core even out cores of unequal speed; a piece is worth a thread from some 64 KB on.
-    policy = SplitPolicy(workers=int(4 * facts.cores * arrangement.pieces), least_piece=16384, lanes=64)
+    workers = int(4 * facts.cores * arrangement.pieces)
+    policy = SplitPolicy(workers, least_piece=16384, lanes=64, least_of_scans=16)
     return PassOptions(policy, longest_cached_row=1 << 16)
 
 
@@ -203,9 +205,18 @@ def _conversion(program: Program, call: LibraryCall, builder: Builder) -> Progra
 
 
 def traffic(program: Program, kernel: Kernel) -> tuple[int, int]:
-    """(bytes read, bytes written) by one kernel."""
-    read = sum(program.buffer(name).nbytes for name in kernel.reads)
-    return read, sum(program.buffer(name).nbytes for name in kernel.writes)
+    """(bytes read, bytes written) by one kernel: of a buffer that it only loads from no more than it has points for."""
+    points: dict[str, int] = {}
+    for node in kernel.nodes if kernel.anchor is None else ():
+        if isinstance(node, Load):
+            points[node.buffer] = points.get(node.buffer, 0) + prod(axis.size for axis in node.index.axes)
+    for node in kernel.nodes:
+        if isinstance(node, Gather):
+            points.pop(node.buffer, None)
+    buffers = [program.buffer(name) for name in kernel.reads]
+    read = sum(min(each.numel, points.get(each.name, each.numel)) * each.dtype.nbytes for each in buffers)
+    written = sum(program.buffer(name).nbytes for name in kernel.writes)
+    return read, 0 if kernel.rest else written
 
 
 def anchor_traffic(program: Program) -> int:

@@ -163,8 +163,11 @@ def anchor_formats(graph: fx.GraphModule, facts: DeviceFacts) -> tuple[AnchorFor
 def _is_unsure(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
     """Whether a convolution may well be faster in the format that the rule does not choose."""
     (node,) = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
-    x = node.args[0].meta["val"]
-    return facts.target is Target.CUDA and not is_channels_last(x.shape, x.stride()) and _suits_tensor_cores(node)
+    x, groups = node.args[0].meta["val"], node.args[8]
+    if facts.target is not Target.CUDA or is_channels_last(x.shape, x.stride()):
+        return False
+    # Of few channels the library's kernels are slow in either format.
+    return _suits_tensor_cores(node) or (x.dtype in HALVES and groups == 1 and is_large_of_halves(node))
 
 
 def _suits_halves(graph: fx.GraphModule, facts: DeviceFacts) -> bool:

@@ -145,22 +145,6 @@ def initialised(node: fx.Node) -> str | None:
     return "its result has no values yet" if empty and filled else None
 
 
-_SCANS = (aten.cumsum.default, aten.cumprod.default)
-_SHORT_ROW = 1 << 16
-
-
-def rows_for_all(node: fx.Node) -> str | None:
-    """A row of a scan is one block's on a GPU, in the library, too, unless it is the only one."""
-    value = node.meta.get("val")
-    if node.target not in _SCANS or not isinstance(value, torch.Tensor) or value.device.type != "cuda":
-        return None
-    if static_shape(value) or not value.dim():
-        return None
-    length = value.shape[node.args[1]]  # type: ignore[index]
-    alone = value.numel() == length > _SHORT_ROW
-    return "a scan of one long row, which the library shares among blocks" if alone else None
-
-
 _STEPS = {"aten::linspace": (torch.float32, torch.float64), "aten::logspace": (torch.float64,)}
 """Steps from one number to another, and the types whose digits hide that eager rounds them to the type that it gives."""
 
@@ -271,7 +255,6 @@ NODE_CHECKS: tuple[Callable[[fx.Node], str | None], ...] = (
     no_random_numbers,
     no_host_synchronisation,
     initialised,
-    rows_for_all,
     steps_as_eager,
     single_arguments,
     single_results,

@@ -155,7 +155,7 @@ class Kernel:
     """One launch over ``rows x cols``; see the module's text. With a product, points that are not `within` bounds do not exist.
 
     A kernel without an anchor may raise an `Alarm`, and one without, or with a product, may run only `when` the first number of a buffer is
-    not zero: what it then writes may have been written before. Where `cluster` is more than one, so many neighbouring blocks share each row, and show each other
+    not zero: what it then writes may have been written before. One that writes the `rest` writes what others have left of buffers. Where `cluster` is more than one, so many neighbouring blocks share each row, and show each other
     their reduction states in their shared memory.
     """
 
@@ -173,6 +173,7 @@ class Kernel:
     alarm: Alarm | None = None
     when: str | None = None
     cluster: int = 1
+    rest: bool = False
 
     @property
     def row_count(self) -> int:

@@ -76,6 +76,8 @@ def _kernel_lines(kernel: Kernel) -> Iterator[str]:
         yield f"  rows shared by clusters of {kernel.cluster} blocks"
     if kernel.when is not None:
         yield f"  when {kernel.when}[0] is not zero"
+    if kernel.rest:
+        yield "  writes what is left"
     names = _Names()
     for number, sweep in enumerate(kernel.sweeps):
         yield f"  sweep {number}"

@@ -53,7 +53,7 @@ def _program_faults(program: Program) -> Iterator[str]:
             if name not in written or roles[name] is not Role.TEMP:
                 yield f"{kernel.name} raises an alarm in {name}, which is no temporary written before"
         for name in sorted(kernel.writes):
-            if name in written and kernel.when is None:
+            if name in written and kernel.when is None and not kernel.rest:
                 yield f"{kernel.name} writes {name}, which was written before"
             if roles.get(name) in (Role.INPUT, Role.ANCHOR):
                 yield f"{kernel.name} writes {name}, which is not its to write"

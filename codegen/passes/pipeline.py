@@ -18,6 +18,7 @@ from fusepass.codegen.passes.partials import Pieces
 from fusepass.codegen.passes.products import Length, split_products, whole_sums
 from fusepass.codegen.passes.scans import fuse_scans
 from fusepass.codegen.passes.split import SplitPolicy, separate_layouts, split_long_rows
+from fusepass.codegen.passes.split_scans import split_scans
 from fusepass.codegen.passes.statistics import online_softmax
 from fusepass.codegen.passes.teams import ClusterChoice, StripChoice, TeamChoice, form_teams
 from fusepass.codegen.passes.weights import BeginningsOf, lay_out_weights
@@ -77,6 +78,7 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("fill_products", lambda p, b: fill_products(p, b, options.fills)),
         ("form_teams", lambda p, b: form_teams(p, b, options.teams, options.clusters, options.strips)),
         ("split_long_rows", lambda p, b: split_long_rows(p, b, options.split)),
+        ("split_scans", lambda p, b: split_scans(p, b, options.split)),
         ("split_products", lambda p, b: split_products(p, b, options.product_length)),
         ("separate_layouts", lambda p, b: separate_layouts(p, b, options.separate_from)),
         ("order_and_merge", order_and_merge),

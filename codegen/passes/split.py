@@ -38,11 +38,13 @@ class SplitPolicy:
         workers: pieces that should run at once to fill the device.
         least_piece: elements a piece keeps at least.
         lanes: neighbouring rows that one worker takes together where rows, not columns, are contiguous in memory.
+        least_of_scans: pieces that a row of a running reduction has at least, as these are read twice.
     """
 
     workers: int
     least_piece: int
     lanes: int
+    least_of_scans: int = 6
 
     def pieces(self, program: Program, kernel: Kernel) -> int:
         """How many pieces each row should have; 1 leaves the kernel alone."""
@@ -136,7 +138,7 @@ def _cut(kernel: Kernel, builder: Builder, pieces: int) -> Cut | None:
             break
         if axis.size > 2 * left:
             others = kernel.col_count // axis.size // count(tuple(chosen))
-            part = _part(axis.size, left, others)
+            part = equal_parts(axis.size, left, others)
             cut = split_axis(kernel, builder, axis, part)
             outer = Axis(f"{axis.name}o", axis.size // part)
             rest = axis if axis.size % part else None
@@ -146,10 +148,11 @@ def _cut(kernel: Kernel, builder: Builder, pieces: int) -> Cut | None:
     return Cut(tuple(chosen), kernel) if chosen else None
 
 
-def _part(size: int, wanted: int, others: int) -> int:
+def equal_parts(size: int, wanted: int, others: int = 1, *, least_left: int = 1) -> int:
     """The length of about `wanted` equal parts of an axis: such that few elements are left, each of them `others` times, or none.
 
-    A length is a multiple of a vector's unless it divides the axis; parts of an aligned row are aligned then.
+    If elements are left, these are `least_left` or more; the length is `size` where that cannot be. A length is a multiple of a vector's
+    unless it divides the axis; parts of an aligned row are aligned then.
     """
     short = size < _LEAST_PART * _VECTOR * wanted
     equal = [parts for parts in range(-(-3 * wanted // 4), 2 * wanted + 1) if size % parts == 0]
@@ -158,8 +161,8 @@ def _part(size: int, wanted: int, others: int) -> int:
         return size // min(equal, key=lambda parts: max(parts / wanted, wanted / parts))
     unit = next((unit for unit in _ALIGNED if size // (2 * wanted) >= _LEAST_PART * unit), 1)
     lengths = [size // parts // unit * unit for parts in range(wanted, 2 * wanted + 1)]
-    lengths = [length for length in lengths if length > 1]
-    return min(lengths, key=lambda length: size % length)
+    lengths = [length for length in lengths if length > 1 and not 0 < size % length < least_left]
+    return min(lengths, key=lambda length: size % length, default=size)
 
 
 class Splitter:

@@ -93,15 +93,6 @@ NODES: dict[str, tuple[Callable[[], fx.Node], str]] = {
     "no_host_synchronisation": (lambda: call(aten.nonzero.default, describe()), "is needed on the host"),
     "within_reach": (lambda: call(aten.logcumsumexp.default, describe(), 0), "each element needs those before it"),
     "initialised": (filled_elsewhere, "no values yet"),
-    "rows_for_all": (
-        lambda: call(
-            aten.cumsum.default,
-            describe(shape=(1, 1 << 20), device="cuda"),
-            1,
-            gives=describe(shape=(1, 1 << 20), device="cuda"),
-        ),
-        "one long row",
-    ),
     "steps_as_eager": (
         lambda: call(aten.linspace.Tensor_Scalar, describe(shape=()), 3, 8, gives=describe(dtype=torch.int64)),
         "whole numbers",
