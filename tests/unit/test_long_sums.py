@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
+from fusepass.codegen.passes.split import SplitPolicy
 from fusepass.codegen.render import render
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import region
@@ -32,7 +34,8 @@ def test_sums_of_equal_numbers(
     function: Callable[[Tensor], Tensor], shape: tuple[int, ...], repeated: tuple[int, ...], kind: str
 ) -> None:
     x = torch.rand(shape, generator=torch.Generator().manual_seed(43)) + 1
-    program = region(function, x.expand(repeated)).passed(pass_options(H200))
+    whole = replace(pass_options(H200), split=SplitPolicy(workers=1, least_piece=1, lanes=1))
+    program = region(function, x.expand(repeated)).passed(whole)
     source = render(program, H200)
     assert f"fp::{kind}<float>" in source.text
     (name,) = program.inputs
