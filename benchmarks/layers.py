@@ -25,7 +25,7 @@ class Group(enum.Enum):
     """Where a workload comes from: the mission names it, its list shows it, or this project added it.
 
     Those of `SINGLE`, single operators and losses, of `CHAINS`, more chains and blocks, and of `NETWORKS`, networks, are
-    measured when they are asked for.
+    measured when they are asked for, those of `DRAWN` by a seed.
     """
 
     MISSION = "mission"
@@ -34,6 +34,7 @@ class Group(enum.Enum):
     SINGLE = "single"
     CHAINS = "chains"
     NETWORKS = "networks"
+    DRAWN = "drawn"
 
 
 class Apply(nn.Module):

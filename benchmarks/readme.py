@@ -1,8 +1,8 @@
 """Puts what was measured into README.md, and a plot of it beside docs/kernels.md: ``python -m benchmarks.readme``.
 
 Everything comes from ``benchmarks/results/h200.json``, what ``benchmarks/run.py --json`` writes, with a ``note`` about what the
-numbers do not show, and, for a line each, from those of ``h200_chains.json``, ``h200_single.json`` and ``h200_networks.json`` that
-are there, the same of ``--group chains``, ``--group single`` and ``--group networks``.
+numbers do not show, and, for a line each, from those of ``h200_chains.json``, ``h200_single.json``, ``h200_networks.json`` and
+``h200_drawn.json`` that are there, the same of ``--group chains``, ``--group single``, ``--group networks`` and ``--drawn``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ GROUPS = {
     RUN.with_name("h200_chains.json"): "further chains and blocks of `benchmarks/chains.py`",
     RUN.with_name("h200_single.json"): "single operators and losses of `--group single`",
     RUN.with_name("h200_networks.json"): "networks, and blocks of them, of `benchmarks/networks.py`",
+    RUN.with_name("h200_drawn.json"): "workloads drawn at random (`benchmarks/drawn.py`)",
 }
 PLOT = ROOT / "docs" / "limits.svg"
 BEGIN, END = "<!-- measured:begin -->\n", "<!-- measured:end -->\n"

@@ -23,6 +23,7 @@ sys.path.append(str(ROOT))  # last, so that an installed fusepass comes first
 
 from benchmarks import summary  # noqa: E402
 from benchmarks.case import Row, Settings  # noqa: E402
+from benchmarks.drawn import drawn  # noqa: E402
 from benchmarks.implementations import Implementation  # noqa: E402
 from benchmarks.layers import Group, Size, Workload  # noqa: E402
 from benchmarks.worker import Worker  # noqa: E402
@@ -33,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark. The exit status is 1 where fusepass was wrong or anything raised, 0 otherwise."""
     options = _parser().parse_args(arguments)
     among = [w for w in ALL if w.group.value == options.group] if options.group else WORKLOADS
+    if options.drawn:
+        seed, count = options.drawn
+        among = [drawn(seed, number) for number in range(count)]
     chosen = [workload for workload in among if re.search(options.only, workload.name)]
     if not chosen:
         print(f"no workload matches --only {options.only!r}", file=sys.stderr)
@@ -67,7 +71,9 @@ def _parser() -> argparse.ArgumentParser:
         help=f"cuda or cpu (here: {device}); several, as in cuda:0,cuda:1, share the workloads",
     )
     parser.add_argument("--only", default="", metavar="REGEX", help="workloads whose name matches")
-    parser.add_argument("--group", choices=[group.value for group in Group], help="workloads of one group")
+    groups = [group.value for group in Group if group is not Group.DRAWN]
+    parser.add_argument("--group", choices=groups, help="workloads of one group")
+    parser.add_argument("--drawn", type=_seed_and_count, metavar="SEED:COUNT", help="so many workloads drawn at random")
     parser.add_argument(
         "--implementations",
         type=lambda names: tuple(Implementation(name) for name in names.split(",")),
@@ -84,6 +90,11 @@ def _parser() -> argparse.ArgumentParser:
         "--first-calls", action="store_true", help="also time to the first result, cold and warm (mission)"
     )
     return parser
+
+
+def _seed_and_count(text: str) -> tuple[int, int]:
+    seed, count = map(int, text.split(":"))
+    return seed, count
 
 
 def _measure(

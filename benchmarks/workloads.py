@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.chains import CHAINS
+from benchmarks.drawn import called
 from benchmarks.extra import EXTRA
 from benchmarks.layers import AddInput, Apply, Group, Size, With, Workload
 from benchmarks.networks import NETWORKS
@@ -195,4 +196,6 @@ ALL = WORKLOADS + SINGLE + CHAINS + NETWORKS
 
 def by_name(name: str) -> Workload:
     """The workload called `name`. Raises KeyError where there is none."""
+    if name.startswith("drawn_"):
+        return called(name)
     return {workload.name: workload for workload in ALL}[name]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from benchmarks import algebra, cpu, measure, run, summary
 from benchmarks.case import Outcome, Row, Settings, measure_workload
+from benchmarks.drawn import CHAINS, SINGLE, drawn
 from benchmarks.implementations import Implementation
 from benchmarks.layers import Size, Workload
 from benchmarks.limits import cost
@@ -108,6 +109,24 @@ def test_reduced_workloads_run_and_use_every_parameter(workload: Workload) -> No
     assert y.isfinite().all()
     y.float().square().sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_workloads_drawn_at_random_run_at_both_sizes(number: int) -> None:
+    """What a seed gives is the same in the process that measures it, which is told a name."""
+    workload, again = drawn(5, number), by_name(drawn(5, number).name)
+    assert (workload.full, workload.reduced, workload.dtype) == (again.full, again.reduced, again.dtype)
+    assert 0 < cost(workload).limit_ms < 20
+    model, other = (each.model(Size.REDUCED, "cpu") for each in (workload, again))
+    assert str(model) == str(other)
+    with torch.no_grad():
+        assert model(*workload.inputs(Size.REDUCED, "cpu")).numel() > 0
+
+
+def test_seeds_draw_all_kinds() -> None:
+    names = {drawn(5, number).name.split("_", 3)[3] for number in range(300)}
+    assert names == {*SINGLE, *CHAINS}
+    assert drawn(6, 0).full != drawn(5, 0).full
 
 
 def test_a_network_of_several_inputs_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
