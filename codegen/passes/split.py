@@ -2,8 +2,8 @@
 
 Few long rows do not fill a device: their reductions are done in pieces by one kernel and merged by a second. A third, pointwise
 kernel then does what happened per element. Pieces are whole axes or equal parts of one, merged in a fixed order, so results do not
-depend on timing; what is left of an axis behind equal parts goes into the merge element by element. Where what is read and what is written are contiguous along different axes, the same pointwise kernel stands
-alone behind the reduction: it can exchange tiles.
+depend on timing; what is left of an axis behind equal parts goes into the merge, element by element. Where what is read and what is
+written are contiguous along different axes, the same pointwise kernel stands alone behind the reduction: it can exchange tiles.
 """
 
 from __future__ import annotations
