@@ -26,11 +26,13 @@ from fusepass.codegen.ir.program import (
 )
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.passes.anchors import AnchorSource, Choice
+from fusepass.codegen.passes.axes import order_and_merge
 from fusepass.codegen.passes.pipeline import PassOptions, run_passes
 from fusepass.codegen.passes.split import SplitPolicy
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule.arrangement import RULES, Arrangement
 from fusepass.codegen.schedule.cluster import cluster_size
+from fusepass.codegen.schedule.deep import deep, has_deep_windows
 from fusepass.codegen.schedule.strips import strip_team
 from fusepass.codegen.schedule.team import team_size
 from fusepass.codegen.schedule.weights import beginnings
@@ -146,6 +148,7 @@ def pass_options(
             halves=anchor in (AnchorSource.HALVES, AnchorSource.TILED_HALVES, AnchorSource.HELD_HALVES),
             tiled=anchor is AnchorSource.TILED_HALVES,
             held=anchor is AnchorSource.HELD_HALVES,
+            plain=anchor is AnchorSource.ARITHMETIC,
             pieces=lambda program, kernel: _pieces_on(program, kernel, facts),
             again=lambda program, first, second: schedule_convolution.pays_twice(program, first, second, facts),
             clusters=lambda program, kernel: cluster_size(program, kernel, facts) if teams else 1,
@@ -173,6 +176,9 @@ def _generates(anchor: AnchorSource, facts: DeviceFacts) -> Choice:
         return lambda program, kernel: False
 
     def accepts(program: Program, kernel: Kernel) -> bool:
+        if has_deep_windows(kernel):
+            (ordered,) = order_and_merge(replace(program, kernels=(kernel,)), Builder()).kernels
+            return deep(ordered, program, facts, aligned=True) is not None
         if isinstance(kernel.anchor, Product):
             rules = schedule_product.serves, schedule_product.preferred
         else:

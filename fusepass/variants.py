@@ -31,7 +31,7 @@ from fusepass.codegen.passes.depthwise import per_axis
 from fusepass.codegen.schedule.arrangement import RULES, Arrangement
 from fusepass.codegen.source import Target
 from fusepass.patterns.opclass import OpClass, direct_class
-from fusepass.patterns.partition import HALVES, is_large_of_halves, multiplications
+from fusepass.patterns.partition import HALVES, gives_few_results, is_large_of_halves, multiplications
 from fusepass.patterns.rates import tf32_convolutions
 from fusepass.rounding import rounds_to_tf32
 
@@ -40,8 +40,12 @@ _MAPPING = (OpClass.POINTWISE, OpClass.VIEW)  # anything else, decomposed operat
 _ACCESS = 16  # bytes that a thread loads at once
 
 _LEAST_FLOAT32 = 16  # input channels
-_LEAST_HALVED = 8e9  # floating-point operations: 40 us of TF32 products, beside six small kernels
-_LEAST_FEW = 2e9  # the same of few channels, which take longer: some 50 us
+_LEAST_HALVED = 1.5e9  # floating-point operations: libraries take some 30 us for so many, products and their six small kernels as long
+_LEAST_FEW = 5e8  # the same of few channels, which take longer
+_LEAST_OTHERS, _LEAST_OTHERS_FEW = (
+    8e9,
+    2e9,
+)  # from which on other ways to multiply halves may gain what they take to build
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,8 @@ def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Va
     `effort` is `Config.tune`: ``"off"`` tries nothing, ``"max"`` everything. ``"fast"`` tries the anchor in both
     implementations, and the other memory format where the rule for it (`anchor_formats`) is least sure: on CUDA,
     where tensor cores may compute a convolution in either. One that is a matrix product of its tensors is also tried as
-    that, as they lie. A large convolution of halves, or that has few channels or may be rounded to TF32, is also tried as
-    a product of halves, in one way or two. Two variants may turn out to be the same program.
+    that, as they lie. One to few channels is also tried as plain arithmetic. A large convolution of halves, or that has few channels or may be rounded to TF32, is also tried as
+    a product of halves, in one way or several. Two variants may turn out to be the same program.
     """
     first, *others = anchor_formats(graph, facts)
     anchored = facts.target is Target.CUDA and any(_is_anchor(node) for node in graph.graph.nodes)
@@ -87,6 +91,8 @@ def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Va
         ranked += [Variant(other, anchor) for other in others for anchor in anchors]
     if anchored and first is not AnchorFormat.CALLER and _is_plain_product(graph):
         ranked.append(Variant(AnchorFormat.CALLER, AnchorSource.GENERATED))
+    if anchored and any(map(gives_few_results, graph.graph.find_nodes(op="call_function", target=_CONVOLUTION))):
+        ranked.append(Variant(AnchorFormat.CALLER, AnchorSource.ARITHMETIC))
     if _suits_halves(graph, facts):
         ranked += [Variant(AnchorFormat.CALLER, anchor) for anchor in _halves(graph)]
     return tuple(ranked[:1] if effort == "off" else dict.fromkeys(ranked))
@@ -201,10 +207,12 @@ def _is_plain_product(graph: fx.GraphModule) -> bool:
 def _halves(graph: fx.GraphModule) -> list[AnchorSource]:
     """The ways in which halves of such a region's convolution may be multiplied."""
     (node,) = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
-    stride, transposed = node.args[3], node.args[6]
-    if node.args[0].meta["val"].dtype in HALVES:
+    x, stride, transposed = node.args[0].meta["val"], node.args[3], node.args[6]
+    read = (1,) if transposed else stride
+    least = _LEAST_OTHERS_FEW if few_halves(x.shape[1], read) else _LEAST_OTHERS
+    if x.dtype in HALVES or 2 * multiplications(node) < least:
         return [AnchorSource.HALVES]
-    tiled = tiled_halves(node.args[0].meta["val"].shape[1], (1,) if transposed else stride)
+    tiled = tiled_halves(x.shape[1], read)
     found = [AnchorSource.HALVES, *([AnchorSource.TILED_HALVES] if tiled else [])]
     return [*found, *([AnchorSource.HELD_HALVES] if _may_hold(node) else [])]
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusepass.codegen.ir.convolution import has_few_results
 from fusepass.codegen.lowering import registry
 from fusepass.patterns import companions, naming
 from fusepass.patterns import library as library  # registers the patterns
@@ -31,8 +32,8 @@ LARGE = 2**20
 
 HALVES = (torch.float16, torch.bfloat16)
 
-_LARGE_OF_HALVES = 2**31
-"""Multiplications from which on a convolution of halves is: some 10 microseconds of tensor cores."""
+_LARGE_OF_HALVES = 2**28
+"""Multiplications from which on a convolution of halves is: libraries take some 20 microseconds for so many, tensor cores one."""
 
 _WIDE_OF_HALVES = 2**25
 """Bytes of its tensors from which on it is, too: as long for memory. Libraries take many times as long for few channels."""
@@ -193,7 +194,9 @@ def _is_large(anchor: fx.Node) -> bool:
     """
     result: torch.Tensor = anchor.meta["val"]
     if anchor.target in (torch.ops.aten.convolution.default, torch.ops.aten._convolution.default):
-        return result.dtype is torch.float32 or (result.dtype in HALVES and is_large_of_halves(anchor))
+        return result.dtype is torch.float32 or (
+            result.dtype in HALVES and (is_large_of_halves(anchor) or gives_few_results(anchor))
+        )
     left = anchor.args[-2]
     assert isinstance(left, fx.Node)
     products: int = result.numel() * left.meta["val"].shape[-1]
@@ -205,6 +208,14 @@ def is_large_of_halves(convolution: fx.Node) -> bool:
     tensors = (*convolution.all_input_nodes[:2], convolution)
     moved = sum(nbytes(node.meta["val"]) for node in tensors)
     return moved >= _WIDE_OF_HALVES or multiplications(convolution) >= _LARGE_OF_HALVES
+
+
+def gives_few_results(convolution: fx.Node) -> bool:
+    """Whether an `aten.convolution` may be plain arithmetic, as it is to few channels."""
+    arguments: tuple[Any, ...] = convolution.args
+    weight, stride, transposed, groups = arguments[1].meta["val"], arguments[3], arguments[6], arguments[8]
+    results = convolution.meta["val"].shape[1]
+    return groups == 1 and has_few_results(results, weight.shape[2:], stride if transposed else (1,))
 
 
 def multiplications(convolution: fx.Node) -> int:

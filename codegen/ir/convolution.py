@@ -32,6 +32,8 @@ _MOST_REACHES = 2
 _MOST_ROWS_HELD = 2  # times 16 output channels
 _TERMS = 16  # of a product of halves
 _ROWS_MET = 4
+_MOST_RESULTS = 16  # for each position of the input
+_MOST_POINTS = 64  # kernel positions along two axes
 _MOST_SCATTERED = 16  # of transposed convolutions with a stride, whose phases have few taps each
 
 
@@ -215,6 +217,15 @@ class Convolution:
             over = [r + p - k for r, p, k in zip(start, self.padding, reach, strict=True)]
             if all(o % s == 0 for o, s in zip(over, self.stride, strict=True)):
                 yield Tap(place, tuple(o // s for o, s in zip(over, self.stride, strict=True)))
+
+
+def has_few_results(results: int, kernel: Sequence[int], phases: Sequence[int]) -> bool:
+    """Whether a convolution to so many channels may be plain arithmetic; `phases` are its strides where it is transposed, else 1.
+
+    All of a position's results, and kernel positions along the last two axes, are written out.
+    """
+    few = results <= _MOST_CHANNELS and results * prod(phases) <= _MOST_RESULTS
+    return few and prod(kernel[-2:]) <= _MOST_POINTS
 
 
 def few_channels(channels: int, spread: Sequence[int]) -> bool:

@@ -8,7 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd, inf, prod
 
-from fusepass.codegen.ir.expr import Const, Expr, Gather, Load, Masked, ReduceOp, Window, walk
+from fusepass.codegen.ir.expr import (
+    Apply,
+    Const,
+    Expr,
+    Gather,
+    Load,
+    Masked,
+    Op,
+    ReduceOp,
+    Window,
+    children,
+    walk,
+)
 from fusepass.codegen.ir.index import Axis, Bound, Index
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.vectors import alignment
@@ -32,7 +44,7 @@ class Below:
     steps: tuple[int, int]
     dilation: tuple[int, int]
 
-    def span(self, taps: tuple[Axis, ...], results: tuple[int, int]) -> tuple[int, int]:
+    def span(self, taps: tuple[Axis, Axis], results: tuple[int, int]) -> tuple[int, int]:
         """Rows and elements of a row below so many results."""
         down, right = (
             (count - 1) * step + (tap.size - 1) * dilation + 1
@@ -45,12 +57,18 @@ class Below:
 class PatchWindow:
     """A window that can be computed from tiles.
 
+    One of more than two axes is *deep*: its first axes count tiles that are needed one after another, such as an image's channels.
+    What is not there of these is zeros, which are pushed like anything else.
+
     Attributes:
         image: the axes of the results.
         value: what is reduced, without its mask.
         down, right: the bounds that say which rows and which elements of a row are there.
+        around: the bounds that say which tiles of a deep window are there.
+        taken: the bounds that say which points of a deep window are reduced, the same for all results.
         below: the loads of tiles.
-        constants: the loads that are the same for all results of a patch, such as weights; they may always be read.
+        constants: the loads that are the same for all results of a patch, such as weights; those of points that are reduced may
+            always be read.
     """
 
     window: Window
@@ -58,13 +76,25 @@ class PatchWindow:
     value: Expr
     down: tuple[Bound, ...]
     right: tuple[Bound, ...]
+    around: tuple[Bound, ...]
+    taken: tuple[Bound, ...]
     below: tuple[Below, ...]
     constants: tuple[Load, ...]
 
     @property
+    def deep(self) -> tuple[Axis, ...]:
+        return self.window.axes[:-2]
+
+    @property
+    def taps(self) -> tuple[Axis, Axis]:
+        """The axes over a tile."""
+        down, across = self.window.axes[-2:]
+        return down, across
+
+    @property
     def reuse(self) -> float:
         """How many points of windows need each element that is loaded."""
-        return prod(axis.size for axis in self.window.axes) / prod(self.below[0].steps)
+        return prod(axis.size for axis in self.taps) / prod(self.below[0].steps)
 
 
 def patch_windows(kernel: Kernel, program: Program, image: tuple[Axis, Axis]) -> tuple[PatchWindow, ...]:
@@ -81,29 +111,78 @@ def patch_windows(kernel: Kernel, program: Program, image: tuple[Axis, Axis]) ->
     return tuple(each for each in found if each is not None) if all(found) else ()
 
 
+def deep_windows(kernel: Kernel, program: Program, image: tuple[Axis, Axis]) -> tuple[PatchWindow, ...]:
+    """The windows of `patch_windows`, where all are deep and over the same tiles; else none."""
+    found = patch_windows(kernel, program, image)
+    if not found or not found[0].deep:
+        return ()
+    tiles = {(each.window.axes, id(each.below[0].load), each.down, each.right, each.around) for each in found}
+    loads = {each.below[0].load for each in found} | {load for each in found for load in each.constants}
+    steps = {(load.buffer, *(load.index.stride(axis) for axis in found[0].deep)) for load in loads}
+    alike = len(steps) == len({load.buffer for load in loads}) and not any(None in each for each in steps)
+    return found if len(tiles) == 1 and alike else ()
+
+
 def _patch_window(window: Window, program: Program, image: tuple[Axis, Axis]) -> PatchWindow | None:
     value, mask = window.value, tuple[Bound, ...]()
     if isinstance(value, Masked):
         mask, other, value = value.mask, value.other, value.value
         if not (isinstance(other, Const) and other.value == NEUTRAL.get(window.op)):
             return None
-    if len(window.axes) != 2 or not window.dtype.is_float:
+    if len(window.axes) < 2 or not window.dtype.is_float:
         return None
-    if any(isinstance(node, Masked | Gather | Window) for node in walk(value)):
+    *deep, tap_y, tap_x = window.axes
+    taps = tap_y, tap_x
+    if any(isinstance(node, Gather | Window) for node in walk(value)):
         return None
     loads = [node for node in walk(value) if isinstance(node, Load)]
     moving = [load for load in loads if load.index.axes & frozenset(image)]
-    below = [_below(load, image, window.axes) for load in moving]
+    below = [_below(load, image, taps) for load in moving]
     constants = tuple(load for load in loads if load not in moving)
     same = {(each.steps, each.dilation) for each in below if each is not None}
-    if None in below or len(same) != 1 or not all(_always_there(load, program) for load in constants):
+    if None in below or len(same) != 1:
         return None
     whole = tuple(each for each in below if each is not None)
-    down = tuple(bound for bound in mask if _follows(bound.index, image, window.axes, whole[0], 0))
-    right = tuple(bound for bound in mask if _follows(bound.index, image, window.axes, whole[0], 1))
-    if len(down) + len(right) != len(mask):
+    taken = tuple[Bound, ...]()
+    if deep:
+        taken = mask
+        of_taps = all(bound.index.axes <= frozenset(taps) for bound in taken)
+        if window.op is not ReduceOp.SUM or len(moving) != 1 or not of_taps:
+            return None
+        there = {node for node in walk(value) if isinstance(node, Masked)}
+        mask = next((node.mask for node in there), ())
+        if any(each is not as_used(value, moving[0]) for each in there):
+            return None
+    elif any(isinstance(node, Masked) for node in walk(value)):
         return None
-    return PatchWindow(window, image, value, down, right, whole, constants)
+    if not deep and not all(_always_there(load, program) for load in constants):
+        return None
+    down = tuple(bound for bound in mask if _follows(bound.index, image, taps, whole[0], 0))
+    right = tuple(bound for bound in mask if bound not in down and _follows(bound.index, image, taps, whole[0], 1))
+    around = tuple(bound for bound in mask if bound not in (*down, *right))
+    if around and (not deep or any(bound.index.axes & {*image, *taps} for bound in around)):
+        return None
+    return PatchWindow(window, image, value, down, right, around, taken, whole, constants)
+
+
+def as_used(value: Expr, load: Load) -> Expr:
+    """The load in `value`, or its cast where nothing else uses it, with zeros where it is not there if that is known.
+
+    A cast for each point of a window would cost more than the point.
+    """
+    used: Expr = load
+    for wanted in (_is_cast, _is_zero_elsewhere):
+        users = [node for node in walk(value) if any(child is used for child in children(node))]
+        used = users[0] if len(users) == 1 and wanted(users[0]) else used
+    return used
+
+
+def _is_cast(node: Expr) -> bool:
+    return isinstance(node, Apply) and node.op is Op.CAST
+
+
+def _is_zero_elsewhere(node: Expr) -> bool:
+    return isinstance(node, Masked) and isinstance(node.other, Const) and node.other.value == 0.0
 
 
 def _below(load: Load, image: tuple[Axis, ...], taps: tuple[Axis, ...]) -> Below | None:
@@ -169,7 +248,7 @@ def tile_shape(
     `aligned`: whether inputs start at a multiple of 16 bytes.
     """
     load, nbytes = below.load, below.load.dtype.nbytes
-    buffer, width, moving = program.buffer(load.buffer), lane.size, (window.image[1], lane, window.window.axes[1])
+    buffer, width, moving = program.buffer(load.buffer), lane.size, (window.image[1], lane, window.taps[1])
     usable, start = aligned or buffer.role is not Role.INPUT, at_first(load.index, *moving)
     shift, vector = 0, 16 // nbytes
     across = window.image[1].size
@@ -181,8 +260,8 @@ def tile_shape(
             shift = offsets[0]
             break
         vector //= 2
-    rows, cols = below.span(window.window.axes, patch)
-    _, reach = below.span(window.window.axes, (1, width))
+    rows, cols = below.span(window.taps, patch)
+    _, reach = below.span(window.taps, (1, width))
     near = gcd(width * below.steps[1], 16 // nbytes)
     needed = cols + shift
     cols = _up(needed, max(vector, near))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 
 from fusepass.codegen.ir.convolution import Convolution, Pooling, ScaledHalves, ScaledWeights, halves_of_place
@@ -10,7 +10,7 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Prefix, Stat
 from fusepass.codegen.ir.index import axis_index, contiguous_strides
 from fusepass.codegen.ir.product import PLACE, Filling, Product, parts_of
-from fusepass.codegen.ir.program import CLUSTERS, Anchor, Kernel, Partials, Program, Ref, Role, Team
+from fusepass.codegen.ir.program import CLUSTERS, Anchor, Kernel, Partials, Program, Ref, Role, Store, Team
 from fusepass.codegen.ir.team import exchange_offsets
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.ir.verify_expressions import RUNNING, expr_faults, find_buffer, store_faults
@@ -88,7 +88,9 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
     if kernel.row_stores and not kernel.sweeps:
         yield "row stores in a pointwise kernel"
     partial = kernel.partials.stores if kernel.partials else ()
-    if len(kernel.writes) != len(kernel.row_stores) + len(kernel.stores) + len(partial):
+    stores = (*kernel.row_stores, *kernel.stores, *partial)
+    several = len(kernel.writes) != len(stores)
+    if several and not (kernel.is_pointwise and kernel.anchor is None and _are_apart(kernel.stores)):
         yield "two stores to one buffer"
     if len({reduction.name for reduction in kernel.reductions}) != len(kernel.reductions):
         yield "two reductions share a name"
@@ -120,6 +122,13 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
         yield "points that do not exist, in a kernel without whole sums of a product"
     if any(not bound.index.axes <= rows for bound in kernel.within):
         yield "points that do not exist for what is no row"
+
+
+def _are_apart(stores: Sequence[Store]) -> bool:
+    """Whether stores to one buffer are so many elements apart, at each point alike."""
+    places = {(store.buffer, store.index) for store in stores}
+    terms = {(store.buffer, store.index.terms) for store in stores}
+    return len(places) == len(stores) and len(terms) == len({store.buffer for store in stores})
 
 
 def _scan_faults(kernel: Kernel) -> Iterator[str]:

@@ -13,13 +13,14 @@ from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Anchor, Kernel, LibraryCall, Program, Role, Store
 from fusepass.codegen.passes.alignment import dimensions_of, with_whole_dimensions
 from fusepass.codegen.passes.depthwise import Depthwise, depthwise_value
+from fusepass.codegen.passes.few_results import FewResults, few_results_value
 from fusepass.codegen.passes.halved_kernel import Halved
 from fusepass.codegen.passes.plain_product import PlainProduct
 from fusepass.codegen.passes.prefix import with_common_prefix
 from fusepass.codegen.passes.products import product_rows, product_value
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
-AnyAnchor = Anchor | Depthwise | Halved | PlainProduct
+AnyAnchor = Anchor | Depthwise | FewResults | Halved | PlainProduct
 CHANNELS = 1  # their dimension
 
 
@@ -52,7 +53,7 @@ def anchored(
     rows, origin = _rows(anchor, axes), (operator_of(call),)
     kernel = Kernel(f"{result.name}_kernel", rows, (), (), (), (store,), origin, in_kernel(anchor))
     made = replace(program, calls=calls, kernels=(kernel, *program.kernels), buffers=stored)
-    return made if isinstance(anchor, Product | Depthwise) else with_common_prefix(made, builder)
+    return made if isinstance(anchor, Product | Depthwise | FewResults) else with_common_prefix(made, builder)
 
 
 def _value(program: Program, builder: Builder, call: LibraryCall, anchor: AnyAnchor, axes: tuple[Axis, ...]) -> Expr:
@@ -61,6 +62,8 @@ def _value(program: Program, builder: Builder, call: LibraryCall, anchor: AnyAnc
         return product_value(program, builder, call, anchor, axes)
     if isinstance(anchor, Depthwise):
         return depthwise_value(builder, anchor, program.buffer(call.result), axes)
+    if isinstance(anchor, FewResults):
+        return few_results_value(builder, anchor, program.buffer(call.result), axes)
     if isinstance(anchor, Halved):
         return anchor.value(builder, axes)
     if isinstance(anchor, PlainProduct):
@@ -75,7 +78,7 @@ def _rows(anchor: AnyAnchor, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
 
 def in_kernel(anchor: AnyAnchor) -> Anchor | None:
     """What a kernel says of the anchor: nothing where it is part of the expressions."""
-    if isinstance(anchor, Depthwise):
+    if isinstance(anchor, Depthwise | FewResults):
         return None
     return anchor.anchor if isinstance(anchor, Halved | PlainProduct) else anchor
 

@@ -28,6 +28,7 @@ from fusepass.codegen.ir.program import Kernel, LibraryCall, Program, Ref, Role
 from fusepass.codegen.passes.again import Again, compute_again, never
 from fusepass.codegen.passes.anchored import CHANNELS, AnyAnchor, anchored, in_kernel, operator_of
 from fusepass.codegen.passes.depthwise import CONVOLUTIONS, depthwise_of, per_axis
+from fusepass.codegen.passes.few_results import FewResults, few_results_of, results_together
 from fusepass.codegen.passes.halved import halved_of
 from fusepass.codegen.passes.halved_kernel import Halved
 from fusepass.codegen.passes.packing import pack_weights
@@ -50,6 +51,7 @@ class AnchorSource(enum.Enum):
     GENERATED = "generated"  # generated code wherever it can, else the library
     HALVES = "scaled halves"  # the same, convolutions as products of halves wherever they can be
     TILED_HALVES = "tiled scaled halves"  # the same, with all halves of a tile of the input on the chip wherever they have the room
+    ARITHMETIC = "plain arithmetic"  # the same, convolutions to few channels as windows over all channels
     HELD_HALVES = "held scaled halves"  # the same, with the weights of few channels in registers wherever they fit
 
 
@@ -63,6 +65,7 @@ def generate_anchors(
     halves: bool = False,
     tiled: bool = False,
     held: bool = False,
+    plain: bool = False,
     kept: int = 0,
     again: Again = never,
 ) -> Program:
@@ -70,10 +73,15 @@ def generate_anchors(
 
     `pieces` says in how many pieces such a kernel reduces over positions, `warps` is `Convolution.warps`. With
     `halves`, convolutions that may be rounded to TF32, and those of few channels, become products of scaled halves;
-    `tiled` ones take them from a tile of the input with any number of channels, `held` ones hold weights in registers; `again` says whether those are
-    computed twice. Behind a product, rows of `kept` elements stay on the chip where they are read.
+    `tiled` ones take them from a tile of the input with any number of channels, `held` ones hold weights in registers; `again` says
+    whether those are computed twice. With `plain`, those to few channels are plain arithmetic. Behind a product, rows of `kept` elements stay on the chip where they are read.
     """
     for call in program.calls:
+        few = few_results_of(program, call) if plain else None
+        if few is not None:
+            made = _in_arithmetic(program, builder, call, few)
+            program = made if choose(made, made.kernels[0]) else program
+            continue
         anchor = depthwise_of(program, call) or _convolution(program, call, warps) or product_of(program, call)
         if anchor is None:
             continue
@@ -93,6 +101,13 @@ def generate_anchors(
             forms = itertools.chain(scaled, forms)
         program = next((made for made, kernel in forms if choose(made, kernel)), program)
     return without_idle_views(program)
+
+
+def _in_arithmetic(program: Program, builder: Builder, call: LibraryCall, few: FewResults) -> Program:
+    """`program` with a kernel in the first place that computes `call` and maps its results, one after another."""
+    made = anchored(program, builder, call, few, None)
+    assert made is not None
+    return replace(made, kernels=(results_together(made.kernels[0], builder, few), *made.kernels[1:]))
 
 
 def _in_halves(

@@ -38,6 +38,7 @@ class PassOptions:
         warps: that multiply together in a convolution; see `Convolution.warps`.
         halves, tiled, held: whether convolutions that may be rounded to TF32 become products of scaled halves, and these in tiles, or with
             weights in registers.
+        plain: whether convolutions to few channels are plain arithmetic.
         pieces: in how many pieces a convolution's kernel reduces over positions.
         fills: whether a product makes its right operand itself.
         again: whether a convolution is computed twice rather than written for who reads it behind its statistics.
@@ -55,6 +56,7 @@ class PassOptions:
     halves: bool = False
     tiled: bool = False
     held: bool = False
+    plain: bool = False
     pieces: Pieces = lambda program, kernel: None
     fills: Choice = lambda program, kernel: False
     again: Again = never
@@ -113,7 +115,7 @@ def _checked(name: str, program: Program) -> None:
 
 
 def _generate_anchors(program: Program, builder: Builder, options: PassOptions) -> Program:
-    kinds = {"halves": options.halves, "tiled": options.tiled, "held": options.held}
+    kinds = {"halves": options.halves, "tiled": options.tiled, "held": options.held, "plain": options.plain}
     return generate_anchors(
         program,
         builder,

@@ -259,6 +259,8 @@ class Coordinates:
 
     def _patch(self, number: str) -> Tile:
         self.frame.patch = patch_place(self.arranged, self.schedule, self.top, number, self.frame.constant)
+        if self.schedule.parts > 1:
+            self.frame.live = f"threadIdx.x < {self.schedule.threads // self.schedule.parts}"
         return Tile(None, self.names.exact("i"), "0", 1, 1, 1, False, False, True)
 
     def _tile_of(self, number: str, rows: int, columns: int) -> tuple[str, str]:

@@ -101,7 +101,7 @@ class Frame:
                 and index.stride(self.lane) == 1
                 and begins_with(start, self.schedule.start, self.schedule.width)
             )
-        return is_vector(index, axis, self.lane)
+        return not self.arranged.anywhere and is_vector(index, axis, self.lane)
 
     def first_lane(self, index: Index) -> Index:
         """The index of a vector's first element."""

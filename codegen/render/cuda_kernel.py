@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from fusepass.codegen.ir.dataflow import Kept
 from fusepass.codegen.ir.expr import Expr, Load, Stat
 from fusepass.codegen.ir.index import axis_index
+from fusepass.codegen.ir.patches import deep_windows
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
 from fusepass.codegen.render.cuda_across import read_in, write_out
 from fusepass.codegen.render.cuda_ahead import Fetches, prefetch_row
+from fusepass.codegen.render.cuda_deep import DeepPatches
 from fusepass.codegen.render.cuda_ends import Ends
 from fusepass.codegen.render.cuda_exchange import Exchange, exchanges
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
@@ -60,6 +62,12 @@ class Phase:
     last: bool = False  # whether no other phase follows
 
 
+def _patches(frame: Frame) -> Patches | DeepPatches:
+    y, x = frame.arranged.image
+    deep = deep_windows(frame.kernel, frame.program, (y, x))
+    return DeepPatches(frame, deep) if deep else Patches(frame)
+
+
 class KernelWriter:
     """The lines of one kernel, phase after phase."""
 
@@ -75,7 +83,7 @@ class KernelWriter:
         self.before_rows = len(self.top.lines)
         if self.fetches is not None:
             self.top.lines += self.fetches.row()
-        self.patches = Patches(frame) if frame.patch is not None else None
+        self.patches = _patches(frame) if frame.patch is not None else None
         self.exchanged: tuple[Exchange, ...] = exchanges(frame)
         self.staged = Staged(frame) if frame.schedule.staged else None
         self.arrived = (

@@ -34,7 +34,7 @@ def patch_place(
 ) -> PatchPlace:
     """Defines the image and the column of a thread in `top`; block `number`; `constant` declares a name with a value."""
     y, x = arranged.image
-    groups, cols = plan.groups // plan.planes, plan.lanes * plan.width
+    groups, cols = plan.groups // plan.planes // plan.parts, plan.lanes * plan.width
     image, first_row, first_column, row_in_patch, plane = number, "0", "0", "", ""
     bands, parts = -(-y.size // plan.band), -(-x.size // cols)
     lane = constant("lane", f"threadIdx.x % {plan.lanes}" if plan.groups > 1 else "threadIdx.x")
@@ -51,13 +51,14 @@ def patch_place(
         image = f"fp::div({image}, {bands})"
     top_row = first_row
     if groups > 1:
-        group = f"int(threadIdx.x) / {plan.lanes}" + (f" % {groups}" if plan.planes > 1 else "")
+        group = f"int(threadIdx.x) / {plan.lanes}" + (f" % {groups}" if plan.planes * plan.parts > 1 else "")
         top_row = row_in_patch = constant("group", _start(group, plan.unroll, plan.band))
         if bands > 1:
             top_row = constant("top_row", f"{first_row} + {row_in_patch}")
     if plan.planes > 1:
         image = f"{number} * {plan.planes}"
-        plane = constant("plane", f"threadIdx.x / {plan.lanes * groups}")
+        which = f"threadIdx.x / {plan.lanes * groups}" + (f" % {plan.planes}" if plan.parts > 1 else "")
+        plane = constant("plane", which)
     first_image = constant("first_image", image)
     if arranged.row is not None:
         top.define_axis(arranged.row, constant("row", f"{first_image} + {plane}" if plane else first_image))

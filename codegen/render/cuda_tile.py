@@ -24,6 +24,7 @@ class Arranged:
         lane: the position in a vector.
         coordinates: names of the original axes' positions.
         image: the two axes that windows walk over, where the walk is `PATCH`; they are no rows then.
+        anywhere: whether vectors may begin anywhere on their axis.
     """
 
     kernel: Kernel
@@ -33,6 +34,7 @@ class Arranged:
     lane: Axis
     coordinates: dict[Atom, str]
     image: tuple[Axis, ...] = ()
+    anywhere: bool = False
 
 
 def arrange(kernel: Kernel, program: Program, schedule: Schedule) -> Arranged:
@@ -56,9 +58,10 @@ def arrange(kernel: Kernel, program: Program, schedule: Schedule) -> Arranged:
     col = kernel.cols[-1] if kernel.cols else None
     axis = image[1] if image else col if schedule.walk is Walk.INNER else row
     lane = Axis("lane of the vector", schedule.width)
+    anywhere = schedule.start is not None or (bool(image) and image[1].size % schedule.width > 0)
     if axis is not None:
-        kernel = split(kernel, axis, lane, builder, anywhere=schedule.start is not None)
-    return Arranged(kernel, row, col, axis, lane, coordinates, image)
+        kernel = split(kernel, axis, lane, builder, anywhere=anywhere)
+    return Arranged(kernel, row, col, axis, lane, coordinates, image, anywhere)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule.cluster import cluster
 from fusepass.codegen.schedule.columns import outer
 from fusepass.codegen.schedule.cost import Costs
+from fusepass.codegen.schedule.deep import deep, has_deep_windows
 from fusepass.codegen.schedule.flat import crossing, pointwise
 from fusepass.codegen.schedule.patch import patch
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
@@ -71,7 +72,8 @@ def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool
         return *scan(kernel, program, facts, aligned=aligned), 0
     shape = Shape(kernel, program, facts, aligned)
     if kernel.is_pointwise:
-        return shape, patch(kernel, program, facts, aligned=aligned) or pointwise(shape), 0
+        patches = deep if has_deep_windows(kernel) else patch
+        return shape, patches(kernel, program, facts, aligned=aligned) or pointwise(shape), 0
     if kernel.team is not None and kernel.team.strip > 1:
         side_by_side = strips(shape, kernel.team)
         if side_by_side is not None:

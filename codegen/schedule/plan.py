@@ -76,6 +76,7 @@ class Schedule:
         overlap: `OUTER`: rows of a block that the next one has, too, so that each stores whole sectors of results whose rows
             begin anywhere.
         planes: `PATCH`: images that a block takes; of more than one, all of each.
+        parts: `PATCH`: groups of threads that take the tiles of deep windows in turn, each for all results of the patch.
         band: `PATCH`: rows of results of an image that a block takes; the last of them are also others', where images do not divide.
         members: blocks that share each row; with more than one, blocks are resident all at once and go from row to row.
         cluster: blocks that share each row, and show each other their states in their shared memory; each takes one row.
@@ -125,6 +126,7 @@ class Schedule:
     exchanges: bool = False
     overlap: int = 0
     planes: int = 1
+    parts: int = 1
     band: int = 0
     members: int = 1
     cluster: int = 1
@@ -252,6 +254,7 @@ class Schedule:
             case Walk.PATCH:
                 rows, cols = self.band, self.lanes * self.width
                 images = f"{self.planes} images of " if self.planes > 1 else ""
-                shape = f"{self.unroll} per thread, {self.threads} threads, patches of {images}{rows} x {cols}"
+                parts = f"{self.parts} parts of " if self.parts > 1 else ""
+                shape = f"{self.unroll} per thread, {parts}{self.threads // self.parts} threads, patches of {images}{rows} x {cols}"
         backward = ", from the last column on" if self.backward else ""
         return f"{self.blocks} blocks, {vector}, {shape}{backward}"

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from fusepass.codegen.ir.tile import power_above
 from fusepass.codegen.schedule.columns import COLUMN_THREADS, exchanging, overlapping, shared_columns
+from fusepass.codegen.schedule.deep import has_deep_windows
 from fusepass.codegen.schedule.flat import covering, crossing, pointwise
 from fusepass.codegen.schedule.lanes import holds_row, resident_blocks
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
@@ -55,7 +56,8 @@ def rivals(shape: Shape, plan: Schedule, together: int = 0) -> Iterator[Schedule
         case Walk.OUTER:
             yield from _outer(shape, plan)
         case Walk.PATCH:
-            yield pointwise(shape)
+            if not has_deep_windows(shape.kernel):
+                yield pointwise(shape)
 
 
 def _pointwise(shape: Shape, plan: Schedule) -> Iterator[Schedule]:

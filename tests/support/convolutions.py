@@ -49,6 +49,7 @@ class Case:
     tiled: bool = False  # these in tiles of the input, whatever number of channels
     held: bool = False  # these with weights in registers
     filled: bool = False  # these of guessed scales, in products that make them themselves
+    plain: bool = False  # of few results, as plain arithmetic
     pointwise: bool = False  # of single positions, as a product of the tensors
     result_last: bool = False  # the result lies channels last
 
@@ -235,7 +236,7 @@ def _generated(
         return facts is None or fits(made, kernel, facts)
 
     warps = 4 if case.halves else case.warps
-    kinds = {"halves": case.halves, "tiled": case.tiled, "held": case.held}
+    kinds = {"halves": case.halves, "tiled": case.tiled, "held": case.held, "plain": case.plain}
     if not case.filled:
         return generate_anchors(program, builder, choose, pieces, warps, **kinds)
     with patch.dict(scales_of.__kwdefaults__, least=0):
@@ -417,8 +418,40 @@ HALVED: dict[str, Case] = {
 }
 """Convolutions of many channels that are products of scaled halves where they may be rounded to TF32."""
 
+FEW_RESULTS: dict[str, Case] = {
+    name: replace(case, plain=True)
+    for name, case in {
+        "to 3": Case((2, 24, 19, 44), 3, (3, 3), (1, 1), (1, 1), (1, 1)),
+        "to 1, odd rows": Case((3, 5, 23, 37), 1, (3, 3), (1, 1), (1, 1), (1, 1)),
+        "to 8, 7 x 7": Case((1, 4, 20, 24), 8, (7, 7), (1, 1), (3, 3), (1, 1)),
+        "to 2, small images": Case((24, 8, 5, 6), 2, (3, 3), (1, 1), (1, 1), (1, 1)),
+        "to 4, single positions": Case((2, 48, 6, 20), 4, (1, 1), (1, 1), (0, 0), (1, 1)),
+        "to 5, no border": Case((2, 16, 12, 70), 5, (2, 3), (1, 1), (0, 0), (1, 1)),
+        "to 3, strided and dilated": Case((2, 6, 33, 41), 3, (3, 4), (2, 3), (2, 1), (3, 2)),
+        "to 2, 1d": Case((4, 12, 333), 2, (5,), (1,), (2,), (1,)),
+        "to 2, 1d, half a vector more": Case((2, 12, 334), 2, (3,), (1,), (1,), (1,)),
+        "to 2, 3d": Case((2, 8, 5, 9, 12), 2, (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1)),
+        "to 2, 3d, strided": Case((1, 6, 7, 9, 11), 2, (3, 2, 3), (2, 1, 2), (2, 0, 1), (1, 2, 1)),
+        "transposed to 3, by 2": Case((2, 16, 9, 20), 3, (4, 4), (2, 2), (1, 1), (1, 1), True),
+        "transposed to 3, by 2, uneven": Case((2, 8, 7, 12), 3, (3, 3), (2, 2), (1, 1), (1, 1), True, (1, 1)),
+        "transposed to 1, by 2 and 3": Case((2, 8, 7, 13), 1, (2, 5), (2, 3), (0, 1), (1, 1), True),
+        "transposed to 4": Case((2, 8, 7, 13), 4, (3, 5), (1, 1), (1, 3), (1, 1), True),
+        "transposed to 2, 1d": Case((3, 8, 50), 2, (4,), (4,), (0,), (1,), True),
+        "transposed to 1, 3d": Case((2, 8, 3, 4, 9), 1, (2, 2, 2), (2, 2, 2), (0, 0, 0), (1, 1, 1), True),
+    }.items()
+}
+"""Convolutions to few channels that are plain arithmetic, as patches."""
+
 SAMPLES: dict[str, Callable[[], Program]] = {
-    **{f"convolution {name}": functools.partial(generated, case) for name, case in (CASES | DEPTHWISE).items()},
+    **{
+        f"convolution {name}": functools.partial(generated, case)
+        for name, case in (CASES | DEPTHWISE | FEW_RESULTS).items()
+    },
+    **{
+        f"convolution {name}, {dtype.value}": functools.partial(generated, replace(FEW_RESULTS[name], dtype=dtype))
+        for name in ("to 3", "to 1, odd rows", "transposed to 3, by 2")
+        for dtype in (DType.F16, DType.BF16)
+    },
     **{
         f"convolution {name}, {over.value}": functools.partial(generated_reduction, CASES[name], over)
         for name in REDUCED

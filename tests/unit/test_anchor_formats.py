@@ -303,7 +303,7 @@ def test_choice(name: str) -> None:
 )
 def test_what_is_offered(effort: str, channels: int, names: list[str]) -> None:
     """The chosen one first; less effort tries less."""
-    graph, _ = trace(nn.Sequential(nn.Conv2d(channels, 8, 3), nn.ReLU()), torch.randn(2, channels, 6, 6))
+    graph, _ = trace(nn.Sequential(nn.Conv2d(channels, 24, 3), nn.ReLU()), torch.randn(2, channels, 6, 6))
     assert [variant.name for variant in variants(graph, H200, effort)] == names
 
 

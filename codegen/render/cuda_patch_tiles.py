@@ -1,0 +1,130 @@
+"""What windows over a patch of results load, staged in shared memory: rows of the input as they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusepass.codegen.ir.expr import Expr
+from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
+from fusepass.codegen.ir.patches import Below, PatchWindow, TileShape, as_used, at_first, tile_shape
+from fusepass.codegen.render.cuda_frame import Frame
+from fusepass.codegen.render.printer import Scope
+from fusepass.codegen.render.spelling import C_TYPES, block
+
+
+@dataclass(frozen=True)
+class StagedTile:
+    """A tile in shared memory, and the C names of it and of what a thread has read of one of its rows."""
+
+    below: Below
+    shape: TileShape
+    name: str
+    near: str
+    used: Expr  # the load, or what all that use it cast it to
+
+
+class PatchTiles:
+    """The tiles of a kernel whose schedule walks patches."""
+
+    def __init__(self, frame: Frame) -> None:
+        assert frame.patch is not None
+        self.frame, self.place = frame, frame.patch
+        self.pool, self.row = frame.names.exact("pool"), frame.names.exact("j")
+        self.used = 0  # bytes of shared memory
+
+    def shape(self, window: PatchWindow, below: Below) -> TileShape:
+        """The tile under a block's patch of one image."""
+        plan = self.frame.schedule
+        results = plan.band, plan.lanes * plan.width
+        return tile_shape(self.frame.program, window, below, results, self.frame.lane, aligned=plan.aligned)
+
+    def declare(self, window: PatchWindow, below: Below, copies: int) -> StagedTile:
+        """Declare the place of so many tiles."""
+        frame, load, shape = self.frame, below.load, self.shape(window, below)
+        pointer, element = frame.pointers[load.buffer], C_TYPES[load.dtype]
+        name, near = (frame.names.numbered(f"{pointer}_{what}") for what in ("tile", "in"))
+        frame.top.lines.append(f"{element}* const {name} = reinterpret_cast<{element}*>({self._start});")
+        self.used += copies * shape.nbytes
+        return StagedTile(below, shape, name, near, as_used(window.value, load))
+
+    @property
+    def _start(self) -> str:
+        return f"{self.pool} + {self.used}" if self.used else self.pool
+
+    def spot(self, window: PatchWindow, tile: StagedTile, thread: str) -> tuple[Scope, str, str]:
+        """Where vector number `thread` of a block's tiles comes from, and the condition that it is there, in a scope that has both.
+
+        What is not there is to be filled with zeros.
+        """
+        frame, shape, load = self.frame, tile.shape, tile.below.load
+        vectors = shape.cols // shape.vector
+        scope = Scope(frame.printer)  # of its own: quotients of the image at hand are not those of another
+        down, right = Axis("row of a tile", shape.rows), Axis("vector of a tile", vectors)
+        scope.lines += self._image(scope, f"{thread} / {shape.rows * vectors}")
+        y, x = window.image
+        still = (frame.lane, *window.window.axes)
+        for axis, first in ((y, self.place.first_row), (x, self.place.first_column)):
+            if first == "0":
+                still = (axis, *still)
+            else:
+                scope.define_axis(axis, first)
+        for axis, text in ((down, f"{thread} / {vectors} % {shape.rows}"), (right, f"{thread} % {vectors}")):
+            name = frame.names.numbered("down" if axis is down else "right")
+            scope.lines.append(f"const int {name} = {text};")
+            scope.define_axis(axis, name)
+        col = axis_index(right) * shape.vector - shape.shift
+
+        def moved(index: Index, by: Index) -> Index:
+            return at_first(index, *still) + by
+
+        guard = [Bound(moved(bound.index, axis_index(down)), bound.low, bound.high) for bound in window.down]
+        guard += [Bound(moved(bound.index, col), bound.low, bound.high) for bound in window.right]
+        guard.append(Bound(axis_index(right) * shape.vector, 0, shape.needed))
+        start = scope.operand(moved(load.index, axis_index(down) * tile.below.pitch + col))
+        return scope, start, scope.condition(guard)
+
+    def _image(self, scope: Scope, plane: str) -> list[str]:
+        """Define the image that is copied; `plane` says which of the block's."""
+        frame, planes = self.frame, self.frame.schedule.planes
+        if frame.arranged.row is None:
+            return []
+        image = frame.names.numbered("image")
+        scope.define_axis(frame.arranged.row, image)
+        which = f"{self.place.first_image} + {plane}" if planes > 1 else self.place.first_image
+        return [f"const {frame.index_type} {image} = {which};"]
+
+    def read(self, tile: StagedTile) -> list[str]:
+        """Read from row `j` of a tile what a thread's results need of it."""
+        frame, shape, plan = self.frame, tile.shape, self.frame.schedule
+        element, k = C_TYPES[tile.used.dtype], frame.names.numbered("k")
+        down = (
+            [times(self.place.row_in_patch, tile.below.steps[0]), self.row] if self.place.row_in_patch else [self.row]
+        )
+        if plan.planes > 1:
+            down.insert(0, f"{self.place.plane} * {shape.rows}")
+        place, here = times(self.place.column_in_patch, tile.below.steps[1]), times(k, shape.near)
+        start = f"({' + '.join(down)}) * {shape.cols} + {place} + {here}"
+        cast = "" if tile.used.dtype is tile.below.load.dtype else f"fp::cast<{element}>"
+        part = frame.names.numbered("part")
+        to = f"{tile.near}[{here} + {frame.v}]" if shape.near > 1 else f"{tile.near}[{k}]"
+        lines = [f"const auto {part} = fp::as_vector<{shape.near}>({tile.name}[{start}]);"]
+        lines += loop(
+            frame.v, shape.near, [f"{to} = {cast}({part}[{frame.v}]);" if cast else f"{to} = {part}[{frame.v}];"]
+        )
+        return [f"{element} {tile.near}[{shape.reach}];", *loop(k, shape.reach // shape.near, lines)]
+
+    def result(self) -> str:
+        """Which of a thread's results that of a step and a lane is."""
+        plan = self.frame.schedule
+        step = f"{times(self.frame.u, plan.width)} + " if plan.unroll > 1 else ""
+        return step + (self.frame.v if plan.width > 1 else "0")
+
+
+def times(text: str, factor: int) -> str:
+    return text if factor == 1 else f"{factor} * {text}"
+
+
+def loop(variable: str, count: int, lines: Sequence[str]) -> list[str]:
+    """A loop that the compiler unrolls, even where it has one turn."""
+    return ["#pragma unroll", *block(f"for (int {variable} = 0; {variable} < {count}; ++{variable})", lines)]

@@ -1,0 +1,211 @@
+"""Schedules of pointwise kernels with deep windows: patches whose tiles come one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from math import prod
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.expr import Window
+from fusepass.codegen.ir.index import Axis, Index
+from fusepass.codegen.ir.patches import PatchWindow, TileShape, deep_windows, tile_shape
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.shape import ceil
+
+STAGES = 3
+"""Places for tiles: of the one at hand, and of those that are on their way."""
+
+_SUMS = 64  # registers of a thread that hold results
+_MOST_PUSHED = 3200  # points of windows that a thread adds of a tile: they are written out
+_WEIGHTS = 64  # registers that hold what a tile is multiplied by
+_HELD = 160  # registers of results, of a row and of weights, up to which weights are held
+_OTHERS = 56  # registers besides these
+_THREADS = 64, 256  # least and most of a block
+_PARTS = 1, 2, 4, 8
+_SCHEDULERS = 4  # of a multiprocessor, each of which issues one instruction a cycle
+_WAIT = 600  # cycles of a turn in which a warp waits for others and for what it reads, if it is alone
+_TURN = 40  # instructions of a turn besides what is read, copied and added
+_ALONE = 3  # warps whose time is lost where few hide what others wait for
+_ACCESS = 4  # cycles of shared memory that a warp's copies take
+_COPY = 6  # the same for each vector that a thread copies
+_COPIES_FROM = 80  # compute capability times ten
+_RESERVED = 1 << 10  # bytes of shared memory that the device takes of each block
+_REGISTERS = 255
+_START = 3000  # cycles from a block's start to its first turn, and behind its last
+_WARP = 32
+
+
+def weights_apart(windows: tuple[PatchWindow, ...]) -> int:
+    """Numbers from one point to the next of what windows multiply by: whole vectors of up to four."""
+    count = sum(len(window.constants) for window in windows)
+    return count if count <= 2 else ceil(count, 4) * 4
+
+
+def keeps_weights(windows: tuple[PatchWindow, ...], plan: Schedule) -> bool:
+    """Whether a thread reads once what a tile is multiplied by, rather than for each row of results."""
+    return plan.unroll > 1 and _keeps(windows, plan.width * plan.unroll)
+
+
+def _keeps(windows: tuple[PatchWindow, ...], results: int) -> bool:
+    weights = prod(axis.size for axis in windows[0].taps) * weights_apart(windows)
+    return weights <= _WEIGHTS and weights + results * len(windows) <= _HELD
+
+
+def has_deep_windows(kernel: Kernel) -> bool:
+    return any(isinstance(node, Window) and len(node.axes) > 2 for node in kernel.nodes)
+
+
+def deep(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool) -> Schedule | None:
+    """The patches that take the least time by an estimate; None where windows are not deep, or nothing fits."""
+    image = kernel.rows[-2:]
+    if facts.capability < _COPIES_FROM or len(image) != 2 or not has_deep_windows(kernel):
+        return None
+    windows = deep_windows(kernel, program, image)
+    if not windows:
+        return None
+    plans = _plans(_Work(kernel, program, facts, windows, aligned))
+    return min(plans, key=lambda pair: pair[1], default=(None, 0.0))[0]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is to be laid out."""
+
+    kernel: Kernel
+    program: Program
+    facts: DeviceFacts
+    windows: tuple[PatchWindow, ...]
+    aligned: bool
+
+    @property
+    def window(self) -> PatchWindow:
+        return self.windows[0]
+
+    @cached_property
+    def pushed(self) -> int:
+        """Points of all windows together, over one tile, for each result of one."""
+        return sum(map(_taken, self.windows))
+
+    @cached_property
+    def weights(self) -> int:
+        """Numbers that a tile is multiplied by."""
+        return prod(axis.size for axis in self.window.taps) * weights_apart(self.windows)
+
+    @cached_property
+    def shapes(self) -> dict[tuple[int, int, int], TileShape]:
+        return {}
+
+    def shape(self, band: int, cols: int, width: int) -> TileShape:
+        """The tile under such a patch."""
+        key = band, cols, width
+        if key not in self.shapes:
+            lane, below = Axis("lane", width), self.window.below[0]
+            self.shapes[key] = tile_shape(self.program, self.window, below, (band, cols), lane, aligned=self.aligned)
+        return self.shapes[key]
+
+
+def _taken(window: PatchWindow) -> int:
+    """Points of a window, over one tile, that are reduced."""
+    spots = product(*(range(axis.size) for axis in window.taps))
+
+    def there(spot: tuple[int, ...]) -> bool:
+        at = {axis: Index(place) for axis, place in zip(window.taps, spot, strict=True)}
+        indices = ((bound, bound.index.substitute(at).constant) for bound in window.taken)
+        return all(bound.low <= index < bound.high for bound, index in indices)
+
+    return sum(map(there, spots))
+
+
+def _plans(work: _Work) -> Iterator[tuple[Schedule, float]]:
+    """All patches that fit, each with the cycles that it takes."""
+    y, x = work.kernel.rows[-2:]
+    images = work.kernel.row_count // (y.size * x.size)
+    for width, unroll in product((4, 2, 1), (1, 2, 3, 4, 6, 8)):
+        results = width * unroll
+        fits = results * len(work.windows) <= _SUMS and results * work.pushed <= _MOST_PUSHED
+        if width > x.size or unroll > y.size or not fits:
+            continue
+        for lanes, groups, parts in product(_lanes(x.size, width), _groups(y.size, unroll), _PARTS):
+            band, cols = min(unroll * groups, y.size), lanes * width
+            if lanes * groups * parts > _THREADS[1] or work.window.deep[0].size % parts:
+                continue
+            patches = ceil(y.size, band) * ceil(x.size, cols)
+            alone = patches > 1 or bool(work.window.around)
+            for planes in (1,) if alone else _planes(images, _THREADS[1] // (lanes * groups * parts)):
+                if lanes * groups * planes * parts < _THREADS[0]:
+                    continue
+                blocks = images // planes * patches
+                plan = Schedule(Walk.PATCH, width, unroll, lanes, groups * planes * parts, blocks)
+                found = _finished(work, replace(plan, planes=planes, parts=parts, band=band))
+                if found is not None:
+                    yield found
+
+
+def _finished(work: _Work, plan: Schedule) -> tuple[Schedule, float] | None:
+    """The plan with its shared memory, and the cycles that it takes; None where a multiprocessor has no room for a block."""
+    facts, window, count = work.facts, work.window, len(work.windows)
+    results, nbytes = plan.width * plan.unroll, window.window.dtype.nbytes
+    shape = work.shape(plan.band, plan.lanes * plan.width, plan.width)
+    copied = ceil(plan.parts * plan.planes * shape.rows * (shape.cols // shape.vector), plan.threads)
+    fetched = ceil(plan.parts * work.weights, plan.threads)
+    exchanged = (plan.parts - 1) * plan.threads // plan.parts * results * count * nbytes
+    staged = plan.parts * plan.planes * shape.nbytes + ceil(plan.parts * work.weights, 4) * 4 * nbytes
+    shared, warps = max(STAGES * staged, exchanged), ceil(plan.threads, _WARP)
+    held = min(work.weights, _WEIGHTS) if plan.unroll > 1 else 2 * weights_apart(work.windows)
+    registers = min(results * count + 2 * shape.reach + held + copied + 2 * fetched + _OTHERS, _REGISTERS)
+    room = (facts.shared_bytes_per_block + _RESERVED) // (shared + _RESERVED)
+    resident = min(room, facts.registers // (registers * _WARP * warps))
+    if shared > facts.shared_bytes_per_block or resident < 1:
+        return None
+    turns = prod(axis.size for axis in window.deep) // plan.parts
+    issued, read = _turn(work, plan, shape)
+    issued += _COPY * (copied + fetched) + (plan.parts - 1) * results * count * 2 / turns
+    busy = max(issued / _SCHEDULERS, read + _ACCESS * (copied + fetched))
+
+    def cycles(blocks: int) -> float:
+        """Of so many blocks of a multiprocessor at once."""
+        return turns * max(busy * (blocks * warps + _ALONE), issued + _WAIT) + _START
+
+    full, rest = divmod(plan.blocks, resident * facts.multiprocessors)
+    total = full * cycles(resident) + (cycles(ceil(rest, facts.multiprocessors)) if rest else 0)
+    return replace(plan, shared_bytes=shared, resident=resident), total
+
+
+def _turn(work: _Work, plan: Schedule, shape: TileShape) -> tuple[float, float]:
+    """The instructions of a thread for a tile without its copies, and the cycles in which a warp's share of it is read from shared memory."""
+    (below,), kept = work.window.below, keeps_weights(work.windows, plan)
+    rows = (plan.unroll - 1) * below.steps[0] + work.window.taps[0].size
+    read = rows * shape.reach * below.load.dtype.nbytes / 4 + work.weights * (1 if kept else plan.unroll)
+    cast = rows * shape.reach if below.load.dtype is not work.window.window.dtype else 0
+    issued = plan.width * plan.unroll * work.pushed + read / 4 + cast + _TURN
+    whole = plan.parts == 1 or plan.threads // plan.parts % _WARP == 0
+    return issued, read if whole else 2 * read  # a warp with threads of several parts reads in several places
+
+
+def _lanes(count: int, width: int) -> list[int]:
+    """Threads for each row of a patch: vectors of equal parts of a row, which may overlap and must not end behind it."""
+    parts = {ceil(ceil(count, each), width) for each in range(1, ceil(count, _WARP) + 1)} | {count // width}
+    return _least_waste((lanes for lanes in parts if lanes * width <= count), width, count)
+
+
+def _groups(height: int, unroll: int) -> list[int]:
+    """Threads below each other, of which the last one's rows may be also others'."""
+    return _least_waste({ceil(ceil(height, each), unroll) for each in range(1, height + 1)}, unroll, height)
+
+
+def _least_waste(threads: Iterable[int], each: int, count: int) -> list[int]:
+    """Of about as many threads the two with the fewest results that others compute, too."""
+    waste = {many: ceil(count, many * each) * many * each - count for many in threads if 0 < many <= _THREADS[1]}
+    alike = [
+        sorted((spare, -many) for many, spare in waste.items() if many.bit_length() == bits)[:2]
+        for bits in range(1, 10)
+    ]
+    return [-many for found in alike for _, many in found]
+
+
+def _planes(images: int, most: int) -> list[int]:
+    return [each for each in range(1, min(images, most) + 1) if images % each == 0]
