@@ -67,8 +67,8 @@ class PatchWindow:
         around: the bounds that say which tiles of a deep window are there.
         taken: the bounds that say which points of a deep window are reduced, the same for all results.
         below: the loads of tiles.
-        constants: the loads that are the same for all results of a patch, such as weights; those of points that are reduced may
-            always be read.
+        constants: the loads that are the same for all results of a patch, such as weights, of a deep window for all patches; those of
+            points that are reduced may always be read.
     """
 
     window: Window
@@ -139,15 +139,16 @@ def _patch_window(window: Window, program: Program, image: tuple[Axis, Axis]) ->
     moving = [load for load in loads if load.index.axes & frozenset(image)]
     below = [_below(load, image, taps) for load in moving]
     constants = tuple(load for load in loads if load not in moving)
-    same = {(each.steps, each.dilation) for each in below if each is not None}
-    if None in below or len(same) != 1:
+    steps = {(each.steps, each.dilation) for each in below if each is not None}
+    if None in below or len(steps) != 1:
         return None
     whole = tuple(each for each in below if each is not None)
     taken = tuple[Bound, ...]()
     if deep:
         taken = mask
         of_taps = all(bound.index.axes <= frozenset(taps) for bound in taken)
-        if window.op is not ReduceOp.SUM or len(moving) != 1 or not of_taps:
+        same = bool(constants) and all(load.index.axes <= frozenset(window.axes) for load in constants)
+        if window.op is not ReduceOp.SUM or len(moving) != 1 or not of_taps or not same:
             return None
         there = {node for node in walk(value) if isinstance(node, Masked)}
         mask = next((node.mask for node in there), ())
