@@ -1,8 +1,9 @@
 """Puts what was measured into README.md, and a plot of it beside docs/kernels.md: ``python -m benchmarks.readme``.
 
 Everything comes from ``benchmarks/results/h200.json``, what ``benchmarks/run.py --json`` writes, with a ``note`` about what the
-numbers do not show, and, for a line each, from those of ``h200_chains.json``, ``h200_single.json``, ``h200_networks.json`` and
-``h200_drawn.json`` that are there, the same of ``--group chains``, ``--group single``, ``--group networks`` and ``--drawn``.
+numbers do not show, and, for a line each, from those of ``h200_default.json``, ``h200_chains.json``, ``h200_single.json``,
+``h200_networks.json`` and ``h200_drawn.json`` that are there: the same without max-autotune, and with ``--group chains``,
+``--group single``, ``--group networks`` and ``--drawn``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from benchmarks.implementations import RIVALS, Implementation
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "benchmarks" / "results" / "h200.json"
 GROUPS = {
+    RUN.with_name("h200_default.json"): "workloads of the plain run, beside torch.compile's default mode alone",
     RUN.with_name("h200_chains.json"): "further chains and blocks of `benchmarks/chains.py`",
     RUN.with_name("h200_single.json"): "single operators and losses of `--group single`",
     RUN.with_name("h200_networks.json"): "networks, and blocks of them, of `benchmarks/networks.py`",
@@ -61,7 +63,7 @@ def block() -> str:
         *_said_of("other workloads of `benchmarks/workloads.py`", others),
         *_said_of("of them that are convolutions", [row for row in others if "conv" in row["workload"]]),
         *(line for path, what in GROUPS.items() if path.exists() for line in _said_of_group(path, what)),
-        *_slower(rows),
+        *_slower([*rows, *(row for path in GROUPS if path.exists() for row in _read(path)["rows"])]),
         *_wrong(rows),
         *textwrap.wrap(run.get("note", ""), 120),
         "",

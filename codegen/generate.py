@@ -176,7 +176,7 @@ def _generates(anchor: AnchorSource, facts: DeviceFacts) -> Choice:
         return lambda program, kernel: False
 
     def accepts(program: Program, kernel: Kernel) -> bool:
-        if has_deep_windows(kernel):
+        if anchor is AnchorSource.ARITHMETIC and has_deep_windows(kernel):
             (ordered,) = order_and_merge(replace(program, kernels=(kernel,)), Builder()).kernels
             return deep(ordered, program, facts, aligned=True) is not None
         if isinstance(kernel.anchor, Product):

@@ -28,30 +28,30 @@ class DeepPatches:
 
     def __init__(self, frame: Frame, windows: tuple[PatchWindow, ...]) -> None:
         self.frame, self.plan, self.windows = frame, frame.schedule, windows
-        self._tiles = PatchTiles(frame)
+        self.tiles = PatchTiles(frame)
         self._window = windows[0]
-        self._apart = weights_apart(windows)
-        self._points = prod(axis.size for axis in self._window.taps)
-        self._element = C_TYPES[self._window.window.dtype]
+        self.apart = weights_apart(windows)
+        self.points = prod(axis.size for axis in self._window.taps)
+        self.element = C_TYPES[self._window.window.dtype]
         self._step = frame.names.exact("step")
         self._sums: list[str] = []
 
     def bind(self, lanes: Scope) -> None:
         """Make the windows' results known to the lanes of a step."""
         for window, total in zip(self.windows, self._sums, strict=True):
-            lanes.bind(window.window, f"{total}[{self._tiles.result()}].part<0>()")
+            lanes.bind(window.window, f"{total}[{self.tiles.result()}].part<0>()")
 
     def compute(self) -> None:
         """Print the copies and the windows, before all steps."""
-        frame, plan, tiles = self.frame, self.plan, self._tiles
+        frame, plan, tiles = self.frame, self.plan, self.tiles
         frame.printer.expect([store.value for store in frame.kernel.stores])
         frame.top.lines.append(f"extern __shared__ __align__(16) unsigned char {tiles.pool}[];")
         (below,) = self._window.below
         tile = tiles.declare(self._window, below, STAGES * plan.parts * plan.planes)
         weights = frame.names.exact("weights")
         start = f"{tiles.pool} + {tiles.used}"
-        frame.top.lines.append(f"{self._element}* const {weights} = reinterpret_cast<{self._element}*>({start});")
-        tiles.used += STAGES * self._weights * self._window.window.dtype.nbytes
+        frame.top.lines.append(f"{self.element}* const {weights} = reinterpret_cast<{self.element}*>({start});")
+        tiles.used += STAGES * self.room * self._window.window.dtype.nbytes
         if max(tiles.used, self._exchanged) > plan.shared_bytes:
             raise RenderError(f"{frame.kernel.name} stages {tiles.used} bytes, not {plan.shared_bytes}")
         streams = _Input(self, tile), _Weights(self, weights)
@@ -61,7 +61,7 @@ class DeepPatches:
             total = frame.names.numbered(window.window.op.value.lower())
             self._sums.append(total)
             # Of one dimension each: nvcc 13.0 sets but the first row of arrays of such structures to what they begin with.
-            state = f"fp::{window.window.op.value}<{self._element}>"
+            state = f"fp::{window.window.op.value}<{self.element}>"
             frame.top.lines.append(f"{state} {total}[{plan.unroll * plan.width}];")
         for stage in map(str, range(STAGES - 1)):
             if int(stage) < self.steps:
@@ -87,9 +87,9 @@ class DeepPatches:
         return prod(axis.size for axis in self._window.deep) // self.plan.parts
 
     @property
-    def _weights(self) -> int:
+    def room(self) -> int:
         """Room for what the tiles of a turn are multiplied by, in numbers; whole vectors of 16 bytes."""
-        return -(-self.plan.parts * self._points * self._apart // 4) * 4
+        return -(-self.plan.parts * self.points * self.apart // 4) * 4
 
     @property
     def _threads(self) -> int:
@@ -136,25 +136,25 @@ class DeepPatches:
 
     def _added(self, tile: StagedTile, weights: str) -> list[str]:
         """What a tile adds to a thread's results."""
-        frame, plan, tiles, window, shape = self.frame, self.plan, self._tiles, self._window, tile.shape
-        below, (height, across) = tile.below, window.taps
+        frame, plan, tiles, window, shape = self.frame, self.plan, self.tiles, self._window, tile.shape
+        below, (_, across) = tile.below, window.taps
         size = plan.planes * shape.rows * shape.cols
         here, factors = (frame.names.numbered(word) for word in (f"{tile.name}_here", f"{weights}_here"))
         stage = f"{self._step} % {STAGES}"
-        part = (f" + {self._part} * {size}", f" + {self._part} * {self._points * self._apart}")
-        first = [f"{stage} * {room}" for room in (plan.parts * size, self._weights)]
+        part = (f" + {self._part} * {size}", f" + {self._part} * {self.points * self.apart}")
+        first = [f"{stage} * {room}" for room in (plan.parts * size, self.room)]
         if plan.parts > 1:
             first = [text + each for text, each in zip(first, part, strict=True)]
         lines = [
             f"{C_TYPES[below.load.dtype]}* const {here} = {tile.name} + {first[0]};",
-            f"{self._element}* const {factors} = {weights} + {first[1]};",
+            f"{self.element}* const {factors} = {weights} + {first[1]};",
         ]
         taps = [frame.names.numbered(axis.name) for axis in window.taps]
-        point = f"({taps[0]} * {across.size} + {taps[1]}) * {self._apart}"
+        point = f"({taps[0]} * {across.size} + {taps[1]}) * {self.apart}"
         held = frame.names.numbered("factors")
         kept = keeps_weights(self.windows, plan)
         if kept:
-            lines += self._fetched(held, factors, self._points * self._apart)
+            lines += self._fetched(held, factors, self.points * self.apart)
         count, _ = below.span(window.taps, (plan.unroll, 1))
         row = frame.top.child(conditional=True)
         row.lines += tiles.read(StagedTile(below, shape, here, tile.near, tile.used))
@@ -164,7 +164,7 @@ class DeepPatches:
         inner.define_axis(frame.lane, frame.v)
         at = axis_index(frame.lane) * below.steps[1] + axis_index(across) * below.dilation[1]
         inner.bind(tile.used, f"{tile.near}[{plain(inner.index(at + shape.shift))}]")
-        mine = [] if kept else self._fetched(held, f"{factors} + {point}", self._apart)
+        mine = [] if kept else self._fetched(held, f"{factors} + {point}", self.apart)
         pushes: list[str] = []
         number = 0
         for each, total in zip(self.windows, self._sums, strict=True):
@@ -177,20 +177,17 @@ class DeepPatches:
             condition = inner.condition(each.taken)
             pushes += push if condition == "true" else block(f"if ({condition})", push)
         body = loop(taps[1], across.size, [*mine, *inner.lines, *loop(frame.v, plan.width, pushes)])
-        beyond, apart = f"{tiles.row} - {times(frame.u, below.steps[0])}", below.dilation[0] or 1
-        first_tap = f"const int {taps[0]} = {beyond if apart == 1 else f'({beyond}) / {apart}'};"
-        needed = f"{beyond} >= 0 && {taps[0]} < {height.size}" + (f" && ({beyond}) % {apart} == 0" if apart > 1 else "")
-        row.lines += loop(frame.u, plan.unroll, [first_tap, *block(f"if ({needed})", body)])
+        row.lines += tiles.of_row(window, below, taps[0], body)
         return [*lines, *loop(tiles.row, count, row.lines)]
 
     def _fetched(self, name: str, start: str, count: int) -> list[str]:
         """`count` weights, in registers."""
-        width = next(width for width in (4, 2, 1) if self._apart % width == 0)
+        width = next(width for width in (4, 2, 1) if self.apart % width == 0)
         k = self.frame.names.numbered("k")
         vector = (
             f"fp::as_vector<{width}>({name}[{times(k, width)}]) = fp::as_vector<{width}>(({start})[{times(k, width)}]);"
         )
-        return [f"__align__({4 * width}) {self._element} {name}[{count}];", *loop(k, count // width, [vector])]
+        return [f"__align__({4 * width}) {self.element} {name}[{count}];", *loop(k, count // width, [vector])]
 
     def _together(self) -> list[str]:
         """The first part adds what the others have."""
@@ -198,8 +195,8 @@ class DeepPatches:
         results = plan.unroll * plan.width
         pool, part, k = (frame.names.numbered(word) for word in ("sums", "part", "k"))
         each = results * len(self.windows) * self._threads
-        start = f"reinterpret_cast<{self._element}*>({self._tiles.pool})"
-        lines = ["__syncthreads();", f"{self._element}* const {pool} = {start};"]
+        start = f"reinterpret_cast<{self.element}*>({self.tiles.pool})"
+        lines = ["__syncthreads();", f"{self.element}* const {pool} = {start};"]
 
         def place(which: str, number: int) -> str:
             mine = f"threadIdx.x % {self._threads}"
@@ -249,7 +246,7 @@ class _Input(_Stream):
         """Declare where vectors come from."""
         frame, tile, window = self.frame, self.tile, self.owner.windows[0]
         thread, vector, inside = (frame.names.numbered(word) for word in ("t", "vector", "inside"))
-        scope, start, condition = self.owner._tiles.spot(window, tile, vector)
+        scope, start, condition = self.owner.tiles.spot(window, tile, vector)
         there = [] if condition == "true" else [f"({condition})"]
         there += [f"{thread} < {self.total}"] if self.total % self.threads else []
         place = f"{thread} % {self._each}" if self.owner.plan.parts > 1 else thread
@@ -309,15 +306,15 @@ class _Weights(_Stream):
 
     def __init__(self, owner: DeepPatches, name: str) -> None:
         self._name, self._constants = name, [*_constants(owner.windows)]
-        super().__init__(owner, owner.plan.parts * owner._points * owner._apart, ("weight", "waiting_weight"))
+        super().__init__(owner, owner.plan.parts * owner.points * owner.apart, ("weight", "waiting_weight"))
 
     def prepare(self) -> None:
         """Declare where weights come from."""
         frame, owner, window = self.frame, self.owner, self.owner.windows[0]
         thread, which = frame.names.numbered("t"), frame.names.numbered("which")
         scope = Scope(frame.printer)
-        scope.lines += [f"const int {thread} = {self.mine};", f"const int {which} = {thread} % {owner._apart};"]
-        for axis, apart in zip(window.taps, (window.taps[1].size * owner._apart, owner._apart), strict=True):
+        scope.lines += [f"const int {thread} = {self.mine};", f"const int {which} = {thread} % {owner.apart};"]
+        for axis, apart in zip(window.taps, (window.taps[1].size * owner.apart, owner.apart), strict=True):
             name = frame.names.numbered(axis.name)
             scope.lines.append(f"const int {name} = {thread} / {apart} % {axis.size};")
             scope.define_axis(axis, name)
@@ -327,7 +324,7 @@ class _Weights(_Stream):
             condition = scope.condition(each.taken)
             start = scope.index(index)
             if owner.plan.parts > 1:
-                per_part = owner._points * owner._apart
+                per_part = owner.points * owner.apart
                 start = f"{thread} / {per_part} * {load.index.stride(window.deep[0])} + {start}"
             there = [f"{which} == {number}"] + ([] if condition == "true" else [f"({condition})"])
             there += [f"{thread} < {self.total}"] if self.total % self.threads else []
@@ -356,8 +353,8 @@ class _Weights(_Stream):
         """Lay down what turn `step` needs."""
         owner, value = self.owner, f"{self.waiting}[{self.k}]"
         if owner.windows[0].window.dtype is not self._load.dtype:
-            value = f"fp::cast<{owner._element}>({value})"
-        stage = f"({step}) % {STAGES} * {owner._weights}"
+            value = f"fp::cast<{owner.element}>({value})"
+        stage = f"({step}) % {STAGES} * {owner.room}"
         return self.where_there([f"{self._name}[{stage} + {self.mine}] = {value};"])
 
 

@@ -12,7 +12,7 @@ from fusepass.codegen.ir.expr import Load
 from fusepass.codegen.ir.index import Axis, Bound, axis_index
 from fusepass.codegen.ir.patches import Below, PatchWindow, as_used, at_first, patch_windows
 from fusepass.codegen.render.cuda_frame import Frame
-from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, loop, times
+from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, loop
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
@@ -78,7 +78,7 @@ class Patches:
         frame.top.lines.append(f"fp::{node.op.value}<{C_TYPES[node.dtype]}> {state}[{plan.unroll * plan.width}];")
         taps = [frame.names.numbered(axis.name) for axis in node.axes]
         constants = [(load, self._constant(window, load, taps)) for load in window.constants]
-        below, (height, across) = tiles[0].below, node.axes
+        below, (_, across) = tiles[0].below, node.axes
         count, _ = below.span(window.taps, (plan.unroll, 1))
         row = frame.top.child(conditional=True)
         for tile in tiles:
@@ -95,10 +95,7 @@ class Patches:
             inner.bind(as_used(window.value, load), f"{name}[{taps[0]}][{taps[1]}]")
         push = self._push(window, inner, state)
         lines = loop(taps[1], across.size, loop(frame.v, plan.width, push))
-        beyond, apart = f"{self._row} - {times(frame.u, below.steps[0])}", below.dilation[0] or 1
-        first = [f"const int {taps[0]} = {beyond if apart == 1 else f'({beyond}) / {apart}'};"]
-        needed = f"{beyond} >= 0 && {taps[0]} < {height.size}" + (f" && ({beyond}) % {apart} == 0" if apart > 1 else "")
-        row.lines += loop(frame.u, plan.unroll, [*first, *block(f"if ({needed})", lines)])
+        row.lines += self._tiles.of_row(window, below, taps[0], lines)
         frame.top.lines += loop(self._row, count, self._where_there(window, row.lines, count))
 
     def _push(self, window: PatchWindow, inner: Scope, state: str) -> list[str]:

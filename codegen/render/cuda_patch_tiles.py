@@ -114,6 +114,16 @@ class PatchTiles:
         )
         return [f"{element} {tile.near}[{shape.reach}];", *loop(k, shape.reach // shape.near, lines)]
 
+    def of_row(self, window: PatchWindow, below: Below, tap: str, lines: Sequence[str]) -> list[str]:
+        """`lines` for each row of a thread's results that needs row `j` of a tile, as `tap` of the window's rows."""
+        u, apart = self.frame.u, below.dilation[0] or 1
+        beyond = f"{self.row} - {times(u, below.steps[0])}"
+        which = f"const int {tap} = {beyond if apart == 1 else f'({beyond}) / {apart}'};"
+        needed = f"{beyond} >= 0 && {tap} < {window.taps[0].size}" + (
+            f" && ({beyond}) % {apart} == 0" if apart > 1 else ""
+        )
+        return loop(u, self.frame.schedule.unroll, [which, *block(f"if ({needed})", lines)])
+
     def result(self) -> str:
         """Which of a thread's results that of a step and a lane is."""
         plan = self.frame.schedule

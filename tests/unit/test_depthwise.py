@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import generate
 from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.passes.depthwise import depthwise_of
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_convolution import preferred, serves
@@ -128,3 +131,9 @@ def test_what_is_no_window_is_a_convolution(case: Case) -> None:
     program = program_of(case)
     assert depthwise_of(program, program.calls[0]) is None
     assert isinstance(generated(case).kernels[0].anchor, Convolution)
+
+
+@pytest.mark.parametrize("name", ["depthwise, 3d", "depthwise, 3d, no border", "depthwise, transposed"])
+def test_it_is_generated_where_generated_code_is_asked_for(name: str) -> None:
+    made = generate(program_of(DEPTHWISE[name]), Builder(), H200, AnchorSource.GENERATED)
+    assert not made.program.calls
