@@ -1,0 +1,238 @@
+"""What a block copies to shared memory for deep windows, turn by turn: tiles of the input, and what multiplies them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from fusepass.codegen.ir.expr import Load
+from fusepass.codegen.ir.index import Index, axis_index
+from fusepass.codegen.ir.patches import PatchWindow
+from fusepass.codegen.render.cuda_frame import Frame
+from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, loop
+from fusepass.codegen.render.printer import Scope
+from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.schedule.deep import STAGES, weights_apart
+from fusepass.codegen.schedule.plan import Schedule
+
+_ASYNCHRONOUS = 4  # bytes of the smallest copy that goes on by itself
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The turns in which a block takes tiles: each of its parts has one at a time."""
+
+    frame: Frame
+    windows: tuple[PatchWindow, ...]
+    tiles: PatchTiles
+
+    @property
+    def plan(self) -> Schedule:
+        return self.frame.schedule
+
+    @property
+    def window(self) -> PatchWindow:
+        return self.windows[0]
+
+    @property
+    def apart(self) -> int:
+        """Weights from one point to the next."""
+        return weights_apart(self.windows)
+
+    @property
+    def points(self) -> int:
+        """Of a window, over one tile."""
+        return prod(axis.size for axis in self.window.taps)
+
+    @property
+    def element(self) -> str:
+        """The type that is summed."""
+        return C_TYPES[self.window.window.dtype]
+
+    @property
+    def steps(self) -> int:
+        """How many turns there are."""
+        return prod(axis.size for axis in self.window.deep) // self.plan.parts
+
+    @property
+    def room(self) -> int:
+        """Room for what the tiles of a turn are multiplied by, in numbers; whole vectors of 16 bytes."""
+        return -(-self.plan.parts * self.points * self.apart // 4) * 4
+
+    def deep_axes(self, scope: Scope, step: str) -> None:
+        """Define the axes that count tiles in `scope`, for the first part in turn `step`."""
+        frame, deep = self.frame, self.window.deep
+        number = frame.names.numbered("number")
+        scope.lines.append(f"const int {number} = {step};")
+        for place, axis in enumerate(deep):
+            rest = prod(other.size for other in deep[place + 1 :])
+            here = f"{number} / {rest}" if rest > 1 else number
+            if place:
+                here += f" % {axis.size}"
+            elif self.plan.parts > 1:
+                here += f" * {self.plan.parts}"
+            name = frame.names.numbered(axis.name)
+            scope.lines.append(f"const {frame.index_type} {name} = {here};")
+            scope.define_axis(axis, name)
+
+    def offset(self, scope: Scope, load: Load) -> str:
+        """How far `load` reads from where it reads in the first turn."""
+        strides = [(axis, load.index.stride(axis) or 0) for axis in self.window.deep]
+        name = self.frame.names.numbered("offset")
+        index = sum((axis_index(axis) * stride for axis, stride in strides), Index())
+        scope.lines.append(f"const {self.frame.index_type} {name} = {scope.index(index)};")
+        return name
+
+
+class _Copies:
+    """What a block copies to shared memory for each turn; where it comes from is found once, before all turns: -1 for what is zero.
+
+    What is too small to be copied asynchronously waits in registers while threads compute.
+    """
+
+    def __init__(self, turns: Turns, total: int, names: tuple[str, ...]) -> None:
+        self.of, self.frame, self.total = turns, turns.frame, total
+        self.threads = turns.plan.threads
+        self.count = -(-total // self.threads)
+        self.k = turns.frame.names.numbered("k")
+        self.origin, self.waiting = (turns.frame.names.numbered(name) for name in names)
+
+    @property
+    def mine(self) -> str:
+        """The number of the `k`-th of what a thread copies."""
+        return f"threadIdx.x + {self.k} * {self.threads}" if self.count > 1 else "threadIdx.x"
+
+    def where_there(self, lines: list[str]) -> list[str]:
+        """`lines` for each that a thread copies."""
+        lines = block(f"if ({self.mine} < {self.total})", lines) if self.total % self.threads else lines
+        return loop(self.k, self.count, lines)
+
+
+class InputCopies(_Copies):
+    """The tiles of the input."""
+
+    def __init__(self, turns: Turns, tile: StagedTile) -> None:
+        plan, shape = turns.plan, tile.shape
+        self.tile, self._each = tile, plan.planes * shape.rows * (shape.cols // shape.vector)
+        super().__init__(turns, plan.parts * self._each, ("origin", "waiting"))
+        self._bytes = shape.vector * tile.below.load.dtype.nbytes
+
+    def prepare(self) -> None:
+        """Declare where vectors come from."""
+        frame, tile, window = self.frame, self.tile, self.of.window
+        thread, vector, inside = (frame.names.numbered(word) for word in ("t", "vector", "inside"))
+        scope, start, condition = self.of.tiles.spot(window, tile, vector)
+        there = [] if condition == "true" else [f"({condition})"]
+        there += [f"{thread} < {self.total}"] if self.total % self.threads else []
+        place = f"{thread} % {self._each}" if self.of.plan.parts > 1 else thread
+        if self.of.plan.parts > 1:
+            part = f"{frame.index_type}({thread} / {self._each})"
+            start = f"{part} * {tile.below.load.index.stride(window.deep[0])} + {start}"
+        lines = [f"const int {thread} = {self.mine};", f"const int {vector} = {place};", *scope.lines]
+        lines.append(f"const bool {inside} = {' && '.join(there) or 'true'};")
+        start = f"{bare(start)} + {self._before}" if self._before else bare(start)
+        lines.append(f"{self.origin}[{self.k}] = {inside} ? {start} : -1;")
+        frame.top.lines.append(f"{frame.index_type} {self.origin}[{self.count}];")
+        frame.top.lines += loop(self.k, self.count, lines)
+        if self._waits:
+            frame.top.lines.append(f"{C_TYPES[tile.below.load.dtype]} {self.waiting}[{self.count}];")
+
+    @property
+    def _before(self) -> int:
+        """Elements before the input's first one where a tile that is not there may begin, which others of its turns are counted from."""
+        return max(-self.tile.below.load.index.bounds[0], 0) if self.of.window.around else 0
+
+    @property
+    def _waits(self) -> bool:
+        return self._bytes < _ASYNCHRONOUS
+
+    def begin(self, step: str) -> list[str]:
+        """Begin the copies for turn `step`."""
+        frame, load = self.frame, self.tile.below.load
+        scope = frame.top.child()
+        self.of.deep_axes(scope, step)
+        moved, exists = self.of.offset(scope, load), f"{self.origin}[{self.k}] >= 0"
+        around = scope.condition(self.of.window.around)
+        if around != "true":
+            there = frame.names.numbered("there")
+            scope.lines.append(f"const bool {there} = {around};")
+            exists = f"{there} && {exists}"
+        inside = frame.names.numbered("inside")
+        moved = f"{moved} - {self._before}" if self._before else moved
+        source = f"{frame.pointers[load.buffer]} + ({inside} ? {self.origin}[{self.k}] + {moved} : 0)"
+        copy = f"fp::begin_copy_bytes<{self._bytes}>(&{self._place(step)}, {source}, {inside} ? {self._bytes} : 0);"
+        if self._waits:
+            copy = f"{self.waiting}[{self.k}] = {inside} ? *({source}) : {C_TYPES[load.dtype]}(0.0f);"
+        return [*scope.lines, *self.where_there([f"const bool {inside} = {exists};", copy])]
+
+    def end(self, step: str) -> list[str]:
+        """Lay down what waits for turn `step`."""
+        line = f"{self._place(step)} = {self.waiting}[{self.k}];"
+        return self.where_there([line]) if self._waits else []
+
+    def _place(self, step: str) -> str:
+        vector = self.tile.shape.vector
+        stage = f"({step}) % {STAGES} * {self.total * vector}"
+        return f"{self.tile.name}[{stage} + ({self.mine}) * {vector}]"
+
+
+class WeightCopies(_Copies):
+    """What the windows multiply by: that of all windows for a point side by side, 0 where a window has no such point."""
+
+    def __init__(self, turns: Turns, name: str) -> None:
+        self._name, self._constants = name, [*_constants(turns.windows)]
+        super().__init__(turns, turns.plan.parts * turns.points * turns.apart, ("weight", "waiting_weight"))
+
+    def prepare(self) -> None:
+        """Declare where weights come from."""
+        frame, turns, window = self.frame, self.of, self.of.window
+        thread, which = frame.names.numbered("t"), frame.names.numbered("which")
+        scope = Scope(frame.printer)
+        scope.lines += [f"const int {thread} = {self.mine};", f"const int {which} = {thread} % {turns.apart};"]
+        for axis, apart in zip(window.taps, (window.taps[1].size * turns.apart, turns.apart), strict=True):
+            name = frame.names.numbered(axis.name)
+            scope.lines.append(f"const int {name} = {thread} / {apart} % {axis.size};")
+            scope.define_axis(axis, name)
+        scope.lines.append(f"{self.origin}[{self.k}] = -1;")
+        for number, (each, load) in enumerate(self._constants):
+            index = load.index.substitute({axis: Index() for axis in window.deep})
+            condition = scope.condition(each.taken)
+            start = scope.index(index)
+            if turns.plan.parts > 1:
+                per_part = turns.points * turns.apart
+                start = f"{thread} / {per_part} * {load.index.stride(window.deep[0])} + {start}"
+            there = [f"{which} == {number}"] + ([] if condition == "true" else [f"({condition})"])
+            there += [f"{thread} < {self.total}"] if self.total % self.threads else []
+            scope.lines += block(f"if ({' && '.join(there)})", [f"{self.origin}[{self.k}] = {start};"])
+        types = (frame.index_type, self.origin), (C_TYPES[self._load.dtype], self.waiting)
+        frame.top.lines += [f"{kind} {name}[{self.count}];" for kind, name in types]
+        frame.top.lines += loop(self.k, self.count, scope.lines)
+
+    @property
+    def _load(self) -> Load:
+        return self._constants[0][1]
+
+    def begin(self, step: str) -> list[str]:
+        """Load what turn `step` needs."""
+        scope = self.frame.top.child()
+        self.of.deep_axes(scope, step)
+        moved = self.of.offset(scope, self._load)
+        value = f"{self.frame.pointers[self._load.buffer]}[{self.origin}[{self.k}] + {moved}]"
+        zero = f"{C_TYPES[self._load.dtype]}(0.0f)"
+        return [
+            *scope.lines,
+            *loop(self.k, self.count, [f"{self.waiting}[{self.k}] = {self.origin}[{self.k}] >= 0 ? {value} : {zero};"]),
+        ]
+
+    def end(self, step: str) -> list[str]:
+        """Lay down what turn `step` needs."""
+        turns, value = self.of, f"{self.waiting}[{self.k}]"
+        if turns.window.window.dtype is not self._load.dtype:
+            value = f"fp::cast<{turns.element}>({value})"
+        stage = f"({step}) % {STAGES} * {turns.room}"
+        return self.where_there([f"{self._name}[{stage} + {self.mine}] = {value};"])
+
+
+def _constants(windows: tuple[PatchWindow, ...]) -> Iterator[tuple[PatchWindow, Load]]:
+    return ((window, load) for window in windows for load in window.constants)
