@@ -32,7 +32,7 @@ from fusepass.codegen.passes.split import SplitPolicy
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule.arrangement import RULES, Arrangement
 from fusepass.codegen.schedule.cluster import cluster_size
-from fusepass.codegen.schedule.deep import deep, has_deep_windows
+from fusepass.codegen.schedule.deep import has_deep_windows, serves_deep
 from fusepass.codegen.schedule.strips import strip_team
 from fusepass.codegen.schedule.team import team_size
 from fusepass.codegen.schedule.weights import beginnings
@@ -178,7 +178,7 @@ def _generates(anchor: AnchorSource, facts: DeviceFacts) -> Choice:
     def accepts(program: Program, kernel: Kernel) -> bool:
         if anchor is AnchorSource.ARITHMETIC and has_deep_windows(kernel):
             (ordered,) = order_and_merge(replace(program, kernels=(kernel,)), Builder()).kernels
-            return deep(ordered, program, facts, aligned=True) is not None
+            return serves_deep(ordered, program, facts)
         if isinstance(kernel.anchor, Product):
             rules = schedule_product.serves, schedule_product.preferred
         else:

@@ -27,7 +27,7 @@ from fusepass.codegen.ir.convolution import (
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, is_channels_last
 from fusepass.codegen.passes.anchors import AnchorSource
-from fusepass.codegen.passes.depthwise import per_axis
+from fusepass.codegen.passes.geometry import per_axis
 from fusepass.codegen.schedule.arrangement import RULES, Arrangement
 from fusepass.codegen.source import Target
 from fusepass.patterns.opclass import OpClass, direct_class

@@ -145,18 +145,14 @@ def _patch_window(window: Window, program: Program, image: tuple[Axis, Axis]) ->
     whole = tuple(each for each in below if each is not None)
     taken = tuple[Bound, ...]()
     if deep:
-        taken = mask
-        of_taps = all(bound.index.axes <= frozenset(taps) for bound in taken)
-        same = bool(constants) and all(load.index.axes <= frozenset(window.axes) for load in constants)
-        if window.op is not ReduceOp.SUM or len(moving) != 1 or not of_taps or not same:
+        taken, there = mask, _zeros_elsewhere(value, moving) if window.op is ReduceOp.SUM else None
+        everywhere = bool(constants) and all(load.index.axes <= frozenset(window.axes) for load in constants)
+        if there is None or not everywhere or any(not bound.index.axes <= frozenset(taps) for bound in taken):
             return None
-        there = {node for node in walk(value) if isinstance(node, Masked)}
-        mask = next((node.mask for node in there), ())
-        if any(each is not as_used(value, moving[0]) for each in there):
-            return None
-    elif any(isinstance(node, Masked) for node in walk(value)):
-        return None
-    if not deep and not all(_always_there(load, program) for load in constants):
+        mask = there
+    elif any(isinstance(node, Masked) for node in walk(value)) or not all(
+        _always_there(load, program) for load in constants
+    ):
         return None
     down = tuple(bound for bound in mask if _follows(bound.index, image, taps, whole[0], 0))
     right = tuple(bound for bound in mask if bound not in down and _follows(bound.index, image, taps, whole[0], 1))
@@ -164,6 +160,14 @@ def _patch_window(window: Window, program: Program, image: tuple[Axis, Axis]) ->
     if around and (not deep or any(bound.index.axes & {*image, *taps} for bound in around)):
         return None
     return PatchWindow(window, image, value, down, right, around, taken, whole, constants)
+
+
+def _zeros_elsewhere(value: Expr, moving: list[Load]) -> tuple[Bound, ...] | None:
+    """The bounds where the one load is there, with zeros in its place elsewhere; None where something else is masked."""
+    masked = [node for node in walk(value) if isinstance(node, Masked)]
+    if len(moving) != 1 or any(node is not as_used(value, moving[0]) for node in masked):
+        return None
+    return masked[0].mask if masked else ()
 
 
 def as_used(value: Expr, load: Load) -> Expr:

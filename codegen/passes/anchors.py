@@ -24,11 +24,12 @@ from fusepass.codegen.ir.crossing import near_step
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.product import Product
-from fusepass.codegen.ir.program import Kernel, LibraryCall, Program, Ref, Role
+from fusepass.codegen.ir.program import Kernel, LibraryCall, Program
 from fusepass.codegen.passes.again import Again, compute_again, never
 from fusepass.codegen.passes.anchored import CHANNELS, AnyAnchor, anchored, in_kernel, operator_of
-from fusepass.codegen.passes.depthwise import CONVOLUTIONS, depthwise_of, per_axis
+from fusepass.codegen.passes.depthwise import depthwise_of
 from fusepass.codegen.passes.few_results import FewResults, few_results_of, results_together
+from fusepass.codegen.passes.geometry import geometry_of
 from fusepass.codegen.passes.halved import halved_of
 from fusepass.codegen.passes.halved_kernel import Halved
 from fusepass.codegen.passes.packing import pack_weights
@@ -49,9 +50,9 @@ class AnchorSource(enum.Enum):
     PREFERRED = "preferred"  # whoever is expected to be the faster one
     LIBRARY = "library"
     GENERATED = "generated"  # generated code wherever it can, else the library
-    HALVES = "scaled halves"  # the same, convolutions as products of halves wherever they can be
-    TILED_HALVES = "tiled scaled halves"  # the same, with all halves of a tile of the input on the chip wherever they have the room
     ARITHMETIC = "plain arithmetic"  # the same, convolutions to few channels as windows over all channels
+    HALVES = "scaled halves"  # generated code wherever it can, convolutions as products of halves wherever they can be
+    TILED_HALVES = "tiled scaled halves"  # the same, with all halves of a tile of the input on the chip wherever they have the room
     HELD_HALVES = "held scaled halves"  # the same, with the weights of few channels in registers wherever they fit
 
 
@@ -74,7 +75,8 @@ def generate_anchors(
     `pieces` says in how many pieces such a kernel reduces over positions, `warps` is `Convolution.warps`. With
     `halves`, convolutions that may be rounded to TF32, and those of few channels, become products of scaled halves;
     `tiled` ones take them from a tile of the input with any number of channels, `held` ones hold weights in registers; `again` says
-    whether those are computed twice. With `plain`, those to few channels are plain arithmetic. Behind a product, rows of `kept` elements stay on the chip where they are read.
+    whether those are computed twice. With `plain`, those to few channels are plain arithmetic. Behind a product, rows of `kept`
+    elements stay on the chip where they are read.
     """
     for call in program.calls:
         few = few_results_of(program, call) if plain else None
@@ -262,33 +264,24 @@ def _forms(
 
 def _convolution(program: Program, call: LibraryCall, warps: int) -> Convolution | None:
     """The call as a convolution that a kernel could do: of float32 or halves, of inputs of the region."""
-    if call.target not in CONVOLUTIONS:
+    of, dtype = geometry_of(program, call), program.buffer(call.result).dtype
+    if of is None or any(each.dtype is not dtype for each in (of.source, of.weight)):
         return None
-    source, weight, bias, stride, padding, dilation, transposed, _, groups = call.args[:9]
-    operands = [program.buffer(ref.buffer) for ref in (source, weight) if isinstance(ref, Ref)]
-    dtype = program.buffer(call.result).dtype
-    plain = all(buffer.role is Role.INPUT and buffer.dtype is dtype for buffer in operands)
-    if bias is not None or len(operands) != 2 or not plain or not program.buffer(call.result).numel:
+    if (dtype is not DType.F32 and not dtype.is_half) or not 1 <= len(of.stride) <= 3:
         return None
-    if dtype is not DType.F32 and not dtype.is_half:
-        return None
-    assert isinstance(groups, int)
-    spatial = len(operands[0].shape) - 2
-    if not 1 <= spatial <= 3 or not all(buffer.numel for buffer in operands):
-        return None
-    spread = per_axis(stride, spatial) if transposed else (1,)
-    few = few_channels(operands[0].shape[1] // groups, spread)
+    spread = of.stride if of.transposed else (1,) * len(of.stride)
+    few = few_channels(of.source.shape[1] // of.groups, spread)
     return Convolution(
         name=f"{call.result}_sum",
-        source=operands[0].name,
-        weight=operands[1].name,
-        stride=per_axis(stride, spatial),
-        padding=per_axis(padding, spatial),
-        dilation=per_axis(dilation, spatial),
-        transposed=bool(transposed),
+        source=of.source.name,
+        weight=of.weight.name,
+        stride=of.stride,
+        padding=of.padding,
+        dilation=of.dilation,
+        transposed=of.transposed,
         precision=Precision.TF32 if call.tf32 and (warps > 1 or not few) else Precision.FLOAT32,
         warps=warps,
-        groups=groups,
+        groups=of.groups,
     )
 
 

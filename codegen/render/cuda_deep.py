@@ -14,7 +14,7 @@ from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, loo
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
-from fusepass.codegen.schedule.deep import STAGES, keeps_weights
+from fusepass.codegen.schedule.deep import STAGES, exchanged_bytes, keeps_weights
 from fusepass.errors import RenderError
 
 
@@ -42,10 +42,8 @@ class DeepPatches:
         (below,) = window.below
         tile = tiles.declare(window, below, STAGES * plan.parts * plan.planes)
         weights = frame.names.exact("weights")
-        start = f"{tiles.pool} + {tiles.used}"
-        frame.top.lines.append(f"{element}* const {weights} = reinterpret_cast<{element}*>({start});")
-        tiles.used += STAGES * turns.room * window.window.dtype.nbytes
-        if max(tiles.used, self._exchanged) > plan.shared_bytes:
+        tiles.reserve(weights, element, STAGES * turns.room * window.window.dtype.nbytes)
+        if max(tiles.used, exchanged_bytes(self.windows, plan)) > plan.shared_bytes:
             raise RenderError(f"{frame.kernel.name} stages {tiles.used} bytes, not {plan.shared_bytes}")
         streams = InputCopies(turns, tile), WeightCopies(turns, weights)
         for stream in streams:
@@ -81,12 +79,6 @@ class DeepPatches:
     def _part(self) -> str:
         return f"threadIdx.x / {self._threads}"
 
-    @property
-    def _exchanged(self) -> int:
-        """Bytes of what the other parts of a block hand to the first."""
-        plan, nbytes = self.plan, self.turns.window.window.dtype.nbytes
-        return (plan.parts - 1) * self._threads * plan.unroll * plan.width * len(self.windows) * nbytes
-
     def _added(self, tile: StagedTile, weights: str) -> list[str]:
         """What a tile adds to a thread's results."""
         frame, plan, tiles, turns, shape = self.frame, self.plan, self.tiles, self.turns, tile.shape
@@ -94,7 +86,7 @@ class DeepPatches:
         size = plan.planes * shape.rows * shape.cols
         here, factors = (frame.names.numbered(word) for word in (f"{tile.name}_here", f"{weights}_here"))
         stage = f"{self._step} % {STAGES}"
-        part = (f" + {self._part} * {size}", f" + {self._part} * {turns.points * turns.apart}")
+        part = (f" + {self._part} * {size}", f" + {self._part} * {turns.weights}")
         first = [f"{stage} * {room}" for room in (plan.parts * size, turns.room)]
         if plan.parts > 1:
             first = [text + each for text, each in zip(first, part, strict=True)]
@@ -107,7 +99,7 @@ class DeepPatches:
         held = frame.names.numbered("factors")
         kept = keeps_weights(self.windows, plan)
         if kept:
-            lines += self._fetched(held, factors, turns.points * turns.apart)
+            lines += self._fetched(held, factors, turns.weights)
         count, _ = below.span(window.taps, (plan.unroll, 1))
         row = frame.top.child(conditional=True)
         row.lines += tiles.read(StagedTile(below, shape, here, tile.near, tile.used))

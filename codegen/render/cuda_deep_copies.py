@@ -13,7 +13,7 @@ from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, loop
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
-from fusepass.codegen.schedule.deep import STAGES, weights_apart
+from fusepass.codegen.schedule.deep import STAGES, weights_apart, weights_of_tile, weights_of_turn
 from fusepass.codegen.schedule.plan import Schedule
 
 _ASYNCHRONOUS = 4  # bytes of the smallest copy that goes on by itself
@@ -41,9 +41,9 @@ class Turns:
         return weights_apart(self.windows)
 
     @property
-    def points(self) -> int:
-        """Of a window, over one tile."""
-        return prod(axis.size for axis in self.window.taps)
+    def weights(self) -> int:
+        """Of one tile."""
+        return weights_of_tile(self.windows)
 
     @property
     def element(self) -> str:
@@ -57,8 +57,8 @@ class Turns:
 
     @property
     def room(self) -> int:
-        """Room for what the tiles of a turn are multiplied by, in numbers; whole vectors of 16 bytes."""
-        return -(-self.plan.parts * self.points * self.apart // 4) * 4
+        """Numbers from what one turn's tiles are multiplied by to the next one's."""
+        return weights_of_turn(self.windows, self.plan)
 
     def deep_axes(self, scope: Scope, step: str) -> None:
         """Define the axes that count tiles in `scope`, for the first part in turn `step`."""
@@ -182,7 +182,7 @@ class WeightCopies(_Copies):
 
     def __init__(self, turns: Turns, name: str) -> None:
         self._name, self._constants = name, [*_constants(turns.windows)]
-        super().__init__(turns, turns.plan.parts * turns.points * turns.apart, ("weight", "waiting_weight"))
+        super().__init__(turns, turns.plan.parts * turns.weights, ("weight", "waiting_weight"))
 
     def prepare(self) -> None:
         """Declare where weights come from."""
@@ -200,8 +200,7 @@ class WeightCopies(_Copies):
             condition = scope.condition(each.taken)
             start = scope.index(index)
             if turns.plan.parts > 1:
-                per_part = turns.points * turns.apart
-                start = f"{thread} / {per_part} * {load.index.stride(window.deep[0])} + {start}"
+                start = f"{thread} / {turns.weights} * {load.index.stride(window.deep[0])} + {start}"
             there = [f"{which} == {number}"] + ([] if condition == "true" else [f"({condition})"])
             there += [f"{thread} < {self.total}"] if self.total % self.threads else []
             scope.lines += block(f"if ({' && '.join(there)})", [f"{self.origin}[{self.k}] = {start};"])

@@ -33,24 +33,21 @@ class PatchTiles:
         self.pool, self.row = frame.names.exact("pool"), frame.names.exact("j")
         self.used = 0  # bytes of shared memory
 
-    def shape(self, window: PatchWindow, below: Below) -> TileShape:
-        """The tile under a block's patch of one image."""
-        plan = self.frame.schedule
-        results = plan.band, plan.lanes * plan.width
-        return tile_shape(self.frame.program, window, below, results, self.frame.lane, aligned=plan.aligned)
-
     def declare(self, window: PatchWindow, below: Below, copies: int) -> StagedTile:
-        """Declare the place of so many tiles."""
-        frame, load, shape = self.frame, below.load, self.shape(window, below)
+        """Declare the place of so many tiles, each under a block's patch of one image."""
+        frame, plan, load = self.frame, self.frame.schedule, below.load
+        results = plan.band, plan.lanes * plan.width
+        shape = tile_shape(frame.program, window, below, results, frame.lane, aligned=plan.aligned)
         pointer, element = frame.pointers[load.buffer], C_TYPES[load.dtype]
         name, near = (frame.names.numbered(f"{pointer}_{what}") for what in ("tile", "in"))
-        frame.top.lines.append(f"{element}* const {name} = reinterpret_cast<{element}*>({self._start});")
-        self.used += copies * shape.nbytes
+        self.reserve(name, element, copies * shape.nbytes)
         return StagedTile(below, shape, name, near, as_used(window.value, load))
 
-    @property
-    def _start(self) -> str:
-        return f"{self.pool} + {self.used}" if self.used else self.pool
+    def reserve(self, name: str, element: str, nbytes: int) -> None:
+        """Declare `name` as the place of the next `nbytes`, a multiple of 16, of shared memory."""
+        start = f"{self.pool} + {self.used}" if self.used else self.pool
+        self.frame.top.lines.append(f"{element}* const {name} = reinterpret_cast<{element}*>({start});")
+        self.used += nbytes
 
     def spot(self, window: PatchWindow, tile: StagedTile, thread: str) -> tuple[Scope, str, str]:
         """Where vector number `thread` of a block's tiles comes from, and the condition that it is there, in a scope that has both.

@@ -14,7 +14,7 @@ from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.patches import PatchWindow, TileShape, deep_windows, tile_shape
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule.plan import Schedule, Walk
-from fusepass.codegen.schedule.shape import ceil
+from fusepass.codegen.schedule.shape import ceil, divisors
 
 STAGES = 3
 """Places for tiles: of the one at hand, and of those that are on their way."""
@@ -45,14 +45,26 @@ def weights_apart(windows: tuple[PatchWindow, ...]) -> int:
     return count if count <= 2 else ceil(count, 4) * 4
 
 
+def weights_of_tile(windows: tuple[PatchWindow, ...]) -> int:
+    """Numbers that a tile is multiplied by."""
+    return prod(axis.size for axis in windows[0].taps) * weights_apart(windows)
+
+
+def weights_of_turn(windows: tuple[PatchWindow, ...], plan: Schedule) -> int:
+    """Room for what the tiles of a turn are multiplied by, in numbers: whole vectors of 16 bytes."""
+    return ceil(plan.parts * weights_of_tile(windows), 4) * 4
+
+
+def exchanged_bytes(windows: tuple[PatchWindow, ...], plan: Schedule) -> int:
+    """Room for what the other parts of a block hand to the first."""
+    others = (plan.parts - 1) * plan.threads // plan.parts
+    return others * plan.unroll * plan.width * len(windows) * windows[0].window.dtype.nbytes
+
+
 def keeps_weights(windows: tuple[PatchWindow, ...], plan: Schedule) -> bool:
     """Whether a thread reads once what a tile is multiplied by, rather than for each row of results."""
-    return plan.unroll > 1 and _keeps(windows, plan.width * plan.unroll)
-
-
-def _keeps(windows: tuple[PatchWindow, ...], results: int) -> bool:
-    weights = prod(axis.size for axis in windows[0].taps) * weights_apart(windows)
-    return weights <= _WEIGHTS and weights + results * len(windows) <= _HELD
+    weights, results = weights_of_tile(windows), plan.width * plan.unroll * len(windows)
+    return plan.unroll > 1 and weights <= _WEIGHTS and weights + results <= _HELD
 
 
 def has_deep_windows(kernel: Kernel) -> bool:
@@ -61,14 +73,12 @@ def has_deep_windows(kernel: Kernel) -> bool:
 
 def deep(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool) -> Schedule | None:
     """The patches that take the least time by an estimate; None where windows are not deep, or nothing fits."""
-    image = kernel.rows[-2:]
-    if facts.capability < _COPIES_FROM or len(image) != 2 or not has_deep_windows(kernel):
-        return None
-    windows = deep_windows(kernel, program, image)
-    if not windows:
-        return None
-    plans = _plans(_Work(kernel, program, facts, windows, aligned))
-    return min(plans, key=lambda pair: pair[1], default=(None, 0.0))[0]
+    return min(_plans(kernel, program, facts, aligned), key=lambda pair: pair[1], default=(None, 0.0))[0]
+
+
+def serves_deep(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
+    """Whether there are such patches."""
+    return next(_plans(kernel, program, facts, aligned=True), None) is not None
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,7 @@ class _Work:
     @cached_property
     def weights(self) -> int:
         """Numbers that a tile is multiplied by."""
-        return prod(axis.size for axis in self.window.taps) * weights_apart(self.windows)
+        return weights_of_tile(self.windows)
 
     @cached_property
     def shapes(self) -> dict[tuple[int, int, int], TileShape]:
@@ -120,9 +130,13 @@ def _taken(window: PatchWindow) -> int:
     return sum(map(there, spots))
 
 
-def _plans(work: _Work) -> Iterator[tuple[Schedule, float]]:
+def _plans(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> Iterator[tuple[Schedule, float]]:
     """All patches that fit, each with the cycles that it takes."""
-    y, x = work.kernel.rows[-2:]
+    image = kernel.rows[-2:]
+    windows = deep_windows(kernel, program, image) if len(image) == 2 else ()
+    if facts.capability < _COPIES_FROM or not windows:
+        return
+    work, (y, x) = _Work(kernel, program, facts, windows, aligned), image
     images = work.kernel.row_count // (y.size * x.size)
     for width, unroll in product((4, 2, 1), (1, 2, 3, 4, 6, 8)):
         results = width * unroll
@@ -135,7 +149,7 @@ def _plans(work: _Work) -> Iterator[tuple[Schedule, float]]:
                 continue
             patches = ceil(y.size, band) * ceil(x.size, cols)
             alone = patches > 1 or bool(work.window.around)
-            for planes in (1,) if alone else _planes(images, _THREADS[1] // (lanes * groups * parts)):
+            for planes in (1,) if alone else divisors(images, _THREADS[1] // (lanes * groups * parts)):
                 if lanes * groups * planes * parts < _THREADS[0]:
                     continue
                 blocks = images // planes * patches
@@ -152,9 +166,8 @@ def _finished(work: _Work, plan: Schedule) -> tuple[Schedule, float] | None:
     shape = work.shape(plan.band, plan.lanes * plan.width, plan.width)
     copied = ceil(plan.parts * plan.planes * shape.rows * (shape.cols // shape.vector), plan.threads)
     fetched = ceil(plan.parts * work.weights, plan.threads)
-    exchanged = (plan.parts - 1) * plan.threads // plan.parts * results * count * nbytes
-    staged = plan.parts * plan.planes * shape.nbytes + ceil(plan.parts * work.weights, 4) * 4 * nbytes
-    shared, warps = max(STAGES * staged, exchanged), ceil(plan.threads, _WARP)
+    staged = plan.parts * plan.planes * shape.nbytes + weights_of_turn(work.windows, plan) * nbytes
+    shared, warps = max(STAGES * staged, exchanged_bytes(work.windows, plan)), ceil(plan.threads, _WARP)
     held = min(work.weights, _WEIGHTS) if plan.unroll > 1 else 2 * weights_apart(work.windows)
     registers = min(results * count + 2 * shape.reach + held + copied + 2 * fetched + _OTHERS, _REGISTERS)
     room = (facts.shared_bytes_per_block + _RESERVED) // (shared + _RESERVED)
@@ -205,7 +218,3 @@ def _least_waste(threads: Iterable[int], each: int, count: int) -> list[int]:
         for bits in range(1, 10)
     ]
     return [-many for found in alike for _, many in found]
-
-
-def _planes(images: int, most: int) -> list[int]:
-    return [each for each in range(1, min(images, most) + 1) if images % each == 0]

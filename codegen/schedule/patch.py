@@ -13,7 +13,7 @@ from fusepass.codegen.ir.patches import PatchWindow, patch_windows, tile_shape
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.vectors import is_vector, split_index
 from fusepass.codegen.schedule.plan import Schedule, Walk
-from fusepass.codegen.schedule.shape import ACCESS, ceil
+from fusepass.codegen.schedule.shape import ACCESS, ceil, divisors
 
 _LEAST_REUSE = 6  # points of windows for each element: with fewer there is little to gain
 _THREADS = 64, 256  # least and most of a block
@@ -70,7 +70,7 @@ def _plans(
             continue
         nbytes = _shared(program, windows, (band, cols), width, aligned=aligned)
         patches = ceil(y.size, band) * ceil(x.size, cols)
-        for planes in _divisors(images) if patches == 1 else (1,):
+        for planes in divisors(images, _THREADS[1]) if patches == 1 else (1,):
             threads = lanes * groups * planes
             if not _THREADS[0] <= threads <= _THREADS[1] or planes * nbytes > room:
                 continue
@@ -92,10 +92,6 @@ def _rows(height: int, most: int) -> Iterator[tuple[int, int]]:
     for unroll in range(1, min(height, most) + 1):
         for groups in range(1, min(ceil(height, unroll), _THREADS[1]) + 1):
             yield unroll, groups
-
-
-def _divisors(count: int) -> list[int]:
-    return [each for each in range(1, min(count, _THREADS[1]) + 1) if count % each == 0]
 
 
 def _width(kernel: Kernel, program: Program, x: Axis) -> int:

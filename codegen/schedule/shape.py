@@ -172,5 +172,10 @@ def ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def divisors(count: int, most: int) -> list[int]:
+    """Those of `count` up to `most`, the least first."""
+    return [each for each in range(1, min(count, most) + 1) if count % each == 0]
+
+
 def power_below(limit: int) -> int:
     return 1 << max(limit.bit_length() - 1, 0)

@@ -20,7 +20,7 @@ from fusepass.patterns.partition import gives_few_results
 from fusepass.variants import variants
 from tests.support.convolutions import FEW_RESULTS, Case, generated, program_of
 from tests.support.emulate import emulate, needs_compiler
-from tests.support.interpret import decode, interpret
+from tests.unit.test_depthwise import assert_rounded_once
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
@@ -58,13 +58,7 @@ def test_inputs_may_start_anywhere(name: str) -> None:
 @pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
 @pytest.mark.parametrize("name", ["to 3", "to 1, odd rows", "transposed to 3, by 2"])
 def test_halves_round_once(name: str, dtype: DType) -> None:
-    program = generated(replace(FEW_RESULTS[name], dtype=dtype), chain=False)
-    verify(program)
-    inputs = inputs_of(program)
-    got = emulate(program, render(program, SMALL), inputs)["conv_out"]
-    wanted = decode(interpret(program, inputs)["conv_out"], dtype)
-    unit = {DType.F16: 2.0**-10, DType.BF16: 2.0**-7}[dtype]  # of the last place, where sums round differently
-    np.testing.assert_allclose(decode(got, dtype), wanted, rtol=unit, atol=1e-5 * np.abs(wanted).max())
+    assert_rounded_once(replace(FEW_RESULTS[name], dtype=dtype))
 
 
 @needs_compiler
