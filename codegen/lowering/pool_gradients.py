@@ -54,7 +54,7 @@ def _adaptive_covering(extent: int, outputs: int) -> Slide:
 
 def _shared(call: Call, gradient: Tensor, like: Tensor, windows: Sequence[Slide], covering: Sequence[Slide]) -> Tensor:
     """The gradient of means: each window's own, divided by its elements, summed over the windows that cover an element."""
-    shares = call.context.pointwise(Op.DIV, (gradient, counts(call, like, windows, gradient.shape)), like.dtype)
+    shares = call.context.pointwise(Op.DIV, (gradient, counts(call, windows, gradient.shape)), like.dtype)
     return pool(call, once(call, shares), ReduceOp.SUM, covering)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from math import prod
 from typing import Any
 
@@ -17,8 +18,9 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Expr, Op, ReduceOp, walk
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
 from fusepass.codegen.ir.ops import CHEAP
+from fusepass.codegen.lowering.gathers import PLACE
 from fusepass.codegen.lowering.registry import Call, lowers
-from fusepass.codegen.lowering.tensor import Coordinates, Tensor, Unsupported, domain
+from fusepass.codegen.lowering.tensor import DTYPES, Context, Coordinates, Tensor, Unsupported, domain
 
 aten = torch.ops.aten
 
@@ -196,14 +198,15 @@ def _avg_pool(
     if divisor_override is not None:
         return _divided(call, total, call.context.constant(divisor_override, (), a.dtype.compute))
     counted = [strided(k, e, s, p, 1, clip=p if count_include_pad else 0) for k, e, s, p in geometry]
-    return _divided(call, total, counts(call, a, counted))
+    return _divided(call, total, counts(call, counted, call.value.shape))
 
 
 @lowers(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default, aten.adaptive_avg_pool1d.default)
 def _adaptive_avg_pool(call: Call, a: Tensor, output_size: Any) -> Tensor:
     rank = int(call.origin[-2])
     slides = [adaptive(extent, out) for extent, out in zip(a.shape[-rank:], ints(output_size, rank), strict=True)]
-    return _divided(call, pool(call, once(call, a, slides), ReduceOp.SUM, slides), counts(call, a, slides))
+    total = pool(call, once(call, a, slides), ReduceOp.SUM, slides)
+    return _divided(call, total, counts(call, slides, call.value.shape))
 
 
 @lowers(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
@@ -215,12 +218,50 @@ def _adaptive_max_pool(call: Call, a: Tensor, output_size: Any) -> tuple[Tensor,
     return pool(call, once(call, a, slides), ReduceOp.MAX, slides), None
 
 
-def counts(call: Call, a: Tensor, slides: Sequence[Slide], shape: Sequence[int] | None = None) -> Tensor:
-    """How many taps of each window count: a constant, unless windows are clipped."""
-    one = call.context.builder.const(1, a.dtype.compute)
-    ones = call.context.constant(1, a.shape, a.dtype)
-    found = pool(call, ones, ReduceOp.SUM, slides, of=lambda _, inside: one, shape=shape)
-    return call.context.cast(found, a.dtype.compute)
+def counts(call: Call, slides: Sequence[Slide], shape: Sequence[int]) -> Tensor:
+    """How many taps of each window count, in a result of `shape`, as numbers of the type that it is computed in."""
+    context, rank = call.context, len(slides)
+    compute = DTYPES[call.value.dtype].compute
+
+    def at(c: Coordinates) -> Expr:
+        each = [_count(context, slide, o, compute) for slide, o in zip(slides, c[len(c) - rank :], strict=True)]
+        known = prod(count for count in each if isinstance(count, int))
+        parts = [count for count in each if not isinstance(count, int)]
+        factors = [context.builder.const(known, compute)] if known != 1 or not parts else []
+        return reduce(lambda a, b: context.builder.apply(Op.MUL, a, b), [*factors, *parts])
+
+    return context.tensor(shape, compute, at)
+
+
+def _count(context: Context, slide: Slide, o: Index, dtype: DType) -> Expr | int:
+    """How many taps of window `o` count along one dimension: those from the last one that is too early to the first that is too late."""
+    tap, builder = Axis("tap", slide.size), context.builder
+    place = PLACE if slide.size <= PLACE.limits[1] else DType.I64
+    first, end = [Index()], [Index(slide.size)]
+    for bound in slide.bounds(o, axis_index(tap)):
+        at_first = bound.index.substitute({tap: Index()})
+        forwards = bound.index.stride(tap) == 1
+        first.append(at_first * -1 + bound.low if forwards else at_first + (1 - bound.high))
+        end.append(at_first * -1 + bound.high if forwards else at_first + (1 - bound.low))
+    first, end = _outermost(first, 1), _outermost(end, -1)
+    if len(first) == 1:
+        end, first = [index - first[0] for index in end], []
+    if not first and len(end) == 1 and not end[0].terms:
+        return end[0].constant
+    count = reduce(partial(builder.apply, Op.MINIMUM), [builder.position(index, place) for index in end])
+    if first:
+        begin = reduce(partial(builder.apply, Op.MAXIMUM), [builder.position(index, place) for index in first])
+        count = builder.apply(Op.SUB, count, begin)
+    return builder.cast(count, dtype)
+
+
+def _outermost(found: Sequence[Index], sign: int) -> list[Index]:
+    """Those of `found` that may be the largest, or the smallest where `sign` is -1; for others, the number that these never pass."""
+    ranges = [(index, sorted(sign * bound for bound in index.tight_bounds)) for index in found]
+    least = max(low for _, (low, _) in ranges)
+    beyond = [(index, low) for index, (low, high) in ranges if high > least]
+    reached = any(low == least for _, low in beyond)
+    return [index for index, _ in beyond] + ([] if reached else [Index(sign * least)])
 
 
 def _divided(call: Call, total: Tensor, count: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import (
     Apply,
     Builder,
-    Const,
     Expr,
     Gather,
     Load,
@@ -47,10 +46,9 @@ def pool_windows(program: Program, builder: Builder, result: Buffer) -> tuple[Pr
 
     It reads `result` by the load that is returned. None where nothing else reads `result` but one window, or where windows overlap.
     """
-    only = _only_reader(program, result)
-    if only is None:
+    reader = _only_reader(program, result)
+    if reader is None:
         return None
-    reader = rewrite_kernel(only, builder, leaf=lambda node: _constant(node, builder))
     found = _window(reader, result)
     place = None if found is None else _place(reader, *found, result)
     if found is None or place is None:
@@ -61,7 +59,7 @@ def pool_windows(program: Program, builder: Builder, result: Buffer) -> tuple[Pr
         return None
     total = Reduction(f"{result.name}_window", window.op, (window.value,), window.dtype)
     pooled = builder.stat(total.name, 0, window.dtype)
-    buffers, rest = program.buffers, tuple(kernel for kernel in program.kernels if kernel is not only)
+    buffers, rest = program.buffers, tuple(kernel for kernel in program.kernels if kernel is not reader)
     several = {axis for axis in place.dimensions if axis.size > 1}
     if reader.is_pointwise and {axis for axis in reader.rows if axis.size > 1} == several:
         made = rewrite_kernel(reader, builder, leaf=lambda node: pooled if node is window else None)
@@ -70,7 +68,7 @@ def pool_windows(program: Program, builder: Builder, result: Buffer) -> tuple[Pr
     else:
         buffer, at, later = _read_again(program, builder, reader, window, place, result)
         kernel = Kernel(f"{buffer.name}_kernel", (), (), (), (Store(buffer.name, at, pooled),), (), reader.origin)
-        kernels = tuple(later if each is only else each for each in program.kernels)
+        kernels = tuple(later if each is reader else each for each in program.kernels)
         buffers = (*buffers, buffer)
     kernel = replace(kernel, rows=place.dimensions, cols=place.inside, sweeps=((total,),))
     written = frozenset[str]().union(*(each.writes for each in program.kernels))
@@ -152,19 +150,6 @@ def _window(reader: Kernel, result: Buffer) -> tuple[Window, Load] | None:
         return None
     loads = [node for node in inside if isinstance(node, Load) and node.buffer == result.name]
     return (window, loads[0]) if len(loads) == 1 else None
-
-
-def _count(node: Expr) -> int | None:
-    """How many points a window has that only counts them, as average pooling does."""
-    if not isinstance(node, Window) or node.op is not ReduceOp.SUM:
-        return None
-    ones = isinstance(node.value, Const) and node.value.value == 1
-    return prod(axis.size for axis in node.axes) if ones else None
-
-
-def _constant(node: Expr, builder: Builder) -> Expr | None:
-    count = _count(node)
-    return None if count is None else builder.const(count, node.dtype)
 
 
 def _outside_of_windows(kernel: Kernel) -> Iterator[Expr]:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fusepass.codegen.ir.expr import Load, Window, walk
 from fusepass.codegen.lowering.tensor import Unsupported
 from tests.support.regions import NO_SPLIT, Functional, region
 
@@ -153,6 +154,22 @@ def test_large_windows_are_rows(pools: Callable[[Tensor], Any]) -> None:
 def test_large_windows_that_overlap_are_none() -> None:
     made = region(lambda x: F.max_pool2d(x, 9, 1, 4), torch.randn(1, 2, 22, 25))
     assert made.program.kernels[0].is_pointwise
+
+
+@pytest.mark.parametrize(
+    "pools",
+    [
+        lambda x: F.avg_pool2d(x, 3, 2, 1),
+        lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
+        lambda x: F.adaptive_avg_pool2d(x, (3, 7)),
+        lambda x: F.adaptive_avg_pool2d(x, (2, 3)),
+    ],
+)
+def test_how_many_points_count_is_arithmetic(pools: Callable[[Tensor], Any]) -> None:
+    """No window goes through points but to read them."""
+    program = region(pools, torch.empty(2, 3, 22, 25, device="meta")).program
+    windows = [node for kernel in program.kernels for node in kernel.nodes if isinstance(node, Window)]
+    assert all(any(isinstance(below, Load) for below in walk(window)) for window in windows)
 
 
 @pytest.mark.parametrize(
