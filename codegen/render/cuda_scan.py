@@ -94,7 +94,8 @@ class ScanWriter(KernelWriter):
         plan = self.schedule
         if self.inner:
             return plan.unroll * plan.lanes // 32 if plan.lanes > 32 else 0
-        return plan.groups * plan.lanes * plan.width if plan.groups > 1 else 0
+        together = max(32 // plan.lanes, 1)  # groups of a warp
+        return plan.groups // together * plan.lanes * plan.width if plan.groups > 1 else 0
 
     def _run(self, *, several: bool) -> list[str]:
         plan = self.schedule

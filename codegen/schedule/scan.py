@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.crossing import neighbours
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.tile import power_above
@@ -64,4 +65,7 @@ def _beside(shape: Shape) -> Schedule:
         not shape.fills(shape.rows // width * groups) and groups * each < shape.cols and lanes * groups < _MOST_THREADS
     ):
         lanes, groups = _WARP, 2 * groups
+    near = min(neighbours(access.index, shape.row_axis) for access in shape.main) // width
+    while lanes > near and groups * each < shape.cols and ceil(shape.rows, lanes * width) < shape.facts.multiprocessors:
+        lanes, groups = lanes // 2, 2 * groups  # rows that lie apart may be another block's
     return Schedule(Walk.OUTER, width, each, lanes, groups, ceil(shape.rows, lanes * width))

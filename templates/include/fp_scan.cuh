@@ -48,16 +48,16 @@ __device__ __forceinline__ T run_vector(T (&values)[W]) {
     return values[in_order<Backward, W>(W - 1)];
 }
 
-// One value of each of Lanes neighbouring threads (a power of two, at most a warp); what those before the thread's give.
-template <typename State, bool Backward, int Lanes, typename T>
+// One value of each of Lanes threads of a warp (a power of two), Apart from each other; what those before the thread's give.
+template <typename State, bool Backward, int Lanes, int Apart = 1, typename T>
 __device__ __forceinline__ T run_lanes(T& value) {
-    const int self = int(threadIdx.x), lane = in_order<Backward, Lanes>(self % Lanes);
+    const int self = int(threadIdx.x), lane = in_order<Backward, Lanes>(self / Apart % Lanes);
 #pragma unroll
     for (int step = 1; step < Lanes; step *= 2) {
-        const T other = of_lane(value, Backward ? self + step : self - step);
+        const T other = of_lane(value, Backward ? self + step * Apart : self - step * Apart);
         value = lane >= step ? joined(State(), other, value) : value;
     }
-    const T before = of_lane(value, Backward ? self + 1 : self - 1);
+    const T before = of_lane(value, Backward ? self + Apart : self - Apart);
     return lane == 0 ? State::none() : before;
 }
 
@@ -102,26 +102,32 @@ __device__ __forceinline__ void run_block(T (&values)[U][W], Slots<T, U * Lanes 
 }
 
 // U values of each of W rows of a thread, one after another; the next ones of its rows are those of the next of Groups threads, Lanes apart.
-template <typename State, int Lanes, int Groups, typename T, int U, int W>
-__device__ __forceinline__ void run_groups(T (&values)[U][W], Slots<T, Groups * Lanes * W>& slots, T (&carry)[W]) {
-    const int lane = int(threadIdx.x) % Lanes, group = int(threadIdx.x) / Lanes;
+template <typename State, int Lanes, int Groups, typename T, int U, int W, int Parts>
+__device__ __forceinline__ void run_groups(T (&values)[U][W], Slots<T, Parts>& slots, T (&carry)[W]) {
+    constexpr int together = Lanes < 32 ? 32 / Lanes : 1, parts = Groups / together;  // groups of a warp, and warps or groups
+    static_assert(Parts == parts * Lanes * W);
+    const int lane = int(threadIdx.x) % Lanes, group = int(threadIdx.x) / Lanes, part = group / together;
+    T before[W];
 #pragma unroll
     for (int v = 0; v < W; ++v) {
 #pragma unroll
         for (int u = 1; u < U; ++u) values[u][v] = joined(State(), values[u - 1][v], values[u][v]);
-        slots[(group * W + v) * Lanes + lane] = values[U - 1][v];
+        T total = values[U - 1][v];
+        if constexpr (together > 1) before[v] = run_lanes<State, false, together, Lanes>(total);
+        if (group % together == together - 1) slots[(part * W + v) * Lanes + lane] = total;
     }
     __syncthreads();
 #pragma unroll
     for (int v = 0; v < W; ++v) {
-        T before = carry[v];
+        T earlier = carry[v];
 #pragma unroll 8
-        for (int g = 0; g < Groups; ++g) {
-            before = g == group ? carry[v] : before;
-            carry[v] = joined(State(), carry[v], slots[(g * W + v) * Lanes + lane]);
+        for (int p = 0; p < parts; ++p) {
+            earlier = p == part ? carry[v] : earlier;
+            carry[v] = joined(State(), carry[v], slots[(p * W + v) * Lanes + lane]);
         }
+        if constexpr (together > 1) earlier = joined(State(), earlier, before[v]);
 #pragma unroll
-        for (int u = 0; u < U; ++u) values[u][v] = joined(State(), before, values[u][v]);
+        for (int u = 0; u < U; ++u) values[u][v] = joined(State(), earlier, values[u][v]);
     }
 }
 

@@ -61,6 +61,8 @@ CASES: dict[str, tuple[Function, tuple[int, ...], torch.dtype]] = {
     "outer": (lambda x: x.cumsum(0), (70, 513), F32),
     "outer, groups": (lambda x: x.cumsum(1), (2, 300, 33), F32),
     "outer, all rows of a thread": (lambda x: x.cumsum(0), (19, 12000), F32),
+    "outer, three rows lie together": (lambda x: x.cumsum(1), (8, 701, 3), F32),
+    "outer, a product, five rows lie together": (lambda x: (x * 0.1 + 1).cumprod(1), (5, 900, 5), F64),
     "outer, backwards": (lambda x: x.flip(1).cumsum(1).flip(1), (2, 300, 33), F16),
     "middle": (lambda x: x.cumsum(1).relu(), (3, 40, 6, 8), F32),
     "a view": (lambda x: x[1:, 3:].cumsum(1), (8, 205), F32),
@@ -139,6 +141,14 @@ def test_schedule(function: Function, shape: tuple[int, ...], walk: Walk, backwa
     (kernel,) = program.kernels
     plan = schedule(kernel, program, facts)
     assert (plan.walk, plan.backward) == (walk, backward)
+
+
+def test_blocks_take_as_many_rows_as_lie_together_where_rows_are_few() -> None:
+    program = region(lambda x: x.cumsum(1), torch.empty(316, 41686, 4, device="meta")).passed(
+        pass_options(DeviceFacts.h200())
+    )
+    plan = schedule(program.kernels[0], program, DeviceFacts.h200())
+    assert (plan.walk, plan.lanes, plan.groups, plan.blocks) == (Walk.OUTER, 8, 128, 158)
 
 
 def test_a_convolution_is_not_scanned_in_its_region() -> None:
