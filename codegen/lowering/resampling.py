@@ -6,6 +6,7 @@ PyTorch has decompositions, but running one imports SymPy, and theirs look indic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
 from math import floor
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Expr, Load, Op, walk
 from fusepass.codegen.ir.index import Index
 from fusepass.codegen.lowering.gathers import PLACE, Lookup, gathered
@@ -21,6 +23,8 @@ from fusepass.codegen.lowering.registry import Call, lowers
 from fusepass.codegen.lowering.tensor import Context, Coordinates, Tensor, Unsupported, domain
 
 aten = torch.ops.aten
+
+_EXACT = 1 << 23  # to which float32 has whole numbers and halves of them
 
 NEAREST = (
     aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
@@ -87,22 +91,74 @@ Taps = Sequence[tuple[Expr, Expr]]
 """Elements along a dimension that make one of the result: (place, weight)."""
 
 
+@dataclass(frozen=True)
+class _Dimension:
+    """Along which the result's element i lies between elements of the input, at ``(slope * i + start) / parts`` of exact arithmetic.
+
+    Attributes:
+        size: of the input.
+        step: how far apart in the input neighbours of the result lie, as PyTorch rounds it.
+        corners: whether the first and last elements of both lie at the same places, and not their outer ends.
+        exact: slope, start and parts, where PyTorch's arithmetic is exact; parts are a power of two.
+    """
+
+    context: Context
+    dtype: DType
+    size: int
+    step: float
+    corners: bool
+    exact: tuple[int, int, int] | None
+
+    def number(self, value: float) -> Expr:
+        """A constant of the type that is computed in."""
+        return self.context.builder.const(value, self.dtype)
+
+    def at(self, i: Index) -> Expr:
+        """Where element `i` lies, in PyTorch's own arithmetic."""
+        apply = self.context.builder.apply
+        at = self.context.builder.cast(self.context.builder.position(i, PLACE), self.dtype)
+        if self.corners:
+            return apply(Op.MUL, at, self.number(self.step))
+        centre = apply(Op.MUL, apply(Op.ADD, at, self.number(0.5)), self.number(self.step))
+        return apply(Op.SUB, centre, self.number(0.5))
+
+    def split(self, i: Index) -> tuple[Index, Expr] | None:
+        """The element before that place, or at it, and how far it is from there; None where arithmetic is not exact."""
+        if self.exact is None:
+            return None
+        slope, start, parts = self.exact
+        builder, place = self.context.builder, i * slope + start
+        rest = builder.cast(builder.position(place % parts, PLACE), self.dtype)
+        return place // parts, builder.apply(Op.MUL, rest, self.number(1 / parts))
+
+
 @lowers(
     aten.upsample_linear1d.default, aten.upsample_bilinear2d.default, aten.upsample_trilinear3d.default,
     aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec,
 )  # fmt: skip
 def _linear(call: Call, a: Tensor, size: Any, align_corners: bool, *scales: Any) -> Tensor:
     """Between the two neighbours along each dimension, by the distance to them; PyTorch's own arithmetic."""
-    builder, number = call.context.builder, _numbers(call, a)
+    builder = call.context.builder
 
-    def taps(at: Expr, extent: int) -> Taps:
-        at = at if align_corners else builder.apply(Op.MAXIMUM, at, number(0.0))
-        last, one = _number(call.context, extent - 1), _number(call.context, 1)
-        low = builder.apply(Op.MINIMUM, builder.cast(at, PLACE), last)
+    def taps(i: Index, along: _Dimension) -> Taps:
+        last, one = _number(call.context, along.size - 1), _number(call.context, 1)
+        split = along.split(i)
+        if split is not None:
+            before, weight = split
+            low = builder.position(before, PLACE)
+            if before.bounds[0] < 0:  # before the first element there is nothing
+                zero = _number(call.context, 0)
+                weight = builder.apply(
+                    Op.WHERE, builder.apply(Op.LT, low, zero, dtype=DType.BOOL), along.number(0.0), weight
+                )
+                low = builder.apply(Op.MAXIMUM, low, zero)
+        else:
+            at = along.at(i) if align_corners else builder.apply(Op.MAXIMUM, along.at(i), along.number(0.0))
+            low = builder.apply(Op.MINIMUM, builder.cast(at, PLACE), last)
+            weight = builder.apply(Op.SUB, at, builder.cast(low, along.dtype))
+            weight = builder.apply(Op.MINIMUM, weight, along.number(1.0))
         high = builder.apply(Op.MINIMUM, builder.apply(Op.ADD, low, one), last)
-        weight = builder.apply(Op.SUB, at, builder.cast(low, a.dtype.compute))
-        weight = builder.apply(Op.MINIMUM, weight, number(1.0))
-        return (low, builder.apply(Op.SUB, number(1.0), weight)), (high, weight)
+        return (low, builder.apply(Op.SUB, along.number(1.0), weight)), (high, weight)
 
     return _interpolated(call, a, align_corners, scales, taps)
 
@@ -115,22 +171,27 @@ def _cubic(call: Call, a: Tensor, size: Any, align_corners: bool, *scales: Any) 
     neighbour, and s = 1 - t the weights are A t s^2, (A + 2) t^3 - (A + 3) t^2 + 1, and both again with t and s exchanged:
     factors in place of PyTorch's polynomials of t + 1 and 2 - t, whose terms cancel.
     """
-    builder, number, sharpness = call.context.builder, _numbers(call, a), -0.75
+    builder, sharpness = call.context.builder, -0.75
 
     def product(*factors: Expr) -> Expr:
         return reduce(lambda x, y: builder.apply(Op.MUL, x, y), factors)
 
-    def inner(t: Expr) -> Expr:
+    def inner(t: Expr, number: Callable[[float], Expr]) -> Expr:
         slope = builder.apply(Op.SUB, product(number(sharpness + 2), t), number(sharpness + 3))
         return builder.apply(Op.ADD, product(slope, t, t), number(1.0))
 
-    def taps(at: Expr, extent: int) -> Taps:
-        floor_ = builder.apply(Op.FLOOR, at)
-        t = builder.apply(Op.MAXIMUM, builder.apply(Op.SUB, at, floor_), number(0.0))
-        t = builder.apply(Op.MINIMUM, t, number(1.0))
+    def taps(i: Index, along: _Dimension) -> Taps:
+        number, split = along.number, along.split(i)
+        if split is not None:
+            first, t = builder.position(split[0], PLACE), split[1]
+        else:
+            floor_ = builder.apply(Op.FLOOR, along.at(i))
+            t = builder.apply(Op.MAXIMUM, builder.apply(Op.SUB, along.at(i), floor_), number(0.0))
+            first, t = builder.cast(floor_, PLACE), builder.apply(Op.MINIMUM, t, number(1.0))
         s = builder.apply(Op.SUB, number(1.0), t)
-        weights = product(number(sharpness), t, s, s), inner(t), inner(s), product(number(sharpness), s, t, t)
-        first, none, last = builder.cast(floor_, PLACE), _number(call.context, 0), _number(call.context, extent - 1)
+        outer = (product(number(sharpness), t, s, s), product(number(sharpness), s, t, t))
+        weights = outer[0], inner(t, number), inner(s, number), outer[1]
+        none, last = _number(call.context, 0), _number(call.context, along.size - 1)
         places = [builder.apply(Op.ADD, first, _number(call.context, offset)) for offset in (-1, 0, 1, 2)]
         inside = [builder.apply(Op.MINIMUM, builder.apply(Op.MAXIMUM, place, none), last) for place in places]
         return tuple(zip(inside, weights, strict=True))
@@ -138,33 +199,24 @@ def _cubic(call: Call, a: Tensor, size: Any, align_corners: bool, *scales: Any) 
     return _interpolated(call, a, align_corners, scales, taps)
 
 
-def _numbers(call: Call, a: Tensor) -> Callable[[float], Expr]:
-    """Constants of the type that elements of `a` are computed in."""
-    return lambda value: call.context.builder.const(value, a.dtype.compute)
-
-
 def _interpolated(
-    call: Call, a: Tensor, align_corners: bool, scales: Sequence[Any], taps: Callable[[Expr, int], Taps]
+    call: Call, a: Tensor, align_corners: bool, scales: Sequence[Any], taps: Callable[[Index, _Dimension], Taps]
 ) -> Tensor:
-    """Sums of elements times weights, along one dimension after the other.
-
-    ``taps(at, extent)`` gives them for `at`, a place between elements of the input, and the dimension's size there.
-    """
+    """Sums of elements times weights, along one dimension after the other; `taps` gives those of an element of the result."""
     if not a.dtype.is_float:
         raise Unsupported("upsampling of integers")
-    context, builder, number = call.context, call.context.builder, _numbers(call, a)
+    context, builder = call.context, call.context.builder
     rank, shape = len(a.shape) - 2, call.value.shape
     given = _scales(call.node, rank, scales)
     sizes = list(zip(a.shape[2:], shape[2:], given, strict=True))
-    steps = [_step(before, after, scale, align_corners) for before, after, scale in sizes]
+    dimensions = [
+        _Dimension(
+            context, a.dtype.compute, before, float(step), align_corners, _exact(step, before, after, align_corners)
+        )
+        for before, after, scale in sizes
+        for step in [_step(before, after, scale, align_corners)]
+    ]
     source = a if _loaded(a) else context.materialize(a, f"{call.origin}_input", call.origin)
-
-    def between(i: Index, step: float) -> Expr:
-        at = builder.cast(builder.position(i, PLACE), a.dtype.compute)
-        if align_corners:
-            return builder.apply(Op.MUL, at, number(step))
-        centre = builder.apply(Op.MUL, builder.apply(Op.ADD, at, number(0.5)), number(step))
-        return builder.apply(Op.SUB, centre, number(0.5))
 
     def corner(places: Sequence[Expr]) -> Tensor:
         found = {
@@ -174,7 +226,7 @@ def _interpolated(
         return gathered(call, source, shape, lambda c: ((*c[:2], *(Index(),) * rank), found))
 
     def at(c: Coordinates) -> Expr:
-        found = [taps(between(i, step), e) for i, e, step in zip(c[2:], a.shape[2:], steps, strict=True)]
+        found = [taps(i, along) for i, along in zip(c[2:], dimensions, strict=True)]
 
         def summed(places: tuple[Expr, ...]) -> Expr:
             if len(places) == rank:
@@ -194,11 +246,19 @@ def _scales(node: fx.Node, rank: int, scales: Sequence[Any]) -> Sequence[float |
     return (*scales, *(None,) * (rank - len(scales)))
 
 
-def _step(before: int, after: int, scale: float | None, align_corners: bool) -> float:
+def _step(before: int, after: int, scale: float | None, align_corners: bool) -> Fraction:
     """How far apart in the input neighbours of the result lie."""
     if align_corners:
-        return (before - 1) / (after - 1) if after > 1 else 0.0
-    return 1 / scale if scale else before / after
+        return Fraction(before - 1, after - 1) if after > 1 else Fraction(0)
+    return Fraction(1 / scale) if scale else Fraction(before, after)
+
+
+def _exact(step: Fraction, before: int, after: int, align_corners: bool) -> tuple[int, int, int] | None:
+    """Slope, start and parts of a dimension where all that PyTorch computes from them has few enough digits, and ends inside of the input."""
+    up, down = step.numerator, step.denominator
+    slope, start, parts = (up, 0, down) if align_corners else (2 * up, up - down, 2 * down)
+    dyadic, last = parts & (parts - 1) == 0, slope * (after - 1) + start
+    return (slope, start, parts) if dyadic and last + parts < _EXACT and last < parts * before else None
 
 
 def _loaded(a: Tensor) -> bool:

@@ -14,7 +14,10 @@ from torch import Tensor, nn
 import fusepass
 from fusepass.capture import Captured, capture
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.generate import generate
+from fusepass.codegen.generate import generate, pass_options
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Apply, Expr, Op
+from fusepass.codegen.schedule import schedule
 from fusepass.config import override
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
@@ -67,6 +70,52 @@ def test_values(name: str) -> None:
     made = region(Functional(CASES[name]), TABLE, IDS)
     made.check()
     made.check(made.passed())
+
+
+UPSAMPLED: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "twice": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), True),
+    "four times, by size": (lambda x: F.interpolate(x, (20, 24), mode="bilinear"), True),
+    "half": (lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear"), True),
+    "less than twice": (
+        lambda x: F.interpolate(x, scale_factor=1.75, mode="bilinear", recompute_scale_factor=False),
+        False,
+    ),
+    "three times": (lambda x: F.interpolate(x, scale_factor=3, mode="bilinear"), False),
+    "a factor beside the size": (lambda x: torch.ops.aten.upsample_bilinear2d(x, [10, 12], False, 1.0, 2.0), False),
+    "corners": (lambda x: F.interpolate(x, (9, 11), mode="bilinear", align_corners=True), True),
+    "corners, one element": (lambda x: F.interpolate(x, (1, 1), mode="bilinear", align_corners=True), True),
+    "line": (lambda x: F.interpolate(x[0], scale_factor=2, mode="linear"), True),
+    "volume": (lambda x: F.interpolate(x[None], scale_factor=2, mode="trilinear"), True),
+    "cubic, twice": (lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), True),
+    "cubic, half": (lambda x: F.interpolate(x, scale_factor=0.5, mode="bicubic"), True),
+}
+"""Interpolations, and whether the places of all elements are exact, so that whole numbers find them."""
+
+
+@pytest.mark.parametrize("name", UPSAMPLED)
+def test_interpolated(name: str) -> None:
+    """What is infinite or no number shows in the same places as in eager, of the first and last elements, too."""
+    function, exact = UPSAMPLED[name]
+    x = torch.arange(180.0, dtype=torch.float64).view(2, 3, 5, 6).sin()
+    x[0, 0, 0, 1], x[0, 1, 1, 0], x[0, 2, -1, -2] = torch.nan, torch.inf, -torch.inf
+    x[1, 0, -1, -1], x[1, 1, 0, 0], x[1, 2, 2, 3] = torch.nan, torch.inf, -torch.inf
+    made = region(function, x)
+    made.check()
+    made.check(made.passed())
+    floors = [node for kernel in made.program.kernels for node in kernel.nodes if is_apply(node, Op.CAST, DType.I32)]
+    assert (not floors) is exact
+
+
+def is_apply(node: Expr, op: Op, dtype: DType) -> bool:
+    return isinstance(node, Apply) and node.op is op and node.dtype is dtype
+
+
+def test_a_vector_of_interpolated_elements_lies_in_one_row() -> None:
+    made = region(
+        lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), torch.empty(8, 64, 216, 223, device="meta")
+    )
+    program = made.passed(pass_options(DeviceFacts.h200()))
+    assert schedule(program.kernels[0], program, DeviceFacts.h200()).width == 2
 
 
 def test_a_stored_table_is_read_in_place() -> None:
