@@ -16,6 +16,7 @@ from fusepass.codegen.ir.expr import (
     Load,
     Masked,
     Op,
+    Position,
     ReduceOp,
     Window,
     children,
@@ -24,6 +25,10 @@ from fusepass.codegen.ir.expr import (
 from fusepass.codegen.ir.index import Axis, Bound, Index
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.vectors import alignment
+
+ACCESS = 16  # bytes of the widest copy
+_ASYNCHRONOUS = 4  # bytes of the smallest copy that goes on by itself
+_GAPS = 2  # times what is needed of a row, from which the rest of it is not copied
 
 NEUTRAL = {ReduceOp.SUM: 0.0, ReduceOp.PROD: 1.0, ReduceOp.MAX: -inf, ReduceOp.MIN: inf}
 """What changes no result of a window."""
@@ -90,6 +95,15 @@ class PatchWindow:
         """The axes over a tile."""
         down, across = self.window.axes[-2:]
         return down, across
+
+    @property
+    def separable(self) -> bool:
+        """Whether what a row of its points gives is the same for all results that need the row."""
+        moving = {id(each.load) for each in self.below}
+        return not self.deep and not any(
+            isinstance(node, Position) or (isinstance(node, Load) and id(node) not in moving)
+            for node in walk(self.value)
+        )
 
     @property
     def reuse(self) -> float:
@@ -233,6 +247,8 @@ class TileShape:
         near: elements that a thread reads from the tile at once.
         reach: elements of a row that a thread reads.
         nbytes: a multiple of 16.
+        run: elements from a row to the next where all rows are copied as they lie, by the aligned vectors that cover them; 0 where each row
+            is copied by itself.
     """
 
     rows: int
@@ -243,6 +259,16 @@ class TileShape:
     near: int
     reach: int
     nbytes: int
+    run: int = 0
+
+    @property
+    def vectors(self) -> int:
+        """That threads copy of it."""
+        return self.rows * (self.cols // self.vector) if not self.run else self.nbytes // ACCESS
+
+    def elements(self, nbytes: int) -> int:
+        """From an image's tile to the next one's; of `nbytes` each."""
+        return self.rows * self.cols if not self.run else self.nbytes // nbytes
 
 
 def tile_shape(
@@ -255,7 +281,7 @@ def tile_shape(
     load, nbytes = below.load, below.load.dtype.nbytes
     buffer, width, moving = program.buffer(load.buffer), lane.size, (window.image[1], lane, window.taps[1])
     usable, start = aligned or buffer.role is not Role.INPUT, at_first(load.index, *moving)
-    shift, vector = 0, 16 // nbytes
+    shift, vector = 0, ACCESS // nbytes
     across = window.image[1].size
     apart = below.steps[1] * gcd(patch[1], across - patch[1]) if patch[1] < across else 0  # of patches side by side
     while vector > 1:
@@ -267,10 +293,17 @@ def tile_shape(
         vector //= 2
     rows, cols = below.span(window.taps, patch)
     _, reach = below.span(window.taps, (1, width))
-    near = gcd(width * below.steps[1], 16 // nbytes)
+    near = gcd(width * below.steps[1], ACCESS // nbytes)
+    lie_together = across <= patch[1] and below.pitch <= _GAPS * cols and not window.deep
+    if vector == 1 and usable and lie_together and (near == 1 or nbytes < _ASYNCHRONOUS):
+        vector = ACCESS // nbytes
+        covered = _up((rows - 1) * below.pitch + cols + vector - 1, vector) * nbytes
+        return TileShape(rows, cols, vector, 0, cols, 1, reach, covered, below.pitch)
     needed = cols + shift
     cols = _up(needed, max(vector, near))
-    return TileShape(rows, cols, vector, shift, needed, near, _up(reach + shift, near), _up(rows * cols * nbytes, 16))
+    return TileShape(
+        rows, cols, vector, shift, needed, near, _up(reach + shift, near), _up(rows * cols * nbytes, ACCESS)
+    )
 
 
 _NOWHERE = Axis("", 1)

@@ -59,13 +59,22 @@ class Patches:
         if condition != "true":
             inside = frame.names.numbered("inside")
             scope.lines.append(f"const bool {inside} = {condition};")
-            start, real = f"({inside} ? {bare(start)} : 0)", f"{inside} ? {nbytes} : 0"
+            real = f"{inside} ? {self._real(tile, start)} : 0"
+            start = f"({inside} ? {bare(start)} : 0)"
         place = f"{thread} * {shape.vector}" if shape.vector > 1 else thread
         scope.lines.append(f"fp::begin_copy_bytes<{nbytes}>(&{tile.name}[{place}], {pointer} + {start}, {real});")
-        total = plan.planes * shape.rows * (shape.cols // shape.vector)
+        total = plan.planes * shape.vectors
         head = f"for (int {thread} = threadIdx.x; {thread} < {total}; {thread} += {plan.threads})"
         frame.top.lines += block(head, scope.lines)
         return tile
+
+    def _real(self, tile: StagedTile, start: str) -> str:
+        """How many bytes of a vector are there, some of which are: the last one of a buffer may have fewer."""
+        load, vector = tile.below.load, tile.shape.vector
+        nbytes, extent = load.dtype.nbytes, self.frame.program.buffer(load.buffer).extent
+        if not tile.shape.run or extent % vector == 0:
+            return str(vector * nbytes)
+        return f"int(fp::least({extent} - {start}, {vector})) * {nbytes}"
 
     # ---- windows
 
@@ -93,14 +102,20 @@ class Patches:
             inner.bind(tile.used, f"{tile.near}[{plain(inner.index(at + tile.shape.shift))}]")
         for load, name in constants:
             inner.bind(as_used(window.value, load), f"{name}[{taps[0]}][{taps[1]}]")
-        push = self._push(window, inner, state)
-        lines = loop(taps[1], across.size, loop(frame.v, plan.width, push))
+        into = f"{state}[{self._tiles.result()}]"
+        if window.separable:  # a row's points are reduced once, for all results
+            kind, of_row = f"fp::{node.op.value}<{C_TYPES[node.dtype]}>", frame.names.numbered("of_row")
+            lane = f"{of_row}[{frame.v if plan.width > 1 else '0'}]"
+            points = loop(taps[1], across.size, loop(frame.v, plan.width, self._push(window, inner, lane)))
+            row.lines += [f"{kind} {of_row}[{plan.width}];", *points]
+            lines = loop(frame.v, plan.width, [f"{into}.push({lane}.part<0>());"])
+        else:
+            lines = loop(taps[1], across.size, loop(frame.v, plan.width, self._push(window, inner, into)))
         row.lines += self._tiles.of_row(window, below, taps[0], lines)
         frame.top.lines += loop(self._row, count, self._where_there(window, row.lines, count))
 
-    def _push(self, window: PatchWindow, inner: Scope, state: str) -> list[str]:
-        """Add a point to a result, if it is there."""
-        into = f"{state}[{self._tiles.result()}]"
+    def _push(self, window: PatchWindow, inner: Scope, into: str) -> list[str]:
+        """Add a point to a state, if it is there."""
         condition = inner.condition(window.right)
         before = len(inner.lines)
         value = inner.value(window.value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.expr import Expr
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
@@ -15,13 +15,19 @@ from fusepass.codegen.render.spelling import C_TYPES, block
 
 @dataclass(frozen=True)
 class StagedTile:
-    """A tile in shared memory, and the C names of it and of what a thread has read of one of its rows."""
+    """A tile in shared memory, and the C names of it and of what a thread has read of one of its rows.
+
+    Attributes:
+        used: the load, or what all that use it cast it to.
+        lead: where rows lie together: the place in the tile of the first element that is needed.
+    """
 
     below: Below
     shape: TileShape
     name: str
     near: str
-    used: Expr  # the load, or what all that use it cast it to
+    used: Expr
+    lead: str = ""
 
 
 class PatchTiles:
@@ -41,7 +47,8 @@ class PatchTiles:
         pointer, element = frame.pointers[load.buffer], C_TYPES[load.dtype]
         name, near = (frame.names.numbered(f"{pointer}_{what}") for what in ("tile", "in"))
         self.reserve(name, element, copies * shape.nbytes)
-        return StagedTile(below, shape, name, near, as_used(window.value, load))
+        tile = StagedTile(below, shape, name, near, as_used(window.value, load))
+        return replace(tile, lead=self._lead(window, tile)) if shape.run else tile
 
     def reserve(self, name: str, element: str, nbytes: int) -> None:
         """Declare `name` as the place of the next `nbytes`, a multiple of 16, of shared memory."""
@@ -55,31 +62,55 @@ class PatchTiles:
         What is not there is to be filled with zeros.
         """
         frame, shape, load = self.frame, tile.shape, tile.below.load
-        vectors = shape.cols // shape.vector
         scope = Scope(frame.printer)  # of its own: quotients of the image at hand are not those of another
-        down, right = Axis("row of a tile", shape.rows), Axis("vector of a tile", vectors)
-        scope.lines += self._image(scope, f"{thread} / {shape.rows * vectors}")
-        y, x = window.image
-        still = (frame.lane, *window.window.axes)
-        for axis, first in ((y, self.place.first_row), (x, self.place.first_column)):
-            if first == "0":
-                still = (axis, *still)
-            else:
-                scope.define_axis(axis, first)
-        for axis, text in ((down, f"{thread} / {vectors} % {shape.rows}"), (right, f"{thread} % {vectors}")):
-            name = frame.names.numbered("down" if axis is down else "right")
-            scope.lines.append(f"const int {name} = {text};")
-            scope.define_axis(axis, name)
-        col = axis_index(right) * shape.vector - shape.shift
+        scope.lines += self._image(scope, f"{thread} / {shape.vectors}")
+        still = self._first(scope, window)
+        if shape.run:
+            vector = self._counted(scope, "vector", shape.vectors, f"{thread} % {shape.vectors}")
+            covers = at_first(load.index, *still) // shape.vector * shape.vector + vector * shape.vector
+            there = Bound(covers, 0, frame.program.buffer(load.buffer).extent)
+            return scope, scope.operand(covers), scope.condition([there])
+        vectors = shape.cols // shape.vector
+        down = self._counted(scope, "down", shape.rows, f"{thread} / {vectors} % {shape.rows}")
+        right = self._counted(scope, "right", vectors, f"{thread} % {vectors}")
+        col = right * shape.vector - shape.shift
 
         def moved(index: Index, by: Index) -> Index:
             return at_first(index, *still) + by
 
-        guard = [Bound(moved(bound.index, axis_index(down)), bound.low, bound.high) for bound in window.down]
+        guard = [Bound(moved(bound.index, down), bound.low, bound.high) for bound in window.down]
         guard += [Bound(moved(bound.index, col), bound.low, bound.high) for bound in window.right]
-        guard.append(Bound(axis_index(right) * shape.vector, 0, shape.needed))
-        start = scope.operand(moved(load.index, axis_index(down) * tile.below.pitch + col))
+        guard.append(Bound(right * shape.vector, 0, shape.needed))
+        start = scope.operand(moved(load.index, down * tile.below.pitch + col))
         return scope, start, scope.condition(guard)
+
+    def _first(self, scope: Scope, window: PatchWindow) -> tuple[Axis, ...]:
+        """Define where the block's patch begins, and return the axes that are 0 at the first element that is needed for it."""
+        still: tuple[Axis, ...] = (self.frame.lane, *window.window.axes)
+        for axis, first in zip(window.image, (self.place.first_row, self.place.first_column), strict=True):
+            if first == "0":
+                still = (axis, *still)
+            else:
+                scope.define_axis(axis, first)
+        return still
+
+    def _counted(self, scope: Scope, what: str, size: int, text: str) -> Index:
+        """The index `text`, which has `size` values, as that of a new axis."""
+        axis, name = Axis(f"{what} of a tile", size), self.frame.names.numbered(what)
+        scope.lines.append(f"const int {name} = {text};")
+        scope.define_axis(axis, name)
+        return axis_index(axis)
+
+    def _lead(self, window: PatchWindow, tile: StagedTile) -> str:
+        """Define the place of the first element that a thread's image needs: vectors begin before it."""
+        frame, row = self.frame, self.frame.arranged.row
+        scope, name = Scope(frame.printer), frame.names.numbered("lead")
+        if row is not None:
+            scope.define_axis(row, self.place.image)
+        lead = at_first(tile.below.load.index, *self._first(scope, window)) % tile.shape.vector
+        value = scope.index(lead)
+        frame.top.lines += [*scope.lines, f"const int {name} = {value};"]
+        return name
 
     def _image(self, scope: Scope, plane: str) -> list[str]:
         """Define the image that is copied; `plane` says which of the block's."""
@@ -98,10 +129,11 @@ class PatchTiles:
         down = (
             [times(self.place.row_in_patch, tile.below.steps[0]), self.row] if self.place.row_in_patch else [self.row]
         )
-        if plan.planes > 1:
-            down.insert(0, f"{self.place.plane} * {shape.rows}")
         place, here = times(self.place.column_in_patch, tile.below.steps[1]), times(k, shape.near)
-        start = f"({' + '.join(down)}) * {shape.cols} + {place} + {here}"
+        start = f"({' + '.join(down)}) * {shape.run or shape.cols} + {place} + {here}"
+        if plan.planes > 1:
+            start = f"{self.place.plane} * {shape.elements(tile.below.load.dtype.nbytes)} + {start}"
+        start = f"{tile.lead} + {start}" if tile.lead else start
         cast = "" if tile.used.dtype is tile.below.load.dtype else f"fp::cast<{element}>"
         part = frame.names.numbered("part")
         to = f"{tile.near}[{here} + {frame.v}]" if shape.near > 1 else f"{tile.near}[{k}]"

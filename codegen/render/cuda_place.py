@@ -16,11 +16,13 @@ class PatchPlace:
 
     Attributes:
         first_image, first_row, first_column: the block's first image, and the first of its rows and columns.
+        image: a thread's image.
         top_row: a thread's first row.
         plane, row_in_patch, column_in_patch: a thread's image, first row and first column, counted from the block's.
     """
 
     first_image: str
+    image: str
     first_row: str
     first_column: str
     top_row: str
@@ -60,10 +62,12 @@ def patch_place(
         which = f"threadIdx.x / {plan.lanes * groups}" + (f" % {plan.planes}" if plan.parts > 1 else "")
         plane = constant("plane", which)
     first_image = constant("first_image", image)
+    image = first_image
     if arranged.row is not None:
-        top.define_axis(arranged.row, constant("row", f"{first_image} + {plane}" if plane else first_image))
+        image = constant("row", f"{first_image} + {plane}" if plane else first_image)
+        top.define_axis(arranged.row, image)
     in_patch = column_in_patch if parts > 1 else column
-    return PatchPlace(first_image, first_row, first_column, top_row, plane, row_in_patch, in_patch)
+    return PatchPlace(first_image, image, first_row, first_column, top_row, plane, row_in_patch, in_patch)
 
 
 def _start(which: str, length: int, count: int) -> str:

@@ -72,8 +72,10 @@ def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool
         return *scan(kernel, program, facts, aligned=aligned), 0
     shape = Shape(kernel, program, facts, aligned)
     if kernel.is_pointwise:
-        patches = deep if has_deep_windows(kernel) else patch
-        return shape, patches(kernel, program, facts, aligned=aligned) or pointwise(shape), 0
+        flat = pointwise(shape)
+        if has_deep_windows(kernel):
+            return shape, deep(kernel, program, facts, aligned=aligned) or flat, 0
+        return shape, patch(kernel, program, facts, aligned=aligned, single=flat.width == 1) or flat, 0
     if kernel.team is not None and kernel.team.strip > 1:
         side_by_side = strips(shape, kernel.team)
         if side_by_side is not None:

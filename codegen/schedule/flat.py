@@ -7,9 +7,10 @@ from dataclasses import replace
 from math import prod
 
 from fusepass.codegen.ir.crossing import crossings, near_step, neighbours, reused
-from fusepass.codegen.ir.expr import Builder, Load, Window, walk
+from fusepass.codegen.ir.expr import Builder, Gather, Load, Window, walk
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.neighbours import points, stretches
+from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.tile import fitting_width, power_above
 from fusepass.codegen.ir.vectors import alignment, is_vector, split, split_index
 from fusepass.codegen.schedule.exchange import exchange_tile, exchanged
@@ -19,6 +20,7 @@ from fusepass.codegen.schedule.shape import ACCESS, LINE, SECTOR, Access, Shape,
 _POINTWISE_BYTES = 16  # read per thread of a pointwise kernel
 _REPEATED_BYTES = 96  # of two vectors at most, where some of them are the same for the next of a thread's vectors
 _OWN_BYTES = 256  # of a thread's vectors then, that is of registers; what is the same for all of them not counted
+_POINTS = 32  # of windows that a thread loads at once, at most
 _NEIGHBOURS = 16  # points of a window, from which it is slower that a warp reads them a vector's width apart
 _STATIC_SHARED = 48 << 10  # bytes
 _CROSSING_BYTES = 8 << 10  # of a tile, for each buffer
@@ -40,6 +42,8 @@ def pointwise(shape: Shape) -> Schedule:
     width = _shared_width(shape, axis) if axis else 1
     if axis and width == 1 and not _walks_over_neighbours(shape, axis):
         width = shape.width(axis)
+        if any(isinstance(node, Gather) for node in shape.kernel.nodes):
+            width = _width_of_rows(shape, width)
     ragged = shape.ragged_width() if width == 1 else 1
     if ragged > 1:
         return replace(_pointwise(shape, ragged), ragged=True)
@@ -69,6 +73,12 @@ def _shared_width(shape: Shape, axis: Axis) -> int:
     return width if shape.fills(shape.rows // width) else 1
 
 
+def _width_of_rows(shape: Shape, width: int) -> int:
+    """`width`, or that of fewer results that never lie in two rows, if there are several: places are found once for all of a row."""
+    short = fitting_width(width, lambda width: shape.axes[-1].size % width == 0)
+    return short if short > 1 else width
+
+
 def _walks_over_neighbours(shape: Shape, axis: Axis) -> bool:
     """Whether windows load single elements, next to each other for neighbours along `axis`.
 
@@ -95,7 +105,7 @@ def _pointwise(shape: Shape, width: int) -> Schedule:
     unroll = min(max(power_below(_POINTWISE_BYTES // bytes_per_step), 1), 4)
     windows = any(access.window for access in shape.accesses)
     if windows:
-        unroll = 1
+        unroll = windows_at_once(shape.kernel) if width == 1 else 1
     threads = 256
     if shape.repeated and 2 * bytes_per_step <= _REPEATED_BYTES and not windows:
         most = _OWN_BYTES // (shape.repeated * width)
@@ -109,6 +119,12 @@ def _pointwise(shape: Shape, width: int) -> Schedule:
     while threads > 64 and ceil(vectors, threads * unroll) < shape.facts.multiprocessors:
         threads //= 2
     return Schedule(Walk.POINTWISE, width, unroll, threads, 1, ceil(vectors, threads * unroll))
+
+
+def windows_at_once(kernel: Kernel) -> int:
+    """Results of a thread that has single elements, so that enough of what their windows load is under way."""
+    sizes = [prod(axis.size for axis in node.axes) for node in kernel.nodes if isinstance(node, Window)]
+    return min(max(power_below(_POINTS // max(sizes)), 1), 4)
 
 
 def crossing(

@@ -15,7 +15,9 @@ from fusepass.codegen.ir.vectors import is_vector, split_index
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ACCESS, ceil, divisors
 
-_LEAST_REUSE = 6  # points of windows for each element: with fewer there is little to gain
+_LEAST_REUSE = 4  # points of windows for each element: with fewer there is little to gain
+_LEAST_REUSE_OF_ROW = 6  # the same of windows of one row, where vectors share what they load
+_WORD = 4  # bytes: shorter elements are not loaded one by one
 _THREADS = 64, 256  # least and most of a block
 _SUMS = 32  # registers of a thread that hold results
 _CONSTANTS = 32  # registers that hold weights: with more, half as many results
@@ -30,13 +32,16 @@ _RESERVED = 1 << 10  # bytes of shared memory that the device takes of each bloc
 _COPIES_FROM = 80  # compute capability times ten
 
 
-def patch(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool) -> Schedule | None:
-    """The best patches of the images that the kernel's last two axes walk over; None where they would save nothing."""
+def patch(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool, single: bool) -> Schedule | None:
+    """The best patches of the images that the kernel's last two axes walk over; None where they would save nothing.
+
+    `single`: whether threads have single elements else.
+    """
     if facts.capability < _COPIES_FROM:
         return None
     image = kernel.rows[-2:]
     windows = patch_windows(kernel, program, image) if len(image) == 2 else ()
-    if not windows or min(window.reuse for window in windows) < _LEAST_REUSE:
+    if not windows or any(window.reuse < _least_reuse(window, single) for window in windows):
         return None
     wanted = 2 * facts.multiprocessors
     (down, across), (step, _) = windows[0].window.axes, windows[0].below[0].steps
@@ -51,6 +56,12 @@ def patch(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool
         return min(plan.blocks, wanted), kernel.row_count / lanes / cost, plan.threads
 
     return max(_plans(kernel, program, facts, windows, aligned), key=worth, default=None)
+
+
+def _least_reuse(window: PatchWindow, single: bool) -> int:
+    if window.taps[0].size == 1:
+        return _LEAST_REUSE_OF_ROW
+    return 1 if single and window.below[0].load.dtype.nbytes < _WORD else _LEAST_REUSE
 
 
 def _plans(

@@ -1,0 +1,75 @@
+"""Pooling by patches whose rows begin anywhere: tiles of rows that lie together, rows of points that all results share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import pass_options
+from fusepass.codegen.render import describe, render
+from tests.support.emulate import emulate, needs_compiler
+from tests.support.regions import region, tensor_of
+
+SMALL = replace(DeviceFacts.h200(), multiprocessors=1, l2_bytes=4096)
+
+Case = tuple[Callable[[Tensor], Tensor], tuple[int, ...], torch.dtype]
+TOGETHER: dict[str, Case] = {
+    "halves": (lambda x: F.avg_pool2d(x, 3, 1, 1), (2, 5, 35, 35), torch.float16),
+    "several images": (lambda x: F.max_pool2d(x, 3, 1, 1), (3, 8, 7, 7), torch.bfloat16),
+    "several images of floats": (lambda x: F.max_pool2d(x, 5, 1, 2), (2, 16, 13, 13), torch.float32),
+    "bands": (lambda x: F.avg_pool2d(x, 3, 1, 1), (1, 3, 131, 61), torch.float16),
+    "steps": (lambda x: F.max_pool2d(x, 3, 2, 1), (2, 6, 31, 45), torch.float16),
+    "windows side by side": (lambda x: F.max_pool2d(x, 3, 3), (2, 6, 32, 47), torch.float16),
+    "holes": (lambda x: F.max_pool2d(x, 3, 1, 1, 2), (2, 6, 15, 17), torch.float32),
+    "a last vector of which the buffer has a part": (lambda x: F.avg_pool2d(x, 3, 1, 1), (1, 3, 33, 33), torch.float16),
+    "images apart": (lambda x: F.max_pool2d(x[:, ::2], 3, 1, 1), (2, 6, 9, 9), torch.float16),
+    "rows apart": (lambda x: F.max_pool2d(x[..., 2:-2], 3, 1, 1), (2, 6, 19, 25), torch.float16),
+    "computed points": (lambda x: F.avg_pool2d(torch.relu(1 - x), 3, 1, 1), (2, 6, 19, 25), torch.float16),
+}
+APART: dict[str, Case] = {
+    "rows of words, stored as vectors": (lambda x: F.max_pool2d(x, 2, 1), (2, 6, 25, 41), torch.float32),
+    "rows that begin with vectors": (lambda x: F.avg_pool2d(x, 3, 1, 1), (2, 6, 24, 40), torch.float16),
+    "rows far apart": (lambda x: F.max_pool2d(x[..., :13], 3, 1, 1), (2, 6, 19, 45), torch.float16),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", [*TOGETHER, *APART])
+def test_values(name: str) -> None:
+    function, shape, dtype = (TOGETHER | APART)[name]
+    x = torch.randn(shape).to(dtype)
+    x.view(-1)[torch.randint(x.numel(), (5,))] = torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0, 1.0]).to(dtype)
+    made = region(function, x)
+    program = made.passed(pass_options(SMALL))
+    source = render(program, SMALL)
+    assert describe(program, program.kernels[-1], SMALL).startswith("patch")
+    assert ("lead" in source.text) is (name in TOGETHER)
+    results = emulate(program, source, made.memory(program))
+    got = tensor_of(results[program.outputs[0]], program.buffer(program.outputs[0]))
+    torch.testing.assert_close(got, made.eager()[0], equal_nan=True)
+
+
+def test_inputs_that_begin_anywhere_are_copied_element_by_element() -> None:
+    function, shape, dtype = TOGETHER["halves"]
+    program = region(function, torch.empty(shape, dtype=dtype, device="meta")).passed(pass_options(SMALL))
+    text = render(program, SMALL, aligned=False).text
+    assert "begin_copy_bytes<2>" in text
+    assert "lead" not in text
+
+
+def test_points_of_a_row_are_reduced_once() -> None:
+    """Five pushes for the row and one for each result that needs it, not five for each."""
+    program = region(lambda x: F.max_pool2d(x, 5, 1, 2), torch.empty(2, 16, 13, 13, device="meta")).passed(
+        pass_options(SMALL)
+    )
+    lines = render(program, SMALL).text.splitlines()
+    assert [line.split("(")[0].strip() for line in lines if ".push(" in line] == [
+        "of_row_0[0].push",
+        "max_0[u + 0].push",
+    ]
