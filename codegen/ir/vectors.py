@@ -104,16 +104,38 @@ def split(kernel: Kernel, axis: Axis, lane: Axis, builder: Builder, *, anywhere:
             else split_index(index, axis, lane)
         )
 
-    return map_values(kernel, lambda value: _with_indices(value, along, builder), along)
+    def bound(bound: Bound) -> Bound:
+        moved = Bound(along(bound.index), bound.low, bound.high)
+        return moved if anywhere else _of_vector(moved, axis, lane)
+
+    return map_values(kernel, lambda value: _with_indices(value, along, bound, builder), along)
 
 
 def split_value(value: Expr, axis: Axis, lane: Axis, builder: Builder) -> Expr:
     """A value of a kernel after `split`."""
-    return _with_indices(value, lambda index: split_index(index, axis, lane), builder)
+    return _with_indices(
+        value,
+        lambda index: split_index(index, axis, lane),
+        lambda bound: _of_vector(Bound(split_index(bound.index, axis, lane), bound.low, bound.high), axis, lane),
+        builder,
+    )
 
 
-def _with_indices(value: Expr, along: Callable[[Index], Index], builder: Builder) -> Expr:
-    """`value` with what `along` makes of all indices."""
+def _of_vector(bound: Bound, axis: Axis, lane: Axis) -> Bound:
+    """`bound` after `split`, that of the first lane where it holds for all lanes or for none."""
+    step, (low, high) = bound.index.stride(lane), bound.index.bounds
+    if not step:
+        return bound
+    start = bound.index.substitute({lane: Index()})
+    limits = [limit for limit, open_ in ((bound.low, low < bound.low), (bound.high, high >= bound.high)) if open_]
+    same = 0 < step * (lane.size - 1) < gcd(alignment(start, axis, lane.size), *limits)
+    return Bound(start, bound.low, bound.high) if same else bound
+
+
+def _with_indices(
+    value: Expr, along: Callable[[Index], Index], bound: Callable[[Bound], Bound], builder: Builder
+) -> Expr:
+    """`value` with what `along` makes of all indices, and `bound` of what masks ask."""
 
     def leaf(node: Expr) -> Expr | None:
         match node:
@@ -126,8 +148,7 @@ def _with_indices(value: Expr, along: Callable[[Index], Index], builder: Builder
             case Prefix(reduction, index, dtype):
                 return builder.prefix(reduction, along(index), dtype)
             case Masked(mask, value, other, _):
-                bounds = tuple(Bound(along(b.index), b.low, b.high) for b in mask)
-                return builder.masked(bounds, value, other)
+                return builder.masked(tuple(map(bound, mask)), value, other)
             case _:
                 return None
 
