@@ -75,15 +75,21 @@ def _movable(a: Tensor) -> bool:
 def _moved(context: Context, value: Expr, lookups: Mapping[Axis, Lookup]) -> Expr:
     """`value` with the loads in it moved along the axes that are looked up."""
     start = dict.fromkeys(lookups, Index())
+    indices = [node.index for node in walk(value) if isinstance(node, Load | Gather)]
+    moving = {axis for axis in lookups if any(index.stride(axis) for index in indices)}
 
     def places(index: Index) -> tuple[Place, ...]:
-        # One of stride 0 moves nothing and still reports a place outside.
+        # One of stride 0 moves nothing, and reports a place outside where no other does.
         return tuple(
-            Place(found.place, index.stride(axis) or 0, found.size, found.checked) for axis, found in lookups.items()
+            Place(found.place, index.stride(axis) or 0, found.size, found.checked)
+            for axis, found in lookups.items()
+            if index.stride(axis) or axis not in moving
         )
 
     def leaf(node: Expr) -> Expr | None:
         match node:
+            case Load(buffer, index, dtype) if not places(index):
+                return context.builder.load(buffer, index.substitute(start), dtype)
             case Load(buffer, index, dtype):
                 return context.builder.gather(buffer, index.substitute(start), places(index), dtype)
             case Gather(buffer, index, known, dtype):

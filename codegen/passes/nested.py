@@ -1,20 +1,23 @@
 """Reductions over rows that are themselves reduced: along each row first, by the kernel that has the row at hand, then over all rows.
 
 What a loss sums over a whole batch may need statistics of each row, as ``F.kl_div(x.log_softmax(1), y.softmax(1))`` does. By itself the
-sum reads everything once more.
+sum reads everything once more. Of ``F.cross_entropy`` it reads the statistics and one element of each row, in which it touches other
+memory for each: where rows are short, that is much of what they have, and the kernel that has the row at hand finds it near.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from fusepass.codegen.ir.expr import Builder
+from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.passes.axes import count, rename_axes, split_axes
 from fusepass.codegen.passes.fuse import drop_unused, fuse_into_producer
 from fusepass.codegen.passes.split import Cut, Splitter
+
+_SHORT_ROW = 256  # elements; in longer ones, what is found once at their ends holds up the threads more than it saves
 
 
 def nest_reductions(program: Program, builder: Builder) -> Program:
@@ -38,7 +41,10 @@ def _nested(program: Program, builder: Builder, position: int) -> Program | None
     before, after = program.kernels[:position], program.kernels[position + 1 :]
     for rows in _rows_of_others(kernel, before):
         work = Splitter(program, builder)
-        work.split(kernel, Cut(rows, kernel))
+        if count(rows) < kernel.col_count:
+            work.split(kernel, Cut(rows, kernel))
+        else:
+            work.compute(kernel, _computed(kernel, _results(before)))
         partial, *merging = work.kernels
         fused = _into_producers(before, rename_axes(partial, builder, f"n{position}_"), builder)
         if fused is not None:
@@ -57,11 +63,32 @@ def _into_producers(before: Sequence[Kernel], kernel: Kernel, builder: Builder) 
 
 
 def _rows_of_others(kernel: Kernel, before: tuple[Kernel, ...]) -> list[tuple[Axis, ...]]:
-    """Axes of `kernel`, some but not all of those that it reduces, which kernels `before` it have results for each point of."""
-    written = {store.buffer for each in before if each.col_count > 1 for store in each.row_stores}
+    """Axes of `kernel`, of those that it reduces, which kernels `before` it have results for each point of; all of them, where it computes
+    something of each of these results, which are short rows'."""
+    results = _results(before)
     found = []
     for load in kernel.loads():
         rows = tuple(axis for axis in kernel.cols if axis in load.index.axes)
-        if load.buffer in written and 1 < count(rows) < kernel.col_count:
+        if load.buffer not in results or count(rows) < 2:
+            continue
+        alone = count(tuple(axis for axis in kernel.rows if axis not in load.index.axes)) == 1
+        computes = alone and results[load.buffer] <= _SHORT_ROW and bool(_computed(kernel, results))
+        if count(rows) < kernel.col_count or computes:
             found.append(rows)
     return list(dict.fromkeys(found))
+
+
+def _results(kernels: tuple[Kernel, ...]) -> dict[str, int]:
+    """What `kernels` have found of each of their rows, and of how many elements."""
+    return {store.buffer: each.col_count for each in kernels if each.col_count > 1 for store in each.row_stores}
+
+
+def _computed(kernel: Kernel, results: Collection[str]) -> list[Expr]:
+    """What `kernel` reduces that it computes from `results` and something else in memory."""
+    values = {id(value): value for reduction in kernel.reductions for value in reduction.values}
+    read = {key: [node for node in walk(value) if isinstance(node, Load | Gather)] for key, value in values.items()}
+    return [
+        value
+        for key, value in values.items()
+        if len(read[key]) > 1 and any(isinstance(node, Load) and node.buffer in results for node in read[key])
+    ]

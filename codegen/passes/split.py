@@ -197,6 +197,16 @@ class Splitter:
         self.kernels.append(replace(kernel, row_stores=(*stores, *kernel.row_stores), stores=()))
         self._apply(kernel, loads)
 
+    def compute(self, kernel: Kernel, values: Sequence[Expr]) -> None:
+        """A pointwise kernel for `values` that are reduced, then the reductions."""
+        rows = (*kernel.rows, *kernel.cols)
+        loads, stores = self.temporaries("value", values, rows)
+        computed = replace(kernel, rows=rows, cols=(), sweeps=(), row_stores=(), stores=tuple(stores))
+        self.kernels += [
+            replace(computed, name=f"{kernel.name}_values"),
+            rewrite_kernel(kernel, self.builder, leaf=forward(loads)),
+        ]
+
     def merge_early(
         self, kernel: Kernel, sweep: tuple[Reduction, ...], pieces: tuple[Axis, ...], stats: dict[int, Expr]
     ) -> dict[int, Expr]:

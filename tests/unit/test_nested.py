@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+import fusepass
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
+from fusepass.codegen.ir.expr import Gather
 from fusepass.codegen.lowering.lower import lower
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.passes.pipeline import run_passes
@@ -56,6 +58,53 @@ def test_what_is_read_again(name: str) -> None:
     passed = made.passed(pass_options(H200))
     assert any(kernel.reads & {*passed.inputs} for kernel in passed.kernels[1:])
     made.check(passed, tolerance=1e-5)
+
+
+LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...]]] = {
+    "rows": (lambda x, t: F.cross_entropy(x, t), (300, 20)),
+    "smoothed and weighted": (
+        lambda x, t: F.cross_entropy(x, t, x[0].exp(), ignore_index=3, label_smoothing=0.1),
+        (300, 20),
+    ),
+    "pixels": (lambda x, t: F.cross_entropy(x, t), (3, 20, 12, 10)),
+    "likelihoods of samples": (lambda x, t: x.log_softmax(1).gather(1, t[:, None]).sum(), (300, 20)),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_of_short_rows_is_computed_where_the_row_is(name: str) -> None:
+    """What is summed over the batch is one number of each row, if not the weights; the element that a class names is found in the row."""
+    function, shape = LOSSES[name]
+    x, t = torch.randn(shape), torch.randint(20, (shape[0], *shape[2:]))
+    made = region(function, x, t)
+    passed = made.passed(pass_options(H200))
+    readers = [kernel for kernel in passed.kernels if passed.inputs[0] in kernel.reads]
+    assert sum(kernel.col_count == 20 for kernel in readers) == 1
+    assert all(kernel.row_count * kernel.col_count < x.numel() for kernel in readers if kernel.col_count != 20)
+    made.check(passed, tolerance=1e-5)
+
+
+def test_the_classes_of_long_rows_are_looked_up_when_all_rows_are_summed() -> None:
+    made = region(F.cross_entropy, torch.randn(40, 2000), torch.randint(2000, (40,)))
+    passed = made.passed(pass_options(H200))
+    assert not any(isinstance(node, Gather) for node in passed.kernels[0].nodes)
+    made.check(passed, tolerance=1e-5)
+
+
+def test_a_class_out_of_range_is_reported_where_the_row_is() -> None:
+    model = Loss()
+    good, bad = torch.tensor([0, 3, 1]), torch.tensor([0, 4, 1])
+    x = torch.randn(3, 4)
+    fused = fusepass.optimize(model)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x, good), model(x, good))
+        with pytest.raises(IndexError, match="out of bounds"):
+            fused(x, bad)
+
+
+class Loss(nn.Module):
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(x, target)
 
 
 def pooled_twice(x: Tensor, w: Tensor) -> Tensor:
