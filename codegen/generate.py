@@ -32,6 +32,7 @@ from fusepass.codegen.passes.split import SplitPolicy
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule.arrangement import RULES, Arrangement
 from fusepass.codegen.schedule.cluster import cluster_size
+from fusepass.codegen.schedule.columns import stays
 from fusepass.codegen.schedule.deep import has_deep_windows, serves_deep
 from fusepass.codegen.schedule.strips import strip_team
 from fusepass.codegen.schedule.team import team_size
@@ -137,7 +138,12 @@ def pass_options(
         workers = int(2 * facts.multiprocessors * arrangement.pieces)
         # Two resident blocks on every multiprocessor; a piece is worth a block from some 16 KB on. Scattered stores of
         # 1 MB take about as long as a launch.
-        policy = SplitPolicy(workers=workers, least_piece=4096, lanes=32)
+        policy = SplitPolicy(
+            workers,
+            least_piece=4096,
+            lanes=32,
+            stays=lambda program, kernel: stays(program, _ordered(program, kernel), facts),
+        )
         return PassOptions(
             policy,
             longest_cached_row=16384,
@@ -177,8 +183,7 @@ def _generates(anchor: AnchorSource, facts: DeviceFacts) -> Choice:
 
     def accepts(program: Program, kernel: Kernel) -> bool:
         if anchor is AnchorSource.ARITHMETIC and has_deep_windows(kernel):
-            (ordered,) = order_and_merge(replace(program, kernels=(kernel,)), Builder()).kernels
-            return serves_deep(ordered, program, facts)
+            return serves_deep(_ordered(program, kernel), program, facts)
         if isinstance(kernel.anchor, Product):
             rules = schedule_product.serves, schedule_product.preferred
         else:
@@ -186,6 +191,12 @@ def _generates(anchor: AnchorSource, facts: DeviceFacts) -> Choice:
         return rules[anchor is AnchorSource.PREFERRED](program, kernel, facts)
 
     return accepts
+
+
+def _ordered(program: Program, kernel: Kernel) -> Kernel:
+    """`kernel` with the axes that it will have in the end."""
+    (ordered,) = order_and_merge(replace(program, kernels=(kernel,)), Builder()).kernels
+    return ordered
 
 
 def conversions(program: Program) -> Iterator[tuple[LibraryCall, Program, Builder]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.dtype import DType
@@ -19,6 +19,7 @@ from fusepass.codegen.ir.index import Axis, Bound, axis_index, contiguous_stride
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Reduction, Role, Store
 from fusepass.codegen.passes.axes import count, merge_columns, read_and_written_along, split_axis
 from fusepass.codegen.passes.rewrite import Leaf, rewrite_kernel
+from fusepass.codegen.passes.statistics import online
 
 _SHORT_ROW = 512  # elements; a block has several such rows, and exchanges tiles of them
 _SHORT_COLUMN = 256  # elements; so, where rows, not columns, are contiguous as they are read
@@ -39,12 +40,14 @@ class SplitPolicy:
         least_piece: elements a piece keeps at least.
         lanes: neighbouring rows that one worker takes together where rows, not columns, are contiguous in memory.
         least_of_scans: pieces that a row of a running reduction has at least, as these are read twice.
+        stays: whether a kernel keeps its rows on the chip until it needs them again; pieces are read again.
     """
 
     workers: int
     least_piece: int
     lanes: int
     least_of_scans: int = 6
+    stays: Callable[[Program, Kernel], bool] = lambda program, kernel: False
 
     def pieces(self, program: Program, kernel: Kernel) -> int:
         """How many pieces each row should have; 1 leaves the kernel alone."""
@@ -54,7 +57,7 @@ class SplitPolicy:
             return 1
         together = min(self.lanes, _rows_side_by_side(program, kernel))
         working = -(-kernel.row_count // together)
-        if working >= self.workers:
+        if working >= self.workers or self.stays(program, kernel):
             return 1
         return max(min(-(-self.workers // working), kernel.col_count * together // self.least_piece), 1)
 
@@ -75,12 +78,13 @@ def split_long_rows(program: Program, builder: Builder, policy: SplitPolicy) -> 
     work = Splitter(program, builder)
     for kernel in program.kernels:
         pieces = 1 if kernel.scans else policy.pieces(program, kernel)
-        kernel = merge_columns(kernel, builder) if pieces > 1 else kernel
-        cut = _cut(kernel, builder, pieces) if pieces > 1 else None
+        # Each sweep of pieces reads everything again: the fewer the better.
+        whole = online(merge_columns(kernel, builder), builder) if pieces > 1 else kernel
+        cut = _cut(whole, builder, pieces) if pieces > 1 else None
         if cut is None:
             work.kernels.append(kernel)
         else:
-            work.split(kernel, cut)
+            work.split(whole, cut)
     return replace(program, buffers=tuple(work.buffers), kernels=tuple(work.kernels))
 
 

@@ -40,17 +40,18 @@ def online_softmax(program: Program, builder: Builder, longest_cached_row: int) 
     The running maximum rescales the running sum (Milakov and Gimelshein, 2018, "Online normalizer calculation for softmax").
     """
     kernels = (
-        _online(kernel, builder) if kernel.col_count > longest_cached_row else kernel for kernel in program.kernels
+        online(kernel, builder) if kernel.col_count > longest_cached_row else kernel for kernel in program.kernels
     )
     return replace(program, kernels=tuple(kernels))
 
 
-def _online(kernel: Kernel, builder: Builder) -> Kernel:
+def online(kernel: Kernel, builder: Builder) -> Kernel:
+    """The same of one kernel."""
     for first, second in zip(kernel.sweeps, kernel.sweeps[1:], strict=False):
         for maximum in first:
             for total in second:
                 if _is_softmax(maximum, total):
-                    return _online(_joined(kernel, builder, maximum, total), builder)
+                    return online(_joined(kernel, builder, maximum, total), builder)
     return kernel
 
 

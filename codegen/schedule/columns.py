@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.crossing import Crossing, near_step, neighbours
 from fusepass.codegen.ir.expr import Apply
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.ops import CHEAP
-from fusepass.codegen.ir.program import Store
+from fusepass.codegen.ir.program import Kernel, Program, Store
 from fusepass.codegen.ir.tile import power_above
 from fusepass.codegen.ir.vectors import alignment, is_vector, split_index
 from fusepass.codegen.schedule.exchange import exchanged
 from fusepass.codegen.schedule.lanes import packs, words_held
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
-from fusepass.codegen.schedule.rows import FEW_ELEMENTS, STATIC_SHARED, crossing_stores, states_of_thread, unroll_of
+from fusepass.codegen.schedule.rows import (
+    FEW_ELEMENTS,
+    STATIC_SHARED,
+    crossing_stores,
+    prefers_rows,
+    states_of_thread,
+    unroll_of,
+)
 from fusepass.codegen.schedule.shape import LINE, SECTOR, Shape, ceil, most_elements, power_below
 
 _KEPT_THREADS = 256  # per block, up to which columns are shared by more threads than have room for them
@@ -30,6 +38,13 @@ _RUN_WORDS = (32, 48), (64, 80)  # of a column that a thread holds, and the regi
 _LONG_RUN = 4  # blocks' rows that lie together in memory, at least, so that few have an end of them
 _LEAST_SECTORS = 4  # of a block's rows, where blocks overlap by one
 _MOST_AGAIN = 0.6  # functions of an element times the share of them that two blocks compute
+
+
+def stays(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
+    """Whether `kernel` needs columns again, and has them on the chip then where each block takes whole ones."""
+    shape = Shape(kernel, program, facts, aligned=True)
+    again = bool(kernel.sweeps) and not shape.single and not kernel.scans
+    return again and prefers_rows(shape) and outer(shape).keep is not Keep.NOTHING
 
 
 def outer(shape: Shape) -> Schedule:

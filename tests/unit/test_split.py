@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.expr import ReduceOp, Stat, walk
 from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.lowering.lower import lower
@@ -130,14 +132,32 @@ def test_scalars_of_a_row_are_computed_once() -> None:
     assert not [node for node in walk(*apply.roots) if getattr(getattr(node, "op", None), "value", "") == "rsqrt"]
 
 
-def test_online_softmax_is_merged_from_pairs() -> None:
-    program = _long(lambda x: x.softmax(1)).passed(_options(8, 4))
+@pytest.mark.parametrize("cached", [ONLINE, 10**6])
+def test_online_softmax_is_merged_from_pairs(cached: int) -> None:
+    """Of rows that would stay on the chip, too: pieces do not."""
+    program = _long(lambda x: x.softmax(1)).passed(_options(8, 4, cached=cached))
     assert _ops(program) == [[ReduceOp.SOFTMAX], [ReduceOp.MERGE_SOFTMAX], []]
 
 
 def test_two_sweeps_are_split_one_after_the_other() -> None:
-    program = _long(lambda x: x.softmax(1)).passed(_options(8, 4, cached=10**6))
+    program = _long(lambda x: x / (x / x.amax(1, keepdim=True)).sum(1, keepdim=True)).passed(_options(8, 4))
     assert _ops(program) == [[ReduceOp.MAX], [ReduceOp.MAX], [ReduceOp.SUM], [ReduceOp.SUM], []]
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "kernels"),
+    [
+        (lambda x: x.softmax(1), (16, 1024, 256), 1),  # registers of blocks with few columns hold all of these
+        (lambda x: (x - x.mean(1, True)) / x.std(1, keepdim=True), (4, 4096, 128), 1),
+        (lambda x: x.softmax(0), (3072, 3318), 3),
+        (lambda x: x.sum(1), (16, 1024, 256), 2),  # nothing is needed again
+    ],
+)
+def test_columns_that_stay_on_the_chip_are_no_pieces(
+    function: Callable[[Tensor], Tensor], shape: tuple[int, ...], kernels: int
+) -> None:
+    made = region(function, torch.empty(shape, device="meta"))
+    assert len(made.passed(pass_options(DeviceFacts.h200())).kernels) == kernels
 
 
 def test_a_plain_reduction_is_two_kernels() -> None:
