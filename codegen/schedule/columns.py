@@ -42,9 +42,10 @@ _MOST_AGAIN = 0.6  # functions of an element times the share of them that two bl
 
 def stays(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     """Whether `kernel` needs columns again, and has them on the chip then where each block takes whole ones."""
+    if not kernel.sweeps or kernel.scans:
+        return False
     shape = Shape(kernel, program, facts, aligned=True)
-    again = bool(kernel.sweeps) and not shape.single and not kernel.scans
-    return again and prefers_rows(shape) and outer(shape).keep is not Keep.NOTHING
+    return not shape.single and prefers_rows(shape) and outer(shape).keep is not Keep.NOTHING
 
 
 def outer(shape: Shape) -> Schedule:
