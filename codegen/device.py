@@ -8,6 +8,13 @@ from typing import Protocol
 
 from fusepass.codegen.source import Target
 
+WARP = 32
+"""Threads that go together."""
+
+RESERVED = 1 << 10
+"""Bytes of shared memory that a device takes of each block."""
+
+_COPIES_FROM = 80  # compute capability times ten
 _COPY_SHARE = 0.87  # of the pin bandwidth reaches a copy kernel; measured on an H200: 4.27 of 4.92 TB/s
 _CPU_CORE_BANDWIDTH = 1.0e10
 _CPU_L2_BYTES = 1 << 20
@@ -60,6 +67,11 @@ class DeviceFacts:
     def capability(self) -> int:
         """A CUDA device's compute capability times ten; 0 where there is none."""
         return int("".join(filter(str.isdigit, self.arch)) or 0)
+
+    @property
+    def copies(self) -> bool:
+        """Whether copies to shared memory go on while threads compute."""
+        return self.capability >= _COPIES_FROM
 
     @classmethod
     def cpu(cls, cores: int | None = None) -> DeviceFacts:

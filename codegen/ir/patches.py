@@ -23,12 +23,7 @@ from fusepass.codegen.ir.expr import (
     walk,
 )
 from fusepass.codegen.ir.index import Axis, Bound, Index
-from fusepass.codegen.ir.program import Kernel, Program, Role
-from fusepass.codegen.ir.vectors import alignment
-
-ACCESS = 16  # bytes of the widest copy
-_ASYNCHRONOUS = 4  # bytes of the smallest copy that goes on by itself
-_GAPS = 2  # times what is needed of a row, from which the rest of it is not copied
+from fusepass.codegen.ir.program import Kernel, Program
 
 NEUTRAL = {ReduceOp.SUM: 0.0, ReduceOp.PROD: 1.0, ReduceOp.MAX: -inf, ReduceOp.MIN: inf}
 """What changes no result of a window."""
@@ -232,92 +227,3 @@ def _follows(index: Index, image: tuple[Axis, ...], taps: tuple[Axis, ...], belo
 def at_first(index: Index, *axes: Axis) -> Index:
     """`index` where all of `axes` are 0."""
     return index.substitute({axis: Index() for axis in axes})
-
-
-@dataclass(frozen=True)
-class TileShape:
-    """A tile of shared memory for a block's patch.
-
-    Attributes:
-        rows: of the input.
-        cols: of each row, a multiple of `vector`.
-        vector: elements that one thread copies at once; all of them are there or none.
-        shift: elements of a row before the first that is needed.
-        needed: elements of a row, those among them; vectors behind them are not copied, as nothing may be there.
-        near: elements that a thread reads from the tile at once.
-        reach: elements of a row that a thread reads.
-        nbytes: a multiple of 16.
-        run: elements from a row to the next where all rows are copied as they lie, by the aligned vectors that cover them; 0 where each row
-            is copied by itself.
-    """
-
-    rows: int
-    cols: int
-    vector: int
-    shift: int
-    needed: int
-    near: int
-    reach: int
-    nbytes: int
-    run: int = 0
-
-    @property
-    def vectors(self) -> int:
-        """That threads copy of it."""
-        return self.rows * (self.cols // self.vector) if not self.run else self.nbytes // ACCESS
-
-    def elements(self, nbytes: int) -> int:
-        """From an image's tile to the next one's; of `nbytes` each."""
-        return self.rows * self.cols if not self.run else self.nbytes // nbytes
-
-
-def tile_shape(
-    program: Program, window: PatchWindow, below: Below, patch: tuple[int, int], lane: Axis, *, aligned: bool
-) -> TileShape:
-    """The tile under a `patch` of rows and columns, threads having neighbouring results of a row, one for each `lane`.
-
-    `aligned`: whether inputs start at a multiple of 16 bytes.
-    """
-    load, nbytes = below.load, below.load.dtype.nbytes
-    buffer, width, moving = program.buffer(load.buffer), lane.size, (window.image[1], lane, window.taps[1])
-    usable, start = aligned or buffer.role is not Role.INPUT, at_first(load.index, *moving)
-    shift, vector = 0, ACCESS // nbytes
-    across = window.image[1].size
-    apart = below.steps[1] * gcd(patch[1], across - patch[1]) if patch[1] < across else 0  # of patches side by side
-    while vector > 1:
-        offsets = [at for at in range(vector) if alignment(start - at, _NOWHERE, 1) % vector == 0]
-        whole = buffer.extent % vector == 0 and apart % vector == 0
-        if usable and whole and offsets and _whole(window, moving, offsets[0], vector):
-            shift = offsets[0]
-            break
-        vector //= 2
-    rows, cols = below.span(window.taps, patch)
-    _, reach = below.span(window.taps, (1, width))
-    near = gcd(width * below.steps[1], ACCESS // nbytes)
-    lie_together = across <= patch[1] and below.pitch <= _GAPS * cols and not window.deep
-    if vector == 1 and usable and lie_together and (near == 1 or nbytes < _ASYNCHRONOUS):
-        vector = ACCESS // nbytes
-        covered = _up((rows - 1) * below.pitch + cols + vector - 1, vector) * nbytes
-        return TileShape(rows, cols, vector, 0, cols, 1, reach, covered, below.pitch)
-    needed = cols + shift
-    cols = _up(needed, max(vector, near))
-    return TileShape(
-        rows, cols, vector, shift, needed, near, _up(reach + shift, near), _up(rows * cols * nbytes, ACCESS)
-    )
-
-
-_NOWHERE = Axis("", 1)
-
-
-def _whole(window: PatchWindow, moving: tuple[Axis, ...], shift: int, vector: int) -> bool:
-    """Whether vectors from `shift` elements before the first on are all there or not at all."""
-    return all(
-        alignment(at_first(bound.index, *moving) - shift, _NOWHERE, 1) % vector == 0
-        and bound.low % vector == 0
-        and bound.high % vector == 0
-        for bound in window.right
-    )
-
-
-def _up(count: int, unit: int) -> int:
-    return -(-count // unit) * unit

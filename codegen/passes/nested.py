@@ -15,7 +15,7 @@ from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.passes.axes import count, rename_axes, split_axes
 from fusepass.codegen.passes.fuse import drop_unused, fuse_into_producer
-from fusepass.codegen.passes.split import Cut, Splitter
+from fusepass.codegen.passes.splitter import Cut, Splitter
 
 _SHORT_ROW = 256  # elements; in longer ones, what is found once at their ends holds up the threads more than it saves
 

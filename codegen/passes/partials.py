@@ -21,7 +21,7 @@ from fusepass.codegen.passes.alignment import Aligned, align
 from fusepass.codegen.passes.fuse import drop_unused
 from fusepass.codegen.passes.means import keeps_nan, sums_from_means
 from fusepass.codegen.passes.rewrite import rewrite_kernel
-from fusepass.codegen.passes.split import Splitter, forward
+from fusepass.codegen.passes.splitter import Splitter, forward
 
 Pieces = Callable[[Program, Kernel], int | None]
 """In how many pieces a kernel with `Partials` reduces over positions; None where it cannot be."""

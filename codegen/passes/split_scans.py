@@ -14,7 +14,8 @@ from fusepass.codegen.ir.expr import Builder, Expr, Op, Prefix, ReduceOp
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, from_the_end
 from fusepass.codegen.ir.program import Kernel, Program, Reduction
 from fusepass.codegen.passes.rewrite import rewrite_kernel
-from fusepass.codegen.passes.split import SplitPolicy, Splitter, equal_parts
+from fusepass.codegen.passes.split import SplitPolicy, equal_parts
+from fusepass.codegen.passes.splitter import Splitter
 
 _JOIN = {ReduceOp.SUM: Op.ADD, ReduceOp.PROD: Op.MUL, ReduceOp.MAX: Op.MAXIMUM, ReduceOp.MIN: Op.MINIMUM}
 

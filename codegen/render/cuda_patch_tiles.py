@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.expr import Expr
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
-from fusepass.codegen.ir.patches import Below, PatchWindow, TileShape, as_used, at_first, tile_shape
+from fusepass.codegen.ir.patch_tiles import TileShape, tile_shape
+from fusepass.codegen.ir.patches import Below, PatchWindow, as_used, at_first
 from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block

@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import cached_property
 from math import log2
 
+from fusepass.codegen.device import RESERVED
 from fusepass.codegen.ir.dataflow import Dataflow, phases
 from fusepass.codegen.ir.expr import Apply, Builder, walk
 from fusepass.codegen.ir.ops import CHEAP
@@ -32,7 +33,6 @@ _MEET = 24.0  # of warps that merge theirs
 _PLACE = 69.0  # of a thread that finds its row
 _PLAIN_REGISTERS = 48  # of a thread, besides what it holds
 _MOST_BLOCKS = 32  # on a multiprocessor
-_RESERVED = 1 << 10  # bytes of shared memory that the device takes of each block
 _CACHED = 0.14  # of the time of memory takes what is read again and still in the second-level cache
 _SHORT = 0.037  # of a load's time takes each line of pieces that are shorter than one
 _PARTS = 1.2  # of the time of a store takes that sectors are written in part
@@ -81,7 +81,7 @@ class Costs:
             registers = min(registers, facts.registers // (plan.resident * plan.threads))
         most = min(facts.max_threads // plan.threads, facts.registers // (registers * plan.threads), _MOST_BLOCKS)
         if plan.shared_bytes:
-            most = min(most, (facts.shared_bytes_per_block + _RESERVED) // (plan.shared_bytes + _RESERVED))
+            most = min(most, (facts.shared_bytes_per_block + RESERVED) // (plan.shared_bytes + RESERVED))
         return max(most, 1)
 
     def _bytes(self, plan: Schedule, resident: int) -> float:

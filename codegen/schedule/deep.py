@@ -8,10 +8,11 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
-from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.device import RESERVED, WARP, DeviceFacts
 from fusepass.codegen.ir.expr import Window
 from fusepass.codegen.ir.index import Axis, Index
-from fusepass.codegen.ir.patches import PatchWindow, TileShape, deep_windows, tile_shape
+from fusepass.codegen.ir.patch_tiles import TileShape, tile_shape
+from fusepass.codegen.ir.patches import PatchWindow, deep_windows
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ceil, divisors
@@ -32,11 +33,8 @@ _TURN = 40  # instructions of a turn besides what is read, copied and added
 _ALONE = 3  # warps whose time is lost where few hide what others wait for
 _ACCESS = 4  # cycles of shared memory that a warp's copies take
 _COPY = 6  # the same for each vector that a thread copies
-_COPIES_FROM = 80  # compute capability times ten
-_RESERVED = 1 << 10  # bytes of shared memory that the device takes of each block
 _REGISTERS = 255
 _START = 3000  # cycles from a block's start to its first turn, and behind its last
-_WARP = 32
 
 
 def weights_apart(windows: tuple[PatchWindow, ...]) -> int:
@@ -134,7 +132,7 @@ def _plans(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) 
     """All patches that fit, each with the cycles that it takes."""
     image = kernel.rows[-2:]
     windows = deep_windows(kernel, program, image) if len(image) == 2 else ()
-    if facts.capability < _COPIES_FROM or not windows:
+    if not facts.copies or not windows:
         return
     work, (y, x) = _Work(kernel, program, facts, windows, aligned), image
     images = work.kernel.row_count // (y.size * x.size)
@@ -167,11 +165,11 @@ def _finished(work: _Work, plan: Schedule) -> tuple[Schedule, float] | None:
     copied = ceil(plan.parts * plan.planes * shape.rows * (shape.cols // shape.vector), plan.threads)
     fetched = ceil(plan.parts * work.weights, plan.threads)
     staged = plan.parts * plan.planes * shape.nbytes + weights_of_turn(work.windows, plan) * nbytes
-    shared, warps = max(STAGES * staged, exchanged_bytes(work.windows, plan)), ceil(plan.threads, _WARP)
+    shared, warps = max(STAGES * staged, exchanged_bytes(work.windows, plan)), ceil(plan.threads, WARP)
     held = min(work.weights, _WEIGHTS) if plan.unroll > 1 else 2 * weights_apart(work.windows)
     registers = min(results * count + 2 * shape.reach + held + copied + 2 * fetched + _OTHERS, _REGISTERS)
-    room = (facts.shared_bytes_per_block + _RESERVED) // (shared + _RESERVED)
-    resident = min(room, facts.registers // (registers * _WARP * warps))
+    room = (facts.shared_bytes_per_block + RESERVED) // (shared + RESERVED)
+    resident = min(room, facts.registers // (registers * WARP * warps))
     if shared > facts.shared_bytes_per_block or resident < 1:
         return None
     turns = prod(axis.size for axis in window.deep) // plan.parts
@@ -195,13 +193,13 @@ def _turn(work: _Work, plan: Schedule, shape: TileShape) -> tuple[float, float]:
     read = rows * shape.reach * below.load.dtype.nbytes / 4 + work.weights * (1 if kept else plan.unroll)
     cast = rows * shape.reach if below.load.dtype is not work.window.window.dtype else 0
     issued = plan.width * plan.unroll * work.pushed + read / 4 + cast + _TURN
-    whole = plan.parts == 1 or plan.threads // plan.parts % _WARP == 0
+    whole = plan.parts == 1 or plan.threads // plan.parts % WARP == 0
     return issued, read if whole else 2 * read  # a warp with threads of several parts reads in several places
 
 
 def _lanes(count: int, width: int) -> list[int]:
     """Threads for each row of a patch: vectors of equal parts of a row, which may overlap and must not end behind it."""
-    parts = {ceil(ceil(count, each), width) for each in range(1, ceil(count, _WARP) + 1)} | {count // width}
+    parts = {ceil(ceil(count, each), width) for each in range(1, ceil(count, WARP) + 1)} | {count // width}
     return _least_waste((lanes for lanes in parts if lanes * width <= count), width, count)
 
 

@@ -7,10 +7,10 @@ multiprocessor to itself: others are busy with memory while it computes.
 
 from __future__ import annotations
 
+from fusepass.codegen.device import WARP
 from fusepass.codegen.schedule.plan import Schedule
 from fusepass.codegen.schedule.shape import Shape, ceil
 
-_WARP = 32
 _THREADS = 1024  # on a multiprocessor, of 64 registers each
 _WORDS = 40  # of a row that such a thread holds; with more the compiler has too few for the rest
 _PACKED = (32, 320), (72, 160)  # words of a packed row that a thread holds, in rows of up to so many threads
@@ -42,7 +42,7 @@ def lanes_of_row(shape: Shape, vectors: int, width: int) -> int | None:
     least = _warps(ceil(vectors, most)) if most else _THREADS
     if least <= _FEW_THREADS:
         room = _THREADS // (_THREADS // least)
-        return _warps(ceil(vectors, ceil(vectors, room // _WARP * _WARP)))
+        return _warps(ceil(vectors, ceil(vectors, room // WARP * WARP)))
     return _FEW_THREADS if ceil(vectors, _FEW_THREADS) * words <= _FEW_WORDS else None
 
 
@@ -95,4 +95,4 @@ def is_long(shape: Shape, plan: Schedule) -> bool:
 
 
 def _warps(threads: int) -> int:
-    return ceil(threads, _WARP) * _WARP
+    return ceil(threads, WARP) * WARP

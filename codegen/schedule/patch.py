@@ -7,9 +7,10 @@ from dataclasses import replace
 from itertools import product
 from math import prod
 
-from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.device import RESERVED, WARP, DeviceFacts
 from fusepass.codegen.ir.index import Axis
-from fusepass.codegen.ir.patches import PatchWindow, patch_windows, tile_shape
+from fusepass.codegen.ir.patch_tiles import tile_shape
+from fusepass.codegen.ir.patches import PatchWindow, patch_windows
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.vectors import is_vector, split_index
 from fusepass.codegen.schedule.plan import Schedule, Walk
@@ -27,9 +28,6 @@ _BLOCKS = 5  # on a multiprocessor, so that some compute while others wait
 _READING = 0.25  # of what the points of a row of results cost, to read a row of the tile
 _COPYING = 0.25  # likewise, to copy what other blocks copy, too
 _ENDS = 8  # columns of memory's sectors that patches side by side both write
-_WARP = 32
-_RESERVED = 1 << 10  # bytes of shared memory that the device takes of each block
-_COPIES_FROM = 80  # compute capability times ten
 
 
 def patch(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool, single: bool) -> Schedule | None:
@@ -37,7 +35,7 @@ def patch(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool
 
     `single`: whether threads have single elements else.
     """
-    if facts.capability < _COPIES_FROM:
+    if not facts.copies:
         return None
     image = kernel.rows[-2:]
     windows = patch_windows(kernel, program, image) if len(image) == 2 else ()
@@ -49,7 +47,7 @@ def patch(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool
     def worth(plan: Schedule) -> tuple[int, float, int]:
         """How busy blocks keep the device, and threads their warps with results that nobody else computes."""
         rows = (plan.unroll - 1) * step + down.size
-        lanes = plan.blocks * ceil(plan.threads, _WARP) * _WARP * plan.unroll * plan.width
+        lanes = plan.blocks * ceil(plan.threads, WARP) * WARP * plan.unroll * plan.width
         cols = plan.lanes * plan.width
         copied = (plan.band + down.size - 1) * (cols + (across.size - 1 + _ENDS if cols < image[1].size else 0))
         cost = (1 + _READING * rows / plan.unroll) * (1 + _COPYING * (copied / (plan.band * cols) - 1))
@@ -74,7 +72,7 @@ def _plans(
     words = sum(max(window.window.dtype.nbytes // 4, 1) for window in windows)
     constants = sum(prod(axis.size for axis in window.window.axes) * len(window.constants) for window in windows)
     most = max(min(_MOST_ROWS, (_SUMS if constants <= _CONSTANTS else _SUMS // 2) // (width * words)), 1)
-    room = (facts.shared_bytes_per_block + _RESERVED) // _BLOCKS - _RESERVED
+    room = (facts.shared_bytes_per_block + RESERVED) // _BLOCKS - RESERVED
     for lanes, (unroll, groups) in product(_lanes(x.size // width), _rows(y.size, most)):
         band, cols = min(unroll * groups, y.size), lanes * width
         if lanes * groups > _THREADS[1]:
@@ -86,7 +84,7 @@ def _plans(
             if not _THREADS[0] <= threads <= _THREADS[1] or planes * nbytes > room:
                 continue
             registers = unroll * width * words + constants // 2 + _OTHERS
-            resident = min(_BLOCKS, facts.registers // (-(-threads // _WARP) * _WARP * registers))
+            resident = min(_BLOCKS, facts.registers // (-(-threads // WARP) * WARP * registers))
             blocks = images // planes * patches
             plan = Schedule(Walk.PATCH, width, unroll, lanes, groups * planes, blocks, shared_bytes=planes * nbytes)
             yield replace(plan, planes=planes, band=band, resident=max(resident, 1))
@@ -94,7 +92,7 @@ def _plans(
 
 def _lanes(vectors: int) -> list[int]:
     """Threads for each row of a patch: for a whole row of so many vectors, or for equal parts of it, as far as may be."""
-    parts = {ceil(vectors, count) for count in range(1, ceil(vectors, _WARP) + 1)}
+    parts = {ceil(vectors, count) for count in range(1, ceil(vectors, WARP) + 1)}
     return sorted(lanes for lanes in parts if lanes <= _THREADS[1])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fusepass.codegen.device import RESERVED
 from fusepass.codegen.ir.crossing import Crossing, crossings, near_step
 from fusepass.codegen.ir.dataflow import Dataflow, always_loaded, kept_in_memory
 from fusepass.codegen.ir.expr import Builder, Load
@@ -37,8 +38,6 @@ _BLOCK_BYTES = 5 << 9
 _LEAST_VECTORS = 3  # of a thread of a second warp of a row: for fewer the exchange takes longer than they do
 STATIC_SHARED = 48 << 10  # bytes
 _TURNS = 2  # rows of a block that stays, at least
-RESERVED = 1 << 10  # bytes of shared memory that the device takes of each block
-_COPIES_FROM = 80  # compute capability times ten
 _COPIED = (4, 8, 16)  # bytes that one asynchronous copy moves
 
 
@@ -165,7 +164,7 @@ def can_fetch(shape: Shape, kernel: Kernel, vectors: Schedule) -> bool:
     `kernel` is that of `shape`, or what it becomes where statistics are split.
     """
     width, start = vectors.width, vectors.start
-    if shape.facts.capability < _COPIES_FROM:
+    if not shape.facts.copies:
         return False
     axis, lane = shape.col_axis, Axis("lane", width)
     assert axis is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.device import WARP, DeviceFacts
 from fusepass.codegen.ir.crossing import neighbours
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Kernel, Program
@@ -18,7 +18,6 @@ _ELEMENTS = 16  # that a thread has at a time: enough loads in flight
 _LONG_ROW_THREADS = 512  # so that several blocks stand on a multiprocessor: one loads while another waits
 _USED = 7 / 8  # of the threads' places, over all pieces of a row
 _SHORT_ROWS_THREADS = 128  # of a block of rows that part of a warp has
-_WARP = 32
 _MOST_THREADS = 1024
 _COLUMN_THREADS = 128  # of a block whose threads have rows of their own
 _NARROW = 8  # bytes that a thread has of a column where several share rows: a warp's are two cache lines
@@ -47,7 +46,7 @@ def _along(shape: Shape) -> Schedule:
         lanes, each = lanes // 2, min(ceil(vectors, lanes // 2), 2 * _ELEMENTS // width)
     while lanes < min(_MOST_THREADS, vectors) and not shape.fills(shape.rows * lanes):
         lanes, each = 2 * lanes, min(ceil(vectors, 2 * lanes), max(_ELEMENTS // width, 1))
-    groups = max(_SHORT_ROWS_THREADS // lanes, 1) if lanes <= _WARP else 1
+    groups = max(_SHORT_ROWS_THREADS // lanes, 1) if lanes <= WARP else 1
     return replace(base, unroll=each, lanes=lanes, groups=groups, blocks=ceil(shape.rows, groups))
 
 
@@ -57,14 +56,14 @@ def _beside(shape: Shape) -> Schedule:
     width = shape.width(shape.row_axis, 4)
     if not shape.fills(shape.rows // width):
         width = min(width, max(_NARROW // max(access.nbytes for access in shape.main), 1))
-    while width > 1 and not shape.fills(shape.rows // width * (_MOST_THREADS // _WARP // 2)):
+    while width > 1 and not shape.fills(shape.rows // width * (_MOST_THREADS // WARP // 2)):
         width //= 2  # with room for more groups, so that blocks are not too few either
     each = min(_ELEMENTS // width, max(shape.cols, 1))
     lanes, groups = _COLUMN_THREADS, 1
     while (
         not shape.fills(shape.rows // width * groups) and groups * each < shape.cols and lanes * groups < _MOST_THREADS
     ):
-        lanes, groups = _WARP, 2 * groups
+        lanes, groups = WARP, 2 * groups
     near = min(neighbours(access.index, shape.row_axis) for access in shape.main) // width
     while lanes > near and groups * each < shape.cols and ceil(shape.rows, lanes * width) < shape.facts.multiprocessors:
         lanes, groups = lanes // 2, 2 * groups  # rows that lie apart may be another block's

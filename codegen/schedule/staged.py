@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fusepass.codegen.device import WARP
 from fusepass.codegen.ir.dataflow import always_loaded
 from fusepass.codegen.ir.expr import Load, walk
 from fusepass.codegen.ir.index import Axis
@@ -20,7 +21,6 @@ from fusepass.codegen.schedule.shape import ACCESS, Shape
 _STAGED_FROM = 90  # compute capability times ten
 _ROOM = 64 << 10  # bytes of a block; there are two at most
 _SPARE, _PACKED_SPARE = 64, 40  # registers of a thread beside its row: with more, weights come as fast without
-_WARP = 32
 _UNIT = 8  # registers that a thread is given at once
 
 
@@ -30,7 +30,7 @@ def staged(shape: Shape, plan: Schedule) -> Schedule:
         return plan
     if plan.keep is not Keep.REGISTERS or not plan.resident or not is_long(shape, plan):
         return plan
-    if plan.lanes <= _WARP or plan.groups > 1:
+    if plan.lanes <= WARP or plan.groups > 1:
         return plan  # no barrier of the block between the beginning of the copies and the wait for them
     registers = shape.facts.registers // (plan.resident * plan.threads) // _UNIT * _UNIT
     spare = registers - words_held(shape, plan.unroll * plan.width, packed=plan.packed)

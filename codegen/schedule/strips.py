@@ -33,13 +33,12 @@ _LEAST_THREADS = 256
 _MOST_IDLE = 1.2  # times as long as if all multiprocessors had as much to do
 _LARGER = 1.3  # times as large as necessary a team may be, where then fewer blocks are idle
 _SUMS = 16  # bytes of what moments are merged as
-_COPIES_FROM = 80  # compute capability times ten
 
 
 def strip_team(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int, int, int] | None:
     """(blocks of a team, teams, rows of a strip) where strips read clearly less memory than any other schedule of `kernel`."""
     shape = Shape(kernel, program, facts, aligned=True)
-    if shape.single or not shape.rows or not shape.cols or len(kernel.sweeps) != 1 or facts.capability < _COPIES_FROM:
+    if shape.single or not shape.rows or not shape.cols or len(kernel.sweeps) != 1 or not facts.copies:
         return None
     side, span = _side_by_side(shape)
     read = sum(program.buffer(name).nbytes for name in {access.buffer for access in side.main} & kernel.reads)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.device import RESERVED, DeviceFacts
 from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory
 from fusepass.codegen.ir.expr import Load, ReduceOp, walk
 from fusepass.codegen.ir.program import Kernel, Program, Team
@@ -18,7 +18,6 @@ from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.schedule.plan import Keep, Schedule
 from fusepass.codegen.schedule.rows import (
     FEW_ELEMENTS,
-    RESERVED,
     can_fetch,
     crossing_stores,
     inner,
