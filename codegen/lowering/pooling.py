@@ -80,19 +80,17 @@ def pool(
     op: ReduceOp,
     slides: Sequence[Slide],
     of: Callable[[Coordinates, Coordinates], Expr] | None = None,
-    shape: Sequence[int] | None = None,
 ) -> Tensor:
     """`op` over windows of the last dimensions of `a`, in the compute type of `a`.
 
     Args:
         of: what to reduce instead of `a`, given the coordinates in the result and in `a`.
-        shape: the result's, by default the one that PyTorch gave the operator's.
     """
     context, builder = call.context, call.context.builder
     rank = len(slides)
     compute = a.dtype.compute
     identity = builder.const(0 if op is ReduceOp.SUM else _lowest(compute), compute)
-    result = call.value.shape if shape is None else shape
+    result = call.value.shape
     points = prod(slide.size for slide in slides)
     if of is None and points > _LARGEST_WINDOW and prod(result) * points <= _MOST_OVERLAP * a.numel:
         return _reduced(call, a, op, slides)
