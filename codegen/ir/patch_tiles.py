@@ -10,8 +10,10 @@ from fusepass.codegen.ir.patches import Below, PatchWindow, at_first
 from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.ir.vectors import alignment
 
+ASYNCHRONOUS = 4
+"""Bytes of the smallest copy that goes on by itself."""
+
 _ACCESS = 16  # bytes of the widest copy
-_ASYNCHRONOUS = 4  # bytes of the smallest copy that goes on by itself
 _GAPS = 2  # times what is needed of a row, from which the rest of it is not copied
 
 
@@ -76,7 +78,7 @@ def tile_shape(
     _, reach = below.span(window.taps, (1, width))
     near = gcd(width * below.steps[1], _ACCESS // nbytes)
     lie_together = across <= patch[1] and below.pitch <= _GAPS * cols and not window.deep
-    if vector == 1 and usable and lie_together and (near == 1 or nbytes < _ASYNCHRONOUS):
+    if vector == 1 and usable and lie_together and (near == 1 or nbytes < ASYNCHRONOUS):
         vector = _ACCESS // nbytes
         covered = _up((rows - 1) * below.pitch + cols + vector - 1, vector) * nbytes
         return TileShape(rows, cols, vector, 0, cols, 1, reach, covered, below.pitch)

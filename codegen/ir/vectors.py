@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import gcd, prod
 
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Masked, Position, Prefix, Window
@@ -104,25 +105,21 @@ def split(kernel: Kernel, axis: Axis, lane: Axis, builder: Builder, *, anywhere:
             else split_index(index, axis, lane)
         )
 
-    def bound(bound: Bound) -> Bound:
-        moved = Bound(along(bound.index), bound.low, bound.high)
-        return moved if anywhere else _of_vector(moved, axis, lane)
+    def condition(bound: Bound) -> Bound:
+        return Bound(along(bound.index), bound.low, bound.high) if anywhere else _split_bound(bound, axis, lane)
 
-    return map_values(kernel, lambda value: _with_indices(value, along, bound, builder), along)
+    return map_values(kernel, lambda value: _with_indices(value, along, condition, builder), along)
 
 
 def split_value(value: Expr, axis: Axis, lane: Axis, builder: Builder) -> Expr:
     """A value of a kernel after `split`."""
-    return _with_indices(
-        value,
-        lambda index: split_index(index, axis, lane),
-        lambda bound: _of_vector(Bound(split_index(bound.index, axis, lane), bound.low, bound.high), axis, lane),
-        builder,
-    )
+    along, condition = partial(split_index, axis=axis, lane=lane), partial(_split_bound, axis=axis, lane=lane)
+    return _with_indices(value, along, condition, builder)
 
 
-def _of_vector(bound: Bound, axis: Axis, lane: Axis) -> Bound:
+def _split_bound(bound: Bound, axis: Axis, lane: Axis) -> Bound:
     """`bound` after `split`, that of the first lane where it holds for all lanes or for none."""
+    bound = Bound(split_index(bound.index, axis, lane), bound.low, bound.high)
     step, (low, high) = bound.index.stride(lane), bound.index.bounds
     if not step:
         return bound
@@ -133,9 +130,9 @@ def _of_vector(bound: Bound, axis: Axis, lane: Axis) -> Bound:
 
 
 def _with_indices(
-    value: Expr, along: Callable[[Index], Index], bound: Callable[[Bound], Bound], builder: Builder
+    value: Expr, along: Callable[[Index], Index], condition: Callable[[Bound], Bound], builder: Builder
 ) -> Expr:
-    """`value` with what `along` makes of all indices, and `bound` of what masks ask."""
+    """`value` with what `along` makes of all indices, and `condition` of what masks ask."""
 
     def leaf(node: Expr) -> Expr | None:
         match node:
@@ -148,7 +145,7 @@ def _with_indices(
             case Prefix(reduction, index, dtype):
                 return builder.prefix(reduction, along(index), dtype)
             case Masked(mask, value, other, _):
-                return builder.masked(tuple(map(bound, mask)), value, other)
+                return builder.masked(tuple(map(condition, mask)), value, other)
             case _:
                 return None
 

@@ -88,10 +88,10 @@ def _moved(context: Context, value: Expr, lookups: Mapping[Axis, Lookup]) -> Exp
 
     def leaf(node: Expr) -> Expr | None:
         match node:
-            case Load(buffer, index, dtype) if not places(index):
-                return context.builder.load(buffer, index.substitute(start), dtype)
             case Load(buffer, index, dtype):
-                return context.builder.gather(buffer, index.substitute(start), places(index), dtype)
+                at, moved = index.substitute(start), places(index)
+                builder = context.builder
+                return builder.gather(buffer, at, moved, dtype) if moved else builder.load(buffer, at, dtype)
             case Gather(buffer, index, known, dtype):
                 return context.builder.gather(buffer, index.substitute(start), (*known, *places(index)), dtype)
             case Masked(mask) if any(bound.index.axes & lookups.keys() for bound in mask):

@@ -208,14 +208,8 @@ def _interpolated(
     context, builder = call.context, call.context.builder
     rank, shape = len(a.shape) - 2, call.value.shape
     given = _scales(call.node, rank, scales)
-    sizes = list(zip(a.shape[2:], shape[2:], given, strict=True))
-    dimensions = [
-        _Dimension(
-            context, a.dtype.compute, before, float(step), align_corners, _exact(step, before, after, align_corners)
-        )
-        for before, after, scale in sizes
-        for step in [_step(before, after, scale, align_corners)]
-    ]
+    sizes = zip(a.shape[2:], shape[2:], given, strict=True)
+    dimensions = [_dimension(context, a.dtype.compute, *each, align_corners) for each in sizes]
     source = a if _loaded(a) else context.materialize(a, f"{call.origin}_input", call.origin)
 
     def corner(places: Sequence[Expr]) -> Tensor:
@@ -251,6 +245,13 @@ def _step(before: int, after: int, scale: float | None, align_corners: bool) -> 
     if align_corners:
         return Fraction(before - 1, after - 1) if after > 1 else Fraction(0)
     return Fraction(1 / scale) if scale else Fraction(before, after)
+
+
+def _dimension(
+    context: Context, dtype: DType, before: int, after: int, scale: float | None, align_corners: bool
+) -> _Dimension:
+    step = _step(before, after, scale, align_corners)
+    return _Dimension(context, dtype, before, float(step), align_corners, _exact(step, before, after, align_corners))
 
 
 def _exact(step: Fraction, before: int, after: int, align_corners: bool) -> tuple[int, int, int] | None:

@@ -7,7 +7,7 @@ memory for each: where rows are short, that is much of what they have, and the k
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, walk
@@ -39,12 +39,14 @@ def _nested(program: Program, builder: Builder, position: int) -> Program | None
     """`program` with the kernel at `position` as two, of which the first one is part of an earlier kernel."""
     kernel = split_axes(program.kernels[position], builder)
     before, after = program.kernels[:position], program.kernels[position + 1 :]
-    for rows in _rows_of_others(kernel, before):
+    results = {store.buffer: each.col_count for each in before if each.col_count > 1 for store in each.row_stores}
+    computed = _computed(kernel, results)
+    for rows in _rows_of_others(kernel, results, computes=bool(computed)):
         work = Splitter(program, builder)
         if count(rows) < kernel.col_count:
             work.split(kernel, Cut(rows, kernel))
         else:
-            work.compute(kernel, _computed(kernel, _results(before)))
+            work.compute(kernel, computed)
         partial, *merging = work.kernels
         fused = _into_producers(before, rename_axes(partial, builder, f"n{position}_"), builder)
         if fused is not None:
@@ -62,25 +64,18 @@ def _into_producers(before: Sequence[Kernel], kernel: Kernel, builder: Builder) 
     return kernels if len(kernels) <= len(before) else None
 
 
-def _rows_of_others(kernel: Kernel, before: tuple[Kernel, ...]) -> list[tuple[Axis, ...]]:
-    """Axes of `kernel`, of those that it reduces, which kernels `before` it have results for each point of; all of them, where it computes
-    something of each of these results, which are short rows'."""
-    results = _results(before)
+def _rows_of_others(kernel: Kernel, results: Mapping[str, int], *, computes: bool) -> list[tuple[Axis, ...]]:
+    """Axes of `kernel`, of those that it reduces, for each point of which it reads one of the `results` of earlier kernels' rows, which
+    have so many elements; all of them, where it `computes` something of each and these rows are short."""
     found = []
     for load in kernel.loads():
         rows = tuple(axis for axis in kernel.cols if axis in load.index.axes)
         if load.buffer not in results or count(rows) < 2:
             continue
         alone = count(tuple(axis for axis in kernel.rows if axis not in load.index.axes)) == 1
-        computes = alone and results[load.buffer] <= _SHORT_ROW and bool(_computed(kernel, results))
-        if count(rows) < kernel.col_count or computes:
+        if count(rows) < kernel.col_count or (computes and alone and results[load.buffer] <= _SHORT_ROW):
             found.append(rows)
     return list(dict.fromkeys(found))
-
-
-def _results(kernels: tuple[Kernel, ...]) -> dict[str, int]:
-    """What `kernels` have found of each of their rows, and of how many elements."""
-    return {store.buffer: each.col_count for each in kernels if each.col_count > 1 for store in each.row_stores}
 
 
 def _computed(kernel: Kernel, results: Collection[str]) -> list[Expr]:

@@ -8,6 +8,7 @@ from math import prod
 
 from fusepass.codegen.ir.expr import Load
 from fusepass.codegen.ir.index import Index, axis_index
+from fusepass.codegen.ir.patch_tiles import ASYNCHRONOUS
 from fusepass.codegen.ir.patches import PatchWindow
 from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, loop
@@ -15,8 +16,6 @@ from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
 from fusepass.codegen.schedule.deep import STAGES, weights_apart, weights_of_tile, weights_of_turn
 from fusepass.codegen.schedule.plan import Schedule
-
-_ASYNCHRONOUS = 4  # bytes of the smallest copy that goes on by itself
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ class InputCopies(_Copies):
 
     @property
     def _waits(self) -> bool:
-        return self._bytes < _ASYNCHRONOUS
+        return self._bytes < ASYNCHRONOUS
 
     def begin(self, step: str) -> list[str]:
         """Begin the copies for turn `step`."""

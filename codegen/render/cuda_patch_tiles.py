@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from fusepass.codegen.ir.expr import Expr
+from fusepass.codegen.ir.expr import Expr, Load
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
 from fusepass.codegen.ir.patch_tiles import TileShape, tile_shape
 from fusepass.codegen.ir.patches import Below, PatchWindow, as_used, at_first
@@ -48,8 +48,8 @@ class PatchTiles:
         pointer, element = frame.pointers[load.buffer], C_TYPES[load.dtype]
         name, near = (frame.names.numbered(f"{pointer}_{what}") for what in ("tile", "in"))
         self.reserve(name, element, copies * shape.nbytes)
-        tile = StagedTile(below, shape, name, near, as_used(window.value, load))
-        return replace(tile, lead=self._lead(window, tile)) if shape.run else tile
+        lead = self._lead(window, load, shape.vector) if shape.run else ""
+        return StagedTile(below, shape, name, near, as_used(window.value, load), lead)
 
     def reserve(self, name: str, element: str, nbytes: int) -> None:
         """Declare `name` as the place of the next `nbytes`, a multiple of 16, of shared memory."""
@@ -102,14 +102,13 @@ class PatchTiles:
         scope.define_axis(axis, name)
         return axis_index(axis)
 
-    def _lead(self, window: PatchWindow, tile: StagedTile) -> str:
+    def _lead(self, window: PatchWindow, load: Load, vector: int) -> str:
         """Define the place of the first element that a thread's image needs: vectors begin before it."""
         frame, row = self.frame, self.frame.arranged.row
         scope, name = Scope(frame.printer), frame.names.numbered("lead")
         if row is not None:
             scope.define_axis(row, self.place.image)
-        lead = at_first(tile.below.load.index, *self._first(scope, window)) % tile.shape.vector
-        value = scope.index(lead)
+        value = scope.index(at_first(load.index, *self._first(scope, window)) % vector)
         frame.top.lines += [*scope.lines, f"const int {name} = {value};"]
         return name
 

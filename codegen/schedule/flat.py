@@ -105,7 +105,7 @@ def _pointwise(shape: Shape, width: int) -> Schedule:
     unroll = min(max(power_below(_POINTWISE_BYTES // bytes_per_step), 1), 4)
     windows = any(access.window for access in shape.accesses)
     if windows:
-        unroll = windows_at_once(shape.kernel) if width == 1 else 1
+        unroll = _windows_at_once(shape.kernel) if width == 1 else 1
     threads = 256
     if shape.repeated and 2 * bytes_per_step <= _REPEATED_BYTES and not windows:
         most = _OWN_BYTES // (shape.repeated * width)
@@ -121,7 +121,7 @@ def _pointwise(shape: Shape, width: int) -> Schedule:
     return Schedule(Walk.POINTWISE, width, unroll, threads, 1, ceil(vectors, threads * unroll))
 
 
-def windows_at_once(kernel: Kernel) -> int:
+def _windows_at_once(kernel: Kernel) -> int:
     """Results of a thread that has single elements, so that enough of what their windows load is under way."""
     sizes = [prod(axis.size for axis in node.axes) for node in kernel.nodes if isinstance(node, Window)]
     return min(max(power_below(_POINTS // max(sizes)), 1), 4)

@@ -13,7 +13,7 @@ from torch import Tensor
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.expr import Builder
-from fusepass.codegen.ir.index import Axis, Bound, axis_index
+from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
 from fusepass.codegen.ir.vectors import split_value
 from fusepass.codegen.render import render
 from tests.support.emulate import emulate, needs_compiler
@@ -46,9 +46,7 @@ def test_conditions_of_whole_vectors(low: int, high: int, modulus: int, same: bo
         for number in range(4):
             at = {ROW: first, lane: number}
             (bound,) = moved.mask  # type: ignore[attr-defined]
-            index = bound.index.substitute(
-                {axis: axis_index(Axis("", 1)) + count for axis, count in at.items()}
-            ).constant
+            index = bound.index.substitute({axis: Index(count) for axis, count in at.items()}).constant
             assert (bound.low <= index < bound.high) is (low <= (first + number) % modulus < high)
 
 
