@@ -1,10 +1,12 @@
-"""Windows that overlap, over the last two axes of a pointwise kernel: what a patch of results reads of each input.
+"""Windows that overlap, over the last two or three axes of a pointwise kernel: what a patch of results reads of each input.
 
-The results of a patch of neighbouring rows need rows of the input that are neighbours, too: a *tile*.
+The results of a patch of neighbouring rows need rows of the input that are neighbours, too: a *tile*. Windows over three axes need
+tiles of several *planes*.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, inf, prod
 
@@ -37,12 +39,14 @@ class Below:
         pitch: elements from a row of the input to the next.
         steps: rows and elements further on for the next result down and to the right.
         dilation: the same for the next point of the window.
+        plane: elements from a plane of the input to the next; 0 where the window has none.
     """
 
     load: Load
     pitch: int
     steps: tuple[int, int]
     dilation: tuple[int, int]
+    plane: int = 0
 
     def span(self, taps: tuple[Axis, Axis], results: tuple[int, int]) -> tuple[int, int]:
         """Rows and elements of a row below so many results."""
@@ -54,17 +58,54 @@ class Below:
 
 
 @dataclass(frozen=True)
+class Planes:
+    """How windows go through the planes of their input, and results through theirs.
+
+    Attributes:
+        axis: of the results.
+        tap: of the window.
+        step: planes further on for the next result.
+        dilation: the same for the next point of the window.
+    """
+
+    axis: Axis
+    tap: Axis
+    step: int
+    dilation: int
+
+    @property
+    def span(self) -> int:
+        """Planes below one result."""
+        return (self.tap.size - 1) * self.dilation + 1
+
+    @property
+    def open(self) -> int:
+        """Results that a thread has begun and not finished while it takes planes one after another."""
+        return (self.span - 1) // self.step + 1
+
+    @property
+    def turn(self) -> int:
+        """Planes of a turn, in which a result begins and another one is finished."""
+        return min(self.step, self.span)
+
+    def point(self, result: int, plane: int) -> int | None:
+        """Which point of the window plane number `plane` of a turn is, for the result that began `result` turns before; None where none."""
+        at, apart = divmod(result * self.step + plane, self.dilation)
+        return at if not apart and at < self.tap.size else None
+
+
+@dataclass(frozen=True)
 class PatchWindow:
     """A window that can be computed from tiles.
 
-    One of more than two axes is *deep*: its first axes count tiles that are needed one after another, such as an image's channels.
-    What is not there of these is zeros, which are pushed like anything else.
+    One of more than two axes may be *deep*: its first axes count tiles that are needed one after another, such as an image's channels.
+    What is not there of these is zeros, which are pushed like anything else. Or it has *planes*, and results go along with them.
 
     Attributes:
-        image: the axes of the results.
+        image: the axes of a plane of results.
         value: what is reduced, without its mask.
         down, right: the bounds that say which rows and which elements of a row are there.
-        around: the bounds that say which tiles of a deep window are there.
+        around: the bounds that say which tiles of a deep window, or planes, are there.
         taken: the bounds that say which points of a deep window are reduced, the same for all results.
         below: the loads of tiles.
         constants: the loads that are the same for all results of a patch, such as weights, of a deep window for all patches; those of
@@ -80,10 +121,11 @@ class PatchWindow:
     taken: tuple[Bound, ...]
     below: tuple[Below, ...]
     constants: tuple[Load, ...]
+    planes: Planes | None = None
 
     @property
     def deep(self) -> tuple[Axis, ...]:
-        return self.window.axes[:-2]
+        return self.window.axes[:-2] if self.planes is None else ()
 
     @property
     def taps(self) -> tuple[Axis, Axis]:
@@ -103,11 +145,15 @@ class PatchWindow:
     @property
     def reuse(self) -> float:
         """How many points of windows need each element that is loaded."""
-        return prod(axis.size for axis in self.taps) / prod(self.below[0].steps)
+        of_plane = prod(axis.size for axis in self.taps) / prod(self.below[0].steps)
+        return of_plane if self.planes is None else of_plane * self.planes.tap.size / self.planes.step
 
 
-def patch_windows(kernel: Kernel, program: Program, image: tuple[Axis, Axis]) -> tuple[PatchWindow, ...]:
-    """The windows of a pointwise kernel over its axes `image` that load; none where one of them needs more than tiles."""
+def patch_windows(kernel: Kernel, program: Program, image: tuple[Axis, ...]) -> tuple[PatchWindow, ...]:
+    """The windows of a pointwise kernel over its axes `image` that load; none where one of them needs more than tiles.
+
+    Of three axes the first one goes through planes, which all windows then have.
+    """
     nodes = kernel.nodes
     windows = [
         node for node in nodes if isinstance(node, Window) and any(isinstance(b, Load | Gather) for b in walk(node))
@@ -132,7 +178,15 @@ def deep_windows(kernel: Kernel, program: Program, image: tuple[Axis, Axis]) -> 
     return found if len(tiles) == 1 and alike else ()
 
 
-def _patch_window(window: Window, program: Program, image: tuple[Axis, Axis]) -> PatchWindow | None:
+def plane_windows(kernel: Kernel, program: Program) -> tuple[PatchWindow, ...]:
+    """The windows of `patch_windows` over the last three axes, where all go through planes alike; else none."""
+    image = kernel.rows[-3:]
+    found = patch_windows(kernel, program, image) if len(image) == 3 else ()
+    ways = {(each.planes.step, each.planes.dilation, each.planes.tap.size) for each in found if each.planes is not None}
+    return found if len(ways) == 1 else ()
+
+
+def _patch_window(window: Window, program: Program, image: tuple[Axis, ...]) -> PatchWindow | None:
     value, mask = window.value, tuple[Bound, ...]()
     if isinstance(value, Masked):
         mask, other, value = value.mask, value.other, value.value
@@ -141,19 +195,25 @@ def _patch_window(window: Window, program: Program, image: tuple[Axis, Axis]) ->
     if len(window.axes) < 2 or not window.dtype.is_float:
         return None
     *deep, tap_y, tap_x = window.axes
-    taps = tap_y, tap_x
+    taps, (*above, y, x) = (tap_y, tap_x), image
+    through = (*above, *deep) if above else ()
+    if above and len(through) != 2:
+        return None
     if any(isinstance(node, Gather | Window) for node in walk(value)):
         return None
     loads = [node for node in walk(value) if isinstance(node, Load)]
     moving = [load for load in loads if load.index.axes & frozenset(image)]
-    below = [_below(load, image, taps) for load in moving]
+    below = [_below(load, (y, x), taps, through) for load in moving]
     constants = tuple(load for load in loads if load not in moving)
     steps = {(each.steps, each.dilation) for each in below if each is not None}
     if None in below or len(steps) != 1:
         return None
     whole = tuple(each for each in below if each is not None)
+    planes = _planes(through, whole)
+    if above and planes is None:
+        return None
     taken = tuple[Bound, ...]()
-    if deep:
+    if deep and not planes:
         taken, there = mask, _zeros_elsewhere(value, moving) if window.op is ReduceOp.SUM else None
         everywhere = bool(constants) and all(load.index.axes <= frozenset(window.axes) for load in constants)
         if there is None or not everywhere or any(not bound.index.axes <= frozenset(taps) for bound in taken):
@@ -163,12 +223,30 @@ def _patch_window(window: Window, program: Program, image: tuple[Axis, Axis]) ->
         _always_there(load, program) for load in constants
     ):
         return None
-    down = tuple(bound for bound in mask if _follows(bound.index, image, taps, whole[0], 0))
-    right = tuple(bound for bound in mask if bound not in down and _follows(bound.index, image, taps, whole[0], 1))
+    flat = [bound for bound in mask if not bound.index.axes & {*through}]
+    down = tuple(bound for bound in flat if _follows(bound.index, (y, x), taps, whole[0], 0))
+    right = tuple(bound for bound in flat if bound not in down and _follows(bound.index, (y, x), taps, whole[0], 1))
     around = tuple(bound for bound in mask if bound not in (*down, *right))
-    if around and (not deep or any(bound.index.axes & {*image, *taps} for bound in around)):
+    if around and (not deep or any(bound.index.axes & {y, x, *taps} for bound in around)):
         return None
-    return PatchWindow(window, image, value, down, right, around, taken, whole, constants)
+    if planes and not all(_goes_through(bound.index, planes) for bound in around):
+        return None
+    return PatchWindow(window, (y, x), value, down, right, around, taken, whole, constants, planes)
+
+
+def _planes(through: tuple[Axis, ...], below: Sequence[Below]) -> Planes | None:
+    """How loads go along the axes of results and window in `through`; None where they do not, or each in its own way."""
+    ways = {tuple((each.load.index.stride(axis) or 0) // max(each.plane, 1) for axis in through) for each in below}
+    if not through or len(ways) != 1:
+        return None
+    (axis, tap), (step, dilation) = through, ways.pop()
+    return Planes(axis, tap, step, dilation) if step > 0 and dilation > 0 else None
+
+
+def _goes_through(index: Index, planes: Planes) -> bool:
+    """Whether `index` is the number of a plane, from some place on."""
+    wanted = (planes.axis, planes.step), (planes.tap, planes.dilation)
+    return all(axis.size == 1 or index.stride(axis) == stride for axis, stride in wanted)
 
 
 def _zeros_elsewhere(value: Expr, moving: list[Load]) -> tuple[Bound, ...] | None:
@@ -199,7 +277,7 @@ def _is_zero_elsewhere(node: Expr) -> bool:
     return isinstance(node, Masked) and isinstance(node.other, Const) and node.other.value == 0.0
 
 
-def _below(load: Load, image: tuple[Axis, ...], taps: tuple[Axis, ...]) -> Below | None:
+def _below(load: Load, image: tuple[Axis, Axis], taps: tuple[Axis, Axis], through: tuple[Axis, ...]) -> Below | None:
     strides = [load.index.stride(axis) for axis in (*image, *taps)]
     known = [stride for stride in strides if stride is not None and stride >= 0]
     if len(known) != 4:
@@ -208,7 +286,8 @@ def _below(load: Load, image: tuple[Axis, ...], taps: tuple[Axis, ...]) -> Below
     pitch = gcd(y, tap_y)
     if not y or not x or not pitch or gcd(x, tap_x) != 1:
         return None
-    return Below(load, pitch, (y // pitch, x), (tap_y // pitch, tap_x))
+    plane = gcd(*(max(load.index.stride(axis) or 0, 0) for axis in through))
+    return Below(load, pitch, (y // pitch, x), (tap_y // pitch, tap_x), plane)
 
 
 def _always_there(load: Load, program: Program) -> bool:

@@ -146,9 +146,9 @@ def once(call: Call, a: Tensor, slides: Sequence[Slide] = ()) -> Tensor:
 
 
 def _work(a: Tensor) -> int:
-    """Instructions that an element takes, about."""
+    """Instructions that an element takes, about; what is stored is cast again as it is read."""
     value = a.at(tuple(map(axis_index, domain(a.shape)[: len(a.shape)])))
-    applied = [node.op for node in walk(value) if isinstance(node, Apply)]
+    applied = [node.op for node in walk(value) if isinstance(node, Apply) and node.op is not Op.CAST]
     return sum(1 if op in CHEAP else _COSTLY for op in applied)
 
 

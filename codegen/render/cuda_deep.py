@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from fusepass.codegen.ir.index import axis_index
 from fusepass.codegen.ir.patches import PatchWindow, as_used
-from fusepass.codegen.render.cuda_deep_copies import InputCopies, Turns, WeightCopies
+from fusepass.codegen.render.cuda_copies import TileCopies
+from fusepass.codegen.render.cuda_deep_copies import Turns, WeightCopies
 from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, loop, times
 from fusepass.codegen.render.numbers import plain
@@ -28,6 +29,9 @@ class DeepPatches:
         self._step = frame.names.exact("step")
         self._sums: list[str] = []
 
+    def close(self) -> None:
+        """Print what comes behind all steps."""
+
     def bind(self, lanes: Scope) -> None:
         """Make the windows' results known to the lanes of a step."""
         for window, total in zip(self.windows, self._sums, strict=True):
@@ -45,7 +49,7 @@ class DeepPatches:
         tiles.reserve(weights, element, STAGES * turns.room * window.window.dtype.nbytes)
         if max(tiles.used, exchanged_bytes(self.windows, plan)) > plan.shared_bytes:
             raise RenderError(f"{frame.kernel.name} stages {tiles.used} bytes, not {plan.shared_bytes}")
-        streams = InputCopies(turns, tile), WeightCopies(turns, weights)
+        streams = TileCopies(turns, tile), WeightCopies(turns, weights)
         for stream in streams:
             stream.prepare()
         for each in self.windows:

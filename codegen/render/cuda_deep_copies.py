@@ -1,4 +1,4 @@
-"""What a block copies to shared memory for deep windows, turn by turn: tiles of the input, and what multiplies them."""
+"""The turns in which a block takes the tiles of deep windows, and what it copies to shared memory to multiply them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from math import prod
 
 from fusepass.codegen.ir.expr import Load
 from fusepass.codegen.ir.index import Index, axis_index
-from fusepass.codegen.ir.patch_tiles import ASYNCHRONOUS
 from fusepass.codegen.ir.patches import PatchWindow
+from fusepass.codegen.render.cuda_copies import Copies
 from fusepass.codegen.render.cuda_frame import Frame
-from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, loop
+from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, loop
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.render.spelling import C_TYPES, block
 from fusepass.codegen.schedule.deep import STAGES, weights_apart, weights_of_tile, weights_of_turn
 from fusepass.codegen.schedule.plan import Schedule
 
@@ -33,6 +33,18 @@ class Turns:
     @property
     def window(self) -> PatchWindow:
         return self.windows[0]
+
+    @property
+    def parts(self) -> int:
+        return self.plan.parts
+
+    @property
+    def places(self) -> int:
+        return STAGES
+
+    @property
+    def together(self) -> int:
+        return 1
 
     @property
     def apart(self) -> int:
@@ -75,6 +87,10 @@ class Turns:
             scope.lines.append(f"const {frame.index_type} {name} = {here};")
             scope.define_axis(axis, name)
 
+    def moved(self, scope: Scope, step: str, load: Load) -> tuple[str, str]:
+        self.deep_axes(scope, step)
+        return self.offset(scope, load), scope.condition(self.window.around)
+
     def offset(self, scope: Scope, load: Load) -> str:
         """How far `load` reads from where it reads in the first turn."""
         strides = [(axis, load.index.stride(axis) or 0) for axis in self.window.deep]
@@ -84,104 +100,13 @@ class Turns:
         return name
 
 
-class _Copies:
-    """What a block copies to shared memory for each turn; where it comes from is found once, before all turns: -1 for what is zero.
-
-    What is too small to be copied asynchronously waits in registers while threads compute.
-    """
-
-    def __init__(self, turns: Turns, total: int, names: tuple[str, ...]) -> None:
-        self.of, self.frame, self.total = turns, turns.frame, total
-        self.threads = turns.plan.threads
-        self.count = -(-total // self.threads)
-        self.k = turns.frame.names.numbered("k")
-        self.origin, self.waiting = (turns.frame.names.numbered(name) for name in names)
-
-    @property
-    def mine(self) -> str:
-        """The number of the `k`-th of what a thread copies."""
-        return f"threadIdx.x + {self.k} * {self.threads}" if self.count > 1 else "threadIdx.x"
-
-    def where_there(self, lines: list[str]) -> list[str]:
-        """`lines` for each that a thread copies."""
-        lines = block(f"if ({self.mine} < {self.total})", lines) if self.total % self.threads else lines
-        return loop(self.k, self.count, lines)
-
-
-class InputCopies(_Copies):
-    """The tiles of the input."""
-
-    def __init__(self, turns: Turns, tile: StagedTile) -> None:
-        plan, shape = turns.plan, tile.shape
-        self.tile, self._each = tile, plan.planes * shape.rows * (shape.cols // shape.vector)
-        super().__init__(turns, plan.parts * self._each, ("origin", "waiting"))
-        self._bytes = shape.vector * tile.below.load.dtype.nbytes
-
-    def prepare(self) -> None:
-        """Declare where vectors come from."""
-        frame, tile, window = self.frame, self.tile, self.of.window
-        thread, vector, inside = (frame.names.numbered(word) for word in ("t", "vector", "inside"))
-        scope, start, condition = self.of.tiles.spot(window, tile, vector)
-        there = [] if condition == "true" else [f"({condition})"]
-        there += [f"{thread} < {self.total}"] if self.total % self.threads else []
-        place = f"{thread} % {self._each}" if self.of.plan.parts > 1 else thread
-        if self.of.plan.parts > 1:
-            part = f"{frame.index_type}({thread} / {self._each})"
-            start = f"{part} * {tile.below.load.index.stride(window.deep[0])} + {start}"
-        lines = [f"const int {thread} = {self.mine};", f"const int {vector} = {place};", *scope.lines]
-        lines.append(f"const bool {inside} = {' && '.join(there) or 'true'};")
-        start = f"{bare(start)} + {self._before}" if self._before else bare(start)
-        lines.append(f"{self.origin}[{self.k}] = {inside} ? {start} : -1;")
-        frame.top.lines.append(f"{frame.index_type} {self.origin}[{self.count}];")
-        frame.top.lines += loop(self.k, self.count, lines)
-        if self._waits:
-            frame.top.lines.append(f"{C_TYPES[tile.below.load.dtype]} {self.waiting}[{self.count}];")
-
-    @property
-    def _before(self) -> int:
-        """Elements before the input's first one where a tile that is not there may begin, which others of its turns are counted from."""
-        return max(-self.tile.below.load.index.bounds[0], 0) if self.of.window.around else 0
-
-    @property
-    def _waits(self) -> bool:
-        return self._bytes < ASYNCHRONOUS
-
-    def begin(self, step: str) -> list[str]:
-        """Begin the copies for turn `step`."""
-        frame, load = self.frame, self.tile.below.load
-        scope = frame.top.child()
-        self.of.deep_axes(scope, step)
-        moved, exists = self.of.offset(scope, load), f"{self.origin}[{self.k}] >= 0"
-        around = scope.condition(self.of.window.around)
-        if around != "true":
-            there = frame.names.numbered("there")
-            scope.lines.append(f"const bool {there} = {around};")
-            exists = f"{there} && {exists}"
-        inside = frame.names.numbered("inside")
-        moved = f"{moved} - {self._before}" if self._before else moved
-        source = f"{frame.pointers[load.buffer]} + ({inside} ? {self.origin}[{self.k}] + {moved} : 0)"
-        copy = f"fp::begin_copy_bytes<{self._bytes}>(&{self._place(step)}, {source}, {inside} ? {self._bytes} : 0);"
-        if self._waits:
-            copy = f"{self.waiting}[{self.k}] = {inside} ? *({source}) : {C_TYPES[load.dtype]}(0.0f);"
-        return [*scope.lines, *self.where_there([f"const bool {inside} = {exists};", copy])]
-
-    def end(self, step: str) -> list[str]:
-        """Lay down what waits for turn `step`."""
-        line = f"{self._place(step)} = {self.waiting}[{self.k}];"
-        return self.where_there([line]) if self._waits else []
-
-    def _place(self, step: str) -> str:
-        vector = self.tile.shape.vector
-        stage = f"({step}) % {STAGES} * {self.total * vector}"
-        return f"{self.tile.name}[{stage} + ({self.mine}) * {vector}]"
-
-
-class WeightCopies(_Copies):
+class WeightCopies(Copies):
     """What the windows multiply by: that of all windows for a point side by side, 0 where a window has no such point."""
 
     def __init__(self, turns: Turns, name: str) -> None:
         self._name, self._constants = name, [*_constants(turns.windows)]
-        super().__init__(turns, turns.plan.parts * turns.weights, ("weight", "waiting_weight"))
+        self.of = turns
+        super().__init__(turns.frame, turns.plan.parts * turns.weights, ("weight", "waiting_weight"))
 
     def prepare(self) -> None:
         """Declare where weights come from."""

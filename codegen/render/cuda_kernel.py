@@ -23,6 +23,7 @@ from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.cuda_kept import KeptPlaces, values_to_keep
 from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead
 from fusepass.codegen.render.cuda_patch import Patches
+from fusepass.codegen.render.cuda_planes import PlanePatches
 from fusepass.codegen.render.cuda_rows import RowValues
 from fusepass.codegen.render.cuda_staged import Staged
 from fusepass.codegen.render.cuda_states import (
@@ -63,6 +64,8 @@ class Phase:
 
 
 def _patches(frame: Frame) -> Patches | DeepPatches:
+    if frame.arranged.through is not None:
+        return PlanePatches(frame)
     y, x = frame.arranged.image
     deep = deep_windows(frame.kernel, frame.program, (y, x))
     return DeepPatches(frame, deep) if deep else Patches(frame)
@@ -102,6 +105,8 @@ class KernelWriter:
             self.patches.compute()
         if kernel.stores:
             self._element_stores(kernel.stores)
+        if self.patches is not None:
+            self.patches.close()
         write_out(self.frame, self.exchanged)
         self.places.check()
         if self.frame.row_loop and not self.frame.team and len(kernel.sweeps) == 1:

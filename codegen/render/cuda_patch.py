@@ -7,6 +7,7 @@ row once, and adds that to all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fusepass.codegen.ir.expr import Load
 from fusepass.codegen.ir.index import Axis, Bound, axis_index
@@ -17,6 +18,14 @@ from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
 from fusepass.errors import RenderError
+
+
+@dataclass(frozen=True)
+class Target:
+    """What rows of a tile are reduced to: a state for each of a thread's results, and where these are on the window's other axes."""
+
+    state: str
+    at: tuple[tuple[Axis, str], ...] = ()
 
 
 class Patches:
@@ -40,6 +49,9 @@ class Patches:
         frame.top.lines += ["fp::end_copies();", "fp::await_copies<0>();", "__syncthreads();"]
         for window, each in zip(windows, tiles, strict=True):
             self._compute(window, each)
+
+    def close(self) -> None:
+        """Print what comes behind all steps."""
 
     def bind(self, lanes: Scope) -> None:
         """Make the windows' results known to the lanes of a step."""
@@ -80,39 +92,59 @@ class Patches:
 
     def _compute(self, window: PatchWindow, tiles: Sequence[StagedTile]) -> None:
         """The loop over the rows of the tiles that a thread's results need."""
+        state = self.declare_state(window)
+        self._states.append((window, state))
+        constants = self.constants(window)
+        self.frame.top.lines += self.rows(window, tiles, constants, [Target(state)])
+
+    def declare_state(self, window: PatchWindow) -> str:
+        """The name of what is reduced for a thread's results."""
         frame, node, plan = self.frame, window.window, self.frame.schedule
         state = frame.names.numbered(node.op.value.lower())
-        self._states.append((window, state))
         # Of one dimension: nvcc 13.0 sets but the first row of arrays of such structures to what they begin with, and the rest to zero.
-        frame.top.lines.append(f"fp::{node.op.value}<{C_TYPES[node.dtype]}> {state}[{plan.unroll * plan.width}];")
-        taps = [frame.names.numbered(axis.name) for axis in node.axes]
-        constants = [(load, self._constant(window, load, taps)) for load in window.constants]
-        below, (_, across) = tiles[0].below, node.axes
+        frame.top.lines.append(f"{kind_of_state(window)} {state}[{plan.unroll * plan.width}];")
+        return state
+
+    def rows(
+        self,
+        window: PatchWindow,
+        tiles: Sequence[StagedTile],
+        constants: Sequence[tuple[Load, str]],
+        targets: Sequence[Target],
+    ) -> list[str]:
+        """The lines that reduce a tile's rows for `targets`; `constants` are loads with the names of what they gave."""
+        frame, plan, (_, across) = self.frame, self.frame.schedule, window.taps
+        taps = [frame.names.numbered(axis.name) for axis in window.taps]
+        below = tiles[0].below
         count, _ = below.span(window.taps, (plan.unroll, 1))
         row = frame.top.child(conditional=True)
         for tile in tiles:
             row.lines += self._tiles.read(tile)
-        inner = row.child(conditional=True)
-        frame.define_step(inner)
-        for axis, text in zip(node.axes, taps, strict=True):
-            inner.define_axis(axis, text)
-        inner.define_axis(frame.lane, frame.v)
-        for tile in tiles:
-            at = axis_index(frame.lane) * tile.below.steps[1] + axis_index(across) * tile.below.dilation[1]
-            inner.bind(tile.used, f"{tile.near}[{plain(inner.index(at + tile.shape.shift))}]")
-        for load, name in constants:
-            inner.bind(as_used(window.value, load), f"{name}[{taps[0]}][{taps[1]}]")
-        into = f"{state}[{self._tiles.result()}]"
-        if window.separable:  # a row's points are reduced once, for all results
-            kind, of_row = f"fp::{node.op.value}<{C_TYPES[node.dtype]}>", frame.names.numbered("of_row")
-            lane = f"{of_row}[{frame.v if plan.width > 1 else '0'}]"
-            points = loop(taps[1], across.size, loop(frame.v, plan.width, self._push(window, inner, lane)))
-            row.lines += [f"{kind} {of_row}[{plan.width}];", *points]
-            lines = loop(frame.v, plan.width, [f"{into}.push({lane}.part<0>());"])
-        else:
-            lines = loop(taps[1], across.size, loop(frame.v, plan.width, self._push(window, inner, into)))
-        row.lines += self._tiles.of_row(window, below, taps[0], lines)
-        frame.top.lines += loop(self._row, count, self._where_there(window, row.lines, count))
+        pushes: list[str] = []
+        for target in targets:
+            inner = row.child(conditional=True)
+            frame.define_step(inner)
+            at_point = {**dict(zip(window.taps, taps, strict=True)), **dict(target.at)}
+            for axis, text in at_point.items():
+                inner.define_axis(axis, text)
+            inner.define_axis(frame.lane, frame.v)
+            for tile in tiles:
+                at = axis_index(frame.lane) * tile.below.steps[1] + axis_index(across) * tile.below.dilation[1]
+                inner.bind(tile.used, f"{tile.near}[{plain(inner.index(at + tile.shape.shift))}]")
+            for load, name in constants:
+                place = "".join(f"[{at_point[axis]}]" for axis in window.window.axes)
+                inner.bind(as_used(window.value, load), f"{name}{place}")
+            into = f"{target.state}[{self._tiles.result()}]"
+            if window.separable:  # a row's points are reduced once, for all results
+                of_row = frame.names.numbered("of_row")
+                lane = f"{of_row}[{frame.v if plan.width > 1 else '0'}]"
+                points = loop(taps[1], across.size, loop(frame.v, plan.width, self._push(window, inner, lane)))
+                row.lines += [f"{kind_of_state(window)} {of_row}[{plan.width}];", *points]
+                pushes += loop(frame.v, plan.width, [f"{into}.push({lane}.part<0>());"])
+            else:
+                pushes += loop(taps[1], across.size, loop(frame.v, plan.width, self._push(window, inner, into)))
+        row.lines += self._tiles.of_row(window, below, taps[0], pushes)
+        return loop(self._row, count, self._where_there(window, row.lines, count))
 
     def _push(self, window: PatchWindow, inner: Scope, into: str) -> list[str]:
         """Add a point to a state, if it is there."""
@@ -133,17 +165,28 @@ class Patches:
         condition = scope.condition(guard)
         return [*scope.lines, *(lines if condition == "true" else block(f"if ({condition})", lines))]
 
-    def _constant(self, window: PatchWindow, load: Load, taps: Sequence[str]) -> str:
-        """Load what is the same for all results of a patch, for each point of a window."""
-        frame, sizes = self.frame, [axis.size for axis in window.window.axes]
+    def constants(self, window: PatchWindow) -> list[tuple[Load, str]]:
+        """Load what is the same for all results of a patch, for each point of a window; with the names of what that gave."""
+        return [(load, self._constant(window, load)) for load in window.constants]
+
+    def _constant(self, window: PatchWindow, load: Load) -> str:
+        frame, axes = self.frame, window.window.axes
         name = frame.names.numbered(f"{frame.pointers[load.buffer]}_in")
+        taps = [frame.names.numbered(axis.name) for axis in axes]
         scope = frame.top.child()
-        for axis, text in zip(window.window.axes, taps, strict=True):
+        for axis, text in zip(axes, taps, strict=True):
             scope.define_axis(axis, text)
         index, used = scope.index(load.index), as_used(window.value, load)
         value, element = f"{frame.pointers[load.buffer]}[{index}]", C_TYPES[used.dtype]
         value = value if used is load else f"fp::cast<{element}>({value})"
-        lines = [*scope.lines, f"{name}[{taps[0]}][{taps[1]}] = {value};"]
-        frame.top.lines.append(f"{element} {name}[{sizes[0]}][{sizes[1]}];")
-        frame.top.lines += loop(taps[0], sizes[0], loop(taps[1], sizes[1], lines))
+        lines = [*scope.lines, f"{name}{''.join(f'[{text}]' for text in taps)} = {value};"]
+        for axis, text in zip(reversed(axes), reversed(taps), strict=True):
+            lines = loop(text, axis.size, lines)
+        frame.top.lines.append(f"{element} {name}{''.join(f'[{axis.size}]' for axis in axes)};")
+        frame.top.lines += lines
         return name
+
+
+def kind_of_state(window: PatchWindow) -> str:
+    """The C type of what a window reduces to."""
+    return f"fp::{window.window.op.value}<{C_TYPES[window.window.dtype]}>"

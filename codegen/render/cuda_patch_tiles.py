@@ -48,7 +48,7 @@ class PatchTiles:
         pointer, element = frame.pointers[load.buffer], C_TYPES[load.dtype]
         name, near = (frame.names.numbered(f"{pointer}_{what}") for what in ("tile", "in"))
         self.reserve(name, element, copies * shape.nbytes)
-        lead = self._lead(window, load, shape.vector) if shape.run else ""
+        lead = self._lead(window, load, shape.vector) if shape.run and window.planes is None else ""
         return StagedTile(below, shape, name, near, as_used(window.value, load), lead)
 
     def reserve(self, name: str, element: str, nbytes: int) -> None:
@@ -85,6 +85,32 @@ class PatchTiles:
         start = scope.operand(moved(load.index, down * tile.below.pitch + col))
         return scope, start, scope.condition(guard)
 
+    def spot_in_run(self, window: PatchWindow, tile: StagedTile, thread: str) -> tuple[Scope, str]:
+        """Where the first element that is needed for a tile comes from, of which thread number `thread` copies a vector, in a scope that has
+        that; of a window with planes, in the first one."""
+        scope = Scope(self.frame.printer)
+        scope.lines += self._image(scope, f"{thread} / {tile.shape.vectors}")
+        still = self._first(scope, window)
+        return scope, scope.operand(at_first(tile.below.load.index, *still))
+
+    def lead_of_plane(self, window: PatchWindow, tile: StagedTile, plane: str) -> tuple[str, list[str]]:
+        """The place in the tile of the first element that a thread's image needs of plane number `plane`, and the lines that find it."""
+        shape, load = tile.shape, tile.below.load
+        scope, name = self.frame.top.child(), self.frame.names.numbered("lead")
+        still = self._first(scope, window)
+        first = scope.index(at_first(load.index, *still) + self.before(window, tile))
+        return name, [
+            *scope.lines,
+            f"const int {name} = fp::mod({first} + {plane} * {tile.below.plane}, {shape.vector});",
+        ]
+
+    def before(self, window: PatchWindow, tile: StagedTile) -> int:
+        """Elements before the input's first one where a tile of a window may begin that is not there: a multiple of its vector."""
+        if not window.around and not tile.shape.run:
+            return 0
+        vector = tile.shape.vector
+        return -(min(tile.below.load.index.bounds[0], 0) // vector) * vector
+
     def _first(self, scope: Scope, window: PatchWindow) -> tuple[Axis, ...]:
         """Define where the block's patch begins, and return the axes that are 0 at the first element that is needed for it."""
         still: tuple[Axis, ...] = (self.frame.lane, *window.window.axes)
@@ -93,7 +119,16 @@ class PatchTiles:
                 still = (axis, *still)
             else:
                 scope.define_axis(axis, first)
-        return still
+        return (*still, *self.first_plane(scope, window)) if window.planes is not None else still
+
+    def first_plane(self, scope: Scope, window: PatchWindow) -> tuple[Axis, ...]:
+        """Define the first of the block's planes, and return the axes that are 0 where the first one is that is needed for it."""
+        assert window.planes is not None
+        axis, tap = window.planes.axis, window.planes.tap
+        if self.place.first_plane == "0":
+            return axis, tap
+        scope.define_axis(axis, self.place.first_plane)
+        return (tap,)
 
     def _counted(self, scope: Scope, what: str, size: int, text: str) -> Index:
         """The index `text`, which has `size` values, as that of a new axis."""

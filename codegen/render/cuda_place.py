@@ -12,10 +12,10 @@ from fusepass.codegen.schedule.plan import Schedule
 
 @dataclass(frozen=True)
 class PatchPlace:
-    """The C texts of these numbers; empty where a block has one image, or one row of threads.
+    """The C texts of these numbers; empty where a block has one image, or one row of threads, and where there are no planes.
 
     Attributes:
-        first_image, first_row, first_column: the block's first image, and the first of its rows and columns.
+        first_image, first_plane, first_row, first_column: the block's first image, and the first of its planes, rows and columns.
         image: a thread's image.
         top_row: a thread's first row.
         plane, row_in_patch, column_in_patch: a thread's image, first row and first column, counted from the block's.
@@ -23,6 +23,7 @@ class PatchPlace:
 
     first_image: str
     image: str
+    first_plane: str
     first_row: str
     first_column: str
     top_row: str
@@ -51,6 +52,15 @@ def patch_place(
     if bands > 1:
         first_row = constant("first_row", _start(f"fp::mod({image}, {bands})", plan.band, y.size))
         image = f"fp::div({image}, {bands})"
+    first_plane = ""
+    if arranged.through is not None:
+        pieces = -(-arranged.through.size // plan.depth)
+        first_plane = "0"
+        if pieces > 1:
+            first_plane = constant(
+                "first_plane", _start(f"fp::mod({image}, {pieces})", plan.depth, arranged.through.size)
+            )
+            image = f"fp::div({image}, {pieces})"
     top_row = first_row
     if groups > 1:
         group = f"int(threadIdx.x) / {plan.lanes}" + (f" % {groups}" if plan.planes * plan.parts > 1 else "")
@@ -58,7 +68,7 @@ def patch_place(
         if bands > 1:
             top_row = constant("top_row", f"{first_row} + {row_in_patch}")
     if plan.planes > 1:
-        image = f"{number} * {plan.planes}"
+        image = f"{image} * {plan.planes}"
         which = f"threadIdx.x / {plan.lanes * groups}" + (f" % {plan.planes}" if plan.parts > 1 else "")
         plane = constant("plane", which)
     first_image = constant("first_image", image)
@@ -67,7 +77,7 @@ def patch_place(
         image = constant("row", f"{first_image} + {plane}" if plane else first_image)
         top.define_axis(arranged.row, image)
     in_patch = column_in_patch if parts > 1 else column
-    return PatchPlace(first_image, image, first_row, first_column, top_row, plane, row_in_patch, in_patch)
+    return PatchPlace(first_image, image, first_plane, first_row, first_column, top_row, plane, row_in_patch, in_patch)
 
 
 def _start(which: str, length: int, count: int) -> str:

@@ -24,6 +24,7 @@ class Arranged:
         lane: the position in a vector.
         coordinates: names of the original axes' positions.
         image: the two axes that windows walk over, where the walk is `PATCH`; they are no rows then.
+        through: the axis of the planes that a block goes through there, if there are; no row either.
         anywhere: whether vectors may begin anywhere on their axis.
     """
 
@@ -34,6 +35,7 @@ class Arranged:
     lane: Axis
     coordinates: dict[Atom, str]
     image: tuple[Axis, ...] = ()
+    through: Axis | None = None
     anywhere: bool = False
 
 
@@ -45,7 +47,8 @@ def arrange(kernel: Kernel, program: Program, schedule: Schedule) -> Arranged:
     if schedule.walk is Walk.CROSSING:
         kernel = with_columns(kernel, program, schedule.columns)
     image = kernel.rows[-2:] if schedule.walk is Walk.PATCH else ()
-    kernel = replace(kernel, rows=kernel.rows[: len(kernel.rows) - len(image)])
+    through = kernel.rows[-3] if schedule.depth else None
+    kernel = replace(kernel, rows=kernel.rows[: len(kernel.rows) - len(image) - (through is not None)])
     if schedule.span > 1:
         kernel = across(kernel)
     coordinates = coordinate_names(kernel)
@@ -61,7 +64,7 @@ def arrange(kernel: Kernel, program: Program, schedule: Schedule) -> Arranged:
     anywhere = schedule.start is not None or (bool(image) and image[1].size % schedule.width > 0)
     if axis is not None:
         kernel = split(kernel, axis, lane, builder, anywhere=anywhere)
-    return Arranged(kernel, row, col, axis, lane, coordinates, image, anywhere)
+    return Arranged(kernel, row, col, axis, lane, coordinates, image, through, anywhere)
 
 
 @dataclass(frozen=True)

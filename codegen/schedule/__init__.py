@@ -15,6 +15,7 @@ from fusepass.codegen.schedule.deep import deep, has_deep_windows
 from fusepass.codegen.schedule.flat import crossing, pointwise
 from fusepass.codegen.schedule.patch import patch
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
+from fusepass.codegen.schedule.planes import planes
 from fusepass.codegen.schedule.rivals import rivals
 from fusepass.codegen.schedule.rows import inner, prefers_rows
 from fusepass.codegen.schedule.scan import scan
@@ -74,7 +75,8 @@ def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool
     if kernel.is_pointwise:
         flat = pointwise(shape)
         if has_deep_windows(kernel):
-            return shape, deep(kernel, program, facts, aligned=aligned) or flat, 0
+            tiled = deep(kernel, program, facts, aligned=aligned) or planes(kernel, program, facts, aligned=aligned)
+            return shape, tiled or flat, 0
         return shape, patch(kernel, program, facts, aligned=aligned, single=flat.width == 1) or flat, 0
     if kernel.team is not None and kernel.team.strip > 1:
         side_by_side = strips(shape, kernel.team)

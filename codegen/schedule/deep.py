@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -14,6 +14,7 @@ from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.patch_tiles import TileShape, tile_shape
 from fusepass.codegen.ir.patches import PatchWindow, deep_windows
 from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.schedule.patch_threads import THREADS, groups_of_patch, lanes_of_patch
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ceil, divisors
 
@@ -25,7 +26,6 @@ _MOST_PUSHED = 3200  # points of windows that a thread adds of a tile: they are 
 _WEIGHTS = 64  # registers that hold what a tile is multiplied by
 _HELD = 160  # registers of results, of a row and of weights, up to which weights are held
 _OTHERS = 56  # registers besides these
-_THREADS = 64, 256  # least and most of a block
 _PARTS = 1, 2, 4, 8
 _SCHEDULERS = 4  # of a multiprocessor, each of which issues one instruction a cycle
 _WAIT = 600  # cycles of a turn in which a warp waits for others and for what it reads, if it is alone
@@ -141,14 +141,14 @@ def _plans(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) 
         fits = results * len(work.windows) <= _SUMS and results * work.pushed <= _MOST_PUSHED
         if width > x.size or unroll > y.size or not fits:
             continue
-        for lanes, groups, parts in product(_lanes(x.size, width), _groups(y.size, unroll), _PARTS):
+        for lanes, groups, parts in product(lanes_of_patch(x.size, width), groups_of_patch(y.size, unroll), _PARTS):
             band, cols = min(unroll * groups, y.size), lanes * width
-            if lanes * groups * parts > _THREADS[1] or work.window.deep[0].size % parts:
+            if lanes * groups * parts > THREADS[1] or work.window.deep[0].size % parts:
                 continue
             patches = ceil(y.size, band) * ceil(x.size, cols)
             alone = patches > 1 or bool(work.window.around)
-            for planes in (1,) if alone else divisors(images, _THREADS[1] // (lanes * groups * parts)):
-                if lanes * groups * planes * parts < _THREADS[0]:
+            for planes in (1,) if alone else divisors(images, THREADS[1] // (lanes * groups * parts)):
+                if lanes * groups * planes * parts < THREADS[0]:
                     continue
                 blocks = images // planes * patches
                 plan = Schedule(Walk.PATCH, width, unroll, lanes, groups * planes * parts, blocks)
@@ -195,24 +195,3 @@ def _turn(work: _Work, plan: Schedule, shape: TileShape) -> tuple[float, float]:
     issued = plan.width * plan.unroll * work.pushed + read / 4 + cast + _TURN
     whole = plan.parts == 1 or plan.threads // plan.parts % WARP == 0
     return issued, read if whole else 2 * read  # a warp with threads of several parts reads in several places
-
-
-def _lanes(count: int, width: int) -> list[int]:
-    """Threads for each row of a patch: vectors of equal parts of a row, which may overlap and must not end behind it."""
-    parts = {ceil(ceil(count, each), width) for each in range(1, ceil(count, WARP) + 1)} | {count // width}
-    return _least_waste((lanes for lanes in parts if lanes * width <= count), width, count)
-
-
-def _groups(height: int, unroll: int) -> list[int]:
-    """Threads below each other, of which the last one's rows may be also others'."""
-    return _least_waste({ceil(ceil(height, each), unroll) for each in range(1, height + 1)}, unroll, height)
-
-
-def _least_waste(threads: Iterable[int], each: int, count: int) -> list[int]:
-    """Of about as many threads the two with the fewest results that others compute, too."""
-    waste = {many: ceil(count, many * each) * many * each - count for many in threads if 0 < many <= _THREADS[1]}
-    alike = [
-        sorted((spare, -many) for many, spare in waste.items() if many.bit_length() == bits)[:2]
-        for bits in range(1, 10)
-    ]
-    return [-many for found in alike for _, many in found]

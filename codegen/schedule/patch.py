@@ -13,13 +13,15 @@ from fusepass.codegen.ir.patch_tiles import tile_shape
 from fusepass.codegen.ir.patches import PatchWindow, patch_windows
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.vectors import is_vector, split_index
+from fusepass.codegen.schedule.patch_threads import THREADS
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ACCESS, ceil, divisors
 
-_LEAST_REUSE = 4  # points of windows for each element: with fewer there is little to gain
+LEAST_REUSE = 4
+"""Points of windows for each element: with fewer there is little to gain."""
+
 _LEAST_REUSE_OF_ROW = 6  # the same of windows of one row, where vectors share what they load
 _WORD = 4  # bytes: shorter elements are not loaded one by one
-_THREADS = 64, 256  # least and most of a block
 _SUMS = 32  # registers of a thread that hold results
 _CONSTANTS = 32  # registers that hold weights: with more, half as many results
 _OTHERS = 16  # registers besides results and half of the weights; the others are loaded again
@@ -59,7 +61,7 @@ def patch(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool
 def _least_reuse(window: PatchWindow, single: bool) -> int:
     if window.taps[0].size == 1:
         return _LEAST_REUSE_OF_ROW
-    return 1 if single and window.below[0].load.dtype.nbytes < _WORD else _LEAST_REUSE
+    return 1 if single and window.below[0].load.dtype.nbytes < _WORD else LEAST_REUSE
 
 
 def _plans(
@@ -67,7 +69,7 @@ def _plans(
 ) -> Iterator[Schedule]:
     """All patches that fit; several images where one is small. The last patches of an image begin earlier where others would end behind it."""
     y, x = kernel.rows[-2:]
-    width = _width(kernel, program, x)
+    width = vector_of_results(kernel, program, x)
     images = kernel.row_count // (y.size * x.size)
     words = sum(max(window.window.dtype.nbytes // 4, 1) for window in windows)
     constants = sum(prod(axis.size for axis in window.window.axes) * len(window.constants) for window in windows)
@@ -75,13 +77,13 @@ def _plans(
     room = (facts.shared_bytes_per_block + RESERVED) // _BLOCKS - RESERVED
     for lanes, (unroll, groups) in product(_lanes(x.size // width), _rows(y.size, most)):
         band, cols = min(unroll * groups, y.size), lanes * width
-        if lanes * groups > _THREADS[1]:
+        if lanes * groups > THREADS[1]:
             continue
         nbytes = _shared(program, windows, (band, cols), width, aligned=aligned)
         patches = ceil(y.size, band) * ceil(x.size, cols)
-        for planes in divisors(images, _THREADS[1]) if patches == 1 else (1,):
+        for planes in divisors(images, THREADS[1]) if patches == 1 else (1,):
             threads = lanes * groups * planes
-            if not _THREADS[0] <= threads <= _THREADS[1] or planes * nbytes > room:
+            if not THREADS[0] <= threads <= THREADS[1] or planes * nbytes > room:
                 continue
             registers = unroll * width * words + constants // 2 + _OTHERS
             resident = min(_BLOCKS, facts.registers // (-(-threads // WARP) * WARP * registers))
@@ -93,17 +95,17 @@ def _plans(
 def _lanes(vectors: int) -> list[int]:
     """Threads for each row of a patch: for a whole row of so many vectors, or for equal parts of it, as far as may be."""
     parts = {ceil(vectors, count) for count in range(1, ceil(vectors, WARP) + 1)}
-    return sorted(lanes for lanes in parts if lanes <= _THREADS[1])
+    return sorted(lanes for lanes in parts if lanes <= THREADS[1])
 
 
 def _rows(height: int, most: int) -> Iterator[tuple[int, int]]:
     """Rows of a thread, and threads below each other, of which the last one's rows may be also others'."""
     for unroll in range(1, min(height, most) + 1):
-        for groups in range(1, min(ceil(height, unroll), _THREADS[1]) + 1):
+        for groups in range(1, min(ceil(height, unroll), THREADS[1]) + 1):
             yield unroll, groups
 
 
-def _width(kernel: Kernel, program: Program, x: Axis) -> int:
+def vector_of_results(kernel: Kernel, program: Program, x: Axis) -> int:
     """Neighbouring results of a row that a thread stores at once."""
     largest = max(program.buffer(store.buffer).dtype.nbytes for store in kernel.stores)
     width = min(ACCESS // largest, 4)

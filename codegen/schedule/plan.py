@@ -9,7 +9,8 @@ Every kernel is a walk over *vectors* of `width` neighbouring elements along the
   takes a tile of rows and columns, and what is contiguous along the columns goes through shared memory.
 - `PATCH`: pointwise, with windows over the last two axes, which overlap. A block takes a patch of an image (or of a few
   small ones): `lanes` threads along its rows, `groups` threads down, each with `unroll` rows of `width` results. What the
-  windows load comes to shared memory first (`fusepass.codegen.ir.patches`).
+  windows load comes to shared memory first (`fusepass.codegen.ir.patches`). Where windows have three axes, a block goes through
+  planes, with such a patch in each.
 
 Between sweeps over the same columns a row's values stay in registers, else in shared memory, else memory is read again.
 A row that is too large for one block may be shared by a team of them (`INNER`), each with a slice of the columns.
@@ -78,6 +79,8 @@ class Schedule:
         planes: `PATCH`: images that a block takes; of more than one, all of each.
         parts: `PATCH`: groups of threads that take the tiles of deep windows in turn, each for all results of the patch.
         band: `PATCH`: rows of results of an image that a block takes; the last of them are also others', where images do not divide.
+        depth: `PATCH`: planes of results that a block goes through where windows have three axes, the last of them also others' where
+            these do not divide; 0 where windows have two.
         members: blocks that share each row; with more than one, blocks are resident all at once and go from row to row.
         cluster: blocks that share each row, and show each other their states in their shared memory; each takes one row.
         part: vectors of a row that each member or block of a cluster has.
@@ -128,6 +131,7 @@ class Schedule:
     planes: int = 1
     parts: int = 1
     band: int = 0
+    depth: int = 0
     members: int = 1
     cluster: int = 1
     part: int = 0
@@ -255,6 +259,7 @@ class Schedule:
                 rows, cols = self.band, self.lanes * self.width
                 images = f"{self.planes} images of " if self.planes > 1 else ""
                 parts = f"{self.parts} parts of " if self.parts > 1 else ""
-                shape = f"{self.unroll} per thread, {parts}{self.threads // self.parts} threads, patches of {images}{rows} x {cols}"
+                depth = f"{self.depth} x " if self.depth else ""
+                shape = f"{self.unroll} per thread, {parts}{self.threads // self.parts} threads, patches of {images}{depth}{rows} x {cols}"
         backward = ", from the last column on" if self.backward else ""
         return f"{self.blocks} blocks, {vector}, {shape}{backward}"

@@ -269,6 +269,10 @@ DEPTHWISE: dict[str, Case] = {
     "depthwise, transposed": Case((2, 4, 7, 9), 4, (4, 4), (2, 2), (1, 1), (1, 1), True, groups=4),
     "depthwise, transposed, uneven": Case((2, 3, 6, 7), 6, (3, 5), (1, 3), (2, 1), (2, 1), True, (1, 2), groups=3),
     "depthwise, 3d, no border": Case((2, 3, 5, 6, 7), 3, (3, 3, 2), (1, 1, 1), (0, 0, 0), (1, 1, 1), groups=3),
+    "depthwise, 3d, planes": Case((2, 8, 6, 12, 16), 8, (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), groups=8),
+    "depthwise, 3d, every second plane": Case(
+        (1, 6, 9, 14, 15), 6, (5, 3, 3), (2, 1, 1), (2, 1, 1), (1, 1, 1), groups=6
+    ),
     "depthwise, 3d": Case((1, 4, 5, 6, 7), 4, (3, 1, 2), (1, 1, 1), (1, 0, 1), (1, 1, 1), groups=4),
 }
 

@@ -228,6 +228,34 @@ def max_pool(n: int, size: int, window: int, stride: int, padding: int) -> Progr
     return program("pool", [given("x", [n, size, size]), result("y", [n, out, out])], kernel)
 
 
+def pool_of_volumes(
+    n: int,
+    size: tuple[int, int, int],
+    window: int,
+    stride: int,
+    padding: int,
+    op: ReduceOp = ReduceOp.MAX,
+    dtype: DType = F32,
+) -> Program:
+    """Pooling of n volumes, of float32 numbers made of `dtype`, plus one."""
+    b, kind = Builder(), dtype.compute
+    results = [(length + 2 * padding - window) // stride + 1 for length in size]
+    volume, taps = Axis("n", n), [Axis(f"k{name}", window) for name in "dhw"]
+    axes = [Axis(name, length) for name, length in zip("dhw", results, strict=True)]
+    places = [axis_index(a) * stride + axis_index(tap) - padding for a, tap in zip(axes, taps, strict=True)]
+    source, target = (tuple(math.prod(each[at + 1 :]) for at in range(3)) for each in (size, results))
+    where = axis_index(volume) * math.prod(size)
+    for place, step in zip(places, source, strict=True):
+        where = where + place * step
+    inside = tuple(Bound(place, 0, length) for place, length in zip(places, size, strict=True))
+    other = b.const(-math.inf if op is ReduceOp.MAX else 0.0, kind)
+    value = b.masked(inside, b.cast(b.load("x", where, dtype), kind), other)
+    pooled = b.apply(Op.ADD, b.window(op, tuple(taps), value), b.const(1.0, kind))
+    index = at((volume, math.prod(results)), *zip(axes, target, strict=True))
+    kernel = Kernel("pool", (volume, *axes), (), (), (), (Store("y", index, b.cast(pooled, dtype)),), ("max_pool3d",))
+    return program("pool", [given("x", [n, *size], dtype), result("y", [n, *results], dtype)], kernel)
+
+
 def layer_norm(rows: int, cols: int, dtype: DType = F32, *, with_gelu: bool = False, weighted: bool = True) -> Program:
     """LayerNorm over the last axis, with weight and bias if `weighted`; also stores mean and rstd per row."""
     b, r, c = Builder(), Axis("r", rows), Axis("c", cols)
@@ -530,6 +558,11 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "pool3_staged": lambda: max_pool(4, 30, 3, 1, 0),
     "pool3_in_steps": lambda: max_pool(128, 56, 3, 1, 1),
     "pool3_padded": lambda: max_pool(6, 33, 3, 2, 1),
+    "pool_of_volumes": lambda: pool_of_volumes(6, (9, 14, 32), 3, 1, 1),
+    "pool_of_volumes_in_parts": lambda: pool_of_volumes(2, (40, 33, 37), 3, 1, 1, ReduceOp.SUM),
+    "pool_of_volumes_in_steps": lambda: pool_of_volumes(6, (13, 22, 36), 5, 2, 2),
+    "pool_of_small_volumes": lambda: pool_of_volumes(48, (4, 7, 7), 3, 1, 1, dtype=F16),
+    "pool_of_odd_volumes": lambda: pool_of_volumes(5, (6, 17, 29), 3, 1, 1, ReduceOp.SUM, F16),
     "layer_norm_64": lambda: layer_norm(20_000, 64, with_gelu=True),
     "layer_norm_63": lambda: layer_norm(1001, 63),
     "layer_norm_768": lambda: layer_norm(3000, 768),

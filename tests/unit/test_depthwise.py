@@ -66,7 +66,9 @@ def test_depthwise(name: str, facts: DeviceFacts) -> None:
         ("depthwise, every second row", "vectors of 4, 4 per thread, 112 threads, patches of 4 images of 16 x 28"),
         ("depthwise, strided and dilated", ""),  # few points of windows for each element
         ("depthwise, 3d", ""),
-        ("depthwise, 3d, no border", ""),
+        ("depthwise, 3d, no border", "patches of 6 images of 3 x 4 x 6"),
+        ("depthwise, 3d, planes", "patches of"),
+        ("depthwise, 3d, every second plane", "patches of"),
     ],
 )
 def test_who_stages_its_input(name: str, patches: str) -> None:

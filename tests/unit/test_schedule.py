@@ -69,7 +69,7 @@ def test_choices(make: Callable[[], Program], walk: Walk, width: int, lanes: int
 @pytest.mark.parametrize(
     ("function", "width"),
     [
-        (lambda x: F.avg_pool3d(x[None, None], 3, 1, 1), 1),
+        (lambda x: F.avg_pool3d(x[None, None], 3, (3, 3, 1), 1), 1),
         (lambda x: F.avg_pool1d(x, 5, 1, 2), 4),
         (lambda x: F.interpolate(x, scale_factor=2) + 1, 4),
     ],
@@ -100,7 +100,7 @@ def check_fits(plan: Schedule, kernel: Kernel) -> None:
             assert plan.blocks * plan.threads * plan.unroll * plan.width >= rows
             assert plan.ragged is (rows % plan.width != 0)
         case Walk.PATCH:
-            assert rows <= plan.blocks * plan.threads * plan.unroll * plan.width < 3 * rows
+            assert rows <= plan.blocks * plan.threads * plan.unroll * plan.width * max(plan.depth, 1) < 3 * rows
             assert plan.groups % plan.planes == 0
             assert plan.unroll <= plan.band <= plan.groups // plan.planes * plan.unroll
             assert plan.resident * (plan.shared_bytes + 1024) <= H200.shared_bytes_per_block + 1024

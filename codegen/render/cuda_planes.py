@@ -1,0 +1,195 @@
+"""Windows over three axes computed for patches of results, plane after plane: a block goes through the planes of its input.
+
+While threads reduce what they need of a plane, tiles of later ones are on their way. In each turn a result begins and another one is
+finished; what a plane has for a result of pooling is found once, for all results that need the plane.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fusepass.codegen.ir.expr import Load
+from fusepass.codegen.ir.index import Axis, Bound, axis_index
+from fusepass.codegen.ir.patches import PatchWindow, Planes, at_first, patch_windows
+from fusepass.codegen.render.cuda_copies import TileCopies
+from fusepass.codegen.render.cuda_frame import Frame
+from fusepass.codegen.render.cuda_patch import Patches, Target, kind_of_state
+from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, loop, times
+from fusepass.codegen.render.printer import Scope
+from fusepass.codegen.render.spelling import block
+from fusepass.codegen.schedule.planes import STAGES, places
+from fusepass.errors import RenderError
+
+
+@dataclass(frozen=True)
+class _PlaneTiles:
+    """The tiles of a window's input, plane after plane; a turn has `planes.turn` of them."""
+
+    frame: Frame
+    tiles: PatchTiles
+    window: PatchWindow
+    planes: Planes
+    parts: int = 1
+
+    @property
+    def places(self) -> int:
+        return places(self.window)
+
+    @property
+    def together(self) -> int:
+        return self.planes.turn
+
+    def number(self, step: str) -> str:
+        """The plane of tile `step`, counted from the block's first one; some that no result needs are left out."""
+        turn = self.planes.turn
+        if turn == self.planes.step:
+            return step
+        return f"({step}) / {turn} * {self.planes.step} + ({step}) % {turn}"
+
+    def there(self, scope: Scope, plane: str) -> str:
+        """The condition that the block's plane number `plane` is there, and a result needs it."""
+        plan = self.frame.schedule
+        turns, needed = plan.depth + self.planes.open - 1, (plan.depth - 1) * self.planes.step + self.planes.span
+        last = (turns - 1) * self.planes.step + self.planes.turn
+        at, still = Axis("plane of the patch", last), self.tiles.first_plane(scope, self.window)
+        scope.define_axis(at, plane)
+        first = ((at_first(bound.index, *still) + axis_index(at), bound) for bound in self.window.around)
+        guard = [Bound(index, bound.low, bound.high) for index, bound in first]
+        return scope.condition([*guard, Bound(axis_index(at), 0, needed)])
+
+    def moved(self, scope: Scope, step: str, load: Load) -> tuple[str, str]:
+        plane = self.frame.names.numbered("plane")
+        scope.lines.append(f"const {self.frame.index_type} {plane} = {self.number(step)};")
+        pitch = next(below.plane for below in self.window.below if below.load is load)
+        return times(plane, pitch), self.there(scope, plane)
+
+
+class PlanePatches(Patches):
+    """The windows of a kernel whose schedule goes through planes, each with tiles of its own."""
+
+    def __init__(self, frame: Frame) -> None:
+        super().__init__(frame)
+        (y, x), through = frame.arranged.image, frame.arranged.through
+        assert through is not None
+        self.windows = patch_windows(frame.kernel, frame.program, (through, y, x))
+        planes = self.windows[0].planes
+        assert planes is not None
+        self.planes, self.through, self._turn = planes, through, frame.names.exact("turn")
+        self._open: list[tuple[PatchWindow, list[str]]] = []  # states of results, the newest one first
+        self._loop = self._results = 0  # lines before the loop over turns, and before what it does with results
+
+    @property
+    def _turns(self) -> int:
+        return self.frame.schedule.depth + self.planes.open - 1
+
+    def bind(self, lanes: Scope) -> None:
+        for window, states in self._open:
+            lanes.bind(window.window, f"{states[-1]}[{self._tiles.result()}].part<0>()")
+
+    def compute(self) -> None:
+        """Print the copies and the windows, before all steps, up to where the results of a turn are known."""
+        frame, plan, top = self.frame, self.frame.schedule, self.frame.top
+        frame.printer.expect([store.value for store in frame.kernel.stores])
+        top.lines.append(f"extern __shared__ __align__(16) unsigned char {self._tiles.pool}[];")
+        each = [_PlaneTiles(frame, self._tiles, window, self.planes) for window in self.windows]
+        tiles = [
+            [self._tiles.declare(of.window, below, plan.planes * of.places) for below in of.window.below] for of in each
+        ]
+        if self._tiles.used > plan.shared_bytes:
+            raise RenderError(f"{frame.kernel.name} stages {self._tiles.used} bytes, not {plan.shared_bytes}")
+        copies = [TileCopies(of, tile) for of, staged in zip(each, tiles, strict=True) for tile in staged]
+        for stream in copies:
+            stream.prepare()
+        for window in self.windows:
+            self._open.append((window, [self.declare_state(window) for _ in range(self.planes.open)]))
+        constants = [self.constants(window) for window in self.windows]
+        for turn in range(STAGES - 1):
+            if turn < self._turns:
+                top.lines += [*self._begun(copies, str(turn)), *self._ended(copies, str(turn))]
+            top.lines.append("fp::end_copies();")
+        self._loop = len(top.lines)
+        later = f"({self._turn} + {STAGES - 1})"
+        more = f"if ({self._turn} + {STAGES - 1} < {self._turns})"
+        top.lines += [f"fp::await_copies<{STAGES - 2}>();", "__syncthreads();"]
+        top.lines += [*block(more, self._begun(copies, later)), "fp::end_copies();"]
+        for plane in range(self.planes.turn):
+            for of, staged, known, (_, states) in zip(each, tiles, constants, self._open, strict=True):
+                top.lines += self._plane(of, staged, known, states, plane)
+        ended = self._ended(copies, later)
+        top.lines += block(more, ended) if ended else []
+        self._results = len(top.lines)
+        finished = self.planes.open - 1
+        place, first = frame.names.numbered(self.through.name), self._tiles.place.first_plane
+        here = self._turn if first == "0" else f"{first} + {self._turn}"
+        top.lines.append(f"const {frame.index_type} {place} = {here}{f' - {finished}' if finished else ''};")
+        top.define_axis(self.through, place)
+
+    def close(self) -> None:
+        """Results become older by a turn; what was printed since `compute` began with turns is their loop."""
+        top, plan, finished = self.frame.top, self.frame.schedule, self.planes.open - 1
+        results = top.lines[self._results :]
+        if finished:
+            results = block(f"if ({self._turn} >= {finished})", results)
+        k, lines = self.frame.names.numbered("k"), []
+        for window, states in self._open:
+            older = [f"{old}[{k}] = {new}[{k}];" for old, new in zip(states[:0:-1], states[-2::-1], strict=True)]
+            lines += [*older, f"{states[0]}[{k}] = {kind_of_state(window)}();"]
+        results += loop(k, plan.unroll * plan.width, lines)
+        body = [*top.lines[self._loop : self._results], *results]
+        head = f"for (int {self._turn} = 0; {self._turn} < {self._turns}; ++{self._turn})"
+        top.lines[self._loop :] = ["#pragma unroll 1", *block(head, body)]
+
+    def _begun(self, copies: list[TileCopies], turn: str) -> list[str]:
+        """Begin the copies of all planes of a turn."""
+        planes = [(plane, self._tile_of(turn, plane)) for plane in range(self.planes.turn)]
+        return [line for plane, tile in planes for each in copies for line in block("", each.begin(tile, plane))]
+
+    def _ended(self, copies: list[TileCopies], turn: str) -> list[str]:
+        planes = [(plane, self._tile_of(turn, plane)) for plane in range(self.planes.turn)]
+        return [line for plane, tile in planes for each in copies for line in each.end(tile, plane)]
+
+    def _tile_of(self, turn: str, plane: int) -> str:
+        """The number of the tile of plane number `plane` of a turn."""
+        text = times(turn, self.planes.turn)
+        return f"{text} + {plane}" if plane else text
+
+    def _plane(
+        self,
+        of: _PlaneTiles,
+        tiles: list[StagedTile],
+        constants: list[tuple[Load, str]],
+        states: list[str],
+        plane: int,
+    ) -> list[str]:
+        """What plane number `plane` of a turn has for the results that are begun."""
+        frame, plan, window = self.frame, self.frame.schedule, of.window
+        scope, number = frame.top.child(conditional=True), frame.names.numbered("plane")
+        tile_number = self._tile_of(self._turn, plane)
+        at = times(self._turn, self.planes.step) + (f" + {plane}" if plane else "")
+        scope.lines.append(f"const {frame.index_type} {number} = {at};")
+        condition, lines = of.there(scope, number), list[str]()
+        here: list[StagedTile] = []
+        for tile in tiles:
+            size = plan.planes * tile.shape.elements(tile.below.load.dtype.nbytes)
+            name, lead = frame.names.numbered(f"{tile.name}_here"), tile.lead
+            lines.append(f"auto* const {name} = {tile.name} + {times(f'(({tile_number}) % {of.places})', size)};")
+            if tile.shape.run:
+                lead, more = self._tiles.lead_of_plane(window, tile, number)
+                lines += more
+            here.append(replace(tile, name=name, lead=lead))
+        points = [
+            (state, point)
+            for result, state in enumerate(states)
+            if (point := self.planes.point(result, plane)) is not None
+        ]
+        if window.separable and len(points) > 1:
+            found = frame.names.numbered("of_plane")
+            count = plan.unroll * plan.width
+            lines.append(f"{kind_of_state(window)} {found}[{count}];")
+            lines += self.rows(window, here, constants, [Target(found)])
+            k = frame.names.numbered("k")
+            lines += loop(k, count, [f"{state}[{k}].push({found}[{k}].part<0>());" for state, _ in points])
+        elif points:
+            targets = [Target(state, ((self.planes.tap, str(point)),)) for state, point in points]
+            lines += self.rows(window, here, constants, targets)
+        return block("", [*scope.lines, *(lines if condition == "true" else block(f"if ({condition})", lines))])
