@@ -143,8 +143,15 @@ class Patches:
                 pushes += loop(frame.v, plan.width, [f"{into}.push({lane}.part<0>());"])
             else:
                 pushes += loop(taps[1], across.size, loop(frame.v, plan.width, self._push(window, inner, into)))
+        asked, condition = self._there(window, count)
+        if (
+            window.separable and condition != "true"
+        ):  # what is not there may be read, but is not used: no instruction is jumped over
+            pushes = block(f"if ({condition})", pushes)
+            condition = "true"
         row.lines += self._tiles.of_row(window, below, taps[0], pushes)
-        return loop(self._row, count, self._where_there(window, row.lines, count))
+        lines = row.lines if condition == "true" else block(f"if ({condition})", row.lines)
+        return loop(self._row, count, [*asked, *lines])
 
     def _push(self, window: PatchWindow, inner: Scope, into: str) -> list[str]:
         """Add a point to a state, if it is there."""
@@ -154,8 +161,8 @@ class Patches:
         lines = [*inner.lines[before:], f"{into}.push({bare(value)});"]
         return [*inner.lines[:before], *(lines if condition == "true" else block(f"if ({condition})", lines))]
 
-    def _where_there(self, window: PatchWindow, lines: list[str], count: int) -> list[str]:
-        """`lines` for the rows that are there."""
+    def _there(self, window: PatchWindow, count: int) -> tuple[list[str], str]:
+        """The lines before, and the condition, that row `j` of the `count` that a thread needs is there."""
         frame, at = self.frame, Axis("row of the patch", count)
         scope = frame.top.child()
         scope.define_axis(window.image[0], self._place.top_row)
@@ -163,7 +170,7 @@ class Patches:
         first = (at_first(bound.index, *window.window.axes) + axis_index(at) for bound in window.down)
         guard = [Bound(index, bound.low, bound.high) for index, bound in zip(first, window.down, strict=True)]
         condition = scope.condition(guard)
-        return [*scope.lines, *(lines if condition == "true" else block(f"if ({condition})", lines))]
+        return scope.lines, condition
 
     def constants(self, window: PatchWindow) -> list[tuple[Load, str]]:
         """Load what is the same for all results of a patch, for each point of a window; with the names of what that gave."""

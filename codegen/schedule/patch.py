@@ -9,7 +9,7 @@ from math import prod
 
 from fusepass.codegen.device import RESERVED, WARP, DeviceFacts
 from fusepass.codegen.ir.index import Axis
-from fusepass.codegen.ir.patch_tiles import tile_shape
+from fusepass.codegen.ir.patch_tiles import TileShape, tile_shape
 from fusepass.codegen.ir.patches import PatchWindow, patch_windows
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.vectors import is_vector, split_index
@@ -29,6 +29,7 @@ _MOST_ROWS = 8  # of results, one below the other, of a thread
 _BLOCKS = 5  # on a multiprocessor, so that some compute while others wait
 _READING = 0.25  # of what the points of a row of results cost, to read a row of the tile
 _COPYING = 0.25  # likewise, to copy what other blocks copy, too
+_COPY = 1.0  # likewise, to copy a vector
 _ENDS = 8  # columns of memory's sectors that patches side by side both write
 
 
@@ -46,16 +47,18 @@ def patch(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool
     wanted = 2 * facts.multiprocessors
     (down, across), (step, _) = windows[0].window.axes, windows[0].below[0].steps
 
-    def worth(plan: Schedule) -> tuple[int, float, int]:
+    def worth(found: tuple[Schedule, float]) -> tuple[int, float, int]:
         """How busy blocks keep the device, and threads their warps with results that nobody else computes."""
+        plan, copies = found
         rows = (plan.unroll - 1) * step + down.size
         lanes = plan.blocks * ceil(plan.threads, WARP) * WARP * plan.unroll * plan.width
         cols = plan.lanes * plan.width
         copied = (plan.band + down.size - 1) * (cols + (across.size - 1 + _ENDS if cols < image[1].size else 0))
         cost = (1 + _READING * rows / plan.unroll) * (1 + _COPYING * (copied / (plan.band * cols) - 1))
+        cost += _COPY * copies
         return min(plan.blocks, wanted), kernel.row_count / lanes / cost, plan.threads
 
-    return max(_plans(kernel, program, facts, windows, aligned), key=worth, default=None)
+    return max(_plans(kernel, program, facts, windows, aligned), key=worth, default=(None, 0.0))[0]
 
 
 def _least_reuse(window: PatchWindow, single: bool) -> int:
@@ -66,8 +69,11 @@ def _least_reuse(window: PatchWindow, single: bool) -> int:
 
 def _plans(
     kernel: Kernel, program: Program, facts: DeviceFacts, windows: tuple[PatchWindow, ...], aligned: bool
-) -> Iterator[Schedule]:
-    """All patches that fit; several images where one is small. The last patches of an image begin earlier where others would end behind it."""
+) -> Iterator[tuple[Schedule, float]]:
+    """All patches that fit, with how many vectors are copied for each result; several images where one is small.
+
+    The last patches of an image begin earlier where others would end behind it.
+    """
     y, x = kernel.rows[-2:]
     width = vector_of_results(kernel, program, x)
     images = kernel.row_count // (y.size * x.size)
@@ -79,7 +85,8 @@ def _plans(
         band, cols = min(unroll * groups, y.size), lanes * width
         if lanes * groups > THREADS[1]:
             continue
-        nbytes = _shared(program, windows, (band, cols), width, aligned=aligned)
+        tiles = _tiles(program, windows, (band, cols), width, aligned=aligned)
+        nbytes, copies = (sum(each) for each in zip(*((tile.nbytes, tile.vectors) for tile in tiles), strict=True))
         patches = ceil(y.size, band) * ceil(x.size, cols)
         for planes in divisors(images, THREADS[1]) if patches == 1 else (1,):
             threads = lanes * groups * planes
@@ -89,7 +96,7 @@ def _plans(
             resident = min(_BLOCKS, facts.registers // (-(-threads // WARP) * WARP * registers))
             blocks = images // planes * patches
             plan = Schedule(Walk.PATCH, width, unroll, lanes, groups * planes, blocks, shared_bytes=planes * nbytes)
-            yield replace(plan, planes=planes, band=band, resident=max(resident, 1))
+            yield replace(plan, planes=planes, band=band, resident=max(resident, 1)), copies / (band * cols)
 
 
 def _lanes(vectors: int) -> list[int]:
@@ -118,13 +125,13 @@ def vector_of_results(kernel: Kernel, program: Program, x: Axis) -> int:
     return width
 
 
-def _shared(
+def _tiles(
     program: Program, windows: tuple[PatchWindow, ...], results: tuple[int, int], width: int, *, aligned: bool
-) -> int:
-    """Bytes of the tiles for the patch of one image."""
+) -> list[TileShape]:
+    """The tiles for the patch of one image."""
     lane = Axis("lane", width)
-    return sum(
-        tile_shape(program, window, below, results, lane, aligned=aligned).nbytes
+    return [
+        tile_shape(program, window, below, results, lane, aligned=aligned)
         for window in windows
         for below in window.below
-    )
+    ]

@@ -63,7 +63,7 @@ def test_depthwise(name: str, facts: DeviceFacts) -> None:
         ("depthwise, wide", "patches of"),
         ("depthwise, wide, vectors", "patches of"),
         ("depthwise, every second column", "vectors of 4, 6 per thread, 64 threads, patches of 4 images of 24 x 16"),
-        ("depthwise, every second row", "vectors of 4, 4 per thread, 112 threads, patches of 4 images of 16 x 28"),
+        ("depthwise, every second row", "vectors of 4, 2 per thread, 224 threads, patches of 4 images of 16 x 28"),
         ("depthwise, strided and dilated", ""),  # few points of windows for each element
         ("depthwise, 3d", ""),
         ("depthwise, 3d, no border", "patches of 6 images of 3 x 4 x 6"),
