@@ -15,7 +15,7 @@ from fusepass.codegen.ir.index import Axis, Index, axis_index, linear
 from fusepass.codegen.ir.program import Buffer, LibraryCall, Program
 from fusepass.codegen.passes.geometry import Geometry, geometry_of, within
 
-_MOST_POINTS = 64  # of a window: its taps are written out
+_MOST_POINTS = 300  # of a window: threads of staged tiles have their taps written out, for up to 16 results
 
 
 @dataclass(frozen=True)

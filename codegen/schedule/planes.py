@@ -22,7 +22,8 @@ STAGES = 3
 """Turns whose tiles have places: that of the one at hand, and those that are on their way."""
 
 _SUMS = 64  # registers of a thread that hold results, and what a plane has for them
-_REGISTERS = 128  # of a thread
+_REGISTERS = 160  # of a thread
+_HELD = 32  # registers of weights that all stay
 _OTHERS = 40  # registers besides results, a row and weights
 _UNROLLS = 1, 2, 3, 4, 6, 8  # rows of results of a thread
 _SCHEDULERS = 4  # of a multiprocessor, each of which issues one instruction a cycle
@@ -77,7 +78,9 @@ class _Work:
 
     @cached_property
     def constants(self) -> int:
-        return sum(prod(axis.size for axis in each.window.axes) * len(each.constants) for each in self.windows)
+        """Registers of what windows multiply by; of many, some are loaded again."""
+        count = sum(prod(axis.size for axis in each.window.axes) * len(each.constants) for each in self.windows)
+        return count if count <= _HELD else (count + _HELD) // 2
 
     @cached_property
     def known(self) -> dict[tuple[int, int, int], tuple[TileShape, ...]]:

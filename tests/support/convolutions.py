@@ -273,6 +273,8 @@ DEPTHWISE: dict[str, Case] = {
     "depthwise, 3d, every second plane": Case(
         (1, 6, 9, 14, 15), 6, (5, 3, 3), (2, 1, 1), (2, 1, 1), (1, 1, 1), groups=6
     ),
+    "depthwise, large windows": Case((1, 3, 40, 48), 3, (11, 11), (1, 1), (5, 5), (1, 1), groups=3),
+    "depthwise, 3d, large windows": Case((1, 4, 9, 14, 16), 4, (5, 5, 5), (1, 1, 1), (2, 2, 2), (1, 1, 1), groups=4),
     "depthwise, 3d": Case((1, 4, 5, 6, 7), 4, (3, 1, 2), (1, 1, 1), (1, 0, 1), (1, 1, 1), groups=4),
 }
 

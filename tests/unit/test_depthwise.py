@@ -67,6 +67,8 @@ def test_depthwise(name: str, facts: DeviceFacts) -> None:
         ("depthwise, strided and dilated", ""),  # few points of windows for each element
         ("depthwise, 3d", ""),
         ("depthwise, 3d, no border", "patches of 6 images of 3 x 4 x 6"),
+        ("depthwise, large windows", "patches of"),
+        ("depthwise, 3d, large windows", "patches of"),
         ("depthwise, 3d, planes", "patches of"),
         ("depthwise, 3d, every second plane", "patches of"),
     ],
