@@ -1,7 +1,7 @@
-"""Windows that overlap, over the last two or three axes of a pointwise kernel: what a patch of results reads of each input.
+"""Windows that overlap, over one to three axes of a pointwise kernel: what a patch of results reads of each input.
 
 The results of a patch of neighbouring rows need rows of the input that are neighbours, too: a *tile*. Windows over three axes need
-tiles of several *planes*.
+tiles of several *planes*, those over one axis a row of the tile for each row of results.
 """
 
 from __future__ import annotations
@@ -29,6 +29,12 @@ from fusepass.codegen.ir.program import Kernel, Program
 
 NEUTRAL = {ReduceOp.SUM: 0.0, ReduceOp.PROD: 1.0, ReduceOp.MAX: -inf, ReduceOp.MIN: inf}
 """What changes no result of a window."""
+
+
+ONE_ROW = Axis("only_row", 1)
+"""Of an image whose rows are images by themselves."""
+
+_ROW_OF_WINDOW = Axis("row_of_window", 1)
 
 
 @dataclass(frozen=True)
@@ -130,8 +136,7 @@ class PatchWindow:
     @property
     def taps(self) -> tuple[Axis, Axis]:
         """The axes over a tile."""
-        down, across = self.window.axes[-2:]
-        return down, across
+        return _taps(self.window)
 
     @property
     def separable(self) -> bool:
@@ -192,10 +197,9 @@ def _patch_window(window: Window, program: Program, image: tuple[Axis, ...]) -> 
         mask, other, value = value.mask, value.other, value.value
         if not (isinstance(other, Const) and other.value == NEUTRAL.get(window.op)):
             return None
-    if len(window.axes) < 2 or not window.dtype.is_float:
+    if not window.dtype.is_float:
         return None
-    *deep, tap_y, tap_x = window.axes
-    taps, (*above, y, x) = (tap_y, tap_x), image
+    deep, taps, (*above, y, x) = window.axes[:-2], _taps(window), image
     through = (*above, *deep) if above else ()
     if above and len(through) != 2:
         return None
@@ -232,6 +236,12 @@ def _patch_window(window: Window, program: Program, image: tuple[Axis, ...]) -> 
     if planes and not all(_goes_through(bound.index, planes) for bound in around):
         return None
     return PatchWindow(window, (y, x), value, down, right, around, taken, whole, constants, planes)
+
+
+def _taps(window: Window) -> tuple[Axis, Axis]:
+    """The axes over a tile."""
+    down, across = window.axes[-2:] if len(window.axes) > 1 else (_ROW_OF_WINDOW, *window.axes)
+    return down, across
 
 
 def _planes(through: tuple[Axis, ...], below: Sequence[Below]) -> Planes | None:
@@ -283,6 +293,7 @@ def _below(load: Load, image: tuple[Axis, Axis], taps: tuple[Axis, Axis], throug
     if len(known) != 4:
         return None
     y, x, tap_y, tap_x = known
+    y = 1 if image[0] is ONE_ROW else y
     pitch = gcd(y, tap_y)
     if not y or not x or not pitch or gcd(x, tap_x) != 1:
         return None

@@ -46,9 +46,9 @@ def arrange(kernel: Kernel, program: Program, schedule: Schedule) -> Arranged:
         kernel = backwards(kernel, builder)
     if schedule.walk is Walk.CROSSING:
         kernel = with_columns(kernel, program, schedule.columns)
-    image = kernel.rows[-2:] if schedule.walk is Walk.PATCH else ()
+    image = schedule.image
     through = kernel.rows[-3] if schedule.depth else None
-    kernel = replace(kernel, rows=kernel.rows[: len(kernel.rows) - len(image) - (through is not None)])
+    kernel = replace(kernel, rows=tuple(axis for axis in kernel.rows if axis not in (*image, through)))
     if schedule.span > 1:
         kernel = across(kernel)
     coordinates = coordinate_names(kernel)

@@ -151,7 +151,7 @@ def _plans(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) 
                 if lanes * groups * planes * parts < THREADS[0]:
                     continue
                 blocks = images // planes * patches
-                plan = Schedule(Walk.PATCH, width, unroll, lanes, groups * planes * parts, blocks)
+                plan = Schedule(Walk.PATCH, width, unroll, lanes, groups * planes * parts, blocks, image=image)
                 found = _finished(work, replace(plan, planes=planes, parts=parts, band=band))
                 if found is not None:
                     yield found

@@ -8,9 +8,10 @@ from itertools import product
 from math import prod
 
 from fusepass.codegen.device import RESERVED, WARP, DeviceFacts
+from fusepass.codegen.ir.expr import Window
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.patch_tiles import TileShape, tile_shape
-from fusepass.codegen.ir.patches import PatchWindow, patch_windows
+from fusepass.codegen.ir.patches import ONE_ROW, PatchWindow, patch_windows
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.vectors import is_vector, split_index
 from fusepass.codegen.schedule.patch_threads import THREADS
@@ -30,35 +31,51 @@ _BLOCKS = 5  # on a multiprocessor, so that some compute while others wait
 _READING = 0.25  # of what the points of a row of results cost, to read a row of the tile
 _COPYING = 0.25  # likewise, to copy what other blocks copy, too
 _COPY = 1.0  # likewise, to copy a vector
+_WEIGHTS = 0.5  # likewise, to load what the points of one result are multiplied by
 _ENDS = 8  # columns of memory's sectors that patches side by side both write
 
 
 def patch(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool, single: bool) -> Schedule | None:
-    """The best patches of the images that the kernel's last two axes walk over; None where they would save nothing.
+    """The best patches of the images that windows walk over; None where they would save nothing.
 
     `single`: whether threads have single elements else.
     """
     if not facts.copies:
         return None
-    image = kernel.rows[-2:]
-    windows = patch_windows(kernel, program, image) if len(image) == 2 else ()
-    if not windows or any(window.reuse < _least_reuse(window, single) for window in windows):
-        return None
     wanted = 2 * facts.multiprocessors
-    (down, across), (step, _) = windows[0].window.axes, windows[0].below[0].steps
 
-    def worth(found: tuple[Schedule, float]) -> tuple[int, float, int]:
+    def worth(found: tuple[Schedule, PatchWindow, float]) -> tuple[int, float, int]:
         """How busy blocks keep the device, and threads their warps with results that nobody else computes."""
-        plan, copies = found
+        plan, window, copies = found
+        (down, across), step, (_, x) = window.taps, window.below[0].steps[0], plan.image
         rows = (plan.unroll - 1) * step + down.size
         lanes = plan.blocks * ceil(plan.threads, WARP) * WARP * plan.unroll * plan.width
         cols = plan.lanes * plan.width
-        copied = (plan.band + down.size - 1) * (cols + (across.size - 1 + _ENDS if cols < image[1].size else 0))
+        copied = (plan.band + down.size - 1) * (cols + (across.size - 1 + _ENDS if cols < x.size else 0))
         cost = (1 + _READING * rows / plan.unroll) * (1 + _COPYING * (copied / (plan.band * cols) - 1))
-        cost += _COPY * copies
+        cost += _COPY * copies + (_WEIGHTS / (plan.unroll * plan.width) if window.constants else 0)
         return min(plan.blocks, wanted), kernel.row_count / lanes / cost, plan.threads
 
-    return max(_plans(kernel, program, facts, windows, aligned), key=worth, default=(None, 0.0))[0]
+    found = (
+        (plan, windows[0], copies)
+        for image in _images(kernel)
+        if (windows := patch_windows(kernel, program, image))
+        and all(window.reuse >= _least_reuse(window, single) for window in windows)
+        for plan, copies in _plans(kernel, program, facts, windows, aligned)
+    )
+    best = max(found, key=worth, default=None)
+    return best and best[0]
+
+
+def _images(kernel: Kernel) -> Iterator[tuple[Axis, Axis]]:
+    """The axes down an image, and along its rows. Rows over which no window goes may be those of an image in any way: what windows
+    multiply by must be the same for all of one."""
+    *others, x = kernel.rows
+    windows = (node for node in kernel.nodes if isinstance(node, Window))
+    if any(axis.size > 1 for window in windows for axis in window.axes[:-1]):
+        yield from ((y, x) for y in others[-1:])
+    else:
+        yield from ((y, x) for y in (*others, ONE_ROW))
 
 
 def _least_reuse(window: PatchWindow, single: bool) -> int:
@@ -74,7 +91,7 @@ def _plans(
 
     The last patches of an image begin earlier where others would end behind it.
     """
-    y, x = kernel.rows[-2:]
+    y, x = windows[0].image
     width = vector_of_results(kernel, program, x)
     images = kernel.row_count // (y.size * x.size)
     words = sum(max(window.window.dtype.nbytes // 4, 1) for window in windows)
@@ -96,7 +113,10 @@ def _plans(
             resident = min(_BLOCKS, facts.registers // (-(-threads // WARP) * WARP * registers))
             blocks = images // planes * patches
             plan = Schedule(Walk.PATCH, width, unroll, lanes, groups * planes, blocks, shared_bytes=planes * nbytes)
-            yield replace(plan, planes=planes, band=band, resident=max(resident, 1)), copies / (band * cols)
+            yield (
+                replace(plan, image=(y, x), planes=planes, band=band, resident=max(resident, 1)),
+                copies / (band * cols),
+            )
 
 
 def _lanes(vectors: int) -> list[int]:

@@ -7,7 +7,7 @@ Every kernel is a walk over *vectors* of `width` neighbouring elements along the
 - `OUTER`: vectors along the rows; `lanes` threads stand on neighbouring rows, `groups` threads share a row's columns.
 - `CROSSING`: pointwise, where operands are contiguous along different axes. Vectors along the rows, as `OUTER`; a block
   takes a tile of rows and columns, and what is contiguous along the columns goes through shared memory.
-- `PATCH`: pointwise, with windows over the last two axes, which overlap. A block takes a patch of an image (or of a few
+- `PATCH`: pointwise, with windows that overlap over the axes of an image. A block takes a patch of an image (or of a few
   small ones): `lanes` threads along its rows, `groups` threads down, each with `unroll` rows of `width` results. What the
   windows load comes to shared memory first (`fusepass.codegen.ir.patches`). Where windows have three axes, a block goes through
   planes, with such a patch in each.
@@ -76,6 +76,7 @@ class Schedule:
             `CROSSING`, stores where `INNER` or `OUTER`.
         overlap: `OUTER`: rows of a block that the next one has, too, so that each stores whole sectors of results whose rows
             begin anywhere.
+        image: `PATCH`: the axes down an image and along its rows.
         planes: `PATCH`: images that a block takes; of more than one, all of each.
         parts: `PATCH`: groups of threads that take the tiles of deep windows in turn, each for all results of the patch.
         band: `PATCH`: rows of results of an image that a block takes; the last of them are also others', where images do not divide.
@@ -128,6 +129,7 @@ class Schedule:
     covered: bool = False
     exchanges: bool = False
     overlap: int = 0
+    image: tuple[Axis, ...] = ()
     planes: int = 1
     parts: int = 1
     band: int = 0

@@ -116,7 +116,9 @@ def _plans(work: _Work) -> Iterator[tuple[Schedule, float]]:
             for several in divisors(images, THREADS[1] // (lanes * groups)) if patches == 1 else (1,):
                 if lanes * groups * several < THREADS[0]:
                     continue
-                plan = Schedule(Walk.PATCH, width, unroll, lanes, groups * several, 0, planes=several, band=band)
+                plan = Schedule(
+                    Walk.PATCH, width, unroll, lanes, groups * several, 0, image=(y, x), planes=several, band=band
+                )
                 for depth in depths:
                     blocks = images // several * patches * ceil(z.size, depth)
                     found = _finished(work, replace(plan, depth=depth, blocks=blocks))

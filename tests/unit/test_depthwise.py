@@ -67,6 +67,11 @@ def test_depthwise(name: str, facts: DeviceFacts) -> None:
         ("depthwise, strided and dilated", ""),  # few points of windows for each element
         ("depthwise, 3d", ""),
         ("depthwise, 3d, no border", "patches of 6 images of 3 x 4 x 6"),
+        ("depthwise, 1d", "patches of 6 x 200"),
+        ("depthwise, 1d, odd", "patches of"),
+        ("depthwise, 1d, one sample", "patches of"),
+        ("depthwise, 1d, steps", "patches of"),
+        ("depthwise, 1d, short rows", "patches of"),
         ("depthwise, large windows", "patches of"),
         ("depthwise, 3d, large windows", "patches of"),
         ("depthwise, 3d, planes", "patches of"),
