@@ -8,9 +8,9 @@ from fusepass.codegen.ir.along import reduced_along
 from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Window
-from fusepass.codegen.ir.index import Axis, axis_index, linear
+from fusepass.codegen.ir.index import Axis, Index, axis_index, linear
 from fusepass.codegen.ir.product import Product
-from fusepass.codegen.ir.program import Anchor, Kernel, LibraryCall, Program, Role, Store
+from fusepass.codegen.ir.program import Anchor, Buffer, Kernel, LibraryCall, Program, Role, Store
 from fusepass.codegen.passes.alignment import dimensions_of, with_whole_dimensions
 from fusepass.codegen.passes.depthwise import Depthwise, depthwise_value
 from fusepass.codegen.passes.few_results import FewResults, few_results_value
@@ -39,6 +39,8 @@ def anchored(
     alone = len(readers) == 1 and result.name not in program.outputs
     for reader in readers if alone or over not in (CHANNELS, None) else ():
         absorbed = _absorbed(program, reader, builder, call, anchor, over, keep=not alone)
+        if absorbed is None and isinstance(anchor, Depthwise) and alone:
+            absorbed = _absorbed_in_parts(reader, builder, call, anchor, result)
         # Nothing that the epilogue reads is written by a kernel before it, or it could not come first.
         written = frozenset[str]().union(*(kernel.writes for kernel in program.kernels))
         if absorbed is not None and not absorbed.reads & written:
@@ -56,12 +58,43 @@ def anchored(
     return made if isinstance(anchor, Product | Depthwise | FewResults) else with_common_prefix(made, builder)
 
 
+def _absorbed_in_parts(
+    reader: Kernel, builder: Builder, call: LibraryCall, anchor: Depthwise, result: Buffer
+) -> Kernel | None:
+    """`reader` with windows in place of what it reads of `result`: parts of it, such as all but its end, or both halves of its channels.
+
+    None where that would compute an element more than once, or where it lies is no affine function of the reader's axes.
+    """
+    if not reader.is_pointwise or any(isinstance(node, Window | Gather) for node in reader.nodes):
+        return None
+    loads = [load for load in reader.loads() if load.buffer == result.name]
+    parts = {load.index: _place(load.index, result) for load in loads}
+    if any(place is None for place in parts.values()) or len(parts) * reader.row_count > result.numel:
+        return None
+    values = {index: depthwise_value(builder, anchor, result, place) for index, place in parts.items() if place}
+
+    def leaf(node: Expr) -> Expr | None:
+        return values[node.index] if isinstance(node, Load) and node.buffer == result.name else None
+
+    return replace(rewrite_kernel(reader, builder, leaf=leaf), origin=(operator_of(call), *reader.origin))
+
+
+def _place(index: Index, result: Buffer) -> tuple[Index, ...] | None:
+    """The position along each dimension of `result` of the element at `index`; None where that is no affine function of axes."""
+    place = [Index()] * len(result.shape)
+    for number in sorted(range(len(place)), key=lambda number: -result.strides[number]):
+        if result.shape[number] > 1:
+            place[number], index = index // result.strides[number], index % result.strides[number]
+    affine = all(isinstance(atom, Axis) for each in place for atom, _ in each.terms)
+    return tuple(place) if affine and index == Index() else None
+
+
 def _value(program: Program, builder: Builder, call: LibraryCall, anchor: AnyAnchor, axes: tuple[Axis, ...]) -> Expr:
     """The element of the result of `call` at `axes`, its dimensions."""
     if isinstance(anchor, Product):
         return product_value(program, builder, call, anchor, axes)
     if isinstance(anchor, Depthwise):
-        return depthwise_value(builder, anchor, program.buffer(call.result), axes)
+        return depthwise_value(builder, anchor, program.buffer(call.result), [axis_index(axis) for axis in axes])
     if isinstance(anchor, FewResults):
         return few_results_value(builder, anchor, program.buffer(call.result), axes)
     if isinstance(anchor, Halved):

@@ -44,10 +44,10 @@ def depthwise_of(program: Program, call: LibraryCall) -> Depthwise | None:
     return found if simple and prod(found.points) <= _MOST_POINTS else None
 
 
-def depthwise_value(builder: Builder, what: Depthwise, result: Buffer, axes: Sequence[Axis]) -> Expr:
-    """The element of `result`, in its type, at `axes`, its dimensions. Taps outside of the input are not taken."""
+def depthwise_value(builder: Builder, what: Depthwise, result: Buffer, place: Sequence[Index]) -> Expr:
+    """The element of `result`, in its type, at `place`, a position along each dimension. Taps outside of the input are not taken."""
     source, weight, dtype = what.of.source, what.of.weight, what.of.source.dtype.compute
-    sample, channel, *positions = map(axis_index, axes)
+    sample, channel, *positions = place
     points = tuple(Axis(f"{result.name}_k{number}", size) for number, size in enumerate(what.points))
     taps, places = zip(
         *(
