@@ -65,6 +65,15 @@ _ROWS = ((2048, 4096), (16, 128))
 # fmt: off
 CHAINS = tuple(Workload(name, layers, *shapes, Group.CHAINS, *more) for name, layers, shapes, *more in (
     # Convolutions
+    ("depthwise_conv1d_causal_silu", lambda s: (
+        nn.Conv1d(s.of(1536), s.of(1536), 4, padding=3, groups=s.of(1536)), Apply(lambda x: x[..., :-3]), nn.SiLU()),
+        ((8, 1536, 2048), (2, 48, 40))),
+    ("depthwise_conv1d_batchnorm_silu", lambda s: (
+        nn.Conv1d(256, 256, 31, padding=15, groups=256), nn.BatchNorm1d(256), nn.SiLU()), ((32, 256, 1000), (2, 256, 40))),
+    ("depthwise_conv2d_wide_gelu", lambda s: (nn.Conv2d(128, 128, 13, padding=6, groups=128), nn.GELU()),
+        ((32, 128, 56, 56), (1, 128, 16, 16))),
+    ("depthwise_conv3d_batchnorm_relu", lambda s: (
+        nn.Conv3d(96, 96, 3, padding=1, groups=96), nn.BatchNorm3d(96), nn.ReLU()), ((4, 96, 32, 56, 56), (2, 96, 4, 6, 8))),
     ("conv2d_few_relu_hardswish", lambda s: (nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Hardswish()), _FEW),
     ("conv2d_few_scale_min", lambda s: (nn.Conv2d(3, 64, 3, padding=1), _times(2.0), _least(1)), _FEW),
     ("conv2d_few_div_leaky", lambda s: (nn.Conv2d(3, 32, 5), Apply(lambda x: x / 2.0), nn.LeakyReLU()), _FEW),

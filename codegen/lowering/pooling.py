@@ -20,14 +20,13 @@ from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
 from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.lowering.gathers import PLACE
 from fusepass.codegen.lowering.registry import Call, lowers
-from fusepass.codegen.lowering.tensor import DTYPES, Context, Coordinates, Tensor, Unsupported, domain
+from fusepass.codegen.lowering.tensor import DTYPES, WORK_OF_A_BYTE, Context, Coordinates, Tensor, Unsupported, domain
 
 aten = torch.ops.aten
 
 _LARGEST_WINDOW = 64  # points that one thread goes through
 _MOST_OVERLAP = 2  # windows that an element of the input may lie in, for rows that are windows
 _COSTLY = 16  # instructions of a function that is not cheap
-_WORK_OF_A_BYTE = 14  # instructions of a GPU's threads in the time in which its memory takes and gives a byte
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ def once(call: Call, a: Tensor, slides: Sequence[Slide] = ()) -> Tensor:
     """
     results = prod(call.value.shape) * prod(slide.size for slide in slides)
     again = results / max(a.numel, 1) - 1
-    if a.windowed or again * _work(a) > _WORK_OF_A_BYTE * a.dtype.nbytes:
+    if a.windowed or again * _work(a) > WORK_OF_A_BYTE * a.dtype.nbytes:
         return call.context.materialize(a, f"{call.origin}_input", call.origin)
     return a
 

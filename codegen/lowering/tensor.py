@@ -47,6 +47,10 @@ def dtype_of(torch_dtype: torch.dtype) -> DType:
     return found
 
 
+WORK_OF_A_BYTE = 14
+"""Instructions of a GPU's threads in the time in which its memory takes and gives a byte."""
+
+
 @dataclass(frozen=True, eq=False)
 class Tensor:
     """A value in lowering. `at(coordinates)` gives an expression of type ``dtype.compute``."""

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 import torch
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Expr, Op
-from fusepass.codegen.ir.index import Index, contiguous_strides, delinearize, linear
+from fusepass.codegen.ir.expr import Expr, Op, Window, walk
+from fusepass.codegen.ir.index import Index, axis_index, contiguous_strides, delinearize, linear
 from fusepass.codegen.lowering.joined import Piece, chosen
 from fusepass.codegen.lowering.registry import Call, lowers
-from fusepass.codegen.lowering.tensor import Coordinates, Tensor, Unsupported, dtype_of
+from fusepass.codegen.lowering.tensor import WORK_OF_A_BYTE, Coordinates, Tensor, Unsupported, domain, dtype_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
+
+_POINT = 4  # instructions of a point of a window, about
 
 
 def _moved(call: Call, a: Tensor, to_source: Any) -> Tensor:
@@ -180,6 +183,8 @@ def _joined(call: Call, tensors: Sequence[Tensor], dim: int) -> Tensor:
     parts = [part for part in parts if part.shape[axis]] or parts[:1]
     target = _result_dtype(call)
     typed = [context.cast(part, target) for part in parts]
+    if len(typed) > 1:
+        typed = [_apart(call, part) for part in typed]
 
     def within(part: Tensor, c: Coordinates, start: int) -> Expr:
         # Of one element it is the first: an index that no longer depends on where the part begins lies in memory like the others.
@@ -193,6 +198,18 @@ def _joined(call: Call, tensors: Sequence[Tensor], dim: int) -> Tensor:
         return chosen(context.builder, c[axis], pieces)
 
     return context.tensor(value.shape, target, at, windowed=any(part.windowed for part in typed))
+
+
+def _apart(call: Call, part: Tensor) -> Tensor:
+    """`part`, in memory of its own where it looks at so many points that a kernel for it alone, whose threads share what they load, takes
+    less than writing and reading it does."""
+    if not part.windowed:
+        return part
+    value = part.at(tuple(map(axis_index, domain(part.shape)[: len(part.shape)])))
+    points = max((prod(axis.size for axis in node.axes) for node in walk(value) if isinstance(node, Window)), default=0)
+    if points * _POINT <= 2 * WORK_OF_A_BYTE * part.dtype.nbytes:
+        return part
+    return call.context.materialize(part, f"{call.origin}_part", call.origin)
 
 
 @lowers(aten.stack.default)

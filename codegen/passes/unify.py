@@ -52,7 +52,7 @@ def unify(producer: Kernel, consumer: Kernel, through: Collection[str], builder:
 
 
 def unify_siblings(first: Kernel, second: Kernel, builder: Builder) -> Unified | None:
-    """Rename the axes of `second` to those of `first` where both read one buffer at every point of their domains.
+    """Rename the axes of `second` to those of `first` where both read one buffer at every point of their domains, or around it.
 
     Where the points are few, it is enough that both write in the same order.
     """
@@ -62,9 +62,10 @@ def unify_siblings(first: Kernel, second: Kernel, builder: Builder) -> Unified |
         return None
     for load in first.loads():
         for other in second.loads():
-            if other.buffer != load.buffer:
+            (left, moved), (right, others) = _at_rest(load.index, first), _at_rest(other.index, second)
+            if other.buffer != load.buffer or moved != others:
                 continue
-            matched = _match(first, second, load.index, other.index, builder)
+            matched = _match(first, second, left, right, builder)
             if matched is not None and count(tuple(matched[2])) == points:
                 return Unified(matched[0], _renamed(matched[1], matched[2], builder))
     if points > FEW_POINTS or not (first.is_pointwise and second.is_pointwise):
@@ -73,6 +74,14 @@ def unify_siblings(first: Kernel, second: Kernel, builder: Builder) -> Unified |
     if matched is None or count(tuple(matched[2])) != points:
         return None
     return Unified(matched[0], _renamed(matched[1], matched[2], builder))
+
+
+def _at_rest(index: Index, kernel: Kernel) -> tuple[Index, list[tuple[int, int]]]:
+    """The part of `index` that no window moves, and the sizes and strides of windows that move the rest."""
+    own = {*kernel.rows, *kernel.cols}
+    moved = [(atom, stride) for atom, stride in index.terms if isinstance(atom, Axis) and atom not in own]
+    rest = tuple(term for term in index.terms if term not in moved)
+    return Index(index.constant, rest), [(axis.size, stride) for axis, stride in moved]
 
 
 def _renamed(kernel: Kernel, names: dict[Axis, Axis], builder: Builder) -> Kernel:

@@ -94,6 +94,9 @@ FUSED: dict[str, Case] = {
     "maximum and its place": Case(lambda x: tuple(x.max(1)), (4, 9), ((1,),)),
     "max pool, softmax": Case(lambda x: F.max_pool2d(x, 2).softmax(1), (2, 4, 6, 6), ((1, 1),)),
     "bias, pool, norm": Case(Then(nn.GroupNorm(2, 4), torch.tanh), (2, 4, 6, 6), ((1,),)),
+    "a pool that is read twice": Case(
+        lambda x: (lambda pooled: (x - pooled, pooled.relu()))(F.avg_pool1d(x, 5, 1, 2)), (1, 513, 512), ((),)
+    ),
     "rows of one element": Case(lambda x: x - x.mean(1, keepdim=True), (5, 1), ((1,),)),
     "one row": Case(lambda x: x.flatten().softmax(0), (3, 4), ((1, 1),)),
 }
@@ -114,6 +117,9 @@ APART: dict[str, Case] = {
     ),
     "a window of rows": Case(lambda x: F.avg_pool1d(x - x.mean(2, keepdim=True), 3, 1, 1), (2, 4, 9), ((1,), ()), 1),
     "many points of different inputs": Case(lambda x, y: (torch.relu(x), torch.relu(y)), (513, 512), ((), ())),
+    "windows of different sizes": Case(
+        lambda x: (F.avg_pool1d(x, 5, 1, 2), F.max_pool1d(x, 3, 1, 1)), (1, 513, 512), ((), ())
+    ),
     "another order of different inputs": Case(lambda x, y: (torch.relu(x), torch.relu(y.t()).t()), (4, 9), ((),)),
     "pointwise beside rows of one element": Case(lambda x: (x.relu(), x.sum(1)), (5, 1), ((), (1,))),
     "different lengths": Case(lambda x: (x.relu(), x[:, :4].relu()), (4, 9), ((), ())),

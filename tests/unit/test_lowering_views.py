@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusepass.codegen.ir.expr import Apply, Op
+from fusepass.codegen.ir.expr import Apply, Op, Window
 from tests.support.regions import NO_SPLIT, Functional, region
 
 F64 = torch.float64
@@ -87,6 +87,20 @@ def test_functions_that_pieces_have_in_common_are_computed_once() -> None:
     (kernel,) = made.passed().kernels
     operations = [node.op for node in kernel.nodes if isinstance(node, Apply)]
     assert [operations.count(op) for op in (Op.SIN, Op.COS)] == [1, 1]
+    made.check()
+
+
+def test_wide_pools_that_are_put_together_have_kernels_of_their_own() -> None:
+    """So that their threads share what they load; a narrow one is computed where it is put."""
+
+    def pyramid(x: Tensor) -> Tensor:
+        return torch.cat([x, F.max_pool2d(x, 3, 1, 1), F.max_pool2d(x, 9, 1, 4), F.max_pool2d(x, 13, 1, 6)], 1)
+
+    made = region(pyramid, torch.randn(2, 3, 14, 15))
+    *parts, whole = made.passed().kernels
+    sizes = [{axis.size for node in kernel.nodes if isinstance(node, Window) for axis in node.axes} for kernel in parts]
+    assert set().union(*sizes) == {9, 13}
+    assert {axis.size for node in whole.nodes if isinstance(node, Window) for axis in node.axes} == {3}
     made.check()
 
 
