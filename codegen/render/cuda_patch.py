@@ -7,9 +7,10 @@ row once, and adds that to all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
-from fusepass.codegen.ir.expr import Load
+from fusepass.codegen.ir.expr import Apply, Load, Op, ReduceOp, children
 from fusepass.codegen.ir.index import Axis, Bound, axis_index
 from fusepass.codegen.ir.patches import Below, PatchWindow, as_used, at_first, patch_windows
 from fusepass.codegen.render.cuda_frame import Frame
@@ -18,6 +19,10 @@ from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
 from fusepass.errors import RenderError
+
+_TWICE = range(
+    36, 129
+)  # points of a window for which the code is there twice: few cost less than their copies, many take long to compile
 
 
 @dataclass(frozen=True)
@@ -92,10 +97,27 @@ class Patches:
 
     def _compute(self, window: PatchWindow, tiles: Sequence[StagedTile]) -> None:
         """The loop over the rows of the tiles that a thread's results need."""
-        state = self.declare_state(window)
+        frame, state, constants = self.frame, self.declare_state(window), self.constants(window)
         self._states.append((window, state))
-        constants = self.constants(window)
-        self.frame.top.lines += self.rows(window, tiles, constants, [Target(state)])
+        if not _adds_zeros(window, tiles):
+            frame.top.lines += self.rows(window, tiles, constants, [Target(state)])
+            return
+        frame.top.lines += self.rows(window, tiles, constants, [Target(state)], everywhere=True)
+        frame.top.lines += self._once_more(window, tiles[0], constants, state)
+
+    def _once_more(
+        self, window: PatchWindow, tile: StagedTile, constants: Sequence[tuple[Load, str]], state: str
+    ) -> list[str]:
+        """The lines that reduce without what is not there, where a sum is not a number: maybe a weight was not finite that met a zero there."""
+        frame, names = self.frame, self.frame.names
+        again, k = (names.numbered(word) for word in ("again", "k"))
+        count, here = frame.schedule.unroll * frame.schedule.width, names.numbered(f"{tile.name}_again")
+        # blockIdx.y is 0, which the compiler does not know: it would keep all products from before, in local memory.
+        lines = [f"auto* const {here} = {tile.name} + blockIdx.y;"]
+        lines += loop(k, count, [f"{state}[{k}] = {kind_of_state(window)}();"])
+        lines += self.rows(window, [replace(tile, name=here)], constants, [Target(state)])
+        asked = loop(k, count, [f"{again} |= fp::isnan({state}[{k}].part<0>());"])
+        return [f"bool {again} = false;", *asked, *block(f"if ({again})", lines)]
 
     def declare_state(self, window: PatchWindow) -> str:
         """The name of what is reduced for a thread's results."""
@@ -111,8 +133,15 @@ class Patches:
         tiles: Sequence[StagedTile],
         constants: Sequence[tuple[Load, str]],
         targets: Sequence[Target],
+        *,
+        everywhere: bool = False,
     ) -> list[str]:
-        """The lines that reduce a tile's rows for `targets`; `constants` are loads with the names of what they gave."""
+        """The lines that reduce a tile's rows for `targets`; `constants` are loads with the names of what they gave.
+
+        `everywhere`: what is not there is reduced, too.
+        """
+        if everywhere:
+            window = replace(window, down=(), right=())
         frame, plan, (_, across) = self.frame, self.frame.schedule, window.taps
         taps = [frame.names.numbered(axis.name) for axis in window.taps]
         below = tiles[0].below
@@ -192,6 +221,18 @@ class Patches:
         frame.top.lines.append(f"{element} {name}{''.join(f'[{axis.size}]' for axis in axes)};")
         frame.top.lines += lines
         return name
+
+
+def _adds_zeros(window: PatchWindow, tiles: Sequence[StagedTile]) -> bool:
+    """Whether what is not there, zeros in the tiles, adds zeros to a sum, unless it meets what is not finite: it need not be left out
+    then, which is an instruction for each point of some lanes."""
+    if not (window.down or window.right) or window.window.op is not ReduceOp.SUM or len(tiles) != 1:
+        return False
+    used = [tiles[0].used, *(as_used(window.value, load) for load in window.constants)]
+    product = isinstance(window.value, Apply) and window.value.op is Op.MUL
+    alone = product and {id(each) for each in children(window.value)} == {id(each) for each in used} and len(used) == 2
+    points = prod(axis.size for axis in window.window.axes)
+    return alone and not tiles[0].shape.run and points in _TWICE
 
 
 def kind_of_state(window: PatchWindow) -> str:

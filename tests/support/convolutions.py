@@ -278,6 +278,7 @@ DEPTHWISE: dict[str, Case] = {
     "depthwise, 1d, one sample": Case((1, 6, 300), 6, (15,), (1,), (14,), (1,), groups=6),
     "depthwise, 1d, steps": Case((4, 6, 260), 6, (31,), (2,), (15,), (1,), groups=6),
     "depthwise, 1d, short rows": Case((16, 8, 12), 8, (7,), (1,), (3,), (1,), groups=8),
+    "depthwise, 7 x 7": Case((2, 3, 20, 24), 3, (7, 7), (1, 1), (3, 3), (1, 1), groups=3),
     "depthwise, large windows": Case((1, 3, 40, 48), 3, (11, 11), (1, 1), (5, 5), (1, 1), groups=3),
     "depthwise, 3d, large windows": Case((1, 4, 9, 14, 16), 4, (5, 5, 5), (1, 1, 1), (2, 2, 2), (1, 1, 1), groups=4),
     "depthwise, 3d": Case((1, 4, 5, 6, 7), 4, (3, 1, 2), (1, 1, 1), (1, 0, 1), (1, 1, 1), groups=4),

@@ -56,7 +56,7 @@ inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 namespace emulation {
 
 struct Dim {
-    unsigned x;
+    unsigned x, y;
 };
 enum class State { running, asking, at_warp, at_group, at_block, finished };
 

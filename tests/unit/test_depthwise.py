@@ -103,14 +103,24 @@ def test_what_is_staged_may_start_anywhere() -> None:
 
 
 @needs_compiler
-def test_weights_that_are_not_finite_do_not_meet_the_border() -> None:
-    program = generated(DEPTHWISE["depthwise, small images"])
+@pytest.mark.parametrize(
+    ("name", "twice"),
+    [("depthwise, small images", False), ("depthwise, 7 x 7", True), ("depthwise, large windows", True)],
+)
+def test_weights_that_are_not_finite_do_not_meet_the_border(name: str, twice: bool) -> None:
+    """Where the code is there twice, zeros beside the input are added first, and left out once a sum is not a number."""
+    case = DEPTHWISE[name]
+    program, border = generated(case), case.padding[0]
     inputs = inputs_of(program)
     inputs["w"][0] = np.inf  # the first channel's upper left point
-    got = emulate(program, render(program, SMALL), inputs)["y"].reshape(2, 4, 16, 24)
-    assert np.isfinite(got[:, 0, :2]).all()
-    assert np.isfinite(got[:, 0, :, :2]).all()
-    assert np.isinf(got[:, 0, 2:, 2:]).any()
+    source = render(program, SMALL)
+    assert ("bool again" in source.text) is twice
+    got = emulate(program, source, inputs)["y"].reshape(case.source)
+    assert np.isfinite(got[:, 0, :border]).all()
+    assert np.isfinite(got[:, 0, :, :border]).all()
+    assert np.isinf(got[:, 0, border:, border:]).any()
+    wanted = interpret(program, inputs)["y"].reshape(case.source)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
 
 @needs_compiler
