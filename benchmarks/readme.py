@@ -3,7 +3,7 @@
 Everything comes from ``benchmarks/results/h200.json``, what ``benchmarks/run.py --json`` writes, with a ``note`` about what the
 numbers do not show, and, for a line each, from those of ``h200_default.json``, ``h200_chains.json``, ``h200_single.json``,
 ``h200_networks.json`` and ``h200_drawn.json`` that are there: the same without max-autotune, and with ``--group chains``,
-``--group single``, ``--group networks`` and ``--drawn``.
+``--group single``, ``--group networks`` and ``--drawn``. Those named ``h100`` were taken on another device, which their lines name.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ GROUPS = {
     RUN.with_name("h200_single.json"): "single operators and losses of `--group single`",
     RUN.with_name("h200_networks.json"): "networks, and blocks of them, of `benchmarks/networks.py`",
     RUN.with_name("h200_drawn.json"): "workloads drawn at random (`benchmarks/drawn.py`)",
+    RUN.with_name("h100_drawn.json"): "workloads drawn at random with another seed",
+    RUN.with_name("h100_windows.json"): "pools of `--group single` and depthwise convolutions of `--group chains`",
 }
 PLOT = ROOT / "docs" / "limits.svg"
 BEGIN, END = "<!-- measured:begin -->\n", "<!-- measured:end -->\n"
@@ -154,7 +156,8 @@ def _said_of_group(path: Path, what: str) -> list[str]:
     """The same of a group that was measured by itself."""
     run = _read(path)
     few = f" (of {len(run['rows']) + len(run['left_out'])})" if run["left_out"] else ""
-    return _said_of(f"{what}{few}, on commit {run['commit']},", run["rows"])
+    where = "" if run["device"] == _read(RUN)["device"] else f" on one {run['device']}"
+    return _said_of(f"{what}{few},{where} on commit {run['commit']},", run["rows"])
 
 
 def _slower(rows: Iterable[dict[str, Any]]) -> list[str]:
