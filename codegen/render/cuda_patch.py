@@ -20,9 +20,8 @@ from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
 from fusepass.errors import RenderError
 
-_TWICE = range(
-    36, 129
-)  # points of a window for which the code is there twice: few cost less than their copies, many take long to compile
+# Points of a window for which the code is there twice: conditions of fewer cost little, the code of more takes long to compile.
+_TWICE = range(36, 129)
 
 
 @dataclass(frozen=True)
@@ -173,13 +172,11 @@ class Patches:
             else:
                 pushes += loop(taps[1], across.size, loop(frame.v, plan.width, self._push(window, inner, into)))
         asked, condition = self._there(window, count)
-        if (
-            window.separable and condition != "true"
-        ):  # what is not there may be read, but is not used: no instruction is jumped over
-            pushes = block(f"if ({condition})", pushes)
-            condition = "true"
-        row.lines += self._tiles.of_row(window, below, taps[0], pushes)
-        lines = row.lines if condition == "true" else block(f"if ({condition})", row.lines)
+        if condition == "true" or not window.separable:
+            row.lines += self._tiles.of_row(window, below, taps[0], pushes)
+            lines = row.lines if condition == "true" else block(f"if ({condition})", row.lines)
+        else:  # what is not there may be read, but is not used: there are few pushes, and nothing is jumped over
+            lines = [*row.lines, *self._tiles.of_row(window, below, taps[0], block(f"if ({condition})", pushes))]
         return loop(self._row, count, [*asked, *lines])
 
     def _push(self, window: PatchWindow, inner: Scope, into: str) -> list[str]:

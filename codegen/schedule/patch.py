@@ -70,8 +70,10 @@ def patch(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool
 def _images(kernel: Kernel) -> Iterator[tuple[Axis, Axis]]:
     """The axes down an image, and along its rows. Rows over which no window goes may be those of an image in any way: what windows
     multiply by must be the same for all of one."""
+    windows = [node for node in kernel.nodes if isinstance(node, Window)]
+    if not windows:
+        return
     *others, x = kernel.rows
-    windows = (node for node in kernel.nodes if isinstance(node, Window))
     if any(axis.size > 1 for window in windows for axis in window.axes[:-1]):
         yield from ((y, x) for y in others[-1:])
     else:

@@ -62,6 +62,11 @@ def test_values(name: str) -> None:
     torch.testing.assert_close(got, made.eager()[0], equal_nan=True)
 
 
+def test_a_kernel_of_one_result_has_no_image() -> None:
+    program = region(lambda x: F.max_pool2d(x, 5), torch.empty(1, 1, 5, 5, device="meta")).passed(pass_options(SMALL))
+    assert describe(program, program.kernels[0], SMALL).startswith("pointwise")
+
+
 def test_inputs_that_begin_anywhere_are_copied_element_by_element() -> None:
     function, shape, dtype = TOGETHER["halves"]
     program = region(function, torch.empty(shape, dtype=dtype, device="meta")).passed(pass_options(SMALL))
