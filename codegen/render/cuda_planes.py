@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.expr import Load
 from fusepass.codegen.ir.index import Axis, Bound, axis_index
-from fusepass.codegen.ir.patches import PatchWindow, Planes, at_first, patch_windows
+from fusepass.codegen.ir.patches import PatchWindow, at_first, patch_windows
+from fusepass.codegen.ir.planes import Planes
 from fusepass.codegen.render.cuda_copies import TileCopies
 from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_patch import Patches, Target, kind_of_state

@@ -11,7 +11,8 @@ from math import prod
 from fusepass.codegen.device import RESERVED, WARP, DeviceFacts
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.patch_tiles import TileShape, tile_shape
-from fusepass.codegen.ir.patches import PatchWindow, Planes, plane_windows
+from fusepass.codegen.ir.patches import PatchWindow, plane_windows
+from fusepass.codegen.ir.planes import Planes
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule.patch import LEAST_REUSE, vector_of_results
 from fusepass.codegen.schedule.patch_threads import THREADS, groups_of_patch, lanes_of_patch

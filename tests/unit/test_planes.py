@@ -13,7 +13,7 @@ from torch import Tensor
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.index import Axis
-from fusepass.codegen.ir.patches import Planes
+from fusepass.codegen.ir.planes import Planes
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Walk
