@@ -38,6 +38,10 @@ class Planes:
         """Planes of a turn, in which a result begins and another one is finished."""
         return min(self.step, self.span)
 
+    def turns(self, results: int) -> int:
+        """In how many turns so many results, one after another, are finished."""
+        return results + self.open - 1
+
     def point(self, result: int, plane: int) -> int | None:
         """Which point of the window plane number `plane` of a turn is, for the result that began `result` turns before; None where none."""
         at, apart = divmod(result * self.step + plane, self.dilation)

@@ -50,8 +50,8 @@ class _PlaneTiles:
     def there(self, scope: Scope, plane: str) -> str:
         """The condition that the block's plane number `plane` is there, and a result needs it."""
         plan = self.frame.schedule
-        turns, needed = plan.depth + self.planes.open - 1, (plan.depth - 1) * self.planes.step + self.planes.span
-        last = (turns - 1) * self.planes.step + self.planes.turn
+        needed = (plan.depth - 1) * self.planes.step + self.planes.span
+        last = (self.planes.turns(plan.depth) - 1) * self.planes.step + self.planes.turn
         at, still = Axis("plane of the patch", last), self.tiles.first_plane(scope, self.window)
         scope.define_axis(at, plane)
         first = ((at_first(bound.index, *still) + axis_index(at), bound) for bound in self.window.around)
@@ -81,7 +81,7 @@ class PlanePatches(Patches):
 
     @property
     def _turns(self) -> int:
-        return self.frame.schedule.depth + self.planes.open - 1
+        return self.planes.turns(self.frame.schedule.depth)
 
     def bind(self, lanes: Scope) -> None:
         for window, states in self._open:

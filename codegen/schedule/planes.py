@@ -142,7 +142,7 @@ def _finished(work: _Work, plan: Schedule) -> tuple[Schedule, float] | None:
     issued, read = _turn(work, plan, shapes)
     issued += _COPY * copied * through.turn
     fetched = plan.planes * sum(shape.nbytes for shape in shapes) * through.turn / _CACHE
-    turns = plan.depth + through.open - 1
+    turns = through.turns(plan.depth)
 
     def cycles(blocks: int) -> float:
         """Of so many blocks of a multiprocessor at once."""
