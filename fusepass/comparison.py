@@ -17,6 +17,8 @@ at least 1/sqrt(12), the root mean square of a rounding error in ulps. `U` count
 * float64: 1024. Here the oracle *is* eager, so eager's error reads zero and says nothing; ten bits are what a
   normalisation of data with a small spread costs. Twelve decimal digits stay guarded.
 
+Results below the smallest normal number are further apart than `eps` of them: that number is the least scale.
+
 NaN and infinities are compared by place: an element's kind (finite, +inf, -inf, NaN) must be eager's or the
 rounded oracle's. Where those two agree there is no choice. They differ where half precision overflowed
 inside eager's chain; there, being right is allowed. A value within the tolerance of the dtype's overflow
@@ -211,7 +213,8 @@ class _Measured:
     """Running maxima and sums of squares over the chunks of one leaf."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.scale = 0.0
+        self._least = torch.finfo(dtype).smallest_normal
+        self.scale = self._least
         self._dtype = dtype
         self.not_finite = False
         self.worst = 0
@@ -238,6 +241,7 @@ class _Measured:
 
     def errors(self) -> tuple[Error, Error]:
         norm = math.sqrt(self._squares[2]) or 1.0  # an oracle of zeros has no scale: errors are absolute then
+        norm = max(norm, self._least * math.sqrt(self._seen))
         l2 = [math.sqrt(squares) / norm for squares in self._squares]
         return Error(self._max[0], l2[0]), Error(self._max[1], l2[1])
 

@@ -42,6 +42,15 @@ def test_an_ulp_passes_where_eager_is_exact_by_luck() -> None:
     assert compare(nudged, eager, oracle).ok
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_results_below_the_smallest_normal_number_are_some_steps_off(dtype: torch.dtype) -> None:
+    step = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    oracle = torch.tensor([0.0, 1e-9 * step, 0.4 * step], dtype=torch.float64)
+    one = torch.full((3,), step).to(dtype)
+    assert compare(one, torch.zeros(3, dtype=dtype), oracle).ok
+    assert not compare(one * 64, torch.zeros(3, dtype=dtype), oracle).ok
+
+
 def test_one_wrong_element_is_found_and_placed() -> None:
     eager, oracle = softmax_case()
     wrong = changed(eager, (7, 5), eager[7, 5] * 1.0001)
