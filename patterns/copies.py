@@ -36,12 +36,29 @@ def resamples(node: fx.Node) -> bool:
     return elsewhere and not any(map(_looks_up, _made_of(node)))
 
 
+def broadcasts(node: fx.Node) -> bool:
+    """Whether `node` is a function of elements of tensors that do not all lie as its result does: PyTorch finds the place of each element
+    of each of them then.
+    """
+    result = node.meta["val"]
+    if not _is_tagged(node) or not isinstance(result, torch.Tensor):
+        return False
+    return any(source.numel() > 1 and _steps(source) != _steps(result) for source in _sources(node))
+
+
 def lies_alike(node: fx.Node) -> bool:
     """Whether `node` is a copy into the layout that its source has: PyTorch makes it at the memory's rate."""
     if node.target not in _PLAIN:
         return False
     result = node.meta["val"]
     return all(_steps(source) == _steps(result) for source in _sources(node))
+
+
+def widens(node: fx.Node) -> bool:
+    """Whether elements of `node` have more bytes than those of its sources: PyTorch's kernels on CUDA load so few bytes at once then that they
+    are not bound by memory.
+    """
+    return any(source.itemsize < node.meta["val"].itemsize for source in _sources(node))
 
 
 def lies_across(node: fx.Node) -> bool:

@@ -16,7 +16,7 @@ from fusepass.codegen.ir.convolution import has_few_results
 from fusepass.codegen.lowering import registry
 from fusepass.patterns import companions, naming
 from fusepass.patterns import library as library  # registers the patterns
-from fusepass.patterns.copies import lies_across, lies_alike, moves, resamples
+from fusepass.patterns.copies import broadcasts, lies_across, lies_alike, moves, resamples, widens
 from fusepass.patterns.dataflow import Candidate, Dataflow, bits, remove_dead
 from fusepass.patterns.growth import grow
 from fusepass.patterns.legality import Refusal, final_reason, step_reason
@@ -172,7 +172,8 @@ def _gains(candidate: Candidate, region: Region) -> bool:
         case OpClass.REDUCTION | OpClass.SCAN:
             return nbytes(unit.node.all_input_nodes[0].meta["val"]) >= LARGE
         case OpClass.POINTWISE:
-            return sum(nbytes(value.meta["val"]) for value in unit.values) >= LARGE and _is_better_copy(unit.node)
+            large = sum(nbytes(value.meta["val"]) for value in unit.values) >= LARGE
+            return large and (_is_better_copy(unit.node) or _is_better_mapped(unit.node))
         case OpClass.ANCHOR:
             # On CUDA, where the library does not use tensor cores, or converts layouts.
             return unit.node.meta["val"].device.type == "cuda" and _is_large(unit.node)
@@ -181,10 +182,17 @@ def _gains(candidate: Candidate, region: Region) -> bool:
 
 def _is_better_copy(node: fx.Node) -> bool:
     """Whether `node` puts elements elsewhere, and generated code does so in fewer accesses to memory."""
-    if not (moves(node) or resamples(node)) or lies_alike(node):
+    if not (moves(node) or resamples(node)):
         return False
+    if node.meta["val"].device.type == "cuda":
+        return not lies_alike(node) or widens(node)
     # Loops for a CPU have no tiles for what is read along one axis and written along another.
-    return node.meta["val"].device.type == "cuda" or not lies_across(node)
+    return not lies_alike(node) and not lies_across(node)
+
+
+def _is_better_mapped(node: fx.Node) -> bool:
+    """Whether `node` is a function of elements for which generated code finds the places of its operands in fewer instructions."""
+    return broadcasts(node) and node.meta["val"].device.type == "cuda"
 
 
 def _is_large(anchor: fx.Node) -> bool:

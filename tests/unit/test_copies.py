@@ -59,11 +59,13 @@ ALONG: dict[str, Function] = {
 }
 ALIKE: dict[str, Function] = {
     "clone": lambda x: x.clone(),
-    "double": lambda x: x.double(),
+    "half": lambda x: x.half(),
     "relu": lambda x: x.relu(),
     "hardswish": lambda x: F.hardswish(x),
     "looked up": lambda x: x.index_select(2, torch.arange(30, device=x.device)),
     "triangle of a sum": lambda x: x.logcumsumexp(1),
+    "of two that lie alike": lambda x: torch.add(x, x, alpha=2),
+    "with a number": lambda x: x * x[0, 0, 0, 0],
 }
 IN_ORDER: dict[str, Function] = {
     "pixel_shuffle": lambda x: F.pixel_shuffle(x, 1),
@@ -73,6 +75,16 @@ IN_ORDER: dict[str, Function] = {
     "cat": lambda x: torch.cat([x]),
 }
 """Operators whose arguments make them copies in the order of memory."""
+
+ON_A_GPU: dict[str, Function] = {
+    "wider": lambda x: x.double(),
+    "with a number for each channel": lambda x: x + x[0, :, :1, :1],
+    "with a number for each row": lambda x: x * x[..., :1],
+    "with a row for all": lambda x: torch.maximum(x, x[0, 0, 0]),
+    "with a transpose": lambda x: x - x.mT,
+    "each with each": lambda x: x[0].flatten()[:4000, None] * x[1].flatten()[:2000],
+}
+"""What PyTorch's kernels on a GPU do at less than the memory's rate."""
 
 LARGE, SMALL = (20, 64, 60, 60), (2, 4, 6, 6)
 
@@ -116,6 +128,11 @@ def test_what_goes_elsewhere_is_a_region(name: str) -> None:
 @pytest.mark.parametrize("name", ALIKE)
 def test_what_eager_does_at_the_rate_of_memory_is_none(name: str) -> None:
     assert [regions_of(ALIKE[name], device) for device in ("cuda", "cpu")] == [0, 0]
+
+
+@pytest.mark.parametrize("name", ON_A_GPU)
+def test_what_eager_does_more_slowly_is_a_region_on_a_gpu_alone(name: str) -> None:
+    assert [regions_of(ON_A_GPU[name], device) for device in ("cuda", "cpu")] == [1, 0]
 
 
 @pytest.mark.parametrize("name", IN_ORDER)
