@@ -32,6 +32,7 @@ _READING = 0.25  # of what the points of a row of results cost, to read a row of
 _COPYING = 0.25  # likewise, to copy what other blocks copy, too
 _COPY = 1.0  # likewise, to copy a vector
 _WEIGHTS = 0.5  # likewise, to load what the points of one result are multiplied by
+_BLOCK = 128  # likewise of results, to begin a block: a multiprocessor does every 80 ns or so
 _ENDS = 8  # columns of memory's sectors that patches side by side both write
 
 
@@ -54,6 +55,7 @@ def patch(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool
         copied = (plan.band + down.size - 1) * (cols + (across.size - 1 + _ENDS if cols < x.size else 0))
         cost = (1 + _READING * rows / plan.unroll) * (1 + _COPYING * (copied / (plan.band * cols) - 1))
         cost += _COPY * copies + (_WEIGHTS / (plan.unroll * plan.width) if window.constants else 0)
+        cost += _BLOCK * plan.blocks / kernel.row_count
         return min(plan.blocks, wanted), kernel.row_count / lanes / cost, plan.threads
 
     found = (

@@ -13,6 +13,7 @@ from torch import Tensor
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.render import describe, render
+from fusepass.codegen.schedule import schedule
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import region, tensor_of
 
@@ -85,3 +86,11 @@ def test_points_of_a_row_are_reduced_once() -> None:
         "of_row_0[0].push",
         "max_0[u + 0].push",
     ]
+
+
+def test_blocks_of_short_patches_have_several_rows() -> None:
+    """To begin a block takes about as long as to compute a hundred results."""
+    facts = DeviceFacts.h200()
+    made = region(lambda x: F.avg_pool1d(x, 8, 1, 4), torch.empty(64, 128, 16384, device="meta"))
+    program = made.passed(pass_options(facts))
+    assert schedule(program.kernels[0], program, facts).band > 1
