@@ -147,6 +147,7 @@ def pass_options(
         return PassOptions(
             policy,
             longest_cached_row=16384,
+            longest_column=1024,
             separate_from=1 << 18,
             fills=lambda program, kernel: schedule_product.fills(program, kernel, facts),
             anchors=_generates(anchor, facts),

@@ -182,20 +182,20 @@ def norm(call: Call, a: Tensor, ord: float, dim: Dims, shape: Sequence[int], res
 
 @lowers(aten.logsumexp.default)
 def _logsumexp(call: Call, a: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
-    """The maximum is taken out first, except where it is infinite: there the sum is exact without."""
+    """The maximum is taken out first; where it is infinite, it is the result."""
     context, (shape, dtype) = call.context, _result(call)
     wide = _at_least_1d(call, context.cast(a, dtype.compute if dtype.is_float else dtype))
     if wide.numel == 0:
         raise Unsupported("logsumexp of nothing")
     dims = _dims(wide, dim)
     (largest,) = context.reduce(ReduceOp.MAX, (wide,), dims, dtype.compute, call.origin)
-    infinite = context.pointwise(Op.ISINF, (largest,), DType.BOOL)
-    shift = context.pointwise(Op.WHERE, (infinite, context.constant(0, (), dtype.compute), largest), dtype.compute)
-    shifted = context.pointwise(Op.SUB, (wide, shift), dtype.compute)
+    shifted = context.pointwise(Op.SUB, (wide, largest), dtype.compute)
     exponentials = context.pointwise(Op.EXP, (shifted,), dtype.compute)
     (total,) = context.reduce(ReduceOp.SUM, (exponentials,), dims, dtype.compute, call.origin)
     logarithm = context.pointwise(Op.LOG, (total,), dtype.compute)
-    return _finish(call, context.pointwise(Op.ADD, (logarithm, shift), dtype.compute), shape, dtype)
+    whole = context.pointwise(Op.ADD, (logarithm, largest), dtype.compute)
+    infinite = context.pointwise(Op.ISINF, (largest,), DType.BOOL)
+    return _finish(call, context.pointwise(Op.WHERE, (infinite, largest, whole), dtype.compute), shape, dtype)
 
 
 def _moments(call: Call, a: Tensor, dim: Dims, correction: float, dtype: DType) -> tuple[Tensor, Tensor]:

@@ -34,6 +34,7 @@ class PassOptions:
     Attributes:
         split: when long rows are split.
         longest_cached_row: rows of at most this many elements stay on chip between sweeps.
+        longest_column: the same of rows whose elements are not neighbours in memory, where nothing is stored per element.
         anchors: whether a kernel with an anchor is better than the library's call.
         warps: that multiply together in a convolution; see `Convolution.warps`.
         halves, tiled, held: whether convolutions that may be rounded to TF32 become products of scaled halves, and these in tiles, or with
@@ -51,6 +52,7 @@ class PassOptions:
 
     split: SplitPolicy
     longest_cached_row: int
+    longest_column: int = 1 << 16
     anchors: Choice = lambda program, kernel: False
     warps: int = 1
     halves: bool = False
@@ -74,7 +76,7 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("fuse_rows", fuse_rows),
         ("fuse_siblings", fuse_siblings),
         ("fuse_scans", fuse_scans),
-        ("online_softmax", lambda p, b: online_softmax(p, b, options.longest_cached_row)),
+        ("online_softmax", lambda p, b: online_softmax(p, b, options.longest_cached_row, options.longest_column)),
         ("generate_anchors", lambda p, b: _generate_anchors(p, b, options)),
         ("nest_reductions", nest_reductions),
         ("fill_products", lambda p, b: fill_products(p, b, options.fills)),

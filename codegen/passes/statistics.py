@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fusepass.codegen.ir.expr import Apply, Builder, Expr, Op, ReduceOp, Stat
 from fusepass.codegen.ir.program import Kernel, Program, Reduction
+from fusepass.codegen.passes.axes import read_and_written_along
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
 
@@ -34,14 +35,18 @@ def _without(kernel: Kernel, builder: Builder, old: Reduction, twin: Reduction) 
     return rewrite_kernel(replace(kernel, sweeps=sweeps), builder, leaf=leaf)
 
 
-def online_softmax(program: Program, builder: Builder, longest_cached_row: int) -> Program:
+def online_softmax(program: Program, builder: Builder, longest_cached_row: int, longest_column: int) -> Program:
     """One sweep instead of two for ``max(x)`` and ``sum(exp(x - max(x)))`` in rows too long to stay on chip.
 
-    The running maximum rescales the running sum (Milakov and Gimelshein, 2018, "Online normalizer calculation for softmax").
+    The running maximum rescales the running sum (Milakov and Gimelshein, 2018, "Online normalizer calculation for softmax"). Rows of which
+    nothing is needed per element, and whose columns are not neighbours in memory, stay up to `longest_column` elements.
     """
-    kernels = (
-        online(kernel, builder) if kernel.col_count > longest_cached_row else kernel for kernel in program.kernels
-    )
+
+    def longest(kernel: Kernel) -> int:
+        read, _ = read_and_written_along(program, kernel)
+        return longest_cached_row if kernel.stores or read not in kernel.rows else longest_column
+
+    kernels = (online(kernel, builder) if kernel.col_count > longest(kernel) else kernel for kernel in program.kernels)
     return replace(program, kernels=tuple(kernels))
 
 

@@ -30,6 +30,8 @@ _KEPT_THREADS = 256  # per block, up to which columns are shared by more threads
 # Bytes of an element from which that is better: half as many are more computation for the bytes that they are.
 _WORD = 4
 COLUMN_THREADS = 128  # per block, where each has columns of its own
+_EVEN = 0.9  # of multiprocessors' time that blocks of several columns should fill
+_BYTES_AHEAD = 32  # of a column that a thread of such a block loads at once
 _PAIR_THREADS = 512  # per block, where columns are shared and each thread has two rows
 # Of columns that a thread of 64 registers holds, by how many rows it has; of 128 registers, in a block that has a multiprocessor to itself.
 _HELD_WORDS, _LONE_WORDS = {1: 48, 2: 36}, 96
@@ -68,8 +70,11 @@ def outer(shape: Shape) -> Schedule:
         alone = Schedule(Walk.OUTER, width, cols, COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
         return overlapping(exchanging(alone, crossing, shape), shape)
     if shape.single and shape.fills(shape.rows // width):
-        blocks = ceil(shape.rows, COLUMN_THREADS * width)
-        return Schedule(Walk.OUTER, width, unroll_of(FEW_ELEMENTS // width, cols, 1), COLUMN_THREADS, 1, blocks)
+        threads, most = COLUMN_THREADS, FEW_ELEMENTS // width
+        if width == 1:
+            threads, most = _wide_block(shape), _BYTES_AHEAD // min(access.nbytes for access in shape.main)
+        blocks = ceil(shape.rows, threads * width)
+        return Schedule(Walk.OUTER, width, unroll_of(most, cols, 1), threads, 1, blocks)
     runs = None if crossing or shape.single else short_runs(shape)
     if runs:
         return runs
@@ -89,6 +94,20 @@ def outer(shape: Shape) -> Schedule:
     if shared.keep is Keep.NOTHING and width < least:
         shared = shared_columns(shape, least, most)
     return overlapping(exchanging(shared, crossing, shape), shape)
+
+
+def _wide_block(shape: Shape) -> int:
+    """Threads of a block in which each has one row: as many as leave multiprocessors about as many blocks each.
+
+    Warps of a block read what is next to each other at about the same time, and rows that begin anywhere share sectors.
+    """
+    processors = shape.facts.multiprocessors
+
+    def is_even(threads: int) -> bool:
+        blocks = ceil(shape.rows, threads)
+        return blocks >= _EVEN * processors * ceil(blocks, processors)
+
+    return next(filter(is_even, (4 * COLUMN_THREADS, 2 * COLUMN_THREADS)), COLUMN_THREADS)
 
 
 def held_columns(shape: Shape, width: int) -> Schedule | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
+from fusepass.codegen.ir.expr import ReduceOp
 from fusepass.codegen.render import render, render_general
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.schedule import schedule
@@ -18,6 +19,7 @@ from fusepass.codegen.schedule.plan import Keep, Walk
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import region, tensor_of
 
+INF, NAN = float("inf"), float("nan")
 H200 = DeviceFacts.h200()
 SMALL = replace(H200, multiprocessors=1, l2_bytes=4096)  # which few rows fill
 
@@ -72,3 +74,33 @@ def test_few_rows_are_shared_by_more_threads() -> None:
     made = region(lambda x: x.softmax(1), torch.empty(2, 512, 49, device="meta"))
     program = made.passed(pass_options(H200))
     assert schedule(program.kernels[0], program, H200).lanes == 8
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1024, 1030])
+def test_long_columns_that_are_only_reduced_are_read_once(size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = (4 * torch.randn(2, size, 35)).to(dtype)
+    x[0, 3, 1], x[0, :, 2], x[1, 5, 3], x[1, 6, 4] = INF, -INF, -INF, NAN
+    made = region(lambda x: x.logsumexp(1), x)
+    program = made.passed(pass_options(SMALL))
+    assert (program.kernels[0].sweeps[0][0].op is ReduceOp.SOFTMAX) is (size > 1024)
+    results = emulate(program, render(program, SMALL), made.memory(program))
+    for output, want in zip(program.outputs, made.exact(), strict=True):
+        torch.testing.assert_close(tensor_of(results[output], program.buffer(output)), want, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "wanted"),
+    [
+        ((32, 4096, 4095), torch.float32, (512, 8, 256)),
+        ((32, 4096, 4095), torch.float16, (512, 16, 256)),
+        ((290, 64, 512), torch.float32, (128, 8, 1160)),  # more threads would leave some multiprocessors idle
+    ],
+)
+def test_blocks_of_single_columns(shape: tuple[int, ...], dtype: torch.dtype, wanted: tuple[int, int, int]) -> None:
+    made = region(lambda x: x.amax(1), torch.empty(shape, dtype=dtype, device="meta"))
+    program = made.passed(pass_options(H200))
+    plan = schedule(program.kernels[0], program, H200)
+    assert (plan.lanes, plan.unroll, plan.blocks) == wanted
