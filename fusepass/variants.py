@@ -22,6 +22,7 @@ from fusepass.codegen.ir.convolution import (
     fill_halves,
     holds_weights,
     is_plain_product,
+    takes_patches,
     tiled_halves,
 )
 from fusepass.codegen.ir.dtype import Precision
@@ -200,6 +201,9 @@ def _is_plain_product(graph: fx.GraphModule) -> bool:
         stride, padding, transposed, groups = (node.args[place] for place in (3, 4, 6, 8))
         source, kernel, made = (tensor.shape[2:] for tensor in (x, weight, result))
         plain = is_plain_product(source, kernel, made, stride, padding, groups, transposed)
+        if not plain and not transposed and x.stride(-1) == 1:
+            steps, border, apart = (per_axis(tuple(node.args[place]), len(kernel)) for place in (3, 4, 5))
+            plain = takes_patches(kernel, steps, border, apart, groups, x.itemsize)
         return plain and weight.dtype in (torch.float32, *HALVES)
     return False
 

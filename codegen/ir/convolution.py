@@ -26,6 +26,7 @@ MOST_HELD = 112
 GROUP_ARCH = "sm_90"
 """Where four warps multiply together (wgmma); no other architecture has these instructions."""
 
+_LEAST_ACCESS = 8  # bytes that a thread loads at once
 _MOST_CHANNELS = 8
 _MOST_PADDED = 4 / 3  # channels with those that fill up chunks of halves, of those that are there
 _MOST_REACHES = 2
@@ -288,6 +289,22 @@ def is_plain_product(
         return True
     one, all_ = (source, result) if transposed else (result, source)
     return groups == 1 == max(one) and not any(padding) and tuple(all_) == tuple(kernel)
+
+
+def takes_patches(
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    nbytes: int,
+) -> bool:
+    """Whether the windows of a plain convolution lie side by side, without a border and in one group, and rows of each are as wide as
+    accesses to memory should be at least, of elements of so many bytes: then they are rows of a matrix as they lie.
+    """
+    side_by_side = tuple(kernel) == tuple(stride) and not any(padding) and groups == 1
+    dense = all(size == 1 or step == 1 for size, step in zip(kernel, dilation, strict=True))
+    return side_by_side and dense and kernel[-1] * nbytes % _LEAST_ACCESS == 0
 
 
 def scales_tiles(kernel: Sequence[int]) -> bool:

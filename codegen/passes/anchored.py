@@ -101,7 +101,7 @@ def _value(program: Program, builder: Builder, call: LibraryCall, anchor: AnyAnc
         return anchor.value(builder, axes)
     if isinstance(anchor, PlainProduct):
         return anchor.value(builder)
-    return builder.stat(anchor.name, 0, DType.F32)
+    return builder.cast(builder.stat(anchor.name, 0, DType.F32), program.buffer(call.result).dtype)
 
 
 def _rows(anchor: AnyAnchor, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:

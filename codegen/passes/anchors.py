@@ -88,7 +88,14 @@ def generate_anchors(
         if anchor is None:
             continue
         of_halves = isinstance(anchor, Convolution) and program.buffer(anchor.source).dtype.is_half
-        forms = iter(()) if of_halves else _forms(program, builder, call, anchor, pieces, kept)
+        forms = _forms(program, builder, call, anchor, pieces, kept)
+        if (
+            isinstance(anchor, Convolution)
+            and of_halves
+            and anchor.groups == 1
+            and not _has_few_channels(program, anchor)
+        ):
+            forms = iter(())  # products of the halves as they are take less time
         if isinstance(anchor, Convolution):
             forms = _plain(program, builder, call, anchor, pieces, kept, forms)
             if not of_halves:
@@ -185,19 +192,27 @@ def _plain(
     kept: int,
     forms: Iterator[tuple[Program, Kernel]],
 ) -> Iterator[tuple[Program, Kernel]]:
-    """`forms` with those of a convolution as a product of its tensors, behind what reduces over channels."""
+    """`forms` with those of a convolution as a product of its tensors, behind what reduces over channels.
+
+    Of patches of few channels what has all their weights on the chip goes before, too.
+    """
     found = plain_product_of(program, anchor, program.buffer(call.result))
     form = None if found is None else anchored(program, builder, call, found, None)
     if found is None or form is None:
         yield from forms
         return
-    if found.by_samples and _stores_channels_last(form.kernels[0]):
+    known, of_patches = [*forms], found.of_patches
+    if (found.by_samples or of_patches) and _stores_channels_last(form.kernels[0]):
         found = found.turned(program)
-    known = [*forms]
-    yield from (each for each in known if each[1].cols)
+
+    def goes_before(kernel: Kernel) -> bool:
+        resident = isinstance(kernel.anchor, Convolution) and kernel.anchor.packed is None
+        return bool(kernel.cols) or (of_patches and resident)
+
+    yield from (each for each in known if goes_before(each[1]))
     for each in filter(None, (found.reduced(form, builder, pieces, kept), form)):
         yield found.completed(each, builder)
-    yield from (each for each in known if not each[1].cols)
+    yield from (each for each in known if not goes_before(each[1]))
 
 
 def _in_places(
@@ -269,6 +284,7 @@ def _convolution(program: Program, call: LibraryCall, warps: int) -> Convolution
         return None
     if (dtype is not DType.F32 and not dtype.is_half) or not 1 <= len(of.stride) <= 3:
         return None
+    rounded = call.tf32 or dtype.is_half  # each half is a number of TF32
     spread = of.stride if of.transposed else (1,) * len(of.stride)
     few = few_channels(of.source.shape[1] // of.groups, spread)
     return Convolution(
@@ -279,7 +295,7 @@ def _convolution(program: Program, call: LibraryCall, warps: int) -> Convolution
         padding=of.padding,
         dilation=of.dilation,
         transposed=of.transposed,
-        precision=Precision.TF32 if call.tf32 and (warps > 1 or not few) else Precision.FLOAT32,
+        precision=Precision.TF32 if rounded and (warps > 1 or not few) else Precision.FLOAT32,
         warps=warps,
         groups=of.groups,
     )

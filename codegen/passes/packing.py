@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 from fusepass.codegen.ir.convolution import DEPTH, ROWS, Convolution
-from fusepass.codegen.ir.dtype import Precision
+from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder, Expr, Op
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Role, Store
@@ -25,7 +25,7 @@ def pack_weights(program: Program, builder: Builder, position: int) -> Program:
     name = next(name for name in names if name not in taken)
     weight = program.buffer(anchor.weight)
     shape = anchor.packed_shape(weight.shape)
-    packed = Buffer(name, weight.dtype, shape, contiguous_strides(shape), Role.TEMP)
+    packed = Buffer(name, DType.F32, shape, contiguous_strides(shape), Role.TEMP)
     packing = _kernel(anchor, weight, packed, builder)
     kernels = list(program.kernels)
     kernels[position : position + 1] = [packing, replace(kernel, anchor=replace(anchor, packed=name))]
@@ -47,13 +47,14 @@ def _kernel(anchor: Convolution, weight: Buffer, packed: Buffer, builder: Builde
     within = high_in * DEPTH + low_in + half_in * (DEPTH // 2)
     beside = axis_index(group) * (in_channels if anchor.transposed else out_channels)  # of the weight's first dimension
     channels = [beside + within, out] if anchor.transposed else [beside + out, within]
-    value = builder.load(weight.name, linear([*channels, *places], weight.strides), weight.dtype)
+    loaded = builder.load(weight.name, linear([*channels, *places], weight.strides), weight.dtype)
+    value = builder.cast(loaded, DType.F32)
     if anchor.precision is Precision.TF32:
         value = builder.apply(Op.TF32, value)
     elif part is not None:
         value = _part(builder, value, part)
     real = (Bound(out, 0, out_channels), Bound(within, 0, in_channels))
-    value = builder.masked(real, value, builder.const(0.0, weight.dtype))
+    value = builder.masked(real, value, builder.const(0.0, DType.F32))
     place = linear(at, packed.strides) + axis_index(group) * (sizes[0] * packed.strides[0])
     store = Store(packed.name, place, value)
     rows = (group, *axes) if anchor.groups > 1 else axes

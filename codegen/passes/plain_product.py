@@ -5,6 +5,8 @@
 - A kernel as large as the input, without a border, takes each sample whole: samples by inputs, times inputs by output channels.
 - A transposed convolution of one position gives each sample a result as large as the kernel: samples by input channels, times input
   channels by all elements of the result.
+- Windows side by side, as of an image in patches, are rows of a matrix: all windows of all samples by their elements, times these by
+  output channels.
 
 Nothing is packed, and no number is read more often than a product's tiles read it.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from fusepass.codegen.ir.convolution import Convolution, is_plain_product, takes_single_positions
+from fusepass.codegen.ir.convolution import Convolution, is_plain_product, takes_patches, takes_single_positions
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr
 from fusepass.codegen.ir.index import Axis, Index, axis_index, delinearize
@@ -45,15 +47,20 @@ class PlainProduct:
         """Whether each sample is a product of its own, of output channels by positions."""
         return bool(self.dims[0])
 
+    @property
+    def of_patches(self) -> bool:
+        """Whether its columns are the positions of all samples."""
+        return 0 in self.dims[2]
+
     def turned(self, program: Program) -> PlainProduct:
-        """The transpose of the products of samples as one, for results whose channels are neighbours."""
-        samples, _, *sizes = program.buffer(self.anchor.source).shape
-        image = self.product.right
-        assert isinstance(image.row, int)
-        image = replace(image, batch=0, row=nested([samples, prod(sizes)], [image.batch, image.row]))
+        """The transpose of products whose columns are positions, as one, for results whose channels are neighbours."""
+        image, (batch, channels, positions) = self.product.right, self.dims
+        if batch:
+            samples, _, *sizes = program.buffer(self.anchor.source).shape
+            assert isinstance(image.row, int)
+            image = replace(image, batch=0, row=nested([samples, prod(sizes)], [image.batch, image.row]))
         product = replace(self.product, left=image, right=self.product.left)
-        (_, channels, positions) = self.dims
-        return replace(self, product=product, dims=((), (0, *positions), channels))
+        return replace(self, product=product, dims=((), (*batch, *positions), channels))
 
     def value(self, builder: Builder) -> Expr:
         """An element of the result, rounded as the library rounds it."""
@@ -91,17 +98,28 @@ def plain_product_of(program: Program, anchor: Convolution, result: Buffer) -> P
     one in memory.
     """
     source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
-    border, rank = anchor.padding, len(anchor.stride)
+    border, rank, kernel = anchor.padding, len(anchor.stride), weight.shape[2:]
+    patches = False
     if not is_plain_product(
-        source.shape[2:], weight.shape[2:], result.shape[2:], anchor.stride, border, anchor.groups, anchor.transposed
+        source.shape[2:], kernel, result.shape[2:], anchor.stride, border, anchor.groups, anchor.transposed
     ):
-        return None
+        patches = not anchor.transposed and source.strides[-1] == 1
+        nbytes = source.dtype.nbytes
+        if not patches or not takes_patches(kernel, anchor.stride, border, anchor.dilation, anchor.groups, nbytes):
+            return None
     samples = Operand(source.name, 0, source.strides[0], source.strides[1])
     spatial = tuple(range(2, 2 + rank))
     dims: _Dimensions = ((), (0,), (1, *spatial))
     inner = source.shape[1]
     together: tuple[Stride, ...]
-    if takes_single_positions(weight.shape[2:], anchor.stride, border, anchor.groups) and prod(source.shape[2:]) > 1:
+    if patches:
+        steps = [step * stride for step, stride in zip(anchor.stride, source.strides[2:], strict=True)]
+        windows = nested([result.shape[0], *result.shape[2:]], [source.strides[0], *steps])
+        taps = nested(weight.shape[1:], weight.strides[1:])
+        left = Operand(weight.name, 0, weight.strides[0], taps)
+        right = Operand(source.name, 0, windows, nested(weight.shape[1:], source.strides[1:]))
+        dims, inner, together = ((), (1,), (0, *spatial)), prod(weight.shape[1:]), (taps,)
+    elif takes_single_positions(kernel, anchor.stride, border, anchor.groups) and prod(source.shape[2:]) > 1:
         along = nested(source.shape[2:], source.strides[2:])
         to, of = (1, 0) if anchor.transposed else (0, 1)
         left = Operand(weight.name, 0, weight.strides[to], weight.strides[of])

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from fusepass.codegen.ir.convolution import ROWS, Pooling
 from fusepass.codegen.render.cuda_convolution import ConvolutionWriter
 from fusepass.codegen.render.cuda_input import plus, quotient, unrolled
-from fusepass.codegen.render.spelling import block
+from fusepass.codegen.render.spelling import as_float, block
 
 _ONCE = "#pragma unroll 1"
 
@@ -75,11 +75,12 @@ class _Definition:
             real.append(f"{place} >= 0 && {place} < {source.shape[2 + number]}")
             where.append(f"{place} * {source.strides[2 + number]}")
             weights.append(f"{tap} * {weight.strides[2 + number]}")
-        x = f"{writer.pointers[source.name]}[{' + '.join(where)}]"
+        x = as_float(f"{writer.pointers[source.name]}[{' + '.join(where)}]", source.dtype)
+        factor = as_float(f"$weight[$row * {weight.strides[out]}]", weight.dtype)
         lines = [
             f"const float $number = {' && '.join(real)} ? {x} : 0.0f;",
             f"const auto* const $weight = {writer.pointers[weight.name]} + ({' + '.join(weights)}{writer.group_weights});",
-            *self._each(f"$plain[$row] += $number * $weight[$row * {weight.strides[out]}];"),
+            *self._each(f"$plain[$row] += $number * {factor};"),
         ]
         for head, before in reversed(levels):
             lines = [_ONCE, *block(head, [*before, *lines])]

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Sequence
 from math import prod
 
+from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.printer import Printer
-from fusepass.codegen.render.spelling import Identifiers, block
+from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule
 from fusepass.codegen.schedule_convolution.tiles import GROUP, anchor_of, dimensions, in_channels, out_channels
 
@@ -122,10 +123,10 @@ class TileWriter:
         return lines, " && ".join(conditions), " + ".join(index)
 
     def copy_input(self, to: str, source: str, real: str) -> str:
-        """Begins a copy of input elements to a place of the tile."""
-        if self.input.vector == 1:
+        """Begins a copy of input elements to a place of the tile, of halves to the beginning of their numbers' room."""
+        if self.input.vector == 1 and not self.source.dtype.is_half:
             return f"fp::begin_copy({to}, {source}, {real});"
-        nbytes = 4 * self.input.vector
+        nbytes = self.source.dtype.nbytes * self.input.vector
         return f"fp::begin_copy_bytes<{nbytes}>({to}, {source}, {real} ? {nbytes} : 0);"
 
     @property
@@ -137,9 +138,17 @@ class TileWriter:
         """Where the elements of copy ``$i`` lie in a tile, from its beginning."""
         return f"({channel} * {self.input.pitch} + $i{'' if self.input.vector == 1 else f' * {self.input.vector}'})"
 
-    def round_in_tile(self, tile: str) -> str:
-        """Rounds the elements of copy ``$i`` and ``$channel`` in place."""
-        return f"fp::round_numbers<{self.input.vector}>({tile} + {self.in_tile('$channel')});"
+    @property
+    def settles(self) -> bool:
+        """Whether elements of a tile that are there are not yet what is multiplied."""
+        return self.source.dtype.is_half or self.anchor.precision is Precision.TF32
+
+    def settle(self, tile: str) -> str:
+        """Makes of the elements of copy ``$i`` and ``$channel`` what is multiplied, in place. Halves are numbers of TF32."""
+        kind = f"round_numbers<{self.input.vector}>"
+        if self.source.dtype.is_half:
+            kind = f"widen_numbers<{C_TYPES[self.source.dtype]}, {self.input.vector}>"
+        return f"fp::{kind}({tile} + {self.in_tile('$channel')});"
 
     def from_origin(self, offset: Sequence[int]) -> int:
         """Where a tap lies in a channel of the tile, from the place of a position."""

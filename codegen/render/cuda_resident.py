@@ -11,7 +11,7 @@ from fusepass.codegen.render.cuda_convolution import GROUP_SLICES, ConvolutionTe
 from fusepass.codegen.render.cuda_definition import repair
 from fusepass.codegen.render.cuda_input import UNROLL, dot, table, unrolled
 from fusepass.codegen.render.cuda_persistent import PersistentWriter
-from fusepass.codegen.render.spelling import Identifiers, block
+from fusepass.codegen.render.spelling import Identifiers, as_float, block
 from fusepass.codegen.schedule_convolution.resident import SLICE, ResidentSchedule, first_steps, places_of_weights
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS
 
@@ -37,7 +37,7 @@ class _Writer(PersistentWriter):
         self.shares = any(place.halved for place in self.places)
 
     def write(self) -> ConvolutionText:
-        return self.text(self.plan.buffers, ["$round();"] if self.rounds else [], self._multiply(), "float*")
+        return self.text(self.plan.buffers, ["$settle();"] if self.settles else [], self._multiply(), "float*")
 
     # ---- tables
 
@@ -107,13 +107,14 @@ class _Writer(PersistentWriter):
             2: ["$weights[$i] = fp::tf32($value);", f"$weights[{self._weights()} + $i] = $value - $weights[$i];"],
         }
         share = f" / (1 << {self.halved_name}[$at])" if self.shares else ""
+        weight = as_float(f"{self.pointers[self.weight.name]}[$from]", self.weight.dtype)
         yield "// weights and taps, as they are multiplied"
         yield from block(
             f"for (int $i = threadIdx.x; $i < {self._weights()}; $i += {plan.threads})",
             [
                 *place,
                 f"const int $from = {self.weights_name}[$at] + $channel * {along}{self.group_weights};",
-                f"const float $weight = $channel < {self.end_channel} ? {self.pointers[self.weight.name]}[$from] : 0.0f;",
+                f"const float $weight = $channel < {self.end_channel} ? {weight} : 0.0f;",
                 f"const float $value = $weight{share};",
                 *keep[self.anchor.parts],
             ],
@@ -125,10 +126,10 @@ class _Writer(PersistentWriter):
     def _fetch_tile(self) -> Iterable[str]:
         """How the input below a tile is fetched, for all channels."""
         yield from self.fetched_input()
-        if self.rounds:
-            rounding = block(self.copies, [UNROLL, *block(self.over_channels_of_input, [self.round_in_tile("$tile")])])
-            yield "// rounds what this thread has fetched"
-            yield from block("const auto $round = [&]", rounding)[:-1]
+        if self.settles:
+            settling = block(self.copies, [UNROLL, *block(self.over_channels_of_input, [self.settle("$tile")])])
+            yield "// makes of what this thread has fetched what is multiplied"
+            yield from block("const auto $settle = [&]", settling)[:-1]
             yield "};"
 
     # ---- products

@@ -71,8 +71,8 @@ class _Writer(StreamedCopies):
     def _piece(self) -> list[str]:
         plan = self.plan
         advance = [f"$slot = $slot + 1 < {plan.inputs} ? $slot + 1 : 0;"]
-        if self.rounds:
-            advance.append(f"$round_input($inputs + $slot * {plan.chunk_floats});")
+        if self.settles:
+            advance.append(f"$settle_input($inputs + $slot * {plan.chunk_floats});")
         return [
             f"const int* const $what = {self.pieces_name} + $piece++ * {FIELDS};",
             f"fp::await_copies<{plan.stages - 2}>();",

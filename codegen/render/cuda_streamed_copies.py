@@ -148,7 +148,7 @@ class StreamedCopies(ConvolutionWriter):
         yield "};"
 
     def _fetch_input(self) -> Iterable[str]:
-        """How the input of a chunk below a tile is fetched, and rounded once it is there, by the thread that fetched it."""
+        """How the input of a chunk below a tile is fetched, and made numbers that are multiplied once it is there, by the thread that fetched it."""
         plan, strides = self.plan, self.source.strides
         channels = plan.depth * DEPTH
         lines, real, index = self.input_place("$i")
@@ -163,7 +163,7 @@ class StreamedCopies(ConvolutionWriter):
                 over_channels,
                 [
                     f"const bool $there = {exists};",
-                    f"const float* const $source = {self.pointers[self.source.name]} + ($there ? {offset} : 0);",
+                    f"const auto* const $source = {self.pointers[self.source.name]} + ($there ? {offset} : 0);",
                     self.copy_input(f"$to + {self.in_tile('$channel')}", "$source", "$there"),
                 ],
             ),
@@ -172,10 +172,10 @@ class StreamedCopies(ConvolutionWriter):
         inner = [*self.tile_place(), f"const int $from_channel = $chunk * {channels};", *block(self.copies, lines)]
         yield from block("const auto $fetch_input = [&](int $number, int $chunk, float* $to)", inner)[:-1]
         yield "};"
-        if self.rounds:
-            rounding = block(self.copies, ["#pragma unroll 8", *block(over_channels, [self.round_in_tile("$to")])])
-            yield "// rounds what this thread has fetched"
-            yield from block("const auto $round_input = [&](float* $to)", rounding)[:-1]
+        if self.settles:
+            settling = block(self.copies, ["#pragma unroll 8", *block(over_channels, [self.settle("$to")])])
+            yield "// makes of what this thread has fetched what is multiplied"
+            yield from block("const auto $settle_input = [&](float* $to)", settling)[:-1]
             yield "};"
 
     def _fetch_piece(self, stride: int) -> Iterable[str]:

@@ -89,6 +89,11 @@ class Identifiers:
         return name
 
 
+def as_float(text: str, dtype: DType) -> str:
+    """`text`, of that type, as a float32."""
+    return text if dtype is DType.F32 else f"fp::cast<float>({text})"
+
+
 def literal(const: Const) -> str:
     """`const` in C, marked; reading it back gives the same bits (a NaN's payload aside)."""
     value, dtype = const.value, const.dtype

@@ -1,6 +1,6 @@
 """Convolutions of few input channels: a block keeps all weights of its output channels and whole tiles of the input.
 
-A block holds, in shared memory, the weights of up to 64 output channels and a tile of the input with its border, for all
+A block holds, in shared memory, the weights of up to 64 output channels, fewer where kernels are large, and a tile of the input with its border, for all
 input channels. Where these are in groups, it works on channels of one group. Its warps multiply 16 channels x 8 taps by 8 taps x 8 positions at a time; positions that belong
 together lie along the last axis. Blocks stay on the device and take one tile after another, so weights are fetched once.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.convolution import ROWS, Phase
+from fusepass.codegen.ir.convolution import DEPTH, ROWS, Phase
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule_convolution.tiles import (
@@ -75,19 +75,29 @@ class ResidentSchedule(Launch):
 
 
 def resident_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> ResidentSchedule | None:
-    """The schedule with the least work that fits a multiprocessor; None where none fits."""
+    """The schedule with the least work that fits a multiprocessor; None where none fits.
+
+    Where the weights of as many output channels as registers have sums for do not fit, a block has fewer of them, if windows overlap, so
+    that they are no matrix as they lie, and the input's channels are so few that streamed slices of `DEPTH` would be zeros for the most part.
+    """
     phases = phases_of(kernel, program)
     border = border_of(phases, len(dimensions(kernel)) - 2)
     channels = in_channels(kernel, program)
-    shapes = itertools.product(tile_shapes(len(dimensions(kernel)) - 2, WARPS * COLUMNS), _pairs(kernel), (2, 1))
-    candidates = (
-        _candidate(kernel, facts, channels, tiles_of(kernel, program, phases, border, tile, channels, pair), buffers)
-        for tile, pair, buffers in shapes
-    )
-    fitting = [
-        (_cost(kernel, program, plan), number, plan) for number, plan in enumerate(candidates) if plan is not None
-    ]
-    return min(fitting)[2] if fitting else None
+    shapes = [*itertools.product(tile_shapes(len(dimensions(kernel)) - 2, WARPS * COLUMNS), _pairs(kernel), (2, 1))]
+    tiles = [tiles_of(kernel, program, phases, border, tile, channels, pair) for tile, pair, _ in shapes]
+    anchor = anchor_of(kernel)
+    overlap = any(size > step for size, step in zip(program.buffer(anchor.weight).shape[2:], anchor.step, strict=True))
+    for most in (MOST_ROWS, *((2, 1) if overlap and channels <= DEPTH // 2 else ())):
+        candidates = (
+            _candidate(kernel, facts, channels, on, buffers, most)
+            for on, (_, _, buffers) in zip(tiles, shapes, strict=True)
+        )
+        fitting = [
+            (_cost(kernel, program, plan), number, plan) for number, plan in enumerate(candidates) if plan is not None
+        ]
+        if fitting:
+            return min(fitting)[2]
+    return None
 
 
 def _pairs(kernel: Kernel) -> tuple[int, ...]:
@@ -96,11 +106,16 @@ def _pairs(kernel: Kernel) -> tuple[int, ...]:
     return (spread, 1) if 2 < spread <= min(_MOST_TOGETHER, dimensions(kernel)[-1].size) else (pair_of(kernel),)
 
 
-def _candidate(kernel: Kernel, facts: DeviceFacts, channels: int, on: Tiles, buffers: int) -> ResidentSchedule | None:
+def _candidate(
+    kernel: Kernel, facts: DeviceFacts, channels: int, on: Tiles, buffers: int, most: int
+) -> ResidentSchedule | None:
+    """The schedule for `on`, with sums of at most `most` times 16 channels in a thread's registers."""
     samples, anchor, outs = dimensions(kernel)[0].size, anchor_of(kernel), out_channels(kernel)
     steps = tuple(ceil(len(phase.taps) * channels / SLICE) for phase in on.phases)
     kept = 1 if anchor.pooled is None else 2  # sums of a phase, and what was pooled of others
-    rows = min(ceil(outs / ROWS), MOST_ROWS // (on.pair * kept))
+    rows = min(ceil(outs / ROWS), most // (on.pair * kept))
+    if not rows:
+        return None
     together = ROWS // 2 if anchor.warps > 1 and outs <= ROWS // 2 else ROWS * rows
     weights = sum(steps) * SLICE * (together * max(anchor.parts, 1) + 1)  # with their taps
     shared = 4 * (weights + on.staged_floats + buffers * channels * on.pitch)

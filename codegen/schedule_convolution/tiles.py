@@ -23,7 +23,6 @@ SECTOR = 32  # bytes that memory is written by
 _FLOAT_CYCLES = 0.27  # of a multiprocessor, where all store, for a float
 _TORN_CYCLES = 7.0  # the same for a sector that is written in part
 _SHARED_CYCLES = 2.5  # the same where phases that a block has one after another write the parts
-_VECTOR = 4  # floats of the widest copy
 _MAX_INT = 2**31 - 2**21
 
 
@@ -41,7 +40,8 @@ class Tiles:
         pair: phases that are worked on together because their results are neighbours: two where the last axis is
             transposed with stride 2; three or four where its stride is that and registers hold so many sums, else one.
         warps: that multiply together; see `Convolution.warps`.
-        vector: neighbouring input elements that one copy brings, 4 or 1; tiles of the input are whole numbers of them.
+        vector: neighbouring input elements that one copy brings: 4 floats, 8, 4 or 2 halves, or 1; tiles of the input are whole numbers
+            of them.
         wide: whether indices need 64 bits.
         state_floats: room for the states of reductions over positions, of all warps.
         block_warps: warps of a block.
@@ -217,8 +217,10 @@ def pair_of(kernel: Kernel) -> int:
 def _vector(source: Buffer) -> int:
     """The elements that an aligned copy from a convolution's input may bring; such copies are inside of a row or outside."""
     *others, last = source.strides
-    fits = last == 1 and all(stride % _VECTOR == 0 for stride in others) and source.shape[-1] % _VECTOR == 0
-    return _VECTOR if fits else 1
+    widths = (8, 4, 2) if source.dtype.is_half else (4,)
+    if last != 1:
+        return 1
+    return next((width for width in widths if not any(size % width for size in (*others, source.shape[-1]))), 1)
 
 
 def state_floats(kernel: Kernel, rows: int) -> int:

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "fp_common.h"
+#include "fp_vector.cuh"
 
 namespace fp {
 
@@ -36,6 +37,16 @@ __device__ __forceinline__ void round_numbers(float* at) {
         static_assert(N == 1);
         *at = tf32(*at);
     }
+}
+
+// Makes numbers of the N halves that lie at the beginning of their room in shared memory, which is at a multiple of N floats.
+template <typename T, int N>
+__device__ __forceinline__ void widen_numbers(float* at) {
+    const Vec<T, N> halves = as_vector<N>(*reinterpret_cast<T*>(at));
+    Vec<float, N> numbers;
+#pragma unroll
+    for (int i = 0; i < N; ++i) numbers[i] = to_float(halves[i]);
+    as_vector<N>(*at) = numbers;
 }
 
 // M tiles of 16 x 8 weights, as `multiply_tile` takes them; each thread has its 4 numbers of a tile side by side.

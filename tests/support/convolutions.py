@@ -304,6 +304,21 @@ POINTWISE: dict[str, Case] = {
     ),
 }
 
+PATCHES: dict[str, Case] = {
+    "2d": Case((2, 20, 8, 20), 9, (4, 4), (4, 4), (0, 0), (1, 1)),
+    "2d, odd images, TF32": Case((2, 20, 9, 19), 10, (3, 4), (3, 4), (0, 0), (1, 1), precision=Precision.TF32),
+    "2d, result channels last": Case((3, 20, 9, 18), 24, (3, 4), (3, 4), (0, 0), (1, 1), result_last=True),
+    "2d, halves": Case((2, 12, 16, 24), 10, (8, 8), (8, 8), (0, 0), (1, 1), dtype=DType.F16),
+    "1d": Case((3, 40, 33), 10, (8,), (8,), (0,), (1,)),
+    "1d, bfloat16": Case((3, 24, 130), 40, (16,), (16,), (0,), (1,), dtype=DType.BF16),
+    "3d": Case((2, 12, 4, 9, 18), 10, (2, 3, 4), (2, 3, 4), (0, 0, 0), (1, 1, 1)),
+}
+"""Convolutions whose windows lie side by side: products of all windows, as they lie, and the weights."""
+PATCHES = {name: replace(case, pointwise=True, warps=4) for name, case in PATCHES.items()}
+
+LARGE_KERNEL = Case((2, 3, 58, 57), 96, (11, 11), (4, 4), (2, 2), (1, 1), warps=4)
+"""No block has room for all of its weights, nor for those of 64 output channels in two parts."""
+
 CASES: dict[str, Case] = {
     "2d": Case((2, 3, 11, 13), 5, (3, 3), (1, 1), (0, 0), (1, 1)),
     "2d, 8 to 40 channels": Case((1, 8, 9, 20), 40, (3, 3), (1, 1), (1, 1), (1, 1)),
@@ -360,6 +375,25 @@ GROUPED: dict[str, Case] = {
     "2 groups, 1d": Case((3, 10, 50), 8, (4,), (1,), (2,), (1,), groups=2),
 }
 """Convolutions of several groups of channels, none of which is one channel of a plain one."""
+
+DIRECT_HALVES: dict[str, Case] = {
+    name: replace(case, dtype=dtype, warps=warps)
+    for name, case, dtype, warps in (
+        ("odd rows", CASES["2d, strided and dilated"], DType.F16, 4),
+        ("rows of 16", CASES["2d, rows of whole vectors"], DType.BF16, 4),
+        ("rows of 12", Case((2, 3, 9, 12), 20, (3, 3), (1, 1), (1, 1), (1, 1)), DType.F16, 4),
+        ("rows of 10", CASES["2d, channels last"], DType.F16, 4),
+        ("to 70", replace(CASES["2d, 70 channels"], source=(1, 2, 7, 14)), DType.BF16, 4),
+        ("one warp", CASES["2d, rows of whole vectors"], DType.F16, 1),
+        ("1d", CASES["1d, strided"], DType.F16, 4),
+        ("3d", CASES["3d, padded"], DType.BF16, 4),
+        ("transposed", CASES["transposed 2d, dilated"], DType.F16, 4),
+        ("2 groups", GROUPED["2 groups, 2d"], DType.BF16, 4),
+        ("2 groups, many channels", Case((1, 48, 6, 16), 48, (3, 3), (1, 1), (1, 1), (1, 1), groups=2), DType.F16, 4),
+        ("2 groups, many channels, one warp", GROUPED["2 groups of many channels"], DType.F16, 1),
+    )
+}
+"""Convolutions of halves of few channels, or in groups."""
 
 REDUCED = (
     "2d",
@@ -502,6 +536,24 @@ SAMPLES: dict[str, Callable[[], Program]] = {
         )
         for name in ("2 groups, 2d", "2 groups of many channels", "2 groups, transposed 3d")
         for across in Across
+    },
+    **{f"convolution of halves, {name}": functools.partial(generated, case) for name, case in DIRECT_HALVES.items()},
+    **{
+        f"convolution of halves, 2 groups, {across.value}": functools.partial(
+            generated_pooling, DIRECT_HALVES["2 groups"], across
+        )
+        for across in (Across.EACH, Across.BATCH)
+    },
+    **{
+        f"convolution of halves, rows of 16, {over.value}": functools.partial(
+            generated_reduction, DIRECT_HALVES["rows of 16"], over
+        )
+        for over in (Over.SOFTMAX, Over.ARGMAX)
+    },
+    **{f"convolution of patches, {name}": functools.partial(generated, case) for name, case in PATCHES.items()},
+    **{
+        f"convolution, large kernel, {dtype.value}": functools.partial(generated, replace(LARGE_KERNEL, dtype=dtype))
+        for dtype in (F32, DType.F16)
     },
     **{
         f"convolution {name}, residual, {'halves' if halves else '4 warps'}": functools.partial(

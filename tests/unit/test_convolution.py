@@ -26,6 +26,7 @@ from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_convolution import preferred, schedule_convolution, serves
+from fusepass.codegen.schedule_convolution.resident import ResidentSchedule
 from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule
 from fusepass.codegen.toolchain import include_directory
 from fusepass.errors import IRError
@@ -33,6 +34,7 @@ from tests import compile_cuda
 from tests.support.convolutions import (
     CASES,
     LARGE,
+    LARGE_KERNEL,
     REDUCED,
     SAMPLES,
     Case,
@@ -126,6 +128,17 @@ def test_what_a_block_cannot_reduce_is_reduced_apart() -> None:
     assert kernels(case) == [False, True]
     assert kernels(replace(case, out_channels=128)) == [False, True]
     assert kernels(replace(case, out_channels=129)) == [False, False, False]
+
+
+@needs_compiler
+def test_large_kernels_of_few_channels_share_their_output_channels_among_blocks() -> None:
+    program = generated(LARGE_KERNEL)
+    plan = schedule_convolution(*_kernel(program)[::-1], H200)
+    assert isinstance(plan, ResidentSchedule)
+    assert (plan.channels, plan.channel_blocks) == (32, 3)
+    inputs = inputs_of(program)
+    got, wanted = emulate(program, render(program, SMALL), inputs), interpret(program, inputs)
+    np.testing.assert_allclose(got["y"], wanted["y"], rtol=2e-6, atol=2e-6 * np.abs(wanted["y"]).max())
 
 
 @needs_compiler

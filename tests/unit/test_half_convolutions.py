@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from fusepass.codegen.generate import generate
-from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.convolution import Convolution
+from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.product import Product
-from fusepass.codegen.ir.program import Program
+from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
 from fusepass.codegen.render import render
@@ -22,7 +23,17 @@ from fusepass.codegen.schedule_product.tiles import TILINGS, Tiling
 from fusepass.errors import IRError
 from fusepass.variants import variants
 from tests import compile_cuda
-from tests.support.convolutions import HALVED, Across, Case, Over, generated_pooling, generated_reduction, program_of
+from tests.support.convolutions import (
+    DIRECT_HALVES,
+    HALVED,
+    Across,
+    Case,
+    Over,
+    generated,
+    generated_pooling,
+    generated_reduction,
+    program_of,
+)
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import decode, encode, interpret
 from tests.support.numpy_ops import Array
@@ -309,3 +320,41 @@ def test_what_is_not_finite(name: str) -> None:
 )
 def test_what_is_left_for_nvcc(name: str) -> None:
     compile_cuda.keep(render(halved(CASES[name]), H200))
+
+
+def direct(name: str) -> tuple[Case, Program]:
+    """A case of few channels or groups, and its program: no operand is packed but weights of many channels, as floats."""
+    case = DIRECT_HALVES[name]
+    program = generated(case)
+    verify(program)
+    anchor = program.kernels[-1].anchor
+    assert isinstance(anchor, Convolution)
+    assert anchor.halves is None
+    assert (anchor.precision is Precision.TF32) is (case.warps > 1 or anchor.packed is not None)
+    assert all(buffer.dtype is DType.F32 for buffer in program.buffers if buffer.role is Role.TEMP)
+    return case, program
+
+
+@needs_compiler
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("name", DIRECT_HALVES)
+def test_few_channels_and_groups_are_multiplied_as_numbers_of_tf32(name: str, aligned: bool) -> None:
+    case, program = direct(name)
+    given = operands(case)
+    source = render(program, ONE, aligned=aligned)
+    found = emulate(program, source, memory(case, given), shift=int(not aligned))["y"]
+    assert_right(case, given, found)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["rows of 16", "one warp", "2 groups, many channels"])
+def test_few_channels_that_are_not_finite(name: str) -> None:
+    case, program = direct(name)
+    given = operands(case)
+    x, w = given["x"].view(-1), given["w"].view(-1)
+    x[5], x[-7], w[3] = float("inf"), float("nan"), -float("inf")
+    found = result(case, emulate(program, render(program, ONE), memory(case, given))["y"])
+    wanted = result(case, interpret(program, memory(case, given))["y"])
+    assert not np.isfinite(wanted).all()
+    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted))

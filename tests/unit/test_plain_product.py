@@ -10,16 +10,28 @@ import torch
 from torch import nn
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.dtype import Precision
+from fusepass.codegen.ir.convolution import Convolution
+from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
+from fusepass.codegen.render import render
 from fusepass.variants import Variant, variants
-from tests.support.convolutions import POINTWISE, Across, Case, Over, generated, generated_pooling, program_of, reduced
-from tests.support.emulate import needs_compiler
-from tests.support.interpret import interpret
+from tests.support.convolutions import (
+    PATCHES,
+    POINTWISE,
+    Across,
+    Case,
+    Over,
+    generated,
+    generated_pooling,
+    program_of,
+    reduced,
+)
+from tests.support.emulate import emulate, needs_compiler
+from tests.support.interpret import decode, interpret
 from tests.support.regions import trace
 from tests.support.values import check_values
 from tests.unit.test_render_cuda import inputs_of
@@ -48,6 +60,33 @@ def test_values(name: str) -> None:
         weight, bias = torch.from_numpy(inputs["w"]).view(case.weight), torch.from_numpy(inputs["bias"])
         wanted = 2 * torch.convolution(x.double(), weight.double(), bias.double(), *case.geometry).relu()  # type: ignore[call-overload]
         torch.testing.assert_close(torch.from_numpy(interpret(program, inputs)["y"]).view(case.result).double(), wanted)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", PATCHES)
+def test_patches(name: str) -> None:
+    """Rows of the result are channels, or, where these are neighbours in memory, the patches of all samples."""
+    case = PATCHES[name]
+    program = generated(case)
+    (kernel,) = program.kernels
+    assert isinstance(kernel.anchor, Product)
+    assert kernel.anchor.left.buffer == ("x" if case.result_last else "w")
+    inputs = inputs_of(program)
+    got, wanted = (
+        decode(found["y"], case.dtype)
+        for found in (emulate(program, render(program, H200), inputs), interpret(program, inputs))
+    )
+    ulp = {DType.F16: 2.0**-10, DType.BF16: 2.0**-7}.get(case.dtype, 3e-6)
+    np.testing.assert_allclose(got, wanted, rtol=ulp, atol=3e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(("channels", "kernel"), [(3, 4), (3, 8), (3, 16), (12, 4)])
+def test_patches_of_few_channels_whose_weights_a_block_has_room_for_are_a_convolution(
+    channels: int, kernel: int
+) -> None:
+    case = Case((8, channels, 96, 96), 96, (kernel, kernel), (kernel, kernel), (0, 0), (1, 1), pointwise=True, warps=4)
+    program = generated(case, facts=H200)
+    assert isinstance(program.kernels[-1].anchor, Convolution) is (channels == 3 and kernel == 4)
 
 
 def _back(case: Case, memory: np.ndarray) -> np.ndarray:
@@ -81,6 +120,12 @@ def test_what_reduces_over_channels_goes_before() -> None:
         replace(POINTWISE["2d, transposed, one position"], padding=(1, 1)),
         replace(POINTWISE["2d, transposed, one position"], output_padding=(1, 0)),
         replace(POINTWISE["2d, transposed, one position"], dilation=(2, 1)),
+        replace(PATCHES["2d"], padding=(1, 0)),
+        replace(PATCHES["2d"], stride=(4, 5)),
+        replace(PATCHES["2d"], dilation=(1, 2)),
+        replace(PATCHES["2d"], groups=2, source=(2, 40, 8, 20), out_channels=10),
+        replace(PATCHES["2d"], channels_last=True),
+        replace(PATCHES["2d"], kernel=(4, 3), stride=(4, 3)),  # rows of 12 bytes
     ],
 )
 def test_what_is_no_product_of_its_tensors_is_none(case: Case) -> None:
@@ -103,6 +148,7 @@ def test_positions_must_be_one_dimension_in_memory() -> None:
         (nn.Conv2d(512, 64, 4), (64, 512, 4, 4)),
         (nn.ConvTranspose2d(100, 512, 4), (256, 100, 1, 1)),
         (nn.Conv2d(256, 64, 1), (64, 256, 1, 1)),
+        (nn.Conv2d(3, 64, 14, 14), (2, 3, 56, 56)),
     ],
 )
 def test_convolutions_of_whole_tensors_are_tried_as_products(model: nn.Module, shape: tuple[int, ...]) -> None:
