@@ -37,11 +37,11 @@ def resamples(node: fx.Node) -> bool:
 
 
 def broadcasts(node: fx.Node) -> bool:
-    """Whether `node` is a function of elements of tensors that do not all lie as its result does: PyTorch finds the place of each element
-    of each of them then.
+    """Whether `node`, an operator that code generation expresses, is a function of elements of tensors that do not all lie as its result
+    does: PyTorch finds the place of each element of each of them then.
     """
     result = node.meta["val"]
-    if not _is_tagged(node) or not isinstance(result, torch.Tensor):
+    if moves(node) or not isinstance(result, torch.Tensor) or any(map(_looks_up, _made_of(node))):
         return False
     return any(source.numel() > 1 and _steps(source) != _steps(result) for source in _sources(node))
 

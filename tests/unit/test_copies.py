@@ -80,6 +80,7 @@ ON_A_GPU: dict[str, Function] = {
     "wider": lambda x: x.double(),
     "with a number for each channel": lambda x: x + x[0, :, :1, :1],
     "with a number for each row": lambda x: x * x[..., :1],
+    "with a slope for each channel": lambda x: F.prelu(x, x[0, :, 0, 0]),
     "with a row for all": lambda x: torch.maximum(x, x[0, 0, 0]),
     "with a transpose": lambda x: x - x.mT,
     "each with each": lambda x: x[0].flatten()[:4000, None] * x[1].flatten()[:2000],
