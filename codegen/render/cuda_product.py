@@ -9,6 +9,7 @@ from string import Template
 
 from fusepass.codegen.ir.product import Arithmetic, Border, Filling, Nested, Operand, Product, parts_of
 from fusepass.codegen.ir.program import Kernel, Program, Role
+from fusepass.codegen.ir.wanted import wanted
 from fusepass.codegen.render.cuda_direct import Direct
 from fusepass.codegen.render.cuda_epilogue import Epilogue
 from fusepass.codegen.render.cuda_partials import found, own_row
@@ -61,7 +62,7 @@ class _Writer:
         )
         self.index_type = "int64_t" if plan.wide else "int"
         self.printer = Printer(names, pointers, self.index_type, branches=False)
-        self.batches = kernel.rows[1]
+        self.batches, self.wanted = kernel.rows[1], wanted(kernel)
 
     def lines(self) -> Iterable[str]:
         yield f"extern __shared__ __align__({_ALIGNMENT[self.plan.tiling.groups]}) unsigned char $pool[];"
@@ -82,15 +83,19 @@ class _Writer:
         yield f"float $sums[{tiling.m}][{tiling.n}][4] = {{}};"
         where = "$left, $right, $first_row, $first_column, $first, $last"
         what = self.kernel, self.program, self.plan, self.pointers, self.printer
-        direct = Direct(*what)
+        direct, run = Direct(*what), f"$Tile::run($sums, $pool, {where})"
         if direct.serves:
-            yield f"$Tile::run($sums, $pool, {where});"
+            yield f"{self._if_wanted()}{run};"
             yield "const int $lane = threadIdx.x % 32;"
             yield from direct.rescaled()
             yield from direct.write()
             return
         epilogue = Epilogue(*what)
-        yield f"const bool $sound = $Tile::run($sums, $pool, {where});"
+        if self.wanted:
+            yield "bool $sound = true;"
+            yield f"{self._if_wanted()}$sound = {run};"
+        else:
+            yield f"const bool $sound = {run};"
         yield "const int $lane = threadIdx.x % 32;"
         yield from epilogue.rescaled()
         yield from epilogue.early()
@@ -98,6 +103,17 @@ class _Writer:
         yield f"$Tile::lay_out($room, $sound, $sums, {where});"
         yield from () if self.kernel.cols else ("__syncwarp();", "")
         yield from epilogue.laid_out()
+
+    def _if_wanted(self) -> str:
+        """The condition that some point of the block's tile is wanted, where not all are."""
+        if self.wanted is None:
+            return ""
+        index, most = self.wanted.index, list[str]()
+        for axis, size, first in zip(self.kernel.rows[2:], ("rows", "columns"), ("row", "column"), strict=True):
+            factor = index.stride(axis) or 0
+            furthest = f"($first_{first} + $Tile::{size} - 1)" if factor > 0 else f"$first_{first}"
+            most += [f"{'+' if factor > 0 else '-'} {abs(factor)} * {furthest}"] if factor else []
+        return f"if ({self.index_type}({index.constant}) {' '.join(most)} >= {self.wanted.least}) "
 
     def _by_turns(self) -> Iterable[str]:
         """The same for blocks that stay, whose groups of warps take one tile after another."""
