@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from benchmarks.broadcasts import BROADCASTS
 from benchmarks.copies import COPIES
 from benchmarks.layers import Group, Workload
 from benchmarks.losses import LOSSES
@@ -61,5 +62,6 @@ SINGLE = (
     Workload("maxpool3d_odd", lambda s: (nn.MaxPool3d(2),), (17, 31, 33, 127, 65), (2, 3, 5, 4, 7), Group.SINGLE),
     Workload("global_average_pool", lambda s: (nn.AdaptiveAvgPool2d(1),), (128, 256, 112, 112), (2, 3, 5, 4), Group.SINGLE),
     *LOSSES,
+    *BROADCASTS,
 )
 # fmt: on

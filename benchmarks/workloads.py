@@ -11,6 +11,7 @@ from torch import nn
 from benchmarks.chains import CHAINS
 from benchmarks.drawn import called
 from benchmarks.extra import EXTRA
+from benchmarks.firsts import FIRSTS
 from benchmarks.layers import AddInput, Apply, Group, Size, With, Workload
 from benchmarks.networks import NETWORKS
 from benchmarks.single import SINGLE
@@ -190,7 +191,7 @@ VISIBLE = (
 WORKLOADS = MISSION + VISIBLE + EXTRA
 """In the order in which they are measured: what the mission names comes first."""
 
-ALL = WORKLOADS + SINGLE + CHAINS + NETWORKS
+ALL = WORKLOADS + SINGLE + CHAINS + FIRSTS + NETWORKS
 """Also those which are measured when their group is asked for."""
 
 

@@ -36,6 +36,7 @@ class Case:
         tf32: whether float32 may be rounded.
         shared_right: whether all matrices of a batch have the same right operand.
         length: terms of a piece of the sums; None for all.
+        lower: whether the result is zero above its diagonal.
     """
 
     rows: int
@@ -49,6 +50,7 @@ class Case:
     tf32: bool = False
     shared_right: bool = False
     length: int | None = None
+    lower: bool = False
 
     def strides(self, across: int, inner: int, *, rows_first: bool) -> tuple[int, int]:
         """Strides along (rows or columns, terms) of an operand."""
@@ -103,6 +105,9 @@ def program_of(case: Case, *, chain: bool = True) -> Program:
     value = b.apply(Op.MUL, b.apply(Op.MAXIMUM, total, b.const(0.0, F32)), load("scale", where[-2]))  # type: ignore[arg-type]
     turned = (*contiguous_strides((count, case.columns, case.rows))[:1][: len(batch)], 1, case.rows)
     value = b.apply(Op.ADD, value, load("other", linear(where, turned)))  # type: ignore[arg-type]
+    if case.lower:
+        below = b.apply(Op.GE, b.position(where[-2] - where[-1]), b.const(0, DType.I64))
+        value = b.apply(Op.WHERE, below, value, b.const(0.0, F32))  # type: ignore[arg-type]
     kernel = Kernel("mm_relu", axes, (), (), (), (Store("y", here, b.cast(value, dtype)),), ("relu", "mul", "add"))
     inputs = ("a", "w", "bias", "scale", "other")
     return Program("mm_relu_mul", tuple(buffers), inputs, ("y",), calls, (kernel,))
@@ -137,6 +142,9 @@ CASES: dict[str, Case] = {
     "a batch, in pieces": Case(17, 33, 200, batch=2, length=64),
     "rows with gaps": Case(64, 64, 40, spare=4),
     "rows with odd gaps": Case(64, 64, 40, spare=3, right_across=True),
+    "lower triangle": Case(300, 310, 40, lower=True),
+    "lower triangle, halves": Case(140, 300, 72, dtype=F16, batch=2, lower=True),
+    "lower triangle, TF32": Case(300, 140, 40, tf32=True, left_down=True, lower=True),
     "TF32": Case(68, 72, 64, tf32=True),
     "TF32, turned": Case(68, 72, 68, tf32=True, left_down=True, right_across=True),
     "half": Case(130, 136, 136, dtype=F16),
