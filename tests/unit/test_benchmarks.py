@@ -105,7 +105,7 @@ def test_reduced_workloads_run_and_use_every_parameter(workload: Workload) -> No
     model, inputs = workload.model(Size.REDUCED, "cpu"), workload.inputs(Size.REDUCED, "cpu")
     assert model.training is workload.training
     y: Tensor = model(*(x.requires_grad_(x.is_floating_point()) for x in inputs))
-    assert y.dtype == workload.dtype
+    assert y.dtype == (torch.float32 if workload.name == "half_to_float" else workload.dtype)
     assert y.isfinite().all()
     y.float().square().sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
