@@ -135,9 +135,8 @@ def _in_halves(
             form = None if by_phases is None else anchored(program, builder, call, by_phases, CHANNELS)
             if by_phases is not None and form is not None:
                 yield by_phases.completed(form, builder)
-    pooled = None if across else _pooled(program, builder, call, halved)
-    if pooled is not None:
-        yield halved.completed(pooled, builder)
+    if not across:
+        yield from _pooled_halves(program, builder, call, anchor, halved)
     halved = halved_of(program, builder, anchor, result, by_positions=across, in_runs=not across) or halved
     form = anchored(program, builder, call, halved, None)
     reduced = halved.reduced(form, builder, pieces, kept) if form is not None else None
@@ -151,6 +150,18 @@ def _stores_channels_last(kernel: Kernel) -> bool:
     return prod(axis.size for axis in spatial) > 1 and any(
         near_step(each.index, channel) == 1 for each in kernel.stores
     )
+
+
+def _pooled_halves(
+    program: Program, builder: Builder, call: LibraryCall, anchor: Convolution, halved: Halved
+) -> Iterator[tuple[Program, Kernel]]:
+    """The form whose kernel pools windows. Its columns follow each other window by window, which no border that is not stored knows."""
+    result: Halved | None = halved
+    if any(axis.is_met for axis in halved.product.right.border):
+        result = halved_of(program, builder, anchor, program.buffer(call.result), packed=True)
+    pooled = _pooled(program, builder, call, result) if result is not None else None
+    if result is not None and pooled is not None:
+        yield result.completed(pooled, builder)
 
 
 def _pooled(program: Program, builder: Builder, call: LibraryCall, halved: Halved) -> Program | None:

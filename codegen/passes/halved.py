@@ -36,12 +36,14 @@ def halved_of(
     by_phases: bool = False,
     by_positions: bool = False,
     in_runs: bool = False,
+    packed: bool = False,
 ) -> Halved | None:
     """A product of halves for a convolution of halves, or one whose operands may be rounded to TF32; None where it would not pay or is
     not known.
 
     Rows are channels, each with its phases; if `by_phases`, phases, but for those along the last axis, each with its channels; if
-    `by_positions`, positions of all samples. If `in_runs`, columns are neighbours in memory; see `Runs`.
+    `by_positions`, positions of all samples. If `in_runs`, columns are neighbours in memory; see `Runs`. If `packed`, the input is, even
+    where it could be read as it lies.
     """
     source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
     channels, are_halves = source.shape[1], source.dtype.is_half
@@ -61,7 +63,7 @@ def halved_of(
     first, runs = before[-1], _runs(source, steps, padded) if in_runs else None
     if in_runs and runs is None:
         return None
-    lies = are_halves and not in_runs and _lies_in_places(source) and sum(step.taps for step in steps) <= _MOST_TERMS
+    lies = are_halves and not (in_runs or packed) and _lies_in_places(source) and sum(step.taps for step in steps) <= _MOST_TERMS
     if runs is None:
         before[-1], after[-1] = _aligned(source.shape[-1], before[-1], after[-1])
     lying = in_places if runs else channels_last

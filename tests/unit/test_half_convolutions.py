@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusepass.codegen.generate import generate
+from fusepass.codegen.generate import generate, pass_options
 from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder
@@ -38,7 +39,7 @@ from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import decode, encode, interpret
 from tests.support.numpy_ops import Array
 from tests.support.products import H200, ONE, tiling_id
-from tests.support.regions import trace
+from tests.support.regions import region, trace
 from tests.support.values import check_values
 from tests.unit.test_render_cuda import inputs_of
 
@@ -358,3 +359,29 @@ def test_few_channels_that_are_not_finite(name: str) -> None:
     assert not np.isfinite(wanted).all()
     np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
     np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted))
+
+
+@needs_compiler
+@pytest.mark.parametrize("padding", [0, 1])
+def test_windows_behind_an_input_that_lies_channels_last(padding: int) -> None:
+    """Points of a window follow each other, which a border that is not stored does not: such an input is packed."""
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 16, 12, 14).half(), torch.randn(8, 16, 3, 3).half()
+    made = region(lambda x, w: F.max_pool2d(F.conv2d(x, w, padding=padding), 2), x, w)
+    given = made.program.inputs[0]
+    lying = replace(made.program.buffer(given), strides=x.to(memory_format=torch.channels_last).stride())
+    buffers = tuple(lying if buffer.name == given else buffer for buffer in made.program.buffers)
+    made = replace(made, program=replace(made.program, buffers=buffers))
+    program = made.passed(pass_options(ONE, AnchorSource.HALVES))
+    verify(program)
+    product = program.kernels[-1]
+    assert isinstance(product.anchor, Product)
+    assert product.col_count == 4
+    assert (given in product.reads) is (padding == 0)
+    memory = {
+        name: encode(tensor.numpy().ravel(), DType.F16)
+        for name, tensor in zip(made.program.inputs, (x.permute(0, 2, 3, 1).contiguous(), w), strict=True)
+    }
+    found = decode(emulate(program, render(program, ONE), memory)[program.outputs[0]], DType.F16)
+    wanted = F.max_pool2d(F.conv2d(x.double(), w.double(), padding=padding), 2)
+    np.testing.assert_allclose(found.reshape(wanted.shape), wanted, rtol=2e-3, atol=2e-3)
