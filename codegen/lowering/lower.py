@@ -129,7 +129,7 @@ def lower(
             values[node] = _lower_node(context, node, values)
         elif node.op == "get_attr":
             values[node] = _constant(context, lowered, node)
-    outputs = _store_outputs(context, lowered, values)
+    outputs = _store_outputs(context, _outputs(graph), _outputs(lowered), values)
     if context.calls and any(kernel.scans for kernel in context.kernels):
         raise Unsupported("a scan of what a convolution or matrix product gives")
     order = {role: number for number, role in enumerate(Role)}
@@ -173,16 +173,26 @@ def _constant(context: Context, graph: torch.fx.GraphModule, node: torch.fx.Node
     return context.constant(value.item(), value.shape, dtype_of(value.dtype))
 
 
+def _outputs(graph: torch.fx.GraphModule) -> Sequence[torch.fx.Node]:
+    results: Any = graph.graph.output_node().args[0]
+    return results if isinstance(results, Sequence) else (results,)
+
+
 def _store_outputs(
-    context: Context, graph: torch.fx.GraphModule, values: Mapping[torch.fx.Node, Any]
+    context: Context,
+    captured: Sequence[torch.fx.Node],
+    lowered: Sequence[torch.fx.Node],
+    values: Mapping[torch.fx.Node, Any],
 ) -> tuple[str, ...]:
-    """Give every output memory with the strides PyTorch gave it."""
-    (output,) = graph.graph.find_nodes(op="output")
+    """Give every output memory with the type and strides that PyTorch gave it.
+
+    Decompositions may give others: float32 for running statistics of halves.
+    """
     names = []
-    for number, node in enumerate(output.args[0] if isinstance(output.args[0], Sequence) else (output.args[0],)):
+    for number, (node, was) in enumerate(zip(lowered, captured, strict=True)):
         if values[node] is None:
             raise Unsupported(f"{node.args[0]}: a result that only its backward pass would use")
-        fake = node.meta["val"]
+        fake = was.meta["val"]
         buffer = context.add_buffer(f"out{number}", dtype_of(fake.dtype), fake.shape, fake.stride(), Role.OUTPUT)
         if buffer.extent > buffer.numel:
             raise Unsupported("an output whose memory has gaps")

@@ -63,7 +63,12 @@ def halved_of(
     first, runs = before[-1], _runs(source, steps, padded) if in_runs else None
     if in_runs and runs is None:
         return None
-    lies = are_halves and not (in_runs or packed) and _lies_in_places(source) and sum(step.taps for step in steps) <= _MOST_TERMS
+    lies = (
+        are_halves
+        and not (in_runs or packed)
+        and _lies_in_places(source)
+        and sum(step.taps for step in steps) <= _MOST_TERMS
+    )
     if runs is None:
         before[-1], after[-1] = _aligned(source.shape[-1], before[-1], after[-1])
     lying = in_places if runs else channels_last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -10,8 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch._dispatch.python import enable_python_dispatcher
 
+import fusepass
 from fusepass.codegen.lowering.registry import decomposed, supports
 from fusepass.codegen.passes.pipeline import PassOptions
+from fusepass.numerics import check
+from tests.support.emulate import needs_compiler
 from tests.support.regions import NO_SPLIT, TINY, operator_region, region
 
 BATCH = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
@@ -144,3 +148,17 @@ def _writes_its_input(x: Tensor) -> tuple[Tensor]:
 def test_a_write_that_another_tensor_sees_stays_one(function: Callable[[Tensor], tuple[Tensor]]) -> None:
     graph = decomposed(function, [torch.randn(5, 8)], ["x"]).graph
     assert any(node.target is torch.ops.aten.copy_.default for node in graph.nodes)
+
+
+@needs_compiler
+def test_running_statistics_of_halves_keep_their_type_beside_what_is_decomposed() -> None:
+    """PyTorch's decomposition gives float32."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.ChannelShuffle(2)).half()
+    x = torch.rand(4, 8, 16, 16).half()
+    fused = fusepass.optimize(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fusepass.FusepassWarning)
+        comparison = check(model, fused, (x,))
+    assert comparison.ok, comparison.explain()
+    assert not fused.report().fallbacks
