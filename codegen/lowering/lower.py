@@ -198,7 +198,7 @@ def _store_outputs(
             raise Unsupported("an output whose memory has gaps")
         if buffer.extent < buffer.numel:
             raise Unsupported("an output that overlaps itself")
-        source = node.args[0] if node.target is operator.getitem else node
+        source = node.all_input_nodes[0] if node.target is operator.getitem else node
         context.store(values[node], buffer, Call(context, source).origin)
         names.append(buffer.name)
     return tuple(names)
