@@ -78,3 +78,14 @@ def test_rms_norm_is_trained_as_eager_trains_it() -> None:
         gradients.append(found)
     for actual, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(actual, expected)
+
+
+def test_pools_of_halves_behind_what_lies_channels_last() -> None:
+    """The second convolution's input is handed over so, without its border; windows take its positions in an order of their own."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 128, 3, padding=1), nn.ReLU()]
+    model, x = nn.Sequential(*layers, nn.MaxPool2d(2)).half().cuda(), torch.rand(16, 64, 56, 56, device="cuda").half()
+    fused = fusepass.optimize(model, tune="max")
+    outcome = check(model, fused, (x,))
+    assert outcome.ok, outcome.explain()
+    assert not fused.report().fallbacks
