@@ -29,6 +29,8 @@ from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
 from fusepass.meta import Meta
 from fusepass.patterns.aliasing import is_view
+from fusepass.patterns.partition import multiplications
+from fusepass.patterns.traffic import nbytes
 from fusepass.runtime import FusedRegion
 from fusepass.tune import adopt, chosen_earlier, named, recall, reuse
 from fusepass.variants import Variant, is_precise, library_rounds, variants
@@ -36,6 +38,10 @@ from fusepass.work import Candidate, Work
 
 Share = Callable[[Generated], Generated]
 Begin = Callable[[Source], None]
+
+_CONVOLUTION = torch.ops.aten.convolution.default
+_MULTIPLIED = 1.8e14 / 132  # operations a second of a multiprocessor of an H100, in generated convolutions of TF32
+_LONGER = 2  # times as long as memory takes: from there on products of halves were faster
 
 _SLOW_TO_BUILD = (AnchorSource.TILED_HALVES, AnchorSource.HELD_HALVES, AnchorSource.HALVES)
 
@@ -176,8 +182,11 @@ def _generate_others(
 def _leave_out_slower(work: Work) -> None:
     """Beside products of halves, a generated convolution is as a rule the slower one: it is not built.
 
-    Unless it reduces something and they do not, or is a product, too; with tiled halves what reduces over channels may be slower.
+    Unless it reduces something and they do not, or is a product, too; with tiled halves what reduces over channels may be slower. Or where
+    memory bounds it: halves are made by kernels of their own, which move everything once or twice more.
     """
+    if _waits_for_memory(work):
+        return
     streamed, tiled = (
         [kernel for each in work.candidates for kernel in _of(each, anchor)]
         for anchor in (AnchorSource.HALVES, AnchorSource.TILED_HALVES)
@@ -193,6 +202,16 @@ def _leave_out_slower(work: Work) -> None:
         or any(isinstance(kernel.anchor, Product) for kernel in _of(each, AnchorSource.GENERATED))
         or (alone and _reduce(_of(each, AnchorSource.GENERATED)))
     ]
+
+
+def _waits_for_memory(work: Work) -> bool:
+    """Whether a generated convolution takes little longer than its tensors take to be moved."""
+    anchor, facts = work.region.anchor, work.candidates[0].generated.facts
+    if anchor is None or anchor.target is not _CONVOLUTION:
+        return False
+    moved = sum(nbytes(node.meta["val"]) for node in (*anchor.all_input_nodes[:2], anchor))
+    seconds = 2 * multiplications(anchor) / (_MULTIPLIED * facts.multiprocessors)
+    return seconds < _LONGER * moved / facts.bandwidth
 
 
 def _reduce(kernels: Sequence[Kernel]) -> bool:
