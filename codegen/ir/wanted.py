@@ -71,7 +71,7 @@ def _implied(condition: Expr, *, truth: bool) -> Wanted | None:
     if isinstance(args[0], Const):
         op, args = _MIRRORED[op], args[::-1]
     place, number = args
-    if not isinstance(place, Position) or not isinstance(number, Const) or number.value != int(number.value):
+    if not isinstance(place, Position) or not isinstance(number, Const) or not number.dtype.is_int:
         return None
     op, edge = op if truth else _OPPOSITE[op], int(number.value)
     if op in _AT_LEAST:

@@ -38,6 +38,9 @@ ALL: dict[str, Function] = {
     "no mask": lambda a, b: torch.relu(a @ b),
     "both sides": lambda a, b: torch.where(_ones(a, torch.bool).tril(), a @ b, -(a @ b)),
     "the product's own mask": lambda a, b: (lambda c: torch.where(c > 0, c, 0.0))(a @ b),
+    "a place beside infinity": lambda a, b: torch.where(
+        torch.arange(1.0 * SIZE, device=a.device) < torch.inf, a @ b, 0.0
+    ),
     "added": lambda a, b: a @ b + _ones(a).tril(),
     "two results": lambda a, b: torch.triu(a @ b) + torch.tril(a @ b),
 }
