@@ -56,7 +56,7 @@ def test_depthwise(name: str, facts: DeviceFacts) -> None:
 @pytest.mark.parametrize(
     ("name", "patches"),
     [
-        ("depthwise", "single elements, 3 per thread, 156 threads, patches of 4 images of 9 x 13"),
+        ("depthwise", "single elements, 5 per thread, 156 threads, patches of 6 images of 9 x 13"),
         ("depthwise, small images", "vectors of 4, 4 per thread, 96 threads, patches of 4 images of 16 x 24"),
         ("depthwise, bands", "vectors of 4, 8 per thread, 192 threads, patches of 96 x 64"),
         ("depthwise, odd", "patches of"),
