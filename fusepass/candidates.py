@@ -29,8 +29,7 @@ from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
 from fusepass.meta import Meta
 from fusepass.patterns.aliasing import is_view
-from fusepass.patterns.partition import multiplications
-from fusepass.patterns.traffic import nbytes
+from fusepass.patterns.partition import moved, multiplications
 from fusepass.runtime import FusedRegion
 from fusepass.tune import adopt, chosen_earlier, named, recall, reuse
 from fusepass.variants import Variant, is_precise, library_rounds, variants
@@ -209,9 +208,8 @@ def _waits_for_memory(work: Work) -> bool:
     anchor, facts = work.region.anchor, work.candidates[0].generated.facts
     if anchor is None or anchor.target is not _CONVOLUTION:
         return False
-    moved = sum(nbytes(node.meta["val"]) for node in (*anchor.all_input_nodes[:2], anchor))
     seconds = 2 * multiplications(anchor) / (_MULTIPLIED * facts.multiprocessors)
-    return seconds < _LONGER * moved / facts.bandwidth
+    return seconds < _LONGER * moved(anchor) / facts.bandwidth
 
 
 def _reduce(kernels: Sequence[Kernel]) -> bool:

@@ -201,9 +201,7 @@ def _is_plain_product(graph: fx.GraphModule) -> bool:
         stride, padding, transposed, groups = (node.args[place] for place in (3, 4, 6, 8))
         source, kernel, made = (tensor.shape[2:] for tensor in (x, weight, result))
         plain = is_plain_product(source, kernel, made, stride, padding, groups, transposed)
-        if not plain and not transposed and x.stride(-1) == 1:
-            steps, border, apart = (per_axis(tuple(node.args[place]), len(kernel)) for place in (3, 4, 5))
-            plain = takes_patches(kernel, steps, border, apart, groups, x.itemsize)
+        plain = plain or takes_patches(_anchor(node), kernel, x.stride(-1), x.itemsize)
         return plain and weight.dtype in (torch.float32, *HALVES)
     return False
 
@@ -223,12 +221,18 @@ def _halves(graph: fx.GraphModule) -> list[AnchorSource]:
 
 def _may_hold(node: fx.Node) -> bool:
     """Whether a convolution of few channels may keep its weights in registers, at least with one half for a number."""
+    anchor = _anchor(node)
+    x, weight = (each.meta["val"] for each in node.all_input_nodes[:2])
+    return few_halves(x.shape[1], anchor.step) and holds_weights(anchor, weight.shape)
+
+
+def _anchor(node: fx.Node) -> Convolution:
+    """An `aten.convolution` as an anchor of no buffers, with one half for a number."""
     arguments: tuple[Any, ...] = node.args
-    x, weight, _, stride, padding, dilation, transposed = arguments[:7]
+    _, weight, _, stride, padding, dilation, transposed, _, groups = arguments
     axes = weight.meta["val"].dim() - 2
-    strides, pads, dilations = (per_axis(tuple(each), axes) for each in (stride, padding, dilation))
-    anchor = Convolution("", "", "", strides, pads, dilations, bool(transposed), Precision.TF32, warps=4)
-    return few_halves(x.meta["val"].shape[1], anchor.step) and holds_weights(anchor, weight.meta["val"].shape)
+    steps, border, apart = (per_axis(tuple(each), axes) for each in (stride, padding, dilation))
+    return Convolution("", "", "", steps, border, apart, bool(transposed), Precision.TF32, warps=4, groups=groups)
 
 
 def _prefers_channels_last(node: fx.Node) -> bool:

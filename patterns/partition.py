@@ -213,9 +213,7 @@ def _is_large(anchor: fx.Node) -> bool:
 
 def is_large_of_halves(convolution: fx.Node) -> bool:
     """Whether an `aten.convolution` of halves takes so long that another kernel for it is worth a build."""
-    tensors = (*convolution.all_input_nodes[:2], convolution)
-    moved = sum(nbytes(node.meta["val"]) for node in tensors)
-    return moved >= _WIDE_OF_HALVES or multiplications(convolution) >= _LARGE_OF_HALVES
+    return moved(convolution) >= _WIDE_OF_HALVES or multiplications(convolution) >= _LARGE_OF_HALVES
 
 
 def gives_few_results(convolution: fx.Node) -> bool:
@@ -224,6 +222,11 @@ def gives_few_results(convolution: fx.Node) -> bool:
     weight, stride, transposed, groups = arguments[1].meta["val"], arguments[3], arguments[6], arguments[8]
     results = convolution.meta["val"].shape[1]
     return groups == 1 and has_few_results(results, weight.shape[2:], stride if transposed else (1,))
+
+
+def moved(convolution: fx.Node) -> int:
+    """Bytes of the tensors of an `aten.convolution`, its bias apart."""
+    return sum(nbytes(node.meta["val"]) for node in (*convolution.all_input_nodes[:2], convolution))
 
 
 def multiplications(convolution: fx.Node) -> int:

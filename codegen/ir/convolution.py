@@ -291,20 +291,15 @@ def is_plain_product(
     return groups == 1 == max(one) and not any(padding) and tuple(all_) == tuple(kernel)
 
 
-def takes_patches(
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    nbytes: int,
-) -> bool:
+def takes_patches(anchor: Convolution, kernel: Sequence[int], step: int, nbytes: int) -> bool:
     """Whether the windows of a plain convolution lie side by side, without a border and in one group, and rows of each are as wide as
-    accesses to memory should be at least, of elements of so many bytes: then they are rows of a matrix as they lie.
+    accesses to memory should be at least: then they are rows of a matrix as they lie.
+
+    Elements of the input have so many bytes, and neighbours along its last dimension are `step` elements apart.
     """
-    side_by_side = tuple(kernel) == tuple(stride) and not any(padding) and groups == 1
-    dense = all(size == 1 or step == 1 for size, step in zip(kernel, dilation, strict=True))
-    return side_by_side and dense and kernel[-1] * nbytes % _LEAST_ACCESS == 0
+    side_by_side = tuple(kernel) == anchor.stride and not any(anchor.padding) and anchor.groups == 1
+    dense = all(size == 1 or apart == 1 for size, apart in zip(kernel, anchor.dilation, strict=True))
+    return not anchor.transposed and side_by_side and dense and step == 1 and kernel[-1] * nbytes % _LEAST_ACCESS == 0
 
 
 def scales_tiles(kernel: Sequence[int]) -> bool:

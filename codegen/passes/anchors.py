@@ -89,13 +89,6 @@ def generate_anchors(
             continue
         of_halves = isinstance(anchor, Convolution) and program.buffer(anchor.source).dtype.is_half
         forms = _forms(program, builder, call, anchor, pieces, kept)
-        if (
-            isinstance(anchor, Convolution)
-            and of_halves
-            and anchor.groups == 1
-            and not _has_few_channels(program, anchor)
-        ):
-            forms = iter(())  # products of the halves as they are take less time
         if isinstance(anchor, Convolution):
             forms = _plain(program, builder, call, anchor, pieces, kept, forms)
             if not of_halves:
@@ -136,7 +129,7 @@ def _in_halves(
             if by_phases is not None and form is not None:
                 yield by_phases.completed(form, builder)
     if not across:
-        yield from _pooled_halves(program, builder, call, anchor, halved)
+        yield from _pooled(program, builder, call, anchor, halved)
     halved = halved_of(program, builder, anchor, result, by_positions=across, in_runs=not across) or halved
     form = anchored(program, builder, call, halved, None)
     reduced = halved.reduced(form, builder, pieces, kept) if form is not None else None
@@ -152,24 +145,21 @@ def _stores_channels_last(kernel: Kernel) -> bool:
     )
 
 
-def _pooled_halves(
+def _pooled(
     program: Program, builder: Builder, call: LibraryCall, anchor: Convolution, halved: Halved
 ) -> Iterator[tuple[Program, Kernel]]:
-    """The form whose kernel pools windows. Its columns follow each other window by window, which no border that is not stored knows."""
-    result: Halved | None = halved
-    if any(axis.is_met for axis in halved.product.right.border):
-        result = halved_of(program, builder, anchor, program.buffer(call.result), packed=True)
-    pooled = _pooled(program, builder, call, result) if result is not None else None
-    if result is not None and pooled is not None:
-        yield result.completed(pooled, builder)
+    """The form whose kernel replaces `call` and the windows over its result; nothing where there are none.
 
-
-def _pooled(program: Program, builder: Builder, call: LibraryCall, halved: Halved) -> Program | None:
-    """`program` with a kernel in the first place that replaces `call` and the windows over its result; None where there are none."""
+    Its columns follow each other window by window, which no border that is not stored knows.
+    """
     result = program.buffer(call.result)
     found = None if halved.phases > 1 else pool_windows(program, builder, result)
     if found is None:
-        return None
+        return
+    if any(axis.is_met for axis in halved.product.right.border):
+        packed = halved_of(program, builder, anchor, result, packed=True)
+        assert packed is not None
+        halved = packed
     made, load = found
     first, *rest = made.kernels
     value = halved.value(builder, first.rows)
@@ -177,7 +167,7 @@ def _pooled(program: Program, builder: Builder, call: LibraryCall, halved: Halve
     kernel = replace(kernel, anchor=in_kernel(halved), origin=(operator_of(call), *kernel.origin))
     calls = tuple(other for other in made.calls if other is not call)
     buffers = tuple(buffer for buffer in made.buffers if buffer.name != result.name)
-    return replace(made, calls=calls, kernels=(kernel, *rest), buffers=buffers)
+    yield halved.completed(replace(made, calls=calls, kernels=(kernel, *rest), buffers=buffers), builder)
 
 
 def _pooling(
@@ -267,15 +257,18 @@ def _forms(
 ) -> Iterator[tuple[Program, Kernel]]:
     """`program` with a kernel that replaces `call`, and that kernel; first with what is reduced over channels or positions in it.
 
-    With few input channels weights stay on the chip as they are, unless the device has no room for that.
+    With few input channels weights stay on the chip as they are, unless the device has no room for that. Many channels of halves, of one
+    group, have no such form: products of the halves take less time.
     """
-    grouped = isinstance(anchor, Convolution) and anchor.groups > 1  # no block has all channels
-    forms = [None if grouped and over else anchored(program, builder, call, anchor, over) for over in (CHANNELS, None)]
-    kept = kept if isinstance(anchor, Product) else 0
     many = pooling = False
     if isinstance(anchor, Convolution):
         pooling = anchor.pooled is not None
         many = not pooling and not _has_few_channels(program, anchor)
+        if many and anchor.groups == 1 and program.buffer(anchor.source).dtype.is_half:
+            return
+    grouped = isinstance(anchor, Convolution) and anchor.groups > 1  # no block has all channels
+    forms = [None if grouped and over else anchored(program, builder, call, anchor, over) for over in (CHANNELS, None)]
+    kept = kept if isinstance(anchor, Product) else 0
     layouts = ([] if many else [False]) + ([True] if isinstance(anchor, Convolution) and not pooling else [])
     for packed in layouts:
         for form, reducing in zip(forms, (True, False), strict=True):

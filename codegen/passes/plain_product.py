@@ -99,14 +99,12 @@ def plain_product_of(program: Program, anchor: Convolution, result: Buffer) -> P
     """
     source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
     border, rank, kernel = anchor.padding, len(anchor.stride), weight.shape[2:]
-    patches = False
-    if not is_plain_product(
+    plain = is_plain_product(
         source.shape[2:], kernel, result.shape[2:], anchor.stride, border, anchor.groups, anchor.transposed
-    ):
-        patches = not anchor.transposed and source.strides[-1] == 1
-        nbytes = source.dtype.nbytes
-        if not patches or not takes_patches(kernel, anchor.stride, border, anchor.dilation, anchor.groups, nbytes):
-            return None
+    )
+    patches = not plain and takes_patches(anchor, kernel, source.strides[-1], source.dtype.nbytes)
+    if not plain and not patches:
+        return None
     samples = Operand(source.name, 0, source.strides[0], source.strides[1])
     spatial = tuple(range(2, 2 + rank))
     dims: _Dimensions = ((), (0,), (1, *spatial))

@@ -143,12 +143,19 @@ class TileWriter:
         """Whether elements of a tile that are there are not yet what is multiplied."""
         return self.source.dtype.is_half or self.anchor.precision is Precision.TF32
 
-    def settle(self, tile: str) -> str:
-        """Makes of the elements of copy ``$i`` and ``$channel`` what is multiplied, in place. Halves are numbers of TF32."""
+    def settling(self, head: str, tile: str, over_channels: str, pragma: str = UNROLL) -> Iterable[str]:
+        """The function with this head, which makes of what a thread has fetched to `tile` what is multiplied, in place; nothing where it is
+        that already. Halves are numbers of TF32.
+        """
+        if not self.settles:
+            return
         kind = f"round_numbers<{self.input.vector}>"
         if self.source.dtype.is_half:
             kind = f"widen_numbers<{C_TYPES[self.source.dtype]}, {self.input.vector}>"
-        return f"fp::{kind}({tile} + {self.in_tile('$channel')});"
+        one = f"fp::{kind}({tile} + {self.in_tile('$channel')});"
+        yield "// makes of what this thread has fetched what is multiplied"
+        yield from block(head, block(self.copies, [pragma, *block(over_channels, [one])]))[:-1]
+        yield "};"
 
     def from_origin(self, offset: Sequence[int]) -> int:
         """Where a tap lies in a channel of the tile, from the place of a position."""

@@ -9,7 +9,7 @@ from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_convolution import GROUP_SLICES, ConvolutionText, Sums
 from fusepass.codegen.render.cuda_definition import repair
-from fusepass.codegen.render.cuda_input import UNROLL, dot, table, unrolled
+from fusepass.codegen.render.cuda_input import dot, table, unrolled
 from fusepass.codegen.render.cuda_persistent import PersistentWriter
 from fusepass.codegen.render.spelling import Identifiers, as_float, block
 from fusepass.codegen.schedule_convolution.resident import SLICE, ResidentSchedule, first_steps, places_of_weights
@@ -126,11 +126,7 @@ class _Writer(PersistentWriter):
     def _fetch_tile(self) -> Iterable[str]:
         """How the input below a tile is fetched, for all channels."""
         yield from self.fetched_input()
-        if self.settles:
-            settling = block(self.copies, [UNROLL, *block(self.over_channels_of_input, [self.settle("$tile")])])
-            yield "// makes of what this thread has fetched what is multiplied"
-            yield from block("const auto $settle = [&]", settling)[:-1]
-            yield "};"
+        yield from self.settling("const auto $settle = [&]", "$tile", self.over_channels_of_input)
 
     # ---- products
 

@@ -148,7 +148,7 @@ class StreamedCopies(ConvolutionWriter):
         yield "};"
 
     def _fetch_input(self) -> Iterable[str]:
-        """How the input of a chunk below a tile is fetched, and made numbers that are multiplied once it is there, by the thread that fetched it."""
+        """How the input of a chunk below a tile is fetched, and settled once it is there, by the thread that fetched it."""
         plan, strides = self.plan, self.source.strides
         channels = plan.depth * DEPTH
         lines, real, index = self.input_place("$i")
@@ -172,11 +172,8 @@ class StreamedCopies(ConvolutionWriter):
         inner = [*self.tile_place(), f"const int $from_channel = $chunk * {channels};", *block(self.copies, lines)]
         yield from block("const auto $fetch_input = [&](int $number, int $chunk, float* $to)", inner)[:-1]
         yield "};"
-        if self.settles:
-            settling = block(self.copies, ["#pragma unroll 8", *block(over_channels, [self.settle("$to")])])
-            yield "// makes of what this thread has fetched what is multiplied"
-            yield from block("const auto $settle_input = [&](float* $to)", settling)[:-1]
-            yield "};"
+        settle = "const auto $settle_input = [&](float* $to)"
+        yield from self.settling(settle, "$to", over_channels, "#pragma unroll 8")
 
     def _fetch_piece(self, stride: int) -> Iterable[str]:
         """How the next piece is fetched; there is a group of copies even where there is none, so that they can be counted."""

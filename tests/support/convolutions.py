@@ -305,16 +305,18 @@ POINTWISE: dict[str, Case] = {
 }
 
 PATCHES: dict[str, Case] = {
-    "2d": Case((2, 20, 8, 20), 9, (4, 4), (4, 4), (0, 0), (1, 1)),
-    "2d, odd images, TF32": Case((2, 20, 9, 19), 10, (3, 4), (3, 4), (0, 0), (1, 1), precision=Precision.TF32),
-    "2d, result channels last": Case((3, 20, 9, 18), 24, (3, 4), (3, 4), (0, 0), (1, 1), result_last=True),
-    "2d, halves": Case((2, 12, 16, 24), 10, (8, 8), (8, 8), (0, 0), (1, 1), dtype=DType.F16),
-    "1d": Case((3, 40, 33), 10, (8,), (8,), (0,), (1,)),
-    "1d, bfloat16": Case((3, 24, 130), 40, (16,), (16,), (0,), (1,), dtype=DType.BF16),
-    "3d": Case((2, 12, 4, 9, 18), 10, (2, 3, 4), (2, 3, 4), (0, 0, 0), (1, 1, 1)),
+    name: replace(case, pointwise=True, warps=4)
+    for name, case in {
+        "2d": Case((2, 20, 8, 20), 9, (4, 4), (4, 4), (0, 0), (1, 1)),
+        "2d, odd images, TF32": Case((2, 20, 9, 19), 10, (3, 4), (3, 4), (0, 0), (1, 1), precision=Precision.TF32),
+        "2d, result channels last": Case((3, 20, 9, 18), 24, (3, 4), (3, 4), (0, 0), (1, 1), result_last=True),
+        "2d, halves": Case((2, 12, 16, 24), 10, (8, 8), (8, 8), (0, 0), (1, 1), dtype=DType.F16),
+        "1d": Case((3, 40, 33), 10, (8,), (8,), (0,), (1,)),
+        "1d, bfloat16": Case((3, 24, 130), 40, (16,), (16,), (0,), (1,), dtype=DType.BF16),
+        "3d": Case((2, 12, 4, 9, 18), 10, (2, 3, 4), (2, 3, 4), (0, 0, 0), (1, 1, 1)),
+    }.items()
 }
 """Convolutions whose windows lie side by side: products of all windows, as they lie, and the weights."""
-PATCHES = {name: replace(case, pointwise=True, warps=4) for name, case in PATCHES.items()}
 
 LARGE_KERNEL = Case((2, 3, 58, 57), 96, (11, 11), (4, 4), (2, 2), (1, 1), warps=4)
 """No block has room for all of its weights, nor for those of 64 output channels in two parts."""
