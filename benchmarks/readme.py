@@ -26,9 +26,7 @@ GROUPS = {
     RUN.with_name("h200_networks.json"): "networks, and blocks of them, of `benchmarks/networks.py`",
     RUN.with_name("h200_drawn.json"): "workloads drawn at random (`benchmarks/drawn.py`)",
     RUN.with_name("h100_drawn.json"): "workloads drawn at random with another seed",
-    RUN.with_name(
-        "h100_firsts.json"
-    ): "first layers, broadcasts and columns (`benchmarks/firsts.py`, `benchmarks/broadcasts.py`)",
+    RUN.with_name("h100_firsts.json"): "first layers (`firsts.py`), broadcasts and columns (`broadcasts.py`)",
     RUN.with_name("h100_windows.json"): "pools of `--group single` and depthwise convolutions of `--group chains`",
 }
 PLOT = ROOT / "docs" / "limits.svg"
