@@ -60,9 +60,10 @@ class Copies:
 
 
 class TileCopies(Copies):
-    """The tiles of the input."""
+    """The tiles of the input; what is not there becomes `other`, or a zero."""
 
-    def __init__(self, of: TileSequence, tile: StagedTile) -> None:
+    def __init__(self, of: TileSequence, tile: StagedTile, other: str = "") -> None:
+        self._other = other
         self.of, self.tile, self._each = of, tile, of.frame.schedule.planes * tile.shape.vectors
         super().__init__(of.frame, of.parts * self._each, ("origin", "waiting"))
         self._bytes = tile.shape.vector * tile.below.load.dtype.nbytes
@@ -128,7 +129,9 @@ class TileCopies(Copies):
         source = f"{frame.pointers[load.buffer]} + ({inside} ? {start} : 0)"
         copy = f"fp::begin_copy_bytes<{self._bytes}>(&{self._place(step)}, {source}, {inside} ? {real} : 0);"
         if self._waits:
-            copy = f"{self._waiting(which)} = {inside} ? *({source}) : {C_TYPES[load.dtype]}(0.0f);"
+            copy = f"{self._waiting(which)} = {inside} ? *({source}) : {self._other or f'{C_TYPES[load.dtype]}(0.0f)'};"
+        elif self._other:
+            copy = f"fp::begin_copy_or<{shape.vector}>(&{self._place(step)}, {source}, {inside}, {self._other});"
         return [*scope.lines, *self.where_there([*lines, f"const bool {inside} = {exists};", copy])]
 
     def end(self, step: str, which: int = 0) -> list[str]:

@@ -57,7 +57,7 @@ _NEEDS: tuple[tuple[Callable[[Kernel, Plan], bool], tuple[str, ...]], ...] = (
     (_tiled(lambda tiling: tiling.groups), ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")),
     (_tiled(lambda tiling: tiling.runs), ("fp_matmul_runs.cuh",)),
     (_tiled(lambda tiling: tiling.turns > 0), ("fp_barriers.cuh", "fp_matmul_fill.cuh", "fp_matmul_turns.cuh")),
-    (_scheduled(lambda plan: plan.walk is Walk.PATCH), ("fp_instructions.cuh",)),
+    (_scheduled(lambda plan: plan.walk is Walk.PATCH), ("fp_instructions.cuh", "fp_windows.cuh")),
     (lambda kernel, plan: kernel.scans, ("fp_scan.cuh",)),
     (lambda kernel, plan: kernel.team is not None, ("fp_instructions.cuh", "fp_team.cuh")),
     (lambda kernel, plan: kernel.team is not None and kernel.team.strip > 1, ("fp_strips.cuh",)),
@@ -65,6 +65,10 @@ _NEEDS: tuple[tuple[Callable[[Kernel, Plan], bool], tuple[str, ...]], ...] = (
     (_scheduled(lambda plan: plan.fetches), ("fp_instructions.cuh", "fp_team.cuh")),
     (_scheduled(lambda plan: plan.staged > 0), ("fp_barriers.cuh",)),
 )
+
+
+ALL = tuple(dict.fromkeys([*_ALWAYS, *(name for _, names in _NEEDS for name in names), *_REPLAYS]))
+"""Every header that a source may include, in such an order."""
 
 
 def headers_of(launches: Sequence[tuple[Kernel, Plan]], *, replays: bool) -> tuple[str, ...]:

@@ -157,10 +157,11 @@ class PatchTiles:
         which = f"{self.place.first_image} + {plane}" if planes > 1 else self.place.first_image
         return [f"const {frame.index_type} {image} = {which};"]
 
-    def read(self, tile: StagedTile) -> list[str]:
-        """Read from row `j` of a tile what a thread's results need of it."""
+    def read(self, tile: StagedTile, *, stored: bool = False) -> list[str]:
+        """Read from row `j` of a tile what a thread's results need of it; as it is `stored`, or as it is used."""
         frame, shape, plan = self.frame, tile.shape, self.frame.schedule
-        element, k = C_TYPES[tile.used.dtype], frame.names.numbered("k")
+        dtype = tile.below.load.dtype if stored else tile.used.dtype
+        element, k = C_TYPES[dtype], frame.names.numbered("k")
         down = (
             [times(self.place.row_in_patch, tile.below.steps[0]), self.row] if self.place.row_in_patch else [self.row]
         )
@@ -169,7 +170,7 @@ class PatchTiles:
         if plan.planes > 1:
             start = f"{self.place.plane} * {shape.elements(tile.below.load.dtype.nbytes)} + {start}"
         start = f"{tile.lead} + {start}" if tile.lead else start
-        cast = "" if tile.used.dtype is tile.below.load.dtype else f"fp::cast<{element}>"
+        cast = "" if dtype is tile.below.load.dtype else f"fp::cast<{element}>"
         part = frame.names.numbered("part")
         to = f"{tile.near}[{here} + {frame.v}]" if shape.near > 1 else f"{tile.near}[{k}]"
         lines = [f"const auto {part} = fp::as_vector<{shape.near}>({tile.name}[{start}]);"]
@@ -177,6 +178,17 @@ class PatchTiles:
             frame.v, shape.near, [f"{to} = {cast}({part}[{frame.v}]);" if cast else f"{to} = {part}[{frame.v}];"]
         )
         return [f"{element} {tile.near}[{shape.reach}];", *loop(k, shape.reach // shape.near, lines)]
+
+    def row_is_there(self, window: PatchWindow, count: int) -> tuple[list[str], str]:
+        """The lines before, and the condition, that row `j` of the `count` that a thread needs is there."""
+        frame, at = self.frame, Axis("row of the patch", count)
+        scope = frame.top.child()
+        scope.define_axis(window.image[0], self.place.top_row)
+        scope.define_axis(at, self.row)
+        first = (at_first(bound.index, *window.window.axes) + axis_index(at) for bound in window.down)
+        guard = [Bound(index, bound.low, bound.high) for index, bound in zip(first, window.down, strict=True)]
+        condition = scope.condition(guard)
+        return scope.lines, condition
 
     def of_row(self, window: PatchWindow, below: Below, tap: str, lines: Sequence[str]) -> list[str]:
         """`lines` for each row of a thread's results that needs row `j` of a tile, as `tap` of the window's rows."""

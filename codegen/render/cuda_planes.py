@@ -14,8 +14,9 @@ from fusepass.codegen.ir.patches import PatchWindow, at_first, patch_windows
 from fusepass.codegen.ir.planes import Planes
 from fusepass.codegen.render.cuda_copies import TileCopies
 from fusepass.codegen.render.cuda_frame import Frame
-from fusepass.codegen.render.cuda_patch import Patches, Target, kind_of_state
+from fusepass.codegen.render.cuda_patch import Patches, Target
 from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, loop, times
+from fusepass.codegen.render.cuda_sliding import Form
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import block
 from fusepass.codegen.schedule.planes import STAGES, places
@@ -76,7 +77,7 @@ class PlanePatches(Patches):
         planes = self.windows[0].planes
         assert planes is not None
         self.planes, self.through, self._turn = planes, through, frame.names.exact("turn")
-        self._open: list[tuple[PatchWindow, list[str]]] = []  # states of results, the newest one first
+        self._open: list[tuple[PatchWindow, Form, list[str]]] = []  # states of results, the newest one first
         self._loop = self._results = 0  # lines before the loop over turns, and before what it does with results
 
     @property
@@ -84,8 +85,8 @@ class PlanePatches(Patches):
         return self.planes.turns(self.frame.schedule.depth)
 
     def bind(self, lanes: Scope) -> None:
-        for window, states in self._open:
-            lanes.bind(window.window, f"{states[-1]}[{self._tiles.result()}].part<0>()")
+        for window, form, states in self._open:
+            lanes.bind(window.window, self.sliding.result(window, form, states[-1]))
 
     def compute(self) -> None:
         """Print the copies and the windows, before all steps, up to where the results of a turn are known."""
@@ -98,11 +99,16 @@ class PlanePatches(Patches):
         ]
         if self._tiles.used > plan.shared_bytes:
             raise RenderError(f"{frame.kernel.name} stages {self._tiles.used} bytes, not {plan.shared_bytes}")
-        copies = [TileCopies(of, tile) for of, staged in zip(each, tiles, strict=True) for tile in staged]
+        for window, staged in zip(self.windows, tiles, strict=True):
+            begun = [self.declare_states(window, staged) for _ in range(self.planes.open)]
+            self._open.append((window, begun[0][0], [states for _, states in begun]))
+        copies = [
+            TileCopies(of, tile, form.other)
+            for of, staged, (_, form, _) in zip(each, tiles, self._open, strict=True)
+            for tile in staged
+        ]
         for stream in copies:
             stream.prepare()
-        for window in self.windows:
-            self._open.append((window, [self.declare_state(window) for _ in range(self.planes.open)]))
         constants = [self.constants(window) for window in self.windows]
         for turn in range(STAGES - 1):
             if turn < self._turns:
@@ -114,8 +120,8 @@ class PlanePatches(Patches):
         top.lines += [f"fp::await_copies<{STAGES - 2}>();", "__syncthreads();"]
         top.lines += [*block(more, self._begun(copies, later)), "fp::end_copies();"]
         for plane in range(self.planes.turn):
-            for of, staged, known, (_, states) in zip(each, tiles, constants, self._open, strict=True):
-                top.lines += self._plane(of, staged, known, states, plane)
+            for of, staged, known, (_, form, states) in zip(each, tiles, constants, self._open, strict=True):
+                top.lines += self._plane(of, staged, known, form, states, plane)
         ended = self._ended(copies, later)
         top.lines += block(more, ended) if ended else []
         self._results = len(top.lines)
@@ -127,15 +133,14 @@ class PlanePatches(Patches):
 
     def close(self) -> None:
         """Results become older by a turn; what was printed since `compute` began with turns is their loop."""
-        top, plan, finished = self.frame.top, self.frame.schedule, self.planes.open - 1
+        top, finished = self.frame.top, self.planes.open - 1
         results = top.lines[self._results :]
         if finished:
             results = block(f"if ({self._turn} >= {finished})", results)
-        k, lines = self.frame.names.numbered("k"), []
-        for window, states in self._open:
+        k = self.frame.names.numbered("k")
+        for _, form, states in self._open:
             older = [f"{old}[{k}] = {new}[{k}];" for old, new in zip(states[:0:-1], states[-2::-1], strict=True)]
-            lines += [*older, f"{states[0]}[{k}] = {kind_of_state(window)}();"]
-        results += loop(k, plan.unroll * plan.width, lines)
+            results += loop(k, form.way.states, [*older, f"{states[0]}[{k}] = {form.state}();"])
         body = [*top.lines[self._loop : self._results], *results]
         head = f"for (int {self._turn} = 0; {self._turn} < {self._turns}; ++{self._turn})"
         top.lines[self._loop :] = ["#pragma unroll 1", *block(head, body)]
@@ -159,6 +164,7 @@ class PlanePatches(Patches):
         of: _PlaneTiles,
         tiles: list[StagedTile],
         constants: list[tuple[Load, str]],
+        form: Form,
         states: list[str],
         plane: int,
     ) -> list[str]:
@@ -183,13 +189,11 @@ class PlanePatches(Patches):
             for result, state in enumerate(states)
             if (point := self.planes.point(result, plane)) is not None
         ]
-        if window.separable and len(points) > 1:
-            found = frame.names.numbered("of_plane")
-            count = plan.unroll * plan.width
-            lines.append(f"{kind_of_state(window)} {found}[{count}];")
-            lines += self.rows(window, here, constants, [Target(found)])
-            k = frame.names.numbered("k")
-            lines += loop(k, count, [f"{state}[{k}].push({found}[{k}].part<0>());" for state, _ in points])
+        if window.separable and points:
+            found, k = frame.names.numbered("of_plane"), frame.names.numbered("k")
+            lines.append(f"{form.state} {found}[{form.way.states}];")
+            lines += self.sliding.reduce(window, form, here, found)
+            lines += loop(k, form.way.states, [f"{state}[{k}].merge({found}[{k}]);" for state, _ in points])
         elif points:
             targets = [Target(state, ((self.planes.tap, str(point)),)) for state, point in points]
             lines += self.rows(window, here, constants, targets)

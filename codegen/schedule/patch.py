@@ -23,10 +23,10 @@ LEAST_REUSE = 4
 
 _LEAST_REUSE_OF_ROW = 6  # the same of windows of one row, where vectors share what they load
 _WORD = 4  # bytes: shorter elements are not loaded one by one
-_SUMS = 32  # registers of a thread that hold results
+_SUMS = 32  # registers of a thread that hold results; of separable windows half as many again, as little else is held
 _CONSTANTS = 32  # registers that hold weights: with more, half as many results
 _OTHERS = 16  # registers besides results and half of the weights; the others are loaded again
-_MOST_ROWS = 8  # of results, one below the other, of a thread
+_MOST_ROWS = 8  # of results, one below the other, of a thread; as many as the window has, where those share what they are made of
 _BLOCKS = 5  # on a multiprocessor, so that some compute while others wait
 _READING = 0.25  # of what the points of a row of results cost, to read a row of the tile
 _COPYING = 0.25  # likewise, to copy what other blocks copy, too
@@ -100,7 +100,10 @@ def _plans(
     images = kernel.row_count // (y.size * x.size)
     words = sum(max(window.window.dtype.nbytes // 4, 1) for window in windows)
     constants = sum(prod(axis.size for axis in window.window.axes) * len(window.constants) for window in windows)
-    most = max(min(_MOST_ROWS, (_SUMS if constants <= _CONSTANTS else _SUMS // 2) // (width * words)), 1)
+    separable = all(window.separable for window in windows)
+    sums = _SUMS * 3 // 2 if separable else _SUMS if constants <= _CONSTANTS else _SUMS // 2
+    tallest = max(window.taps[0].size for window in windows) if separable else 0
+    most = max(min(max(_MOST_ROWS, tallest), sums // (width * words)), 1)
     room = (facts.shared_bytes_per_block + RESERVED) // _BLOCKS - RESERVED
     for lanes, (unroll, groups) in product(_lanes(x.size // width), _rows(y.size, most)):
         band, cols = min(unroll * groups, y.size), lanes * width
@@ -114,6 +117,7 @@ def _plans(
             if not THREADS[0] <= threads <= THREADS[1] or planes * nbytes > room:
                 continue
             registers = unroll * width * words + constants // 2 + _OTHERS
+            registers += sum(tile.reach for tile in tiles) if separable else 0
             resident = min(_BLOCKS, facts.registers // (-(-threads // WARP) * WARP * registers))
             blocks = images // planes * patches
             plan = Schedule(Walk.PATCH, width, unroll, lanes, groups * planes, blocks, shared_bytes=planes * nbytes)

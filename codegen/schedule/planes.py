@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -14,6 +14,7 @@ from fusepass.codegen.ir.patch_tiles import TileShape, tile_shape
 from fusepass.codegen.ir.patches import PatchWindow, plane_windows
 from fusepass.codegen.ir.planes import Planes
 from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.sliding import Reduced, reduced
 from fusepass.codegen.schedule.patch import LEAST_REUSE, vector_of_results
 from fusepass.codegen.schedule.patch_threads import THREADS, groups_of_patch, lanes_of_patch
 from fusepass.codegen.schedule.plan import Schedule, Walk
@@ -28,15 +29,15 @@ _HELD = 32  # registers of weights that all stay
 _OTHERS = 40  # registers besides results, a row and weights
 _UNROLLS = 1, 2, 3, 4, 6, 8  # rows of results of a thread
 _SCHEDULERS = 4  # of a multiprocessor, each of which issues one instruction a cycle
-_TURN = 40  # instructions of a turn besides what is copied, read and reduced
-_STORE = 6  # of a vector of results
-# These fit times of 92 schedules of 12 kernels on an H100: of each kernel the one with the least estimate takes 1.7 % longer than the fastest.
-_COPY = 12  # instructions of a vector that a thread copies
-_CACHE = 20  # bytes of the second-level cache that a multiprocessor gets in a cycle
-_ALONE = 3  # warps whose time is lost where few hide what others wait for
-_WAIT = 1000  # cycles of a turn in which a warp waits for others and for what it reads
+_TURN = 20  # instructions of a turn besides what is copied, read and reduced
+_STORE = 12  # of a vector of results
+# These fit times of 180 schedules of 7 pools on an H200: of each pool the one with the least estimate takes 1.4 % longer than the fastest.
+_COPY = 16  # instructions of a vector that a thread copies
+_MEMORY = 17  # bytes that a multiprocessor gets or stores in a cycle
+_ALONE = 6  # warps whose time is lost where few hide what others wait for
+_WAIT = 300  # cycles of a turn in which a warp waits for others and for what it reads
 _LATENCY = 3  # cycles from one of its instructions to the next
-_START = 3000  # cycles from a block's start to its first turn, and behind its last
+_START = 1000  # cycles from a block's start to its first turn, and behind its last
 
 
 def planes(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool) -> Schedule | None:
@@ -71,13 +72,6 @@ class _Work:
         return found
 
     @cached_property
-    def words(self) -> int:
-        """Registers of the sums for one result: of those that are begun, and of the plane at hand where all share it."""
-        return sum(
-            max(window.window.dtype.nbytes // 4, 1) * (self.planes.open + window.separable) for window in self.windows
-        )
-
-    @cached_property
     def constants(self) -> int:
         """Registers of what windows multiply by; of many, some are loaded again."""
         count = sum(prod(axis.size for axis in each.window.axes) * len(each.constants) for each in self.windows)
@@ -86,6 +80,16 @@ class _Work:
     @cached_property
     def known(self) -> dict[tuple[int, int, int], tuple[TileShape, ...]]:
         return {}
+
+    @cached_property
+    def stored(self) -> int:
+        """Bytes of a result."""
+        return sum(self.program.buffer(store.buffer).dtype.nbytes for store in self.kernel.stores)
+
+    def ways(self, plan: Schedule, shapes: Sequence[TileShape]) -> list[Reduced]:
+        """How a thread reduces each window."""
+        tiles = iter(shapes)
+        return [reduced(each, [next(tiles) for _ in each.below], plan.unroll, plan.width) for each in self.windows]
 
     def shapes(self, band: int, cols: int, width: int) -> tuple[TileShape, ...]:
         """The tiles of a plane under such a patch."""
@@ -107,7 +111,7 @@ def _plans(work: _Work) -> Iterator[tuple[Schedule, float]]:
     depths = sorted({ceil(z.size, count) for count in range(1, z.size + 1)})
     depths = [depth for depth in depths if depth >= min(z.size, work.planes.open)]
     for unroll in _UNROLLS:
-        if unroll > y.size or unroll * width * work.words > _SUMS:
+        if unroll > y.size:
             continue
         for lanes, groups in product(lanes_of_patch(x.size, width), groups_of_patch(y.size, unroll)):
             if lanes * groups > THREADS[1]:
@@ -129,24 +133,28 @@ def _plans(work: _Work) -> Iterator[tuple[Schedule, float]]:
 
 def _finished(work: _Work, plan: Schedule) -> tuple[Schedule, float] | None:
     """The plan with its shared memory, and the cycles that it takes; None where a multiprocessor has no room for a block."""
-    facts, through, results = work.facts, work.planes, plan.unroll * plan.width
+    facts, through = work.facts, work.planes
     shapes = work.shapes(plan.band, plan.lanes * plan.width, plan.width)
-    shared = plan.planes * sum(shape.nbytes for shape in shapes) * places(work.windows[0])
+    tile = plan.planes * sum(shape.nbytes for shape in shapes)
+    shared = tile * places(work.windows[0])
     warps = ceil(plan.threads, WARP)
-    registers = results * work.words + sum(shape.reach for shape in shapes) + work.constants + _OTHERS
+    ways = work.ways(plan, shapes)
+    words = sum(max(way.window.window.dtype.nbytes // 4, 1) * way.states for way in ways)
+    sums = sum(words * (through.open + way.window.separable) for way in ways)
+    registers = sums + sum(shape.reach for shape in shapes) + work.constants + _OTHERS
     room = (facts.shared_bytes_per_block + RESERVED) // (shared + RESERVED)
     resident = min(room, facts.registers // (registers * WARP * warps), facts.max_threads // plan.threads)
-    if registers > _REGISTERS or resident < 1:
+    if sums > _SUMS or registers > _REGISTERS or resident < 1:
         return None
     copied = sum(ceil(plan.planes * shape.vectors, plan.threads) for shape in shapes)
-    issued, read = _turn(work, plan, shapes)
+    issued, read = _turn(work, plan, shapes, ways)
     issued += _COPY * copied * through.turn
-    fetched = plan.planes * sum(shape.nbytes for shape in shapes) * through.turn / _CACHE
+    moved = tile * through.turn + work.stored * plan.threads * plan.unroll * plan.width
     turns = through.turns(plan.depth)
 
     def cycles(blocks: int) -> float:
         """Of so many blocks of a multiprocessor at once."""
-        busy = max((blocks * warps + _ALONE) * max(issued / _SCHEDULERS, read), blocks * fetched)
+        busy = max((blocks * warps + _ALONE) * max(issued / _SCHEDULERS, read), blocks * moved / _MEMORY)
         return (turns + 1) * max(busy, _LATENCY * issued + _WAIT) + _START
 
     full, rest = divmod(plan.blocks, resident * facts.multiprocessors)
@@ -154,23 +162,22 @@ def _finished(work: _Work, plan: Schedule) -> tuple[Schedule, float] | None:
     return replace(plan, shared_bytes=shared, resident=resident), total
 
 
-def _turn(work: _Work, plan: Schedule, shapes: tuple[TileShape, ...]) -> tuple[float, float]:
+def _turn(work: _Work, plan: Schedule, shapes: tuple[TileShape, ...], ways: Sequence[Reduced]) -> tuple[float, float]:
     """The instructions of a thread in a turn without its copies, and the cycles in which a warp reads shared memory."""
-    through, results, issued, read = work.planes, plan.unroll * plan.width, float(_TURN), 0.0
+    through, issued, read = work.planes, float(_TURN), 0.0
     tiles = iter(shapes)
-    for window in work.windows:
-        (down, across), below = window.taps, window.below[0]
-        rows, _ = below.span(window.taps, (plan.unroll, 1))
+    for way in ways:
+        window, (down, across) = way.window, way.window.taps
+        rows, _ = window.below[0].span(window.taps, (plan.unroll, 1))
         for each in window.below:
-            shape = next(tiles)
-            nbytes = each.load.dtype.nbytes
+            shape, nbytes = next(tiles), each.load.dtype.nbytes
             accesses = shape.reach // shape.near
             read += through.turn * rows * accesses * max(shape.near * nbytes / 4, 1)
-            cast = shape.reach if nbytes < 4 else 0
+            cast = shape.reach if nbytes < 4 and way.lanes == 1 else 0
             issued += through.turn * rows * (accesses + cast)
         if window.separable:
-            issued += through.turn * (rows * plan.width * across.size + results * down.size)
-            issued += results * through.tap.size
+            issued += through.turn * way.reductions + way.states * through.tap.size
         else:
-            issued += results * down.size * across.size * through.tap.size
+            issued += way.states * down.size * across.size * through.tap.size
+        issued += way.states * through.open  # which become older
     return issued + plan.unroll * len(work.kernel.stores) * (_STORE + plan.width), read

@@ -1,6 +1,6 @@
 // Reduction states, one per ReduceOp of the kernel IR. A default-constructed state is the identity of `merge`; `push` takes one
 // element, `push_many` a few at once with less arithmetic and error than as many pushes, `merge` another state;
-// `part<I>()` is the result's I-th number, `none()` an element that changes nothing. All of them are exact about NaN and infinities as PyTorch's reductions are.
+// `part<I>()` is the result's I-th number, `none()` an element that changes nothing, `of` the state of one element. All of them are exact about NaN and infinities as PyTorch's reductions are.
 #pragma once
 
 #include "fp_functions.h"
@@ -16,6 +16,12 @@ struct Sum {
     T total = T(0);
 
     static FP_FN T none() { return T(0); }
+
+    static FP_FN Sum of(T element) {
+        Sum one;
+        one.total = element;
+        return one;
+    }
 
     FP_FN void push(T value) { total += value; }
 
@@ -107,6 +113,12 @@ struct Prod {
 
     static FP_FN T none() { return T(1); }
 
+    static FP_FN Prod of(T element) {
+        Prod one;
+        one.total = element;
+        return one;
+    }
+
     FP_FN void push(T value) { total *= value; }
 
     template <int N>
@@ -161,6 +173,12 @@ struct Max {
 
     static FP_FN T none() { return Limits<T>::lowest; }
 
+    static FP_FN Max of(T element) {
+        Max one;
+        one.value = element;
+        return one;
+    }
+
     FP_FN void push(T other) { value = maximum(value, other); }
 
     template <int N>
@@ -186,6 +204,12 @@ struct Min {
     T value = Limits<T>::highest;
 
     static FP_FN T none() { return Limits<T>::highest; }
+
+    static FP_FN Min of(T element) {
+        Min one;
+        one.value = element;
+        return one;
+    }
 
     FP_FN void push(T other) { value = minimum(value, other); }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import re
@@ -16,6 +17,7 @@ import pytest
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Buffer, Program, Role
+from fusepass.codegen.render.cuda_headers import ALL as HEADERS
 from fusepass.codegen.source import Source
 from fusepass.codegen.toolchain import include_directory
 
@@ -89,15 +91,11 @@ class _Memory:
 
 
 def _compiled(source: Source) -> Path:
-    text = host_text(source.text)
-    headers = b"".join(path.read_bytes() for path in sorted(include_directory().iterdir()) if path.is_file())
-    own = [*_HERE.glob("cuda_on_host.*"), *(_HERE / "host").iterdir()]
-    shim = b"".join(path.read_bytes() for path in sorted(own)) + " ".join(_FLAGS).encode()
-    name = hashlib.sha256(text.encode() + headers + shim).hexdigest()[:20]
+    shared, text = _shared(), host_text(source.text)
+    name = hashlib.sha256(text.encode() + shared.name.encode()).hexdigest()[:20]
     library = _BUILD / f"{name}.so"
     if library.exists():
         return library
-    shared = _shared(_BUILD / hashlib.sha256(shim).hexdigest()[:20])
     code, made = _BUILD / f"{name}.cpp", _BUILD / f"{name}.tmp.so"
     code.write_text(text)
     _compile(code, made, "-shared", f"-I{shared}", str(shared / "cuda_on_host.o"))
@@ -105,16 +103,30 @@ def _compiled(source: Source) -> Path:
     return library
 
 
-def _shared(place: Path) -> Path:
-    """The directory `place` with what all libraries share, compiled: `cuda_on_host.h` as the compiler left it after reading, and `cuda_on_host.o`."""
-    for name, *more in (("cuda_on_host.o", "-c"), ("cuda_on_host.h.gch", "-xc++-header")):
+@functools.cache
+def _shared() -> Path:
+    """The directory of what all libraries share, compiled: the headers as the compiler left them after reading, and `cuda_on_host.o`."""
+    headers = sorted(path for path in include_directory().iterdir() if path.is_file())
+    own = [*sorted(_HERE.glob("cuda_on_host.*")), *sorted((_HERE / "host").iterdir())]
+    content = b"".join(path.read_bytes() for path in (*headers, *own)) + " ".join((*_FLAGS, *HEADERS)).encode()
+    place = _BUILD / hashlib.sha256(content).hexdigest()[:20]
+    place.mkdir(parents=True, exist_ok=True)
+    everything = place / "emulated.h"
+    everything.write_text("".join(f'#include "{name}"\n' for name in ("cuda_on_host.h", *HEADERS)))
+    sources = {"cuda_on_host.o": (_HERE / "cuda_on_host.cpp", "-c"), "emulated.h.gch": (everything, "-xc++-header")}
+    for name, (source, kind) in sources.items():
         if not (place / name).exists():
-            place.mkdir(parents=True, exist_ok=True)
             made = place / f"{os.getpid()}.{name}"
-            source = _HERE / ("cuda_on_host.cpp" if more == ["-c"] else "cuda_on_host.h")
-            _compile(source, made, *more)
+            _compile(source, made, kind)
             made.rename(place / name)
     return place
+
+
+def compile_on_host(source: Path, program: Path) -> Path:
+    """Compile a C++ source that first includes `emulated.h`, all headers of kernels, to `program`, which it returns."""
+    shared = _shared()
+    _compile(source, program, f"-I{shared}", str(shared / "cuda_on_host.o"))
+    return program
 
 
 def _compile(source: Path, output: Path, *more: str) -> None:
@@ -133,4 +145,4 @@ def host_text(text: str) -> str:
         r"unsigned char* const \1 = emulation::dynamic_shared();",
         text,
     )
-    return f'#include "cuda_on_host.h"\n{text}'
+    return f'#include "emulated.h"\n{text}'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -77,15 +78,19 @@ def test_inputs_that_begin_anywhere_are_copied_element_by_element() -> None:
 
 
 def test_points_of_a_row_are_reduced_once() -> None:
-    """Five pushes for the row and one for each result that needs it, not five for each."""
-    program = region(lambda x: F.max_pool2d(x, 5, 1, 2), torch.empty(2, 16, 13, 13, device="meta")).passed(
+    """Along the row, then down, in groups of results that share what they need; what is not there is -inf in the tile."""
+    program = region(lambda x: F.max_pool2d(x, 5, 1, 2), torch.empty(2, 16, 12, 16, device="meta")).passed(
         pass_options(SMALL)
     )
-    lines = render(program, SMALL).text.splitlines()
-    assert [line.split("(")[0].strip() for line in lines if ".push(" in line] == [
-        "of_row_0[0].push",
-        "max_0[u + 0].push",
+    text = render(program, SMALL).text
+    unroll = schedule(program.kernels[0], program, SMALL).unroll
+    assert re.findall(r"fp::Line<(\d+), 1, 1, 5, (\d+)>::reduce<(\d+)>", text) == [
+        (f"{unroll}", "3", "4"),
+        ("4", "4", "1"),
     ]
+    assert ".push(" not in text
+    assert "fp::begin_copy_or<" in text
+    assert "if (!(" not in text
 
 
 def test_blocks_of_short_patches_have_several_rows() -> None:

@@ -1,0 +1,117 @@
+"""Windows of which a row's points come to the same for all results that need the row: reduced along rows, then down, by what neighbours share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusepass.codegen.ir.expr import ReduceOp
+from fusepass.codegen.ir.index import Axis, Bound, axis_index
+from fusepass.codegen.ir.patches import PatchWindow, at_first
+from fusepass.codegen.ir.sliding import Line, Reduced, reduced
+from fusepass.codegen.render.cuda_frame import Frame
+from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, loop
+from fusepass.codegen.render.numbers import plain
+from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.schedule.plan import Schedule
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a thread reduces a window to.
+
+    Attributes:
+        state: the C type of what points become.
+        other: what tiles have in the place of what is not there, as C text; empty for zeros.
+    """
+
+    state: str
+    other: str
+    way: Reduced
+
+
+def form_of(window: PatchWindow, tiles: Sequence[StagedTile], plan: Schedule) -> Form:
+    """The form of a window whose input is in `tiles`."""
+    op, stored = window.window.op, C_TYPES[tiles[0].below.load.dtype]
+    way = reduced(window, [tile.shape for tile in tiles], plan.unroll, plan.width)
+    state = f"fp::{op.value}<{C_TYPES[window.window.dtype]}>"
+    other = f"fp::cast<{stored}>({state}::none())" if way.everywhere and op is not ReduceOp.SUM else ""
+    return Form(f"fp::MaxPair<{stored}>" if way.lanes > 1 else state, other, way)
+
+
+class Sliding:
+    """Writes the reductions of separable windows from tiles."""
+
+    def __init__(self, frame: Frame, tiles: PatchTiles) -> None:
+        self.frame, self._tiles = frame, tiles
+
+    def result(self, window: PatchWindow, form: Form, states: str) -> str:
+        """What a step's lane gets of a window, from a thread's states."""
+        frame, plan, op = self.frame, self.frame.schedule, window.window.op
+        if form.way.lanes > 1:
+            step = f"{frame.u} * {plan.width // form.way.lanes} + " if plan.unroll > 1 else ""
+            return f"{states}[{step}{frame.v} / {form.way.lanes}].of({frame.v} % {form.way.lanes})"
+        value = f"{states}[{self._tiles.result()}].part<0>()"
+        # A sum begins with 0, so it is never -0.
+        return f"({C_TYPES[window.window.dtype]}(0) + {value})" if op is ReduceOp.SUM else value
+
+    def reduce(self, window: PatchWindow, form: Form, tiles: Sequence[StagedTile], into: str) -> list[str]:
+        """The lines that reduce the rows of tiles into a thread's states."""
+        frame, plan, way = self.frame, self.frame.schedule, form.way
+        j, of_row, lines = self._tiles.row, frame.names.numbered("of_row"), list[str]()
+        for tile in tiles:
+            lines += self._tiles.read(tile, stored=way.lanes > 1)
+        lines += self._row(window, form, tiles, of_row)
+        count, _ = tiles[0].below.span(window.taps, (plan.unroll, 1))
+        asked, there = ([], "true") if way.everywhere else self._tiles.row_is_there(window, count)
+        width = plan.width // way.lanes
+        if there != "true":
+            w = frame.names.numbered("w")
+            lines += [*asked, *block(f"if (!({there}))", loop(w, width, [f"{of_row}[{w}] = {form.state}();"]))]
+        return _line(way.rows, width, into, (form.state, j, of_row), lines)
+
+    def _row(self, window: PatchWindow, form: Form, tiles: Sequence[StagedTile], into: str) -> list[str]:
+        """The lines that reduce what a thread has read of a row into states."""
+        frame, points = self.frame, form.way.points
+        i, of_point = frame.names.numbered("i"), frame.names.numbered("of_point")
+        if form.way.lanes > 1:
+            near, shift, step = tiles[0].near, tiles[0].shape.shift, tiles[0].below.steps[1]
+            pair = ", ".join(f"{near}[{i} + {shift + lane * step}]" for lane in range(form.way.lanes))
+            return _line(points, 1, into, (form.state, i, of_point), [f"*{of_point} = {form.state}({pair});"])
+        before, condition, value = self._element(window, form, tiles, i)
+        if (
+            condition != "true" and points.count == 1
+        ):  # nothing is shared: a push that may not happen is one instruction
+            pushed = [*before, *block(f"if ({condition})", [*value[:-1], f"{into}->push({value[-1]});"])]
+            all_points = f"for (int {i} = 0; {i} < {points.apart * points.size}; {i} += {points.apart})"
+            return ["#pragma unroll", *block(all_points, pushed)]
+        made = [*value[:-1], f"*{of_point} = {form.state}::of({value[-1]});"]
+        made = made if condition == "true" else block(f"if ({condition})", made)
+        return _line(points, 1, into, (form.state, i, of_point), [*before, *made])
+
+    def _element(
+        self, window: PatchWindow, form: Form, tiles: Sequence[StagedTile], number: str
+    ) -> tuple[list[str], str, list[str]]:
+        """The lines before, and the condition, that a row's element `number` is there; and the lines before its value, with the value."""
+        frame = self.frame
+        _, reach = tiles[0].below.span(window.taps, (1, frame.schedule.width))
+        element, still = Axis("element of a row", reach), (frame.lane, *window.window.axes)
+        scope = frame.top.child(conditional=True)
+        scope.define_axis(element, number)
+        for each in tiles:
+            place = plain(scope.index(axis_index(element) + each.shape.shift))
+            scope.bind(each.used, f"{each.near}[{place}]")
+        bounds = () if form.way.everywhere else window.right
+        first = (at_first(bound.index, *still) + axis_index(element) for bound in bounds)
+        right = [Bound(index, bound.low, bound.high) for index, bound in zip(first, bounds, strict=True)]
+        condition = scope.condition(right)
+        before = len(scope.lines)
+        value = bare(scope.value(window.value))
+        return scope.lines[:before], condition, [*scope.lines[before:], value]
+
+
+def _line(line: Line, width: int, into: str, part: tuple[str, str, str], lines: Sequence[str]) -> list[str]:
+    """The call that reduces windows along a line; `part`: the states' type, and the names of a part's number and states, for which `lines` are."""
+    state, number, name = part
+    of = f"fp::Line<{line.count}, {line.step}, {line.apart}, {line.size}, {line.together}>::reduce<{width}>"
+    return [*block(f"{of}({into}, [&](int {number}, {state}* {name})", lines)[:-1], "});"]

@@ -1,0 +1,118 @@
+// Windows that overlap, reduced with the parts that neighbours share.
+#pragma once
+
+#include "fp_states.h"
+#include "fp_vector.cuh"
+
+namespace fp {
+
+// Begins to copy `N` numbers, 4 bytes or more at a multiple of that, from global to shared memory if they are `real` (see
+// `begin_copy_bytes` in fp_instructions.cuh, which comes before); else lays down `other`.
+template <int N, typename T>
+__device__ __forceinline__ void begin_copy_or(T* to, const T* from, bool real, T other) {
+    if (real) {
+        begin_copy_bytes<N * sizeof(T)>(to, from, N * sizeof(T));
+        return;
+    }
+    Vec<T, N> others;
+#pragma unroll
+    for (int i = 0; i < N; ++i) others[i] = other;
+    as_vector<N>(*to) = others;
+}
+
+FP_FN constexpr int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(b, a % b); }
+
+// Windows along a line: part t of window u, for t < Size, is number u * Step + t * Apart of what lies there. Of windows that meet the
+// same numbers, `Together` neighbours share the parts that all of them have; to these each adds what comes before, from the nearest
+// on, and what comes behind (van Herk 1992; Gil and Werman 1993).
+template <int Count, int Step, int Apart, int Size, int Together>
+struct Line {
+    // Windows so many apart meet the same numbers, each so many parts further on than the one before.
+    static constexpr int classes = Apart / common_divisor(Step, Apart), step = Step * classes / Apart;
+    static_assert((Together - 1) * step < Size, "windows that share nothing");
+
+    // Window u comes to into[u * Width + w] for w < Width. `part(number, states)` lays down the Width states of a number.
+    template <int Width, typename State, typename Part>
+    static FP_FN void reduce(State* into, const Part& part) {
+        of_class<0, Width>(into, part);
+    }
+
+private:
+    static FP_FN constexpr int count(int first) { return (Count - first + classes - 1) / classes; }
+
+    template <int First, int Width, typename State, typename Part>
+    static FP_FN void of_class(State* into, const Part& part) {
+        if constexpr (First < classes && First < Count) {
+            State found[((count(First) - 1) * step + Size) * Width];
+            of_group<First, 0, Width>(into, found, part);
+            of_class<First + 1, Width>(into, part);
+        }
+    }
+
+    template <int First, int At, int Width, typename State, typename Part>
+    static FP_FN void of_group(State* into, State* found, const Part& part) {
+        if constexpr (At < count(First)) {
+            constexpr int together = At + Together < count(First) ? Together : count(First) - At;
+            constexpr int begin = At * step, shared = begin + (together - 1) * step;
+            constexpr int end = begin + Size, behind = shared + Size;
+            constexpr int known = At > 0 ? end - step : 0;  // groups before have found what comes before it
+            State run[Width];
+            const auto add = [&](int j, bool anew) {
+                State* const here = found + j * Width;
+                if (j >= known) part(First * Step + j * Apart, here);
+#pragma unroll
+                for (int w = 0; w < Width; ++w) {
+                    if (anew) {
+                        run[w] = here[w];
+                    } else {
+                        run[w].merge(here[w]);
+                    }
+                }
+            };
+            State* const to = into + (First + At * classes) * Width;
+#pragma unroll
+            for (int j = shared; j < end; ++j) add(j, j == shared);
+#pragma unroll
+            for (int w = 0; w < Width; ++w) to[(together - 1) * classes * Width + w] = run[w];
+#pragma unroll
+            for (int j = shared - 1; j >= begin; --j) {
+                add(j, false);
+                if ((j - begin) % step == 0) {
+#pragma unroll
+                    for (int w = 0; w < Width; ++w) to[(j - begin) / step * classes * Width + w] = run[w];
+                }
+            }
+#pragma unroll
+            for (int j = end; j < behind; ++j) {
+                add(j, j == end);
+                if ((j - end + 1) % step == 0) {
+#pragma unroll
+                    for (int w = 0; w < Width; ++w) to[(j - end + 1) / step * classes * Width + w].merge(run[w]);
+                }
+            }
+            of_group<First, At + Together, Width>(into, found, part);
+        }
+    }
+};
+
+// The maxima of two windows of 16-bit numbers, NaN where one is: a GPU compares both in one instruction.
+template <typename H>
+struct MaxPair {
+    unsigned both = std::is_same_v<H, half> ? 0xfc00fc00u : 0xff80ff80u;  // -inf
+
+    FP_FN MaxPair() {}
+
+    FP_FN MaxPair(H first, H second) : both(unsigned(first) | unsigned(second) << 16) {}
+
+    FP_FN float of(int window) const { return to_float(static_cast<H>(std::uint16_t(both >> (16 * window)))); }
+
+    FP_FN void merge(const MaxPair& other) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        raise_pair(both, other.both, H());
+#else
+        *this = MaxPair(cast<H>(maximum(of(0), other.of(0))), cast<H>(maximum(of(1), other.of(1))));
+#endif
+    }
+};
+
+}  // namespace fp
