@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ except ImportError:  # a GPU machine without the dev extra still runs the gpu te
     pass
 else:
     # "ci" draws the same examples every time, so that a failure can be repeated; "dev" looks for new ones.
-    hypothesis.settings.register_profile("ci", deadline=None, max_examples=30, derandomize=True, database=None)
+    hypothesis.settings.register_profile("ci", deadline=None, max_examples=20, derandomize=True, database=None)
     hypothesis.settings.register_profile("dev", deadline=None, max_examples=100, print_blob=True)
     hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
@@ -49,7 +50,16 @@ def pytest_collectstart() -> None:
     torch.manual_seed(0)
 
 
+@pytest.hookimpl(tryfirst=True)  # before what is slow is left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    cases: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("thinned")
+        if mark is not None:
+            name = item.nodeid.partition("[")[0]
+            if cases[name] % mark.args[0]:
+                item.add_marker(pytest.mark.slow)
+            cases[name] += 1
     if torch.cuda.is_available():
         return
     no_device = pytest.mark.skip(reason="needs a CUDA device")

@@ -126,6 +126,7 @@ SAMPLE = (1, 2, 3, 4, 7, 16, 17, 31, 32, 33, 64)
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.thinned(2)
 def test_a_loop_over_lengths_needs_few_libraries(name: str, builds: Builds) -> None:
     model = MODELS[name]()
     optimised = made(model)

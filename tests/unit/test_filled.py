@@ -101,6 +101,7 @@ def check(case: Case, program: Program, found: dict[str, Array], given: dict[str
 @needs_compiler
 @pytest.mark.parametrize("facts", [ONE, TWO], ids=["one", "two"])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.thinned(3)
 def test_values(name: str, facts: DeviceFacts) -> None:
     case = CASES[name]
     program = filled(case)

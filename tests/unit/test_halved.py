@@ -126,6 +126,7 @@ EMULATED += ["transposed, by 2", "transposed, by 1 and 2, dilated"]
 
 @needs_compiler
 @pytest.mark.parametrize("name", EMULATED)
+@pytest.mark.thinned(3)
 def test_values_thread_by_thread(name: str) -> None:
     case = CASES[name]
     program = halved(case)

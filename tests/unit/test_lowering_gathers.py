@@ -221,6 +221,7 @@ TRUTHS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 @pytest.mark.models
 @pytest.mark.parametrize("name", TRUTHS)
+@pytest.mark.thinned(3)
 def test_a_truth_value_as_a_place(name: str) -> None:
     """GCC 12 gathers by the mask that a comparison of vectors gives, in which true is -1, where a place is one as a number."""
     model = Functional(lambda x, *others: x[TRUTHS[name](*others)])

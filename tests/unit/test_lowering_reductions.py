@@ -158,6 +158,7 @@ def test_variance_without_freedom() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("dim", [0, 1], ids=["outer", "inner"])
 @pytest.mark.parametrize("size", [1, 2, 5, 33, 700])
+@pytest.mark.thinned(3)
 def test_a_mean_beside_a_variance_moves_on_from_infinities(size: int, dim: int, dtype: torch.dtype) -> None:
     """As eager's, it is NaN, but for one infinity that comes last."""
     found = torch.randn(12, size, dtype=dtype, generator=torch.Generator().manual_seed(5))

@@ -69,6 +69,7 @@ def check(program: Program, facts: DeviceFacts = SMALL, tolerance: float = 2e-6)
 
 @needs_compiler
 @pytest.mark.parametrize(("precision", "name"), thinned(itertools.product(Precision, FEW), 2))
+@pytest.mark.thinned(3)
 def test_values(name: str, precision: Precision) -> None:
     check(generated(replace(CASES[name], precision=precision, halves=True)))
 
@@ -221,6 +222,7 @@ def test_values_of_channels_that_take_turns() -> None:
     ("name", "over"),
     [("2d, 8 to 40 channels", Over.LOGSUMEXP), ("transposed 2d", Over.NORMALISED), ("2d", Over.ARGMAX)],
 )
+@pytest.mark.thinned(2)
 def test_reductions_over_channels(name: str, over: Over, precision: Precision) -> None:
     program = generated_reduction(replace(CASES[name], precision=precision, halves=True), over)
     assert multiplying(program).cols
@@ -293,6 +295,7 @@ def test_any_geometry(
 @needs_compiler
 @pytest.mark.parametrize("bits", [0x7F800000, 0xFFFFFFFF, 0x7F7FC99E])
 @pytest.mark.parametrize(("precision", "where"), list(itertools.product(Precision, "xw")))
+@pytest.mark.thinned(3)
 def test_what_is_not_finite_spreads_as_in_plain_arithmetic(bits: int, precision: Precision, where: str) -> None:
     """An infinity, NaN, and a number that is finite but beyond what sums of it can be."""
     # Neighbours are taken one at a time, or, with a result of even width, two.

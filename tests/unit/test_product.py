@@ -42,6 +42,7 @@ def run(program: Program, facts: DeviceFacts, inputs: dict[str, Array], *, align
 
 @needs_compiler
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.thinned(3)
 def test_values(name: str) -> None:
     case = CASES[name]
     program = generated(case)
@@ -53,6 +54,7 @@ def test_values(name: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("name", ["linear", "plain", "both turned", "half", "half, turned", "bfloat16"])
+@pytest.mark.thinned(2)
 def test_values_where_nothing_is_aligned(name: str) -> None:
     case = CASES[name]
     program = generated(case)
@@ -115,6 +117,7 @@ ACCURATE = {
 @needs_compiler
 @pytest.mark.parametrize("centre", [0.0, 1.5])
 @pytest.mark.parametrize("name", ACCURATE)
+@pytest.mark.thinned(3)
 def test_as_exact_as_float32(name: str, centre: float) -> None:
     """The error against float64 is at most twice that of float32 sums, term by term as cuBLAS adds them."""
     case = ACCURATE[name]
@@ -139,6 +142,7 @@ BY_GROUPS = ["linear, odd", "plain", "TF32", "bfloat16, turned and odd"]
 @needs_compiler
 @pytest.mark.parametrize(("name", "groups"), [*((n, False) for n in BY_WARPS), *((n, True) for n in BY_GROUPS)])
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, "two infinities", "largest", "all ones"])
+@pytest.mark.thinned(3)
 def test_what_is_not_finite_spreads_as_in_plain_arithmetic(
     name: str, groups: bool, bad: float | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,6 +356,7 @@ def test_what_is_left_for_nvcc(name: str) -> None:
 
 
 @pytest.mark.parametrize("tiling", [each for each in TILINGS if each.groups and not each.runs], ids=tiling_id)
+@pytest.mark.thinned(3)
 def test_groups_keep_their_sums_in_registers(tiling: Tiling, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where ptxas moves sums while products run, it lets the products run one by one, and says so."""
     if shutil.which("nvcc") is None:

@@ -157,6 +157,7 @@ def check(program: Program, inputs: dict[str, Array] | None = None, facts: Devic
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.thinned(5)
 def test_values(name: str) -> None:
     check(PROGRAMS[name]())
 
@@ -192,6 +193,7 @@ def test_keeping_changes_nothing(name: str, kept: int, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     "op", [ReduceOp.SUM, ReduceOp.MAX, ReduceOp.MIN, ReduceOp.SOFTMAX, ReduceOp.ARGMAX, ReduceOp.ARGMIN]
 )
+@pytest.mark.thinned(3)
 def test_special_values(op: ReduceOp, outer: bool) -> None:
     program = k.row_reduction(70, 100, op, outer=outer)
     x = np.random.default_rng(1).standard_normal((70, 100)).astype(np.float32)

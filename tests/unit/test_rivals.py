@@ -50,6 +50,7 @@ def test_values_of_all(name: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("name", [name for name in k.SAMPLES if name.startswith("aligned_copy")])
+@pytest.mark.thinned(3)
 def test_values_of_rows_that_aligned_vectors_cover(name: str) -> None:
     program = k.SAMPLES[name]()
     ranks = covered(program, SMALL)
@@ -73,6 +74,7 @@ def test_values_of_rows_that_aligned_vectors_cover(name: str) -> None:
     ],
     ids=str,
 )
+@pytest.mark.thinned(3)
 def test_values_of_covered_rows_of_other_sizes(program: Program) -> None:
     for rank in covered(program, SMALL):
         check_rank(program, rank)

@@ -88,6 +88,7 @@ def test_one_kernel_that_means_what_pytorch_means(name: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.thinned(3)
 def test_emulated(name: str) -> None:
     made = region(*_made(name))
     program = made.passed(pass_options(SMALL))
@@ -96,6 +97,7 @@ def test_emulated(name: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.thinned(3)
 def test_on_a_cpu(name: str) -> None:
     made = region(*_made(name))
     program = made.passed()

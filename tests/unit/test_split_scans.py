@@ -65,6 +65,7 @@ def test_a_row_without_equal_pieces_that_leave_none_or_several() -> None:
 @needs_compiler
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("on_gpu", [True, False])
+@pytest.mark.thinned(3)
 def test_compiled(name: str, on_gpu: bool) -> None:
     made = _made(name)
     program = made.passed(SPLIT)
