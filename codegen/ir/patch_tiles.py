@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
-from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.patches import Below, PatchWindow, at_first
 from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.ir.vectors import alignment
@@ -14,6 +14,7 @@ ASYNCHRONOUS = 4
 """Bytes of the smallest copy that goes on by itself."""
 
 _ACCESS = 16  # bytes of the widest copy
+_FEW = 2  # elements of a copy of each row by itself, up to which rows copied together cost less, with conditions at their ends
 _GAPS = 2  # times what is needed of a row, from which the rest of it is not copied
 
 
@@ -77,16 +78,28 @@ def tile_shape(
     rows, cols = below.span(window.taps, patch)
     _, reach = below.span(window.taps, (1, width))
     near = gcd(width * below.steps[1], _ACCESS // nbytes)
-    lie_together = across <= patch[1] and below.pitch <= _GAPS * cols and not window.deep
-    if vector == 1 and usable and lie_together and (near == 1 or nbytes < ASYNCHRONOUS):
-        vector = _ACCESS // nbytes
-        covered = _up((rows - 1) * below.pitch + cols + vector - 1, vector) * nbytes
-        return TileShape(rows, cols, vector, 0, cols, 1, reach, covered, below.pitch)
     needed = cols + shift
-    cols = _up(needed, max(vector, near))
-    return TileShape(
-        rows, cols, vector, shift, needed, near, _up(reach + shift, near), _up(rows * cols * nbytes, _ACCESS)
-    )
+    room = _up(needed, max(vector, near))
+    nearby = _up(reach + shift, near)
+    alone = TileShape(rows, room, vector, shift, needed, near, nearby, _up(rows * room * nbytes, _ACCESS))
+    if not usable or across > patch[1] or below.pitch > _GAPS * cols or window.deep:
+        return alone
+    together = _together(window, below, start, (rows, cols, reach), near)
+    short = vector == 1 and (near == 1 or nbytes < ASYNCHRONOUS)
+    few = window.separable and together.near == near and vector <= _FEW
+    return together if short or few else alone
+
+
+def _together(window: PatchWindow, below: Below, start: Index, needed: tuple[int, int, int], near: int) -> TileShape:
+    """The tile whose rows are copied as they lie. `needed`: rows, elements of each, and what a thread needs of these; it reads up to `near` at
+    once, if rows allow it."""
+    rows, cols, reach = needed
+    nbytes = below.load.dtype.nbytes
+    shifts = [at for at in range(near) if alignment(start - at, _NOWHERE, 1) % near == 0]
+    near, shift = (near, shifts[0]) if shifts and (below.plane % near == 0) else (1, 0)
+    vector = _ACCESS // nbytes
+    covered = _up((rows - 1) * below.pitch + _up(cols + shift, near) + vector - 1, vector) * nbytes
+    return TileShape(rows, cols, vector, shift, cols, near, _up(reach + shift, near), covered, below.pitch)
 
 
 _NOWHERE = Axis("", 1)

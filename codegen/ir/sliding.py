@@ -104,6 +104,5 @@ def reduced(window: PatchWindow, shapes: Sequence[TileShape], unroll: int, width
     alone = window.separable and len(loads) == 1 and as_used(window.value, loads[0]) is window.value
     everywhere = alone and not shapes[0].run
     maximum = window.window.op is ReduceOp.MAX and window.window.dtype is DType.F32
-    complete = everywhere or not (window.down or window.right)
-    paired = alone and maximum and complete and loads[0].dtype in _SHORT and width % 2 == 0
+    paired = alone and maximum and loads[0].dtype in _SHORT and width % 2 == 0
     return Reduced(window, unroll, width, 2 if paired else 1, everywhere)

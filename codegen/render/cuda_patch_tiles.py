@@ -48,7 +48,7 @@ class PatchTiles:
         pointer, element = frame.pointers[load.buffer], C_TYPES[load.dtype]
         name, near = (frame.names.numbered(f"{pointer}_{what}") for what in ("tile", "in"))
         self.reserve(name, element, copies * shape.nbytes)
-        lead = self._lead(window, load, shape.vector) if shape.run and window.planes is None else ""
+        lead = self._lead(window, load, shape) if shape.run and window.planes is None else ""
         return StagedTile(below, shape, name, near, as_used(window.value, load), lead)
 
     def reserve(self, name: str, element: str, nbytes: int) -> None:
@@ -68,7 +68,7 @@ class PatchTiles:
         still = self._first(scope, window)
         if shape.run:
             vector = self._counted(scope, "vector", shape.vectors, f"{thread} % {shape.vectors}")
-            covers = at_first(load.index, *still) // shape.vector * shape.vector + vector * shape.vector
+            covers = (at_first(load.index, *still) - shape.shift) // shape.vector * shape.vector + vector * shape.vector
             there = Bound(covers, 0, frame.program.buffer(load.buffer).extent)
             return scope, scope.operand(covers), scope.condition([there])
         vectors = shape.cols // shape.vector
@@ -91,14 +91,14 @@ class PatchTiles:
         scope = Scope(self.frame.printer)
         scope.lines += self._image(scope, f"{thread} / {tile.shape.vectors}")
         still = self._first(scope, window)
-        return scope, scope.operand(at_first(tile.below.load.index, *still))
+        return scope, scope.operand(at_first(tile.below.load.index, *still) - tile.shape.shift)
 
     def lead_of_plane(self, window: PatchWindow, tile: StagedTile, plane: str) -> tuple[str, list[str]]:
         """The place in the tile of the first element that a thread's image needs of plane number `plane`, and the lines that find it."""
         shape, load = tile.shape, tile.below.load
         scope, name = self.frame.top.child(), self.frame.names.numbered("lead")
         still = self._first(scope, window)
-        first = scope.index(at_first(load.index, *still) + self.before(window, tile))
+        first = scope.index(at_first(load.index, *still) - shape.shift + self.before(window, tile))
         return name, [
             *scope.lines,
             f"const int {name} = fp::mod({first} + {plane} * {tile.below.plane}, {shape.vector});",
@@ -109,7 +109,9 @@ class PatchTiles:
         if not window.around and not tile.shape.run:
             return 0
         vector = tile.shape.vector
-        return -(min(tile.below.load.index.bounds[0], 0) // vector) * vector
+        return (
+            -(min(tile.below.load.index.bounds[0] - (tile.shape.shift if tile.shape.run else 0), 0) // vector) * vector
+        )
 
     def _first(self, scope: Scope, window: PatchWindow) -> tuple[Axis, ...]:
         """Define where the block's patch begins, and return the axes that are 0 at the first element that is needed for it."""
@@ -137,13 +139,13 @@ class PatchTiles:
         scope.define_axis(axis, name)
         return axis_index(axis)
 
-    def _lead(self, window: PatchWindow, load: Load, vector: int) -> str:
+    def _lead(self, window: PatchWindow, load: Load, shape: TileShape) -> str:
         """Define the place of the first element that a thread's image needs: vectors begin before it."""
         frame, row = self.frame, self.frame.arranged.row
         scope, name = Scope(frame.printer), frame.names.numbered("lead")
         if row is not None:
             scope.define_axis(row, self.place.image)
-        value = scope.index(at_first(load.index, *self._first(scope, window)) % vector)
+        value = scope.index((at_first(load.index, *self._first(scope, window)) - shape.shift) % shape.vector)
         frame.top.lines += [*scope.lines, f"const int {name} = {value};"]
         return name
 

@@ -22,12 +22,17 @@ class Form:
 
     Attributes:
         state: the C type of what points become.
-        other: what tiles have in the place of what is not there, as C text; empty for zeros.
+        none: an element that changes nothing, in the type that tiles have, as C text.
     """
 
     state: str
-    other: str
+    none: str
     way: Reduced
+
+    @property
+    def other(self) -> str:
+        """What tiles have in the place of what is not there; empty for zeros."""
+        return self.none if self.way.everywhere and self.way.window.window.op is not ReduceOp.SUM else ""
 
 
 def form_of(window: PatchWindow, tiles: Sequence[StagedTile], plan: Schedule) -> Form:
@@ -35,8 +40,7 @@ def form_of(window: PatchWindow, tiles: Sequence[StagedTile], plan: Schedule) ->
     op, stored = window.window.op, C_TYPES[tiles[0].below.load.dtype]
     way = reduced(window, [tile.shape for tile in tiles], plan.unroll, plan.width)
     state = f"fp::{op.value}<{C_TYPES[window.window.dtype]}>"
-    other = f"fp::cast<{stored}>({state}::none())" if way.everywhere and op is not ReduceOp.SUM else ""
-    return Form(f"fp::MaxPair<{stored}>" if way.lanes > 1 else state, other, way)
+    return Form(f"fp::MaxPair<{stored}>" if way.lanes > 1 else state, f"fp::cast<{stored}>({state}::none())", way)
 
 
 class Sliding:
@@ -75,9 +79,8 @@ class Sliding:
         frame, points = self.frame, form.way.points
         i, of_point = frame.names.numbered("i"), frame.names.numbered("of_point")
         if form.way.lanes > 1:
-            near, shift, step = tiles[0].near, tiles[0].shape.shift, tiles[0].below.steps[1]
-            pair = ", ".join(f"{near}[{i} + {shift + lane * step}]" for lane in range(form.way.lanes))
-            return _line(points, 1, into, (form.state, i, of_point), [f"*{of_point} = {form.state}({pair});"])
+            made = self._pair(window, form, tiles[0], i)
+            return _line(points, 1, into, (form.state, i, of_point), [*made[:-1], f"*{of_point} = {made[-1]};"])
         before, condition, value = self._element(window, form, tiles, i)
         if (
             condition != "true" and points.count == 1
@@ -88,6 +91,17 @@ class Sliding:
         made = [*value[:-1], f"*{of_point} = {form.state}::of({value[-1]});"]
         made = made if condition == "true" else block(f"if ({condition})", made)
         return _line(points, 1, into, (form.state, i, of_point), [*before, *made])
+
+    def _pair(self, window: PatchWindow, form: Form, tile: StagedTile, number: str) -> list[str]:
+        """The lines before the state of the windows' elements from `number` on, with the state."""
+        lines, elements = list[str](), list[str]()
+        for lane in range(form.way.lanes):
+            at = f"{number} + {lane * tile.below.steps[1]}" if lane else number
+            before, condition, _ = self._element(window, form, [tile], at)
+            element = f"{tile.near}[{at} + {tile.shape.shift}]"
+            lines += before
+            elements.append(element if condition == "true" else f"{condition} ? {element} : {form.none}")
+        return [*lines, f"{form.state}({', '.join(elements)})"]
 
     def _element(
         self, window: PatchWindow, form: Form, tiles: Sequence[StagedTile], number: str

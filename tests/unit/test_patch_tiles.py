@@ -33,6 +33,9 @@ TOGETHER: dict[str, Case] = {
     "images apart": (lambda x: F.max_pool2d(x[:, ::2], 3, 1, 1), (2, 6, 9, 9), torch.float16),
     "rows apart": (lambda x: F.max_pool2d(x[..., 2:-2], 3, 1, 1), (2, 6, 19, 25), torch.float16),
     "computed points": (lambda x: F.avg_pool2d(torch.relu(1 - x), 3, 1, 1), (2, 6, 19, 25), torch.float16),
+    "two elements at a time": (lambda x: F.avg_pool2d(x, 5, 1, 2), (2, 16, 14, 14), torch.float32),
+    "two elements, from the one before": (lambda x: F.avg_pool2d(x, 3, 1, 1), (2, 16, 14, 14), torch.float32),
+    "two halves at a time": (lambda x: F.max_pool2d(x, 3, 1, 1), (3, 8, 10, 14), torch.float16),
 }
 ONE_AXIS: dict[str, Case] = {
     "one axis": (lambda x: F.max_pool1d(x, 9, 1, 4), (4, 6, 200), torch.float32),
@@ -44,6 +47,7 @@ ONE_AXIS: dict[str, Case] = {
 APART: dict[str, Case] = {
     "rows of words, stored as vectors": (lambda x: F.max_pool2d(x, 2, 1), (2, 6, 25, 41), torch.float32),
     "rows that begin with vectors": (lambda x: F.avg_pool2d(x, 3, 1, 1), (2, 6, 24, 40), torch.float16),
+    "four halves at a time": (lambda x: F.avg_pool2d(x, 3, 1, 1), (2, 16, 12, 12), torch.float16),
     "rows far apart": (lambda x: F.max_pool2d(x[..., :13], 3, 1, 1), (2, 6, 19, 45), torch.float16),
 }
 
