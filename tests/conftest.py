@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     cases: Counter[str] = Counter()
     for item in items:
         mark = item.get_closest_marker("thinned")
-        if mark is not None:
+        if mark is not None and not item.get_closest_marker("slow"):
             name = item.nodeid.partition("[")[0]
             if cases[name] % mark.args[0]:
                 item.add_marker(pytest.mark.slow)

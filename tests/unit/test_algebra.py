@@ -489,6 +489,7 @@ def test_a_rule_for_finite_numbers_waits_to_be_asked(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=6)
 @given(data=st.data())
+@pytest.mark.thinned(2)
 def test_a_rule_changes_no_value(name: str, data: st.DataObject) -> None:
     """Over random shapes, with any function of the case; most are too small for the rule to pay."""
     case = CASES[name]

@@ -217,7 +217,7 @@ class Chain(nn.Module):
     ],
 )
 @pytest.mark.parametrize("broken", [False, True])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(2)
 def test_one_region_writes_as_the_next_one_reads(
     between: Callable[[Tensor], Tensor], handed: bool, broken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

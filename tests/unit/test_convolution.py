@@ -433,6 +433,7 @@ def compiled(name: str, precision: Precision, folder: Path) -> tuple[Path, str]:
 
 
 @pytest.mark.parametrize(("name", "precision"), TOGETHER)
+@pytest.mark.thinned(3)
 def test_groups_of_warps_multiply_without_waiting_for_each_product(
     name: str, precision: Precision, tmp_path: Path
 ) -> None:

@@ -115,6 +115,7 @@ def test_values(name: str, facts: DeviceFacts) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("kind", GIVEN)
+@pytest.mark.thinned(2)
 def test_an_alarm_where_a_guess_is_wrong(kind: str) -> None:
     """Then the input is packed, and multiplied once more."""
     case = CASES["2d"]

@@ -514,6 +514,7 @@ def refused(program: Program, halves: ScaledHalves | ScaledWeights) -> None:
         ("transposed 3d", Precision.TF32),  # of many channels
     ],
 )
+@pytest.mark.thinned(3)
 def test_registers_suffice_and_products_overlap(name: str, precision: Precision, tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
