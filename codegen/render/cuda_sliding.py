@@ -23,6 +23,7 @@ class Form:
     Attributes:
         state: the C type of what points become.
         none: an element that changes nothing, in the type that tiles have, as C text.
+        way: along which lines, and how many results at once.
     """
 
     state: str
@@ -82,9 +83,8 @@ class Sliding:
             made = self._pair(window, form, tiles[0], i)
             return _line(points, 1, into, (form.state, i, of_point), [*made[:-1], f"*{of_point} = {made[-1]};"])
         before, condition, value = self._element(window, form, tiles, i)
-        if (
-            condition != "true" and points.count == 1
-        ):  # nothing is shared: a push that may not happen is one instruction
+        if condition != "true" and points.count == 1:
+            # Nothing is shared, and a push that may not happen is one instruction.
             pushed = [*before, *block(f"if ({condition})", [*value[:-1], f"{into}->push({value[-1]});"])]
             all_points = f"for (int {i} = 0; {i} < {points.apart * points.size}; {i} += {points.apart})"
             return ["#pragma unroll", *block(all_points, pushed)]

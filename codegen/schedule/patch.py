@@ -27,6 +27,9 @@ _SUMS = 32  # registers of a thread that hold results; of separable windows half
 _CONSTANTS = 32  # registers that hold weights: with more, half as many results
 _OTHERS = 16  # registers besides results and half of the weights; the others are loaded again
 _MOST_ROWS = 8  # of results, one below the other, of a thread; as many as the window has, where those share what they are made of
+_MOST_READ = (
+    2048  # elements of tiles that a thread with several rows reads: they are written out, which takes the compiler long
+)
 _BLOCKS = 5  # on a multiprocessor, so that some compute while others wait
 _READING = 0.25  # of what the points of a row of results cost, to read a row of the tile
 _COPYING = 0.25  # likewise, to copy what other blocks copy, too
@@ -110,6 +113,8 @@ def _plans(
         if lanes * groups > THREADS[1]:
             continue
         tiles = _tiles(program, windows, (band, cols), width, aligned=aligned)
+        if unroll > 1 and _elements(windows, tiles, unroll) > _MOST_READ:
+            continue
         nbytes, copies = (sum(each) for each in zip(*((tile.nbytes, tile.vectors) for tile in tiles), strict=True))
         patches = ceil(y.size, band) * ceil(x.size, cols)
         for planes in divisors(images, THREADS[1]) if patches == 1 else (1,):
@@ -125,6 +130,13 @@ def _plans(
                 replace(plan, image=(y, x), planes=planes, band=band, resident=max(resident, 1)),
                 copies / (band * cols),
             )
+
+
+def _elements(windows: tuple[PatchWindow, ...], tiles: list[TileShape], unroll: int) -> int:
+    """What a thread reads of tiles, element by element in its code."""
+    shapes = iter(tiles)
+    rows = ((window.below[0].span(window.taps, (unroll, 1))[0], len(window.below)) for window in windows)
+    return sum(count * next(shapes).reach for count, loads in rows for _ in range(loads))
 
 
 def _lanes(vectors: int) -> list[int]:

@@ -103,3 +103,11 @@ def test_blocks_of_short_patches_have_several_rows() -> None:
     made = region(lambda x: F.avg_pool1d(x, 8, 1, 4), torch.empty(64, 128, 16384, device="meta"))
     program = made.passed(pass_options(facts))
     assert schedule(program.kernels[0], program, facts).band > 1
+
+
+def test_threads_of_long_windows_have_few_rows() -> None:
+    """What they read is written out, element by element: of eight rows of a thousand points nvcc makes code for a minute."""
+    facts = DeviceFacts.h200()
+    made = region(lambda x: F.avg_pool1d(x, 1001, 1, 500), torch.empty(8, 64, 4097, device="meta"))
+    program = made.passed(pass_options(facts))
+    assert schedule(program.kernels[0], program, facts).unroll == 2
