@@ -17,6 +17,7 @@ from fusepass.codegen.generate import Generated, generate
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Program
 from tests import compile_cuda
+from tests.support import precompiled
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure() -> None:
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    precompiled.use()
 
 
 def pytest_collectstart() -> None:

@@ -26,6 +26,7 @@ from fusepass.codegen.source import Source, Target
 from fusepass.config import override
 from fusepass.doctor import diagnose
 from fusepass.errors import BuildError
+from tests.support import precompiled
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 
@@ -304,7 +305,8 @@ def test_two_processes_build_a_source_once(compiler_log: Path, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("directory")
-def test_a_warm_start_runs_no_program_and_imports_no_builder() -> None:
+def test_a_warm_start_runs_no_program_and_imports_no_builder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "CPU_FLAGS", precompiled.PLAIN)
     library = build(scale(2))
     body = """\
         def started(*_, **__):

@@ -168,7 +168,7 @@ def test_values(name: str) -> None:
 @needs_compiler
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("facts", [ONE], ids=["one multiprocessor"])
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(9)
 def test_values_thread_by_thread(name: str, facts: object) -> None:
     case = CASES[name]
     program = halved(case)

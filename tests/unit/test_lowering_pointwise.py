@@ -149,7 +149,7 @@ def _works(function: Callable[..., Tensor], *args: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", BINARY)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_types_of_two_tensors(name: str) -> None:
     dtypes = DTYPES if name in ONE_PER_PROMOTION else FEW
     function, samples = BINARY[name], [_sample(dtype) for dtype in dtypes]
@@ -193,7 +193,7 @@ RANKS = [(1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 0)]
 
 
 @pytest.mark.parametrize(("name", "ranks"), thinned(itertools.product(THREE, RANKS), 3))
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_types_of_three_tensors(name: str, ranks: tuple[int, ...]) -> None:
     """With and without dimensions: the type of a 0-dim tensor counts for less."""
     samples = [_sample(dtype) for dtype in FEW]

@@ -81,7 +81,7 @@ def with_tiling(monkeypatch: pytest.MonkeyPatch, tiling: Tiling, program: Progra
 
 @needs_compiler
 @pytest.mark.parametrize("tiling", thinned([each for each in TILINGS if not each.runs], 5), ids=tiling_id)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_values_of_each_tile(tiling: Tiling, monkeypatch: pytest.MonkeyPatch) -> None:
     served = 0
     for case in TILED.values():
