@@ -11,8 +11,6 @@ from fusepass.codegen.ir.expr import ReduceOp
 from fusepass.codegen.ir.patch_tiles import TileShape
 from fusepass.codegen.ir.patches import PatchWindow, as_used
 
-_SHORT = DType.F16, DType.BF16
-
 
 @dataclass(frozen=True)
 class Line:
@@ -104,5 +102,5 @@ def reduced(window: PatchWindow, shapes: Sequence[TileShape], unroll: int, width
     alone = window.separable and len(loads) == 1 and as_used(window.value, loads[0]) is window.value
     everywhere = alone and not shapes[0].run
     maximum = window.window.op is ReduceOp.MAX and window.window.dtype is DType.F32
-    paired = alone and maximum and loads[0].dtype in _SHORT and width % 2 == 0
+    paired = alone and maximum and loads[0].dtype.is_half and width % 2 == 0
     return Reduced(window, unroll, width, 2 if paired else 1, everywhere)

@@ -8,7 +8,7 @@ from fusepass.codegen.ir.expr import Load
 from fusepass.codegen.ir.patch_tiles import ASYNCHRONOUS
 from fusepass.codegen.ir.patches import PatchWindow
 from fusepass.codegen.render.cuda_frame import Frame
-from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, loop
+from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, begin_copy, loop
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
 
@@ -63,8 +63,7 @@ class TileCopies(Copies):
     """The tiles of the input; what is not there becomes `other`, or a zero."""
 
     def __init__(self, of: TileSequence, tile: StagedTile, other: str = "") -> None:
-        self._other = other
-        self.of, self.tile, self._each = of, tile, of.frame.schedule.planes * tile.shape.vectors
+        self.of, self.tile, self._other, self._each = of, tile, other, of.frame.schedule.planes * tile.shape.vectors
         super().__init__(of.frame, of.parts * self._each, ("origin", "waiting"))
         self._bytes = tile.shape.vector * tile.below.load.dtype.nbytes
 
@@ -127,11 +126,11 @@ class TileCopies(Copies):
         elif self._before:
             start = f"{start} - {self._before}"
         source = f"{frame.pointers[load.buffer]} + ({inside} ? {start} : 0)"
-        copy = f"fp::begin_copy_bytes<{self._bytes}>(&{self._place(step)}, {source}, {inside} ? {real} : 0);"
         if self._waits:
             copy = f"{self._waiting(which)} = {inside} ? *({source}) : {self._other or f'{C_TYPES[load.dtype]}(0.0f)'};"
-        elif self._other:
-            copy = f"fp::begin_copy_or<{shape.vector}>(&{self._place(step)}, {source}, {inside}, {self._other});"
+        else:
+            to = f"&{self._place(step)}"
+            copy = begin_copy(self.tile, to, source, inside, f"{inside} ? {real} : 0", self._other)
         return [*scope.lines, *self.where_there([*lines, f"const bool {inside} = {exists};", copy])]
 
     def end(self, step: str, which: int = 0) -> list[str]:

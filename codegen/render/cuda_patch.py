@@ -14,7 +14,7 @@ from fusepass.codegen.ir.expr import Apply, Load, Op, ReduceOp, children
 from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.patches import PatchWindow, as_used, patch_windows
 from fusepass.codegen.render.cuda_frame import Frame
-from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, loop
+from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, begin_copy, loop
 from fusepass.codegen.render.cuda_sliding import Form, Sliding, form_of
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
@@ -49,12 +49,12 @@ class Patches:
         windows = patch_windows(frame.kernel, frame.program, (y, x))
         frame.printer.expect([store.value for store in frame.kernel.stores])
         frame.top.lines.append(f"extern __shared__ __align__(16) unsigned char {self._tiles.pool}[];")
-        tiles = [self._staged(window) for window in windows]
+        staged = [self._staged(window) for window in windows]
         if self._tiles.used > frame.schedule.shared_bytes:
             raise RenderError(f"{frame.kernel.name} stages {self._tiles.used} bytes, not {frame.schedule.shared_bytes}")
         frame.top.lines += ["fp::end_copies();", "fp::await_copies<0>();", "__syncthreads();"]
-        for window, each in zip(windows, tiles, strict=True):
-            self._compute(window, each)
+        for form, tiles in staged:
+            self._compute(form, tiles)
 
     def close(self) -> None:
         """Print what comes behind all steps."""
@@ -66,13 +66,13 @@ class Patches:
 
     # ---- tiles
 
-    def _staged(self, window: PatchWindow) -> list[StagedTile]:
-        """Declare the tiles of a window, and begin to copy them."""
+    def _staged(self, window: PatchWindow) -> tuple[Form, list[StagedTile]]:
+        """Declare the tiles of a window, and begin to copy them; with what the window is reduced to."""
         tiles = [self._tiles.declare(window, below, self.frame.schedule.planes) for below in window.below]
-        other = form_of(window, tiles, self.frame.schedule).other
+        form = form_of(window, tiles, self.frame.schedule)
         for tile in tiles:
-            self._copy(window, tile, other)
-        return tiles
+            self._copy(window, tile, form.other)
+        return form, tiles
 
     def _copy(self, window: PatchWindow, tile: StagedTile, other: str) -> None:
         """Begin to copy a tile. What is not there becomes `other`, or a zero, which nothing uses."""
@@ -88,10 +88,7 @@ class Patches:
             start = f"({inside} ? {bare(start)} : 0)"
         place = f"{thread} * {shape.vector}" if shape.vector > 1 else thread
         to, source = f"&{tile.name}[{place}]", f"{pointer} + {start}"
-        if other and inside != "true":
-            scope.lines.append(f"fp::begin_copy_or<{shape.vector}>({to}, {source}, {inside}, {other});")
-        else:
-            scope.lines.append(f"fp::begin_copy_bytes<{nbytes}>({to}, {source}, {real});")
+        scope.lines.append(begin_copy(tile, to, source, inside, real, other))
         total = plan.planes * shape.vectors
         head = f"for (int {thread} = threadIdx.x; {thread} < {total}; {thread} += {plan.threads})"
         frame.top.lines += block(head, scope.lines)
@@ -106,9 +103,10 @@ class Patches:
 
     # ---- windows
 
-    def _compute(self, window: PatchWindow, tiles: Sequence[StagedTile]) -> None:
+    def _compute(self, form: Form, tiles: Sequence[StagedTile]) -> None:
         """Reduce the rows of the tiles that a thread's results need."""
-        frame, (form, states), constants = self.frame, self.declare_states(window, tiles), self.constants(window)
+        frame, window, states = self.frame, form.way.window, self.declare_states(form)
+        constants = self.constants(window)
         self._states.append((window, form, states))
         if window.separable:
             frame.top.lines += self.sliding.reduce(window, form, tiles, states)
@@ -132,13 +130,12 @@ class Patches:
         asked = loop(k, count, [f"{again} |= fp::isnan({states}[{k}].part<0>());"])
         return [f"bool {again} = false;", *asked, *block(f"if ({again})", lines)]
 
-    def declare_states(self, window: PatchWindow, tiles: Sequence[StagedTile]) -> tuple[Form, str]:
-        """What a window is reduced to for a thread's results, and its name."""
-        plan, states = self.frame.schedule, self.frame.names.numbered(window.window.op.value.lower())
-        form = form_of(window, tiles, plan)
+    def declare_states(self, form: Form) -> str:
+        """The name of what a window is reduced to for a thread's results."""
+        states = self.frame.names.numbered(form.way.window.window.op.value.lower())
         # Of one dimension: nvcc 13.0 sets but the first row of arrays of such structures to what they begin with, and the rest to zero.
         self.frame.top.lines.append(f"{form.state} {states}[{form.way.states}];")
-        return form, states
+        return states
 
     def rows(
         self,

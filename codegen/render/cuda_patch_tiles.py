@@ -108,10 +108,8 @@ class PatchTiles:
         """Elements before the input's first one where a tile of a window may begin that is not there: a multiple of its vector."""
         if not window.around and not tile.shape.run:
             return 0
-        vector = tile.shape.vector
-        return (
-            -(min(tile.below.load.index.bounds[0] - (tile.shape.shift if tile.shape.run else 0), 0) // vector) * vector
-        )
+        vector, shift = tile.shape.vector, tile.shape.shift if tile.shape.run else 0
+        return -(min(tile.below.load.index.bounds[0] - shift, 0) // vector) * vector
 
     def _first(self, scope: Scope, window: PatchWindow) -> tuple[Axis, ...]:
         """Define where the block's patch begins, and return the axes that are 0 at the first element that is needed for it."""
@@ -207,6 +205,14 @@ class PatchTiles:
         plan = self.frame.schedule
         step = f"{times(self.frame.u, plan.width)} + " if plan.unroll > 1 else ""
         return step + (self.frame.v if plan.width > 1 else "0")
+
+
+def begin_copy(tile: StagedTile, to: str, source: str, inside: str, real: str, other: str) -> str:
+    """The call that begins to copy a vector of a tile, of which `real` bytes are there; where `inside` fails it lays down `other`, or zeros."""
+    if other and inside != "true":
+        return f"fp::begin_copy_or<{tile.shape.vector}>({to}, {source}, {inside}, {other});"
+    nbytes = tile.shape.vector * tile.below.load.dtype.nbytes
+    return f"fp::begin_copy_bytes<{nbytes}>({to}, {source}, {real});"
 
 
 def times(text: str, factor: int) -> str:

@@ -16,7 +16,7 @@ from fusepass.codegen.render.cuda_copies import TileCopies
 from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_patch import Patches, Target
 from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, loop, times
-from fusepass.codegen.render.cuda_sliding import Form
+from fusepass.codegen.render.cuda_sliding import Form, form_of
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import block
 from fusepass.codegen.schedule.planes import STAGES, places
@@ -100,8 +100,8 @@ class PlanePatches(Patches):
         if self._tiles.used > plan.shared_bytes:
             raise RenderError(f"{frame.kernel.name} stages {self._tiles.used} bytes, not {plan.shared_bytes}")
         for window, staged in zip(self.windows, tiles, strict=True):
-            begun = [self.declare_states(window, staged) for _ in range(self.planes.open)]
-            self._open.append((window, begun[0][0], [states for _, states in begun]))
+            form = form_of(window, staged, plan)
+            self._open.append((window, form, [self.declare_states(form) for _ in range(self.planes.open)]))
         copies = [
             TileCopies(of, tile, form.other)
             for of, staged, (_, form, _) in zip(each, tiles, self._open, strict=True)

@@ -28,7 +28,7 @@ _CONSTANTS = 32  # registers that hold weights: with more, half as many results
 _OTHERS = 16  # registers besides results and half of the weights; the others are loaded again
 _MOST_ROWS = 8  # of results, one below the other, of a thread; as many as the window has, where those share what they are made of
 _MOST_READ = (
-    2048  # elements of tiles that a thread with several rows reads: they are written out, which takes the compiler long
+    2048  # elements of tiles that a thread with several rows reads: they are written out, and compiled for long
 )
 _BLOCKS = 5  # on a multiprocessor, so that some compute while others wait
 _READING = 0.25  # of what the points of a row of results cost, to read a row of the tile
@@ -134,9 +134,8 @@ def _plans(
 
 def _elements(windows: tuple[PatchWindow, ...], tiles: list[TileShape], unroll: int) -> int:
     """What a thread reads of tiles, element by element in its code."""
-    shapes = iter(tiles)
-    rows = ((window.below[0].span(window.taps, (unroll, 1))[0], len(window.below)) for window in windows)
-    return sum(count * next(shapes).reach for count, loads in rows for _ in range(loads))
+    rows = [below.span(window.taps, (unroll, 1))[0] for window in windows for below in window.below]
+    return sum(count * tile.reach for count, tile in zip(rows, tiles, strict=True))
 
 
 def _lanes(vectors: int) -> list[int]:
