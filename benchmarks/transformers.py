@@ -146,6 +146,9 @@ TRANSFORMERS = tuple(Workload(name, layers, *shapes, Group.NETWORKS, *more) for 
     ("bfloat16_gpt_layers", lambda s: _gpt(s.of(768), 12, 4), ((16, 1024, 768), _FEW), _BFLOAT16),
     ("bfloat16_gpt_layers_one_prompt", lambda s: _gpt(s.of(768), 12, 4), ((1, 128, 768), (1, 5, 24)), _BFLOAT16),
     ("gpt_attention_by_hand", lambda s: (Residual(nn.LayerNorm(s.of(768)), _MaskedAttention(s.of(768), 12)),), (_ROWS, _FEW)),
+    ("bfloat16_gpt_attention_by_hand", lambda s: (Residual(nn.LayerNorm(s.of(768)), _MaskedAttention(s.of(768), 12)),),
+        (_ROWS, _FEW), _BFLOAT16),
+    ("half_attention_by_hand", lambda s: (Attention(s.of(1024), 16),), ((8, 1024, 1024), (2, 5, 32)), torch.float16),
     ("gpt_of_tokens", lambda s: (
         _Tokens(s.of(50272), s.of(1024), s.of(768)), *_gpt(s.of(768), 12, 1), nn.LayerNorm(s.of(768)),
         nn.Linear(s.of(768), s.of(50272), bias=False)), (
@@ -161,6 +164,8 @@ TRANSFORMERS = tuple(Workload(name, layers, *shapes, Group.NETWORKS, *more) for 
         Apply(lambda x: x[:, 0]), nn.Linear(s.of(512), 10)), ((32, 3, 224, 224), (2, 3, 32, 48))),
     ("swin_attention", lambda s: (Residual(nn.LayerNorm(s.of(128)), _WindowAttention(s.of(128), 4, 7)),),
         ((32, 56, 56, 128), (2, 7, 14, 4))),
+    ("bfloat16_swin_attention", lambda s: (Residual(nn.LayerNorm(s.of(128)), _WindowAttention(s.of(128), 4, 7)),),
+        ((32, 56, 56, 128), (2, 7, 14, 4)), _BFLOAT16),
     ("linear_attention", lambda s: (_LinearAttention(s.of(768), 12),), (_ROWS, _FEW)),
     ("cross_attention", lambda s: (_CrossAttention(s.of(1024), 16),), (
         (Input((16, 1024, 1024)), Input((16, 128, 1024))), (Input((2, 5, 32)), Input((2, 3, 32))))),

@@ -54,6 +54,7 @@ class CompiledGraph:
         call: the same function as `graph_module` without the dispatcher, for plain tensors outside of every dispatch mode.
         without_python: makes what does as `call` with launchers that need no Python, once `fusepass.quick` is there; with
             the positions of what it takes among the arguments of `call`.
+        saved: seconds a call that the rewrites save, by the model of costs.
         report: what was fused and what was not; fallbacks counted so far are read through `fallbacks`.
         fallbacks: counts calls that ran as the original operators.
     """
@@ -63,6 +64,7 @@ class CompiledGraph:
     spliced: Callable[[], fx.GraphModule]
     call: Callable[..., tuple[Any, ...]]
     without_python: Callable[[], tuple[Callable[..., tuple[Any, ...]], Sequence[int]]]
+    saved: float
     report: Report
     fallbacks: FallbackCounter
 
@@ -153,7 +155,8 @@ def compile_graph(
         return with_targets(direct, {run: value.launcher() for run, value in regions.items()}), range(count)
 
     quick.begin()  # behind the builds and trials that the call waits for
-    return CompiledGraph(graph, tuple(works), spliced, direct.forward, without_python, report, counter)
+    saved = sum(application.before.seconds - application.after.seconds for application in applications)
+    return CompiledGraph(graph, tuple(works), spliced, direct.forward, without_python, saved, report, counter)
 
 
 def _fused(

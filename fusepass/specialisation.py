@@ -20,6 +20,9 @@ from fusepass.report import RegionState, Report
 from fusepass.signature import Signature, distinct
 from fusepass.structure import KeyPath, Template
 
+_WORTH = 1e-5
+"""Seconds a call that rewrites alone have to save, by the model of costs, for the graph to run instead of the original."""
+
 
 class Specialisation:
     """A compiled graph of `model` for the signature of the call with `tensors`, as things are now.
@@ -33,7 +36,7 @@ class Specialisation:
         bind: gives the graph's arguments for the input tensors of a call, as `Signature.bind`; None where it is for others.
         written: positions of the arguments that the graph writes: inputs or tensors of the model.
         writes: whether there are any.
-        pays: whether anything was fused, or is replayed as a CUDA graph; else the original is as good.
+        pays: whether anything was fused, or rewritten to advantage, or is replayed as a CUDA graph; else the original is as good.
         quick: serves without Python, where nothing changed since `fitting` said that a call fits; None where there is none
             so far.
         replay: the CUDA graph that serves calls; text that says why there is none, None where it was not asked for.
@@ -93,7 +96,7 @@ class Specialisation:
         if isinstance(self.replay, Replay):
             self._call = self.replay
         fused = any(region.state is RegionState.FUSED for region in compiled.report.regions)
-        self.pays = fused or isinstance(self.replay, Replay)
+        self.pays = fused or isinstance(self.replay, Replay) or compiled.saved >= _WORTH
         self.quick: Any = None
         self._alone = model if alone and not self.pays else None
         plain = self.arity >= 0 and not captured.conditions

@@ -77,6 +77,13 @@ class _Kind(enum.Enum):
 
 _FUSING = (_Kind.POINTWISE, _Kind.SWEEP)
 _SWEEPS = (OpClass.REDUCTION, OpClass.NORMALISATION, OpClass.POOLING, OpClass.SCAN)
+_CONVOLUTIONS = frozenset({aten.convolution, aten._convolution, aten.convolution_backward})
+_ATTENTION = frozenset(
+    {
+        aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_efficient_attention,
+        aten._scaled_dot_product_cudnn_attention, aten._scaled_dot_product_flash_attention_for_cpu,
+    }
+)  # fmt: skip
 _CONTRACTED = {aten.mm: 0, aten.bmm: 0, aten.mv: 0, aten.dot: 0, aten.addmm: 1, aten.baddbmm: 1, aten.addmv: 1}
 """Matrix products, with the position of the argument whose last dimension they sum over."""
 
@@ -228,6 +235,10 @@ def _products(packet: OpOverloadPacket, given: Mapping[str, Any], result: Any) -
     if packet in _CONTRACTED:
         left = list(given.values())[_CONTRACTED[packet]].meta["val"]
         return 2 * int(result.numel()) * int(left.shape[-1])
+    if packet in _ATTENTION:
+        queries, keys, values = (given[name].meta["val"] for name in ("query", "key", "value"))
+        pairs = int(queries.numel()) * int(keys.shape[-2]) * (1 + values.shape[-1] / queries.shape[-1])
+        return int(pairs if given["is_causal"] else 2 * pairs)
     times = 2 * int(prod(given["weight"].meta["val"].shape[1:]))
     if packet in (aten.convolution, aten._convolution):
         elements = given["input"].meta["val"] if given["transposed"] else result
@@ -256,7 +267,7 @@ def _kind(target: Any) -> _Kind:
     if not isinstance(target, OpOverload):
         return _Kind.OTHER
     packet = target.overloadpacket
-    if packet in _CONTRACTED or packet in (aten.convolution, aten._convolution, aten.convolution_backward):
+    if packet in _CONTRACTED or packet in _ATTENTION | _CONVOLUTIONS:
         return _Kind.PRODUCT
     known = direct_class(target)
     if known is OpClass.POINTWISE or torch.Tag.pointwise in target.tags or packet in _SIMPLE | _FILLS:

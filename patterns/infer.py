@@ -38,7 +38,7 @@ def infer(target: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], devic
     """The result of a call on `device` as `Spec`s, given nodes, whose ``meta["val"]`` is looked at, and plain values.
 
     Raises:
-        RuntimeError, IndexError: the operator does not take these arguments, or the layout of its result is not known.
+        RuntimeError, IndexError, ValueError: the operator does not take these arguments, or the layout of its result is not known.
     """
     given = bound(target, *fx.map_arg((tuple(args), kwargs), lambda node: node.meta["val"]))
     layout = _plain(target, given)

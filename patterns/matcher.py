@@ -85,11 +85,17 @@ class Match(NamedTuple):
         else:
             try:
                 result = infer(target, args, kwargs, self.device)
-            except (RuntimeError, IndexError) as error:
+            except (RuntimeError, IndexError, ValueError) as error:  # the last once PyTorch's Python has taken over
                 raise Declined(str(error)) from error
+        return self._inserted(target, args, kwargs, self._meta(), result)
+
+    def described(self, result: Any, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """A new node before `root` for a call whose result, or those of its results that are needed, looks like `result`."""
+        return self._inserted(target, args, kwargs, self._meta(), result)
+
+    def _meta(self) -> dict[str, Any]:
         kept = ("stack_trace", "nn_module_stack")
-        meta = {key: value for key, value in self.root.meta.items() if key in kept}
-        return self._inserted(target, args, kwargs, meta, result)
+        return {key: value for key, value in self.root.meta.items() if key in kept}
 
     def _inserted(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any, result: Any) -> fx.Node:
         """A node before `root` that says so of its result."""

@@ -164,7 +164,7 @@ def _counts(candidate: Candidate) -> int:
 def _gains(candidate: Candidate, region: Region) -> bool:
     """Whether the region saves traffic or kernels, or is one operator that generated code does better."""
     if _counts(candidate) > 1:
-        return True
+        return region.bytes_saved >= 0
     (unit,) = (unit for unit in candidate.units if unit.reads)
     match unit.op_class:
         case OpClass.NORMALISATION | OpClass.POOLING:

@@ -27,7 +27,8 @@ class Region:
         outputs: those of `nodes` that others read, in graph order; each is one tensor and none is a view.
         anchor: its convolution or matrix product, if it has one.
         bytes_before: bytes that the operators move when each runs by itself.
-        bytes_after: bytes that the region moves at least: each input read once, each output written once.
+        bytes_after: bytes that the region moves at least: each input read once, each output written once; and what it
+            moves to add a bias that the library would have added for nothing.
         locations: for each of `nodes`, where the model has it: ``"net.py:12 in forward"``, a module's path, or "".
     """
 
@@ -65,7 +66,7 @@ def make_region(candidate: Candidate, pattern: Pattern) -> Region:
         outputs=outputs,
         anchor=anchors[0] if anchors else None,
         bytes_before=sum(map(traffic.bytes_alone, units)),
-        bytes_after=traffic.bytes_fused(inside, inputs, outputs, flow.views),
+        bytes_after=traffic.bytes_fused(inside, inputs, outputs, flow.views) + traffic.bytes_of_bias(anchors, outputs),
         locations=tuple(map(location, nodes)),
     )
 

@@ -12,6 +12,8 @@ from torch import fx
 from fusepass.patterns.dataflow import Unit
 from fusepass.patterns.opclass import OpClass
 
+_BIASED = frozenset({torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default})
+
 
 def nbytes(tensor: torch.Tensor) -> int:
     """Bytes of memory that the elements of `tensor` occupy; a broadcast element counts once."""
@@ -37,6 +39,15 @@ def bytes_fused(
 ) -> int:
     """Bytes that a region of `nodes`, some of them `views`, moves at least: inputs read once, outputs written once."""
     return sum(_bytes_read(source, nodes, views) for source in inputs) + _bytes_written(outputs)
+
+
+def bytes_of_bias(anchors: Iterable[fx.Node], outputs: Collection[fx.Node]) -> int:
+    """Bytes that it takes to add the bias of matrix products that are read outside of their region, too.
+
+    What the library has multiplied is read and written once more; where the library adds the bias, it does so on the way.
+    """
+    biased = [node for node in anchors if node.target in _BIASED and node in outputs]
+    return 2 * _bytes_written(biased)
 
 
 def _bytes_read(source: fx.Node, nodes: Collection[fx.Node], views: Collection[fx.Node]) -> int:

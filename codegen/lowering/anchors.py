@@ -33,7 +33,7 @@ def _library(
     return context.read(buffer)
 
 
-def _allows_tf32() -> bool:
+def allows_tf32() -> bool:
     """Whether float32 matrices may be rounded to TF32; a signature compares the setting, with all of PyTorch's."""
     return bool(torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32")
 
@@ -105,7 +105,7 @@ def _channels_last(call: Call, x: Tensor) -> Tensor:
 
 @lowers(aten.mm.default, aten.bmm.default)
 def _product(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    return _library(call, f"aten.{call.origin}.default", a, b, tf32=_allows_tf32())
+    return _library(call, f"aten.{call.origin}.default", a, b, tf32=allows_tf32())
 
 
 @lowers(aten.addmm.default, aten.baddbmm.default)
@@ -115,7 +115,7 @@ def _add_product(call: Call, bias: Tensor, a: Tensor, b: Tensor, *, beta: float 
         # The library adds the bias before it rounds to half; a separate addition would round twice.
         return _library(call, f"aten.{call.origin}.default", bias, a, b, beta=beta, alpha=alpha)
     target = "aten.mm.default" if call.origin == "addmm" else "aten.bmm.default"
-    product = _library(call, target, a, b, tf32=_allows_tf32())
+    product = _library(call, target, a, b, tf32=allows_tf32())
     scaled = _times(call, product, alpha)
     return _plus(call, scaled, _times(call, bias, beta)) if beta else scaled
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from fusepass.patterns.rule import Rule
 from fusepass.patterns.rules import (
     arithmetic,
+    attention,
     bounds,
     cancelling,
     constants,
@@ -27,6 +28,7 @@ from fusepass.patterns.rules import (
 )
 
 RULES: tuple[Rule, ...] = (
+    *attention.RULES,
     *linear.RULES,
     *convolution.RULES,
     *pooling.RULES,

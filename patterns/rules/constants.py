@@ -8,57 +8,16 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fusepass.patterns.aliasing import written
-from fusepass.patterns.arguments import arguments
-from fusepass.patterns.effects import is_constant_number
+from fusepass.patterns.analysis.constants import number
 from fusepass.patterns.infer import is_plain
 from fusepass.patterns.language import Call, of_class, op, var
 from fusepass.patterns.matcher import Declined, Match
-from fusepass.patterns.memo import remembered
 from fusepass.patterns.opclass import OpClass, is_elementwise
 from fusepass.patterns.rule import Rule
 
 aten = torch.ops.aten
 
 _x, _y = var("x"), var("y")
-
-_FILLED = {aten.full: "fill_value", aten.full_like: "fill_value", aten.new_full: "fill_value", aten.scalar_tensor: "s"}
-_FIXED = {
-    **dict.fromkeys((aten.zeros, aten.zeros_like, aten.new_zeros), 0),
-    **dict.fromkeys((aten.ones, aten.ones_like, aten.new_ones), 1),
-}
-
-
-def number(node: fx.Node) -> float | None:
-    """What every element of `node` is, where the graph says it: a filled tensor, or a 0-dim constant of the CPU."""
-    value = _constant(node) if node.op == "get_attr" or node.target is aten.lift_fresh_copy.default else _filled(node)
-    if value is None or any(node is target for user in node.users for target in written(user)):
-        return None
-    return value
-
-
-def _filled(node: fx.Node) -> float | None:
-    if not isinstance(node.target, OpOverload):
-        return None
-    given = _given(node.target)
-    value = arguments(node)[given] if isinstance(given, str) else given
-    return value if isinstance(value, int | float) else None
-
-
-@remembered
-def _given(target: OpOverload) -> str | int | None:
-    """The argument that is what an operator fills a tensor with, or that number itself; None of another operator."""
-    packet = target.overloadpacket
-    return _FILLED.get(packet, _FIXED.get(packet))
-
-
-def _constant(node: fx.Node) -> float | None:
-    if not is_constant_number(node):
-        return None
-    while node.op != "get_attr":
-        (node,) = node.all_input_nodes
-    value = getattr(node.graph.owning_module, str(node.target), None)
-    return value.item() if isinstance(value, torch.Tensor) and not value.is_complex() else None
 
 
 def filled(found: Match) -> str | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import fx
 
 from fusepass.patterns.language import const, op, var
-from fusepass.patterns.matcher import Match
+from fusepass.patterns.matcher import Declined, Match
 from fusepass.patterns.rule import Rule
 
 aten = torch.ops.aten
@@ -21,6 +22,25 @@ def widening(found: Match) -> str | None:
     return None if lossless else f"{narrow} to {wide} loses digits"
 
 
+_VIEWS = frozenset({aten.view.default, aten._unsafe_view.default, aten.permute.default, aten.transpose.int})
+
+
+def _copy_once(found: Match) -> fx.Node:
+    """The views between two copies, of what the first one copies."""
+    between, node = list[fx.Node](), found.viewed
+    while node.target in _VIEWS:
+        between.append(node)
+        node = node.all_input_nodes[0]
+    if node.target is not aten.clone.default or not between:
+        raise Declined("there is no copy before the views")
+    shown = node.all_input_nodes[0]
+    if shown.meta["val"].shape != node.meta["val"].shape:
+        raise Declined("the copy has another shape")
+    for view in reversed(between):
+        shown = found.call(view.target, shown, *view.args[1:])
+    return found.call(aten.clone.default, shown, memory_format=found.memory_format)
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         name="idle-clone",
@@ -33,6 +53,12 @@ RULES: tuple[Rule, ...] = (
         pattern=op(aten._to_copy)(_x, dtype=const("dtype"), **_LAYOUT),
         rewrite=lambda m: m.x,
         why="a cast to the same type, device and layout is a clone",
+    ),
+    Rule(
+        name="copy-of-copy",
+        pattern=op(aten.clone)(var("viewed"), memory_format=const("memory_format")),
+        rewrite=_copy_once,
+        why="where a tensor may be seen in the same ways as a copy of it, a copy of what is seen has the same elements",
     ),
     Rule(
         name="widening-cast-and-back",

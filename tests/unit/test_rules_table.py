@@ -21,6 +21,7 @@ from fusepass.patterns.simplify import Application, simplify
 from tests.support.aten import traced
 from tests.support.thinned import thinned
 from tests.unit import test_algebra as algebra
+from tests.unit import test_rules_attention as attention
 from tests.unit import test_rules_cancelling as cancelling
 from tests.unit import test_rules_convolution as convolution
 from tests.unit import test_rules_folding as folding
@@ -62,6 +63,7 @@ def _tested() -> dict[str, Tested]:
         x = torch.randn(case.shape, dtype=torch.float64)
         table[name] = Tested(tuple((function, (x,)) for function in case.fires), case.near)
     sources: list[tuple[str, Function, tuple[tuple[int, ...], ...], Mapping[str, Any]]] = [
+        *((attention.RULE, function, shapes, attention.NEAR) for function, shapes in attention.FIRES.values()),
         *((case.rule, case.function, case.shapes, cancelling.NEAR) for case in cancelling.FIRES.values()),
         *((rule, function, shapes, folding.NEAR) for function, shapes, rule in folding.FOLDS.values()),
         *((rule, function, shapes, preceding.NEAR) for function, shapes, rule in preceding.FIRES.values()),

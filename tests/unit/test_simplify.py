@@ -66,6 +66,8 @@ def inner_and_outer(inner: Function, outer: Function) -> Function:
     return function
 
 
+ROWS = torch.contiguous_format
+
 CASES = {
     "multiply-by-one": Case(
         fires=((lambda x: (x * 1).sin(), 1), (lambda x: (1.0 * x).sin() * 1.0, 2), (lambda x: x.exp() * 1.0, 1)),
@@ -121,6 +123,25 @@ CASES = {
             lambda x: x.clone().view(-1),
             lambda x: (lambda y: (y, y.clone()))(x.exp()),
             lambda x: x.t().clone(memory_format=torch.contiguous_format).sin(),
+        ),
+    ),
+    "copy-of-copy": Case(
+        fires=(
+            (lambda x: x.t().exp().clone(memory_format=ROWS).transpose(0, 1).clone(memory_format=ROWS), 1),
+            (
+                lambda x: (
+                    x.t().clone(memory_format=ROWS).unflatten(1, (1, -1)).transpose(0, 2).clone(memory_format=ROWS)
+                ),
+                1,
+            ),
+        ),
+        shared=inner_and_outer(
+            lambda x: x.exp(), lambda y: y.t().clone(memory_format=ROWS).transpose(0, 1).clone(memory_format=ROWS)
+        ),
+        near=(
+            lambda x: x.t().clone(memory_format=ROWS),
+            lambda x: x.t().clone(memory_format=ROWS).view(-1).clone(),
+            lambda x: x[:, ::2].clone(memory_format=ROWS)[1:].clone(memory_format=ROWS),
         ),
     ),
     "idle-cast": Case(

@@ -1,0 +1,226 @@
+"""Attention that is written out: two batches of matrix products with a softmax between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusepass.patterns.analysis.constants import computed, number
+from fusepass.patterns.arguments import arguments
+
+aten = torch.ops.aten
+
+_RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default})
+_SAME = frozenset({aten.clone.default, aten._to_copy.default, aten.expand.default})
+"""What keeps an element's value and place, but for rounding; an `expand` that is met here has nothing to expand."""
+
+
+@dataclass(frozen=True)
+class Added:
+    """What is added to the scores.
+
+    Attributes:
+        node: a tensor that broadcasts with the scores, as they are seen there.
+        rank: the number of dimensions that the scores are seen with.
+        factor: what it is multiplied with.
+        hides: the tensor is bool, and minus infinity takes the place of scores where it has this value; None where it is
+            a number that is added.
+    """
+
+    node: fx.Node
+    rank: int
+    factor: float = 1.0
+    hides: bool | None = None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """``scale * (queries @ keys)`` and what is added.
+
+    Attributes:
+        left: queries, ``[N, L, D]``.
+        right: keys, ``[N, D, S]``.
+        shape: that of the scores where most dimensions of the batch are seen, ``[*lead, L, S]``.
+        scale: one number.
+        added: in any order.
+    """
+
+    left: fx.Node
+    right: fx.Node
+    shape: tuple[int, ...]
+    scale: float = 1.0
+    added: tuple[Added, ...] = ()
+
+    @staticmethod
+    def of(node: fx.Node) -> Scores | None:
+        """The scores that `node` is, which nobody else reads; None where it is something else."""
+        if len(node.users) != 1:
+            return None
+        if node.target in _INNER:
+            return _product(node)
+        step = _STEPS.get(node.target)
+        found = None if step is None else step(node, arguments(node))
+        if found is None or not math.isfinite(found.scale) or found.scale <= 0:
+            return None
+        shape = _shape(node)
+        if shape[-2:] != found.shape[-2:] or prod(shape) != prod(found.shape):
+            return None
+        return replace(found, shape=max(shape, found.shape, key=len))
+
+
+@dataclass(frozen=True)
+class Attention:
+    """``softmax(scores) @ values``, the result of a batch of products.
+
+    Attributes:
+        scores: before the softmax over the last dimension.
+        values: ``[N, S, E]``.
+    """
+
+    scores: Scores
+    values: fx.Node
+
+    @staticmethod
+    def of(root: fx.Node) -> Attention | None:
+        """The attention that `root`, a call of ``aten.bmm``, is the last operator of."""
+        weights, values = root.args
+        assert isinstance(weights, fx.Node)
+        assert isinstance(values, fx.Node)
+        node = weights
+        while node.target in _RESHAPES | _SAME and _keeps_rows(node) and len(node.users) == 1:
+            node = node.all_input_nodes[0]
+        if node.target is not aten._softmax.default or len(node.users) != 1:
+            return None
+        given = arguments(node)
+        if given["dim"] % len(_shape(node)) != len(_shape(node)) - 1:
+            return None
+        found = Scores.of(given["self"])
+        return None if found is None else Attention(found, values)
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    return tuple(node.meta["val"].shape)
+
+
+def _keeps_rows(node: fx.Node) -> bool:
+    """Whether `node` shows all elements of its floating-point input, and the same ones in a row."""
+    source = node.all_input_nodes[0]
+    value = source.meta["val"]
+    return bool(
+        value.is_floating_point()
+        and node.meta["val"].is_floating_point()
+        and value.numel() == prod(_shape(node))
+        and _shape(source)[-2:] == _shape(node)[-2:]
+    )
+
+
+_Given = Mapping[str, Any]
+
+
+def _product(node: fx.Node) -> Scores | None:
+    given = arguments(node)
+    if node.target is aten.bmm.default:
+        return Scores(given["self"], given["mat2"], _shape(node))
+    # A workspace that nothing is taken of, as in code that scales by alpha.
+    unread = given["beta"] == 0 and isinstance(given["alpha"], int | float) and given["alpha"] > 0
+    return Scores(given["batch1"], given["batch2"], _shape(node), float(given["alpha"])) if unread else None
+
+
+def _same(node: fx.Node, given: _Given) -> Scores | None:
+    return Scores.of(given["self"]) if _keeps_rows(node) else None
+
+
+def _times(node: fx.Node, given: _Given) -> Scores | None:
+    return _scaled(given["self"], given["other"])
+
+
+def _over(node: fx.Node, given: _Given) -> Scores | None:
+    by = given["other"]
+    return (
+        _scaled(given["self"], 1 / by)
+        if isinstance(by, int | float) and by and not given.get("rounding_mode")
+        else None
+    )
+
+
+def _scaled(value: fx.Node, by: Any) -> Scores | None:
+    found = Scores.of(value) if isinstance(by, int | float) and by > 0 else None
+    if found is None:
+        return None
+    added = tuple(each if each.hides is not None else replace(each, factor=each.factor * by) for each in found.added)
+    return replace(found, scale=found.scale * by, added=added)
+
+
+def _plus(node: fx.Node, given: _Given) -> Scores | None:
+    first, second, alpha = given["self"], given["other"], given["alpha"]
+    if not isinstance(second, fx.Node) or not isinstance(alpha, int | float):
+        return None
+    found = Scores.of(first)
+    if found is not None:
+        return _with(found, node, Added(second, len(_shape(node)), float(alpha)))
+    found = Scores.of(second) if alpha == 1 else None
+    return None if found is None else _with(found, node, Added(first, len(_shape(node))))
+
+
+def _hidden(node: fx.Node, given: _Given) -> Scores | None:
+    """``masked_fill`` by minus infinity, where the mask is True."""
+    found = Scores.of(given["self"]) if _number(given["value"]) == -math.inf else None
+    return None if found is None else _with(found, node, Added(given["mask"], len(_shape(node)), hides=True))
+
+
+def _chosen(node: fx.Node, given: _Given) -> Scores | None:
+    """``where``, with minus infinity on one side."""
+    for name, other, hides in (("self", "other", False), ("other", "self", True)):
+        if isinstance(given[name], fx.Node) and _number(given[other]) == -math.inf:
+            found = Scores.of(given[name])
+            return (
+                None if found is None else _with(found, node, Added(given["condition"], len(_shape(node)), hides=hides))
+            )
+    return None
+
+
+def _with(found: Scores, node: fx.Node, added: Added) -> Scores | None:
+    """`found` with what is added, if the result has the shape of the scores."""
+    same = _shape(node)[-2:] == found.shape[-2:] and prod(_shape(node)) == prod(found.shape)
+    return replace(found, added=(*found.added, added)) if same else None
+
+
+def _number(value: Any) -> float | None:
+    return number(value) if isinstance(value, fx.Node) else value if isinstance(value, int | float) else None
+
+
+_INNER = frozenset({aten.bmm.default, aten.baddbmm.default})
+_STEPS: dict[Any, Callable[[fx.Node, _Given], Scores | None]] = {
+    **dict.fromkeys(_RESHAPES | _SAME, _same),
+    aten.mul.Tensor: _times,
+    aten.mul.Scalar: _times,
+    aten.div.Tensor: _over,
+    aten.div.Scalar: _over,
+    aten.add.Tensor: _plus,
+    aten.masked_fill.Scalar: _hidden,
+    aten.masked_fill.Tensor: _hidden,
+    aten.where.self: _chosen,
+    aten.where.ScalarOther: _chosen,
+    aten.where.ScalarSelf: _chosen,
+}
+
+
+def looks_back(added: Added, rows: int, columns: int) -> bool:
+    """Whether `added` is a constant that hides, of each row, the columns behind its own number, and does nothing else."""
+    node = added.node
+    if _shape(node)[-2:] != (rows, columns) or prod(_shape(node)) != rows * columns or added.factor <= 0:
+        return False
+    value = computed(node)
+    if value is None:
+        return False
+    ahead = torch.ones(rows, columns, dtype=torch.bool, device="cpu").triu(1)  # whatever the default device is
+    value = value.reshape(rows, columns)
+    if added.hides is not None:
+        return torch.equal(value == added.hides, ahead)
+    return torch.equal(value, torch.zeros_like(value).masked_fill(ahead, -math.inf))

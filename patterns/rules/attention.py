@@ -1,0 +1,303 @@
+"""Attention that is written out becomes the library's, which keeps the scores on the chip."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+from torch._C import _SDPBackend as SDPBackend
+from torch._ops import OpOverload
+
+from fusepass.codegen.lowering.anchors import allows_tf32
+from fusepass.codegen.lowering.tracer import Spec
+from fusepass.patterns.analysis.attention import Added, Attention, looks_back
+from fusepass.patterns.analysis.layout import broadcast, elementwise_strides
+from fusepass.patterns.language import op, var
+from fusepass.patterns.matcher import Declined, Match
+from fusepass.patterns.rule import Rule
+from fusepass.patterns.rules.builder import Builder, shape_of
+
+aten = torch.ops.aten
+
+_FEW_KEYS = 256
+"""In float32 the library's kernel multiplies on the tensor cores as our products do, three times for each result, but in
+smaller tiles: with more keys than this, none of them hidden, what it saves in memory is less than what it loses there
+(H200: 1.58 and 1.30 ms for 8 x 16 x 1024 x 128, 440 and 462 us with the linear layers of 64 x 6 x 256 x 64)."""
+
+_FEWEST_BIASED = 128
+"""Keys from which on the library's kernel for halves takes what is added to scores at no loss: it reads as much of it for
+each tile (H200: 208 us for 2048 x 4 x 49 x 32, as long as two products and a softmax)."""
+
+_BIAS_ALIGNMENT = 16
+"""Elements of which a row of what is added has to begin at a multiple, in the kernel for it."""
+
+_HEAD_ALIGNMENT = 8
+"""Elements of a head whose multiples the library has kernels for; it pads others in a pass of its own."""
+
+_VIEWS = frozenset({aten.view.default, aten._unsafe_view.default, aten.clone.default, aten.expand.default})
+
+
+_Rest = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """An operator of the library for ``queries, keys, values, *args, scale=..., **kwargs``.
+
+    Attributes:
+        target: the operator; the first of its results is what is wanted.
+        rest: `args` and `kwargs`, given what is added to the scores and whether what lies ahead is hidden.
+    """
+
+    target: OpOverload
+    rest: Callable[[Any, bool], _Rest]
+
+
+def _flash(bias: Any, causal: bool) -> _Rest:
+    if bias is not None:
+        raise Declined("the library adds nothing to the scores in this kernel")
+    return (0.0, causal), {}
+
+
+_ON_CPU = _Kernel(
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    lambda bias, causal: ((0.0, causal), {} if bias is None else {"attn_mask": bias}),
+)
+_ON_CUDA = {
+    SDPBackend.FLASH_ATTENTION: _Kernel(aten._scaled_dot_product_flash_attention.default, _flash),
+    SDPBackend.EFFICIENT_ATTENTION: _Kernel(
+        aten._scaled_dot_product_efficient_attention.default, lambda bias, causal: ((bias, False, 0.0, causal), {})
+    ),
+    SDPBackend.CUDNN_ATTENTION: _Kernel(
+        aten._scaled_dot_product_cudnn_attention.default, lambda bias, causal: ((bias, False, 0.0, causal), {})
+    ),
+}
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """What the library gets: ``[B, H, L, D]``, twice ``[B, H, S, D]``, and what is added as ``[B, H, L, S]``."""
+
+    queries: fx.Node
+    keys: fx.Node
+    values: fx.Node
+    bias: fx.Node | None
+    causal: bool
+    scale: float
+
+    def kernel(self) -> _Kernel:
+        """The kernel that PyTorch takes for tensors that are laid out like these, under the settings in force.
+
+        Raises:
+            Declined: it has none, or pads the heads for it.
+        """
+        queries, keys, values = (_empty(node.meta["val"]) for node in (self.queries, self.keys, self.values))
+        mask = None if self.bias is None else _empty(self.bias.meta["val"])
+        choice = torch._fused_sdp_choice(queries, keys, values, mask, 0.0, self.causal, scale=self.scale)
+        if queries.is_cpu and choice == SDPBackend.FLASH_ATTENTION.value:
+            return _ON_CPU
+        kernel = _ON_CUDA.get(SDPBackend(choice)) if queries.is_cuda else None
+        if kernel is None or queries.shape[-1] % _HEAD_ALIGNMENT:
+            raise Declined("the library has no kernel for it")
+        return kernel
+
+
+def _empty(value: torch.Tensor) -> torch.Tensor:
+    """A tensor that is laid out like `value`."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return torch.empty(extent, dtype=value.dtype, device=value.device).as_strided(value.shape, value.stride())
+
+
+def _heads_apart(found: Match, node: fx.Node, lead: tuple[int, ...]) -> fx.Node:
+    """A batch of matrices with the dimensions `lead` of the batch apart: what it was made of by views and copies, if possible."""
+    wanted, best, source = (*lead, *shape_of(node)[1:]), None, node
+    while True:
+        if shape_of(source) == wanted:
+            best = source
+        if source.target not in _VIEWS or source.meta["val"].numel() != source.all_input_nodes[0].meta["val"].numel():
+            break
+        source = source.all_input_nodes[0]
+    if best is None:
+        best = found.call(aten.view.default, node, list(wanted))  # a batch comes apart wherever it lies
+    return best if len(lead) == 2 else found.call(aten.unsqueeze.default, best, 1)
+
+
+def _lead(attention: Attention) -> tuple[int, ...]:
+    """The dimensions of the batch, two where somebody has seen two."""
+    lead = attention.scores.shape[:-2]
+    if len(lead) > 2:
+        raise Declined("there are more dimensions than batch and heads")
+    return lead
+
+
+def _bias(found: Match, attention: Attention, dtype: torch.dtype) -> fx.Node | None:
+    """All that is added to the scores as one tensor; None for nothing."""
+    build, scores, total = Builder(found), attention.scores, None
+    for added in scores.added:
+        if added.hides is not None:
+            continue
+        node = _beside(found, added, len(scores.shape))
+        if node.meta["val"].dtype is not dtype:
+            raise Declined("what is added has another type")
+        scaled = build.scale(node, added.factor)
+        total = scaled if total is None else build.add(total, scaled)
+    for added in scores.added:
+        if added.hides is None:
+            continue
+        mask = _beside(found, added, len(scores.shape))
+        hidden = mask if added.hides else found.call(aten.logical_not.default, mask)
+        if total is None:
+            options = {"dtype": dtype, "device": found.device, "pin_memory": False}
+            none = Spec.described((1, 1), (1, 1), dtype, found.device)
+            total = found.described(none, aten.full.default, [1, 1], 0.0, **options)
+        total = _filled(found, total, hidden)
+    return total
+
+
+def _filled(found: Match, total: fx.Node, hidden: fx.Node) -> fx.Node:
+    """`total` with minus infinity where `hidden` is True."""
+    value, mask = total.meta["val"], hidden.meta["val"]
+    shape = broadcast(tuple(value.shape), tuple(mask.shape))
+    if shape is None or 0 in shape:
+        raise Declined("the mask does not fit the scores")
+    result = Spec.described(shape, elementwise_strides(shape, value, mask), value.dtype, value.device)
+    return found.described(result, aten.masked_fill.Scalar, total, hidden, -math.inf)
+
+
+def _beside(found: Match, added: Added, rank: int) -> fx.Node:
+    """What is added, with a shape that broadcasts with that of the scores once batch and heads are apart there."""
+    shape = shape_of(added.node)
+    if prod(shape[:-2]) != 1 and added.rank != rank:
+        raise Declined("what is added does not tell batch and heads apart")
+    return found.call(aten.unsqueeze.default, added.node, 1) if len(shape) == rank == 3 else added.node
+
+
+def _library(found: Match) -> fx.Node:
+    attention = Attention.of(found.root)
+    if attention is None:
+        raise Declined("it is no attention")
+    scores, value = attention.scores, found.root.meta["val"]
+    queries, keys = scores.left.meta["val"], scores.right.meta["val"]
+    if not (queries.dtype is keys.dtype is value.dtype) or 0 in (*queries.shape, *keys.shape, *value.shape):
+        raise Declined("there is nothing to attend to, or not in one type")
+    lead, (rows, columns) = _lead(attention), scores.shape[-2:]
+    causal = len(scores.added) == 1 and looks_back(scores.added[0], rows, columns)
+    _refuse_where_slower(value, columns, causal, biased=bool(scores.added) and not causal)
+    build = Builder(found)
+    queried, turned, values = (
+        _heads_apart(found, node, lead) for node in (scores.left, scores.right, attention.values)
+    )
+    keyed = build.permute(turned, (0, 1, 3, 2))
+    bias = None if causal else _bias(found, attention, value.dtype)
+    shape = (*shape_of(queried)[:3], columns)
+    expanded = None if bias is None else build.expand(_aligned(build, bias), shape)
+    result = _attended(found, _Operands(queried, keyed, values, expanded, causal, scores.scale))
+    if causal:
+        result = _poisoned(build, result, values, -2)  # hidden or not; the library does not look at what is hidden
+    if causal or bias is not None:
+        result = _poisoned(build, result, queried, -1)  # few keys are seen, whose scores may all be minus infinity
+    if bias is not None:
+        highest = found.call(aten.amax.default, bias, [-1], True)
+        alive = found.call(aten.gt.Scalar, highest, -math.inf)
+        result = found.call(aten.where.ScalarOther, alive, result, math.nan, like=result)
+    return build.view(result, shape_of(found.root))
+
+
+def _poisoned(build: Builder, result: fx.Node, operand: fx.Node, dim: int) -> fx.Node:
+    """`result` with NaN wherever something along `dim` of `operand` is not finite."""
+    return build.add(result, build.sum(build.scale(operand, 0.0), (dim,)))
+
+
+def _refuse_where_slower(value: torch.Tensor, keys: int, causal: bool, biased: bool) -> None:
+    if value.device.type != "cuda":
+        return
+    if value.dtype is torch.float64:
+        raise Declined("the library has no kernel for it")
+    if value.dtype is torch.float32 and allows_tf32():
+        raise Declined("products that may round to TF32 are faster")
+    if value.dtype is torch.float32 and (biased or (keys > _FEW_KEYS and not causal)):
+        raise Declined("products of large tiles are faster")
+    if biased and keys < _FEWEST_BIASED:
+        raise Declined("what is added to few scores is added faster behind a product")
+
+
+def _aligned(build: Builder, bias: fx.Node) -> fx.Node:
+    """`bias` with rows that begin at multiples of what the kernel asks for."""
+    columns = shape_of(bias)[-1]
+    short = -columns % _BIAS_ALIGNMENT
+    if columns == 1 or not short or bias.meta["val"].device.type == "cpu":
+        return bias
+    return build.slice(build.pad(bias, -1, 0, short), -1, range(columns))
+
+
+def _attended(found: Match, given: _Operands) -> fx.Node:
+    """The library's call, and its first result."""
+    try:
+        kernel = given.kernel()
+        result = _laid_out(kernel, given)
+    except (RuntimeError, AssertionError) as error:
+        raise Declined(str(error)) from error
+    args, kwargs = kernel.rest(given.bias, given.causal)
+    operands = (given.queries, given.keys, given.values, *args)
+    return found.item(found.described((result,), kernel.target, *operands, scale=given.scale, **kwargs), 0)
+
+
+_FEW = (11, 13, 17)
+"""Sizes of which a stride is the product in one way only."""
+
+
+def _laid_out(kernel: _Kernel, given: _Operands) -> torch.Tensor:
+    """What the result of `kernel` looks like: it is asked how it lays out the result for few elements that are laid out alike.
+
+    Kernels, and versions of PyTorch, differ in that.
+    """
+    value, sizes = given.queries.meta["val"], shape_of(given.queries)
+    if shape_of(given.values)[-1] != sizes[-1]:
+        raise Declined("values are longer or shorter than keys")
+    small = (*(few if size > 1 else 1 for size, few in zip(sizes, _FEW, strict=False)), sizes[-1])
+    operands = [_ordered(node.meta["val"], small) for node in (given.queries, given.keys, given.values)]
+    args, kwargs = kernel.rest(None, given.causal)
+    made = kernel.target(*operands, *args, scale=given.scale, **kwargs)[0]
+    return Spec.described(sizes, [_stride(each, small, sizes) for each in made.stride()], value.dtype, value.device)
+
+
+def _ordered(value: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """A tensor of other sizes whose dimensions lie in memory in the order of those of `value`, ones where it has ones."""
+    order = sorted((dim for dim in range(value.dim()) if sizes[dim] != 1), key=lambda dim: value.stride(dim))
+    strides, step, steps = [1] * value.dim(), 1, {1: 1}
+    for dim in order:
+        strides[dim], step = step, step * sizes[dim]
+        steps[value.stride(dim)] = strides[dim]
+        steps[value.stride(dim) * value.shape[dim]] = step
+    for dim in range(value.dim()):
+        if sizes[dim] == 1:
+            strides[dim] = steps.get(value.stride(dim), step)
+    laid = torch.zeros(step, dtype=value.dtype, device=value.device)
+    return laid.as_strided(tuple(sizes), strides)
+
+
+def _stride(stride: int, small: Sequence[int], sizes: Sequence[int]) -> int:
+    """What corresponds to a stride of a dense tensor of the sizes `small` in one of other sizes."""
+    dims = [dim for dim, size in enumerate(small) if size != 1]
+    chosen = [some for count in range(len(dims) + 1) for some in combinations(dims, count)]
+    (found,) = {prod(sizes[dim] for dim in some) for some in chosen if prod(small[dim] for dim in some) == stride}
+    return found
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name="attention",
+        pattern=op(aten.bmm)(var("weights"), var("values")),
+        rewrite=_library,
+        why=(
+            "the library's kernel computes softmax(scale * q @ k + bias) @ v without writing what stands between; what a mask "
+            "leaves nothing of, and what it hides that is not finite, give NaN as before"
+        ),
+    ),
+)

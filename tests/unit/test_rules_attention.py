@@ -1,0 +1,239 @@
+"""Attention that is written out becomes the library's: spellings, masks, what is not finite, what is only similar."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from fusepass.patterns.analysis.constants import MOST_COMPUTED, computed
+from tests.support.algebra import Rewritten, rewritten, same_value, within_policy
+from tests.support.aten import traced
+
+Function = Callable[..., Any]
+RULE = "attention"
+Q, K, V = (2, 3, 6, 8), (2, 3, 7, 8), (2, 3, 7, 8)
+SQUARE = (Q, Q, Q)
+FLAT = ((6, 6, 8), (6, 7, 8), (6, 7, 8))
+MASK, PADDING, BIAS = (6, 7), (2, 1, 1, 7), (3, 6, 7)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, change: Callable[[Tensor], Tensor] = lambda s: s * 0.3) -> Tensor:
+    return change(q @ k.transpose(-2, -1)).softmax(-1) @ v
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attend(q, k, v)
+
+
+def ahead(size: int) -> Tensor:
+    return torch.ones(size, size, dtype=torch.bool).triu(1)
+
+
+FIRES: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
+    "plain": (lambda q, k, v: attend(q, k, v, lambda s: s), (Q, K, V)),
+    "scaled": (plain, (Q, K, V)),
+    "divided": (lambda q, k, v: attend(q, k, v, lambda s: s / 8**0.5), (Q, K, V)),
+    "scaled twice": (lambda q, k, v: attend(q, k, v, lambda s: (s * 3) / 8), (Q, K, V)),
+    "one batch": (lambda q, k, v: attend(q, k, v), FLAT),
+    "einsum": (
+        lambda q, k, v: torch.einsum("bhij,bhje->bhie", torch.einsum("bhid,bhjd->bhij", q, k).softmax(-1), v),
+        (Q, K, V),
+    ),
+    "baddbmm": (
+        lambda q, k, v: torch.baddbmm(q.new_empty(6, 6, 7), q, k.transpose(1, 2), beta=0, alpha=0.4).softmax(-1) @ v,
+        FLAT,
+    ),
+    "heads in a row": (lambda x, y: attend(*(z.unflatten(2, (3, 8)).transpose(1, 2) for z in (x, y, y))), ((2, 6, 24), (2, 7, 24))),
+    "seen as heads": (
+        lambda q, k, v: (
+            (torch.bmm(q, k.transpose(1, 2)).view(2, 3, 6, 7) * 0.5).view(6, 6, 7).softmax(-1) @ v
+        ).view(2, 3, 6, 8),
+        FLAT,
+    ),
+    "in another type": (lambda q, k, v: (q @ k.mT).softmax(-1, dtype=torch.float64).to(q.dtype) @ v, (Q, K, V)),
+    "masked": (lambda q, k, v, m: attend(q, k, v, lambda s: s.masked_fill(m < 0.2, -math.inf)), (Q, K, V, MASK)),
+    "padded": (
+        lambda q, k, v, m: attend(q, k, v, lambda s: torch.where(m < 0.2, s, -math.inf)),
+        (Q, K, V, PADDING),
+    ),
+    "chosen otherwise": (
+        lambda q, k, v, m: attend(q, k, v, lambda s: torch.where(m > 0.4, -math.inf, s * 0.2)),
+        (Q, K, V, MASK),
+    ),
+    "biased": (lambda q, k, v, b: attend(q, k, v, lambda s: s * 0.3 + b), (Q, K, V, BIAS)),
+    "scaled behind a bias": (lambda q, k, v, b: attend(q, k, v, lambda s: (b + s * 0.3) * 2), (Q, K, V, BIAS)),
+    "biased and masked": (
+        lambda q, k, v, b, m: attend(q, k, v, lambda s: (s + b * 2).masked_fill(m < 0.1, -math.inf) / 3),
+        (Q, K, V, BIAS, PADDING),
+    ),
+    "biased in one batch": (lambda q, k, v, b: attend(q, k, v, lambda s: s + b), (*FLAT, (6, 6, 7))),
+    "causal": (lambda q, k, v: attend(q, k, v, lambda s: s.masked_fill(ahead(6), -math.inf)), SQUARE),
+    "causal by adding": (
+        lambda q, k, v: attend(q, k, v, lambda s: s + torch.full((6, 6), -math.inf).triu(1).to(s.dtype)), SQUARE
+    ),
+    "causal by choosing": (
+        lambda q, k, v: attend(q, k, v, lambda s: torch.where(ahead(6)[None, None], float("-inf"), s)), SQUARE
+    ),
+    "causal by counting": (
+        lambda q, k, v: attend(
+            q, k, v, lambda s: s.masked_fill(torch.arange(6)[None] > torch.arange(6)[:, None], -math.inf)
+        ),
+        SQUARE,
+    ),
+}  # fmt: skip
+CAUSAL = tuple(name for name in FIRES if name.startswith("causal"))
+
+NEAR: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
+    "weights used twice": (lambda q, k, v: (lambda w: (w @ v, w.sum(-1)))((q @ k.mT).softmax(-1)), (Q, K, V)),
+    "scores used twice": (lambda q, k, v: (lambda s: (s.softmax(-1) @ v, s.sum(-1)))(q @ k.mT), (Q, K, V)),
+    "another dimension": (lambda q, k, v: (q @ k.mT).softmax(-2) @ v, (Q, K, V)),
+    "no softmax": (lambda q, k, v: (q @ k.mT).sigmoid() @ v, (Q, K, V)),
+    "hidden by a number": (lambda q, k, v: attend(q, k, v, lambda s: s.masked_fill(ahead(6), -1e9)), SQUARE),
+    "a number for each head": (lambda q, k, v, t: attend(q, k, v, lambda s: s * t), (Q, K, V, (3, 1, 1))),
+    "turned round": (lambda q, k, v: attend(q, k, v, lambda s: s * -0.3), (Q, K, V)),
+    "a function of scores": (lambda q, k, v: attend(q, k, v, lambda s: s.tanh() * 5), (Q, K, V)),
+    "transposed weights": (lambda q, k, v: (q @ k.mT).softmax(-1).mT @ v, (Q, K, Q)),
+    "scores of no product": (lambda s, v: s.softmax(-1) @ v, ((2, 3, 6, 7), V)),
+    "three dimensions of a batch": (plain, ((2, 2, 3, 6, 8), (2, 2, 3, 7, 8), (2, 2, 3, 7, 8))),
+    "nothing to attend to": (plain, ((2, 3, 6, 8), (2, 3, 0, 8), (2, 3, 0, 8))),
+}
+
+
+def drawn(shapes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
+    return [torch.rand(shape, dtype=torch.float64) - 0.3 for shape in shapes]
+
+
+def calls(result: Rewritten) -> list[str]:
+    return [str(node.target) for node in result.after.graph.nodes if "attention" in str(node.target)]
+
+
+@pytest.mark.parametrize("name", FIRES)
+def test_every_spelling_becomes_one_call(name: str) -> None:
+    function, shapes = FIRES[name]
+    inputs = drawn(shapes)
+    result = same_value(function, *inputs)
+    assert len(calls(result)) == 1
+    assert not any("bmm" in str(node.target) for node in result.after.graph.nodes)
+    within_policy(function, *inputs)
+
+
+@pytest.mark.parametrize("name", FIRES)
+def test_what_is_not_finite_stays_so(name: str) -> None:
+    """In queries and values, and in one key where nothing is hidden, it reaches the results that it reaches in eager."""
+    function, shapes = FIRES[name]
+    hides = any(part in name for part in ("causal", "mask", "padded", "chosen", "biased"))
+    places = (0, 2) if hides else range(min(len(shapes), 3))
+    for place, bad in product(places, (math.nan, math.inf, -math.inf)):
+        inputs = drawn(shapes)
+        inputs[place].view(-1)[inputs[place].numel() // 2 + 3] = bad
+        result = rewritten(function, *inputs)
+        wanted, found = result.before(*inputs), result.after(*inputs)
+        assert torch.equal(found.isfinite(), wanted.isfinite()), f"{bad} in operand {place}"
+
+
+@pytest.mark.parametrize("name", ["masked", "padded", "biased and masked"])
+def test_rows_of_which_a_mask_leaves_nothing_are_nan(name: str) -> None:
+    function, shapes = FIRES[name]
+    inputs = drawn(shapes)
+    inputs[-1][0] = 9.0 if name == "padded" else -9.0
+    result = rewritten(function, *inputs)
+    wanted, found = result.before(*inputs), result.after(*inputs)
+    assert 0 < wanted.isnan().sum() < wanted.numel()
+    assert torch.equal(found.isnan(), wanted.isnan())
+
+
+@pytest.mark.parametrize("name", FIRES)
+def test_what_hides_what_lies_ahead_is_no_tensor(name: str) -> None:
+    (call,) = (
+        n for n in rewritten(FIRES[name][0], *drawn(FIRES[name][1])).after.graph.nodes if "attention" in str(n.target)
+    )
+    assert (call.args[4] is True) is (name in CAUSAL)
+    assert not (name in CAUSAL and call.kwargs.get("attn_mask") is not None)
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_what_is_only_similar_stays(name: str) -> None:
+    function, shapes = NEAR[name]
+    assert RULE not in rewritten(function, *drawn(shapes)).rules
+
+
+@pytest.mark.parametrize("change", [lambda m: m, lambda m: ~m, lambda m: m.triu(2), lambda m: m[:, ::2].repeat(1, 2)])
+def test_a_constant_that_hides_something_else_is_a_mask(change: Function) -> None:
+    inputs = drawn(SQUARE)
+    result = rewritten(
+        lambda q, k, v: attend(q, k, v, lambda s: s.masked_fill(change(ahead(6).tril(9)).flip(0), -math.inf)), *inputs
+    )
+    (call,) = (node for node in result.after.graph.nodes if "attention" in str(node.target))
+    assert call.args[4] is False
+    torch.testing.assert_close(result.after(*inputs), result.before(*inputs), equal_nan=True)
+
+
+def test_copies_for_the_products_go() -> None:
+    """Heads that lie beside each other are read and written there."""
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        q, k, v = F.linear(x, w).view(2, 6, 3, 3, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        return attend(q, k, v).transpose(1, 2).reshape(2, 6, 24)
+
+    inputs = drawn(((2, 6, 24), (72, 24)))
+    result = same_value(function, *inputs)
+    assert "copy-of-copy" in result.rules
+    assert not any("clone" in str(node.target) for node in result.after.graph.nodes)
+
+
+class Watched(fx.Interpreter):
+    """Runs a graph and keeps what one of its nodes gives."""
+
+    def __init__(self, graph: fx.GraphModule, node: fx.Node) -> None:
+        super().__init__(graph)
+        self.node, self.seen = node, torch.empty(0)
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n is self.node:
+            self.seen = value
+        return value
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)])
+@pytest.mark.parametrize("sizes", [Q, (1, 3, 6, 8), (2, 1, 6, 8)])
+def test_results_lie_as_the_graph_says(sizes: tuple[int, ...], order: tuple[int, ...]) -> None:
+    shape = tuple(sizes[dim] for dim in order)
+    inputs = [value.permute(*(order.index(dim) for dim in range(4))) for value in drawn((shape,) * 3)]
+    graph = rewritten(plain, *inputs).after
+    (item,) = (user for node in graph.graph.nodes if "attention" in str(node.target) for user in node.users)
+    run = Watched(graph, item)
+    run.run(*inputs)
+    assert run.seen.stride() == item.meta["val"].stride()
+
+
+def test_settings_of_the_user_decide() -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel(SDPBackend.MATH):
+        assert RULE not in rewritten(plain, *drawn((Q, K, V))).rules
+
+
+@pytest.mark.parametrize(
+    ("function", "known"),
+    [
+        (lambda x: torch.arange(4) * 2, True),
+        (lambda x: x[:4] * 0, False),
+        (lambda x: torch.rand(4), False),
+        (lambda x: torch.ones(MOST_COMPUTED + 1)[:4], False),
+    ],
+)
+def test_what_is_computed_of_numbers_alone(function: Function, known: bool) -> None:
+    graph = traced(function, torch.rand(9))
+    (output,) = graph.graph.find_nodes(op="output")
+    value = computed(output.all_input_nodes[0])
+    assert (value is not None) is known
+    if value is not None:
+        torch.testing.assert_close(value, torch.arange(4) * 2)
