@@ -24,6 +24,14 @@ class _MaskedAttention(Attention):
         return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(n, length, channels))
 
 
+class _MultiHead(nn.MultiheadAttention):
+    """PyTorch's module as it is called most often: it computes the weights, too, which nobody uses."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        value: Tensor = super().forward(x, x, x)[0]
+        return value
+
+
 class _LinearAttention(Attention):
     """Attention whose softmax is replaced by positive features of keys and queries: keys and values come together first."""
 
@@ -149,6 +157,8 @@ TRANSFORMERS = tuple(Workload(name, layers, *shapes, Group.NETWORKS, *more) for 
     ("bfloat16_gpt_attention_by_hand", lambda s: (Residual(nn.LayerNorm(s.of(768)), _MaskedAttention(s.of(768), 12)),),
         (_ROWS, _FEW), _BFLOAT16),
     ("half_attention_by_hand", lambda s: (Attention(s.of(1024), 16),), ((8, 1024, 1024), (2, 5, 32)), torch.float16),
+    ("bfloat16_multihead_attention", lambda s: (_MultiHead(s.of(1024), 16, batch_first=True),), ((8, 1024, 1024), (2, 5, 32)),
+        _BFLOAT16),
     ("gpt_of_tokens", lambda s: (
         _Tokens(s.of(50272), s.of(1024), s.of(768)), *_gpt(s.of(768), 12, 1), nn.LayerNorm(s.of(768)),
         nn.Linear(s.of(768), s.of(50272), bias=False)), (

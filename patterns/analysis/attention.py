@@ -127,9 +127,12 @@ def _product(node: fx.Node) -> Scores | None:
     given = arguments(node)
     if node.target is aten.bmm.default:
         return Scores(given["self"], given["mat2"], _shape(node))
-    # A workspace that nothing is taken of, as in code that scales by alpha.
-    unread = given["beta"] == 0 and isinstance(given["alpha"], int | float) and given["alpha"] > 0
-    return Scores(given["batch1"], given["batch2"], _shape(node), float(given["alpha"])) if unread else None
+    beta, alpha = given["beta"], given["alpha"]
+    if not isinstance(beta, int | float) or not isinstance(alpha, int | float) or alpha <= 0:
+        return None
+    found = Scores(given["batch1"], given["batch2"], _shape(node), float(alpha))
+    # With 0 it is a workspace of which nothing is taken.
+    return replace(found, added=(Added(given["self"], 3, float(beta)),)) if beta else found
 
 
 def _same(node: fx.Node, given: _Given) -> Scores | None:

@@ -16,8 +16,9 @@ from torch._ops import OpOverload
 
 from fusepass.codegen.lowering.anchors import allows_tf32
 from fusepass.codegen.lowering.tracer import Spec
-from fusepass.patterns.analysis.attention import Added, Attention, looks_back
+from fusepass.patterns.analysis.attention import Added, Attention, Scores, looks_back
 from fusepass.patterns.analysis.layout import broadcast, elementwise_strides
+from fusepass.patterns.analysis.reordered import Reordered
 from fusepass.patterns.language import op, var
 from fusepass.patterns.matcher import Declined, Match
 from fusepass.patterns.rule import Rule
@@ -40,8 +41,13 @@ _BIAS_ALIGNMENT = 16
 _HEAD_ALIGNMENT = 8
 """Elements of a head whose multiples the library has kernels for; it pads others in a pass of its own."""
 
-_VIEWS = frozenset({aten.view.default, aten._unsafe_view.default, aten.clone.default, aten.expand.default})
-
+_SHOWN = frozenset(
+    {
+        aten.view.default, aten._unsafe_view.default, aten.permute.default, aten.transpose.int, aten.t.default,
+        aten.select.int, aten.slice.Tensor, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default,
+    }
+)  # fmt: skip
+"""Views that show another tensor of the same shape in the same way."""
 
 _Rest = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -114,35 +120,76 @@ def _empty(value: torch.Tensor) -> torch.Tensor:
     return torch.empty(extent, dtype=value.dtype, device=value.device).as_strided(value.shape, value.stride())
 
 
-def _heads_apart(found: Match, node: fx.Node, lead: tuple[int, ...]) -> fx.Node:
-    """A batch of matrices with the dimensions `lead` of the batch apart: what it was made of by views and copies, if possible."""
-    wanted, best, source = (*lead, *shape_of(node)[1:]), None, node
-    while True:
-        if shape_of(source) == wanted:
-            best = source
-        if source.target not in _VIEWS or source.meta["val"].numel() != source.all_input_nodes[0].meta["val"].numel():
-            break
+def _heads_apart(
+    found: Match, node: fx.Node, lead: tuple[int, int], *, turned: bool = False, source: fx.Node | None = None
+) -> fx.Node:
+    """A batch of matrices, ``[N, A, B]``, as ``[*lead, A, B]``, or as that transposed, made of what it is a copy or a view of.
+
+    `source` takes the place of that.
+    """
+    build, seen = Builder(found), Reordered.of(node)
+    apart = seen.reshaped((*lead, *shape_of(node)[1:]))
+    if apart is None:
+        raise Declined("batch and heads do not come apart")
+    groups = [apart.groups[dim] for dim in ((0, 1, 3, 2) if turned else range(4))]
+    split = build.split(source or _original(seen.source), apart.sizes)
+    shown = build.permute(split, [place for group in groups for place in group])
+    return _uncopied(found, build.split(shown, [prod(apart.sizes[place] for place in group) for group in groups]))
+
+
+def _original(node: fx.Node) -> fx.Node:
+    """What `node` is a copy of, all of it."""
+    while node.target in (aten.clone.default, aten.expand.default) and shape_of(node) == shape_of(
+        node.all_input_nodes[0]
+    ):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _uncopied(found: Match, node: fx.Node) -> fx.Node:
+    between, source = list[fx.Node](), node
+    while source.target in _SHOWN:
+        between.append(source)
         source = source.all_input_nodes[0]
-    if best is None:
-        best = found.call(aten.view.default, node, list(wanted))  # a batch comes apart wherever it lies
-    return best if len(lead) == 2 else found.call(aten.unsqueeze.default, best, 1)
+    if source.target is not aten.clone.default:
+        return node
+    shown = source.all_input_nodes[0]
+    try:
+        for view in reversed(between):
+            shown = found.call(view.target, shown, *view.args[1:])
+    except Declined:
+        return node
+    return shown if shown.meta["val"].stride(-1) == 1 else node
 
 
-def _lead(attention: Attention) -> tuple[int, ...]:
-    """The dimensions of the batch, two where somebody has seen two."""
-    lead = attention.scores.shape[:-2]
+def _unscaled(node: fx.Node) -> tuple[fx.Node, float]:
+    """What `node` is a positive multiple of, if nobody else reads it, and how many times that it is."""
+    if node.target in (aten.mul.Tensor, aten.div.Tensor) and len(node.users) == 1:
+        value, by = node.args
+        if isinstance(value, fx.Node) and isinstance(by, int | float) and 0 < by < math.inf:
+            return value, by if node.target is aten.mul.Tensor else 1 / by
+    return node, 1.0
+
+
+def _lead(scores: Scores, queries: fx.Node) -> tuple[int, int]:
+    """Batch and heads, as somebody sees them apart."""
+    lead = scores.shape[:-2]
+    if len(lead) == 1:
+        seen = Reordered.of(queries)
+        lead = tuple(seen.sizes[place] for place in seen.groups[0])
     if len(lead) > 2:
         raise Declined("there are more dimensions than batch and heads")
-    return lead
+    batch, heads = (*lead, 1, 1)[:2]
+    return batch, heads
 
 
-def _bias(found: Match, attention: Attention, dtype: torch.dtype) -> fx.Node | None:
+def _bias(found: Match, scores: Scores, lead: tuple[int, int], dtype: torch.dtype) -> fx.Node | None:
     """All that is added to the scores as one tensor; None for nothing."""
-    build, scores, total = Builder(found), attention.scores, None
+    build, total = Builder(found), None
     for added in scores.added:
         if added.hides is not None:
             continue
-        node = _beside(found, added, len(scores.shape))
+        node = _beside(found, added, len(scores.shape), lead)
         if node.meta["val"].dtype is not dtype:
             raise Declined("what is added has another type")
         scaled = build.scale(node, added.factor)
@@ -150,7 +197,7 @@ def _bias(found: Match, attention: Attention, dtype: torch.dtype) -> fx.Node | N
     for added in scores.added:
         if added.hides is None:
             continue
-        mask = _beside(found, added, len(scores.shape))
+        mask = _beside(found, added, len(scores.shape), lead)
         hidden = mask if added.hides else found.call(aten.logical_not.default, mask)
         if total is None:
             options = {"dtype": dtype, "device": found.device, "pin_memory": False}
@@ -170,12 +217,14 @@ def _filled(found: Match, total: fx.Node, hidden: fx.Node) -> fx.Node:
     return found.described(result, aten.masked_fill.Scalar, total, hidden, -math.inf)
 
 
-def _beside(found: Match, added: Added, rank: int) -> fx.Node:
+def _beside(found: Match, added: Added, rank: int, lead: tuple[int, int]) -> fx.Node:
     """What is added, with a shape that broadcasts with that of the scores once batch and heads are apart there."""
     shape = shape_of(added.node)
-    if prod(shape[:-2]) != 1 and added.rank != rank:
+    if prod(shape[:-2]) == 1:
+        return added.node
+    if added.rank != rank:
         raise Declined("what is added does not tell batch and heads apart")
-    return found.call(aten.unsqueeze.default, added.node, 1) if len(shape) == rank == 3 else added.node
+    return found.call(aten.view.default, added.node, [*lead, *shape[1:]]) if rank == 3 else added.node
 
 
 def _library(found: Match) -> fx.Node:
@@ -186,18 +235,21 @@ def _library(found: Match) -> fx.Node:
     queries, keys = scores.left.meta["val"], scores.right.meta["val"]
     if not (queries.dtype is keys.dtype is value.dtype) or 0 in (*queries.shape, *keys.shape, *value.shape):
         raise Declined("there is nothing to attend to, or not in one type")
-    lead, (rows, columns) = _lead(attention), scores.shape[-2:]
+    rows, columns = scores.shape[-2:]
     causal = len(scores.added) == 1 and looks_back(scores.added[0], rows, columns)
     _refuse_where_slower(value, columns, causal, biased=bool(scores.added) and not causal)
     build = Builder(found)
-    queried, turned, values = (
-        _heads_apart(found, node, lead) for node in (scores.left, scores.right, attention.values)
-    )
-    keyed = build.permute(turned, (0, 1, 3, 2))
-    bias = None if causal else _bias(found, attention, value.dtype)
+    shown = _original(Reordered.of(scores.left).source)
+    multiple, times = _unscaled(shown)
+    left = multiple if shown is scores.left else scores.left
+    lead = _lead(scores, left)
+    queried = _heads_apart(found, left, lead, source=None if left is multiple else multiple)
+    keyed = _heads_apart(found, scores.right, lead, turned=True)
+    values = _heads_apart(found, attention.values, lead)
+    bias = None if causal else _bias(found, scores, lead, value.dtype)
     shape = (*shape_of(queried)[:3], columns)
     expanded = None if bias is None else build.expand(_aligned(build, bias), shape)
-    result = _attended(found, _Operands(queried, keyed, values, expanded, causal, scores.scale))
+    result = _attended(found, _Operands(queried, keyed, values, expanded, causal, scores.scale * times))
     if causal:
         result = _poisoned(build, result, values, -2)  # hidden or not; the library does not look at what is hidden
     if causal or bias is not None:

@@ -133,6 +133,10 @@ class Builder:
             return a
         return self._call(aten.view.default, self.contiguous(a), list(shape))
 
+    def split(self, a: fx.Node, shape: Sequence[int]) -> fx.Node:
+        """`a` with dimensions apart, or without those of size 1: a view of it, wherever it lies."""
+        return a if shape_of(a) == tuple(shape) else self._call(aten.view.default, a, list(shape))
+
     def contiguous(self, a: fx.Node) -> fx.Node:
         """`a` in row-major order.
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from fusepass.patterns.analysis.reordered import Reordered
 from fusepass.patterns.language import const, op, var
 from fusepass.patterns.matcher import Declined, Match
 from fusepass.patterns.rule import Rule
+from fusepass.patterns.rules.builder import Builder, shape_of
 
 aten = torch.ops.aten
 
@@ -22,23 +24,15 @@ def widening(found: Match) -> str | None:
     return None if lossless else f"{narrow} to {wide} loses digits"
 
 
-_VIEWS = frozenset({aten.view.default, aten._unsafe_view.default, aten.permute.default, aten.transpose.int})
-
-
 def _copy_once(found: Match) -> fx.Node:
-    """The views between two copies, of what the first one copies."""
-    between, node = list[fx.Node](), found.viewed
-    while node.target in _VIEWS:
-        between.append(node)
-        node = node.all_input_nodes[0]
-    if node.target is not aten.clone.default or not between:
+    """A copy of what the first one copies, in the order in which the second one sees that."""
+    seen = Reordered.of(found.viewed)
+    if seen.source is found.viewed or seen.source.target is not aten.clone.default:
         raise Declined("there is no copy before the views")
-    shown = node.all_input_nodes[0]
-    if shown.meta["val"].shape != node.meta["val"].shape:
-        raise Declined("the copy has another shape")
-    for view in reversed(between):
-        shown = found.call(view.target, shown, *view.args[1:])
-    return found.call(aten.clone.default, shown, memory_format=found.memory_format)
+    build = Builder(found)
+    ordered = build.permute(build.split(seen.source.all_input_nodes[0], seen.sizes), seen.order)
+    copy = found.call(aten.clone.default, ordered, memory_format=torch.contiguous_format)
+    return build.view(copy, shape_of(found.root))
 
 
 RULES: tuple[Rule, ...] = (
@@ -58,7 +52,7 @@ RULES: tuple[Rule, ...] = (
         name="copy-of-copy",
         pattern=op(aten.clone)(var("viewed"), memory_format=const("memory_format")),
         rewrite=_copy_once,
-        why="where a tensor may be seen in the same ways as a copy of it, a copy of what is seen has the same elements",
+        why="a copy of a copy has the elements of the first tensor, whose dimensions come apart wherever it lies",
     ),
     Rule(
         name="widening-cast-and-back",

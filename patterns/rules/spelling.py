@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusepass.patterns.analysis.reordered import order_of
 from fusepass.patterns.language import const, op, result, var
 from fusepass.patterns.matcher import Declined, Match
 from fusepass.patterns.rule import Rule
 from fusepass.patterns.rules.pools import plain
 from fusepass.patterns.rules.reductions import OVER_DIMS, dims, floats, keeps, shaped
-from fusepass.patterns.rules.views import order_of
 
 aten = torch.ops.aten
 

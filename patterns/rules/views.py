@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from fusepass.patterns.analysis.reordered import order_of
 from fusepass.patterns.language import of_class, op, var
 from fusepass.patterns.matcher import Match
 from fusepass.patterns.opclass import OpClass
@@ -16,18 +17,6 @@ _x = var("x")
 _reshape = op(aten.view, aten._unsafe_view, aten.unsqueeze, aten.squeeze, open=True)
 _reorder = op(aten.permute, aten.transpose, aten.t, open=True)
 _expand = op(aten.expand, open=True)
-
-
-def order_of(node: fx.Node) -> list[int]:
-    """The dimensions of the input of a permutation in the order in which `node` shows them."""
-    rank = node.meta["val"].dim()
-    if node.target is aten.permute.default:
-        return [dim % rank for dim in node.args[1]]  # type: ignore[union-attr]
-    order = list(range(rank))
-    first, second = node.args[1:] if node.target is aten.transpose.int else (0, 1)
-    if rank > 1:
-        order[first], order[second] = order[second], order[first]  # type: ignore[index]
-    return order
 
 
 def _reorder_once(found: Match) -> fx.Node:

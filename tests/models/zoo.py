@@ -602,7 +602,7 @@ ZOO: dict[str, Entry] = {
     "pointnet": Entry(PointNet, lambda: (torch.randn(4, 29, 3),), 0.8),
     "vae": Entry(VAE, lambda: (torch.randn(3, 1, 16, 16), torch.randn(3, 4)), 0.9),
     "mixer": Entry(Mixer, lambda: (torch.randn(2, 16, 12),), 0.8),
-    "swin": Entry(Swin, lambda: (torch.randn(2, 8, 8, 8),), 0.65),
+    "swin": Entry(Swin, lambda: (torch.randn(2, 8, 8, 8),), 0.6),
     "nerf": Entry(NeRF, lambda: (torch.randn(5, 7, 3),), 0.8),
     "squeeze_excite_3d": Entry(squeeze_excite_3d, lambda: (torch.randn(2, 2, 6, 6, 6),), 0.9),
     "llama": Entry(Llama, lambda: (torch.randn(2, 6, 16),), 0.5),

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+import fusepass
+from fusepass.config import override
 from fusepass.patterns.analysis.constants import MOST_COMPUTED, computed
 from tests.support.algebra import Rewritten, rewritten, same_value, within_policy
 from tests.support.aten import traced
@@ -50,6 +52,11 @@ FIRES: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
         lambda q, k, v: torch.baddbmm(q.new_empty(6, 6, 7), q, k.transpose(1, 2), beta=0, alpha=0.4).softmax(-1) @ v,
         FLAT,
     ),
+    "added before": (
+        lambda q, k, v, b: torch.baddbmm(b, q, k.transpose(1, 2), beta=2, alpha=0.4).softmax(-1) @ v,
+        (*FLAT, (6, 1, 7)),
+    ),
+    "queries scaled": (lambda q, k, v: attend(q * 0.5, k, v, lambda s: s / 3), (Q, K, V)),
     "heads in a row": (lambda x, y: attend(*(z.unflatten(2, (3, 8)).transpose(1, 2) for z in (x, y, y))), ((2, 6, 24), (2, 7, 24))),
     "seen as heads": (
         lambda q, k, v: (
@@ -128,7 +135,7 @@ def test_every_spelling_becomes_one_call(name: str) -> None:
 def test_what_is_not_finite_stays_so(name: str) -> None:
     """In queries and values, and in one key where nothing is hidden, it reaches the results that it reaches in eager."""
     function, shapes = FIRES[name]
-    hides = any(part in name for part in ("causal", "mask", "padded", "chosen", "biased"))
+    hides = any(part in name for part in ("causal", "mask", "padded", "chosen", "biased", "added"))
     places = (0, 2) if hides else range(min(len(shapes), 3))
     for place, bad in product(places, (math.nan, math.inf, -math.inf)):
         inputs = drawn(shapes)
@@ -175,13 +182,44 @@ def test_a_constant_that_hides_something_else_is_a_mask(change: Function) -> Non
     torch.testing.assert_close(result.after(*inputs), result.before(*inputs), equal_nan=True)
 
 
-def test_copies_for_the_products_go() -> None:
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_the_module_is_attention(batch_first: bool, padded: bool) -> None:
+    """Which asks for the weights unless it is told otherwise, and leaves them to nobody here."""
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = torch.nn.MultiheadAttention(24, 3, batch_first=batch_first)
+
+        def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+            value: Tensor = self.attention(x, x, x, key_padding_mask=hidden if padded else None)[0]
+            return value
+
+    net, x = Net().eval(), torch.rand(4, 6, 24)
+    hidden = torch.rand((4, 6) if batch_first else (6, 4)) < 0.3
+    hidden[:, 0] = False
+    with torch.no_grad(), override(tune="off"):
+        fused = fusepass.optimize(net)
+        torch.testing.assert_close(fused(x, hidden), net(x, hidden))
+        assert RULE in {rewrite.rule for rewrite in fused.report().rewrites}
+
+
+def beside_each_other(x: Tensor, w: Tensor) -> Tensor:
+    q, k, v = F.linear(x, w).view(2, 6, 3, 3, 8).permute(2, 0, 3, 1, 4).unbind(0)
+    return attend(q, k, v).transpose(1, 2).reshape(2, 6, 24)
+
+
+def as_one_batch(x: Tensor, w: Tensor) -> Tensor:
+    """As `nn.MultiheadAttention` does it: three tensors are copied apart, batch and heads are one dimension."""
+    apart = F.linear(x, w).unflatten(-1, (3, 24)).unsqueeze(0).transpose(0, -2).squeeze(-2).contiguous()
+    q, k, v = (apart[place].view(2, 18, 8).transpose(0, 1) for place in range(3))
+    return torch.bmm((q * 0.3 @ k.mT).softmax(-1), v).transpose(0, 1).contiguous().view(12, 24)
+
+
+@pytest.mark.parametrize("function", [beside_each_other, as_one_batch])
+def test_copies_for_the_products_go(function: Function) -> None:
     """Heads that lie beside each other are read and written there."""
-
-    def function(x: Tensor, w: Tensor) -> Tensor:
-        q, k, v = F.linear(x, w).view(2, 6, 3, 3, 8).permute(2, 0, 3, 1, 4).unbind(0)
-        return attend(q, k, v).transpose(1, 2).reshape(2, 6, 24)
-
     inputs = drawn(((2, 6, 24), (72, 24)))
     result = same_value(function, *inputs)
     assert "copy-of-copy" in result.rules

@@ -140,7 +140,7 @@ CASES = {
         ),
         near=(
             lambda x: x.t().clone(memory_format=ROWS),
-            lambda x: x.t().clone(memory_format=ROWS).view(-1).clone(),
+            lambda x: x.t().clone(memory_format=ROWS).neg().t().clone(memory_format=ROWS),
             lambda x: x[:, ::2].clone(memory_format=ROWS)[1:].clone(memory_format=ROWS),
         ),
     ),
