@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from tests.support import bytecode  # noqa: F401, before all that it is to keep
+
+# isort: split
 import os
 import shutil
 from collections import Counter
