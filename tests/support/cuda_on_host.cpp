@@ -1,7 +1,9 @@
-// Runs the threads of emulated CUDA kernels; cuda_on_host.h says how.
+// Runs the threads of emulated CUDA kernels; cuda_on_host.h says how. A thread goes on by `_longjmp`: `swapcontext` asks the kernel of the
+// host each time for the mask of signals.
 
 #include "cuda_on_host.h"
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <chrono>
@@ -22,10 +24,12 @@ namespace {
 constexpr std::size_t guard_bytes = 1 << 12;  // behind dynamic shared memory
 constexpr std::size_t pool_alignment = 1 << 10;  // of dynamic shared memory
 
+constexpr std::size_t stack_bytes = 1 << 16;
+
 struct Thread {
-    ucontext_t context;
-    std::unique_ptr<char[]> stack;
-    State state = State::running;
+    std::unique_ptr<char[]> stack;  // once it has begun
+    jmp_buf place;
+    State state;
 };
 
 struct Kernel {
@@ -37,15 +41,37 @@ struct Kernel {
 thread_local std::vector<Thread> threads;
 thread_local std::vector<unsigned> words;
 thread_local std::vector<unsigned char> pool;
-thread_local ucontext_t scheduler;
+thread_local jmp_buf scheduler;
 thread_local Kernel running;
 
 // Buffers in memory, begin and end; asynchronous copies read nothing else.
 std::vector<std::pair<const char*, const char*>> buffers;
 
-void run_thread() {
-    running.thread(running.arguments);
-    threads[thread_index.x].state = State::finished;
+// Back to `go_on`, until it is called again for this thread.
+void leave() {
+    if (_setjmp(threads[thread_index.x].place) == 0) _longjmp(scheduler, 1);
+}
+
+// A thread of one block after the other.
+void run_threads() {
+    while (true) {
+        running.thread(running.arguments);
+        threads[thread_index.x].state = State::finished;
+        leave();
+    }
+}
+
+void go_on(Thread& thread) {
+    if (_setjmp(scheduler) != 0) return;
+    if (thread.stack) _longjmp(thread.place, 1);
+    thread.stack.reset(new char[stack_bytes]);
+    ucontext_t start;
+    getcontext(&start);
+    start.uc_stack.ss_sp = thread.stack.get();
+    start.uc_stack.ss_size = stack_bytes;
+    start.uc_link = nullptr;
+    makecontext(&start, run_threads, 0);
+    setcontext(&start);
 }
 
 // Lets the threads from `first` to `last` go on if they all stand at `at`.
@@ -58,20 +84,9 @@ bool release(unsigned first, unsigned last, State at) {
 }
 
 void run_block(unsigned count) {
-    constexpr std::size_t stack_bytes = 1 << 16;
-    threads.resize(count);
     words.assign(count, 0);
     exchanged = words.data();
-    for (unsigned i = 0; i < count; ++i) {
-        Thread& thread = threads[i];
-        if (!thread.stack) thread.stack = std::make_unique<char[]>(stack_bytes);
-        thread.state = State::running;
-        getcontext(&thread.context);
-        thread.context.uc_stack.ss_sp = thread.stack.get();
-        thread.context.uc_stack.ss_size = stack_bytes;
-        thread.context.uc_link = &scheduler;
-        makecontext(&thread.context, run_thread, 0);
-    }
+    for (Thread& thread : threads) thread.state = State::running;
     constexpr int most_rounds = 1000;  // in which threads do nothing but ask
     int rounds = 0;
     while (true) {
@@ -81,7 +96,7 @@ void run_block(unsigned count) {
             if (threads[i].state != State::running && !asked) continue;
             thread_index.x = i;
             threads[i].state = State::running;
-            swapcontext(&scheduler, &threads[i].context);
+            go_on(threads[i]);
             const bool asks = threads[i].state == State::asking;
             moved |= asks || threads[i].state == State::running;
             only_asked &= asked && asks;
@@ -100,18 +115,19 @@ void run_block(unsigned count) {
 
 void prepare(unsigned blocks, unsigned count, std::size_t shared, Kernel kernel) {
     running = kernel;
-    threads.clear();
+    threads = std::vector<Thread>(count);
     pool.assign(shared + pool_alignment + guard_bytes, 0xff);
     block_size.x = count;
     grid_size.x = blocks;
 }
 
 // Fails where something was written behind the block's dynamic shared memory.
-void check_shared(std::size_t shared) {
+void finish(std::size_t shared) {
     const unsigned char* const end = dynamic_shared() + shared;
     for (std::size_t i = 0; i < guard_bytes; ++i) {
         if (end[i] != 0xff) fail("a write behind dynamic shared memory");
     }
+    threads.clear();
 }
 
 }  // namespace
@@ -130,9 +146,8 @@ void check_read(const void* from, std::size_t count) {
 }
 
 void wait(State at) {
-    const unsigned self = thread_index.x;
-    threads[self].state = at;
-    swapcontext(&threads[self].context, &scheduler);
+    threads[thread_index.x].state = at;
+    leave();
 }
 
 void ask_again() { wait(State::asking); }
@@ -157,7 +172,7 @@ void launch_blocks(
     if (!together) {
         prepare(blocks, count, shared, {thread, kernel});
         for (block_index.x = 0; block_index.x < blocks; ++block_index.x) run_block(count);
-        check_shared(shared);
+        finish(shared);
         return;
     }
     std::vector<std::thread> workers;
@@ -166,7 +181,7 @@ void launch_blocks(
             prepare(blocks, count, shared, {thread, kernel});
             block_index.x = block;
             run_block(count);
-            check_shared(shared);
+            finish(shared);
         });
     }
     for (std::thread& each : workers) each.join();

@@ -4,7 +4,6 @@
 // thread of the host. What runs them is in cuda_on_host.cpp, which is compiled once.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -129,7 +128,8 @@ inline unsigned __reduce_max_sync(unsigned members, unsigned value) {
     const unsigned self = emulation::thread_index.x, first = self / 32 * 32;
     emulation::exchanged[self] = value;
     emulation::wait(emulation::State::at_warp);
-    const unsigned largest = *std::max_element(&emulation::exchanged[first], &emulation::exchanged[first] + 32);
+    unsigned largest = 0;
+    for (unsigned i = first; i < first + 32; ++i) largest = emulation::exchanged[i] > largest ? emulation::exchanged[i] : largest;
     emulation::wait(emulation::State::at_warp);
     return largest;
 }
@@ -137,7 +137,7 @@ inline unsigned __reduce_max_sync(unsigned members, unsigned value) {
 // The threads of a block take turns.
 inline unsigned atomicMax(unsigned* at, unsigned value) {
     const unsigned before = *at;
-    *at = std::max(before, value);
+    *at = before > value ? before : value;
     return before;
 }
 

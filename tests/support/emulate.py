@@ -19,12 +19,22 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Buffer, Program, Role
 from fusepass.codegen.render.cuda_headers import ALL as HEADERS
 from fusepass.codegen.source import Source
-from fusepass.codegen.toolchain import include_directory
+from fusepass.codegen.toolchain import CUDA_FLAGS, include_directory
 
 _BUILD = Path(__file__).parents[2] / "build" / "test-emulation"
 _HERE = Path(__file__).parent
 _MARGIN = 64  # elements on each side of a buffer that no kernel may write
-_FLAGS = ("-std=c++17", "-Og", "-fPIC", "-w", "-fsanitize=alignment,bounds", "-fno-sanitize-recover=all")
+_FLAGS = (
+    "-std=c++17",
+    "-Og",
+    "-fPIC",
+    "-w",
+    "-fsanitize=alignment,bounds",
+    "-fno-sanitize-recover=all",
+    *(flag for flag in CUDA_FLAGS if flag.startswith("-D")),
+)
+
+_OBJECTS = {"cuda_on_host.o": "cuda_on_host.cpp", "under_way.o": "host/under_way.cpp"}
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 """A mark of tests that emulate kernels."""
@@ -98,14 +108,14 @@ def _compiled(source: Source) -> Path:
         return library
     code, made = _BUILD / f"{name}.cpp", _BUILD / f"{name}.tmp.so"
     code.write_text(text)
-    _compile(code, made, "-shared", f"-I{shared}", str(shared / "cuda_on_host.o"))
+    _compile(code, made, "-shared", f"-I{shared}", *_objects(shared))
     made.rename(library)
     return library
 
 
 @functools.cache
 def _shared() -> Path:
-    """The directory of what all libraries share, compiled: the headers as the compiler left them after reading, and `cuda_on_host.o`."""
+    """The directory of what all libraries share, compiled: the headers as the compiler left them after reading, and `_OBJECTS`."""
     headers = sorted(path for path in include_directory().iterdir() if path.is_file())
     own = [*sorted(_HERE.glob("cuda_on_host.*")), *sorted((_HERE / "host").iterdir())]
     content = b"".join(path.read_bytes() for path in (*headers, *own)) + " ".join((*_FLAGS, *HEADERS)).encode()
@@ -113,19 +123,23 @@ def _shared() -> Path:
     place.mkdir(parents=True, exist_ok=True)
     everything = place / "emulated.h"
     everything.write_text("".join(f'#include "{name}"\n' for name in ("cuda_on_host.h", *HEADERS)))
-    sources = {"cuda_on_host.o": (_HERE / "cuda_on_host.cpp", "-c"), "emulated.h.gch": (everything, "-xc++-header")}
-    for name, (source, kind) in sources.items():
+    objects = {name: (_HERE / source, "-c", "-O2") for name, source in _OBJECTS.items()}
+    for name, (source, *kind) in {**objects, "emulated.h.gch": (everything, "-xc++-header")}.items():
         if not (place / name).exists():
             made = place / f"{os.getpid()}.{name}"
-            _compile(source, made, kind)
+            _compile(source, made, *kind)
             made.rename(place / name)
     return place
+
+
+def _objects(shared: Path) -> list[str]:
+    return [str(shared / name) for name in _OBJECTS]
 
 
 def compile_on_host(source: Path, program: Path) -> Path:
     """Compile a C++ source that first includes `emulated.h`, all headers of kernels, to `program`, which it returns."""
     shared = _shared()
-    _compile(source, program, f"-I{shared}", str(shared / "cuda_on_host.o"))
+    _compile(source, program, f"-I{shared}", *_objects(shared))
     return program
 
 

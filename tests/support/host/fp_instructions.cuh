@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
 #include "fp_half.h"
 
@@ -20,9 +19,8 @@ inline float to_tf32(float x) {
 }
 
 inline void multiply_tile(float (&sum)[4], const float (&a)[4], const float (&b)[2]) {
-    static std::vector<float> shown;
+    static float shown[1024 * 6];
     const unsigned self = threadIdx.x, first = self / 32 * 32;
-    shown.resize(1024 * 6);
     std::memcpy(&shown[self * 6], a, sizeof a);
     std::memcpy(&shown[self * 6 + 4], b, sizeof b);
     emulation::wait(emulation::State::at_warp);
@@ -38,9 +36,8 @@ inline void multiply_tile(float (&sum)[4], const float (&a)[4], const float (&b)
 
 template <typename Half>
 inline void multiply_tile(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    static std::vector<uint32_t> shown;
+    static uint32_t shown[1024 * 6];
     const unsigned self = threadIdx.x, first = self / 32 * 32;
-    shown.resize(1024 * 6);
     std::memcpy(&shown[self * 6], a, sizeof a);
     std::memcpy(&shown[self * 6 + 4], b, sizeof b);
     emulation::wait(emulation::State::at_warp);
@@ -62,7 +59,7 @@ inline void multiply_tile(float (&sum)[4], const uint32_t (&a)[4], const uint32_
 
 template <bool Transposed>
 inline void load_tiles(uint32_t (&words)[4], const void* row) {
-    static std::vector<const uint16_t*> shown(1024);
+    static const uint16_t* shown[1024];
     const unsigned self = threadIdx.x, first = self / 32 * 32, lane = self % 32;
     if (reinterpret_cast<std::uintptr_t>(row) % 16) emulation::fail("a row of a tile that is not aligned");
     shown[self] = static_cast<const uint16_t*>(row);
@@ -78,36 +75,16 @@ inline void load_tiles(uint32_t (&words)[4], const void* row) {
     emulation::wait(emulation::State::at_warp);
 }
 
-struct Copy {
-    void* to;
-    unsigned char bytes[16];
-    int count;
-};
-inline thread_local std::vector<std::vector<Copy>> copies[1024];  // for each thread, the groups under way; the last is open
+// Begins a copy of the first `real` of at most 16 bytes; the others become 0.
+void begin_copy_of(void* to, const void* from, int real, int bytes);
 
-inline std::vector<Copy>& open_group() {
-    auto& mine = copies[threadIdx.x];
-    if (mine.empty()) mine.emplace_back();
-    return mine.back();
-}
-
-inline void begin_copy(float* to, const float* from, bool real) {
-    auto& group = open_group();
-    group.push_back({to, {}, 4});
-    emulation::check_read(from, real ? 4 : 0);
-    if (real) std::memcpy(group.back().bytes, from, 4);
-    std::memset(to, 0x5a, 4);
-}
+inline void begin_copy(float* to, const float* from, bool real) { begin_copy_of(to, from, real ? 4 : 0, 4); }
 
 template <int Bytes>
 inline void begin_copy_bytes(void* to, const void* from, int real) {
     const auto misplaced = [](const void* at) { return reinterpret_cast<std::uintptr_t>(at) % Bytes != 0; };
     if (misplaced(to) || misplaced(from)) emulation::fail("a copy that is not aligned");
-    auto& group = open_group();
-    group.push_back({to, {}, Bytes});
-    emulation::check_read(from, real);
-    std::memcpy(group.back().bytes, from, real);
-    std::memset(to, 0x5a, Bytes);
+    begin_copy_of(to, from, real, Bytes);
 }
 
 template <bool Aligned>
@@ -143,15 +120,12 @@ inline void take_registers() {
     static_assert(Count % 8 == 0 && Count >= 24 && Count <= 256);
 }
 
-inline void end_copies() { copies[threadIdx.x].emplace_back(); }
+void end_copies();
+void await_copies_but(unsigned groups);
 
 template <int Groups>
 void await_copies() {
-    auto& mine = copies[threadIdx.x];
-    while (mine.size() > Groups + 1) {
-        for (const Copy& copy : mine.front()) std::memcpy(copy.to, copy.bytes, copy.count);
-        mine.erase(mine.begin());
-    }
+    await_copies_but(Groups);
 }
 
 }  // namespace fp

@@ -4,8 +4,6 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <utility>
-#include <vector>
 
 #include "fp_instructions.cuh"
 
@@ -22,24 +20,14 @@ inline void meet_group() { emulation::wait(emulation::State::at_group); }
 inline void publish_to_products() {}
 inline void begin_products() {}
 
-// For each thread, the products under way that are put off until they are awaited, in groups; the last is open.
-inline std::vector<std::vector<std::function<void()>>> put_off[1024];
-
-inline void put_product_off(std::function<void()> product) {
-    auto& mine = put_off[threadIdx.x];
-    if (mine.empty()) mine.emplace_back();
-    mine.back().push_back(std::move(product));
-}
-
-inline void end_products() { put_off[threadIdx.x].emplace_back(); }
+// Products are put off until they are awaited.
+void put_product_off(std::function<void()> product);
+void end_products();
+void await_products_but(unsigned groups);
 
 template <int Groups>
 void await_products() {
-    auto& mine = put_off[threadIdx.x];
-    while (mine.size() > Groups + 1) {
-        for (const auto& product : mine.front()) product();
-        mine.erase(mine.begin());
-    }
+    await_products_but(Groups);
 }
 
 template <int N>
@@ -48,7 +36,7 @@ void release(const float (&)[N]) {}
 template <int N>
 void multiply_group(float (&sums)[N / 2], const float (&a)[4], uint64_t b, bool add) {
     static_assert(N % 8 == 0 && N <= 128);
-    static std::vector<float> shown(1024 * 4);
+    static float shown[1024 * 4];
     const unsigned self = threadIdx.x, first = self / 32 * 32;
     std::memcpy(&shown[self * 4], a, sizeof a);
     emulation::wait(emulation::State::at_warp);

@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
 #include "fp_wgmma.cuh"
 
@@ -37,7 +36,7 @@ float number_of(uint64_t rows, unsigned row, unsigned k) {
 
 template <int N>
 void multiply_columns(float (&sums)[N / 2], const float (&a)[4], uint64_t b, bool add) {
-    static std::vector<float> shown(1024 * 4);
+    static float shown[1024 * 4];
     const unsigned self = threadIdx.x, first = self / 32 * 32, lane = self % 32;
     std::memcpy(&shown[self * 4], a, sizeof a);
     emulation::wait(emulation::State::at_warp);

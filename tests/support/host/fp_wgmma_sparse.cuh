@@ -53,14 +53,14 @@ void multiply_sparse(float (&sums)[N / 2], const uint32_t (&a)[4], uint32_t patt
     }
     emulation::wait(emulation::State::at_warp);
     const unsigned lane = self % 32;
-    put_product_off([&sums, b, lane, add, kept = std::vector<float>(rows[0], rows[0] + 64)] {
+    put_product_off([&sums, b, lane, add, rows] {
         for (unsigned i = 0; i < N / 2; ++i) {
             const unsigned row = i / 2 % 2, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
             float sum = add ? sums[i] : 0.0f;
             for (unsigned k = 0; k < 32; ++k) {
                 half right;
                 std::memcpy(&right, b.at + column / 8 * b.across + column % 8 * 16 + k / 8 * b.deeper + k % 8 * 2, 2);
-                sum += kept[row * 32 + k] * to_float(right);
+                sum += rows[row][k] * to_float(right);
             }
             sums[i] = sum;
         }
