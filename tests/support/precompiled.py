@@ -12,6 +12,7 @@ from fusepass.codegen import toolchain
 
 _BUILD = Path(__file__).parents[2] / "build" / "test-headers"
 _OWN = ("-fPIC",)  # what load_inline adds
+_LESS = tuple(flag for flag in toolchain.CUDA_FLAGS if flag.startswith("-D"))  # of the standard library, as for CUDA
 
 PLAIN = toolchain.CPU_FLAGS
 """Those that other processes build with."""
@@ -22,15 +23,15 @@ def use() -> None:
     if shutil.which("g++") is None or "clang" in (compiler := toolchain.cxx()).version():
         return
     headers = sorted(toolchain.include_directory().glob("*.h"))
-    content = b"".join(path.read_bytes() for path in headers) + repr((_OWN, PLAIN, compiler.identity)).encode()
+    content = b"".join(path.read_bytes() for path in headers) + repr((_OWN, PLAIN, _LESS, compiler.identity)).encode()
     header = _BUILD / hashlib.sha256(content).hexdigest()[:20] / "headers.h"
     made = header.with_name("headers.h.gch")
     if not made.exists():
         header.parent.mkdir(parents=True, exist_ok=True)
         header.write_text("#include <algorithm>\n" + "".join(f'#include "{path.name}"\n' for path in headers))
         aside = made.with_suffix(f".{os.getpid()}")
-        command = [compiler.path, *_OWN, *PLAIN, f"-I{toolchain.include_directory()}"]
+        command = [compiler.path, *_OWN, *PLAIN, *_LESS, f"-I{toolchain.include_directory()}"]
         if subprocess.run([*command, "-xc++-header", header, "-o", aside], check=False).returncode != 0:
             return
         aside.rename(made)
-    toolchain.CPU_FLAGS = (*PLAIN, "-include", str(header))
+    toolchain.CPU_FLAGS = (*PLAIN, *_LESS, "-include", str(header))
