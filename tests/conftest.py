@@ -19,10 +19,12 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import Generated, generate
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Program
+from fusepass.config import current
 from tests import compile_cuda
 from tests.support import precompiled
 
 ROOT = Path(__file__).parents[1]
+_described: set[str] = set()  # programs whose CUDA sources are kept
 
 # Set before anything reads it: tests never touch the user's cache, and reuse each other's builds.
 os.environ["FUSEPASS_CACHE_DIR"] = str(ROOT / "build" / "test-cache")
@@ -92,9 +94,12 @@ def _keep_cuda_sources(monkeypatch: pytest.MonkeyPatch) -> None:
         return
 
     def both(program: Program, builder: Builder, facts: DeviceFacts, *options: Any) -> Generated:
-        described = generate(program, builder, DeviceFacts.h200(), *options)
-        for source in (described.source, described.unaligned()):
-            compile_cuda.keep(source)
+        same = repr((program, options, current().disable))
+        if same not in _described:
+            described = generate(program, builder, DeviceFacts.h200(), *options)
+            for source in (described.source, described.unaligned()):
+                compile_cuda.keep(source)
+            _described.add(same)
         return generate(program, builder, facts, *options)
 
     monkeypatch.setattr("fusepass.candidates.generate", both)
