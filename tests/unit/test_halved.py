@@ -392,6 +392,7 @@ def test_what_is_left_for_nvcc(name: str) -> None:
 
 
 @pytest.mark.parametrize("tiling", [each for each in TILINGS if each.runs and not each.turns], ids=tiling_id)
+@pytest.mark.thinned(2)
 def test_columns_that_are_neighbours_leave_sums_in_registers(
     tiling: Tiling, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
