@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import Any
 
 import torch
 from torch import fx
 
-from fusepass.patterns.analysis.constants import computed, number
+from fusepass.patterns.analysis.constants import Constant, number
 from fusepass.patterns.arguments import arguments
 
 aten = torch.ops.aten
@@ -219,11 +220,15 @@ def looks_back(added: Added, rows: int, columns: int) -> bool:
     node = added.node
     if _shape(node)[-2:] != (rows, columns) or prod(_shape(node)) != rows * columns or added.factor <= 0:
         return False
-    value = computed(node)
-    if value is None:
-        return False
-    ahead = torch.ones(rows, columns, dtype=torch.bool, device="cpu").triu(1)  # whatever the default device is
-    value = value.reshape(rows, columns)
-    if added.hides is not None:
-        return torch.equal(value == added.hides, ahead)
+    constant = Constant.of(node)
+    return constant is not None and _hides_ahead(constant, rows, columns, added.hides)
+
+
+@lru_cache(64)
+def _hides_ahead(constant: Constant, rows: int, columns: int, hides: bool | None) -> bool:
+    """The same of what is added; remembered, as each layer of a network has the same."""
+    ahead = torch.ones(rows, columns, dtype=torch.bool, device="cpu").triu(1)
+    value = constant.value().reshape(rows, columns)
+    if hides is not None:
+        return torch.equal(value == hides, ahead)
     return torch.equal(value, torch.zeros_like(value).masked_fill(ahead, -math.inf))

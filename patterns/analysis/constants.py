@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -16,7 +17,7 @@ from fusepass.patterns.memo import remembered
 
 aten = torch.ops.aten
 
-MOST_COMPUTED = 2**22
+MOST_COMPUTED = 2**24
 """Elements of a tensor that is computed to look at it."""
 
 _FILLED = {aten.full: "fill_value", aten.full_like: "fill_value", aten.new_full: "fill_value", aten.scalar_tensor: "s"}
@@ -58,17 +59,55 @@ def _constant(node: fx.Node) -> float | None:
     return value.item() if isinstance(value, torch.Tensor) and not value.is_complex() else None
 
 
-def computed(node: fx.Node) -> torch.Tensor | None:
-    """What `node` computes of nothing but numbers, on the CPU; None where it reads anything, or is larger than is looked at."""
-    order: dict[fx.Node, None] = {}
-    if not all(_pure(each) for each in _sources(node, order)):
-        return None
-    values: dict[fx.Node, Any] = {}
-    for each in order:
-        args, kwargs = fx.map_arg((each.args, dict(each.kwargs)), values.__getitem__)
-        here = {"device": torch.device("cpu")} if kwargs.get("device") is not None else {}
-        values[each] = each.target(*args, **kwargs | here)  # type: ignore[operator]
-    value: torch.Tensor = values[node]
+class _Step(NamedTuple):
+    """The result of an earlier call of a `Constant`."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Calls of operators on nothing but numbers; equal ones give equal tensors.
+
+    Attributes:
+        calls: operators with their arguments, by position and by name, where a `_Step` stands for a tensor.
+    """
+
+    calls: tuple[tuple[OpOverload, Any, Any], ...]
+
+    @staticmethod
+    def of(node: fx.Node) -> Constant | None:
+        """What computes `node`; None where it reads anything, or something on the way is larger than is looked at."""
+        order: dict[fx.Node, None] = {}
+        if not all(_pure(each) for each in _sources(node, order)):
+            return None
+        numbers = {each: _Step(number) for number, each in enumerate(order)}
+        calls: list[Any] = []
+        for each in order:
+            kwargs = {name: value for name, value in each.kwargs.items() if name != "device"}
+            args, kwargs = fx.map_arg((each.args, kwargs), numbers.__getitem__)
+            calls.append(
+                (each.target, _hashable(args), tuple((name, _hashable(value)) for name, value in kwargs.items()))
+            )
+        return Constant(tuple(calls))
+
+    def value(self) -> torch.Tensor:
+        """The tensor, on the CPU."""
+        values: list[torch.Tensor] = []
+
+        def known(value: Any) -> Any:
+            if isinstance(value, _Step):
+                return values[value.number]
+            return [known(part) for part in value] if isinstance(value, tuple) else value
+
+        for target, args, kwargs in self.calls:
+            values.append(target(*known(args), **{name: known(value) for name, value in kwargs}))
+        return values[-1]
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, tuple | list) and not isinstance(value, _Step):
+        return tuple(_hashable(part) for part in value)
     return value
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 import fusepass
 from fusepass.config import override
-from fusepass.patterns.analysis.constants import MOST_COMPUTED, computed
+from fusepass.patterns.analysis.constants import MOST_COMPUTED, Constant
 from tests.support.algebra import Rewritten, rewritten, same_value, within_policy
 from tests.support.aten import traced
 
@@ -271,7 +271,10 @@ def test_settings_of_the_user_decide() -> None:
 def test_what_is_computed_of_numbers_alone(function: Function, known: bool) -> None:
     graph = traced(function, torch.rand(9))
     (output,) = graph.graph.find_nodes(op="output")
-    value = computed(output.all_input_nodes[0])
-    assert (value is not None) is known
-    if value is not None:
-        torch.testing.assert_close(value, torch.arange(4) * 2)
+    constant = Constant.of(output.all_input_nodes[0])
+    assert (constant is not None) is known
+    if constant is not None:
+        assert constant == Constant.of(
+            traced(function, torch.rand(9)).graph.find_nodes(op="output")[0].all_input_nodes[0]
+        )
+        torch.testing.assert_close(constant.value(), torch.arange(4) * 2)
