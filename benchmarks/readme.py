@@ -1,8 +1,8 @@
 """Puts what was measured into README.md, and a plot of it beside docs/kernels.md: ``python -m benchmarks.readme``.
 
 Everything comes from ``benchmarks/results/h200.json``, what ``benchmarks/run.py --json`` writes, with a ``note`` about what the
-numbers do not show, and, for a line each, from those of ``h200_default.json``, ``h200_chains.json``, ``h200_single.json``,
-``h200_networks.json`` and ``h200_drawn.json`` that are there: the same without max-autotune, and with ``--group chains``,
+numbers do not show, and, for a line each, from those of ``h200_default.json``, ``h100_chains.json``, ``h200_single.json``,
+``h100_networks.json`` and ``h200_drawn.json`` that are there: the same without max-autotune, and with ``--group chains``,
 ``--group single``, ``--group networks`` and ``--drawn``. Those named ``h100`` were taken on another device, which their lines name.
 """
 
@@ -21,9 +21,9 @@ ROOT = Path(__file__).parents[1]
 RUN = ROOT / "benchmarks" / "results" / "h200.json"
 GROUPS = {
     RUN.with_name("h200_default.json"): "workloads of the plain run, beside torch.compile's default mode alone",
-    RUN.with_name("h200_chains.json"): "further chains and blocks of `benchmarks/chains.py`",
+    RUN.with_name("h100_chains.json"): "further chains and blocks of `benchmarks/chains.py`",
     RUN.with_name("h200_single.json"): "single operators and losses of `--group single`",
-    RUN.with_name("h200_networks.json"): "networks, and blocks of them, of `benchmarks/networks.py`",
+    RUN.with_name("h100_networks.json"): "networks, and blocks of them, of `benchmarks/networks.py`",
     RUN.with_name("h200_drawn.json"): "workloads drawn at random (`benchmarks/drawn.py`)",
     RUN.with_name("h100_drawn.json"): "workloads drawn at random with another seed",
     RUN.with_name("h100_firsts.json"): "first layers (`firsts.py`), broadcasts and columns (`broadcasts.py`)",
