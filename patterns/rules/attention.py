@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import combinations
 from math import prod
-from typing import Any
 
 import torch
 from torch import fx
-from torch._C import _SDPBackend as SDPBackend
-from torch._ops import OpOverload
 
 from fusepass.codegen.lowering.anchors import allows_tf32
 from fusepass.codegen.lowering.tracer import Spec
@@ -22,6 +16,7 @@ from fusepass.patterns.analysis.reordered import Reordered
 from fusepass.patterns.language import op, var
 from fusepass.patterns.matcher import Declined, Match
 from fusepass.patterns.rule import Rule
+from fusepass.patterns.rules.attended import Operands, attended
 from fusepass.patterns.rules.builder import Builder, shape_of
 
 aten = torch.ops.aten
@@ -38,9 +33,6 @@ each tile (H200: 208 us for 2048 x 4 x 49 x 32, as long as two products and a so
 _BIAS_ALIGNMENT = 16
 """Elements of which a row of what is added has to begin at a multiple, in the kernel for it."""
 
-_HEAD_ALIGNMENT = 8
-"""Elements of a head whose multiples the library has kernels for; it pads others in a pass of its own."""
-
 _SHOWN = frozenset(
     {
         aten.view.default, aten._unsafe_view.default, aten.permute.default, aten.transpose.int, aten.t.default,
@@ -48,76 +40,6 @@ _SHOWN = frozenset(
     }
 )  # fmt: skip
 """Views that show another tensor of the same shape in the same way."""
-
-_Rest = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class _Kernel:
-    """An operator of the library for ``queries, keys, values, *args, scale=..., **kwargs``.
-
-    Attributes:
-        target: the operator; the first of its results is what is wanted.
-        rest: `args` and `kwargs`, given what is added to the scores and whether what lies ahead is hidden.
-    """
-
-    target: OpOverload
-    rest: Callable[[Any, bool], _Rest]
-
-
-def _flash(bias: Any, causal: bool) -> _Rest:
-    if bias is not None:
-        raise Declined("the library adds nothing to the scores in this kernel")
-    return (0.0, causal), {}
-
-
-_ON_CPU = _Kernel(
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    lambda bias, causal: ((0.0, causal), {} if bias is None else {"attn_mask": bias}),
-)
-_ON_CUDA = {
-    SDPBackend.FLASH_ATTENTION: _Kernel(aten._scaled_dot_product_flash_attention.default, _flash),
-    SDPBackend.EFFICIENT_ATTENTION: _Kernel(
-        aten._scaled_dot_product_efficient_attention.default, lambda bias, causal: ((bias, False, 0.0, causal), {})
-    ),
-    SDPBackend.CUDNN_ATTENTION: _Kernel(
-        aten._scaled_dot_product_cudnn_attention.default, lambda bias, causal: ((bias, False, 0.0, causal), {})
-    ),
-}
-
-
-@dataclass(frozen=True)
-class _Operands:
-    """What the library gets: ``[B, H, L, D]``, twice ``[B, H, S, D]``, and what is added as ``[B, H, L, S]``."""
-
-    queries: fx.Node
-    keys: fx.Node
-    values: fx.Node
-    bias: fx.Node | None
-    causal: bool
-    scale: float
-
-    def kernel(self) -> _Kernel:
-        """The kernel that PyTorch takes for tensors that are laid out like these, under the settings in force.
-
-        Raises:
-            Declined: it has none, or pads the heads for it.
-        """
-        queries, keys, values = (_empty(node.meta["val"]) for node in (self.queries, self.keys, self.values))
-        mask = None if self.bias is None else _empty(self.bias.meta["val"])
-        choice = torch._fused_sdp_choice(queries, keys, values, mask, 0.0, self.causal, scale=self.scale)
-        if queries.is_cpu and choice == SDPBackend.FLASH_ATTENTION.value:
-            return _ON_CPU
-        kernel = _ON_CUDA.get(SDPBackend(choice)) if queries.is_cuda else None
-        if kernel is None or queries.shape[-1] % _HEAD_ALIGNMENT:
-            raise Declined("the library has no kernel for it")
-        return kernel
-
-
-def _empty(value: torch.Tensor) -> torch.Tensor:
-    """A tensor that is laid out like `value`."""
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-    return torch.empty(extent, dtype=value.dtype, device=value.device).as_strided(value.shape, value.stride())
 
 
 def _heads_apart(
@@ -139,14 +61,16 @@ def _heads_apart(
 
 def _original(node: fx.Node) -> fx.Node:
     """What `node` is a copy of, all of it."""
-    while node.target in (aten.clone.default, aten.expand.default) and shape_of(node) == shape_of(
-        node.all_input_nodes[0]
-    ):
-        node = node.all_input_nodes[0]
+    while node.target in (aten.clone.default, aten.expand.default):
+        (source,) = node.all_input_nodes
+        if shape_of(source) != shape_of(node):
+            break
+        node = source
     return node
 
 
 def _uncopied(found: Match, node: fx.Node) -> fx.Node:
+    """`node`, or the same view of what it is a view of a copy of, if its rows are as close there: the library reads them anywhere."""
     between, source = list[fx.Node](), node
     while source.target in _SHOWN:
         between.append(source)
@@ -249,7 +173,7 @@ def _library(found: Match) -> fx.Node:
     bias = None if causal else _bias(found, scores, lead, value.dtype)
     shape = (*shape_of(queried)[:3], columns)
     expanded = None if bias is None else build.expand(_aligned(build, bias), shape)
-    result = _attended(found, _Operands(queried, keyed, values, expanded, causal, scores.scale * times))
+    result = attended(found, Operands(queried, keyed, values, expanded, causal, scores.scale * times))
     if causal:
         result = _poisoned(build, result, values, -2)  # hidden or not; the library does not look at what is hidden
     if causal or bias is not None:
@@ -286,60 +210,6 @@ def _aligned(build: Builder, bias: fx.Node) -> fx.Node:
     if columns == 1 or not short or bias.meta["val"].device.type == "cpu":
         return bias
     return build.slice(build.pad(bias, -1, 0, short), -1, range(columns))
-
-
-def _attended(found: Match, given: _Operands) -> fx.Node:
-    """The library's call, and its first result."""
-    try:
-        kernel = given.kernel()
-        result = _laid_out(kernel, given)
-    except (RuntimeError, AssertionError) as error:
-        raise Declined(str(error)) from error
-    args, kwargs = kernel.rest(given.bias, given.causal)
-    operands = (given.queries, given.keys, given.values, *args)
-    return found.item(found.described((result,), kernel.target, *operands, scale=given.scale, **kwargs), 0)
-
-
-_FEW = (11, 13, 17)
-"""Sizes of which a stride is the product in one way only."""
-
-
-def _laid_out(kernel: _Kernel, given: _Operands) -> torch.Tensor:
-    """What the result of `kernel` looks like: it is asked how it lays out the result for few elements that are laid out alike.
-
-    Kernels, and versions of PyTorch, differ in that.
-    """
-    value, sizes = given.queries.meta["val"], shape_of(given.queries)
-    if shape_of(given.values)[-1] != sizes[-1]:
-        raise Declined("values are longer or shorter than keys")
-    small = (*(few if size > 1 else 1 for size, few in zip(sizes, _FEW, strict=False)), sizes[-1])
-    operands = [_ordered(node.meta["val"], small) for node in (given.queries, given.keys, given.values)]
-    args, kwargs = kernel.rest(None, given.causal)
-    made = kernel.target(*operands, *args, scale=given.scale, **kwargs)[0]
-    return Spec.described(sizes, [_stride(each, small, sizes) for each in made.stride()], value.dtype, value.device)
-
-
-def _ordered(value: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """A tensor of other sizes whose dimensions lie in memory in the order of those of `value`, ones where it has ones."""
-    order = sorted((dim for dim in range(value.dim()) if sizes[dim] != 1), key=lambda dim: value.stride(dim))
-    strides, step, steps = [1] * value.dim(), 1, {1: 1}
-    for dim in order:
-        strides[dim], step = step, step * sizes[dim]
-        steps[value.stride(dim)] = strides[dim]
-        steps[value.stride(dim) * value.shape[dim]] = step
-    for dim in range(value.dim()):
-        if sizes[dim] == 1:
-            strides[dim] = steps.get(value.stride(dim), step)
-    laid = torch.zeros(step, dtype=value.dtype, device=value.device)
-    return laid.as_strided(tuple(sizes), strides)
-
-
-def _stride(stride: int, small: Sequence[int], sizes: Sequence[int]) -> int:
-    """What corresponds to a stride of a dense tensor of the sizes `small` in one of other sizes."""
-    dims = [dim for dim, size in enumerate(small) if size != 1]
-    chosen = [some for count in range(len(dims) + 1) for some in combinations(dims, count)]
-    (found,) = {prod(sizes[dim] for dim in some) for some in chosen if prod(small[dim] for dim in some) == stride}
-    return found
 
 
 RULES: tuple[Rule, ...] = (

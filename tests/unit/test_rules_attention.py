@@ -44,6 +44,12 @@ FIRES: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
     "divided": (lambda q, k, v: attend(q, k, v, lambda s: s / 8**0.5), (Q, K, V)),
     "scaled twice": (lambda q, k, v: attend(q, k, v, lambda s: (s * 3) / 8), (Q, K, V)),
     "one batch": (lambda q, k, v: attend(q, k, v), FLAT),
+    "samples second": (
+        lambda q, k, v: attend(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1) * 2), ((6, 6, 8),) * 3
+    ),
+    "samples second, queries scaled": (
+        lambda q, k, v: attend((q * 0.5).transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)), ((6, 6, 8),) * 3
+    ),
     "einsum": (
         lambda q, k, v: torch.einsum("bhij,bhje->bhie", torch.einsum("bhid,bhjd->bhij", q, k).softmax(-1), v),
         (Q, K, V),
