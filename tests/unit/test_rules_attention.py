@@ -277,3 +277,19 @@ def test_what_is_computed_of_numbers_alone(function: Function, known: bool) -> N
             traced(function, torch.rand(9)).graph.find_nodes(op="output")[0].all_input_nodes[0]
         )
         torch.testing.assert_close(constant.value(), torch.arange(4) * 2)
+
+
+@pytest.mark.parametrize(("length", "runs"), [(128, True), (4, False)])
+def test_a_graph_of_no_regions_runs_where_rewriting_pays(length: int, runs: bool) -> None:
+    class Net(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return plain(q, k, v)
+
+    inputs = [torch.rand(2, 4, length, 16) for _ in range(3)]
+    with torch.no_grad():
+        fused = fusepass.optimize(Net())
+        fused(*inputs)
+        assert fused.report().regions == ()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            fused(*inputs)
+    assert any("flash_attention" in event.key for event in profile.key_averages()) is runs
