@@ -60,6 +60,12 @@ def _plain(target: OpOverload, given: dict[str, Any]) -> _Layout | None:
     for value in given.values():
         parts = value if isinstance(value, tuple | list) else (value,)
         operands += [part for part in parts if isinstance(part, Tensor)]
+    if packet is aten.full and given["dtype"] is not None:
+        return _contiguous(tuple(given["size"]), given["dtype"])
+    if target is aten.masked_fill.Scalar:
+        return _contiguous(broadcast(*(tuple(operand.shape) for operand in operands)), operands[0].dtype)
+    if packet is aten.logical_not:
+        return _elementwise(operands, torch.bool)
     types = {operand.dtype for operand in operands}
     if len(types) != 1 or not operands[0].is_floating_point() or given.get("dtype") is not None:
         return None

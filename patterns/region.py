@@ -28,7 +28,7 @@ class Region:
         anchor: its convolution or matrix product, if it has one.
         bytes_before: bytes that the operators move when each runs by itself.
         bytes_after: bytes that the region moves at least: each input read once, each output written once; and what it
-            moves to add a bias that the library would have added for nothing.
+            moves to give the result of a biased product once more.
         locations: for each of `nodes`, where the model has it: ``"net.py:12 in forward"``, a module's path, or "".
     """
 

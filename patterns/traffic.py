@@ -42,9 +42,10 @@ def bytes_fused(
 
 
 def bytes_of_bias(anchors: Iterable[fx.Node], outputs: Collection[fx.Node]) -> int:
-    """Bytes that it takes to add the bias of matrix products that are read outside of their region, too.
+    """Bytes that a kernel moves to give the result of biased matrix products that are read outside of their region, too.
 
-    What the library has multiplied is read and written once more; where the library adds the bias, it does so on the way.
+    It reads what the library has computed and writes it once more, with the bias; in halves the library has added that. By
+    itself the library writes the result at once.
     """
     biased = [node for node in anchors if node.target in _BIASED and node in outputs]
     return 2 * _bytes_written(biased)

@@ -140,21 +140,19 @@ def _same(node: fx.Node, given: _Given) -> Scores | None:
     return Scores.of(given["self"]) if _keeps_rows(node) else None
 
 
-def _times(node: fx.Node, given: _Given) -> Scores | None:
-    return _scaled(given["self"], given["other"])
+def multiple(node: fx.Node) -> tuple[fx.Node, float] | None:
+    """The tensor that `node` is a positive multiple of, and how many times that it is; None where it is no such product."""
+    if node.target not in _MULTIPLES:
+        return None
+    value, by = node.args
+    if not isinstance(value, fx.Node) or not isinstance(by, int | float) or not 0 < by < math.inf:
+        return None
+    return value, 1 / by if node.target in _QUOTIENTS else by
 
 
-def _over(node: fx.Node, given: _Given) -> Scores | None:
-    by = given["other"]
-    return (
-        _scaled(given["self"], 1 / by)
-        if isinstance(by, int | float) and by and not given.get("rounding_mode")
-        else None
-    )
-
-
-def _scaled(value: fx.Node, by: Any) -> Scores | None:
-    found = Scores.of(value) if isinstance(by, int | float) and by > 0 else None
+def _scaled(node: fx.Node, given: _Given) -> Scores | None:
+    value, by = multiple(node) or (None, 1.0)
+    found = None if value is None else Scores.of(value)
     if found is None:
         return None
     added = tuple(each if each.hides is not None else replace(each, factor=each.factor * by) for each in found.added)
@@ -165,34 +163,32 @@ def _plus(node: fx.Node, given: _Given) -> Scores | None:
     first, second, alpha = given["self"], given["other"], given["alpha"]
     if not isinstance(second, fx.Node) or not isinstance(alpha, int | float):
         return None
-    found = Scores.of(first)
-    if found is not None:
-        return _with(found, node, Added(second, len(_shape(node)), float(alpha)))
+    if (found := Scores.of(first)) is not None:
+        return _with(found, node, second, factor=float(alpha))
     found = Scores.of(second) if alpha == 1 else None
-    return None if found is None else _with(found, node, Added(first, len(_shape(node))))
+    return _with(found, node, first)
 
 
 def _hidden(node: fx.Node, given: _Given) -> Scores | None:
     """``masked_fill`` by minus infinity, where the mask is True."""
     found = Scores.of(given["self"]) if _number(given["value"]) == -math.inf else None
-    return None if found is None else _with(found, node, Added(given["mask"], len(_shape(node)), hides=True))
+    return _with(found, node, given["mask"], hides=True)
 
 
 def _chosen(node: fx.Node, given: _Given) -> Scores | None:
     """``where``, with minus infinity on one side."""
     for name, other, hides in (("self", "other", False), ("other", "self", True)):
         if isinstance(given[name], fx.Node) and _number(given[other]) == -math.inf:
-            found = Scores.of(given[name])
-            return (
-                None if found is None else _with(found, node, Added(given["condition"], len(_shape(node)), hides=hides))
-            )
+            return _with(Scores.of(given[name]), node, given["condition"], hides=hides)
     return None
 
 
-def _with(found: Scores, node: fx.Node, added: Added) -> Scores | None:
-    """`found` with what is added, if the result has the shape of the scores."""
-    same = _shape(node)[-2:] == found.shape[-2:] and prod(_shape(node)) == prod(found.shape)
-    return replace(found, added=(*found.added, added)) if same else None
+def _with(
+    found: Scores | None, node: fx.Node, operand: fx.Node, *, factor: float = 1.0, hides: bool | None = None
+) -> Scores | None:
+    """`found`, if there are any, with what `node` adds to them."""
+    added = Added(operand, len(_shape(node)), factor, hides)
+    return None if found is None else replace(found, added=(*found.added, added))
 
 
 def _number(value: Any) -> float | None:
@@ -200,12 +196,11 @@ def _number(value: Any) -> float | None:
 
 
 _INNER = frozenset({aten.bmm.default, aten.baddbmm.default})
+_QUOTIENTS = frozenset({aten.div.Tensor, aten.div.Scalar})
+_MULTIPLES = _QUOTIENTS | {aten.mul.Tensor, aten.mul.Scalar}
 _STEPS: dict[Any, Callable[[fx.Node, _Given], Scores | None]] = {
     **dict.fromkeys(_RESHAPES | _SAME, _same),
-    aten.mul.Tensor: _times,
-    aten.mul.Scalar: _times,
-    aten.div.Tensor: _over,
-    aten.div.Scalar: _over,
+    **dict.fromkeys(_MULTIPLES, _scaled),
     aten.add.Tensor: _plus,
     aten.masked_fill.Scalar: _hidden,
     aten.masked_fill.Tensor: _hidden,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -11,10 +12,10 @@ from torch import fx
 
 aten = torch.ops.aten
 
-_RESHAPES = frozenset(
+RESHAPES = frozenset(
     {aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims}
 )
-_ORDERS = frozenset({aten.permute.default, aten.transpose.int, aten.t.default})
+ORDERS = frozenset({aten.permute.default, aten.transpose.int, aten.t.default})
 
 
 def order_of(node: fx.Node) -> list[int]:
@@ -48,15 +49,12 @@ class Reordered:
         """`node`, as far as views lead that show all elements and come apart into the same sizes."""
         between = list[fx.Node]()
         source = node
-        while source.target in _RESHAPES | _ORDERS:
+        while source.target in RESHAPES | ORDERS:
             between.append(source)
             source = source.all_input_nodes[0]
-        shape = tuple(source.meta["val"].shape)
-        places = iter(range(len(shape)))
-        groups = tuple((next(places),) if size != 1 else () for size in shape)
-        found = Reordered(source, tuple(size for size in shape if size != 1), groups)
+        found = Reordered.of_itself(source)
         for view in reversed(between):
-            if view.target in _ORDERS:
+            if view.target in ORDERS:
                 found = Reordered(source, found.sizes, tuple(found.groups[dim] for dim in order_of(view)))
                 continue
             reshaped = found.reshaped(tuple(view.meta["val"].shape))
@@ -69,9 +67,9 @@ class Reordered:
     def of_itself(node: fx.Node) -> Reordered:
         """`node` as it is."""
         shape = tuple(node.meta["val"].shape)
-        long = [dim for dim, size in enumerate(shape) if size != 1]
-        groups = tuple((long.index(dim),) if size != 1 else () for dim, size in enumerate(shape))
-        return Reordered(node, tuple(shape[dim] for dim in long), groups)
+        places = itertools.count()
+        groups = tuple((next(places),) if size != 1 else () for size in shape)
+        return Reordered(node, tuple(size for size in shape if size != 1), groups)
 
     @property
     def order(self) -> tuple[int, ...]:

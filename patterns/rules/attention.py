@@ -9,10 +9,8 @@ import torch
 from torch import fx
 
 from fusepass.codegen.lowering.anchors import allows_tf32
-from fusepass.codegen.lowering.tracer import Spec
-from fusepass.patterns.analysis.attention import Added, Attention, Scores, looks_back
-from fusepass.patterns.analysis.layout import broadcast, elementwise_strides
-from fusepass.patterns.analysis.reordered import Reordered
+from fusepass.patterns.analysis.attention import Added, Attention, Scores, looks_back, multiple
+from fusepass.patterns.analysis.reordered import ORDERS, RESHAPES, Reordered
 from fusepass.patterns.language import op, var
 from fusepass.patterns.matcher import Declined, Match
 from fusepass.patterns.rule import Rule
@@ -33,12 +31,7 @@ each tile (H200: 208 us for 2048 x 4 x 49 x 32, as long as two products and a so
 _BIAS_ALIGNMENT = 16
 """Elements of which a row of what is added has to begin at a multiple, in the kernel for it."""
 
-_SHOWN = frozenset(
-    {
-        aten.view.default, aten._unsafe_view.default, aten.permute.default, aten.transpose.int, aten.t.default,
-        aten.select.int, aten.slice.Tensor, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default,
-    }
-)  # fmt: skip
+_SHOWN = RESHAPES | ORDERS | {aten.select.int, aten.slice.Tensor}
 """Views that show another tensor of the same shape in the same way."""
 
 
@@ -86,15 +79,6 @@ def _uncopied(found: Match, node: fx.Node) -> fx.Node:
     return shown if shown.meta["val"].stride(-1) == 1 else node
 
 
-def _unscaled(node: fx.Node) -> tuple[fx.Node, float]:
-    """What `node` is a positive multiple of, if nobody else reads it, and how many times that it is."""
-    if node.target in (aten.mul.Tensor, aten.div.Tensor) and len(node.users) == 1:
-        value, by = node.args
-        if isinstance(value, fx.Node) and isinstance(by, int | float) and 0 < by < math.inf:
-            return value, by if node.target is aten.mul.Tensor else 1 / by
-    return node, 1.0
-
-
 def _lead(scores: Scores, queries: fx.Node) -> tuple[int, int]:
     """Batch and heads, as somebody sees them apart."""
     lead = scores.shape[:-2]
@@ -109,36 +93,21 @@ def _lead(scores: Scores, queries: fx.Node) -> tuple[int, int]:
 
 def _bias(found: Match, scores: Scores, lead: tuple[int, int], dtype: torch.dtype) -> fx.Node | None:
     """All that is added to the scores as one tensor; None for nothing."""
-    build, total = Builder(found), None
-    for added in scores.added:
-        if added.hides is not None:
-            continue
-        node = _beside(found, added, len(scores.shape), lead)
+    build, total, rank = Builder(found), None, len(scores.shape)
+    masks = [added for added in scores.added if added.hides is not None]
+    for added in (each for each in scores.added if each.hides is None):
+        node = _beside(found, added, rank, lead)
         if node.meta["val"].dtype is not dtype:
             raise Declined("what is added has another type")
         scaled = build.scale(node, added.factor)
         total = scaled if total is None else build.add(total, scaled)
-    for added in scores.added:
-        if added.hides is None:
-            continue
-        mask = _beside(found, added, len(scores.shape), lead)
+    if total is None and masks:
+        total = found.call(aten.full.default, [1, 1], 0.0, dtype=dtype, device=found.device, pin_memory=False)
+    for added in masks:
+        mask = _beside(found, added, rank, lead)
         hidden = mask if added.hides else found.call(aten.logical_not.default, mask)
-        if total is None:
-            options = {"dtype": dtype, "device": found.device, "pin_memory": False}
-            none = Spec.described((1, 1), (1, 1), dtype, found.device)
-            total = found.described(none, aten.full.default, [1, 1], 0.0, **options)
-        total = _filled(found, total, hidden)
+        total = found.call(aten.masked_fill.Scalar, total, hidden, -math.inf)
     return total
-
-
-def _filled(found: Match, total: fx.Node, hidden: fx.Node) -> fx.Node:
-    """`total` with minus infinity where `hidden` is True."""
-    value, mask = total.meta["val"], hidden.meta["val"]
-    shape = broadcast(tuple(value.shape), tuple(mask.shape))
-    if shape is None or 0 in shape:
-        raise Declined("the mask does not fit the scores")
-    result = Spec.described(shape, elementwise_strides(shape, value, mask), value.dtype, value.device)
-    return found.described(result, aten.masked_fill.Scalar, total, hidden, -math.inf)
 
 
 def _beside(found: Match, added: Added, rank: int, lead: tuple[int, int]) -> fx.Node:
@@ -164,10 +133,10 @@ def _library(found: Match) -> fx.Node:
     _refuse_where_slower(value, columns, causal, biased=bool(scores.added) and not causal)
     build = Builder(found)
     shown = _original(Reordered.of(scores.left).source)
-    multiple, times = _unscaled(shown)
-    left = multiple if shown is scores.left else scores.left
+    unscaled, times = (len(shown.users) == 1 and multiple(shown)) or (shown, 1.0)
+    left = unscaled if shown is scores.left else scores.left
     lead = _lead(scores, left)
-    queried = _heads_apart(found, left, lead, source=None if left is multiple else multiple)
+    queried = _heads_apart(found, left, lead, source=None if left is unscaled else unscaled)
     keyed = _heads_apart(found, scores.right, lead, turned=True)
     values = _heads_apart(found, attention.values, lead)
     bias = None if causal else _bias(found, scores, lead, value.dtype)

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from fusepass.patterns.analysis.linearity import Operand
+from fusepass.patterns.analysis.reordered import ORDERS
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.cost import computed
 from fusepass.patterns.language import op, var
@@ -20,7 +21,6 @@ from fusepass.patterns.rules.reduction import plain_floats, sum_inside
 aten = torch.ops.aten
 
 _RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim})
-_REORDERS = frozenset({aten.permute.default, aten.transpose.int, aten.t.default})
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _matrix(found: Match, batch: fx.Node) -> fx.Node:
     value = batch.meta["val"]
     shape, strides = tuple(value.shape[1:]), value.stride()[1:]
     node, best = batch, None
-    while node.target in _RESHAPES or node.target in _REORDERS:
+    while node.target in _RESHAPES or node.target in ORDERS:
         node = node.all_input_nodes[0]
         seen = node.meta["val"]
         if seen.dim() == 2 and (tuple(seen.shape), seen.stride()) == (shape, strides):

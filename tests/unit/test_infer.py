@@ -43,6 +43,10 @@ CALLS: list[tuple[Any, tuple[Any, ...]]] = [
     (aten.mul.Tensor, (torch.randn(3, 1).expand(3, 4), torch.randn(3, 1, 4).transpose(0, 1))),
     (aten.gt.Tensor, (X, X)),
     (aten.where.self, (X > 0, X, 2 * X)),
+    (aten.logical_not.default, (LAST > 0,)),
+    (aten.masked_fill.Scalar, (X, X > 0, 2.0)),
+    (aten.masked_fill.Scalar, (LAST, X[:1, :, :, :1] > 0, 2.0)),
+    (aten.masked_fill.Scalar, (torch.zeros(1, 1), torch.rand(4, 1, 3).transpose(0, 1) > 0.5, -torch.inf)),
     (aten.clamp.default, (LAST, 0, 1)),
     (aten.sum.dim_IntList, (X, [1, -1])),
     (aten.sum.dim_IntList, (X, [1, -1], True)),
@@ -130,6 +134,12 @@ def test_parts_behind_each_other(tensor: Tensor, dim: int) -> None:
     assert (found.shape, found.stride()) == (wanted.shape, wanted.stride())
 
 
+def test_a_tensor_filled_with_a_number() -> None:
+    found = infer(aten.full.default, ([3, 1, 2], 1.0), {"dtype": torch.half}, torch.device("cpu"))
+    wanted = torch.full([3, 1, 2], 1.0, dtype=torch.half)
+    assert (found.shape, found.stride(), found.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
+
+
 def test_nothing_slow_is_loaded() -> None:
     program = """
 import sys, torch
@@ -153,6 +163,11 @@ infer(aten.permute.default, (x, [0, 2, 1, 3]), {}, cpu)
 infer(aten.constant_pad_nd.default, (x, [1, 0]), {}, cpu)
 infer(aten.avg_pool2d.default, (x, [2, 2]), {}, cpu)
 infer(aten.expand.default, (node(1, 3), [4, 3]), {}, cpu)
+mask = node(3, 1)
+mask.meta["val"] = Spec.of(torch.empty(3, 1, dtype=torch.bool))
+infer(aten.full.default, ([1, 1], 0.0), {"dtype": torch.half, "device": cpu}, cpu)
+infer(aten.logical_not.default, (mask,), {}, cpu)
+infer(aten.masked_fill.Scalar, (node(1, 3), mask, 2.0), {}, cpu)
 print(sorted({name.partition(".")[0] for name in sys.modules} & {"sympy"}), "torch._dynamo" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

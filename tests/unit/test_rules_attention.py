@@ -80,6 +80,10 @@ FIRES: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
         lambda q, k, v, m: attend(q, k, v, lambda s: torch.where(m > 0.4, -math.inf, s * 0.2)),
         (Q, K, V, MASK),
     ),
+    "masked by what lies otherwise": (
+        lambda q, k, v, m: attend(q, k, v, lambda s: s.masked_fill(m.transpose(1, 3) < 0.2, -math.inf)),
+        (Q, K, V, (2, 7, 6, 1)),
+    ),
     "biased": (lambda q, k, v, b: attend(q, k, v, lambda s: s * 0.3 + b), (Q, K, V, BIAS)),
     "scaled behind a bias": (lambda q, k, v, b: attend(q, k, v, lambda s: (b + s * 0.3) * 2), (Q, K, V, BIAS)),
     "biased and masked": (
