@@ -76,7 +76,7 @@ def _against(reference: Reference, calls: Mapping[str, Call], inputs: Sequence[t
     found: dict[str, Agreement] = {}
     doubtful: dict[str, tuple[torch.Tensor, ...]] = {}
     for name, call in calls.items():
-        _spoil([torch.empty_like(expected) for expected in reference.expected])
+        _spoil([torch.empty_like(expected) for expected in reference.expected for _ in range(_copies(expected))])
         try:
             results = as_tuple(call(*inputs))
         except (MemoryError, torch.OutOfMemoryError):
@@ -100,6 +100,16 @@ def _explained(outcome: Agreement) -> Agreement:
     if outcome.verdict is Verdict.DIFFERENT:
         return replace(outcome, detail=f"its results are not those of the operators: {outcome.detail}")
     return outcome
+
+
+_SMALL = 2**16
+_SEVERAL = 32
+"""Bytes of a result below which so many pieces of memory of its size may lie about that an earlier one was in."""
+
+
+def _copies(expected: torch.Tensor) -> int:
+    """How many pieces of memory that may have held a result are spoiled."""
+    return _SEVERAL if expected.nbytes <= _SMALL else 1
 
 
 def _spoil(tensors: Sequence[torch.Tensor]) -> None:
