@@ -60,6 +60,7 @@ def tile_shape(
 ) -> TileShape:
     """The tile under a `patch` of rows and columns, threads having neighbouring results of a row, one for each `lane`.
 
+    A patch may have more columns than the image: threads read what is behind it, and use it for nothing.
     `aligned`: whether inputs start at a multiple of 16 bytes.
     """
     load, nbytes = below.load, below.load.dtype.nbytes
@@ -78,16 +79,14 @@ def tile_shape(
     rows, cols = below.span(window.taps, patch)
     _, reach = below.span(window.taps, (1, width))
     near = gcd(width * below.steps[1], _ACCESS // nbytes)
-    needed = cols + shift
-    room = _up(needed, max(vector, near))
+    needed = cols - max(patch[1] - across, 0) * below.steps[1] + shift
+    room = _up(cols + shift, max(vector, near))
     nearby = _up(reach + shift, near)
     alone = TileShape(rows, room, vector, shift, needed, near, nearby, _up(rows * room * nbytes, _ACCESS))
     if not usable or across > patch[1] or below.pitch > _GAPS * cols or window.deep:
         return alone
     together = _together(window, below, start, (rows, cols, reach), near)
-    short = vector == 1 and (near == 1 or nbytes < ASYNCHRONOUS)
-    few = window.separable and together.near == near and vector <= _FEW
-    return together if short or few else alone
+    return together if vector <= _FEW else alone
 
 
 def _together(window: PatchWindow, below: Below, start: Index, needed: tuple[int, int, int], near: int) -> TileShape:
@@ -95,8 +94,13 @@ def _together(window: PatchWindow, below: Below, start: Index, needed: tuple[int
     once, if rows allow it."""
     rows, cols, reach = needed
     nbytes = below.load.dtype.nbytes
-    shifts = [at for at in range(near) if alignment(start - at, _NOWHERE, 1) % near == 0]
-    near, shift = (near, shifts[0]) if shifts and (below.plane % near == 0) else (1, 0)
+    while near > 1:
+        shift = next((at for at in range(near) if alignment(start - at, _NOWHERE, 1) % near == 0), None)
+        if shift is not None and below.plane % near == 0:
+            break
+        near //= 2
+    else:
+        shift = 0
     vector = _ACCESS // nbytes
     covered = _up((rows - 1) * below.pitch + _up(cols + shift, near) + vector - 1, vector) * nbytes
     return TileShape(rows, cols, vector, shift, cols, near, _up(reach + shift, near), covered, below.pitch)

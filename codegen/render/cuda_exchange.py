@@ -123,7 +123,7 @@ class Exchange:
 def exchanges(frame: Frame) -> tuple[Exchange, ...]:
     """The tiles of a kernel whose schedule exchanges; they are declared."""
     arranged, inner = frame.arranged, frame.schedule.walk is Walk.INNER
-    if not frame.schedule.exchanges:
+    if not frame.schedule.exchanges or frame.patch is not None:
         return ()
     here, there = (arranged.col, arranged.row) if inner else (arranged.row, arranged.col)
     assert here is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from fusepass.codegen.ir.dataflow import Dataflow
 from fusepass.codegen.ir.digits import few_digits
@@ -23,6 +24,9 @@ from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule.plan import Schedule, Walk
+
+if TYPE_CHECKING:
+    from fusepass.codegen.render.cuda_patch_results import PatchResults
 
 _CONSTANT = re.compile(r"\s*const (?:int|int64_t|bool) (\w+) = ")
 
@@ -65,6 +69,7 @@ class Frame:
         self.turn = ""  # with a ring, the row at hand, or less than 0 before the first one
         self.first_turn = ""  # the first of the rows for which a team meets at once
         self.patch: PatchPlace | None = None
+        self.results: PatchResults | None = None  # of a patch, where they leave through shared memory
         # Of a block's part of a row, after what it keeps in shared memory: what it holds in registers, and what is left.
         self.held: Tile | None = None
         self.rest: Tile | None = None

@@ -14,6 +14,7 @@ from fusepass.codegen.ir.expr import Apply, Load, Op, ReduceOp, children
 from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.patches import PatchWindow, as_used, patch_windows
 from fusepass.codegen.render.cuda_frame import Frame
+from fusepass.codegen.render.cuda_patch_results import PatchResults
 from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, begin_copy, loop
 from fusepass.codegen.render.cuda_sliding import Form, Sliding, form_of
 from fusepass.codegen.render.numbers import plain
@@ -41,6 +42,8 @@ class Patches:
         self.sliding = Sliding(frame, self._tiles)
         self._row = self._tiles.row
         self._states: list[tuple[PatchWindow, Form, str]] = []
+        if frame.schedule.exchanges:
+            frame.results = PatchResults(frame, self._tiles.pool)
 
     def compute(self) -> None:
         """Print the copies and the windows, before all steps."""
@@ -55,9 +58,13 @@ class Patches:
         frame.top.lines += ["fp::end_copies();", "fp::await_copies<0>();", "__syncthreads();"]
         for form, tiles in staged:
             self._compute(form, tiles)
+        if frame.results is not None:
+            frame.results.begin()
 
     def close(self) -> None:
         """Print what comes behind all steps."""
+        if self.frame.results is not None:
+            self.frame.top.lines += self.frame.results.leave()
 
     def bind(self, lanes: Scope) -> None:
         """Make the windows' results known to the lanes of a step."""

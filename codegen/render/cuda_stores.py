@@ -23,6 +23,9 @@ def write_store(
     value = bare(lanes.value(store.value))
     if store.value.dtype is not buffer.dtype:
         value = f"fp::cast<{element}>({value})"
+    if frame.results is not None:
+        frame.results.write(store, value, lanes, around)
+        return
     exchange = next((each for each in exchanged if each.crossing.store is store), None)
     if exchange is not None:
         exchange.write(frame, lanes, value, around)

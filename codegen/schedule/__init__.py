@@ -13,7 +13,7 @@ from fusepass.codegen.schedule.columns import outer
 from fusepass.codegen.schedule.cost import Costs
 from fusepass.codegen.schedule.deep import deep, has_deep_windows
 from fusepass.codegen.schedule.flat import crossing, pointwise
-from fusepass.codegen.schedule.patch import patch
+from fusepass.codegen.schedule.patch import patches
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.planes import planes
 from fusepass.codegen.schedule.rivals import rivals
@@ -77,7 +77,8 @@ def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool
         if has_deep_windows(kernel):
             tiled = deep(kernel, program, facts, aligned=aligned) or planes(kernel, program, facts, aligned=aligned)
             return shape, tiled or flat, 0
-        return shape, patch(kernel, program, facts, aligned=aligned, single=flat.width == 1) or flat, 0
+        found = patches(kernel, program, facts, aligned=aligned, single=flat.width == 1)
+        return shape, found[0] if found else flat, 0
     if kernel.team is not None and kernel.team.strip > 1:
         side_by_side = strips(shape, kernel.team)
         if side_by_side is not None:

@@ -73,7 +73,7 @@ class Schedule:
         realigned: `CROSSING`: buffers whose rows begin anywhere, so they are stored from a tile, too, in whole accesses.
         covered: `CROSSING`: whether loads that cross, and of which rows begin anywhere, come by the aligned vectors that cover them.
         exchanges: whether what is contiguous along the other axis goes through shared memory: loads and stores where
-            `CROSSING`, stores where `INNER` or `OUTER`.
+            `CROSSING`, stores where `INNER` or `OUTER`. Where `PATCH`, whether a block's results leave through it as they lie in memory.
         overlap: `OUTER`: rows of a block that the next one has, too, so that each stores whole sectors of results whose rows
             begin anywhere.
         image: `PATCH`: the axes down an image and along its rows.
@@ -262,6 +262,8 @@ class Schedule:
                 images = f"{self.planes} images of " if self.planes > 1 else ""
                 parts = f"{self.parts} parts of " if self.parts > 1 else ""
                 depth = f"{self.depth} x " if self.depth else ""
+                leaving = ", results leave together" if self.exchanges else ""
                 shape = f"{self.unroll} per thread, {parts}{self.threads // self.parts} threads, patches of {images}{depth}{rows} x {cols}"
+                shape += leaving
         backward = ", from the last column on" if self.backward else ""
         return f"{self.blocks} blocks, {vector}, {shape}{backward}"

@@ -15,7 +15,8 @@ from fusepass.codegen.ir.patches import PatchWindow, plane_windows
 from fusepass.codegen.ir.planes import Planes
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.sliding import Reduced, reduced
-from fusepass.codegen.schedule.patch import LEAST_REUSE, vector_of_results
+from fusepass.codegen.schedule.patch import LEAST_REUSE
+from fusepass.codegen.schedule.patch_results import vector_of_results
 from fusepass.codegen.schedule.patch_threads import THREADS, groups_of_patch, lanes_of_patch
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ceil, divisors

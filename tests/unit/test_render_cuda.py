@@ -252,7 +252,7 @@ def test_the_text_reads_well() -> None:
 
 def test_states_of_windows_are_no_arrays_of_arrays() -> None:
     assert (
-        "fp::Max<float> max_0[8];" in render(k.max_pool(128, 56, 3, 1, 1), H200).text
+        "fp::Max<float> max_0[16];" in render(k.max_pool(128, 56, 3, 1, 1), H200).text
     )  # nvcc begins but the first of these right
 
 

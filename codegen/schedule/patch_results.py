@@ -1,0 +1,104 @@
+"""How results leave a patch: from each thread as it has them, or through shared memory as they lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import gcd
+
+from fusepass.codegen.ir.dataflow import Dataflow
+from fusepass.codegen.ir.expr import Gather, Load, Window, children
+from fusepass.codegen.ir.index import Axis, Index
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.vectors import is_vector, split_index
+from fusepass.codegen.schedule.shape import ACCESS, ceil
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """How the results of a patch leave.
+
+    Attributes:
+        width: neighbouring results of a row that a thread has.
+        together: of how many neighbouring images results lie together in memory, if a block's leave through shared memory, in whole vectors; a
+            patch then has whole rows, and its last threads may stand behind them in part. 0 where each thread stores its own.
+    """
+
+    width: int
+    together: int = 0
+
+
+def ways_to_leave(kernel: Kernel, program: Program, image: tuple[Axis, Axis]) -> list[Leaving]:
+    """How results of patches of `image` may leave: through shared memory only where threads would store less than they may have."""
+    most, alone = most_results(kernel, program), vector_of_results(kernel, program, image[1])
+    together = images_together(kernel, image) if alone < most else 0
+    return [*(Leaving(width, together) for width in (4, 2) if width <= most and together), Leaving(alone)]
+
+
+def vector_of_results(kernel: Kernel, program: Program, x: Axis) -> int:
+    """Neighbouring results of a row that a thread stores at once."""
+    width = most_results(kernel, program)
+    while width > 1:
+        lane = Axis("lane", width)
+        stored = (split_index(store.index, x, lane) for store in kernel.stores)
+        if x.size % width == 0 and all(is_vector(index, x, lane) for index in stored):
+            break
+        width //= 2
+    return width
+
+
+def most_results(kernel: Kernel, program: Program) -> int:
+    """Neighbouring results of a row that a thread computes, at most."""
+    largest = max(program.buffer(store.buffer).dtype.nbytes for store in kernel.stores)
+    return min(ACCESS // largest, 4)
+
+
+def images_together(kernel: Kernel, image: tuple[Axis, Axis]) -> int:
+    """Of how many neighbouring images all results lie together in memory, row after row; 0 where those of one do not.
+
+    Likewise 0 where something is loaded for each result besides what windows reduce: a thread may stand on results that are not there.
+    """
+    y, x = image
+    if kernel.alarm is not None or len(kernel.writes) < len(kernel.stores) or any(_loads_along(kernel, x)):
+        return 0
+    return gcd(*(_together(store.index, kernel.rows, y, x) for store in kernel.stores))
+
+
+def _together(index: Index, rows: Sequence[Axis], y: Axis, x: Axis) -> int:
+    if not (_follows(index, x, 1) and _follows(index, y, x.size)):
+        return 0
+    images = 1
+    for axis in reversed([each for each in rows if each not in (y, x)]):
+        if not _follows(index, axis, images * y.size * x.size):
+            break
+        images *= axis.size
+    return images
+
+
+def _follows(index: Index, axis: Axis, step: int) -> bool:
+    return axis.size == 1 or index.stride(axis) == step
+
+
+def _loads_along(kernel: Kernel, x: Axis) -> Iterator[bool]:
+    """Of each load outside of windows, whether it is another one for the next result."""
+    dataflow, stack, seen = Dataflow(), [store.value for store in kernel.stores], set[int]()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen or isinstance(node, Window):
+            continue
+        seen.add(id(node))
+        if isinstance(node, Load | Gather):
+            yield x in dataflow.needs(node)
+        stack += children(node)
+
+
+def bytes_of_results(kernel: Kernel, program: Program, count: int) -> int:
+    """Room in shared memory for so many results, each buffer's as they lie in its aligned vectors."""
+    sizes = (program.buffer(store.buffer).dtype.nbytes for store in kernel.stores)
+    return sum(room_of_results(count, nbytes) for nbytes in sizes)
+
+
+def room_of_results(count: int, nbytes: int) -> int:
+    """The same of one buffer, with elements of `nbytes`: as many vectors as may have a part of them."""
+    vector = ACCESS // nbytes
+    return ceil(count + vector - 1, vector) * ACCESS

@@ -1,0 +1,149 @@
+"""What is laid out in patches, and an estimate of the time that a way to do so takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from fusepass.codegen.device import RESERVED, WARP, DeviceFacts
+from fusepass.codegen.ir.expr import Apply, Window, children
+from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.ops import CHEAP
+from fusepass.codegen.ir.patch_tiles import TileShape, tile_shape
+from fusepass.codegen.ir.patches import PatchWindow
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.sliding import Reduced, reduced
+from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.shape import ceil
+
+# Instructions of a thread. With the bytes that move these fit times of 711 schedules of 20 pools and 7 depthwise convolutions on an H100, to
+# 15 % on average; what is taken of each window's schedules is 3 % behind the fastest one that was timed on average, and 17 % at most.
+_START = 54  # besides those below
+_COPY = 18  # of a vector that it copies
+_ACCESS = 1.4  # that reads what it needs of a row, or a part of that
+_CONDITION = 2.5  # that an element of a row is there
+_REDUCE = 1.3  # by which two numbers become one
+_STORE = 13  # of a result
+_TOGETHER = 1.4  # of one that leaves through shared memory, besides
+_CONSTANT = 2.6  # of a number that is the same for all results
+_COSTLY = 12  # of what is computed behind windows and is not cheap
+_REGISTERS, _MORE_REGISTERS = (
+    16,
+    24,
+)  # besides results, a row and half of the constants, where there are few; and where there is room
+_SCHEDULERS = 4  # of a multiprocessor, each of which issues one instruction a cycle
+_LATENCY, _WAIT = 2.4, 90  # cycles from one of a warp's instructions to the next, and of a block besides these
+_CLOCK = 1.7e9  # cycles a second
+_BEGIN = 150  # cycles from one block to the next on a multiprocessor, at least
+_SHARP = 4  # how clearly the slower one of instructions and memory decides
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be laid out."""
+
+    kernel: Kernel
+    program: Program
+    facts: DeviceFacts
+    windows: tuple[PatchWindow, ...]
+    aligned: bool
+
+    @property
+    def image(self) -> tuple[Axis, Axis]:
+        return self.windows[0].image
+
+    @cached_property
+    def words(self) -> int:
+        """Registers of a result."""
+        return sum(max(window.window.dtype.nbytes // 4, 1) for window in self.windows)
+
+    @cached_property
+    def constants(self) -> int:
+        """What windows multiply by."""
+        return sum(prod(axis.size for axis in each.window.axes) * len(each.constants) for each in self.windows)
+
+    @cached_property
+    def separable(self) -> bool:
+        return all(window.separable for window in self.windows)
+
+    @cached_property
+    def stored(self) -> int:
+        """Bytes of what is stored for each result."""
+        return sum(self.program.buffer(store.buffer).dtype.nbytes for store in self.kernel.stores)
+
+    @cached_property
+    def behind(self) -> float:
+        """Instructions that make a result of windows."""
+        total, seen = 0.0, set[int]()
+        stack = [store.value for store in self.kernel.stores]
+        while stack:
+            node = stack.pop()
+            if id(node) in seen or isinstance(node, Window):
+                continue
+            seen.add(id(node))
+            total += (1 if node.op in CHEAP else _COSTLY) if isinstance(node, Apply) else 0
+            stack += children(node)
+        return total
+
+    def tiles(self, band: int, cols: int, width: int) -> list[TileShape]:
+        """The tiles for the patch of one image."""
+        lane = Axis("lane", width)
+        return [
+            tile_shape(self.program, window, below, (band, cols), lane, aligned=self.aligned)
+            for window in self.windows
+            for below in window.below
+        ]
+
+    def elements(self, tiles: Sequence[TileShape], unroll: int) -> int:
+        """What a thread reads of tiles, element by element in its code."""
+        rows = [below.span(window.taps, (unroll, 1))[0] for window in self.windows for below in window.below]
+        return sum(count * tile.reach for count, tile in zip(rows, tiles, strict=True))
+
+    def registers(self, unroll: int, width: int, tiles: Sequence[TileShape]) -> int:
+        """Of a thread with so many rows of results, at least."""
+        row = sum(tile.reach for tile in tiles) if self.separable else 0
+        return unroll * width * self.words + self.constants // 2 + row + _REGISTERS
+
+    def seconds(self, plan: Schedule, tiles: Sequence[TileShape]) -> float:
+        """How long it takes to go about it by `plan`, whose patches have such tiles."""
+        facts, of = self.facts, tuple(below for window in self.windows for below in window.below)
+        copied = [plan.planes * tile.vectors for tile in tiles]
+        sizes = [tile.vector * below.load.dtype.nbytes for tile, below in zip(tiles, of, strict=True)]
+        results = plan.planes * plan.band * min(plan.lanes * plan.width, self.image[1].size)
+        moved = sum(count * size for count, size in zip(copied, sizes, strict=True)) + results * self.stored
+        issued = _START + _COPY * sum(ceil(count, plan.threads) for count in copied) + _CONSTANT * self.constants
+        issued += self._reducing(plan, tiles)
+        store = _STORE + (_TOGETHER if plan.exchanges else 0)
+        issued += plan.unroll * plan.width * (store * len(self.kernel.stores) + self.behind)
+        warps = ceil(plan.threads, WARP)
+        room = (facts.shared_bytes_per_block + RESERVED) // (plan.shared_bytes + RESERVED)
+        held = facts.registers // (warps * WARP * (self.registers(plan.unroll, plan.width, tiles) + _MORE_REGISTERS))
+        resident = max(min(max(held, plan.resident), facts.max_threads // plan.threads, room), 1)
+        instructions = warps * issued / _SCHEDULERS
+        memory = moved / (facts.bandwidth / facts.multiprocessors / _CLOCK)
+        each: float = (instructions**_SHARP + memory**_SHARP) ** (1 / _SHARP)
+        alone = _LATENCY * issued + _WAIT
+        full, rest = divmod(plan.blocks, resident * facts.multiprocessors)
+        cycles = full * max(resident * each, alone)
+        cycles += max(ceil(rest, facts.multiprocessors) * each, alone) if rest else 0
+        return max(cycles, plan.blocks / facts.multiprocessors * _BEGIN) / _CLOCK
+
+    def _reducing(self, plan: Schedule, tiles: Sequence[TileShape]) -> float:
+        """The instructions of a thread that read tiles and reduce what they have."""
+        issued, shapes = 0.0, iter(tiles)
+        for window in self.windows:
+            mine = [next(shapes) for _ in window.below]
+            way = reduced(window, mine, plan.unroll, plan.width)
+            rows, _ = window.below[0].span(window.taps, (plan.unroll, 1))
+            for below, shape in zip(window.below, mine, strict=True):
+                cast = shape.reach if below.load.dtype.nbytes < 4 and way.lanes == 1 else 0
+                issued += rows * (_ACCESS * (shape.reach // shape.near) + cast)
+            conditions = 0 if way.everywhere or not window.right else mine[0].reach * way.lanes
+            issued += rows * _CONDITION * conditions + _REDUCE * self._reductions(way)
+        return issued
+
+    def _reductions(self, way: Reduced) -> int:
+        window = way.window
+        return way.reductions if window.separable else way.states * prod(axis.size for axis in window.window.axes)

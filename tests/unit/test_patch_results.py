@@ -1,0 +1,124 @@
+"""Results of a patch that leave through shared memory, as they lie in memory: where rows of results begin anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import pass_options
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Builder
+from fusepass.codegen.ir.index import Axis, Index, axis_index
+from fusepass.codegen.ir.program import Kernel, Program, Store
+from fusepass.codegen.render import render
+from fusepass.codegen.schedule import ranking, schedule
+from fusepass.codegen.schedule.arrangement import Arrangement
+from fusepass.codegen.schedule.patch_results import images_together
+from fusepass.codegen.schedule.plan import Schedule
+from tests.support.emulate import emulate, needs_compiler
+from tests.support.regions import Region, region, tensor_of
+
+SMALL = replace(DeviceFacts.h200(), multiprocessors=1, l2_bytes=4096)
+
+Case = tuple[Callable[..., Tensor | tuple[Tensor, ...]], tuple[tuple[int, ...], ...], torch.dtype]
+TOGETHER: dict[str, Case] = {
+    "bands of an image": (lambda x: F.avg_pool2d(x, 3, 1, 1), ((1, 3, 131, 61),), torch.float16),
+    "several images": (lambda x: F.max_pool2d(x, 3, 1, 1), ((3, 8, 7, 7),), torch.bfloat16),
+    "rows of pairs": (lambda x: F.avg_pool2d(x, 3, 1, 1), ((2, 16, 14, 14),), torch.float32),
+    "rows shorter than a vector": (lambda x: F.avg_pool2d(x, 3, 1, 1), ((4, 40, 3, 3),), torch.float32),
+    "doubles": (lambda x: F.avg_pool2d(x, 3, 1, 1), ((2, 6, 13, 13),), torch.float64),
+    "computed behind": (lambda x, b: F.gelu(F.max_pool2d(x, 5, 1, 2) + b), ((2, 8, 15, 15), (8, 1, 1)), torch.float32),
+    "two results": (lambda x: (F.avg_pool2d(x, 3, 1, 1), F.max_pool2d(x, 3, 1, 1)), ((2, 6, 17, 17),), torch.float16),
+    "two types": (
+        lambda x: (F.avg_pool2d(x, 3, 1, 1), F.avg_pool2d(x, 3, 1, 1).double()),
+        ((2, 6, 11, 11),),
+        torch.float32,
+    ),
+    "one axis": (lambda x: F.avg_pool1d(x, 25, 1, 12), ((3, 5, 145),), torch.float16),
+}
+ALONE: dict[str, Case] = {
+    "whole vectors": (lambda x: F.max_pool2d(x, 3, 1, 1), ((2, 6, 20, 20),), torch.float32),
+    "something else for each result": (
+        lambda x, y: F.max_pool2d(x, 3, 1, 1) + y,
+        ((2, 6, 15, 15), (2, 6, 15, 15)),
+        torch.float32,
+    ),
+    "the same for all rows": (lambda x, y: F.max_pool2d(x, 3, 1, 1) + y, ((2, 6, 15, 15), (15,)), torch.float32),
+    "results channels last": (
+        lambda x: F.max_pool2d(x, 3, 1, 1).contiguous(memory_format=torch.channels_last),
+        ((2, 6, 15, 15),),
+        torch.float32,
+    ),
+}
+
+
+def _made(case: Case) -> tuple[Region, Program]:
+    function, shapes, dtype = case
+    inputs = [torch.randn(shape).to(dtype) for shape in shapes]
+    first = inputs[0].view(-1)
+    special = torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0]).to(dtype)
+    first[torch.randperm(first.numel())[:4]] = special
+    made = region(function, *inputs)
+    return made, made.passed(pass_options(SMALL))
+
+
+def _ways(program: Program) -> list[Schedule]:
+    """The schedules that are timed of the last kernel, what the rules choose first."""
+    return [each.plan for each in ranking(program.kernels[-1], program, SMALL)]
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", TOGETHER)
+@pytest.mark.thinned(2)
+def test_values(name: str) -> None:
+    made, program = _made(TOGETHER[name])
+    rank = next(number for number, plan in enumerate(_ways(program)) if plan.exchanges)
+    source = render(program, SMALL, arrangement=Arrangement(len(program.kernels) - 1, rank))
+    assert "_results" in source.text
+    results = emulate(program, source, made.memory(program))
+    for output, wanted in zip(program.outputs, made.eager(), strict=True):
+        torch.testing.assert_close(tensor_of(results[output], program.buffer(output)), wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_threads_store_their_own(name: str) -> None:
+    """Where they may in whole vectors, where results do not lie together, and where one that stands behind a row would load what is not there."""
+    _, program = _made(ALONE[name])
+    assert not any(plan.exchanges and plan.image for plan in _ways(program))
+
+
+def test_both_ways_are_timed_where_schedules_are_measured() -> None:
+    _, program = _made(TOGETHER["several images"])
+    assert {(True, 4), (True, 2), (False, 1)} <= {(plan.exchanges, plan.width) for plan in _ways(program)}
+
+
+def test_large_odd_images_leave_together() -> None:
+    """A vector of four results shares what it reads, and is stored whole; single ones would be neither."""
+    facts = DeviceFacts.h200()
+    made = region(lambda x: F.avg_pool2d(x, 3, 1, 1), torch.empty(64, 64, 255, 255, dtype=torch.float16, device="meta"))
+    program = made.passed(pass_options(facts))
+    plan = schedule(program.kernels[0], program, facts)
+    assert (plan.exchanges, plan.width, plan.lanes) == (True, 4, 64)
+
+
+def test_images_of_a_sample_lie_together() -> None:
+    """Those of the next sample do not, where a buffer has other channels between."""
+    n, c, y, x = (Axis(name, size) for name, size in (("n", 12), ("c", 6), ("y", 7), ("x", 7)))
+
+    def stored(*strides: int) -> int:
+        index = Index(98)
+        for axis, stride in zip((n, c, y, x), strides, strict=True):
+            index = index + axis_index(axis) * stride
+        kernel = Kernel("pool", (n, c, y, x), (), (), (), (Store("y", index, Builder().const(1.0, DType.F32)),), ())
+        return images_together(kernel, (y, x))
+
+    assert stored(294, 49, 7, 1) == 72
+    assert stored(392, 49, 7, 1) == 6
+    assert stored(294, 49, 8, 1) == 0
+    assert stored(294, 1, 42, 6) == 0
