@@ -17,7 +17,7 @@ from fusepass.codegen.passes.axes import count, rename_axes, split_axes
 from fusepass.codegen.passes.fuse import drop_unused, fuse_into_producer
 from fusepass.codegen.passes.splitter import Cut, Splitter
 
-_SHORT_ROW = 256  # elements; in longer ones, what is found once at their ends holds up the threads more than it saves
+_SHORT_ROW = 4096  # elements; longer ones may be read again, and what is found once at their ends then holds up more threads than it saves
 
 
 def nest_reductions(program: Program, builder: Builder) -> Program:
