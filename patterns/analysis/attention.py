@@ -22,6 +22,10 @@ _SAME = frozenset({aten.clone.default, aten._to_copy.default, aten.expand.defaul
 """What keeps an element's value and place, but for rounding; an `expand` that is met here has nothing to expand."""
 
 
+_LOWEST = -5e4
+"""A number from which on down the place of a score has no weight, beside any score of 16 or 32 bits that is not as low itself."""
+
+
 @dataclass(frozen=True)
 class Added:
     """What is added to the scores.
@@ -30,14 +34,16 @@ class Added:
         node: a tensor that broadcasts with the scores, as they are seen there.
         rank: the number of dimensions that the scores are seen with.
         factor: what it is multiplied with.
-        hides: the tensor is bool, and minus infinity takes the place of scores where it has this value; None where it is
+        hides: the tensor is bool, and `value` takes the place of scores where it has this value; None where it is
             a number that is added.
+        value: minus infinity, or a number so low that the place has no weight, unless all places of the row have it.
     """
 
     node: fx.Node
     rank: int
     factor: float = 1.0
     hides: bool | None = None
+    value: float = -math.inf
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ class Scores:
         right: keys, ``[N, D, S]``.
         shape: that of the scores where most dimensions of the batch are seen, ``[*lead, L, S]``.
         scale: one number.
-        added: in any order.
+        added: one after another. What hides takes the place of what was added before.
     """
 
     left: fx.Node
@@ -68,6 +74,8 @@ class Scores:
         step = _STEPS.get(node.target)
         found = None if step is None else step(node, arguments(node))
         if found is None or not math.isfinite(found.scale) or found.scale <= 0:
+            return None
+        if not all(each.value <= _LOWEST for each in found.added):
             return None
         shape = _shape(node)
         if shape[-2:] != found.shape[-2:] or prod(shape) != prod(found.shape):
@@ -155,7 +163,10 @@ def _scaled(node: fx.Node, given: _Given) -> Scores | None:
     found = None if value is None else Scores.of(value)
     if found is None:
         return None
-    added = tuple(each if each.hides is not None else replace(each, factor=each.factor * by) for each in found.added)
+    added = tuple(
+        replace(each, factor=each.factor * by) if each.hides is None else replace(each, value=each.value * by)
+        for each in found.added
+    )
     return replace(found, scale=found.scale * by, added=added)
 
 
@@ -170,24 +181,31 @@ def _plus(node: fx.Node, given: _Given) -> Scores | None:
 
 
 def _hidden(node: fx.Node, given: _Given) -> Scores | None:
-    """``masked_fill`` by minus infinity, where the mask is True."""
-    found = Scores.of(given["self"]) if _number(given["value"]) == -math.inf else None
-    return _with(found, node, given["mask"], hides=True)
+    """``masked_fill`` by minus infinity, or a low number, where the mask is True."""
+    value = _number(given["value"])
+    return None if value is None else _with(Scores.of(given["self"]), node, given["mask"], hides=True, value=value)
 
 
 def _chosen(node: fx.Node, given: _Given) -> Scores | None:
-    """``where``, with minus infinity on one side."""
+    """``where``, with minus infinity, or a low number, on one side."""
     for name, other, hides in (("self", "other", False), ("other", "self", True)):
-        if isinstance(given[name], fx.Node) and _number(given[other]) == -math.inf:
-            return _with(Scores.of(given[name]), node, given["condition"], hides=hides)
+        value = _number(given[other])
+        if isinstance(given[name], fx.Node) and value is not None:
+            return _with(Scores.of(given[name]), node, given["condition"], hides=hides, value=value)
     return None
 
 
 def _with(
-    found: Scores | None, node: fx.Node, operand: fx.Node, *, factor: float = 1.0, hides: bool | None = None
+    found: Scores | None,
+    node: fx.Node,
+    operand: fx.Node,
+    *,
+    factor: float = 1.0,
+    hides: bool | None = None,
+    value: float = -math.inf,
 ) -> Scores | None:
     """`found`, if there are any, with what `node` adds to them."""
-    added = Added(operand, len(_shape(node)), factor, hides)
+    added = Added(operand, len(_shape(node)), factor, hides, value)
     return None if found is None else replace(found, added=(*found.added, added))
 
 
@@ -216,14 +234,15 @@ def looks_back(added: Added, rows: int, columns: int) -> bool:
     if _shape(node)[-2:] != (rows, columns) or prod(_shape(node)) != rows * columns or added.factor <= 0:
         return False
     constant = Constant.of(node)
-    return constant is not None and _hides_ahead(constant, rows, columns, added.hides)
+    return constant is not None and _hides_ahead(constant, rows, columns, added.hides, added.factor)
 
 
 @lru_cache(64)
-def _hides_ahead(constant: Constant, rows: int, columns: int, hides: bool | None) -> bool:
+def _hides_ahead(constant: Constant, rows: int, columns: int, hides: bool | None, factor: float) -> bool:
     """The same of what is added; remembered, as each layer of a network has the same."""
     ahead = torch.ones(rows, columns, dtype=torch.bool, device="cpu").triu(1)
     value = constant.value().reshape(rows, columns)
     if hides is not None:
         return torch.equal(value == hides, ahead)
-    return torch.equal(value, torch.zeros_like(value).masked_fill(ahead, -math.inf))
+    lowest = value.min().item()
+    return lowest * factor <= _LOWEST and torch.equal(value, torch.zeros_like(value).masked_fill(ahead, lowest))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import dropwhile
 from math import prod
 
 import torch
@@ -30,6 +31,9 @@ each tile (H200: 208 us for 2048 x 4 x 49 x 32, as long as two products and a so
 
 _BIAS_ALIGNMENT = 16
 """Elements of which a row of what is added has to begin at a multiple, in the kernel for it."""
+
+_NOTHING_LEFT = -1e30
+"""With this added, scores of up to 1e22 are all the same in float32."""
 
 _SHOWN = RESHAPES | ORDERS | {aten.select.int, aten.slice.Tensor}
 """Views that show another tensor of the same shape in the same way."""
@@ -91,8 +95,19 @@ def _lead(scores: Scores, queries: fx.Node) -> tuple[int, int]:
     return batch, heads
 
 
-def _bias(found: Match, scores: Scores, lead: tuple[int, int], dtype: torch.dtype) -> fx.Node | None:
-    """All that is added to the scores as one tensor; None for nothing."""
+def _weighs_alike(scores: Scores) -> bool:
+    """Whether all keys have the same weight in rows of which masks leave nothing, as where a number hides; else these are NaN."""
+    values = {added.value for added in scores.added if added.hides is not None}
+    if values <= {-math.inf}:
+        return False
+    behind = dropwhile(lambda added: added.hides is None, scores.added)
+    if len(values) > 1 or any(added.hides is None for added in behind):
+        raise Declined("rows of which masks leave nothing have weights of their own")
+    return True
+
+
+def _bias(found: Match, scores: Scores, lead: tuple[int, int], dtype: torch.dtype, hiding: float) -> fx.Node | None:
+    """All that is added to the scores as one tensor, `hiding` where a mask hides; None for nothing."""
     build, total, rank = Builder(found), None, len(scores.shape)
     masks = [added for added in scores.added if added.hides is not None]
     for added in (each for each in scores.added if each.hides is None):
@@ -106,7 +121,7 @@ def _bias(found: Match, scores: Scores, lead: tuple[int, int], dtype: torch.dtyp
     for added in masks:
         mask = _beside(found, added, rank, lead)
         hidden = mask if added.hides else found.call(aten.logical_not.default, mask)
-        total = found.call(aten.masked_fill.Scalar, total, hidden, -math.inf)
+        total = found.call(aten.masked_fill.Scalar, total, hidden, hiding)
     return total
 
 
@@ -139,7 +154,9 @@ def _library(found: Match) -> fx.Node:
     queried = _heads_apart(found, left, lead, source=None if left is unscaled else unscaled)
     keyed = _heads_apart(found, scores.right, lead, turned=True)
     values = _heads_apart(found, attention.values, lead)
-    bias = None if causal else _bias(found, scores, lead, value.dtype)
+    alike = not causal and _weighs_alike(scores)
+    hiding = _NOTHING_LEFT if alike and torch.finfo(value.dtype).min < _NOTHING_LEFT else -math.inf
+    bias = None if causal else _bias(found, scores, lead, value.dtype, hiding)
     shape = (*shape_of(queried)[:3], columns)
     expanded = None if bias is None else build.expand(_aligned(build, bias), shape)
     result = attended(found, Operands(queried, keyed, values, expanded, causal, scores.scale * times))
@@ -147,10 +164,17 @@ def _library(found: Match) -> fx.Node:
         result = _poisoned(build, result, values, -2)  # hidden or not; the library does not look at what is hidden
     if causal or bias is not None:
         result = _poisoned(build, result, queried, -1)  # few keys are seen, whose scores may all be minus infinity
-    if bias is not None:
+    masked = all(added.hides is not None for added in scores.added)
+    if bias is not None and not (masked and hiding > -math.inf):
         highest = found.call(aten.amax.default, bias, [-1], True)
         alive = found.call(aten.gt.Scalar, highest, -math.inf)
-        result = found.call(aten.where.ScalarOther, alive, result, math.nan, like=result)
+        if alike and hiding == -math.inf:
+            if not masked:
+                raise Declined("what is added may be minus infinity where nothing is hidden")
+            average = found.call(aten.mean.dim, values, [-2], True)
+            result = found.call(aten.where.self, alive, result, average, like=result)
+        else:
+            result = found.call(aten.where.ScalarOther, alive, result, math.nan, like=result)
     return build.view(result, shape_of(found.root))
 
 
@@ -188,7 +212,8 @@ RULES: tuple[Rule, ...] = (
         rewrite=_library,
         why=(
             "the library's kernel computes softmax(scale * q @ k + bias) @ v without writing what stands between; what a mask "
-            "leaves nothing of, and what it hides that is not finite, give NaN as before"
+            "leaves nothing of, and what it hides that is not finite, give NaN as before; numbers below -5e4 in the place of "
+            "scores hide them, too"
         ),
     ),
 )

@@ -102,6 +102,29 @@ def test_a_layer(size: tuple[int, int, int, int], causal: bool, bias: bool, dtyp
     assert fused.report().fallbacks == ()
 
 
+class Padded(nn.Module):
+    """Self-attention in which some keys of each sample are hidden by the lowest number."""
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        scores = x @ x.transpose(-2, -1) * x.shape[-1] ** -0.5
+        return scores.masked_fill(padding[:, None, None], torch.finfo(x.dtype).min).softmax(-1) @ x
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [64, 200])
+@torch.no_grad()
+def test_a_mask_by_a_number_may_leave_nothing(length: int, dtype: torch.dtype) -> None:
+    """Then all keys weigh alike."""
+    x = torch.randn(3, 4, length, 32, device="cuda", dtype=dtype)
+    padding = torch.arange(length, device="cuda") >= torch.tensor([[length // 3], [0], [length]], device="cuda")
+    model = Padded()
+    fused = fusepass.optimize(model, tune="off")
+    found, wanted = fused(x, padding), model(x, padding)
+    comparison = compare(found, wanted, model(x.double(), padding))
+    assert comparison.ok, comparison.explain()
+    assert (RULE in rules(fused)) is (dtype in HALVES and length >= 128)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("causal", [False, True])
 @torch.no_grad()
