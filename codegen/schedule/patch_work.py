@@ -29,10 +29,8 @@ _STORE = 13  # of a result
 _TOGETHER = 1.4  # of one that leaves through shared memory, besides
 _CONSTANT = 2.6  # of a number that is the same for all results
 _COSTLY = 12  # of what is computed behind windows and is not cheap
-_REGISTERS, _MORE_REGISTERS = (
-    16,
-    24,
-)  # besides results, a row and half of the constants, where there are few; and where there is room
+_REGISTERS = 16  # besides results, a row, and half of what is the same for all results: the rest is loaded again
+_MORE_REGISTERS = 24  # that a thread has where there is room
 _SCHEDULERS = 4  # of a multiprocessor, each of which issues one instruction a cycle
 _LATENCY, _WAIT = 2.4, 90  # cycles from one of a warp's instructions to the next, and of a block besides these
 _CLOCK = 1.7e9  # cycles a second

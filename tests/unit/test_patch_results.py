@@ -86,6 +86,17 @@ def test_values(name: str) -> None:
         torch.testing.assert_close(tensor_of(results[output], program.buffer(output)), wanted, equal_nan=True)
 
 
+@needs_compiler
+def test_places_that_need_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusepass.codegen.schedule._MAX_INT", 0)
+    made, program = _made(TOGETHER["bands of an image"])
+    source = render(program, SMALL)
+    assert "const int64_t out0_begin" in source.text
+    results = emulate(program, source, made.memory(program))
+    output = program.outputs[0]
+    torch.testing.assert_close(tensor_of(results[output], program.buffer(output)), made.eager()[0], equal_nan=True)
+
+
 @pytest.mark.parametrize("name", ALONE)
 def test_threads_store_their_own(name: str) -> None:
     """Where they may in whole vectors, where results do not lie together, and where one that stands behind a row would load what is not there."""
