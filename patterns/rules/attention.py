@@ -95,15 +95,22 @@ def _lead(scores: Scores, queries: fx.Node) -> tuple[int, int]:
     return batch, heads
 
 
-def _weighs_alike(scores: Scores) -> bool:
-    """Whether all keys have the same weight in rows of which masks leave nothing, as where a number hides; else these are NaN."""
+def _hiding(scores: Scores, dtype: torch.dtype) -> tuple[float, bool]:
+    """What is added where a mask hides, and whether rows of which masks leave nothing are averages of all values then; else NaN.
+
+    Where a number hides, all keys weigh alike in these rows. The kernel does so itself beside what leaves nothing of any score.
+    """
     values = {added.value for added in scores.added if added.hides is not None}
     if values <= {-math.inf}:
-        return False
+        return -math.inf, False
     behind = dropwhile(lambda added: added.hides is None, scores.added)
     if len(values) > 1 or any(added.hides is None for added in behind):
         raise Declined("rows of which masks leave nothing have weights of their own")
-    return True
+    if torch.finfo(dtype).min < _NOTHING_LEFT:
+        return _NOTHING_LEFT, False
+    if any(added.hides is None for added in scores.added):
+        raise Declined("what is added may be minus infinity where nothing is hidden")
+    return -math.inf, True
 
 
 def _bias(found: Match, scores: Scores, lead: tuple[int, int], dtype: torch.dtype, hiding: float) -> fx.Node | None:
@@ -154,8 +161,7 @@ def _library(found: Match) -> fx.Node:
     queried = _heads_apart(found, left, lead, source=None if left is unscaled else unscaled)
     keyed = _heads_apart(found, scores.right, lead, turned=True)
     values = _heads_apart(found, attention.values, lead)
-    alike = not causal and _weighs_alike(scores)
-    hiding = _NOTHING_LEFT if alike and torch.finfo(value.dtype).min < _NOTHING_LEFT else -math.inf
+    hiding, averages = (-math.inf, False) if causal else _hiding(scores, value.dtype)
     bias = None if causal else _bias(found, scores, lead, value.dtype, hiding)
     shape = (*shape_of(queried)[:3], columns)
     expanded = None if bias is None else build.expand(_aligned(build, bias), shape)
@@ -164,13 +170,9 @@ def _library(found: Match) -> fx.Node:
         result = _poisoned(build, result, values, -2)  # hidden or not; the library does not look at what is hidden
     if causal or bias is not None:
         result = _poisoned(build, result, queried, -1)  # few keys are seen, whose scores may all be minus infinity
-    masked = all(added.hides is not None for added in scores.added)
-    if bias is not None and not (masked and hiding > -math.inf):
-        highest = found.call(aten.amax.default, bias, [-1], True)
-        alive = found.call(aten.gt.Scalar, highest, -math.inf)
-        if alike and hiding == -math.inf:
-            if not masked:
-                raise Declined("what is added may be minus infinity where nothing is hidden")
+    if bias is not None and not (hiding > -math.inf and all(added.hides is not None for added in scores.added)):
+        alive = found.call(aten.gt.Scalar, found.call(aten.amax.default, bias, [-1], True), -math.inf)
+        if averages:
             average = found.call(aten.mean.dim, values, [-2], True)
             result = found.call(aten.where.self, alive, result, average, like=result)
         else:
