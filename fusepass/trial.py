@@ -102,9 +102,8 @@ def _explained(outcome: Agreement) -> Agreement:
     return outcome
 
 
-_SMALL = 2**16
-_SEVERAL = 32
-"""Bytes of a result below which so many pieces of memory of its size may lie about that an earlier one was in."""
+_SMALL = 2**16  # bytes of a result
+_SEVERAL = 32  # pieces of memory of its size that may lie about, one of which an earlier one was in, where it is small
 
 
 def _copies(expected: torch.Tensor) -> int:

@@ -6,7 +6,7 @@ tiles of several *planes*, those over one axis a row of the tile for each row of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd, inf, prod
 
@@ -116,6 +116,17 @@ class PatchWindow:
         """How many points of windows need each element that is loaded."""
         of_plane = prod(axis.size for axis in self.taps) / prod(self.below[0].steps)
         return of_plane if self.planes is None else of_plane * self.planes.tap.size / self.planes.step
+
+
+def behind_windows(kernel: Kernel) -> Iterator[Expr]:
+    """The nodes that make results of windows, each once; the windows and what is in them are none of these."""
+    stack, seen = [store.value for store in kernel.stores], set[int]()
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen and not isinstance(node, Window):
+            seen.add(id(node))
+            yield node
+            stack += children(node)
 
 
 def patch_windows(kernel: Kernel, program: Program, image: tuple[Axis, ...]) -> tuple[PatchWindow, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fusepass.codegen.device import DeviceFacts
@@ -46,7 +46,8 @@ def schedule(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: b
     if rank:
         ranked = ranking(kernel, program, facts, aligned=aligned)
         return ranked[rank if rank < len(ranked) else 0].plan
-    return _finished(*_by_rule(kernel, program, facts, aligned)[:2])
+    found = _by_rule(kernel, program, facts, aligned)
+    return _finished(found.shape, found.plan)
 
 
 def ranking(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True) -> tuple[Ranked, ...]:
@@ -54,41 +55,57 @@ def ranking(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bo
 
     Raises `ScheduleError` where the kernel has more points than one launch can count.
     """
-    shape, chosen, together = _by_rule(kernel, program, facts, aligned)
-    first = _finished(shape, chosen)
-    others = (_finished(shape, each) for each in rivals(shape, chosen, together))
+    choice = _by_rule(kernel, program, facts, aligned)
+    shape, first = choice.shape, _finished(choice.shape, choice.plan)
+    others = (_finished(shape, each) for each in (*rivals(shape, choice.plan, choice.together), *choice.others))
     costs = Costs(shape)
     found = [Ranked(each, costs.seconds(each)) for each in dict.fromkeys(others) if each != first]
     return Ranked(first, costs.seconds(first)), *sorted(found, key=lambda each: each.seconds)
 
 
-def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> tuple[Shape, Schedule, int]:
-    """The kernel as rules look at it, what they choose, and `rows_together` where tiles are exchanged."""
+@dataclass(frozen=True)
+class _Choice:
+    """What rules say of a kernel.
+
+    Attributes:
+        shape: the kernel as they look at it.
+        plan: what they choose.
+        together: `rows_together`, where tiles are exchanged.
+        others: what they found besides.
+    """
+
+    shape: Shape
+    plan: Schedule
+    together: int = 0
+    others: Sequence[Schedule] = ()
+
+
+def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> _Choice:
     columns = columns_of(kernel, program) if kernel.is_pointwise and kernel.row_count else ()
     if columns:
         tall = with_columns(kernel, program, columns)
         shape, together = Shape(tall, program, facts, aligned), rows_together(tall, program)
-        return shape, crossing(shape, columns, together), together
+        return _Choice(shape, crossing(shape, columns, together), together)
     if kernel.scans:
-        return *scan(kernel, program, facts, aligned=aligned), 0
+        return _Choice(*scan(kernel, program, facts, aligned=aligned))
     shape = Shape(kernel, program, facts, aligned)
     if kernel.is_pointwise:
         flat = pointwise(shape)
         if has_deep_windows(kernel):
             tiled = deep(kernel, program, facts, aligned=aligned) or planes(kernel, program, facts, aligned=aligned)
-            return shape, tiled or flat, 0
-        found = patches(kernel, program, facts, aligned=aligned, single=flat.width == 1)
-        return shape, found[0] if found else flat, 0
+            return _Choice(shape, tiled or flat)
+        plan, *others = patches(kernel, program, facts, aligned=aligned, single=flat.width == 1) or [flat]
+        return _Choice(shape, plan, others=others)
     if kernel.team is not None and kernel.team.strip > 1:
         side_by_side = strips(shape, kernel.team)
         if side_by_side is not None:
-            return shape, side_by_side, 0
+            return _Choice(shape, side_by_side)
         return _by_rule(replace(kernel, team=None), program, facts, aligned)  # operands begin anywhere
     if kernel.team is not None:
-        return shape, team(shape, kernel.team), 0
+        return _Choice(shape, team(shape, kernel.team))
     if kernel.cluster > 1:
-        return shape, cluster(shape, kernel.cluster), 0
-    return shape, outer(shape) if prefers_rows(shape) else inner(shape), 0
+        return _Choice(shape, cluster(shape, kernel.cluster))
+    return _Choice(shape, outer(shape) if prefers_rows(shape) else inner(shape))
 
 
 def _finished(shape: Shape, plan: Schedule) -> Schedule:

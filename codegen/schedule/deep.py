@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from math import prod
 
 from fusepass.codegen.device import RESERVED, WARP, DeviceFacts
 from fusepass.codegen.ir.expr import Window
-from fusepass.codegen.ir.index import Axis, Index
-from fusepass.codegen.ir.patch_tiles import TileShape, tile_shape
-from fusepass.codegen.ir.patches import PatchWindow, deep_windows
+from fusepass.codegen.ir.index import Index
+from fusepass.codegen.ir.patch_tiles import TileShape
+from fusepass.codegen.ir.patches import Below, PatchWindow, deep_windows
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule.patch_threads import THREADS, groups_of_patch, lanes_of_patch
+from fusepass.codegen.schedule.patch_work import Work
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ceil, divisors
 
@@ -79,15 +80,8 @@ def serves_deep(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
     return next(_plans(kernel, program, facts, aligned=True), None) is not None
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What is to be laid out."""
-
-    kernel: Kernel
-    program: Program
-    facts: DeviceFacts
-    windows: tuple[PatchWindow, ...]
-    aligned: bool
+class _Work(Work):
+    """What is to be laid out; all windows are over the same tiles."""
 
     @property
     def window(self) -> PatchWindow:
@@ -103,17 +97,9 @@ class _Work:
         """Numbers that a tile is multiplied by."""
         return weights_of_tile(self.windows)
 
-    @cached_property
-    def shapes(self) -> dict[tuple[int, int, int], TileShape]:
-        return {}
-
-    def shape(self, band: int, cols: int, width: int) -> TileShape:
-        """The tile under such a patch."""
-        key = band, cols, width
-        if key not in self.shapes:
-            lane, below = Axis("lane", width), self.window.below[0]
-            self.shapes[key] = tile_shape(self.program, self.window, below, (band, cols), lane, aligned=self.aligned)
-        return self.shapes[key]
+    @property
+    def loads(self) -> tuple[tuple[PatchWindow, Below], ...]:
+        return ((self.window, self.window.below[0]),)
 
 
 def _taken(window: PatchWindow) -> int:
@@ -161,7 +147,7 @@ def _finished(work: _Work, plan: Schedule) -> tuple[Schedule, float] | None:
     """The plan with its shared memory, and the cycles that it takes; None where a multiprocessor has no room for a block."""
     facts, window, count = work.facts, work.window, len(work.windows)
     results, nbytes = plan.width * plan.unroll, window.window.dtype.nbytes
-    shape = work.shape(plan.band, plan.lanes * plan.width, plan.width)
+    (shape,) = work.tiles(plan.band, plan.lanes * plan.width, plan.width)
     copied = ceil(plan.parts * plan.planes * shape.rows * (shape.cols // shape.vector), plan.threads)
     fetched = ceil(plan.parts * work.weights, plan.threads)
     staged = plan.parts * plan.planes * shape.nbytes + weights_of_turn(work.windows, plan) * nbytes

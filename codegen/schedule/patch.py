@@ -14,7 +14,7 @@ from fusepass.codegen.ir.patches import ONE_ROW, PatchWindow, patch_windows
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule.patch_results import Leaving, bytes_of_results, ways_to_leave
 from fusepass.codegen.schedule.patch_threads import THREADS
-from fusepass.codegen.schedule.patch_work import Work
+from fusepass.codegen.schedule.patch_work import PatchWork
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ceil, divisors
 
@@ -43,7 +43,7 @@ def patches(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bo
         windows = patch_windows(kernel, program, image)
         if not windows or any(window.reuse < _least_reuse(window, single) for window in windows):
             continue
-        for plan, seconds in _plans(Work(kernel, program, facts, windows, aligned)):
+        for plan, seconds in _plans(PatchWork(kernel, program, facts, windows, aligned)):
             way = image[0], plan.width, plan.exchanges
             if way not in best or seconds < best[way][0]:
                 best[way] = seconds, plan
@@ -69,7 +69,7 @@ def _least_reuse(window: PatchWindow, single: bool) -> int:
     return 1 if single and window.below[0].load.dtype.nbytes < _WORD else LEAST_REUSE
 
 
-def _plans(work: Work) -> Iterator[tuple[Schedule, float]]:
+def _plans(work: PatchWork) -> Iterator[tuple[Schedule, float]]:
     """All patches that fit, each with the seconds that it takes; several images where one is small.
 
     The last patches of an image begin earlier where others would end behind it.
@@ -97,14 +97,15 @@ def _plans(work: Work) -> Iterator[tuple[Schedule, float]]:
                 resident = max(min(_BLOCKS, facts.registers // registers), 1)
                 blocks = images // planes * patches
                 plan = Schedule(Walk.PATCH, width, unroll, lanes, groups * planes, blocks, shared_bytes=shared)
-                plan = replace(plan, image=(y, x), planes=planes, band=band, resident=resident)
-                plan = replace(plan, exchanges=way.together > 0)
+                plan = replace(
+                    plan, image=(y, x), planes=planes, band=band, resident=resident, exchanges=way.together > 0
+                )
                 yield plan, work.seconds(plan, tiles)
 
 
-def _most_rows(work: Work, width: int) -> int:
+def _most_rows(work: PatchWork, width: int) -> int:
     """Of `width` results each, that a thread may have."""
-    sums = _SUMS * 3 // 2 if work.separable else _SUMS if work.constants <= _CONSTANTS else _SUMS // 2
+    sums = _SUMS * 3 // 2 if work.separable else _SUMS if work.factors <= _CONSTANTS else _SUMS // 2
     tallest = max(window.taps[0].size for window in work.windows) if work.separable else 0
     return max(min(max(_MOST_ROWS, tallest), sums // (width * work.words)), 1)
 
@@ -114,7 +115,7 @@ def _lanes(count: int, way: Leaving) -> list[int]:
     if way.together:
         return [ceil(count, way.width)]
     vectors = count // way.width
-    parts = {ceil(vectors, count) for count in range(1, ceil(vectors, WARP) + 1)}
+    parts = {ceil(vectors, each) for each in range(1, ceil(vectors, WARP) + 1)}
     return sorted(lanes for lanes in parts if lanes <= THREADS[1])
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
 from fusepass.codegen.ir.dataflow import Dataflow
-from fusepass.codegen.ir.expr import Gather, Load, Window, children
+from fusepass.codegen.ir.expr import Gather, Load
 from fusepass.codegen.ir.index import Axis, Index
+from fusepass.codegen.ir.patches import behind_windows
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.vectors import is_vector, split_index
 from fusepass.codegen.schedule.shape import ACCESS, ceil
@@ -30,14 +31,14 @@ class Leaving:
 
 def ways_to_leave(kernel: Kernel, program: Program, image: tuple[Axis, Axis]) -> list[Leaving]:
     """How results of patches of `image` may leave: through shared memory only where threads would store less than they may have."""
-    most, alone = most_results(kernel, program), vector_of_results(kernel, program, image[1])
+    most, alone = _most_results(kernel, program), vector_of_results(kernel, program, image[1])
     together = images_together(kernel, image) if alone < most else 0
     return [*(Leaving(width, together) for width in (4, 2) if width <= most and together), Leaving(alone)]
 
 
 def vector_of_results(kernel: Kernel, program: Program, x: Axis) -> int:
     """Neighbouring results of a row that a thread stores at once."""
-    width = most_results(kernel, program)
+    width = _most_results(kernel, program)
     while width > 1:
         lane = Axis("lane", width)
         stored = (split_index(store.index, x, lane) for store in kernel.stores)
@@ -47,7 +48,7 @@ def vector_of_results(kernel: Kernel, program: Program, x: Axis) -> int:
     return width
 
 
-def most_results(kernel: Kernel, program: Program) -> int:
+def _most_results(kernel: Kernel, program: Program) -> int:
     """Neighbouring results of a row that a thread computes, at most."""
     largest = max(program.buffer(store.buffer).dtype.nbytes for store in kernel.stores)
     return min(ACCESS // largest, 4)
@@ -58,8 +59,13 @@ def images_together(kernel: Kernel, image: tuple[Axis, Axis]) -> int:
 
     Likewise 0 where something is loaded for each result besides what windows reduce: a thread may stand on results that are not there.
     """
-    y, x = image
-    if kernel.alarm is not None or len(kernel.writes) < len(kernel.stores) or any(_loads_along(kernel, x)):
+    (y, x), dataflow = image, Dataflow()
+    loads = (node for node in behind_windows(kernel) if isinstance(node, Load | Gather))
+    if (
+        kernel.alarm is not None
+        or len(kernel.writes) < len(kernel.stores)
+        or any(x in dataflow.needs(each) for each in loads)
+    ):
         return 0
     return gcd(*(_together(store.index, kernel.rows, y, x) for store in kernel.stores))
 
@@ -77,19 +83,6 @@ def _together(index: Index, rows: Sequence[Axis], y: Axis, x: Axis) -> int:
 
 def _follows(index: Index, axis: Axis, step: int) -> bool:
     return axis.size == 1 or index.stride(axis) == step
-
-
-def _loads_along(kernel: Kernel, x: Axis) -> Iterator[bool]:
-    """Of each load outside of windows, whether it is another one for the next result."""
-    dataflow, stack, seen = Dataflow(), [store.value for store in kernel.stores], set[int]()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen or isinstance(node, Window):
-            continue
-        seen.add(id(node))
-        if isinstance(node, Load | Gather):
-            yield x in dataflow.needs(node)
-        stack += children(node)
 
 
 def bytes_of_results(kernel: Kernel, program: Program, count: int) -> int:

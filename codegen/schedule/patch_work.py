@@ -1,4 +1,4 @@
-"""What is laid out in patches, and an estimate of the time that a way to do so takes."""
+"""What is laid out in patches, and of windows over one or two axes an estimate of the time that a way to do so takes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from functools import cached_property
 from math import prod
 
 from fusepass.codegen.device import RESERVED, WARP, DeviceFacts
-from fusepass.codegen.ir.expr import Apply, Window, children
+from fusepass.codegen.ir.expr import Apply
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.patch_tiles import TileShape, tile_shape
-from fusepass.codegen.ir.patches import PatchWindow
+from fusepass.codegen.ir.patches import Below, PatchWindow, behind_windows
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.sliding import Reduced, reduced
 from fusepass.codegen.schedule.plan import Schedule
@@ -49,6 +49,45 @@ class Work:
     aligned: bool
 
     @property
+    def loads(self) -> tuple[tuple[PatchWindow, Below], ...]:
+        """What has tiles."""
+        return tuple((window, below) for window in self.windows for below in window.below)
+
+    @cached_property
+    def factors(self) -> int:
+        """Numbers that are the same for all results, of all points of windows."""
+        return sum(prod(axis.size for axis in each.window.axes) * len(each.constants) for each in self.windows)
+
+    @cached_property
+    def stored(self) -> int:
+        """Bytes of what is stored for each result."""
+        return sum(self.program.buffer(store.buffer).dtype.nbytes for store in self.kernel.stores)
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, int, int], tuple[TileShape, ...]]:
+        return {}
+
+    def tiles(self, band: int, cols: int, width: int) -> tuple[TileShape, ...]:
+        """The tiles under such a patch of one image, or of a plane."""
+        key, lane = (band, cols, width), Axis("lane", width)
+        if key not in self._known:
+            self._known[key] = tuple(
+                tile_shape(self.program, window, below, (band, cols), lane, aligned=self.aligned)
+                for window, below in self.loads
+            )
+        return self._known[key]
+
+    def ways(self, plan: Schedule, tiles: Sequence[TileShape]) -> list[Reduced]:
+        """How a thread reduces each window."""
+        rest = iter(tiles)
+        return [reduced(each, [next(rest) for _ in each.below], plan.unroll, plan.width) for each in self.windows]
+
+
+@dataclass(frozen=True)
+class PatchWork(Work):
+    """Windows over one or two axes."""
+
+    @property
     def image(self) -> tuple[Axis, Axis]:
         return self.windows[0].image
 
@@ -58,60 +97,33 @@ class Work:
         return sum(max(window.window.dtype.nbytes // 4, 1) for window in self.windows)
 
     @cached_property
-    def constants(self) -> int:
-        """What windows multiply by."""
-        return sum(prod(axis.size for axis in each.window.axes) * len(each.constants) for each in self.windows)
-
-    @cached_property
     def separable(self) -> bool:
         return all(window.separable for window in self.windows)
 
     @cached_property
-    def stored(self) -> int:
-        """Bytes of what is stored for each result."""
-        return sum(self.program.buffer(store.buffer).dtype.nbytes for store in self.kernel.stores)
-
-    @cached_property
-    def behind(self) -> float:
+    def behind(self) -> int:
         """Instructions that make a result of windows."""
-        total, seen = 0.0, set[int]()
-        stack = [store.value for store in self.kernel.stores]
-        while stack:
-            node = stack.pop()
-            if id(node) in seen or isinstance(node, Window):
-                continue
-            seen.add(id(node))
-            total += (1 if node.op in CHEAP else _COSTLY) if isinstance(node, Apply) else 0
-            stack += children(node)
-        return total
-
-    def tiles(self, band: int, cols: int, width: int) -> list[TileShape]:
-        """The tiles for the patch of one image."""
-        lane = Axis("lane", width)
-        return [
-            tile_shape(self.program, window, below, (band, cols), lane, aligned=self.aligned)
-            for window in self.windows
-            for below in window.below
-        ]
+        done = [node for node in behind_windows(self.kernel) if isinstance(node, Apply)]
+        return sum(1 if node.op in CHEAP else _COSTLY for node in done)
 
     def elements(self, tiles: Sequence[TileShape], unroll: int) -> int:
         """What a thread reads of tiles, element by element in its code."""
-        rows = [below.span(window.taps, (unroll, 1))[0] for window in self.windows for below in window.below]
+        rows = [below.span(window.taps, (unroll, 1))[0] for window, below in self.loads]
         return sum(count * tile.reach for count, tile in zip(rows, tiles, strict=True))
 
     def registers(self, unroll: int, width: int, tiles: Sequence[TileShape]) -> int:
         """Of a thread with so many rows of results, at least."""
         row = sum(tile.reach for tile in tiles) if self.separable else 0
-        return unroll * width * self.words + self.constants // 2 + row + _REGISTERS
+        return unroll * width * self.words + self.factors // 2 + row + _REGISTERS
 
     def seconds(self, plan: Schedule, tiles: Sequence[TileShape]) -> float:
         """How long it takes to go about it by `plan`, whose patches have such tiles."""
-        facts, of = self.facts, tuple(below for window in self.windows for below in window.below)
+        facts = self.facts
         copied = [plan.planes * tile.vectors for tile in tiles]
-        sizes = [tile.vector * below.load.dtype.nbytes for tile, below in zip(tiles, of, strict=True)]
+        sizes = [tile.vector * below.load.dtype.nbytes for tile, (_, below) in zip(tiles, self.loads, strict=True)]
         results = plan.planes * plan.band * min(plan.lanes * plan.width, self.image[1].size)
         moved = sum(count * size for count, size in zip(copied, sizes, strict=True)) + results * self.stored
-        issued = _START + _COPY * sum(ceil(count, plan.threads) for count in copied) + _CONSTANT * self.constants
+        issued = _START + _COPY * sum(ceil(count, plan.threads) for count in copied) + _CONSTANT * self.factors
         issued += self._reducing(plan, tiles)
         store = _STORE + (_TOGETHER if plan.exchanges else 0)
         issued += plan.unroll * plan.width * (store * len(self.kernel.stores) + self.behind)
@@ -130,18 +142,15 @@ class Work:
 
     def _reducing(self, plan: Schedule, tiles: Sequence[TileShape]) -> float:
         """The instructions of a thread that read tiles and reduce what they have."""
-        issued, shapes = 0.0, iter(tiles)
-        for window in self.windows:
-            mine = [next(shapes) for _ in window.below]
-            way = reduced(window, mine, plan.unroll, plan.width)
+        issued, rest = 0.0, iter(tiles)
+        for way in self.ways(plan, tiles):
+            window, mine = way.window, [next(rest) for _ in way.window.below]
             rows, _ = window.below[0].span(window.taps, (plan.unroll, 1))
-            for below, shape in zip(window.below, mine, strict=True):
-                cast = shape.reach if below.load.dtype.nbytes < 4 and way.lanes == 1 else 0
-                issued += rows * (_ACCESS * (shape.reach // shape.near) + cast)
+            for below, tile in zip(window.below, mine, strict=True):
+                cast = tile.reach if below.load.dtype.nbytes < 4 and way.lanes == 1 else 0
+                issued += rows * (_ACCESS * (tile.reach // tile.near) + cast)
             conditions = 0 if way.everywhere or not window.right else mine[0].reach * way.lanes
-            issued += rows * _CONDITION * conditions + _REDUCE * self._reductions(way)
+            points = prod(axis.size for axis in window.window.axes)
+            reductions = way.reductions if window.separable else way.states * points
+            issued += rows * _CONDITION * conditions + _REDUCE * reductions
         return issued
-
-    def _reductions(self, way: Reduced) -> int:
-        window = way.window
-        return way.reductions if window.separable else way.states * prod(axis.size for axis in window.window.axes)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import product
-from math import prod
 
 from fusepass.codegen.device import RESERVED, WARP, DeviceFacts
-from fusepass.codegen.ir.index import Axis
-from fusepass.codegen.ir.patch_tiles import TileShape, tile_shape
+from fusepass.codegen.ir.patch_tiles import TileShape
 from fusepass.codegen.ir.patches import PatchWindow, plane_windows
 from fusepass.codegen.ir.planes import Planes
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.ir.sliding import Reduced, reduced
+from fusepass.codegen.ir.sliding import Reduced
 from fusepass.codegen.schedule.patch import LEAST_REUSE
 from fusepass.codegen.schedule.patch_results import vector_of_results
 from fusepass.codegen.schedule.patch_threads import THREADS, groups_of_patch, lanes_of_patch
+from fusepass.codegen.schedule.patch_work import Work
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ceil, divisors
 
@@ -57,15 +56,8 @@ def places(window: PatchWindow) -> int:
     return STAGES * window.planes.turn
 
 
-@dataclass(frozen=True)
-class _Work:
+class _Work(Work):
     """What is to be laid out."""
-
-    kernel: Kernel
-    program: Program
-    facts: DeviceFacts
-    windows: tuple[PatchWindow, ...]
-    aligned: bool
 
     @property
     def planes(self) -> Planes:
@@ -76,33 +68,7 @@ class _Work:
     @cached_property
     def constants(self) -> int:
         """Registers of what windows multiply by; of many, some are loaded again."""
-        count = sum(prod(axis.size for axis in each.window.axes) * len(each.constants) for each in self.windows)
-        return count if count <= _HELD else (count + _HELD) // 2
-
-    @cached_property
-    def known(self) -> dict[tuple[int, int, int], tuple[TileShape, ...]]:
-        return {}
-
-    @cached_property
-    def stored(self) -> int:
-        """Bytes of a result."""
-        return sum(self.program.buffer(store.buffer).dtype.nbytes for store in self.kernel.stores)
-
-    def ways(self, plan: Schedule, shapes: Sequence[TileShape]) -> list[Reduced]:
-        """How a thread reduces each window."""
-        tiles = iter(shapes)
-        return [reduced(each, [next(tiles) for _ in each.below], plan.unroll, plan.width) for each in self.windows]
-
-    def shapes(self, band: int, cols: int, width: int) -> tuple[TileShape, ...]:
-        """The tiles of a plane under such a patch."""
-        key, lane = (band, cols, width), Axis("lane", width)
-        if key not in self.known:
-            self.known[key] = tuple(
-                tile_shape(self.program, window, below, (band, cols), lane, aligned=self.aligned)
-                for window in self.windows
-                for below in window.below
-            )
-        return self.known[key]
+        return self.factors if self.factors <= _HELD else (self.factors + _HELD) // 2
 
 
 def _plans(work: _Work) -> Iterator[tuple[Schedule, float]]:
@@ -136,7 +102,7 @@ def _plans(work: _Work) -> Iterator[tuple[Schedule, float]]:
 def _finished(work: _Work, plan: Schedule) -> tuple[Schedule, float] | None:
     """The plan with its shared memory, and the cycles that it takes; None where a multiprocessor has no room for a block."""
     facts, through = work.facts, work.planes
-    shapes = work.shapes(plan.band, plan.lanes * plan.width, plan.width)
+    shapes = work.tiles(plan.band, plan.lanes * plan.width, plan.width)
     tile = plan.planes * sum(shape.nbytes for shape in shapes)
     shared = tile * places(work.windows[0])
     warps = ceil(plan.threads, WARP)

@@ -16,7 +16,6 @@ from fusepass.codegen.schedule.columns import COLUMN_THREADS, exchanging, overla
 from fusepass.codegen.schedule.deep import has_deep_windows
 from fusepass.codegen.schedule.flat import covering, crossing, pointwise
 from fusepass.codegen.schedule.lanes import holds_row, resident_blocks
-from fusepass.codegen.schedule.patch import patches
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.rows import (
     FEW_ELEMENTS,
@@ -58,11 +57,7 @@ def rivals(shape: Shape, plan: Schedule, together: int = 0) -> Iterator[Schedule
             yield from _outer(shape, plan)
         case Walk.PATCH:
             if plan.depth or not has_deep_windows(shape.kernel):
-                flat = pointwise(shape)
-                yield flat
-                if not plan.depth:
-                    whole, single = shape.whole, flat.width == 1
-                    yield from patches(whole, shape.program, shape.facts, aligned=shape.aligned, single=single)
+                yield pointwise(shape)
 
 
 def _pointwise(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
