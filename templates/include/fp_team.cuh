@@ -68,7 +68,9 @@ __device__ __forceinline__ void fetch(Vec<T, N>* to, const T* from) {
     constexpr int nbytes = sizeof(Vec<T, N>);
 #if defined(__CUDA_ARCH__)
     if constexpr (reuse == Reuse::none && nbytes == 16) {
-        const auto place = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+        // blockIdx.y is 0, which the compiler does not know: of a place that it knows as a sum of what is the same for a warp and what is not,
+        // nvcc 13.0 makes an instruction that takes the hint from the wrong register.
+        const auto place = static_cast<uint32_t>(__cvta_generic_to_shared(to)) ^ blockIdx.y;
         uint64_t leaves_first;
         asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(leaves_first));
         asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(place), "l"(from), "l"(leaves_first)
