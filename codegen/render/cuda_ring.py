@@ -234,7 +234,7 @@ class RingWriter(KernelWriter):
             held = f"{self.spread}::holds({self.q})" if stays else ""
             what = each.load, each.guard, each.wide, each.lanes, each.name
             made.append(Coming(*what, under_way=True, stays=stays, waiting=waiting, held=held))
-            self.top.lines.append(declare(frame, each))
+            self.top.lines.append(declare(frame, made[-1]))
         fill = [each.waiting for each in made if each.waiting]
         if fill:
             self.top.lines += [declare_one(frame, each, f"[{self.schedule.waiting}]") for each in fill]

@@ -131,6 +131,9 @@ RINGS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], tup
     "three teams": (lambda x, *_: F.normalize(x, dim=1) * 2, (7, 8_004), (), (2, 3), "a ring of 6 places"),
     "one step a row": (lambda x, *_: x - x.mean(1, keepdim=True), (9, 4_100), (), (2, 2), "a ring of 6 places"),
     "group norm": (lambda x, *weights: F.group_norm(x, 2, *weights), (3, 4, 60, 52), (4,), (2, 1), "a ring of 6 places"),
+    "group norm, rows anywhere": (
+        lambda x, *weights: F.group_norm(x, 2, *weights), (3, 4, 61, 53), (4,), (2, 1), "a ring of 6 places"
+    ),
     "batch norm": (
         lambda x, *weights: F.batch_norm(x, None, None, *weights, True), (3, 5, 44, 64), (5,), (2, 2), "a ring of 6 places"
     ),
