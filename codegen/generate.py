@@ -34,6 +34,7 @@ from fusepass.codegen.schedule.arrangement import RULES, Arrangement
 from fusepass.codegen.schedule.cluster import cluster_size
 from fusepass.codegen.schedule.columns import stays
 from fusepass.codegen.schedule.deep import has_deep_windows, serves_deep
+from fusepass.codegen.schedule.patch_partials import pieces_of_windows, windows_pay_twice
 from fusepass.codegen.schedule.strips import strip_team
 from fusepass.codegen.schedule.team import team_size
 from fusepass.codegen.schedule.weights import beginnings
@@ -157,7 +158,7 @@ def pass_options(
             held=anchor is AnchorSource.HELD_HALVES,
             plain=anchor is AnchorSource.ARITHMETIC,
             pieces=lambda program, kernel: _pieces_on(program, kernel, facts),
-            again=lambda program, first, second: schedule_convolution.pays_twice(program, first, second, facts),
+            again=lambda program, first, second: _pays_twice(program, first, second, facts),
             clusters=lambda program, kernel: cluster_size(program, kernel, facts) if teams else 1,
             teams=lambda program, kernel: team_size(program, kernel, facts) if teams else None,
             strips=lambda program, kernel: strip_team(program, kernel, facts) if teams else None,
@@ -171,10 +172,18 @@ def pass_options(
 
 
 def _pieces_on(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | None:
-    """In how many pieces the kernel of an anchor reduces over positions."""
+    """In how many pieces the kernel of an anchor, or one with windows, reduces over positions."""
+    if kernel.anchor is None:
+        return pieces_of_windows(program, kernel, facts)
     if isinstance(kernel.anchor, Product):
         return schedule_product.pieces_on(program, kernel, facts)
     return schedule_convolution.pieces_on(program, kernel, facts)
+
+
+def _pays_twice(program: Program, first: Kernel, second: Kernel, facts: DeviceFacts) -> bool:
+    """Whether two kernels that compute the same convolution take less time than one that stores its results."""
+    pays = windows_pay_twice if first.anchor is None else schedule_convolution.pays_twice
+    return pays(program, first, second, facts)
 
 
 def _generates(anchor: AnchorSource, facts: DeviceFacts) -> Choice:

@@ -121,6 +121,7 @@ class PatchWindow:
 def behind_windows(kernel: Kernel) -> Iterator[Expr]:
     """The nodes that make results of windows, each once; the windows and what is in them are none of these."""
     stack, seen = [store.value for store in kernel.stores], set[int]()
+    stack += [kernel.partials.value] if kernel.partials else []
     while stack:
         node = stack.pop()
         if id(node) not in seen and not isinstance(node, Window):

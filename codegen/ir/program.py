@@ -118,10 +118,11 @@ class Team:
 
 @dataclass(frozen=True)
 class Partials:
-    """What a kernel with an anchor leaves of reductions over positions: a result for each piece and channel.
+    """What a kernel with an anchor, or with windows, leaves of reductions over positions: a result for each piece and channel.
 
     A piece is a set of positions; the schedule says which. Together the pieces have each position once. Of a matrix product
-    samples are the batch, channels the rows, positions the columns; those that are not `Kernel.within` bounds are in no piece.
+    samples are the batch, channels the rows, positions the columns; those that are not `Kernel.within` bounds are in no piece. Where there are
+    windows, a piece is what a block has of an image, which is one of a sample and a channel.
 
     Attributes:
         pieces: their number, as an axis; of each sample where `per_sample`, else of all samples together.

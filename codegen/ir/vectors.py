@@ -13,7 +13,7 @@ from math import gcd, prod
 
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Masked, Position, Prefix, Window
 from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index, Mod, axis_index, delinearize, from_the_end
-from fusepass.codegen.ir.program import Kernel, Store
+from fusepass.codegen.ir.program import Kernel, Partials, Reduction, Store
 
 
 @dataclass(frozen=True)
@@ -163,14 +163,18 @@ def map_values(kernel: Kernel, value: Callable[[Expr], Expr], index: Callable[[I
     def mapped(stores: Sequence[Store]) -> tuple[Store, ...]:
         return tuple(replace(store, index=index(store.index), value=value(store.value)) for store in stores)
 
+    def reduced(reductions: Sequence[Reduction]) -> tuple[Reduction, ...]:
+        return tuple(replace(each, values=tuple(map(value, each.values))) for each in reductions)
+
+    def partials(found: Partials) -> Partials:
+        return replace(found, reductions=reduced(found.reductions), stores=mapped(found.stores))
+
     return replace(
         kernel,
-        sweeps=tuple(
-            tuple(replace(reduction, values=tuple(map(value, reduction.values))) for reduction in sweep)
-            for sweep in kernel.sweeps
-        ),
+        sweeps=tuple(map(reduced, kernel.sweeps)),
         row_stores=mapped(kernel.row_stores),
         stores=mapped(kernel.stores),
+        partials=kernel.partials and partials(kernel.partials),
         alarm=kernel.alarm and replace(kernel.alarm, condition=value(kernel.alarm.condition)),
     )
 

@@ -7,7 +7,7 @@ from math import prod
 
 from fusepass.codegen.ir.convolution import Convolution, Pooling, ScaledHalves, ScaledWeights, halves_of_place
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Prefix, Stat
+from fusepass.codegen.ir.expr import Prefix, Stat, Window
 from fusepass.codegen.ir.index import axis_index, contiguous_strides
 from fusepass.codegen.ir.product import PLACE, Filling, Product, parts_of
 from fusepass.codegen.ir.program import CLUSTERS, Anchor, Kernel, Partials, Program, Ref, Role, Store, Team
@@ -211,9 +211,12 @@ def _pooling_faults(program: Program, anchor: Convolution, pooled: Pooling) -> I
 
 
 def _partial_faults(program: Program, kernel: Kernel, partials: Partials, known: dict[str, int]) -> Iterator[str]:
-    if kernel.anchor is None or kernel.cols or kernel.sweeps or not partials.reductions:
-        yield "partial results of a kernel that is no anchor per element, or of nothing"
+    has_windows = any(isinstance(node, Window) for node in kernel.nodes)
+    if not (kernel.anchor or has_windows) or kernel.cols or kernel.sweeps or not partials.reductions:
+        yield "partial results of a kernel that has neither an anchor nor windows per element, or of nothing"
         return
+    if kernel.anchor is None and not partials.per_sample:
+        yield "partial results of windows over several samples"
     if isinstance(kernel.anchor, Product) and (kernel.anchor.pieces > 1 or not partials.per_sample):
         yield "partial results of parts of sums, or of several matrices"
     sample, channel = kernel.lines

@@ -27,7 +27,7 @@ from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel, LibraryCall, Program
 from fusepass.codegen.passes.again import Again, compute_again, never
 from fusepass.codegen.passes.anchored import CHANNELS, AnyAnchor, anchored, in_kernel, operator_of
-from fusepass.codegen.passes.depthwise import depthwise_of
+from fusepass.codegen.passes.depthwise import Depthwise, depthwise_of
 from fusepass.codegen.passes.few_results import FewResults, few_results_of, results_together
 from fusepass.codegen.passes.geometry import geometry_of
 from fusepass.codegen.passes.halved import halved_of
@@ -68,6 +68,7 @@ def generate_anchors(
     held: bool = False,
     plain: bool = False,
     kept: int = 0,
+    shared: Choice = lambda program, kernel: False,
     again: Again = never,
 ) -> Program:
     """Replace each library convolution and product for which `choose` accepts a kernel that would do it.
@@ -75,8 +76,8 @@ def generate_anchors(
     `pieces` says in how many pieces such a kernel reduces over positions, `warps` is `Convolution.warps`. With
     `halves`, convolutions that may be rounded to TF32, and those of few channels, become products of scaled halves;
     `tiled` ones take them from a tile of the input with any number of channels, `held` ones hold weights in registers; `again` says
-    whether those are computed twice. With `plain`, those to few channels are plain arithmetic. Behind a product, rows of `kept`
-    elements stay on the chip where they are read.
+    whether those are computed twice, and depthwise ones. With `plain`, those to few channels are plain arithmetic. Behind a product or a
+    depthwise convolution, rows of `kept` elements stay on the chip where they are read, behind the latter also those that blocks have `shared`.
     """
     for call in program.calls:
         few = few_results_of(program, call) if plain else None
@@ -86,6 +87,10 @@ def generate_anchors(
             continue
         anchor = depthwise_of(program, call) or _convolution(program, call, warps) or product_of(program, call)
         if anchor is None:
+            continue
+        if isinstance(anchor, Depthwise):
+            forms = _of_windows(program, builder, call, anchor, pieces, kept, shared, again)
+            program = next((made for made, kernel in forms if choose(made, kernel)), program)
             continue
         of_halves = isinstance(anchor, Convolution) and program.buffer(anchor.source).dtype.is_half
         forms = _forms(program, builder, call, anchor, pieces, kept)
@@ -110,6 +115,26 @@ def _in_arithmetic(program: Program, builder: Builder, call: LibraryCall, few: F
     made = anchored(program, builder, call, few, None)
     assert made is not None
     return replace(made, kernels=(results_together(made.kernels[0], builder, few), *made.kernels[1:]))
+
+
+def _of_windows(
+    program: Program,
+    builder: Builder,
+    call: LibraryCall,
+    anchor: Depthwise,
+    pieces: Pieces,
+    kept: int,
+    shared: Choice,
+    again: Again,
+) -> Iterator[tuple[Program, Kernel]]:
+    """The forms of a convolution that becomes windows, as `_forms` orders them: what reduces over its positions goes with it, and what then
+    reads its results alone computes them once more where that takes less time."""
+    form = anchored(program, builder, call, anchor, None)
+    if form is not None:
+        twice = compute_again(form, builder, 0, pieces, again)
+        reduced = reduce_positions(form, builder, 0, pieces, kept=kept, shared=shared)
+        for made in filter(None, (twice, reduced, form)):
+            yield made, made.kernels[0]
 
 
 def _in_halves(

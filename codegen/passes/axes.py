@@ -54,8 +54,8 @@ def order_and_merge(program: Program, builder: Builder) -> Program:
 
 
 def _tidy(program: Program, kernel: Kernel, builder: Builder) -> Kernel:
-    if kernel.anchor is not None:
-        return kernel  # its rows are the dimensions of the anchor's result
+    if kernel.anchor is not None or kernel.partials is not None:
+        return kernel  # its rows are the dimensions of the anchor's result, or sample, channel and positions
     # A scattered store costs more than a scattered load; but what lies along the columns is exchanged in tiles of rows.
     stores = [(store.buffer, store.index) for store in (*kernel.stores, *kernel.row_stores)]
     loads = [(load.buffer, load.index) for load in kernel.loads()]

@@ -1,4 +1,4 @@
-"""What reduces over the positions of a generated convolution is reduced in its kernel, in pieces; a small kernel merges these.
+"""What reduces over the positions of a generated convolution, or of windows, is reduced in their kernel, in pieces; a small kernel merges these.
 
 Global average pooling, sums over everything, statistics of a normalisation: whatever reduces over all spatial axes, for each
 channel or several, for each sample or all. A result that would only have been read to be reduced is not written. Of a matrix
@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
+from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, ReduceOp, Stat, Window, walk
 from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, linear
-from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel, Partials, Program, Reduction, Store
 from fusepass.codegen.passes.alignment import Aligned, align
 from fusepass.codegen.passes.fuse import drop_unused
@@ -36,32 +36,44 @@ def reduce_positions(
     least: int = 1,
     per_sample: bool = False,
     kept: int = 0,
+    shared: Callable[[Program, Kernel], bool] = lambda program, kernel: False,
 ) -> Program | None:
     """`program` with reductions over positions moved into the convolution's kernel at `position`; None where there are none.
 
-    Chains that end per element move with them. There are `least` pieces or more, of one sample each if `per_sample`. Readers that need
-    the values again, and keep rows of so many elements as `kept`, read them once anyway: they stay as they are.
+    It may also be a kernel with windows whose rows are a sample, a channel and positions. Chains that end per element move with them. There are
+    `least` pieces or more, of one sample each if `per_sample`. Readers that need the values again, and keep rows of so many elements as `kept`,
+    or whose rows are `shared` by blocks that do, read them once anyway: they stay as they are.
     """
     kernel = program.kernels[position]
-    if kernel.anchor is None or not kernel.is_pointwise or kernel.cols:
+    if not kernel.is_pointwise or kernel.cols:
         return None
     if prod(axis.size for axis in _positions(kernel)) == 1:
         return None
     written = frozenset[str]().union(*(other.writes for other in program.kernels)) - kernel.writes
-    work = _Mover(program, builder, position, written, kept)
+    work = _Mover(
+        program, builder, position, written, lambda reader: reader.col_count <= kept or shared(program, reader)
+    )
     if not work.reducing:
         return None
-    per_sample = per_sample or isinstance(kernel.anchor, Product) or work.keeps_samples
+    per_sample = per_sample or not isinstance(kernel.anchor, Convolution) or work.keeps_samples
     trial = work.moved(least, per_sample)
     count = pieces(trial, trial.kernels[position])
     return None if count is None else work.moved(count, per_sample)
 
 
 class _Mover:
-    """Moves work of later kernels into the convolution's at `position`, which reads nothing that is `written`."""
+    """Moves work of later kernels into the convolution's at `position`, which reads nothing that is `written`. What `keeps` its rows reads them
+    once."""
 
-    def __init__(self, program: Program, builder: Builder, position: int, written: frozenset[str], kept: int) -> None:
-        self.program, self.builder, self.position, self.written, self.kept = program, builder, position, written, kept
+    def __init__(
+        self,
+        program: Program,
+        builder: Builder,
+        position: int,
+        written: frozenset[str],
+        keeps: Callable[[Kernel], bool],
+    ) -> None:
+        self.program, self.builder, self.position, self.written, self.keeps = program, builder, position, written, keeps
         self.anchored = program.kernels[position]
         self.value: Expr | None = None
         self.reducing: dict[int, Aligned] = {}
@@ -84,7 +96,7 @@ class _Mover:
     def _reduce(self, number: int, reader: Kernel) -> bool:
         """Whether the first sweep of `reader` moves."""
         first = reader.sweeps[0]
-        if reader.col_count <= self.kept and self._reads_again(reader):
+        if self._reads_again(reader) and self.keeps(reader):
             return False
         if any(each.op.arity != 1 or each.dtype is not DType.F32 for each in first):
             return False
@@ -164,13 +176,16 @@ class _Mover:
         for node in walk(found):
             if isinstance(node, Load | Gather) and node.buffer in self.written | self.anchored.writes:
                 return None
-            if isinstance(node, Window | Gather) or (isinstance(node, Stat) and not self._is_own(node)):
+            if isinstance(node, Window | Gather | Stat) and not self._is_own(node):
                 return None
         return found
 
-    def _is_own(self, stat: Stat) -> bool:
-        assert self.anchored.anchor is not None
-        return stat.reduction == self.anchored.anchor.name
+    def _is_own(self, node: Window | Gather | Stat) -> bool:
+        """Whether the convolution's kernel has it: the anchor's sum, or, without an anchor, its windows and what is looked up."""
+        anchor = self.anchored.anchor
+        if isinstance(node, Stat):
+            return anchor is not None and node.reduction == anchor.name
+        return anchor is None and any(node is each for each in self.anchored.nodes)
 
     def _aligned(self, reader: Kernel, roots: Sequence[Expr]) -> Aligned | None:
         """`reader` beside the convolution's kernel, by the first load of what that writes below `roots`."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fusepass.codegen.ir.expr import Builder
-from fusepass.codegen.ir.program import Program
+from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.again import Again, never
 from fusepass.codegen.passes.anchors import Choice, generate_anchors
@@ -126,8 +127,16 @@ def _generate_anchors(program: Program, builder: Builder, options: PassOptions) 
         options.warps,
         **kinds,
         kept=options.longest_cached_row,
+        shared=partial(_is_shared, options, builder),
         again=options.again,
     )
+
+
+def _is_shared(options: PassOptions, builder: Builder, program: Program, kernel: Kernel) -> bool:
+    """Whether blocks would share the rows of `kernel`."""
+    alone = replace(program, kernels=(kernel,))
+    (made,) = form_teams(alone, builder, options.teams, options.clusters, options.strips).kernels
+    return made.team is not None or made.cluster > 1
 
 
 def _rename(program: Program, builder: Builder) -> Program:

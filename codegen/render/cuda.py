@@ -162,15 +162,15 @@ def describe_cuda(
 
 
 def _summary(kernel: Kernel, plan: Plan) -> str:
+    what = "rows reduced" if isinstance(plan, ProductSchedule) else "reduced over positions"
+    pieces = f", {what} in {kernel.partials.pieces.size} pieces" if kernel.partials else ""
     if isinstance(plan, ProductSchedule):
-        pieces = f", rows reduced in {kernel.partials.pieces.size} pieces" if kernel.partials else ""
         return f"matrix product, {kernel.row_count} elements: {plan}{pieces}"
     if isinstance(plan, ConvolutionSchedule):
-        pieces = f", reduced over positions in {kernel.partials.pieces.size} pieces" if kernel.partials else ""
         return f"convolution, {kernel.row_count} elements: {plan}{pieces}"
     shape = f"{kernel.row_count} rows" if kernel.sweeps else f"{kernel.row_count} elements"
     cols = f" x {kernel.col_count} columns" if kernel.sweeps else ""
-    return f"{plan.walk.value}, {shape}{cols}: {plan}"
+    return f"{plan.walk.value}, {shape}{cols}: {plan}{pieces}"
 
 
 def _kernel_text(

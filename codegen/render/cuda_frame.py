@@ -26,6 +26,7 @@ from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule.plan import Schedule, Walk
 
 if TYPE_CHECKING:
+    from fusepass.codegen.render.cuda_patch_partials import PatchPartials
     from fusepass.codegen.render.cuda_patch_results import PatchResults
 
 _CONSTANT = re.compile(r"\s*const (?:int|int64_t|bool) (\w+) = ")
@@ -70,6 +71,7 @@ class Frame:
         self.first_turn = ""  # the first of the rows for which a team meets at once
         self.patch: PatchPlace | None = None
         self.results: PatchResults | None = None  # of a patch, where they leave through shared memory
+        self.found: PatchPartials | None = None  # of a patch that is reduced over positions
         # Of a block's part of a row, after what it keeps in shared memory: what it holds in registers, and what is left.
         self.held: Tile | None = None
         self.rest: Tile | None = None

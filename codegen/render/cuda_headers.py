@@ -52,7 +52,7 @@ _NEEDS: tuple[tuple[Callable[[Kernel, Plan], bool], tuple[str, ...]], ...] = (
         ("fp_wgmma.cuh", "fp_wgmma_sparse.cuh", "fp_sparse.cuh"),
     ),
     (_convolution(lambda anchor: anchor.column > 1), ("fp_partials.cuh",)),
-    (lambda kernel, plan: kernel.partials is not None, ("fp_partials.cuh",)),
+    (lambda kernel, plan: kernel.partials is not None and kernel.anchor is not None, ("fp_partials.cuh",)),
     (lambda kernel, plan: isinstance(kernel.anchor, Product), ("fp_matmul.cuh",)),
     (_tiled(lambda tiling: tiling.groups), ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")),
     (_tiled(lambda tiling: tiling.runs), ("fp_matmul_runs.cuh",)),

@@ -103,7 +103,7 @@ class KernelWriter:
         self.arrived = read_in(self.frame, self.exchanged)
         if self.patches is not None:
             self.patches.compute()
-        if kernel.stores:
+        if kernel.stores or kernel.partials is not None:
             self._element_stores(kernel.stores)
         if self.patches is not None:
             self.patches.close()
@@ -139,6 +139,7 @@ class KernelWriter:
         if self.staged is not None:
             self.top.lines += self.staged.awaited()
         alarm, roots = self.frame.kernel.alarm, [store.value for store in stores]
+        roots += [self.frame.kernel.partials.value] if self.frame.kernel.partials is not None else []
         if alarm is not None:
             self.alarmed = self.frame.names.exact("alarmed")
             self.top.lines.append(f"bool {self.alarmed} = false;")
@@ -296,6 +297,8 @@ class KernelWriter:
         self._take(lanes, phase, tile, around)
         for store in phase.stores:
             write_store(self.frame, self.exchanged, store, lanes, step, around)
+        if self.frame.found is not None:
+            self.frame.found.collect(lanes)
         if phase.stores and self.frame.kernel.alarm is not None:
             lanes.lines.append(f"{self.alarmed} |= {lanes.value(self.frame.kernel.alarm.condition)};")
         before = [*self.places.staging(phase.made), *around.before_lanes]

@@ -14,6 +14,7 @@ from fusepass.codegen.ir.expr import Apply, Load, Op, ReduceOp, children
 from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.patches import PatchWindow, as_used, patch_windows
 from fusepass.codegen.render.cuda_frame import Frame
+from fusepass.codegen.render.cuda_patch_partials import PatchPartials
 from fusepass.codegen.render.cuda_patch_results import PatchResults
 from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, begin_copy, loop
 from fusepass.codegen.render.cuda_sliding import Form, Sliding, form_of
@@ -44,13 +45,15 @@ class Patches:
         self._states: list[tuple[PatchWindow, Form, str]] = []
         if frame.schedule.exchanges:
             frame.results = PatchResults(frame, self._tiles.pool)
+        if frame.kernel.partials is not None:
+            frame.found = PatchPartials(frame, self._tiles, frame.kernel.partials)
 
     def compute(self) -> None:
         """Print the copies and the windows, before all steps."""
         frame = self.frame
         y, x = frame.arranged.image
         windows = patch_windows(frame.kernel, frame.program, (y, x))
-        frame.printer.expect([store.value for store in frame.kernel.stores])
+        frame.printer.expect(frame.kernel.roots)
         frame.top.lines.append(f"extern __shared__ __align__(16) unsigned char {self._tiles.pool}[];")
         staged = [self._staged(window) for window in windows]
         if self._tiles.used > frame.schedule.shared_bytes:
@@ -60,11 +63,15 @@ class Patches:
             self._compute(form, tiles)
         if frame.results is not None:
             frame.results.begin()
+        if frame.found is not None:
+            frame.found.begin()
 
     def close(self) -> None:
         """Print what comes behind all steps."""
         if self.frame.results is not None:
             self.frame.top.lines += self.frame.results.leave()
+        if self.frame.found is not None:
+            self.frame.top.lines += self.frame.found.leave()
 
     def bind(self, lanes: Scope) -> None:
         """Make the windows' results known to the lanes of a step."""

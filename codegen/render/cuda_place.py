@@ -19,6 +19,9 @@ class PatchPlace:
         image: a thread's image.
         top_row: a thread's first row.
         plane, row_in_patch, column_in_patch: a thread's image, first row and first column, counted from the block's.
+        number: which of an image's patches the block has.
+        before: how many of the first rows and columns of the patch are those of the patch before, too.
+        above: how many of a thread's first rows are those of the thread above, too.
     """
 
     first_image: str
@@ -30,6 +33,9 @@ class PatchPlace:
     plane: str
     row_in_patch: str
     column_in_patch: str
+    number: str
+    before: tuple[str, str]
+    above: str
 
 
 def patch_place(
@@ -40,17 +46,22 @@ def patch_place(
     groups, cols = plan.groups // plan.planes // plan.parts, plan.lanes * plan.width
     image, first_row, first_column, row_in_patch, plane = number, "0", "0", "", ""
     bands, parts = -(-y.size // plan.band), -(-x.size // cols)
+    numbers, rows_before, columns_before, above = list[str](), "0", "0", "0"
     lane = constant("lane", f"threadIdx.x % {plan.lanes}" if plan.groups > 1 else "threadIdx.x")
     column = column_in_patch = f"{lane} * {plan.width}" if plan.width > 1 else lane
     if parts > 1:
         image = constant("strip", f"fp::div({number}, {parts})")
-        first_column = constant("first_column", _start(f"fp::mod({number}, {parts})", cols, x.size))
+        numbers.append(f"fp::mod({number}, {parts})")
+        first_column = constant("first_column", _start(numbers[-1], cols, x.size))
+        columns_before = _before(numbers[-1], cols, x.size, first_column)
         column_in_patch = constant("column", column)
         column = f"{first_column} + {column_in_patch}"
     column = constant(x.name, column)
     top.define_axis(x, column)
     if bands > 1:
+        numbers.append(f"fp::mod({image}, {bands})" + (f" * {parts}" if parts > 1 else ""))
         first_row = constant("first_row", _start(f"fp::mod({image}, {bands})", plan.band, y.size))
+        rows_before = _before(f"fp::mod({image}, {bands})", plan.band, y.size, first_row)
         image = f"fp::div({image}, {bands})"
     first_plane = ""
     if arranged.through is not None:
@@ -65,6 +76,7 @@ def patch_place(
     if groups > 1:
         group = f"int(threadIdx.x) / {plan.lanes}" + (f" % {groups}" if plan.planes * plan.parts > 1 else "")
         top_row = row_in_patch = constant("group", _start(group, plan.unroll, plan.band))
+        above = _before(group, plan.unroll, plan.band, row_in_patch)
         if bands > 1:
             top_row = constant("top_row", f"{first_row} + {row_in_patch}")
     if plan.planes > 1:
@@ -77,7 +89,25 @@ def patch_place(
         image = constant("row", f"{first_image} + {plane}" if plane else first_image)
         top.define_axis(arranged.row, image)
     in_patch = column_in_patch if parts > 1 else column
-    return PatchPlace(first_image, image, first_plane, first_row, first_column, top_row, plane, row_in_patch, in_patch)
+    return PatchPlace(
+        first_image,
+        image,
+        first_plane,
+        first_row,
+        first_column,
+        top_row,
+        plane,
+        row_in_patch,
+        in_patch,
+        number=" + ".join(numbers) or "0",
+        before=(rows_before, columns_before),
+        above=above,
+    )
+
+
+def _before(which: str, length: int, count: int, start: str) -> str:
+    """How many points of a part that begins at `start` are those of the part before, too."""
+    return "0" if count % length == 0 else f"{which} * {length} - {start}"
 
 
 def _start(which: str, length: int, count: int) -> str:

@@ -94,7 +94,11 @@ def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool
         if has_deep_windows(kernel):
             tiled = deep(kernel, program, facts, aligned=aligned) or planes(kernel, program, facts, aligned=aligned)
             return _Choice(shape, tiled or flat)
-        plan, *others = patches(kernel, program, facts, aligned=aligned, single=flat.width == 1) or [flat]
+        pieces = kernel.partials.pieces.size if kernel.partials else None
+        found = patches(kernel, program, facts, aligned=aligned, single=flat.width == 1, pieces=pieces)
+        plan, *others = [each for each, _ in found] or [flat]
+        if kernel.partials is not None and not found:
+            raise ScheduleError(f"{kernel.name} was made for {pieces} pieces, and has others here")
         return _Choice(shape, plan, others=others)
     if kernel.team is not None and kernel.team.strip > 1:
         side_by_side = strips(shape, kernel.team)

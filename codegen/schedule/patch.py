@@ -12,7 +12,7 @@ from fusepass.codegen.ir.expr import Window
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.patches import ONE_ROW, PatchWindow, patch_windows
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.schedule.patch_results import Leaving, bytes_of_results, ways_to_leave
+from fusepass.codegen.schedule.patch_results import Leaving, bytes_of_results, bytes_of_states, ways_to_leave
 from fusepass.codegen.schedule.patch_threads import THREADS
 from fusepass.codegen.schedule.patch_work import PatchWork
 from fusepass.codegen.schedule.plan import Schedule, Walk
@@ -32,11 +32,13 @@ _MOST_READ = (
 _BLOCKS = 5  # on a multiprocessor, so that some compute while others wait
 
 
-def patches(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool, single: bool) -> list[Schedule]:
-    """The best patches of the images that windows walk over, of each way for results to leave, the best one first; none where they would
-    save nothing.
+def patches(
+    kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool, single: bool, pieces: int | None = None
+) -> list[tuple[Schedule, float]]:
+    """The best patches of the images that windows walk over, of each way for results to leave, the best one first, with the seconds that they
+    take; none where they would save nothing.
 
-    `single`: whether threads have single elements else.
+    `single`: whether threads have single elements else. `pieces`: how many patches an image must have.
     """
     best: dict[tuple[Axis, int, bool], tuple[float, Schedule]] = {}
     for image in _images(kernel) if facts.copies else ():
@@ -44,19 +46,30 @@ def patches(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bo
         if not windows or any(window.reuse < _least_reuse(window, single) for window in windows):
             continue
         for plan, seconds in _plans(PatchWork(kernel, program, facts, windows, aligned)):
+            if pieces is not None and patches_of_image(plan) != pieces:
+                continue
             way = image[0], plan.width, plan.exchanges
             if way not in best or seconds < best[way][0]:
                 best[way] = seconds, plan
-    return [plan for _, plan in sorted(best.values(), key=lambda pair: pair[0])]
+    return [(plan, seconds) for seconds, plan in sorted(best.values(), key=lambda pair: pair[0])]
+
+
+def patches_of_image(plan: Schedule) -> int:
+    """How many patches an image has, if it is not one of several in a patch."""
+    y, x = plan.image
+    return ceil(y.size, plan.band) * ceil(x.size, plan.lanes * plan.width)
 
 
 def _images(kernel: Kernel) -> Iterator[tuple[Axis, Axis]]:
     """The axes down an image, and along its rows. Rows over which no window goes may be those of an image in any way: what windows
-    multiply by must be the same for all of one."""
+    multiply by must be the same for all of one. What is reduced over positions has these as an image."""
     windows = [node for node in kernel.nodes if isinstance(node, Window)]
     if not windows:
         return
     *others, x = kernel.rows
+    if kernel.partials is not None:
+        yield from [(ONE_ROW, x), (others[-1], x)][len(others) - 2 : len(others) - 1]
+        return
     if any(axis.size > 1 for window in windows for axis in window.axes[:-1]):
         yield from ((y, x) for y in others[-1:])
     else:
@@ -91,15 +104,15 @@ def _plans(work: PatchWork) -> Iterator[tuple[Schedule, float]]:
                 threads, shared = lanes * groups * planes, planes * nbytes
                 if way.together:
                     shared = max(shared, bytes_of_results(work.kernel, work.program, planes * band * x.size))
+                shared = max(shared, bytes_of_states(work.kernel, threads))
                 if not THREADS[0] <= threads <= THREADS[1] or shared > room:
                     continue
                 registers = ceil(threads, WARP) * WARP * work.registers(unroll, width, tiles)
                 resident = max(min(_BLOCKS, facts.registers // registers), 1)
                 blocks = images // planes * patches
                 plan = Schedule(Walk.PATCH, width, unroll, lanes, groups * planes, blocks, shared_bytes=shared)
-                plan = replace(
-                    plan, image=(y, x), planes=planes, band=band, resident=resident, exchanges=way.together > 0
-                )
+                together = way.together > 0 and bool(work.kernel.stores)
+                plan = replace(plan, image=(y, x), planes=planes, band=band, resident=resident, exchanges=together)
                 yield plan, work.seconds(plan, tiles)
 
 

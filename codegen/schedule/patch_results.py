@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, prod
 
 from fusepass.codegen.ir.dataflow import Dataflow
 from fusepass.codegen.ir.expr import Gather, Load
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.patches import behind_windows
-from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.program import Kernel, Program, Reduction
+from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.ir.vectors import is_vector, split_index
 from fusepass.codegen.schedule.shape import ACCESS, ceil
+
+_SINGLE = 4  # bytes of a result that is reduced
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,12 @@ def vector_of_results(kernel: Kernel, program: Program, x: Axis) -> int:
 
 def _most_results(kernel: Kernel, program: Program) -> int:
     """Neighbouring results of a row that a thread computes, at most."""
-    largest = max(program.buffer(store.buffer).dtype.nbytes for store in kernel.stores)
+    largest = max((program.buffer(store.buffer).dtype.nbytes for store in kernel.stores), default=_SINGLE)
     return min(ACCESS // largest, 4)
 
 
 def images_together(kernel: Kernel, image: tuple[Axis, Axis]) -> int:
-    """Of how many neighbouring images all results lie together in memory, row after row; 0 where those of one do not.
+    """Of how many neighbouring images all results lie together in memory, row after row; 0 where those of one do not. Of all, where none is stored.
 
     Likewise 0 where something is loaded for each result besides what windows reduce: a thread may stand on results that are not there.
     """
@@ -63,11 +66,12 @@ def images_together(kernel: Kernel, image: tuple[Axis, Axis]) -> int:
     loads = (node for node in behind_windows(kernel) if isinstance(node, Load | Gather))
     if (
         kernel.alarm is not None
-        or len(kernel.writes) < len(kernel.stores)
+        or len({store.buffer for store in kernel.stores}) < len(kernel.stores)
         or any(x in dataflow.needs(each) for each in loads)
     ):
         return 0
-    return gcd(*(_together(store.index, kernel.rows, y, x) for store in kernel.stores))
+    images = prod(axis.size for axis in kernel.rows if axis not in (y, x))
+    return gcd(*(_together(store.index, kernel.rows, y, x) for store in kernel.stores)) if kernel.stores else images
 
 
 def _together(index: Index, rows: Sequence[Axis], y: Axis, x: Axis) -> int:
@@ -89,6 +93,17 @@ def bytes_of_results(kernel: Kernel, program: Program, count: int) -> int:
     """Room in shared memory for so many results, each buffer's as they lie in its aligned vectors."""
     sizes = (program.buffer(store.buffer).dtype.nbytes for store in kernel.stores)
     return sum(room_of_results(count, nbytes) for nbytes in sizes)
+
+
+def bytes_of_states(kernel: Kernel, threads: int) -> int:
+    """Room in shared memory for what so many threads find of a kernel's `Partials`."""
+    reductions = kernel.partials.reductions if kernel.partials else ()
+    return sum(room_of_states(each, threads) for each in reductions)
+
+
+def room_of_states(reduction: Reduction, threads: int) -> int:
+    """The same for one reduction."""
+    return ceil(threads * state_bytes(reduction), ACCESS) * ACCESS
 
 
 def room_of_results(count: int, nbytes: int) -> int:

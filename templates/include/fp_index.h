@@ -24,6 +24,11 @@ FP_FN Index least(Index a, std::common_type_t<Index> b) {
     return a < b ? a : b;
 }
 
+template <typename Index>
+FP_FN Index greatest(Index a, std::common_type_t<Index> b) {
+    return a > b ? a : b;
+}
+
 // The place itself where it lies in 0 .. size - 1. Elsewhere a CPU kernel reports a fault, for which its caller runs the
 // original operators, and they raise; a GPU kernel ends the context as the original's assertion would.
 #if !defined(__CUDACC__)

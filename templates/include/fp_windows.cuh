@@ -20,6 +20,9 @@ __device__ __forceinline__ void begin_copy_or(T* to, const T* from, bool real, T
     as_vector<N>(*to) = others;
 }
 
+// The largest power of two that is less than `count`; 0 where there is none.
+FP_FN constexpr int power_below(int count) { return count < 2 ? 0 : count < 3 ? 1 : 2 * power_below((count + 1) / 2); }
+
 FP_FN constexpr int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(b, a % b); }
 
 // Windows along a line: part t of window u, for t < Size, is number u * Step + t * Apart of what lies there. Of windows that meet the
@@ -94,6 +97,67 @@ private:
         }
     }
 };
+
+// Those of a thread's results, rows of Width each, that no other thread has: from a row and a column on, and before the column `end`.
+template <int Width>
+struct Own {
+    int first_row, first_column, end;
+
+    __device__ __forceinline__ Own(int64_t row, int64_t column, int64_t end)
+        : first_row(int(row)), first_column(int(column)), end(int(end)) {}
+
+    __device__ __forceinline__ bool all() const { return first_row <= 0 && first_column <= 0 && end >= Width; }
+    __device__ __forceinline__ bool has(int i) const {
+        return i / Width >= first_row && i % Width >= first_column && i % Width < end;
+    }
+};
+
+// Adds them to a state that holds nothing yet.
+template <int Width, typename State, typename T, int N>
+__device__ __forceinline__ void push_own(State& state, const T (&values)[N], const Own<Width>& own) {
+    if (own.all()) return state.push_many(values);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        if (own.has(i)) state.push(values[i]);
+    }
+}
+
+// Moments by sums of differences from one of the values and of their squares, as in `OwnRow` (fp_partials.cuh): equal numbers are their mean.
+template <int Width, typename T, int N>
+__device__ __forceinline__ void push_own(Moments<T>& state, const T (&values)[N], const Own<Width>& own) {
+    constexpr int chains = 4;  // sums that do not wait for each other
+    T one = T(0), count = T(0), sums[chains] = {}, squares[chains] = {};
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        one = own.has(i) ? values[i] : one;
+        count += own.has(i) ? T(1) : T(0);
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        const T difference = own.has(i) ? values[i] - one : T(0);
+        sums[i % chains] += difference;
+        squares[i % chains] += difference * difference;
+    }
+    const T sum = sum_by_halves<0, chains>(sums), mean = count > T(0) ? sum / count : T(0);
+    state.count = count;
+    state.mean = one + mean;
+    state.m2 = maximum(sum_by_halves<0, chains>(squares) - sum * mean, T(0));
+}
+
+// Merges what groups of Threads neighbouring threads of a block found, by halves; `states` has room for one of each thread, which the
+// first one of a group finds its group's in.
+template <int Threads, typename State>
+__device__ __forceinline__ void merge_threads(State* states, const State& found) {
+    constexpr int below = power_below(Threads);
+    const int number = threadIdx.x % Threads;
+    State& mine = states[threadIdx.x];
+    mine = found;
+#pragma unroll
+    for (int half = below; half > 0; half /= 2) {
+        __syncthreads();
+        if (number < half && number + half < Threads) mine.merge(states[threadIdx.x + half]);
+    }
+}
 
 // The maxima of two windows of 16-bit numbers, NaN where one is: a GPU compares both in one instruction.
 template <typename H>

@@ -12,6 +12,7 @@ from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Reduction, Role, Store
 from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.passes.partials import reduce_positions
 from fusepass.codegen.passes.teams import form_teams
 
 F32, F16, BF16, F64, I64, BOOL = DType.F32, DType.F16, DType.BF16, DType.F64, DType.I64, DType.BOOL
@@ -226,6 +227,34 @@ def max_pool(n: int, size: int, window: int, stride: int, padding: int) -> Progr
         ("max_pool2d", "add"),
     )
     return program("pool", [given("x", [n, size, size]), result("y", [n, out, out])], kernel)
+
+
+def reduced_pool(
+    n: int, c: int, size: tuple[int, int], window: int, pieces: int, dtype: DType = F32, *, stored: bool = True
+) -> Program:
+    """Maxima of windows around each place of images, and their sum, mean and squared deviations for each image, reduced in so many pieces."""
+    b, kind = Builder(), dtype.compute
+    rows = sample, channel, h, w = Axis("n", n), Axis("c", c), Axis("h", size[0]), Axis("w", size[1])
+    taps, strides = (Axis("kh", window), Axis("kw", window)), contiguous_strides((n, c, *size))
+    places = [axis_index(axis) + axis_index(tap) - window // 2 for axis, tap in zip((h, w), taps, strict=True)]
+    x = b.load("x", linear([axis_index(sample), axis_index(channel), *places], strides), dtype)
+    inside = tuple(Bound(place, 0, length) for place, length in zip(places, size, strict=True))
+    pooled = b.window(ReduceOp.MAX, taps, b.masked(inside, b.cast(x, kind), b.const(-math.inf, kind)))
+    where = linear([axis_index(axis) for axis in rows], strides)
+    pool = Kernel("pool", rows, (), (), (), (Store("y", where, b.cast(pooled, dtype)),), ("max_pool2d",))
+    value = b.cast(b.load("y", where, dtype), F32)
+    sweep = Reduction("total", ReduceOp.SUM, (value,), F32), Reduction("r", ReduceOp.MOMENTS, (value,), F32)
+    found = {"sum": b.stat("total", 0, F32), "mean": b.stat("r", 0, F32), "m2": b.stat("r", 1, F32)}
+    each = at((sample, c), (channel, 1))
+    stores = tuple(Store(name, each, stat) for name, stat in found.items())
+    reduced = Kernel("moments", rows[:2], rows[2:], (sweep,), stores, (), ("sum", "var_mean"))
+    y = buffer("y", Role.OUTPUT if stored else Role.TEMP, [n, c, *size], dtype)
+    made = program(
+        "pool", [given("x", [n, c, *size], dtype), y, *(result(name, [n, c]) for name in found)], pool, reduced
+    )
+    moved = reduce_positions(made, b, 0, lambda program, kernel: pieces)
+    assert moved is not None
+    return moved
 
 
 def pool_of_volumes(
@@ -556,6 +585,11 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "pool2": lambda: max_pool(16, 64, 2, 2, 0),
     "pool5_staged": lambda: max_pool(6, 32, 5, 1, 2),
     "pool3_staged": lambda: max_pool(4, 30, 3, 1, 0),
+    "pool3_reduced": lambda: reduced_pool(2, 3, (31, 28), 3, 3),
+    "pool5_reduced": lambda: reduced_pool(2, 3, (23, 61), 5, 4, stored=False),
+    "pool3_reduced_images": lambda: reduced_pool(3, 32, (14, 14), 3, 1, stored=False),
+    "pool3_reduced_f16": lambda: reduced_pool(3, 16, (7, 7), 3, 1, F16),
+    "pool3_reduced_bf16": lambda: reduced_pool(2, 4, (37, 260), 3, 10, BF16),
     "pool3_in_steps": lambda: max_pool(128, 56, 3, 1, 1),
     "pool3_padded": lambda: max_pool(6, 33, 3, 2, 1),
     "pool_of_volumes": lambda: pool_of_volumes(6, (9, 14, 32), 3, 1, 1),

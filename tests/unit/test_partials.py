@@ -336,7 +336,10 @@ def test_broken_rules_are_named(fault: str) -> None:
     store = partials.stores[0]
     b = Builder()
     kernel, message = {
-        "sweeps": (replace(kernel, cols=kernel.rows[-1:], rows=kernel.rows[:-1]), "no anchor per element"),
+        "sweeps": (
+            replace(kernel, cols=kernel.rows[-1:], rows=kernel.rows[:-1]),
+            "neither an anchor nor windows per element",
+        ),
         "value": (_with(kernel, (replace(first, values=(b.const(1.0, DType.F32),)), *rest)), "not of the one float32"),
         "double": (_with(kernel, (replace(first, op=ReduceOp.ARGMAX), *rest)), "not of the one float32"),
         "part": (_with(kernel, (replace(first, op=ReduceOp.SUM), *rest)), "has no part"),
