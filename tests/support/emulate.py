@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -141,6 +142,15 @@ def compile_on_host(source: Path, program: Path) -> Path:
     shared = _shared()
     _compile(source, program, f"-I{shared}", *_objects(shared))
     return program
+
+
+def check_syntax(source: Source) -> None:
+    """That the compiler for the host takes `source`, of which it makes nothing."""
+    shared, text = _shared(), host_text(source.text)
+    with tempfile.TemporaryDirectory() as folder:
+        code = Path(folder, "kernels.cpp")
+        code.write_text(text)
+        _compile(code, code.with_suffix(".o"), "-fsyntax-only", f"-I{shared}")
 
 
 def _compile(source: Path, output: Path, *more: str) -> None:
