@@ -90,9 +90,8 @@ class Patches:
 
     def _copy(self, window: PatchWindow, tile: StagedTile, other: str) -> None:
         """Begin to copy a tile. What is not there becomes `other`, or a zero, which nothing uses."""
-        frame, plan, load = self.frame, self.frame.schedule, tile.below.load
-        thread, shape = frame.names.numbered("t"), tile.shape
-        scope, start, condition = self._tiles.spot(window, tile, thread)
+        frame, load, shape = self.frame, tile.below.load, tile.shape
+        head, place, (scope, start, condition) = self._by_rows(window, tile) or self._by_vectors(window, tile)
         nbytes, pointer = shape.vector * load.dtype.nbytes, frame.pointers[load.buffer]
         real, inside = str(nbytes), "true"
         if condition != "true":
@@ -100,12 +99,34 @@ class Patches:
             scope.lines.append(f"const bool {inside} = {condition};")
             real = f"{inside} ? {self._real(tile, start)} : 0"
             start = f"({inside} ? {bare(start)} : 0)"
-        place = f"{thread} * {shape.vector}" if shape.vector > 1 else thread
+        place = f"({place}) * {shape.vector}" if shape.vector > 1 else place
         to, source = f"&{tile.name}[{place}]", f"{pointer} + {start}"
         scope.lines.append(begin_copy(tile, to, source, inside, real, other))
-        total = plan.planes * shape.vectors
-        head = f"for (int {thread} = threadIdx.x; {thread} < {total}; {thread} += {plan.threads})"
         frame.top.lines += block(head, scope.lines)
+
+    def _by_vectors(self, window: PatchWindow, tile: StagedTile) -> tuple[str, str, tuple[Scope, str, str]]:
+        """The head of a loop in which a block's threads copy one vector after another, which that is, and where it comes from."""
+        plan, thread = self.frame.schedule, self.frame.names.numbered("t")
+        total = plan.planes * tile.shape.vectors
+        head = f"for (int {thread} = threadIdx.x; {thread} < {total}; {thread} += {plan.threads})"
+        return head, thread, self._tiles.spot(window, tile, thread)
+
+    def _by_rows(self, window: PatchWindow, tile: StagedTile) -> tuple[str, str, tuple[Scope, str, str]] | None:
+        """The same where each thread copies the same place of several rows, for which it counts less. None where that leaves many threads out, and
+        where memory is what the kernel waits for: it is 2 % slower then."""
+        plan, shape, line = self.frame.schedule, tile.shape, self.frame.names.numbered("line")
+        few = tile.below.load.dtype.nbytes == 4 and prod(axis.size for axis in window.window.axes) < _TWICE.start
+        if shape.run or plan.planes > 1 or (few and self.frame.kernel.stores):
+            return None
+        vectors = shape.cols // shape.vector
+        together = plan.threads // vectors
+        if 4 * together * vectors < 3 * plan.threads:
+            return None
+        there = f"{line} < {shape.rows}"
+        there += f" && threadIdx.x < {together * vectors}" if together * vectors < plan.threads else ""
+        head = f"for (int {line} = threadIdx.x / {vectors}; {there}; {line} += {together})"
+        right = f"threadIdx.x % {vectors}"
+        return head, f"{line} * {vectors} + {right}", self._tiles.spot_in_row(window, tile, "0", line, right)
 
     def _real(self, tile: StagedTile, start: str) -> str:
         """How many bytes of a vector are there, some of which are: the last one of a buffer may have fewer."""
@@ -121,6 +142,7 @@ class Patches:
         """Reduce the rows of the tiles that a thread's results need."""
         frame, window, states = self.frame, form.way.window, self.declare_states(form)
         constants = self.constants(window)
+        self._tiles.ask(window)
         self._states.append((window, form, states))
         if window.separable:
             frame.top.lines += self.sliding.reduce(window, form, tiles, states)
@@ -196,7 +218,10 @@ class Patches:
 
     def _push(self, window: PatchWindow, inner: Scope, into: str) -> list[str]:
         """Add a point to a state, if it is there."""
-        condition = inner.condition(window.right)
+        (_, step), (_, dilation), (_, across) = window.below[0].steps, window.below[0].dilation, window.taps
+        number = axis_index(self.frame.lane) * step + axis_index(across) * dilation
+        asked = self._tiles.element_is_there(window, plain(inner.index(number))) if window.right else "true"
+        condition = inner.condition(window.right) if asked is None else asked
         before = len(inner.lines)
         value = inner.value(window.value)
         lines = [*inner.lines[before:], f"{into}.push({bare(value)});"]

@@ -13,6 +13,12 @@ from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
 
+_MOST_ASKED = 12  # conditions that a thread holds while it reduces
+_MOST_ROWS, _MOST_ROWS_ALONE = (
+    3,
+    5,
+)  # of a window, which may all be under way at once; where a thread has its sums and nothing else
+
 
 @dataclass(frozen=True)
 class StagedTile:
@@ -39,6 +45,9 @@ class PatchTiles:
         self.frame, self.place = frame, frame.patch
         self.pool, self.row = frame.names.exact("pool"), frame.names.exact("j")
         self.used = 0  # bytes of shared memory
+        self._there: dict[
+            tuple[int, int], str
+        ] = {}  # the arrays of `ask`, by window and axis of the image; empty where all are there
 
     def declare(self, window: PatchWindow, below: Below, copies: int) -> StagedTile:
         """Declare the place of so many tiles, each under a block's patch of one image."""
@@ -62,18 +71,29 @@ class PatchTiles:
 
         What is not there is to be filled with zeros.
         """
-        frame, shape, load = self.frame, tile.shape, tile.below.load
-        scope = Scope(frame.printer)  # of its own: quotients of the image at hand are not those of another
+        shape, load = tile.shape, tile.below.load
+        if not shape.run:
+            vectors = shape.cols // shape.vector
+            place = f"{thread} / {vectors} % {shape.rows}", f"{thread} % {vectors}"
+            return self.spot_in_row(window, tile, f"{thread} / {shape.vectors}", *place)
+        scope = Scope(self.frame.printer)  # of its own: quotients of the image at hand are not those of another
         scope.lines += self._image(scope, f"{thread} / {shape.vectors}")
         still = self._first(scope, window)
-        if shape.run:
-            vector = self._counted(scope, "vector", shape.vectors, f"{thread} % {shape.vectors}")
-            covers = (at_first(load.index, *still) - shape.shift) // shape.vector * shape.vector + vector * shape.vector
-            there = Bound(covers, 0, frame.program.buffer(load.buffer).extent)
-            return scope, scope.operand(covers), scope.condition([there])
-        vectors = shape.cols // shape.vector
-        down = self._counted(scope, "down", shape.rows, f"{thread} / {vectors} % {shape.rows}")
-        right = self._counted(scope, "right", vectors, f"{thread} % {vectors}")
+        vector = self._counted(scope, "vector", shape.vectors, f"{thread} % {shape.vectors}")
+        covers = (at_first(load.index, *still) - shape.shift) // shape.vector * shape.vector + vector * shape.vector
+        there = Bound(covers, 0, self.frame.program.buffer(load.buffer).extent)
+        return scope, scope.operand(covers), scope.condition([there])
+
+    def spot_in_row(
+        self, window: PatchWindow, tile: StagedTile, plane: str, row: str, vector: str
+    ) -> tuple[Scope, str, str]:
+        """The same of vector number `vector` of a row of the tile of an image, where rows are copied each by itself."""
+        frame, shape, load = self.frame, tile.shape, tile.below.load
+        scope = Scope(frame.printer)
+        scope.lines += self._image(scope, plane)
+        still = self._first(scope, window)
+        down = self._counted(scope, "down", shape.rows, row)
+        right = self._counted(scope, "right", shape.cols // shape.vector, vector)
         col = right * shape.vector - shape.shift
 
         def moved(index: Index, by: Index) -> Index:
@@ -179,8 +199,52 @@ class PatchTiles:
         )
         return [f"{element} {tile.near}[{shape.reach}];", *loop(k, shape.reach // shape.near, lines)]
 
+    def ask(self, window: PatchWindow) -> None:
+        """Declare which of the elements of a row, and where windows have few rows which of these, that a thread needs are there, if few may not
+        be: it asks once, and the compiler knows of the others. With more rows at once, sums would leave the registers."""
+        frame, plan, (y, x) = self.frame, self.frame.schedule, window.image
+        rows, _ = window.below[0].span(window.taps, (plan.unroll, 1))
+        _, elements = window.below[0].span(window.taps, (1, plan.width))
+        last = max(x.size, plan.lanes * plan.width) - plan.width  # that begins a thread's results
+        column = frame.top.operand(axis_index(x))
+        alone = not window.separable and not plan.exchanges
+        if window.taps[0].size <= (_MOST_ROWS_ALONE if alone else _MOST_ROWS):
+            self._ask(window, 0, window.down, Axis(y.name, y.size - plan.unroll + 1), self.place.top_row, rows)
+        self._ask(window, 1, window.right, Axis(x.name, last + 1), column, elements)
+
+    def _ask(
+        self, window: PatchWindow, along: int, bounds: Sequence[Bound], first: Axis, place: str, count: int
+    ) -> None:
+        """The same along one axis: of `count` from the `first` one on, which is at `place`."""
+        frame, scope = self.frame, self.frame.top.child()
+        scope.define_axis(first, place)
+        still = {
+            frame.lane: Index(),
+            **dict.fromkeys(window.window.axes, Index()),
+            window.image[along]: axis_index(first),
+        }
+        firsts = [(bound.index.substitute(still), bound.low, bound.high) for bound in bounds]
+        asked = [
+            scope.condition([Bound(index + number, low, high) for index, low, high in firsts])
+            for number in range(count)
+        ]
+        if count - asked.count("true") > _MOST_ASKED:
+            return
+        name = frame.names.numbered(("row_is_there", "is_there")[along]) if set(asked) != {"true"} else ""
+        self._there[id(window.window), along] = name
+        if name:
+            frame.top.lines += [*scope.lines, f"const bool {name}[{count}] = {{{', '.join(asked)}}};"]
+
+    def element_is_there(self, window: PatchWindow, number: str) -> str | None:
+        """The condition that element `number` of a row is there, if that was asked."""
+        name = self._there.get((id(window.window), 1))
+        return f"{name}[{number}]" if name else "true" if name is not None else None
+
     def row_is_there(self, window: PatchWindow, count: int) -> tuple[list[str], str]:
         """The lines before, and the condition, that row `j` of the `count` that a thread needs is there."""
+        name = self._there.get((id(window.window), 0)) if window.down else ""
+        if name is not None:
+            return [], f"{name}[{self.row}]" if name else "true"
         frame, at = self.frame, Axis("row of the patch", count)
         scope = frame.top.child()
         scope.define_axis(window.image[0], self.place.top_row)

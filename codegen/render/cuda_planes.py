@@ -110,6 +110,8 @@ class PlanePatches(Patches):
         for stream in copies:
             stream.prepare()
         constants = [self.constants(window) for window in self.windows]
+        for window in self.windows:
+            self._tiles.ask(window)
         for turn in range(STAGES - 1):
             if turn < self._turns:
                 top.lines += [*self._begun(copies, str(turn)), *self._ended(copies, str(turn))]

@@ -52,6 +52,20 @@ __device__ __forceinline__ T chosen(bool first, const T& one, const T& another) 
     return made.state();
 }
 
+template <typename State>
+__device__ __forceinline__ void merge_into(State& state, const State& other) {
+    state.merge(other);
+}
+
+// As `merge`, but the quotient, which scales differences between means, may be two roundings off.
+__device__ __forceinline__ void merge_into(Moments<float>& state, const Moments<float>& other) {
+    const float all = state.count + other.count, difference = other.mean - state.mean;
+    const float step = difference * (all > 0.0f ? __fdividef(other.count, all) : 0.0f);
+    state.m2 += other.m2 + (difference * state.count) * step;
+    state.mean = state.count > 0.0f ? state.mean + step : other.mean;
+    state.count = all;
+}
+
 // Threads of a warp whose numbers differ only in the bits from First to Last (powers of two, Last excluded) get their merged state.
 template <int First, int Last, typename State>
 __device__ __forceinline__ void merge_across(State& state) {

@@ -118,20 +118,6 @@ __device__ __forceinline__ void reduce_row(Moments<T>& state, const Share& share
     state = share.whole() ? moments_of_row<true, T>(share) : moments_of_row<false, T>(share);
 }
 
-template <typename State>
-__device__ __forceinline__ void merge_into(State& state, const State& other) {
-    state.merge(other);
-}
-
-// As `merge`, but the quotient, which scales differences between means, may be two roundings off.
-__device__ __forceinline__ void merge_into(Moments<float>& state, const Moments<float>& other) {
-    const float all = state.count + other.count, difference = other.mean - state.mean;
-    const float step = difference * (all > 0.0f ? __fdividef(other.count, all) : 0.0f);
-    state.m2 += other.m2 + (difference * state.count) * step;
-    state.mean = state.count > 0.0f ? state.mean + step : other.mean;
-    state.count = all;
-}
-
 // Adds the results of a row to those that its threads had before.
 template <typename State, typename Share>
 __device__ __forceinline__ void add_row(State& before, const Share& share) {

@@ -155,7 +155,7 @@ __device__ __forceinline__ void merge_threads(State* states, const State& found)
 #pragma unroll
     for (int half = below; half > 0; half /= 2) {
         __syncthreads();
-        if (number < half && number + half < Threads) mine.merge(states[threadIdx.x + half]);
+        if (number < half && number + half < Threads) merge_into(mine, states[threadIdx.x + half]);
     }
 }
 
