@@ -72,6 +72,14 @@ CHAINS = tuple(Workload(name, layers, *shapes, Group.CHAINS, *more) for name, la
         nn.Conv1d(256, 256, 31, padding=15, groups=256), nn.BatchNorm1d(256), nn.SiLU()), ((32, 256, 1000), (2, 256, 40))),
     ("depthwise_conv2d_wide_gelu", lambda s: (nn.Conv2d(128, 128, 13, padding=6, groups=128), nn.GELU()),
         ((32, 128, 56, 56), (1, 128, 16, 16))),
+    ("depthwise_conv2d_batchnorm_relu6", lambda s: (
+        nn.Conv2d(96, 96, 3, padding=1, groups=96, bias=False), nn.BatchNorm2d(96), nn.ReLU6()),
+        ((32, 96, 112, 112), (2, 96, 8, 8))),
+    ("depthwise_conv2d_groupnorm_gelu", lambda s: (
+        nn.Conv2d(96, 96, 5, padding=2, groups=96), nn.GroupNorm(8, 96), nn.GELU()), ((64, 96, 56, 56), (1, 96, 8, 8))),
+    ("half_depthwise_conv2d_silu_excite", lambda s: (
+        nn.Conv2d(144, 144, 3, padding=1, groups=144), nn.SiLU(), SqueezeExcite(144, 6)),
+        ((64, 144, 56, 56), (2, 144, 8, 8)), _HALF),
     ("depthwise_conv3d_batchnorm_relu", lambda s: (
         nn.Conv3d(96, 96, 3, padding=1, groups=96), nn.BatchNorm3d(96), nn.ReLU()), ((4, 96, 32, 56, 56), (2, 96, 4, 6, 8))),
     ("conv2d_few_relu_hardswish", lambda s: (nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Hardswish()), _FEW),

@@ -47,6 +47,7 @@ SINGLE = (
     Workload("batchnorm_of_columns", lambda s: (nn.BatchNorm1d(s.of(8192)),), (16384, 8192), (9, 256), Group.SINGLE),
     Workload("instancenorm_large", lambda s: (nn.InstanceNorm2d(64),), (32, 64, 256, 256), (2, 64, 4, 4), Group.SINGLE),
     Workload("groupnorm_odd", lambda s: (nn.GroupNorm(6, 48),), (33, 48, 255, 257), (2, 48, 3, 5), Group.SINGLE),
+    Workload("groupnorm_of_one", lambda s: (nn.GroupNorm(1, 192),), (64, 192, 56, 56), (2, 192, 3, 5), Group.SINGLE),
     Workload("bfloat16_groupnorm_large", lambda s: (nn.GroupNorm(8, 64),), (28, 64, 512, 512), (2, 64, 4, 4), Group.SINGLE,
              _BFLOAT16),
     Workload("maxpool_small", lambda s: (nn.MaxPool2d(2),), (8, 64, 56, 56), (2, 3, 6, 6), Group.SINGLE),
