@@ -42,6 +42,7 @@ from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Identifiers, bare, block
 from fusepass.codegen.schedule.plan import Schedule
+from fusepass.errors import RenderError
 
 
 def kernel_body(
@@ -87,6 +88,8 @@ class KernelWriter:
         if self.fetches is not None:
             self.top.lines += self.fetches.row()
         self.patches = _patches(frame) if frame.patch is not None else None
+        if frame.kernel.partials is not None and frame.found is None:
+            raise RenderError(f"{frame.kernel.name} reduces over positions, which only patches do")
         self.exchanged: tuple[Exchange, ...] = exchanges(frame)
         self.staged = Staged(frame) if frame.schedule.staged else None
         self.arrived = (

@@ -92,12 +92,11 @@ class Patches:
         """Begin to copy a tile. What is not there becomes `other`, or a zero, which nothing uses."""
         frame, load, shape = self.frame, tile.below.load, tile.shape
         head, place, (scope, start, condition) = self._by_rows(window, tile) or self._by_vectors(window, tile)
-        nbytes, pointer = shape.vector * load.dtype.nbytes, frame.pointers[load.buffer]
-        real, inside = str(nbytes), "true"
+        pointer, real, inside = frame.pointers[load.buffer], self._real(tile, start), "true"
         if condition != "true":
             inside = frame.names.numbered("inside")
             scope.lines.append(f"const bool {inside} = {condition};")
-            real = f"{inside} ? {self._real(tile, start)} : 0"
+            real = f"{inside} ? {real} : 0"
             start = f"({inside} ? {bare(start)} : 0)"
         place = f"({place}) * {shape.vector}" if shape.vector > 1 else place
         to, source = f"&{tile.name}[{place}]", f"{pointer} + {start}"

@@ -14,10 +14,8 @@ from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
 
 _MOST_ASKED = 12  # conditions that a thread holds while it reduces
-_MOST_ROWS, _MOST_ROWS_ALONE = (
-    3,
-    5,
-)  # of a window, which may all be under way at once; where a thread has its sums and nothing else
+_MOST_ROWS = 3  # of a window, which may all be under way at once
+_MOST_ROWS_ALONE = 5  # the same where a thread has its sums and nothing else
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class PatchTiles:
         self.used = 0  # bytes of shared memory
         self._there: dict[
             tuple[int, int], str
-        ] = {}  # the arrays of `ask`, by window and axis of the image; empty where all are there
+        ] = {}  # the arrays of `ask` by window and axis, empty where all are there
 
     def declare(self, window: PatchWindow, below: Below, copies: int) -> StagedTile:
         """Declare the place of so many tiles, each under a block's patch of one image."""

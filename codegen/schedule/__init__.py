@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.crossing import columns_of, rows_together, with_columns
@@ -81,6 +82,8 @@ class _Choice:
 
 
 def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> _Choice:
+    if kernel.partials is not None:
+        return _in_pieces(kernel, program, facts, aligned, kernel.partials.pieces.size)
     columns = columns_of(kernel, program) if kernel.is_pointwise and kernel.row_count else ()
     if columns:
         tall = with_columns(kernel, program, columns)
@@ -94,11 +97,8 @@ def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool
         if has_deep_windows(kernel):
             tiled = deep(kernel, program, facts, aligned=aligned) or planes(kernel, program, facts, aligned=aligned)
             return _Choice(shape, tiled or flat)
-        pieces = kernel.partials.pieces.size if kernel.partials else None
-        found = patches(kernel, program, facts, aligned=aligned, single=flat.width == 1, pieces=pieces)
+        found = patches(kernel, program, facts, aligned=aligned, single=flat.width == 1)
         plan, *others = [each for each, _ in found] or [flat]
-        if kernel.partials is not None and not found:
-            raise ScheduleError(f"{kernel.name} was made for {pieces} pieces, and has others here")
         return _Choice(shape, plan, others=others)
     if kernel.team is not None and kernel.team.strip > 1:
         side_by_side = strips(shape, kernel.team)
@@ -110,6 +110,19 @@ def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool
     if kernel.cluster > 1:
         return _Choice(shape, cluster(shape, kernel.cluster))
     return _Choice(shape, outer(shape) if prefers_rows(shape) else inner(shape))
+
+
+def _in_pieces(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool, pieces: int) -> _Choice:
+    """What is reduced over positions is so in patches, of which an image has so many."""
+    shape = Shape(kernel, program, facts, aligned)
+    search = partial(
+        patches, kernel, program, facts, aligned=aligned, single=pointwise(shape).width == 1, pieces=pieces
+    )
+    found = search() or search(least=1)  # tiles of inputs that begin anywhere may be larger
+    if not found:
+        raise ScheduleError(f"{kernel.name} was made for {pieces} pieces, and has others here")
+    plan, *others = [each for each, _ in found]
+    return _Choice(shape, plan, others=others)
 
 
 def _finished(shape: Shape, plan: Schedule) -> Schedule:

@@ -33,19 +33,27 @@ _BLOCKS = 5  # on a multiprocessor, so that some compute while others wait
 
 
 def patches(
-    kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool, single: bool, pieces: int | None = None
+    kernel: Kernel,
+    program: Program,
+    facts: DeviceFacts,
+    *,
+    aligned: bool,
+    single: bool,
+    pieces: int | None = None,
+    least: int = _BLOCKS,
 ) -> list[tuple[Schedule, float]]:
     """The best patches of the images that windows walk over, of each way for results to leave, the best one first, with the seconds that they
     take; none where they would save nothing.
 
-    `single`: whether threads have single elements else. `pieces`: how many patches an image must have.
+    `single`: whether threads have single elements else. `pieces`: how many patches an image must have. `least`: how many blocks a multiprocessor
+    must have the shared memory for.
     """
     best: dict[tuple[Axis, int, bool], tuple[float, Schedule]] = {}
     for image in _images(kernel) if facts.copies else ():
         windows = patch_windows(kernel, program, image)
         if not windows or any(window.reuse < _least_reuse(window, single) for window in windows):
             continue
-        for plan, seconds in _plans(PatchWork(kernel, program, facts, windows, aligned)):
+        for plan, seconds in _plans(PatchWork(kernel, program, facts, windows, aligned), least):
             if pieces is not None and patches_of_image(plan) != pieces:
                 continue
             way = image[0], plan.width, plan.exchanges
@@ -68,7 +76,9 @@ def _images(kernel: Kernel) -> Iterator[tuple[Axis, Axis]]:
         return
     *others, x = kernel.rows
     if kernel.partials is not None:
-        yield from [(ONE_ROW, x), (others[-1], x)][len(others) - 2 : len(others) - 1]
+        _, _, *above = others
+        if len(above) < 2:
+            yield (above[0] if above else ONE_ROW), x
         return
     if any(axis.size > 1 for window in windows for axis in window.axes[:-1]):
         yield from ((y, x) for y in others[-1:])
@@ -82,14 +92,14 @@ def _least_reuse(window: PatchWindow, single: bool) -> int:
     return 1 if single and window.below[0].load.dtype.nbytes < _WORD else LEAST_REUSE
 
 
-def _plans(work: PatchWork) -> Iterator[tuple[Schedule, float]]:
+def _plans(work: PatchWork, least: int) -> Iterator[tuple[Schedule, float]]:
     """All patches that fit, each with the seconds that it takes; several images where one is small.
 
     The last patches of an image begin earlier where others would end behind it.
     """
     (y, x), facts = work.image, work.facts
     images = work.kernel.row_count // (y.size * x.size)
-    room = (facts.shared_bytes_per_block + RESERVED) // _BLOCKS - RESERVED
+    room = (facts.shared_bytes_per_block + RESERVED) // least - RESERVED
     for way in ways_to_leave(work.kernel, work.program, work.image):
         width = way.width
         for lanes, (unroll, groups) in product(_lanes(x.size, way), _rows(y.size, _most_rows(work, width))):
