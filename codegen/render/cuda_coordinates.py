@@ -10,6 +10,7 @@ from fusepass.codegen.render.cuda_place import patch_place
 from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.schedule.plan import Walk
+from fusepass.errors import RenderError
 
 if TYPE_CHECKING:
     from fusepass.codegen.render.cuda_frame import Frame
@@ -96,6 +97,8 @@ class Coordinates:
         """Define which of the elements at both ends of the row a thread has; the name of how many whole vectors are between them."""
         plan, cols = self.schedule, self.kernel.col_count
         assert plan.start is not None
+        if plan.lanes < plan.unit + plan.width - 2:
+            raise RenderError(f"{self.kernel.name} has {plan.lanes} threads for the elements at the ends of a row")
         head = self.frame.head = self.frame.constant("head", self.top.operand(plan.start * -1 % plan.unit))
         count = self.frame.constant("whole", f"({free(cols)} - {head}) / {plan.width}")
         self.frame.end = self.frame.constant("end", f"{lane} < {head} ? {lane} : {lane} + {count} * {plan.width}")

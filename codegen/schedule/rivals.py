@@ -75,7 +75,10 @@ def _inner(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
     crossing = crossing_stores(shape, shape.col_axis, shape.row_axis)
     near = power_above(plan.lanes)
     for lanes in (near // 4, near // 2, near, 2 * near, 4 * near):
-        if not 1 <= lanes <= min(1024, power_above(vectors)):
+        ends = (
+            2 * plan.width - 2 if plan.start is not None else 0
+        )  # elements of a row that begins anywhere, each for a thread
+        if not max(ends, 1) <= lanes <= min(1024, power_above(vectors)):
             continue
         each, groups = ceil(vectors, lanes), rows_per_block(shape, lanes, crossing)
         blocks = ceil(shape.rows, groups)
@@ -84,7 +87,7 @@ def _inner(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
         fits = each * plan.width <= most
         if plan.packed:
             fits = holds_row(shape, vectors, plan.width, lanes, packed=True)
-        if fits and (plan.start is None or lanes >= 2 * plan.width - 2):
+        if fits:
             # Warps that share a row have a block to themselves.
             for rows in dict.fromkeys((groups, 2 * groups if lanes <= 32 else 1)):
                 crossed = exchanges(crossing, shape, rows)

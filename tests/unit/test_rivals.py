@@ -49,6 +49,17 @@ def test_values_of_all(name: str) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize(("cols", "dtype"), [(130, k.F16), (131, k.F32), (1001, k.BF16)])
+def test_values_of_sums_of_rows_that_begin_anywhere(cols: int, dtype: k.DType) -> None:
+    """There are threads enough for the elements before and after whole vectors."""
+    program = k.row_reduction(12, cols, k.ReduceOp.SUM, dtype)
+    _, *others = ranking(program.kernels[0], program, SMALL)
+    assert any(each.plan.ends_apart for each in others)
+    for rank, _ in enumerate(others, 1):
+        check_rank(program, rank)
+
+
+@needs_compiler
 @pytest.mark.parametrize("name", [name for name in k.SAMPLES if name.startswith("aligned_copy")])
 @pytest.mark.thinned(3)
 def test_values_of_rows_that_aligned_vectors_cover(name: str) -> None:
