@@ -1,0 +1,139 @@
+"""Depthwise convolutions of any geometry and what may stand behind them, beside PyTorch's, every thread run on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import pass_options
+from fusepass.codegen.ir.program import Program
+from fusepass.codegen.passes.anchors import AnchorSource
+from fusepass.codegen.render import render
+from fusepass.codegen.schedule import ranking
+from fusepass.codegen.schedule.arrangement import RULES, Arrangement
+from tests.support.emulate import emulate, needs_compiler
+from tests.support.regions import Region, region, tensor_of
+
+SMALL = replace(DeviceFacts.h200(), multiprocessors=1, l2_bytes=4096)
+ROUNDING = {torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 8e-2}
+"""Of what is about one."""
+
+Behind = Callable[[Tensor, Tensor, Tensor], Tensor | tuple[Tensor, Tensor]]
+
+
+def _positions(y: Tensor) -> tuple[int, ...]:
+    return tuple(range(2, y.dim()))
+
+
+BEHIND: dict[str, Behind] = {
+    "batch": lambda y, scale, shift: F.batch_norm(y, None, None, scale, shift, training=True),
+    "samples": lambda y, scale, shift: F.group_norm(y, 1, scale, shift),
+    "groups": lambda y, scale, shift: F.group_norm(y, y.shape[1] // 2 or 1, scale, shift),
+    "planes": lambda y, *_: F.instance_norm(y) * 2,
+    "means": lambda y, *_: y.mean(_positions(y)),
+    "gate": lambda y, *_: (y, y.mean(_positions(y))),
+    "several": lambda y, *_: (y.sum(_positions(y)), y.amax(_positions(y))),
+    "nothing": lambda y, *_: y,
+}
+ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (lambda y: y, F.silu, torch.relu)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A convolution, what is behind it, and how it is laid out.
+
+    Attributes:
+        keeps: whether rows may stay on the chip.
+        twice: whether the convolution is computed again where it may be.
+        rank: of the schedule of one kernel, among those that it may have.
+    """
+
+    source: tuple[int, ...]
+    kernel: tuple[int, ...]
+    padding: tuple[int, ...]
+    stride: int
+    dilation: int
+    activation: int
+    behind: str
+    dtype: torch.dtype
+    aligned: bool
+    keeps: bool
+    twice: bool
+    rank: int
+    seed: int = field(compare=False)
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        return tuple(
+            (size + 2 * pad - self.dilation * (width - 1) - 1) // self.stride + 1
+            for size, pad, width in zip(self.source[2:], self.padding, self.kernel, strict=True)
+        )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    axes, channels = draw(st.integers(1, 2)), draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
+    longest = draw(st.sampled_from([12, 40, 70])) if axes == 2 else 300
+    kernel = tuple(draw(st.sampled_from([1, 2, 3, 3, 5, 7, 9])) for _ in range(axes))
+    case = Case(
+        source=(draw(st.integers(1, 3)), channels, *(draw(st.integers(1, longest)) for _ in range(axes))),
+        kernel=kernel,
+        padding=tuple(draw(st.integers(0, width)) for width in kernel),
+        stride=draw(st.sampled_from([1, 1, 1, 2])),
+        dilation=draw(st.sampled_from([1, 1, 1, 2])),
+        activation=draw(st.integers(0, len(ACTIVATIONS) - 1)),
+        behind=draw(st.sampled_from(sorted(BEHIND))),
+        dtype=draw(st.sampled_from([torch.float32, torch.float32, torch.float16, torch.bfloat16])),
+        aligned=draw(st.booleans()),
+        keeps=draw(st.booleans()),
+        twice=draw(st.booleans()),
+        rank=draw(st.integers(0, 3)),
+        seed=draw(st.integers(0, 1000)),
+    )
+    assume(min(case.results) > 0 and prod(case.results) > 1)
+    return case
+
+
+def _made(case: Case) -> tuple[Region, Program]:
+    convolution = (F.conv1d, F.conv2d)[len(case.kernel) - 1]
+
+    def function(x: Tensor, weight: Tensor, *numbers: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        y = convolution(x, weight, None, case.stride, case.padding, case.dilation, x.shape[1])
+        return BEHIND[case.behind](ACTIVATIONS[case.activation](y), *numbers)
+
+    channels, random = case.source[1], torch.Generator().manual_seed(case.seed)
+    sizes = case.source, (channels, 1, *case.kernel), (channels,), (channels,)
+    made = region(function, *(torch.randn(size, generator=random).to(case.dtype) for size in sizes))
+    options = pass_options(SMALL, AnchorSource.GENERATED)
+    options = replace(options, again=lambda program, first, second: case.twice)
+    return made, made.passed(options if case.keeps else replace(options, longest_cached_row=1))
+
+
+def _arrangement(case: Case, program: Program) -> Arrangement:
+    """Of the first kernel that has so many schedules another one; what expects nothing of inputs has those of the rules."""
+    for number, kernel in enumerate(program.kernels if case.rank and case.aligned else ()):
+        if kernel.anchor is None and len(ranking(kernel, program, SMALL)) > case.rank:
+            return Arrangement(number, case.rank)
+    return RULES
+
+
+@needs_compiler
+@given(case=cases())
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+def test_values(case: Case) -> None:
+    made, program = _made(case)
+    assert not program.calls
+    source = render(program, SMALL, aligned=case.aligned, arrangement=_arrangement(case, program))
+    results = emulate(program, source, made.memory(program), shift=0 if case.aligned else 1)
+    for output, eager, exact in zip(program.outputs, made.eager(), made.exact(), strict=True):
+        found, exact = tensor_of(results[output], program.buffer(output)).double(), exact.double()
+        allowed = 2 * (eager.double() - exact).abs().max() + ROUNDING[case.dtype] * (1 + exact.abs().max())
+        assert (found - exact).abs().max() <= allowed
