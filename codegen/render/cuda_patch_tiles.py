@@ -43,9 +43,8 @@ class PatchTiles:
         self.frame, self.place = frame, frame.patch
         self.pool, self.row = frame.names.exact("pool"), frame.names.exact("j")
         self.used = 0  # bytes of shared memory
-        self._there: dict[
-            tuple[int, int], str
-        ] = {}  # the arrays of `ask` by window and axis, empty where all are there
+        # The arrays of `ask`, by window and axis of the image; empty where all are there.
+        self._there: dict[tuple[int, int], str] = {}
 
     def declare(self, window: PatchWindow, below: Below, copies: int) -> StagedTile:
         """Declare the place of so many tiles, each under a block's patch of one image."""

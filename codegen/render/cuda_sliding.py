@@ -116,10 +116,11 @@ class Sliding:
             place = plain(scope.index(axis_index(element) + each.shape.shift))
             scope.bind(each.used, f"{each.near}[{place}]")
         bounds = () if form.way.everywhere else window.right
-        first = (at_first(bound.index, *still) + axis_index(element) for bound in bounds)
-        right = [Bound(index, bound.low, bound.high) for index, bound in zip(first, bounds, strict=True)]
-        asked = self._tiles.element_is_there(window, plain(scope.index(axis_index(element)))) if bounds else "true"
-        condition = scope.condition(right) if asked is None else asked
+        condition = self._tiles.element_is_there(window, plain(scope.index(axis_index(element)))) if bounds else "true"
+        if condition is None:
+            first = (at_first(bound.index, *still) + axis_index(element) for bound in bounds)
+            right = [Bound(index, bound.low, bound.high) for index, bound in zip(first, bounds, strict=True)]
+            condition = scope.condition(right)
         before = len(scope.lines)
         value = bare(scope.value(window.value))
         return scope.lines[:before], condition, [*scope.lines[before:], value]
