@@ -127,7 +127,7 @@ def _arrangement(case: Case, program: Program) -> Arrangement:
 
 @needs_compiler
 @given(case=cases())
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 def test_values(case: Case) -> None:
     made, program = _made(case)
     assert not program.calls

@@ -111,7 +111,7 @@ def _reducing(program: Program) -> list[Kernel]:
 @needs_compiler
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(("aligned", "twice"), [(True, False), (True, True), (False, True)])
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(6)
 def test_values(name: str, aligned: bool, twice: bool) -> None:
     made, program = _made(name, twice=twice)
     (kernel,) = _reducing(program)

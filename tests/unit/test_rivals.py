@@ -14,6 +14,7 @@ from tests import compile_cuda
 from tests.support import kernels as k
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
+from tests.support.thinned import thinned
 from tests.unit.test_render_cuda import H200, PROGRAMS, SMALL, assert_close, inputs_of
 from tests.unit.test_schedule import check_fits
 
@@ -49,7 +50,7 @@ def test_values_of_all(name: str) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize(("cols", "dtype"), [(130, k.F16), (131, k.F32), (1001, k.BF16)])
+@pytest.mark.parametrize(("cols", "dtype"), thinned([(130, k.F16), (131, k.F32), (1001, k.BF16)], 3))
 def test_values_of_sums_of_rows_that_begin_anywhere(cols: int, dtype: k.DType) -> None:
     """There are threads enough for the elements before and after whole vectors."""
     program = k.row_reduction(12, cols, k.ReduceOp.SUM, dtype)
