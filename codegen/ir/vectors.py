@@ -158,7 +158,7 @@ def _moved(kernel: Kernel, axes: Mapping[Axis, Index], builder: Builder) -> Kern
 
 
 def map_values(kernel: Kernel, value: Callable[[Expr], Expr], index: Callable[[Index], Index]) -> Kernel:
-    """`kernel` with every expression and every store's index replaced."""
+    """`kernel` with every expression, and every index of stores and bounds, replaced."""
 
     def mapped(stores: Sequence[Store]) -> tuple[Store, ...]:
         return tuple(replace(store, index=index(store.index), value=value(store.value)) for store in stores)
@@ -175,6 +175,7 @@ def map_values(kernel: Kernel, value: Callable[[Expr], Expr], index: Callable[[I
         row_stores=mapped(kernel.row_stores),
         stores=mapped(kernel.stores),
         partials=kernel.partials and partials(kernel.partials),
+        within=tuple(Bound(index(bound.index), bound.low, bound.high) for bound in kernel.within),
         alarm=kernel.alarm and replace(kernel.alarm, condition=value(kernel.alarm.condition)),
     )
 

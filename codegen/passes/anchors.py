@@ -89,8 +89,9 @@ def generate_anchors(
         if anchor is None:
             continue
         if isinstance(anchor, Depthwise):
-            forms = _of_windows(program, builder, call, anchor, pieces, kept, shared, again)
-            program = next((made for made, kernel in forms if choose(made, kernel)), program)
+            form = anchored(program, builder, call, anchor, None)
+            if form is not None and choose(form, form.kernels[0]):
+                program = _reduced(form, builder, pieces, kept, shared, again)
             continue
         of_halves = isinstance(anchor, Convolution) and program.buffer(anchor.source).dtype.is_half
         forms = _forms(program, builder, call, anchor, pieces, kept)
@@ -117,24 +118,11 @@ def _in_arithmetic(program: Program, builder: Builder, call: LibraryCall, few: F
     return replace(made, kernels=(results_together(made.kernels[0], builder, few), *made.kernels[1:]))
 
 
-def _of_windows(
-    program: Program,
-    builder: Builder,
-    call: LibraryCall,
-    anchor: Depthwise,
-    pieces: Pieces,
-    kept: int,
-    shared: Choice,
-    again: Again,
-) -> Iterator[tuple[Program, Kernel]]:
-    """The forms of a convolution that becomes windows, as `_forms` orders them: what reduces over its positions goes with it, and what then
-    reads its results alone computes them once more where that takes less time."""
-    form = anchored(program, builder, call, anchor, None)
-    if form is not None:
-        twice = compute_again(form, builder, 0, pieces, again)
-        reduced = reduce_positions(form, builder, 0, pieces, kept=kept, shared=shared)
-        for made in filter(None, (twice, reduced, form)):
-            yield made, made.kernels[0]
+def _reduced(program: Program, builder: Builder, pieces: Pieces, kept: int, shared: Choice, again: Again) -> Program:
+    """`program` with what reduces over positions of the first kernel's windows in it; what then reads its results alone computes them once more
+    where that takes less time."""
+    twice = compute_again(program, builder, 0, pieces, again)
+    return twice or reduce_positions(program, builder, 0, pieces, kept=kept, shared=shared) or program
 
 
 def _in_halves(

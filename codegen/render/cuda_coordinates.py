@@ -97,7 +97,7 @@ class Coordinates:
         """Define which of the elements at both ends of the row a thread has; the name of how many whole vectors are between them."""
         plan, cols = self.schedule, self.kernel.col_count
         assert plan.start is not None
-        if plan.lanes < plan.unit + plan.width - 2:
+        if plan.lanes < plan.ends:
             raise RenderError(f"{self.kernel.name} has {plan.lanes} threads for the elements at the ends of a row")
         head = self.frame.head = self.frame.constant("head", self.top.operand(plan.start * -1 % plan.unit))
         count = self.frame.constant("whole", f"({free(cols)} - {head}) / {plan.width}")

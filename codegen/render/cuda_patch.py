@@ -25,6 +25,7 @@ from fusepass.errors import RenderError
 
 # Points of a window for which the code is there twice: conditions of fewer cost little, the code of more takes long to compile.
 _TWICE = range(36, 129)
+_MANY = 36  # points of a window of floats from which instructions are what a kernel waits for
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class Patches:
         """The same where each thread copies the same place of several rows, for which it counts less. None where that leaves many threads out, and
         where memory is what the kernel waits for: it is 2 % slower then."""
         plan, shape, line = self.frame.schedule, tile.shape, self.frame.names.numbered("line")
-        few = tile.below.load.dtype.nbytes == 4 and prod(axis.size for axis in window.window.axes) < _TWICE.start
+        few = tile.below.load.dtype.nbytes == 4 and prod(axis.size for axis in window.window.axes) < _MANY
         if shape.run or plan.planes > 1 or (few and self.frame.kernel.stores):
             return None
         vectors = shape.cols // shape.vector

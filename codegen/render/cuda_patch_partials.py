@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fusepass.codegen.ir.expr import Stat
 from fusepass.codegen.ir.program import Partials, Reduction
 from fusepass.codegen.render.cuda_frame import Frame
-from fusepass.codegen.render.cuda_partials import state_type
+from fusepass.codegen.render.cuda_partials import state_type, store_partials
 from fusepass.codegen.render.cuda_patch_tiles import PatchTiles
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
@@ -83,9 +82,5 @@ class PatchPartials:
         piece = self.frame.names.numbered("piece")
         scope.lines.append(f"const int {piece} = {place.number};")
         scope.define_axis(self.partials.pieces, piece)
-        for reduction, states in zip(self.partials.reductions, places, strict=True):
-            for store in self.partials.stores:
-                if isinstance(store.value, Stat) and store.value.reduction == reduction.name:
-                    part = f"{states}[threadIdx.x].part<{store.value.part}>()"
-                    scope.lines.append(f"{self.frame.pointers[store.buffer]}[{scope.index(store.index)}] = {part};")
+        store_partials(self.partials, self.frame.pointers, scope, [f"{each}[threadIdx.x]" for each in places])
         return scope.lines

@@ -59,9 +59,10 @@ def patch_place(
     column = constant(x.name, column)
     top.define_axis(x, column)
     if bands > 1:
-        numbers.append(f"fp::mod({image}, {bands})" + (f" * {parts}" if parts > 1 else ""))
-        first_row = constant("first_row", _start(f"fp::mod({image}, {bands})", plan.band, y.size))
-        rows_before = _before(f"fp::mod({image}, {bands})", plan.band, y.size, first_row)
+        band = f"fp::mod({image}, {bands})"
+        numbers.append(f"{band} * {parts}" if parts > 1 else band)
+        first_row = constant("first_row", _start(band, plan.band, y.size))
+        rows_before = _before(band, plan.band, y.size, first_row)
         image = f"fp::div({image}, {bands})"
     first_plane = ""
     if arranged.through is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.crossing import columns_of, rows_together, with_columns
@@ -93,12 +92,10 @@ def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool
         return _Choice(*scan(kernel, program, facts, aligned=aligned))
     shape = Shape(kernel, program, facts, aligned)
     if kernel.is_pointwise:
-        flat = pointwise(shape)
         if has_deep_windows(kernel):
             tiled = deep(kernel, program, facts, aligned=aligned) or planes(kernel, program, facts, aligned=aligned)
-            return _Choice(shape, tiled or flat)
-        found = patches(kernel, program, facts, aligned=aligned, single=flat.width == 1)
-        plan, *others = [each for each, _ in found] or [flat]
+            return _Choice(shape, tiled or pointwise(shape))
+        plan, *others = [each for each, _ in patches(shape)] or [pointwise(shape)]
         return _Choice(shape, plan, others=others)
     if kernel.team is not None and kernel.team.strip > 1:
         side_by_side = strips(shape, kernel.team)
@@ -115,10 +112,8 @@ def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool
 def _in_pieces(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool, pieces: int) -> _Choice:
     """What is reduced over positions is so in patches, of which an image has so many."""
     shape = Shape(kernel, program, facts, aligned)
-    search = partial(
-        patches, kernel, program, facts, aligned=aligned, single=pointwise(shape).width == 1, pieces=pieces
-    )
-    found = search() or search(least=1)  # tiles of inputs that begin anywhere may be larger
+    # Tiles of inputs that begin anywhere may be larger.
+    found = patches(shape, pieces=pieces) or patches(shape, pieces=pieces, least=1)
     if not found:
         raise ScheduleError(f"{kernel.name} was made for {pieces} pieces, and has others here")
     plan, *others = [each for each, _ in found]

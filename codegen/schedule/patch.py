@@ -7,16 +7,17 @@ from dataclasses import replace
 from itertools import product
 from math import gcd
 
-from fusepass.codegen.device import RESERVED, WARP, DeviceFacts
+from fusepass.codegen.device import RESERVED, WARP
 from fusepass.codegen.ir.expr import Window
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.patches import ONE_ROW, PatchWindow, patch_windows
-from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.program import Kernel
+from fusepass.codegen.schedule.flat import pointwise
 from fusepass.codegen.schedule.patch_results import Leaving, bytes_of_results, bytes_of_states, ways_to_leave
 from fusepass.codegen.schedule.patch_threads import THREADS
 from fusepass.codegen.schedule.patch_work import PatchWork
 from fusepass.codegen.schedule.plan import Schedule, Walk
-from fusepass.codegen.schedule.shape import ceil, divisors
+from fusepass.codegen.schedule.shape import Shape, ceil, divisors
 
 LEAST_REUSE = 4
 """Points of windows for each element: with fewer there is little to gain."""
@@ -32,28 +33,19 @@ _MOST_READ = (
 _BLOCKS = 5  # on a multiprocessor, so that some compute while others wait
 
 
-def patches(
-    kernel: Kernel,
-    program: Program,
-    facts: DeviceFacts,
-    *,
-    aligned: bool,
-    single: bool,
-    pieces: int | None = None,
-    least: int = _BLOCKS,
-) -> list[tuple[Schedule, float]]:
+def patches(shape: Shape, *, pieces: int | None = None, least: int = _BLOCKS) -> list[tuple[Schedule, float]]:
     """The best patches of the images that windows walk over, of each way for results to leave, the best one first, with the seconds that they
     take; none where they would save nothing.
 
-    `single`: whether threads have single elements else. `pieces`: how many patches an image must have. `least`: how many blocks a multiprocessor
-    must have the shared memory for.
+    `pieces`: how many patches an image must have. `least`: how many blocks a multiprocessor must have the shared memory for.
     """
     best: dict[tuple[Axis, int, bool], tuple[float, Schedule]] = {}
-    for image in _images(kernel) if facts.copies else ():
-        windows = patch_windows(kernel, program, image)
+    for image in _images(shape.whole) if shape.facts.copies else ():
+        windows = patch_windows(shape.whole, shape.program, image)
+        single = pointwise(shape).width == 1  # of threads without patches
         if not windows or any(window.reuse < _least_reuse(window, single) for window in windows):
             continue
-        for plan, seconds in _plans(PatchWork(kernel, program, facts, windows, aligned), least):
+        for plan, seconds in _plans(PatchWork(shape.whole, shape.program, shape.facts, windows, shape.aligned), least):
             if pieces is not None and patches_of_image(plan) != pieces:
                 continue
             way = image[0], plan.width, plan.exchanges

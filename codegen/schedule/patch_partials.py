@@ -5,7 +5,6 @@ from __future__ import annotations
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule.deep import has_deep_windows
-from fusepass.codegen.schedule.flat import pointwise
 from fusepass.codegen.schedule.patch import patches, patches_of_image
 from fusepass.codegen.schedule.plan import Schedule
 from fusepass.codegen.schedule.shape import Shape
@@ -37,5 +36,4 @@ def _patch(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[Schedu
     """The patches of `kernel`, and the seconds that they take."""
     if has_deep_windows(kernel):
         return None
-    single = pointwise(Shape(kernel, program, facts, aligned=True)).width == 1
-    return next(iter(patches(kernel, program, facts, aligned=True, single=single)), None)
+    return next(iter(patches(Shape(kernel, program, facts, aligned=True))), None)

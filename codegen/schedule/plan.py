@@ -185,6 +185,11 @@ class Schedule:
         )
 
     @property
+    def ends(self) -> int:
+        """Elements of a row that begins anywhere before and after its whole vectors, at most; with ends apart, each is for a thread of its own."""
+        return 2 * self.width - 2 if self.start is not None else 0
+
+    @property
     def overhangs(self) -> bool:
         """Whether rows begin anywhere, and the vectors at both ends have elements of other rows, too."""
         return self.start is not None and not self.ends_apart

@@ -75,10 +75,7 @@ def _inner(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
     crossing = crossing_stores(shape, shape.col_axis, shape.row_axis)
     near = power_above(plan.lanes)
     for lanes in (near // 4, near // 2, near, 2 * near, 4 * near):
-        ends = (
-            2 * plan.width - 2 if plan.start is not None else 0
-        )  # elements of a row that begins anywhere, each for a thread
-        if not max(ends, 1) <= lanes <= min(1024, power_above(vectors)):
+        if not max(plan.ends, 1) <= lanes <= min(1024, power_above(vectors)):
             continue
         each, groups = ceil(vectors, lanes), rows_per_block(shape, lanes, crossing)
         blocks = ceil(shape.rows, groups)

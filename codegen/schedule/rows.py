@@ -67,12 +67,11 @@ def inner(shape: Shape) -> Schedule:
     width, vectors = base.width, base.vectors(shape.cols)
     element = min((access.nbytes for access in shape.main), default=4)
     most = most_elements(shape)
-    ends = 2 * width - 2 if base.start is not None else 0  # elements of a row that begins anywhere, each for a thread
     together = not crossing and _together(shape)
     lanes = 1
     while lanes < min(32, vectors) and (
         (lanes * width * element < _PIECE and not (together and _owns(shape, ceil(vectors, lanes), width * element)))
-        or lanes < ends
+        or lanes < base.ends
     ):
         lanes *= 2
     while lanes < 32 and ceil(vectors, lanes) * width > FEW_ELEMENTS:
