@@ -90,6 +90,12 @@ class Reduced:
         return Line(self.unroll, below.steps[0], below.dilation[0] or 1, down.size)
 
     @property
+    def shares_sums(self) -> bool:
+        """Whether sums of the same points are added up in an order of their own for each of a thread's results."""
+        shared = self.points.together > 1 or self.rows.together > 1
+        return self.window.separable and shared and self.window.window.op is ReduceOp.SUM
+
+    @property
     def reductions(self) -> int:
         """How many times two numbers, or pairs of them, become one."""
         rows, _ = self.window.below[0].span(self.window.taps, (self.unroll, 1))

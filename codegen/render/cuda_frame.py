@@ -70,6 +70,9 @@ class Frame:
         self.turn = ""  # with a ring, the row at hand, or less than 0 before the first one
         self.first_turn = ""  # the first of the rows for which a team meets at once
         self.patch: PatchPlace | None = None
+        self.apart = (
+            False  # of a patch: results that two threads compute may differ in rounding, so that one stores them
+        )
         self.results: PatchResults | None = None  # of a patch, where they leave through shared memory
         self.found: PatchPartials | None = None  # of a patch that is reduced over positions
         # Of a block's part of a row, after what it keeps in shared memory: what it holds in registers, and what is left.
@@ -218,6 +221,19 @@ class Frame:
             here = f"{self.patch.top_row} + {self.u}" if self.schedule.unroll > 1 else self.patch.top_row
             scope.lines.append(f"const {self.index_type} {row} = {here};")
             scope.define_axis(y, row)
+
+    @property
+    def row_of_thread(self) -> str:
+        """Which of a thread's rows of a patch is at hand."""
+        return self.u if self.schedule.unroll > 1 else "0"
+
+    def own_in_patch(self) -> str:
+        """The condition that the vector at hand is no other thread's, where patches overlap; else empty."""
+        assert self.patch is not None
+        rows, columns = self.patch.own
+        asked = [f"{self.row_of_thread} >= {rows}"] if rows != "0" else []
+        asked += [f"{columns} <= 0"] if columns != "0" else []
+        return " && ".join(asked)
 
     # ---- positions on a tile
 

@@ -169,6 +169,7 @@ class Patches:
     def declare_states(self, form: Form) -> str:
         """The name of what a window is reduced to for a thread's results."""
         states = self.frame.names.numbered(form.way.window.window.op.value.lower())
+        self.frame.apart |= form.way.shares_sums
         # Of one dimension: nvcc 13.0 sets but the first row of arrays of such structures to what they begin with, and the rest to zero.
         self.frame.top.lines.append(f"{form.state} {states}[{form.way.states}];")
         return states
@@ -228,7 +229,11 @@ class Patches:
         return [*inner.lines[:before], *(lines if condition == "true" else block(f"if ({condition})", lines))]
 
     def constants(self, window: PatchWindow) -> list[tuple[Load, str]]:
-        """Load what is the same for all results of a patch, for each point of a window; with the names of what that gave."""
+        """Load what is the same for all results of a patch, for each point of a window that is not separable; with the names of what that gave."""
+        if window.separable:
+            for load in window.constants:
+                self.frame.top.value(load)
+            return []
         return [(load, self._constant(window, load)) for load in window.constants]
 
     def _constant(self, window: PatchWindow, load: Load) -> str:

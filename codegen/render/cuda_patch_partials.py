@@ -63,14 +63,7 @@ class PatchPartials:
         """The first row and column of a thread's results that no other one has, and the first column that is not there."""
         plan, place, (_, x) = self.frame.schedule, self.frame.patch, self.frame.arranged.image
         assert place is not None
-        rows, columns = place.before
-        end = str(plan.width)
-        if rows != "0" and place.row_in_patch:
-            rows = f"{rows} - {place.row_in_patch}"
-        if place.above != "0":
-            rows = place.above if rows == "0" else f"fp::greatest({rows}, {place.above})"
-        if columns != "0":
-            columns = f"{columns} - {place.column_in_patch}"
+        (rows, columns), end = place.own, str(plan.width)
         if plan.lanes * plan.width > x.size:
             end = f"{x.size} - {place.column_in_patch}"
         return f"{rows}, {columns}, {end}"

@@ -89,8 +89,9 @@ class PatchResults:
         here = frame.names.exact(f"{made.name}_here")
         around.before_lanes.append(f"{made.element}* const {here} = {made.name} + {self._first(made, place, x.size)};")
         line = [f"{here}[{frame.v}] = {value};"]
-        behind = plan.lanes * plan.width > x.size
-        lanes.lines += block(f"if ({place.column_in_patch} + {frame.v} < {x.size})", line) if behind else line
+        there = [f"{place.column_in_patch} + {frame.v} < {x.size}"] if plan.lanes * plan.width > x.size else []
+        there += [f"{frame.row_of_thread} >= {place.above}"] if frame.apart and place.above != "0" else []
+        lanes.lines += block(f"if ({' && '.join(there)})", line) if there else line
 
     def _first(self, made: Results, place: PatchPlace, cols: int) -> str:
         """Where a thread's first result of a step is to stand."""
@@ -103,14 +104,17 @@ class PatchResults:
 
     def leave(self) -> Iterator[str]:
         """The lines that store what is laid down, when all threads have done so."""
-        frame, count = self.frame, self._count
+        frame, count, (_, x) = self.frame, self._count, self.frame.arranged.image
+        assert frame.patch is not None
+        before, _ = frame.patch.before
         yield "__syncthreads();"
         for made in self._of.values():
             t, vector = frame.names.numbered("t"), made.vector
             past = f"{made.begin} % {vector}"
             span = f"int {t} = threadIdx.x * {vector}; {t} < {past} + {count}; {t} += {frame.schedule.threads * vector}"
-            target = f"{made.pointer} + ({made.begin} - {past} + {t})"
-            stored = (
-                f"fp::store_inside({target}, fp::as_vector<{vector}>({made.name}[{t}]), false, {t} - {past}, {count});"
-            )
+            target, first, most = f"{made.pointer} + ({made.begin} - {past} + {t})", f"{t} - {past}", str(count)
+            if frame.apart and before != "0":
+                others = f"({before}) * {x.size}"
+                first, most = f"{first} - {others}", f"{count} - {others}"
+            stored = f"fp::store_inside({target}, fp::as_vector<{vector}>({made.name}[{t}]), false, {first}, {most});"
             yield from block(f"for ({span})", [stored])

@@ -37,6 +37,18 @@ class PatchPlace:
     before: tuple[str, str]
     above: str
 
+    @property
+    def own(self) -> tuple[str, str]:
+        """The first row and column of a thread's results that no other one has."""
+        rows, columns = self.before
+        if rows != "0" and self.row_in_patch:
+            rows = f"{rows} - {self.row_in_patch}"
+        if self.above != "0":
+            rows = self.above if rows == "0" else f"fp::greatest({rows}, {self.above})"
+        if columns != "0":
+            columns = f"{columns} - {self.column_in_patch}"
+        return rows, columns
+
 
 def patch_place(
     arranged: Arranged, plan: Schedule, top: Scope, number: str, constant: Callable[[str, str], str]

@@ -59,9 +59,12 @@ def write_store(
 def _own(frame: Frame, store: Store, step: Scope) -> str:
     """The condition that the sector in which a store begins is the block's, where blocks overlap; else empty.
 
-    A sector is the block's that has its first row as one of its own. It computes the others, too, as far as they follow in memory.
+    A sector is the block's that has its first row as one of its own. It computes the others, too, as far as they follow in memory. Of patches
+    that overlap, the same holds of results that may differ.
     """
     plan, row = frame.schedule, frame.arranged.row
+    if frame.patch is not None:
+        return frame.own_in_patch() if frame.apart else ""
     if not plan.overlap or row is None or store in frame.kernel.row_stores:
         return ""
     first = frame.first_lane(store.index)

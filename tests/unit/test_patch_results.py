@@ -133,3 +133,21 @@ def test_images_of_a_sample_lie_together() -> None:
     assert stored(392, 49, 7, 1) == 6
     assert stored(294, 49, 8, 1) == 0
     assert stored(294, 1, 42, 6) == 0
+
+
+@needs_compiler
+@pytest.mark.parametrize("window", [3, 7])
+@pytest.mark.parametrize("size", [(113, 111), (131, 61), (35, 300), (19, 262), (301, 35)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.thinned(6)
+def test_results_do_not_depend_on_which_block_ends_last(size: tuple[int, int], window: int, dtype: torch.dtype) -> None:
+    """Where patches overlap, a sum of the same points is added up in another order in each of them: one block stores it."""
+    made = region(lambda x: F.avg_pool2d(x, window, 1, window // 2) * 0.7, torch.randn(1, 3, *size).to(dtype))
+    program = made.passed(pass_options(SMALL))
+    source = render(program, SMALL)
+    turned = replace(source, text=source.text.replace("blockIdx.x", "(gridDim.x - 1 - blockIdx.x)"))
+    first, second = (emulate(program, each, made.memory(program)) for each in (source, turned))
+    (output,) = program.outputs
+    assert torch.equal(
+        tensor_of(first[output], program.buffer(output)), tensor_of(second[output], program.buffer(output))
+    )
