@@ -34,7 +34,12 @@ from fusepass.codegen.schedule.arrangement import RULES, Arrangement
 from fusepass.codegen.schedule.cluster import cluster_size
 from fusepass.codegen.schedule.columns import stays
 from fusepass.codegen.schedule.deep import has_deep_windows, serves_deep
-from fusepass.codegen.schedule.patch_partials import pieces_of_windows, windows_pay_twice
+from fusepass.codegen.schedule.patch_partials import (
+    pieces_of_windows,
+    seconds_with_windows,
+    windows_overlap,
+    windows_pay_twice,
+)
 from fusepass.codegen.schedule.strips import strip_team
 from fusepass.codegen.schedule.team import team_size
 from fusepass.codegen.schedule.weights import beginnings
@@ -159,6 +164,8 @@ def pass_options(
             plain=anchor is AnchorSource.ARITHMETIC,
             pieces=lambda program, kernel: _pieces_on(program, kernel, facts),
             again=lambda program, first, second: _pays_twice(program, first, second, facts),
+            staged=lambda program, kernel: windows_overlap(program, kernel, facts),
+            seconds=lambda program, kernel: seconds_with_windows(program, kernel, facts),
             clusters=lambda program, kernel: cluster_size(program, kernel, facts) if teams else 1,
             teams=lambda program, kernel: team_size(program, kernel, facts) if teams else None,
             strips=lambda program, kernel: strip_team(program, kernel, facts) if teams else None,

@@ -105,11 +105,18 @@ class PatchWindow:
     @property
     def separable(self) -> bool:
         """Whether what a row of its points gives is the same for all results that need the row."""
+        differs = any(load.index.axes & {*self.window.axes} for load in self.constants)
+        return not (self.deep or differs or any(isinstance(node, Position) for node in walk(self.value)))
+
+    @property
+    def work(self) -> Iterator[Apply]:
+        """What is computed of each element before it is reduced."""
         moving = {id(each.load) for each in self.below}
-        return not self.deep and not any(
-            isinstance(node, Position) or (isinstance(node, Load) and id(node) not in moving)
-            for node in walk(self.value)
-        )
+        for node in walk(self.value):
+            if any(id(child) in moving for child in children(node)):
+                moving.add(id(node))
+                if isinstance(node, Apply) and node.op is not Op.CAST:
+                    yield node
 
     @property
     def reuse(self) -> float:

@@ -6,7 +6,7 @@ Every kind is one function: the position of each window along a dimension is ``f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from math import prod
@@ -15,7 +15,19 @@ from typing import Any
 import torch
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Apply, Expr, Op, ReduceOp, walk
+from fusepass.codegen.ir.expr import (
+    Apply,
+    Expr,
+    Gather,
+    Load,
+    Masked,
+    Op,
+    ReduceOp,
+    Window,
+    children,
+    own_indices,
+    walk,
+)
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
 from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.lowering.gathers import PLACE
@@ -27,6 +39,8 @@ aten = torch.ops.aten
 _LARGEST_WINDOW = 64  # points that one thread goes through
 _MOST_OVERLAP = 2  # windows that an element of the input may lie in, for rows that are windows
 _COSTLY = 16  # instructions of a function that is not cheap
+_OFTEN = 4  # windows that an element lies in, from which on these are staged in tiles on a GPU
+_IN_TILES = 2  # times that an element is computed there besides once, at most
 
 
 @dataclass(frozen=True)
@@ -103,11 +117,18 @@ def pool(
         for slide, o, tap in zip(slides, c[len(c) - rank :], taps, strict=True):
             inner.append(slide.position(o, axis_index(tap)))
             mask.extend(slide.bounds(o, axis_index(tap)))
-        source = (*outer, *inner)
-        masked = builder.masked(tuple(mask), of(c, source) if of else a.at(source), identity)
-        return builder.window(op, taps, masked)
+        value = of(c, (*outer, *inner)) if of else _inside(context, a, outer, inner)
+        return builder.window(op, taps, builder.masked(tuple(mask), value, identity))
 
     return context.tensor(result, a.dtype, at, windowed=True)
+
+
+def _inside(context: Context, a: Tensor, outer: Coordinates, inner: Sequence[Index]) -> Expr:
+    """`a` at places of which those along the last dimensions, `inner`, lie inside of it: so no quotient by a size is left of them."""
+    sizes = a.shape[len(a.shape) - len(inner) :]
+    axes = tuple(Axis(f"inside{number}", size) for number, size in enumerate(sizes))
+    value = a.at((*outer, *map(axis_index, axes)))
+    return context.builder.rewrite(value, dict(zip(axes, inner, strict=True)))
 
 
 def _reduced(call: Call, a: Tensor, op: ReduceOp, slides: Sequence[Slide]) -> Tensor:
@@ -135,20 +156,40 @@ def _lowest(dtype: DType) -> float | int:
 def once(call: Call, a: Tensor, slides: Sequence[Slide] = ()) -> Tensor:
     """`a`, stored first where that is less than to compute it for each of the windows that an element lies in.
 
-    So it is where reading `a` goes through another window, which would be gone through for each tap.
+    So it is where reading `a` goes through another window, which would be gone through for each tap. Where threads of a GPU find elements in
+    tiles, each computes for several results at once what it needs of a row.
     """
-    results = prod(call.value.shape) * prod(slide.size for slide in slides)
-    again = results / max(a.numel, 1) - 1
-    if a.windowed or again * _work(a) > WORK_OF_A_BYTE * a.dtype.nbytes:
+    axes = domain(a.shape)
+    value = a.at(tuple(map(axis_index, axes[: len(a.shape)])))
+    windows = prod(call.value.shape) * prod(slide.size for slide in slides) / max(a.numel, 1)
+    again, moving = windows - 1, axes
+    if call.context.cuda and slides:
+        moving = axes[-len(slides) :]
+        if windows >= _OFTEN and a.dtype.is_float and _along_rows(value, axes[-1]):
+            again = min(again, _IN_TILES)
+    if a.windowed or again * _work(value, moving) > WORK_OF_A_BYTE * a.dtype.nbytes:
         return call.context.materialize(a, f"{call.origin}_input", call.origin)
     return a
 
 
-def _work(a: Tensor) -> int:
-    """Instructions that an element takes, about; what is stored is cast again as it is read."""
-    value = a.at(tuple(map(axis_index, domain(a.shape)[: len(a.shape)])))
-    applied = [node.op for node in walk(value) if isinstance(node, Apply) and node.op is not Op.CAST]
-    return sum(1 if op in CHEAP else _COSTLY for op in applied)
+def _along_rows(value: Expr, row: Axis) -> bool:
+    """Whether neighbours along `row` are neighbours in all memory of which each has an element of its own, and nothing is left out."""
+    indices = [node.index for node in walk(value) if isinstance(node, Load)]
+    plain = not any(isinstance(node, Masked | Gather | Window) for node in walk(value))
+    return plain and all(index.stride(row) == 1 for index in indices if row in index.axes)
+
+
+def _work(value: Expr, moving: Collection[Axis]) -> int:
+    """Instructions that `value` takes at each place along the `moving` axes, about; what is stored is cast again as it is read."""
+    moves: set[int] = set()
+    work = 0
+    for node in walk(value):
+        axes = frozenset[Axis]().union(*(index.axes for index in own_indices(node)))
+        if axes & {*moving} or any(id(child) in moves for child in children(node)):
+            moves.add(id(node))
+            if isinstance(node, Apply) and node.op is not Op.CAST:
+                work += 1 if node.op in CHEAP else _COSTLY
+    return work
 
 
 @lowers(

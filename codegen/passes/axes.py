@@ -88,6 +88,14 @@ def read_and_written_along(program: Program, kernel: Kernel) -> tuple[Axis | Non
     return along(large), along(stores)
 
 
+def nearest(program: Program, kernel: Kernel) -> Axis | None:
+    """The axis along which the largest of what `kernel` reads has neighbours, or of its elements those that are read."""
+    axes = [axis for axis in (*kernel.rows, *kernel.cols) if axis.size > 1]
+    load = max(kernel.loads(), key=lambda load: program.buffer(load.buffer).nbytes, default=None)
+    steps = {} if load is None else {axis: load.index.stride(axis) or 0 for axis in axes}
+    return min((axis for axis in axes if steps.get(axis, 0) > 0), key=steps.__getitem__, default=None)
+
+
 def _ordered(program: Program, accesses: Sequence[tuple[str, Index]], axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     """`axes` of more than one point, slowest in memory first; one axis is kept if all have one point.
 

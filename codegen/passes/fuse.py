@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from fusepass.codegen.ir.expr import Builder, Expr, Load, Stat, walk
+from fusepass.codegen.ir.expr import Builder, Expr, Load, Stat, Window, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Role, Store
-from fusepass.codegen.passes.axes import rename_axes
+from fusepass.codegen.passes.axes import nearest, rename_axes
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 from fusepass.codegen.passes.statistics import share_reductions
 from fusepass.codegen.passes.unify import unify, unify_siblings
 
+Choice = Callable[[Program, Kernel], bool]
 
-def fuse_rows(program: Program, builder: Builder) -> Program:
-    """Fuse each kernel into the latest earlier one whose row results it reads at its own row."""
+
+def fuse_rows(program: Program, builder: Builder, apart: Choice = lambda program, kernel: False) -> Program:
+    """Fuse each kernel into the latest earlier one whose row results it reads at its own row; not one that had better stay `apart` into others."""
+
+    def fits(producer: Kernel, consumer: Kernel) -> bool:
+        return not apart(program, consumer) or apart(program, producer)
+
     kernels = [rename_axes(kernel, builder, f"k{number}_") for number, kernel in enumerate(program.kernels)]
     position = 0
     while position < len(kernels):
-        fused = fuse_into_producer(kernels, position, builder)
+        fused = fuse_into_producer(kernels, position, builder, fits)
         # A fused kernel may have become able to join a still earlier one: start again.
         kernels, position = (kernels, position + 1) if fused is None else (fused, 0)
     return drop_unused(replace(program, kernels=tuple(kernels)))
 
 
-def fuse_into_producer(kernels: Sequence[Kernel], position: int, builder: Builder) -> list[Kernel] | None:
-    """`kernels` with the one at `position` as part of the latest earlier one whose row results it reads at its own row, if there is one."""
+def fuse_into_producer(
+    kernels: Sequence[Kernel],
+    position: int,
+    builder: Builder,
+    fits: Callable[[Kernel, Kernel], bool] = lambda producer, consumer: True,
+) -> list[Kernel] | None:
+    """`kernels` with the one at `position` as part of the latest earlier one whose row results it reads at its own row and that it `fits`,
+    if there is one."""
     consumer = kernels[position]
     for earlier in reversed(range(position)):
         producer = kernels[earlier]
@@ -37,7 +49,7 @@ def fuse_into_producer(kernels: Sequence[Kernel], position: int, builder: Builde
         sinks = not any(kernel.reads & producer.writes for kernel in between)
         if not sinks and any(kernel.writes & consumer.reads for kernel in between):
             continue
-        fused = _fuse(producer, consumer, builder)
+        fused = _fuse(producer, consumer, builder) if fits(producer, consumer) else None
         if fused is not None:
             place = [*between, fused] if sinks else [fused, *between]
             return [*kernels[:earlier], *place, *kernels[position + 1 :]]
@@ -152,6 +164,83 @@ def _join(first: Kernel, second: Kernel, builder: Builder) -> Kernel | None:
         ),
         builder,
     )
+
+
+@dataclass(frozen=True)
+class ElementRules:
+    """When what happens per element joins a kernel that reduces.
+
+    Attributes:
+        longest_row: elements of rows that stay on the chip for it, if nothing happened per element before.
+        longest_column: the same of rows whose elements are not neighbours in memory.
+    """
+
+    longest_row: int
+    longest_column: int
+
+    def longest(self, program: Program, kernel: Kernel) -> int:
+        """How long the rows of a kernel may be that only reduces."""
+        along = nearest(program, kernel)
+        return self.longest_column if along in kernel.rows else self.longest_row
+
+
+def fuse_elements(program: Program, builder: Builder, rules: ElementRules) -> Program:
+    """Fuse what happens per element into the kernel that reduces what it reads, which has each element at hand behind its reductions.
+
+    So a sum that is stored and normalised is made once.
+    """
+    for position, kernel in enumerate(program.kernels):
+        for place, other in enumerate(program.kernels):
+            first, last = sorted((position, place))
+            if not kernel.sweeps or not other.is_pointwise or not _independent(program.kernels[first : last + 1]):
+                continue
+            fused = _with_elements(program, kernel, other, builder, rules)
+            if fused is not None:
+                kernels = [*program.kernels]
+                kernels[first] = fused
+                del kernels[last]
+                return fuse_elements(replace(program, kernels=tuple(kernels)), builder, rules)
+    return program
+
+
+def meets_elements(program: Program, kernel: Kernel) -> bool:
+    """Whether another kernel might join one that only reduces."""
+    points = kernel.row_count * kernel.col_count
+    return not kernel.stores and any(
+        other.is_pointwise and other.row_count == points and other.reads & kernel.reads and not _has_windows(other)
+        for other in program.kernels
+    )
+
+
+def _has_windows(kernel: Kernel) -> bool:
+    return any(isinstance(node, Window) for node in kernel.nodes)
+
+
+def _independent(kernels: Sequence[Kernel]) -> bool:
+    """Whether the last of `kernels` reads nothing that those before it write."""
+    *before, last = kernels
+    return not any(kernel.writes & last.reads for kernel in before)
+
+
+def _with_elements(
+    program: Program, kernel: Kernel, other: Kernel, builder: Builder, rules: ElementRules
+) -> Kernel | None:
+    """`kernel`, which reduces, with what the pointwise `other` stores; None where it reads nothing at the same points, or had better not."""
+    for each in (kernel, other):
+        if not _is_plain(each) or each.scans or _has_windows(each):
+            return None
+    if not kernel.stores and kernel.col_count > rules.longest(program, kernel):
+        return None
+    unified = unify_siblings(kernel, other, builder)
+    if unified is None:
+        return None
+    kernel, other = unified.producer, unified.consumer
+    if {*other.rows} != _several(kernel.rows) | _several(kernel.cols):
+        return None
+    along, stores = nearest(program, kernel), (*kernel.stores, *other.stores)
+    if along is None or any(store.index.stride(along) != 1 for store in stores):
+        return None  # what crosses tiles crosses them in all stores
+    return replace(kernel, stores=stores, origin=tuple(dict.fromkeys((*kernel.origin, *other.origin))))
 
 
 def drop_unused(program: Program) -> Program:

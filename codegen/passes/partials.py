@@ -174,18 +174,19 @@ class _Mover:
 
         found = self.builder.rewrite(self.builder.rewrite(value, aligned.places), leaf=own)
         for node in walk(found):
-            if isinstance(node, Load | Gather) and node.buffer in self.written | self.anchored.writes:
-                return None
-            if isinstance(node, Window | Gather | Stat) and not self._is_own(node):
+            if isinstance(node, Load) and not isinstance(node, Gather):
+                known = node.buffer not in self.written | self.anchored.writes or self._has(node)
+            elif isinstance(node, Stat):
+                known = self.anchored.anchor is not None and node.reduction == self.anchored.anchor.name
+            else:
+                known = not isinstance(node, Window | Gather) or (self.anchored.anchor is None and self._has(node))
+            if not known:
                 return None
         return found
 
-    def _is_own(self, node: Window | Gather | Stat) -> bool:
-        """Whether the convolution's kernel has it: the anchor's sum, or, without an anchor, its windows and what is looked up."""
-        anchor = self.anchored.anchor
-        if isinstance(node, Stat):
-            return anchor is not None and node.reduction == anchor.name
-        return anchor is None and any(node is each for each in self.anchored.nodes)
+    def _has(self, node: Expr) -> bool:
+        """Whether the convolution's kernel computes it already."""
+        return any(node is each for each in self.anchored.nodes)
 
     def _aligned(self, reader: Kernel, roots: Sequence[Expr]) -> Aligned | None:
         """`reader` beside the convolution's kernel, by the first load of what that writes below `roots`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,7 +13,7 @@ from fusepass.codegen.passes.again import Again, never
 from fusepass.codegen.passes.anchors import Choice, generate_anchors
 from fusepass.codegen.passes.axes import order_and_merge, rename_axes
 from fusepass.codegen.passes.filled import fill_products
-from fusepass.codegen.passes.fuse import fuse_rows, fuse_siblings
+from fusepass.codegen.passes.fuse import ElementRules, fuse_elements, fuse_rows, fuse_siblings
 from fusepass.codegen.passes.nested import nest_reductions
 from fusepass.codegen.passes.partials import Pieces
 from fusepass.codegen.passes.products import Length, split_products, whole_sums
@@ -23,6 +23,7 @@ from fusepass.codegen.passes.split_scans import split_scans
 from fusepass.codegen.passes.statistics import online_softmax
 from fusepass.codegen.passes.teams import ClusterChoice, StripChoice, TeamChoice, form_teams
 from fusepass.codegen.passes.weights import BeginningsOf, lay_out_weights
+from fusepass.codegen.passes.window_kernels import separate_windows
 
 Pass = Callable[[Program, Builder], Program]
 Observer = Callable[[str, Program], None]
@@ -44,6 +45,8 @@ class PassOptions:
         pieces: in how many pieces a convolution's kernel reduces over positions.
         fills: whether a product makes its right operand itself.
         again: whether a convolution is computed twice rather than written for who reads it behind its statistics.
+        staged: whether what windows of a kernel overlap in is staged, if the kernel does nothing else.
+        seconds: how long a kernel takes that has windows or might have; None where windows are never laid out in patches.
         product_length: terms that a piece of the sums of a kernel's matrix product should have.
         separate_from: elements of a kernel from which one that reads and writes along different axes is worth two launches;
             None where pointwise kernels exchange no tiles.
@@ -63,6 +66,8 @@ class PassOptions:
     pieces: Pieces = lambda program, kernel: None
     fills: Choice = lambda program, kernel: False
     again: Again = never
+    staged: Choice = lambda program, kernel: False
+    seconds: Callable[[Program, Kernel], float] | None = None
     separate_from: int | None = None
     clusters: ClusterChoice = lambda program, kernel: 1
     teams: TeamChoice = lambda program, kernel: None
@@ -73,16 +78,19 @@ class PassOptions:
 
 def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
     """Every pass, by name, in the order it runs."""
+    rules = ElementRules(options.longest_cached_row, options.longest_column)
     return (
-        ("fuse_rows", fuse_rows),
+        ("fuse_rows", lambda p, b: fuse_rows(p, b, options.staged)),
         ("fuse_siblings", fuse_siblings),
         ("fuse_scans", fuse_scans),
         ("online_softmax", lambda p, b: online_softmax(p, b, options.longest_cached_row, options.longest_column)),
         ("generate_anchors", lambda p, b: _generate_anchors(p, b, options)),
         ("nest_reductions", nest_reductions),
+        ("fuse_elements", lambda p, b: fuse_elements(p, b, rules)),
+        ("separate_windows", lambda p, b: _separate_windows(p, b, options)),
         ("fill_products", lambda p, b: fill_products(p, b, options.fills)),
         ("form_teams", lambda p, b: form_teams(p, b, options.teams, options.clusters, options.strips)),
-        ("split_long_rows", lambda p, b: split_long_rows(p, b, options.split)),
+        ("split_long_rows", lambda p, b: split_long_rows(p, b, options.split, rules)),
         ("split_scans", lambda p, b: split_scans(p, b, options.split)),
         ("split_products", lambda p, b: split_products(p, b, options.product_length)),
         ("separate_layouts", lambda p, b: separate_layouts(p, b, options.separate_from)),
@@ -130,6 +138,19 @@ def _generate_anchors(program: Program, builder: Builder, options: PassOptions) 
         shared=partial(_is_shared, options, builder),
         again=options.again,
     )
+
+
+def _separate_windows(program: Program, builder: Builder, options: PassOptions) -> Program:
+    estimate = options.seconds
+
+    def seconds(program: Program, kernels: Collection[Kernel]) -> float:
+        assert estimate is not None
+        some = replace(program, kernels=tuple(kernels))
+        some = form_teams(some, builder, options.teams, options.clusters, options.strips)
+        some = order_and_merge(split_long_rows(some, builder, options.split), builder)
+        return sum(estimate(some, kernel) for kernel in some.kernels)
+
+    return separate_windows(program, builder, options.pieces, seconds if estimate is not None else None)
 
 
 def _is_shared(options: PassOptions, builder: Builder, program: Program, kernel: Kernel) -> bool:

@@ -14,9 +14,14 @@ from dataclasses import dataclass, replace
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.passes.axes import count, merge_columns, read_and_written_along, split_axis
+from fusepass.codegen.passes.axes import count, merge_columns, nearest, read_and_written_along, split_axis
+from fusepass.codegen.passes.fuse import ElementRules, fuse_elements, meets_elements
 from fusepass.codegen.passes.splitter import Cut, Splitter
 from fusepass.codegen.passes.statistics import online
+
+_OF_THE_LONGEST = (
+    4  # pieces of rows that what happens per element joins are this part of the longest ones that it may join
+)
 
 _SHORT_ROW = 512  # elements; a block has several such rows, and exchanges tiles of them
 _SHORT_COLUMN = 256  # elements; so, where rows, not columns, are contiguous as they are read
@@ -68,19 +73,24 @@ def _rows_side_by_side(program: Program, kernel: Kernel) -> int:
     return beside
 
 
-def split_long_rows(program: Program, builder: Builder, policy: SplitPolicy) -> Program:
-    """Apply `policy` to every kernel."""
+def split_long_rows(
+    program: Program, builder: Builder, policy: SplitPolicy, elements: ElementRules | None = None
+) -> Program:
+    """Apply `policy` to every kernel. By the rules of `elements`, what happens per element joins pieces, which are shorter for that."""
     work = Splitter(program, builder)
     for kernel in program.kernels:
         pieces = 1 if kernel.scans else policy.pieces(program, kernel)
+        if pieces > 1 and elements is not None and meets_elements(program, kernel):
+            pieces = max(pieces, -(-kernel.col_count // (elements.longest(program, kernel) // _OF_THE_LONGEST)))
         # Each sweep of pieces reads everything again: the fewer the better.
         whole = online(merge_columns(kernel, builder), builder) if pieces > 1 else kernel
-        cut = _cut(whole, builder, pieces) if pieces > 1 else None
+        cut = _cut(whole, builder, pieces, nearest(program, whole)) if pieces > 1 else None
         if cut is None:
             work.kernels.append(kernel)
         else:
             work.split(whole, cut)
-    return replace(program, buffers=tuple(work.buffers), kernels=tuple(work.kernels))
+    split = replace(program, buffers=tuple(work.buffers), kernels=tuple(work.kernels))
+    return split if elements is None else fuse_elements(split, builder, elements)
 
 
 def separate_layouts(program: Program, builder: Builder, least: int | None) -> Program:
@@ -110,8 +120,11 @@ def is_mixed(program: Program, kernel: Kernel) -> bool:
     return kernel.col_count > _SHORT_ROW
 
 
-def _cut(kernel: Kernel, builder: Builder, pieces: int) -> Cut | None:
-    """About as many `pieces`: whole axes, from the slowest on, and parts of one. None where rows are too short for that."""
+def _cut(kernel: Kernel, builder: Builder, pieces: int, along: Axis | None) -> Cut | None:
+    """About as many `pieces`: whole axes, from the slowest on, and parts of one. None where rows are too short for that.
+
+    What is read has neighbours `along` an axis.
+    """
     chosen: list[Axis] = []
     several = [axis for axis in kernel.cols if axis.size > 1]
     for axis in several:
@@ -120,7 +133,8 @@ def _cut(kernel: Kernel, builder: Builder, pieces: int) -> Cut | None:
             break
         if axis.size > 2 * left:
             others = kernel.col_count // axis.size // count(tuple(chosen))
-            part = equal_parts(axis.size, left, others)
+            whole = along in kernel.cols and others == 1
+            part = equal_parts(axis.size, left, whole_vectors=whole)
             cut = split_axis(kernel, builder, axis, part)
             outer = Axis(f"{axis.name}o", axis.size // part)
             rest = axis if axis.size % part else None
@@ -130,15 +144,15 @@ def _cut(kernel: Kernel, builder: Builder, pieces: int) -> Cut | None:
     return Cut(tuple(chosen), kernel) if chosen else None
 
 
-def equal_parts(size: int, wanted: int, others: int = 1, *, least_left: int = 1) -> int:
-    """The length of about `wanted` equal parts of an axis: such that few elements are left, each of them `others` times, or none.
+def equal_parts(size: int, wanted: int, *, whole_vectors: bool = True, least_left: int = 1) -> int:
+    """The length of about `wanted` equal parts of an axis: such that few elements are left, or none.
 
     If elements are left, these are `least_left` or more; the length is `size` where that cannot be. A length is a multiple of a vector's
-    unless it divides the axis; parts of an aligned row are aligned then.
+    unless it divides the axis, or the axis is short; with `whole_vectors` also then, so that parts of an aligned row are aligned.
     """
     short = size < _LEAST_PART * _VECTOR * wanted
     equal = [parts for parts in range(-(-3 * wanted // 4), 2 * wanted + 1) if size % parts == 0]
-    equal = [parts for parts in equal if short or others > 1 or size // parts % _VECTOR == 0]
+    equal = [parts for parts in equal if short or not whole_vectors or size // parts % _VECTOR == 0]
     if equal:
         return size // min(equal, key=lambda parts: max(parts / wanted, wanted / parts))
     unit = next((unit for unit in _ALIGNED if size // (2 * wanted) >= _LEAST_PART * unit), 1)

@@ -1,16 +1,37 @@
-"""What patches of windows reduce over positions: in how many pieces, and whether windows should be computed twice for it."""
+"""What patches of windows reduce over positions: in how many pieces, and whether windows should be computed apart from it, or twice."""
 
 from __future__ import annotations
 
+from math import prod
+
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.expr import Apply, Load, Op, Window, walk
 from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.deep import has_deep_windows
-from fusepass.codegen.schedule.patch import patches, patches_of_image
-from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.patch import LEAST_REUSE, patches, patches_of_image
+from fusepass.codegen.schedule.patch_work import instructions
+from fusepass.codegen.schedule.plan import Keep, Schedule
 from fusepass.codegen.schedule.shape import Shape
 
 _LAUNCH = 3e-6  # seconds of a small kernel that merges what pieces gave
 _CLEARLY = 0.9  # of a time by estimate that another one must be at most to be less
+_POINT, _SHARED_POINT = 16, 10  # instructions of a thread for a point of a window where rows are reduced
+_LANES = 128  # of a multiprocessor, each of which does one instruction a cycle
+_CLOCK = 1.7e9  # cycles a second
+_SHARP = 4  # how clearly the slower one of instructions and memory decides
+
+
+def windows_overlap(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
+    """Whether each element that windows of `kernel` read is needed so often that patches pay."""
+    windows = [node for node in kernel.nodes if facts.copies and isinstance(node, Window)]
+    loads = ((window, node) for window in windows for node in walk(window.value) if isinstance(node, Load))
+    points = kernel.row_count * kernel.col_count
+    return any(
+        prod(axis.size for axis in window.axes) * points >= LEAST_REUSE * program.buffer(load.buffer).numel
+        for window, load in loads
+        if not load.index.axes.isdisjoint(window.axes)
+    )
 
 
 def pieces_of_windows(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | None:
@@ -32,8 +53,39 @@ def windows_pay_twice(program: Program, first: Kernel, second: Kernel, facts: De
     return again[1] + _LAUNCH < _CLEARLY * stored
 
 
+def seconds_with_windows(program: Program, kernel: Kernel, facts: DeviceFacts) -> float:
+    """About how long a finished kernel takes that may have windows: by patches, or each time that it goes over its rows."""
+    patch = _patch(program, kernel, facts) if kernel.is_pointwise else None
+    if patch is not None:
+        return _LAUNCH + patch[1]
+    values = [store.value for store in kernel.stores]
+    sweeps = [[value for each in sweep for value in each.values] for sweep in kernel.sweeps]
+    stays = bool(sweeps) and schedule(kernel, program, facts).keep is not Keep.NOTHING
+    turns = [sum(sweeps, values)] if stays else [each for each in (*sweeps, values) if each]
+    seconds = _LAUNCH
+    for number, turn in enumerate(turns):
+        nodes = list(walk(*turn))
+        buffers = {node.buffer for node in nodes if isinstance(node, Load)}
+        if number == len(turns) - 1:
+            buffers |= {store.buffer for store in kernel.stores}
+        moving = sum(program.buffer(name).nbytes for name in buffers) / facts.bandwidth
+        issued = sum(_of_window(node, stays=stays) for node in nodes if isinstance(node, Window))
+        rate = facts.multiprocessors * _LANES * _CLOCK
+        computing = kernel.row_count * kernel.col_count * issued / rate
+        seconds += (computing**_SHARP + moving**_SHARP) ** (1 / _SHARP)
+    return seconds
+
+
+def _of_window(window: Window, *, stays: bool) -> int:
+    """Instructions of a thread that finds what a window comes to, point by point; of floats in rows that stay on the chip, neighbours share loads."""
+    nodes = list(walk(window.value))
+    work = instructions(node for node in nodes if isinstance(node, Apply) and node.op is not Op.CAST)
+    shares = stays and all(node.dtype.nbytes >= 4 for node in nodes if isinstance(node, Load))
+    return prod(axis.size for axis in window.axes) * ((_SHARED_POINT if shares else _POINT) + work)
+
+
 def _patch(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[Schedule, float] | None:
     """The patches of `kernel`, and the seconds that they take."""
-    if has_deep_windows(kernel):
+    if has_deep_windows(kernel) or not any(isinstance(node, Window) for node in kernel.nodes):
         return None
     return next(iter(patches(Shape(kernel, program, facts, aligned=True))), None)

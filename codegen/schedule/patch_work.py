@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -57,8 +57,9 @@ class Work:
 
     @cached_property
     def factors(self) -> int:
-        """Numbers that are the same for all results, of all points of windows."""
-        return sum(prod(axis.size for axis in each.window.axes) * len(each.constants) for each in self.windows)
+        """Numbers that are the same for all results: of all points of windows, or once where windows are separable."""
+        points = (1 if each.separable else prod(axis.size for axis in each.window.axes) for each in self.windows)
+        return sum(count * len(each.constants) for count, each in zip(points, self.windows, strict=True))
 
     @cached_property
     def stored(self) -> int:
@@ -105,8 +106,7 @@ class PatchWork(Work):
     @cached_property
     def behind(self) -> int:
         """Instructions that make a result of windows."""
-        done = [node for node in behind_windows(self.kernel) if isinstance(node, Apply)]
-        return sum(1 if node.op in CHEAP else _COSTLY for node in done)
+        return instructions(node for node in behind_windows(self.kernel) if isinstance(node, Apply))
 
     def elements(self, tiles: Sequence[TileShape], unroll: int) -> int:
         """What a thread reads of tiles, element by element in its code."""
@@ -157,4 +157,11 @@ class PatchWork(Work):
             points = prod(axis.size for axis in window.window.axes)
             reductions = way.reductions if window.separable else way.states * points
             issued += rows * _CONDITION * conditions + _REDUCE * reductions
+            if window.separable:
+                issued += rows * mine[0].reach * instructions(window.work)
         return issued
+
+
+def instructions(applied: Iterable[Apply]) -> int:
+    """About how many compute what is `applied`."""
+    return sum(1 if node.op in CHEAP else _COSTLY for node in applied)

@@ -318,6 +318,18 @@ def layer_norm(rows: int, cols: int, dtype: DType = F32, *, with_gelu: bool = Fa
     return program("layer_norm", buffers, kernel)
 
 
+def summed_columns(rows: int, cols: int, dtype: DType = F32) -> Program:
+    """Twice a matrix, and the sums of its columns."""
+    b, r, c = Builder(), Axis("r", rows), Axis("c", cols)
+    value = b.apply(Op.MUL, b.cast(b.load("x", at((r, cols), (c, 1)), dtype), F32), b.const(2.0, F32))
+    total = Reduction("total", ReduceOp.SUM, (value,), F32)
+    sums = Store("sums", axis_index(c), b.stat("total", 0, F32))
+    twice = Store("y", at((r, cols), (c, 1)), b.cast(value, dtype))
+    kernel = Kernel("summed_columns", (c,), (r,), ((total,),), (sums,), (twice,), ("mul", "sum"))
+    buffers = [given("x", [rows, cols], dtype), result("y", [rows, cols], dtype), result("sums", [cols])]
+    return program("summed_columns", buffers, kernel)
+
+
 def _softmax(b: Builder, name: str, load: Expr) -> tuple[Reduction, Expr]:
     reduction = Reduction(name, ReduceOp.SOFTMAX, (load,), F32)
     power = b.apply(Op.EXP, b.apply(Op.SUB, load, b.stat(name, 0, F32)))
@@ -674,6 +686,9 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "scan_columns_pairs": lambda: scan(210_000, 20, BF16, outer=True),
     "scan_columns_groups": lambda: scan(4000, 1000, outer=True),
     "scan_columns_backwards": lambda: scan(777, 500, outer=True, backward=True),
+    "summed_columns": lambda: summed_columns(256, 4096),
+    "summed_columns_odd": lambda: summed_columns(241, 1023),
+    "summed_columns_bf16": lambda: summed_columns(256, 1024, BF16),
     "team_layer_norm": lambda: in_teams(layer_norm(7, 300_000), 33, 7),
     "team_layer_norm_odd": lambda: in_teams(layer_norm(5, 300_001), 7, 3),
     "team_layer_norm_partly_kept": lambda: in_teams(layer_norm(2, 800_000), 5, 1),

@@ -22,6 +22,7 @@ from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.lowering.lower import lower
 from fusepass.codegen.lowering.tensor import TORCH
+from fusepass.codegen.lowering.tracer import Spec
 from fusepass.codegen.passes.pipeline import PassOptions, run_passes
 from fusepass.codegen.passes.split import SplitPolicy
 from tests.support.interpret import Array, interpret
@@ -117,10 +118,15 @@ def trace(model: Callable[..., Any], *inputs: torch.Tensor) -> tuple[torch.fx.Gr
 
 
 def region(
-    model: Callable[..., Any], *inputs: torch.Tensor, anchor_format: AnchorFormat = AnchorFormat.CALLER
+    model: Callable[..., Any],
+    *inputs: torch.Tensor,
+    anchor_format: AnchorFormat = AnchorFormat.CALLER,
+    cuda: bool = False,
 ) -> Region:
-    """Capture and lower a module or function; the program is verified."""
+    """Capture and lower a module or function, as for a GPU if `cuda`; the program is verified."""
     graph, arguments = trace(model, *inputs)
+    for node in graph.graph.find_nodes(op="placeholder") if cuda else ():
+        node.meta["val"] = Spec.of(node.meta["val"], torch.device("cuda"))
     names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
     program, builder = lower(graph, "region", names, anchor_format=anchor_format)
     verify(program)

@@ -88,7 +88,11 @@ FUSED: dict[str, Case] = {
     "two statistics": Case(lambda x: (x - x.amin(1, True)) / (x.amax(1, True) - x.amin(1, True)), (4, 9), ((2,),)),
     "two outputs of one input": Case(lambda x: (torch.relu(x), torch.sigmoid(x) * 2), (4, 9), ((),)),
     "two rows of one input": Case(lambda x: (x.sum(1), x.amax(1)), (4, 9), ((2,),)),
-    "a value and its sum": Case(lambda x: (F.gelu(x), F.gelu(x).sum(1)), (4, 9), ((), (1,))),
+    "a value and its sum": Case(lambda x: (F.gelu(x), F.gelu(x).sum(1)), (4, 9), ((1,),)),
+    "a value and its norm": Case(lambda x: (x + x.sin(), F.layer_norm(x + x.sin(), (12,))), (4, 12), ((1,),)),
+    "a window of rows": Case(lambda x: F.avg_pool1d(x - x.mean(2, keepdim=True), 3, 1, 1), (2, 4, 9), ((1,),)),
+    "what is read, otherwise": Case(lambda x: (x.softmax(1), x.relu(), x.exp() + 1), (4, 9), ((1, 1),)),
+    "pointwise beside rows of one element": Case(lambda x: (x.relu(), x.sum(1)), (5, 1), ((1,),)),
     "sum of everything": Case(lambda x: x * x.sum(), (4, 9), ((1,),)),
     "variance and mean": Case(lambda x: (x.var(1), x.mean(1)), (4, 9), ((2,),)),
     "maximum and its place": Case(lambda x: tuple(x.max(1)), (4, 9), ((1,),)),
@@ -115,13 +119,18 @@ APART: dict[str, Case] = {
         ((1,), (1,)),
         2,
     ),
-    "a window of rows": Case(lambda x: F.avg_pool1d(x - x.mean(2, keepdim=True), 3, 1, 1), (2, 4, 9), ((1,), ()), 1),
     "many points of different inputs": Case(lambda x, y: (torch.relu(x), torch.relu(y)), (513, 512), ((), ())),
     "windows of different sizes": Case(
         lambda x: (F.avg_pool1d(x, 5, 1, 2), F.max_pool1d(x, 3, 1, 1)), (1, 513, 512), ((), ())
     ),
     "another order of different inputs": Case(lambda x, y: (torch.relu(x), torch.relu(y.t()).t()), (4, 9), ((),)),
-    "pointwise beside rows of one element": Case(lambda x: (x.relu(), x.sum(1)), (5, 1), ((), (1,))),
+    "a long row and its sum": Case(lambda x: (x.relu(), x.sum(1)), (2, 8193), ((), (1,))),
+    "a norm and what is written across": Case(
+        lambda x: (x.mT.contiguous().relu(), F.layer_norm(x, (9,))), (2, 4, 9), ((), (1,))
+    ),
+    "a value for another norm": Case(
+        lambda x: (F.layer_norm(x, (9,)), x[:, :4].relu()), (4, 9), ((1,), ())
+    ),
     "different lengths": Case(lambda x: (x.relu(), x[:, :4].relu()), (4, 9), ((), ())),
     "batch norm, pool, softmax": Case(
         lambda x: F.max_pool2d(F.batch_norm(x, None, None, training=True), 2).softmax(1), (3, 4, 6, 6), ((1,), (1, 1)), 2

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fusepass.codegen.ir.expr import Load, Window, walk
 from fusepass.codegen.lowering.tensor import Unsupported
+from fusepass.codegen.passes.rewrite import divisions, indices
 from tests.support.regions import NO_SPLIT, Functional, region
 
 MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -187,3 +188,38 @@ def test_refused(pools: Callable[[Tensor], Any], reason: str) -> None:
 def test_average_of_integers_is_refused() -> None:
     with pytest.raises(Unsupported, match="average pooling of integers"):
         region(lambda x: F.avg_pool2d(x, 2), torch.ones(1, 2, 4, 4, dtype=torch.int64))
+
+
+def _stores_its_input(function: Callable[..., Tensor], dtype: torch.dtype, *, cuda: bool) -> bool:
+    x, scale = torch.empty(2, 8, 20, 24, dtype=dtype, device="meta"), torch.empty(8, dtype=dtype, device="meta")
+    return any(buffer.name.endswith("pool2d_input") for buffer in region(function, x, scale, cuda=cuda).program.buffers)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_the_same_for_an_image_costs_nothing_in_tiles(dtype: torch.dtype) -> None:
+    def function(x: Tensor, scale: Tensor) -> Tensor:
+        return F.avg_pool2d(F.group_norm(x, 2, scale, scale), 3, 1, 1)
+
+    assert not _stores_its_input(function, dtype, cuda=True)
+    assert _stores_its_input(function, dtype, cuda=False)
+
+
+def test_a_function_is_computed_again_in_tiles_where_memory_takes_longer() -> None:
+    def function(x: Tensor, scale: Tensor) -> Tensor:
+        return F.avg_pool2d(F.gelu(x), 3, 1, 1)
+
+    def across(x: Tensor, scale: Tensor) -> Tensor:
+        return F.avg_pool2d(F.gelu(x.mT), 3, 1, 1)
+
+    assert not _stores_its_input(function, torch.float32, cuda=True)
+    assert _stores_its_input(function, torch.float32, cuda=False)
+    assert _stores_its_input(function, torch.float16, cuda=True)
+    assert _stores_its_input(across, torch.float32, cuda=True)  # no tiles
+
+
+def test_a_border_leaves_no_quotients_behind() -> None:
+    """Windows that reach over the border of what was reshaped: inside, each place has one row and one column."""
+    made = region(lambda x: F.max_pool2d(x.flatten(1).view(2, 6, 9, 11), 3, 1, 1), torch.randn(2, 2, 27, 11))
+    (kernel,) = made.passed().kernels
+    assert not [atom for index in indices(kernel) for atom in divisions(index)]
+    made.check(made.passed())

@@ -107,8 +107,7 @@ def test_on_a_cpu(name: str) -> None:
 def test_a_scan_that_two_kernels_read_is_written() -> None:
     made = region(lambda x: (lambda y: (y.relu(), y.sum(0)))(x.cumsum(1)), torch.randn(5, 40))
     passed = made.passed()
-    assert [kernel.scans for kernel in passed.kernels].count(True) == 1
-    assert len(passed.kernels) == 3
+    assert [kernel.scans for kernel in passed.kernels] == [True, False]
     made.check(passed)
 
 

@@ -1,4 +1,4 @@
-"""Depthwise convolutions of any geometry and what may stand behind them, beside PyTorch's, every thread run on the host."""
+"""Depthwise convolutions and pools of any geometry and what may stand before and behind them, beside PyTorch's, every thread run on the host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
-from fusepass.codegen.ir.program import Program
+from fusepass.codegen.ir.expr import Window
+from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking
@@ -42,20 +43,36 @@ BEHIND: dict[str, Behind] = {
     "gate": lambda y, *_: (y, y.mean(_positions(y))),
     "several": lambda y, *_: (y.sum(_positions(y)), y.amax(_positions(y))),
     "nothing": lambda y, *_: y,
+    "stored": lambda y, scale, shift: (y * 2, F.group_norm(y * 2, 1, scale, shift)),
 }
+BEFORE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "nothing": lambda x, *_: x,
+    "norm": lambda x, scale, shift: F.group_norm(x, 1, scale, shift),
+    "channels": lambda x, scale, shift: torch.relu(x * _beside(scale, x) + _beside(shift, x)),
+    "function": lambda x, *_: torch.tanh(x),
+}
+
+
+def _beside(numbers: Tensor, x: Tensor) -> Tensor:
+    return numbers.view(-1, *[1] * (x.dim() - 2))
+
+
 ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (lambda y: y, F.silu, torch.relu)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A convolution, what is behind it, and how it is laid out.
+    """Windows, what is before and behind them, and how they are laid out.
 
     Attributes:
+        pool: which pool it is; empty for a convolution.
         keeps: whether rows may stay on the chip.
-        twice: whether the convolution is computed again where it may be.
+        twice: whether the windows are computed again where they may be.
         rank: of the schedule of one kernel, among those that it may have.
     """
 
+    pool: str
+    before: str
     source: tuple[int, ...]
     kernel: tuple[int, ...]
     padding: tuple[int, ...]
@@ -83,12 +100,15 @@ def cases(draw: st.DrawFn) -> Case:
     axes, channels = draw(st.integers(1, 2)), draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
     longest = draw(st.sampled_from([12, 40, 70])) if axes == 2 else 300
     kernel = tuple(draw(st.sampled_from([1, 2, 3, 3, 5, 7, 9])) for _ in range(axes))
+    pool = draw(st.sampled_from(["", "maximum", "average"]))
     case = Case(
+        pool=pool,
+        before=draw(st.sampled_from(sorted(BEFORE))) if pool else "nothing",
         source=(draw(st.integers(1, 3)), channels, *(draw(st.integers(1, longest)) for _ in range(axes))),
         kernel=kernel,
-        padding=tuple(draw(st.integers(0, width)) for width in kernel),
+        padding=tuple(draw(st.integers(0, width // 2 if pool else width)) for width in kernel),
         stride=draw(st.sampled_from([1, 1, 1, 2])),
-        dilation=draw(st.sampled_from([1, 1, 1, 2])),
+        dilation=1 if pool == "average" else draw(st.sampled_from([1, 1, 1, 2])),
         activation=draw(st.integers(0, len(ACTIVATIONS) - 1)),
         behind=draw(st.sampled_from(sorted(BEHIND))),
         dtype=draw(st.sampled_from([torch.float32, torch.float32, torch.float16, torch.bfloat16])),
@@ -102,18 +122,33 @@ def cases(draw: st.DrawFn) -> Case:
     return case
 
 
-def _made(case: Case) -> tuple[Region, Program]:
-    convolution = (F.conv1d, F.conv2d)[len(case.kernel) - 1]
+def _windows(case: Case, x: Tensor, weight: Tensor) -> Tensor:
+    axes = len(case.kernel)
+    if case.pool == "maximum":
+        return (F.max_pool1d, F.max_pool2d)[axes - 1](x, case.kernel, case.stride, case.padding, case.dilation)
+    if case.pool:
+        return (F.avg_pool1d, F.avg_pool2d)[axes - 1](
+            x, case.kernel, case.stride, case.padding, count_include_pad=False
+        )
+    convolution = (F.conv1d, F.conv2d)[axes - 1]
+    return convolution(x, weight, None, case.stride, case.padding, case.dilation, x.shape[1])
 
+
+def _made(case: Case) -> tuple[Region, Program]:
     def function(x: Tensor, weight: Tensor, *numbers: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        y = convolution(x, weight, None, case.stride, case.padding, case.dilation, x.shape[1])
+        y = _windows(case, BEFORE[case.before](x, *numbers), weight)
         return BEHIND[case.behind](ACTIVATIONS[case.activation](y), *numbers)
+
+    def seconds(program: Program, kernel: Kernel) -> float:
+        windows = any(isinstance(node, Window) for node in kernel.nodes)
+        temporaries = sum(program.buffer(name).role is Role.TEMP for name in kernel.reads)
+        return windows * (9 if kernel.sweeps else 1) + (2 * temporaries if case.twice else 0)
 
     channels, random = case.source[1], torch.Generator().manual_seed(case.seed)
     sizes = case.source, (channels, 1, *case.kernel), (channels,), (channels,)
-    made = region(function, *(torch.randn(size, generator=random).to(case.dtype) for size in sizes))
+    made = region(function, *(torch.randn(size, generator=random).to(case.dtype) for size in sizes), cuda=True)
     options = pass_options(SMALL, AnchorSource.GENERATED)
-    options = replace(options, again=lambda program, first, second: case.twice)
+    options = replace(options, again=lambda program, first, second: case.twice, seconds=seconds)
     return made, made.passed(options if case.keeps else replace(options, longest_cached_row=1))
 
 
@@ -127,7 +162,7 @@ def _arrangement(case: Case, program: Program) -> Arrangement:
 
 @needs_compiler
 @given(case=cases())
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=14, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 def test_values(case: Case) -> None:
     made, program = _made(case)
     assert not program.calls

@@ -1,0 +1,127 @@
+"""What happens per element is stored by the kernel that reduces it: every thread of the kernels run on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import pass_options
+from fusepass.codegen.ir.program import Program
+from fusepass.codegen.render import render
+from tests.support.emulate import emulate, needs_compiler
+from tests.support.regions import Region, region, tensor_of
+
+H200 = DeviceFacts.h200()
+SMALL = replace(H200, multiprocessors=2, l2_bytes=4096)
+
+Model = Callable[..., tuple[Tensor, ...]]
+
+
+def norm(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    z = x + y
+    return z, F.layer_norm(z, (z.shape[-1],))
+
+
+def two_norms(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    z = x + F.rms_norm(y, (y.shape[-1],))
+    return z, F.rms_norm(z, (z.shape[-1],)), F.softmax(z, -1)
+
+
+def groups(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    z = x + y
+    return z, F.silu(F.group_norm(z, 2))
+
+
+def batch(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    z = x + y
+    return z, F.batch_norm(z, None, None, training=True).relu()
+
+
+def gap(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    z = (x + y).relu()
+    return z, z.mean((2, 3))
+
+
+def bias(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    z = torch.tanh(x * y)
+    return z, z.sum(0)
+
+
+def everything(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    z = x - y
+    return (z * z).mean(), z * 2
+
+
+def columns(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    z = x * y
+    return z, z.softmax(1)
+
+
+CASES: dict[str, tuple[Model, tuple[int, ...], torch.dtype, int]] = {
+    "norm": (norm, (9, 64), torch.float32, 1),
+    "norm of halves": (norm, (9, 256), torch.float16, 1),
+    "norm of odd rows": (norm, (7, 51), torch.bfloat16, 1),
+    "norm of long rows": (norm, (3, 9001), torch.float32, 3),
+    "norms and a softmax": (two_norms, (6, 40), torch.float32, 1),
+    "groups": (groups, (3, 4, 6, 7), torch.float32, 1),
+    "batch of images": (batch, (4, 3, 10, 12), torch.float32, 1),
+    "batch of rows": (batch, (300, 24), torch.float32, 1),
+    "means": (gap, (5, 6, 9, 8), torch.float32, 1),
+    "means of halves": (gap, (2, 9, 7, 7), torch.float16, 1),
+    "sums of columns in pieces": (bias, (2000, 24), torch.float32, 2),
+    "of odd columns": (bias, (1230, 21), torch.float32, 2),
+    "of columns of halves": (bias, (2048, 64), torch.bfloat16, 2),
+    "a sum of everything": (everything, (1, 1 << 17), torch.float32, 2),
+    "columns": (columns, (3, 50, 32), torch.float32, 1),
+}
+
+
+def _made(name: str) -> tuple[Region, Program]:
+    function, shape, dtype, _ = CASES[name]
+    made = region(function, *(torch.randn(shape).to(dtype) for _ in range(2)), cuda=True)
+    return made, made.passed(pass_options(SMALL))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_value_is_made_once(name: str) -> None:
+    _, program = _made(name)
+    assert len(program.kernels) == CASES[name][3]
+    assert sum(bool(kernel.stores) for kernel in program.kernels) == 1
+
+
+@needs_compiler
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.thinned(3)
+def test_values(name: str, aligned: bool) -> None:
+    made, program = _made(name)
+    results = emulate(program, render(program, SMALL, aligned=aligned), made.memory(program), shift=0 if aligned else 1)
+    bound = 2e-5 if CASES[name][2] is torch.float32 else 2e-2
+    for output, wanted in zip(program.outputs, made.exact(), strict=True):
+        torch.testing.assert_close(tensor_of(results[output], program.buffer(output)), wanted, rtol=bound, atol=bound)
+
+
+def test_pieces_are_as_short_as_elements_allow() -> None:
+    made = region(bias, torch.empty(16384, 1024, device="meta"), torch.empty(16384, 1024, device="meta"), cuda=True)
+    first, _ = made.passed(pass_options(H200)).kernels
+    assert first.stores
+    assert first.col_count == 256
+    alone = region(lambda x: x.sum(0), torch.empty(16384, 1024, device="meta"), cuda=True)
+    assert alone.passed(pass_options(H200)).kernels[0].col_count > 1024
+
+
+def test_windows_stay_by_themselves() -> None:
+    def pooled(x: Tensor) -> tuple[Tensor, ...]:
+        y = F.max_pool2d(x, 2)
+        return y, y.mean((2, 3))
+
+    made = region(pooled, torch.randn(2, 3, 8, 8), cuda=True)
+    first, second = made.passed(pass_options(SMALL)).kernels
+    assert first.is_pointwise
+    assert second.reads == first.writes
