@@ -17,6 +17,13 @@ class Residual(nn.Sequential):
         return x + result
 
 
+class Beside(nn.Sequential):
+    """A tensor, and what layers make of it."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, super().forward(x)
+
+
 class Sum(nn.ModuleList):
     """What several branches make of one tensor, added."""
 

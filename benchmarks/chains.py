@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.blocks import Attention, Gated, Residual, SqueezeExcite, feed_forward
+from benchmarks.blocks import Attention, Beside, Gated, Residual, SqueezeExcite, feed_forward
 from benchmarks.layers import Apply, Group, Size, With, Workload
 
 _HALF, _BFLOAT16 = torch.float16, torch.bfloat16
@@ -206,6 +206,16 @@ CHAINS = tuple(Workload(name, layers, *shapes, Group.CHAINS, *more) for name, la
     ("last_conv1d_tanh", lambda s: (nn.Conv1d(64, 1, 7, padding=3), nn.Tanh()), ((16, 64, 32768), (2, 64, 33))),
     ("last_conv3d_sigmoid", lambda s: (nn.Conv3d(32, 4, 3, padding=1), nn.Sigmoid()),
         ((2, 32, 64, 96, 96), (1, 32, 5, 6, 7))),
+    # What is stored and reduced
+    ("residual_layernorm", lambda s: (Residual(nn.SiLU()), Beside(nn.LayerNorm(s.of(1024)))), ((16384, 1024), (5, 32))),
+    ("bfloat16_residual_rmsnorm", lambda s: (Residual(nn.SiLU()), Beside(nn.RMSNorm(s.of(4096)))),
+        ((8192, 4096), (3, 128)), _BFLOAT16),
+    ("residual_groupnorm_silu", lambda s: (Residual(nn.Tanh()), Beside(nn.GroupNorm(16, 64), nn.SiLU())), _IMAGES),
+    ("residual_relu_global_mean", lambda s: (Residual(nn.Tanh()), nn.ReLU(), Beside(nn.AdaptiveAvgPool2d(1))), _IMAGES),
+    ("gelu_column_sums", lambda s: (nn.GELU(), Beside(_sum(0))), ((16384, 3072), (7, 9))),
+    ("maxpool2d_global_mean", lambda s: (nn.MaxPool2d(3, 1, 1), nn.AdaptiveAvgPool2d(1)), _IMAGES),
+    ("half_avgpool2d_instancenorm", lambda s: (nn.AvgPool2d(3, 1, 1), nn.InstanceNorm2d(64)), _IMAGES, _HALF),
+    ("half_maxpool2d_batchnorm_relu", lambda s: (nn.MaxPool2d(3, 1, 1), nn.BatchNorm2d(64), nn.ReLU()), _IMAGES, _HALF),
     # Blocks of networks
     ("transformer_layer", lambda s: _transformer(s.of(1024), 16), ((16, 512, 1024), (2, 5, 32))),
     ("bfloat16_transformer_layer", lambda s: _transformer(s.of(1024), 16), ((16, 512, 1024), (2, 5, 32)), _BFLOAT16),

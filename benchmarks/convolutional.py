@@ -253,6 +253,21 @@ class _ConditionedBlock(nn.Module):
         return x + self.after(F.silu(self.norm(self.before(x)) * (1 + scale) + shift))
 
 
+class _PoolMixer(nn.Module):
+    """A block of PoolFormer: positions are mixed by what a pool adds to them, channels by a small network."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.GroupNorm(1, channels), nn.GroupNorm(1, channels)
+        self.mix = nn.Sequential(nn.Conv2d(channels, 4 * channels, 1), nn.GELU(), nn.Conv2d(4 * channels, channels, 1))
+        self.scales = nn.Parameter(torch.rand(2, channels, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        x = x + self.scales[0] * (F.avg_pool2d(y, 3, 1, 1, count_include_pad=False) - y)
+        return x + self.scales[1] * self.mix(self.second(x))
+
+
 # A table, as in workloads.py.
 # fmt: off
 CONVOLUTIONAL = tuple(Workload(name, layers, *shapes, Group.NETWORKS, *more) for name, layers, shapes, *more in (
@@ -281,6 +296,10 @@ CONVOLUTIONAL = tuple(Workload(name, layers, *shapes, Group.NETWORKS, *more) for
     ("shufflenet_block", lambda s: _shuffle(240, 3), ((32, 240, 56, 56), (2, 240, 5, 4))),
     ("squeezenet_fires", lambda s: (_fire(64, 16, 64), _fire(128, 16, 64), nn.MaxPool2d(3, 2)),
         ((32, 64, 112, 112), (2, 64, 7, 9))),
+    ("poolformer_stages", lambda s: (
+        nn.Conv2d(3, s.of(64), 7, 4, 2), *(_PoolMixer(s.of(64)) for _ in range(2)),
+        nn.Conv2d(s.of(64), s.of(128), 3, 2, 1), *(_PoolMixer(s.of(128)) for _ in range(2))),
+        ((64, 3, 224, 224), (2, 3, 32, 40))),
     ("unet", lambda s: (_UNet(8, s.of(64), 4),), ((8, 8, 128, 256), (2, 8, 12, 8))),
     ("deeplab_pyramid_pooling", lambda s: _pyramid_pooling(s.of(512), s.of(128)), ((8, 512, 64, 64), (2, 16, 9, 7))),
     ("feature_pyramid", lambda s: (_FeaturePyramid(s.of(512), s.of(256), s.of(256)),), (
