@@ -19,9 +19,8 @@ from fusepass.codegen.passes.fuse import ElementRules, fuse_elements, meets_elem
 from fusepass.codegen.passes.splitter import Cut, Splitter
 from fusepass.codegen.passes.statistics import online
 
-_OF_THE_LONGEST = (
-    4  # pieces of rows that what happens per element joins are this part of the longest ones that it may join
-)
+_OF_THE_LONGEST = 4
+"""Pieces of rows that what happens per element joins have this part of the longest row that it may join."""
 
 _SHORT_ROW = 512  # elements; a block has several such rows, and exchanges tiles of them
 _SHORT_COLUMN = 256  # elements; so, where rows, not columns, are contiguous as they are read
@@ -81,7 +80,7 @@ def split_long_rows(
     for kernel in program.kernels:
         pieces = 1 if kernel.scans else policy.pieces(program, kernel)
         if pieces > 1 and elements is not None and meets_elements(program, kernel):
-            pieces = max(pieces, -(-kernel.col_count // (elements.longest(program, kernel) // _OF_THE_LONGEST)))
+            pieces = max(pieces, -(-kernel.col_count * _OF_THE_LONGEST // elements.longest(program, kernel)))
         # Each sweep of pieces reads everything again: the fewer the better.
         whole = online(merge_columns(kernel, builder), builder) if pieces > 1 else kernel
         cut = _cut(whole, builder, pieces, nearest(program, whole)) if pieces > 1 else None
