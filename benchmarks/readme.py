@@ -2,8 +2,8 @@
 
 Everything comes from ``benchmarks/results/h200.json``, what ``benchmarks/run.py --json`` writes, with a ``note`` about what the
 numbers do not show, and, for a line each, from those of ``h200_default.json``, ``h100_chains.json``, ``h200_single.json``,
-``h100_networks.json`` and ``h200_drawn.json`` that are there: the same without max-autotune, and with ``--group chains``,
-``--group single``, ``--group networks`` and ``--drawn``. Those named ``h100`` were taken on another device, which their lines name.
+``h100_networks.json`` and others that are there: the same without max-autotune, and with ``--group chains``,
+``--group single``, ``--group networks`` and ``--drawn``, or some of these. Those named ``h100`` were taken on another device, which their lines name.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ GROUPS = {
     RUN.with_name("h200_default.json"): "workloads of the plain run, beside torch.compile's default mode alone",
     RUN.with_name("h100_chains.json"): "further chains and blocks of `benchmarks/chains.py`",
     RUN.with_name("h200_single.json"): "single operators and losses of `--group single`",
+    RUN.with_name("h100_single.json"): "single operators and losses of a later run",
     RUN.with_name("h100_networks.json"): "networks, and blocks of them, of `benchmarks/networks.py`",
     RUN.with_name("h200_drawn.json"): "workloads drawn at random (`benchmarks/drawn.py`)",
     RUN.with_name("h100_drawn.json"): "workloads drawn at random with another seed",
     RUN.with_name("h100_firsts.json"): "first layers (`firsts.py`), broadcasts and columns (`broadcasts.py`)",
-    RUN.with_name("h100_windows.json"): "pools of `--group single` and depthwise convolutions of `--group chains`",
+    RUN.with_name(
+        "h200_reduced.json"
+    ): "chains that store what they reduce, or reduce depthwise convolutions and pools",
 }
 PLOT = ROOT / "docs" / "limits.svg"
 BEGIN, END = "<!-- measured:begin -->\n", "<!-- measured:end -->\n"
