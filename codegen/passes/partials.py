@@ -174,7 +174,7 @@ class _Mover:
 
         found = self.builder.rewrite(self.builder.rewrite(value, aligned.places), leaf=own)
         for node in walk(found):
-            if isinstance(node, Load) and not isinstance(node, Gather):
+            if isinstance(node, Load):
                 known = node.buffer not in self.written | self.anchored.writes or self._has(node)
             elif isinstance(node, Stat):
                 known = self.anchored.anchor is not None and node.reduction == self.anchored.anchor.name

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from fusepass.codegen.ir.expr import Apply, Builder, Expr, Gather, Load, Op, Stat, Window, walk
+from fusepass.codegen.ir.expr import Apply, Builder, Expr, Load, Op, Stat, Window, walk
 from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Kernel, Program, Store
 from fusepass.codegen.passes.again import compute_again
@@ -73,7 +73,7 @@ def _windows(kernel: Kernel) -> list[Window]:
 
 
 def _loads(node: Expr) -> Iterator[Load]:
-    return (below for below in walk(node) if isinstance(below, Load) and not isinstance(below, Gather))
+    return (below for below in walk(node) if isinstance(below, Load))
 
 
 def _order(kernel: Kernel) -> tuple[Axis, ...] | None:

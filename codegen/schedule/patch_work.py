@@ -35,9 +35,9 @@ _REGISTERS = 16  # besides results, a row, and half of what is the same for all 
 _MORE_REGISTERS = 24  # that a thread has where there is room
 _SCHEDULERS = 4  # of a multiprocessor, each of which issues one instruction a cycle
 _LATENCY, _WAIT = 2.4, 90  # cycles from one of a warp's instructions to the next, and of a block besides these
-_CLOCK = 1.7e9  # cycles a second
+CLOCK = 1.7e9  # cycles a second
 _BEGIN = 150  # cycles from one block to the next on a multiprocessor, at least
-_SHARP = 4  # how clearly the slower one of instructions and memory decides
+SHARP = 4  # how clearly the slower one of instructions and memory decides
 
 
 @dataclass(frozen=True)
@@ -136,13 +136,13 @@ class PatchWork(Work):
         held = facts.registers // (warps * WARP * (self.registers(plan.unroll, plan.width, tiles) + _MORE_REGISTERS))
         resident = max(min(max(held, plan.resident), facts.max_threads // plan.threads, room), 1)
         instructions = warps * issued / _SCHEDULERS
-        memory = moved / (facts.bandwidth / facts.multiprocessors / _CLOCK)
-        each: float = (instructions**_SHARP + memory**_SHARP) ** (1 / _SHARP)
+        memory = moved / (facts.bandwidth / facts.multiprocessors / CLOCK)
+        each: float = (instructions**SHARP + memory**SHARP) ** (1 / SHARP)
         alone = _LATENCY * issued + _WAIT
         full, rest = divmod(plan.blocks, resident * facts.multiprocessors)
         cycles = full * max(resident * each, alone)
         cycles += max(ceil(rest, facts.multiprocessors) * each, alone) if rest else 0
-        return max(cycles, plan.blocks / facts.multiprocessors * _BEGIN) / _CLOCK
+        return max(cycles, plan.blocks / facts.multiprocessors * _BEGIN) / CLOCK
 
     def _reducing(self, plan: Schedule, tiles: Sequence[TileShape]) -> float:
         """The instructions of a thread that read tiles and reduce what they have."""
