@@ -175,7 +175,7 @@ def pass_options(
     # Four pieces per core even out cores of unequal speed; a piece is worth a thread from some 64 KB on.
     workers = int(4 * facts.cores * arrangement.pieces)
     policy = SplitPolicy(workers, least_piece=16384, lanes=64, least_of_scans=16)
-    return PassOptions(policy, longest_cached_row=1 << 16)
+    return PassOptions(policy, longest_cached_row=1 << 16, stores_columns=False)
 
 
 def _pieces_on(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | None:

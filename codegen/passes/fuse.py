@@ -172,7 +172,7 @@ class ElementRules:
 
     Attributes:
         longest_row: elements of rows that stay on the chip for it, if nothing happened per element before.
-        longest_column: the same of rows whose elements are not neighbours in memory.
+        longest_column: the same of rows whose elements are not neighbours in memory; 0 for none.
     """
 
     longest_row: int

@@ -37,6 +37,7 @@ class PassOptions:
         split: when long rows are split.
         longest_cached_row: rows of at most this many elements stay on chip between sweeps.
         longest_column: the same of rows whose elements are not neighbours in memory, where nothing is stored per element.
+        stores_columns: whether a kernel that only reduces such rows had better store what happens per element, too.
         anchors: whether a kernel with an anchor is better than the library's call.
         warps: that multiply together in a convolution; see `Convolution.warps`.
         halves, tiled, held: whether convolutions that may be rounded to TF32 become products of scaled halves, and these in tiles, or with
@@ -57,6 +58,7 @@ class PassOptions:
     split: SplitPolicy
     longest_cached_row: int
     longest_column: int = 1 << 16
+    stores_columns: bool = True
     anchors: Choice = lambda program, kernel: False
     warps: int = 1
     halves: bool = False
@@ -78,7 +80,7 @@ class PassOptions:
 
 def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
     """Every pass, by name, in the order it runs."""
-    rules = ElementRules(options.longest_cached_row, options.longest_column)
+    rules = ElementRules(options.longest_cached_row, options.longest_column if options.stores_columns else 0)
     return (
         ("fuse_rows", lambda p, b: fuse_rows(p, b, options.staged)),
         ("fuse_siblings", fuse_siblings),

@@ -79,8 +79,9 @@ def split_long_rows(
     work = Splitter(program, builder)
     for kernel in program.kernels:
         pieces = 1 if kernel.scans else policy.pieces(program, kernel)
-        if pieces > 1 and elements is not None and meets_elements(program, kernel):
-            pieces = max(pieces, -(-kernel.col_count * _OF_THE_LONGEST // elements.longest(program, kernel)))
+        longest = 0 if elements is None else elements.longest(program, kernel)
+        if pieces > 1 and longest and meets_elements(program, kernel):
+            pieces = max(pieces, -(-kernel.col_count * _OF_THE_LONGEST // longest))
         # Each sweep of pieces reads everything again: the fewer the better.
         whole = online(merge_columns(kernel, builder), builder) if pieces > 1 else kernel
         cut = _cut(whole, builder, pieces, nearest(program, whole)) if pieces > 1 else None
