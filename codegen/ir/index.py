@@ -267,3 +267,8 @@ def by_structure(term: tuple[Atom, int]) -> str:
     if isinstance(atom, Axis):
         return atom.name
     return f"{type(atom).__name__}({', '.join(sorted(map(by_structure, atom.index.terms)))})"
+
+
+def flat_index(axes: Sequence[Axis]) -> Index:
+    """The number of a point of `axes`, of which the last one counts fastest."""
+    return linear([axis_index(axis) for axis in axes], contiguous_strides([axis.size for axis in axes]))

@@ -13,10 +13,10 @@ from fusepass.codegen.passes.rewrite import rewrite_kernel
 from fusepass.codegen.passes.statistics import share_reductions
 from fusepass.codegen.passes.unify import unify, unify_siblings
 
-Choice = Callable[[Program, Kernel], bool]
 
-
-def fuse_rows(program: Program, builder: Builder, apart: Choice = lambda program, kernel: False) -> Program:
+def fuse_rows(
+    program: Program, builder: Builder, apart: Callable[[Program, Kernel], bool] = lambda program, kernel: False
+) -> Program:
     """Fuse each kernel into the latest earlier one whose row results it reads at its own row; not one that had better stay `apart` into others."""
 
     def fits(producer: Kernel, consumer: Kernel) -> bool:
@@ -137,7 +137,7 @@ def _fuse_with_sibling(kernels: list[Kernel], position: int, builder: Builder) -
     second = kernels[position]
     for earlier in reversed(range(position)):
         first, between = kernels[earlier], kernels[earlier + 1 : position]
-        if any(kernel.writes & second.reads for kernel in (first, *between)):
+        if not _independent((first, *between, second)):
             continue
         fused = _join(first, second, builder)
         if fused is not None:

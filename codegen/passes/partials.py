@@ -15,7 +15,7 @@ from math import prod
 from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, ReduceOp, Stat, Window, walk
-from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, linear
+from fusepass.codegen.ir.index import Axis, Index, flat_index
 from fusepass.codegen.ir.program import Kernel, Partials, Program, Reduction, Store
 from fusepass.codegen.passes.alignment import Aligned, align
 from fusepass.codegen.passes.fuse import drop_unused
@@ -256,7 +256,7 @@ class _Mover:
         apart = (channel, sample) if per_sample else (channel,)
         own = [axis for dimension in apart for axis in aligned.along[dimension]]
         cols = (*(axis for axis in kernel.cols if axis in own), piece)
-        where = {dimension: _flat(aligned.along[dimension]) for dimension in apart}
+        where = {dimension: flat_index(aligned.along[dimension]) for dimension in apart}
         work.parts = {
             name: tuple(self.builder.rewrite(value, where) for value in values) for name, values in parts.items()
         }
@@ -276,7 +276,3 @@ def _positions(kernel: Kernel) -> tuple[Axis, ...]:
 
 def _is_result(names: Collection[str], node: Expr) -> bool:
     return isinstance(node, Stat) and node.reduction in names
-
-
-def _flat(axes: tuple[Axis, ...]) -> Index:
-    return linear([axis_index(axis) for axis in axes], contiguous_strides([axis.size for axis in axes]))

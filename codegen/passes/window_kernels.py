@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fusepass.codegen.ir.expr import Apply, Builder, Expr, Load, Op, Stat, Window, walk
-from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, linear
+from fusepass.codegen.ir.index import Axis, Index, flat_index
 from fusepass.codegen.ir.program import Kernel, Program, Store
 from fusepass.codegen.passes.again import compute_again
 from fusepass.codegen.passes.alignment import align
@@ -32,17 +32,17 @@ def separate_windows(program: Program, builder: Builder, pieces: Pieces, seconds
     for position, kernel in enumerate(program.kernels):
         if not kernel.sweeps or not _is_plain(kernel) or not _windows(kernel):
             continue
-        for made, place in _loaded(program, builder, position):
-            ways = _ways(made, builder, place, pieces)
-            return separate_windows(_fastest(program, ways, seconds)[0], builder, pieces, seconds)
-        for made, place in _computed(program, builder, position) if seconds is not None else ():
-            found, before, after = _fastest(program, _ways(made, builder, place, pieces), seconds)
-            if after < _CLEARLY * before:
-                return separate_windows(found, builder, pieces, seconds)
+        loaded = _loaded(program, builder, position)
+        made = loaded or (_computed(program, builder, position) if seconds is not None else None)
+        if made is None:
+            continue
+        found, before, after = _fastest(program, _ways(*made, builder, pieces), seconds)
+        if loaded or after < _CLEARLY * before:
+            return separate_windows(found, builder, pieces, seconds)
     return program
 
 
-def _ways(program: Program, builder: Builder, position: int, pieces: Pieces) -> list[Program]:
+def _ways(program: Program, position: int, builder: Builder, pieces: Pieces) -> list[Program]:
     """`program` as it is, with what reduces over positions of the windows at `position` in their kernel, and with these computed twice for it."""
     reduced = reduce_positions(program, builder, position, pieces)
     twice = compute_again(program, builder, position, pieces, lambda *_: True)
@@ -84,12 +84,8 @@ def _order(kernel: Kernel) -> tuple[Axis, ...] | None:
     return tuple(sorted(axes, key=lambda axis: -steps[axis])) if min(steps.values(), default=0) > 0 else None
 
 
-def _flat(axes: tuple[Axis, ...]) -> Index:
-    return linear([axis_index(axis) for axis in axes], contiguous_strides([axis.size for axis in axes]))
-
-
-def _loaded(program: Program, builder: Builder, position: int) -> Iterator[tuple[Program, int]]:
-    """`program` with the windows at `position` loaded from what a pointwise kernel stores, and the place of that kernel."""
+def _loaded(program: Program, builder: Builder, position: int) -> tuple[Program, int] | None:
+    """`program` with the windows at `position` loaded from what a pointwise kernel stores, and the place of that kernel; None where none does."""
     kernel = program.kernels[position]
     order = _order(kernel)
     for place, other in enumerate(program.kernels):
@@ -99,10 +95,12 @@ def _loaded(program: Program, builder: Builder, position: int) -> Iterator[tuple
         if any(each.writes & other.reads for each in between):
             continue
         theirs = _order(other)
-        aligned = theirs and align(kernel, builder, _flat(order), other, Store("", _flat(theirs), _windows(other)[0]))
+        aligned = theirs and align(
+            kernel, builder, flat_index(order), other, Store("", flat_index(theirs), _windows(other)[0])
+        )
         if not aligned:
             continue
-        stored = _stored(program, builder, other, {axis: _flat(along) for axis, along in aligned.along.items()})
+        stored = _stored(program, builder, other, {axis: flat_index(along) for axis, along in aligned.along.items()})
         reading = rewrite_kernel(aligned.kernel, builder, leaf=forward(stored))
         if _windows(reading):
             continue
@@ -110,7 +108,8 @@ def _loaded(program: Program, builder: Builder, position: int) -> Iterator[tuple
         kernels[position] = reading
         if place > position:
             kernels.insert(position, kernels.pop(place))
-        yield drop_unused(replace(program, kernels=tuple(kernels))), min(place, position)
+        return drop_unused(replace(program, kernels=tuple(kernels))), min(place, position)
+    return None
 
 
 def _stored(program: Program, builder: Builder, kernel: Kernel, places: Mapping[Axis, Index]) -> dict[int, Expr]:
@@ -126,12 +125,13 @@ def _stored(program: Program, builder: Builder, kernel: Kernel, places: Mapping[
     return found
 
 
-def _computed(program: Program, builder: Builder, position: int) -> Iterator[tuple[Program, int]]:
-    """`program` with a kernel before that at `position` which stores what is reduced first of windows, or else the windows, and its place."""
+def _computed(program: Program, builder: Builder, position: int) -> tuple[Program, int] | None:
+    """`program` with a kernel before that at `position` which stores what is reduced first of windows, or else the windows, and its place; None
+    where that leaves windows."""
     kernel = program.kernels[position]
     order = _order(kernel)
     if order is None:
-        return
+        return None
     reduced = {id(value): value for each in kernel.sweeps[0] for value in each.values}
     for values in (list(reduced.values()), _windows(kernel)):
         work = Splitter(program, builder)
@@ -142,8 +142,8 @@ def _computed(program: Program, builder: Builder, position: int) -> Iterator[tup
             computing = Kernel(f"{kernel.name}_windows", order, (), (), (), tuple(stores), kernel.origin)
             computing = _of_images(computing, builder, len(_windows(kernel)[0].axes))
             kernels = (*program.kernels[:position], computing, reading, *program.kernels[position + 1 :])
-            yield replace(program, buffers=tuple(work.buffers), kernels=kernels), position
-            return
+            return replace(program, buffers=tuple(work.buffers), kernels=kernels), position
+    return None
 
 
 def _of_images(kernel: Kernel, builder: Builder, rank: int) -> Kernel:

@@ -1,17 +1,12 @@
-"""Columns of CPU kernels as text: where a point lies in an array over them, and tiles of them."""
+"""Columns of CPU kernels as text: how many they are, and tiles of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
 
-from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, linear
+from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.render.numbers import free
-
-
-def position(axes: Sequence[Axis]) -> Index:
-    """Where a point of `axes` lies in an array over them."""
-    return linear([axis_index(axis) for axis in axes], contiguous_strides([axis.size for axis in axes]))
 
 
 def points(axes: Sequence[Axis]) -> int:

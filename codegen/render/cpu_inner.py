@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from fusepass.codegen.ir.dataflow import Need
 from fusepass.codegen.ir.expr import Expr, largest
-from fusepass.codegen.ir.index import Index, contiguous_strides
-from fusepass.codegen.render.cpu_columns import points, position
+from fusepass.codegen.ir.index import Index, contiguous_strides, flat_index
+from fusepass.codegen.render.cpu_columns import points
 from fusepass.codegen.render.cpu_loops import Body
 from fusepass.codegen.render.cpu_rows import RowsWriter
 from fusepass.codegen.render.printer import Scope
@@ -45,7 +45,7 @@ class InnerWriter(RowsWriter):
         self.printer.expect(found)
         for node in found:
             axes = [axis for axis in self.cols if axis in self.printer.dataflow.needs(node)]
-            name, place = self.names.numbered("col_value"), position(axes)
+            name, place = self.names.numbered("col_value"), flat_index(axes)
             scope.lines.append(self.array(node.dtype, name, points(axes)))
 
             def compute(inner: Scope, node: Expr = node, name: str = name, place: Index = place) -> None:

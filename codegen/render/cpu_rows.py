@@ -12,9 +12,9 @@ from fusepass.codegen.ir.conversions import narrowed, widened
 from fusepass.codegen.ir.dataflow import Kept
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, Load, Prefix, ReduceOp
-from fusepass.codegen.ir.index import Index
+from fusepass.codegen.ir.index import Index, flat_index
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
-from fusepass.codegen.render.cpu_columns import points, position, scaled, tile
+from fusepass.codegen.render.cpu_columns import points, scaled, tile
 from fusepass.codegen.render.cpu_loops import SIMD, Body, KernelWriter, from_memory, memory_type
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Identifiers, block
@@ -53,7 +53,7 @@ class RowsWriter(KernelWriter):
         kept = kept_on_cpu(kernel) if schedule.keep else ()
         self.kept: dict[int, tuple[Kept, str]] = {id(k.node): (k, names.numbered("kept")) for k in kept}
         self.col_values: list[tuple[Expr, str, Index]] = []
-        self.column = position(kernel.cols)
+        self.column = flat_index(kernel.cols)
         self.outer, self.tiled, self.trailing = tile(self.cols, schedule.block)
         self.steps = max(schedule.block // points(self.trailing), 1)
 
@@ -244,7 +244,7 @@ class RowsWriter(KernelWriter):
 
         def element(innermost: Scope) -> None:
             place = scaled(step, points(self.trailing))
-            inside = innermost.index(position(self.trailing))
+            inside = innermost.index(flat_index(self.trailing))
             body(innermost, place if inside == "0" else f"{place} + {inside}")
 
         self.nest(inner, self.trailing, lambda s: self.element_loop(s, element), simd=self.simd_columns)

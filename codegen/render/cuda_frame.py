@@ -70,9 +70,8 @@ class Frame:
         self.turn = ""  # with a ring, the row at hand, or less than 0 before the first one
         self.first_turn = ""  # the first of the rows for which a team meets at once
         self.patch: PatchPlace | None = None
-        self.apart = (
-            False  # of a patch: results that two threads compute may differ in rounding, so that one stores them
-        )
+        # Whether results of a patch that two threads compute may differ in rounding, so that one stores them.
+        self.apart = False
         self.results: PatchResults | None = None  # of a patch, where they leave through shared memory
         self.found: PatchPartials | None = None  # of a patch that is reduced over positions
         # Of a block's part of a row, after what it keeps in shared memory: what it holds in registers, and what is left.

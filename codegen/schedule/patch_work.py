@@ -135,9 +135,9 @@ class PatchWork(Work):
         room = (facts.shared_bytes_per_block + RESERVED) // (plan.shared_bytes + RESERVED)
         held = facts.registers // (warps * WARP * (self.registers(plan.unroll, plan.width, tiles) + _MORE_REGISTERS))
         resident = max(min(max(held, plan.resident), facts.max_threads // plan.threads, room), 1)
-        instructions = warps * issued / _SCHEDULERS
+        computing = warps * issued / _SCHEDULERS
         memory = moved / (facts.bandwidth / facts.multiprocessors / CLOCK)
-        each: float = (instructions**SHARP + memory**SHARP) ** (1 / SHARP)
+        each: float = (computing**SHARP + memory**SHARP) ** (1 / SHARP)
         alone = _LATENCY * issued + _WAIT
         full, rest = divmod(plan.blocks, resident * facts.multiprocessors)
         cycles = full * max(resident * each, alone)

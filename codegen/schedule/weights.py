@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.index import axis_index, contiguous_strides, linear
+from fusepass.codegen.ir.index import flat_index
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.vectors import Beginnings
 from fusepass.codegen.schedule.rows import crossing_stores, prefers_rows
@@ -28,7 +28,7 @@ def beginnings(program: Program, kernel: Kernel, facts: DeviceFacts) -> Beginnin
     if crossing_stores(shape, shape.col_axis, shape.row_axis):
         return None
     plan = shape.vectors(shape.col_axis)
-    column = linear([axis_index(axis) for axis in kernel.cols], contiguous_strides([axis.size for axis in kernel.cols]))
+    column = flat_index(kernel.cols)
     loads = tuple(load for load in kernel.loads() if not (load.index - column).terms)
     if plan.start is None or plan.run or not loads:
         return None
@@ -40,5 +40,5 @@ def beginnings(program: Program, kernel: Kernel, facts: DeviceFacts) -> Beginnin
     written = sum(plan.width * kernel.col_count * load.dtype.nbytes for load in loads)
     if saved * moved < _LAUNCH or moved < max(facts.l2_bytes, _LEAST_TIMES * written):
         return None
-    row = linear([axis_index(axis) for axis in kernel.rows], contiguous_strides([axis.size for axis in kernel.rows]))
+    row = flat_index(kernel.rows)
     return Beginnings(plan.width, plan.start.substitute({shape.row_axis: row}), loads, column)
