@@ -176,6 +176,8 @@ def obstacle(program: Program) -> str | None:
             return f"a generated {what} is laid out for its sizes"
         if kernel.team is not None or kernel.cluster > 1:
             return "blocks that share rows are laid out for their sizes"
+        if kernel.partials is not None and kernel.sweeps:
+            return "what blocks reduce over rows is laid out for their number"
     return None
 
 

@@ -40,6 +40,7 @@ from fusepass.codegen.schedule.patch_partials import (
     windows_overlap,
     windows_pay_twice,
 )
+from fusepass.codegen.schedule.row_pieces import row_pieces
 from fusepass.codegen.schedule.strips import strip_team
 from fusepass.codegen.schedule.team import team_size
 from fusepass.codegen.schedule.weights import beginnings
@@ -164,6 +165,7 @@ def pass_options(
             plain=anchor is AnchorSource.ARITHMETIC,
             pieces=lambda program, kernel: _pieces_on(program, kernel, facts),
             again=lambda program, first, second: _pays_twice(program, first, second, facts),
+            row_pieces=lambda program, kernel: row_pieces(program, kernel, facts),
             staged=lambda program, kernel: windows_overlap(program, kernel, facts),
             seconds=lambda program, kernel: seconds_with_windows(program, kernel, facts),
             clusters=lambda program, kernel: cluster_size(program, kernel, facts) if teams else 1,
@@ -175,7 +177,7 @@ def pass_options(
     # Four pieces per core even out cores of unequal speed; a piece is worth a thread from some 64 KB on.
     workers = int(4 * facts.cores * arrangement.pieces)
     policy = SplitPolicy(workers, least_piece=16384, lanes=64, least_of_scans=16)
-    return PassOptions(policy, longest_cached_row=1 << 16, stores_columns=False)
+    return PassOptions(policy, longest_cached_row=1 << 16, stores_columns=False, stores_pieces=False)
 
 
 def _pieces_on(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | None:

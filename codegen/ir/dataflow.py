@@ -1,6 +1,6 @@
 """What the values of a kernel depend on, and which of them a later phase uses again.
 
-The *phases* of a kernel are its sweeps in order, then its element stores.
+The *phases* of a kernel are its sweeps in order, then what it stores, or leaves of reductions over positions, per element.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class Dataflow:
 def phases(kernel: Kernel) -> tuple[tuple[Expr, ...], ...]:
     """The expressions that each phase evaluates per element."""
     sweeps = (tuple(value for reduction in sweep for value in reduction.values) for sweep in kernel.sweeps)
-    return (*sweeps, tuple(store.value for store in kernel.stores))
+    partial = kernel.partials.values if kernel.partials is not None else ()
+    return (*sweeps, (*(store.value for store in kernel.stores), *partial))
 
 
 @dataclass(frozen=True, eq=False)

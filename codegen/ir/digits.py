@@ -46,6 +46,7 @@ class _Search:
         self._exact_stats: set[tuple[str, int]] = set()
         stores = (*kernel.row_stores, *kernel.stores)
         self._exact |= {id(store.value) for store in stores if program.buffer(store.buffer).dtype not in _NARROW}
+        self._exact |= {id(value) for value in kernel.partials.values} if kernel.partials is not None else set()
         self._sides: dict[int, _Side] = {}
         self._reduced = defaultdict[int, list[Reduction]](list)
         for reduction in kernel.reductions:

@@ -5,8 +5,8 @@ sweep, a later sweep may use the results (`Stat`) of earlier ones; `row_stores` 
 (row, col). A kernel that *scans* has one sweep of one running reduction; its `stores` use what that is at their column, as a
 `Prefix`. A kernel without `cols` is pointwise: only `stores`. A kernel may have an `anchor`, a convolution or a matrix
 product whose result at a point its expressions use as a `Stat`; `cols` are then the channels of the convolution or its last axis, rows
-of the product or columns that are neighbours, or nothing. The rows of a kernel with sweeps may be shared by `Team`s of blocks. A pointwise kernel with an anchor may leave
-`Partials` of what is reduced over positions, or columns.
+of the product or columns that are neighbours, or nothing. The rows of a kernel with sweeps may be shared by `Team`s of blocks. A kernel may leave
+`Partials` of what is reduced over positions: a pointwise one with an anchor or windows, or one with sweeps, over its rows.
 """
 
 from __future__ import annotations
@@ -118,29 +118,37 @@ class Team:
 
 @dataclass(frozen=True)
 class Partials:
-    """What a kernel with an anchor, or with windows, leaves of reductions over positions: a result for each piece and channel.
+    """What a kernel with an anchor, with windows or with sweeps leaves of reductions over positions: a result for each piece and channel.
 
     A piece is a set of positions; the schedule says which. Together the pieces have each position once. Of a matrix product
     samples are the batch, channels the rows, positions the columns; those that are not `Kernel.within` bounds are in no piece. Where there are
-    windows, a piece is what a block has of an image, which is one of a sample and a channel.
+    windows, a piece is what a block has of an image, which is one of a sample and a channel. Where there are sweeps, positions are the points of
+    the last rows, samples those of the others, channels the columns; values may use the results of all sweeps.
 
     Attributes:
         pieces: their number, as an axis; of each sample where `per_sample`, else of all samples together.
         per_sample: whether the positions of a piece are those of one sample.
-        reductions: over the positions of a piece, all of one and the same value.
+        reductions: over the positions of a piece; all of one and the same value, unless there are sweeps.
         stores: of the results, which may have `ReduceOp.kept` parts; their indices depend on `pieces`, the channel and,
             where `per_sample`, the sample.
+        over: how many of the last axes of the rows are reduced over, where there are sweeps.
     """
 
     pieces: Axis
     per_sample: bool
     reductions: tuple[Reduction, ...]
     stores: tuple[Store, ...]
+    over: int = 0
 
     @property
     def value(self) -> Expr:
-        """What is reduced."""
+        """What is reduced, where that is one value."""
         return self.reductions[0].values[0]
+
+    @property
+    def values(self) -> tuple[Expr, ...]:
+        """Everything that is reduced."""
+        return tuple(value for reduction in self.reductions for value in reduction.values)
 
 
 @dataclass(frozen=True)
@@ -210,6 +218,11 @@ class Kernel:
         return not self.sweeps
 
     @property
+    def ends_per_element(self) -> bool:
+        """Whether anything happens per element behind its sweeps."""
+        return bool(self.stores) or self.partials is not None
+
+    @property
     def scans(self) -> bool:
         """Whether it has a running reduction."""
         return any(reduction.running for reduction in self.reductions)
@@ -222,9 +235,7 @@ class Kernel:
     def roots(self) -> tuple[Expr, ...]:
         """Every expression that the kernel evaluates."""
         values = [value for reduction in self.reductions for value in reduction.values]
-        values += (
-            [value for reduction in self.partials.reductions for value in reduction.values] if self.partials else []
-        )
+        values += self.partials.values if self.partials else ()
         values += [self.alarm.condition] if self.alarm else []
         return (*values, *(store.value for store in (*self.row_stores, *self.stores)))
 

@@ -19,7 +19,7 @@ from fusepass.codegen.ir.expr import (
     walk,
 )
 from fusepass.codegen.ir.index import Axis
-from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Partials, Program, Ref, Store
+from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Partials, Program, Reduction, Ref, Store
 
 
 def program_text(program: Program) -> str:
@@ -82,10 +82,7 @@ def _kernel_lines(kernel: Kernel) -> Iterator[str]:
     for number, sweep in enumerate(kernel.sweeps):
         yield f"  sweep {number}"
         for reduction in sweep:
-            yield from ("    " + line for line in names.define(reduction.values))
-            values = ", ".join(names[value] for value in reduction.values)
-            running = "running " if reduction.running else ""
-            yield f"    {reduction.name}: {reduction.dtype} = {running}{reduction.op.value}({values})"
+            yield from _reduction_lines(reduction, names)
     if kernel.partials is not None:
         yield from _partial_lines(kernel.partials, names)
     for title, stores in (("per row", kernel.row_stores), ("per element", kernel.stores)):
@@ -100,11 +97,18 @@ def _kernel_lines(kernel: Kernel) -> Iterator[str]:
 
 def _partial_lines(partials: Partials, names: _Names) -> Iterator[str]:
     of = "each sample" if partials.per_sample else "all samples"
-    yield f"  per channel, over {_axes([partials.pieces])} pieces of {of}"
-    yield from ("    " + line for line in names.define([partials.value]))
+    where = f"column, over the rows' last {partials.over}," if partials.over else "channel, over"
+    yield f"  per {where} {_axes([partials.pieces])} pieces of {of}"
     for reduction in partials.reductions:
-        yield f"    {reduction.name}: {reduction.dtype} = {reduction.op.value}({names[partials.value]})"
+        yield from _reduction_lines(reduction, names)
     yield from ("    " + line for line in _store_lines(partials.stores, names))
+
+
+def _reduction_lines(reduction: Reduction, names: _Names) -> Iterator[str]:
+    yield from ("    " + line for line in names.define(reduction.values))
+    values = ", ".join(names[value] for value in reduction.values)
+    running = "running " if reduction.running else ""
+    yield f"    {reduction.name}: {reduction.dtype} = {running}{reduction.op.value}({values})"
 
 
 def _store_lines(stores: Sequence[Store], names: _Names) -> Iterator[str]:

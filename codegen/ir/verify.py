@@ -8,7 +8,7 @@ from math import prod
 from fusepass.codegen.ir.convolution import Convolution, Pooling, ScaledHalves, ScaledWeights, halves_of_place
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Prefix, Stat, Window
-from fusepass.codegen.ir.index import axis_index, contiguous_strides
+from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides
 from fusepass.codegen.ir.product import PLACE, Filling, Product, parts_of
 from fusepass.codegen.ir.program import CLUSTERS, Anchor, Kernel, Partials, Program, Ref, Role, Store, Team
 from fusepass.codegen.ir.team import exchange_offsets
@@ -211,8 +211,11 @@ def _pooling_faults(program: Program, anchor: Convolution, pooled: Pooling) -> I
 
 
 def _partial_faults(program: Program, kernel: Kernel, partials: Partials, known: dict[str, int]) -> Iterator[str]:
+    if kernel.sweeps:
+        yield from _partial_faults_of_rows(program, kernel, partials, known)
+        return
     has_windows = any(isinstance(node, Window) for node in kernel.nodes)
-    if not (kernel.anchor or has_windows) or kernel.cols or kernel.sweeps or not partials.reductions:
+    if not (kernel.anchor or has_windows) or kernel.cols or partials.over or not partials.reductions:
         yield "partial results of a kernel that has neither an anchor nor windows per element, or of nothing"
         return
     if kernel.anchor is None and not partials.per_sample:
@@ -224,10 +227,33 @@ def _partial_faults(program: Program, kernel: Kernel, partials: Partials, known:
         if reduction.op.arity != 1 or reduction.values != (partials.value,) or partials.value.dtype is not DType.F32:
             yield f"{reduction.name} is not of the one float32 value that is reduced over positions"
     yield from expr_faults(program, partials.value, frozenset(kernel.rows), known, everywhere=not kernel.within)
-    axes = frozenset((partials.pieces, channel, *((sample,) if partials.per_sample else ())))
+    yield from _partial_store_faults(program, partials, (channel, *((sample,) if partials.per_sample else ())))
+
+
+def _partial_faults_of_rows(
+    program: Program, kernel: Kernel, partials: Partials, known: dict[str, int]
+) -> Iterator[str]:
+    shared = kernel.anchor is not None or kernel.team is not None or kernel.cluster > 1 or kernel.scans
+    if shared or not partials.reductions or not 0 < partials.over <= len(kernel.rows):
+        yield "partial results over no rows, of nothing, or of rows that blocks share, or that are scanned"
+        return
+    samples = kernel.rows[: len(kernel.rows) - partials.over]
+    if partials.per_sample is not bool(samples):
+        yield "partial results of each sample without samples, or of all samples with some"
+    for reduction in partials.reductions:
+        if reduction.op.arity != 1 or reduction.op.gives_position(1):
+            yield f"{reduction.name} is not of one value, or gives a position"
+        if reduction.name in known:
+            yield f"{reduction.name} is reduced along rows and over them"
+    for value in partials.values:
+        yield from expr_faults(program, value, frozenset((*kernel.rows, *kernel.cols)), known)
+    yield from _partial_store_faults(program, partials, (*samples, *kernel.cols))
+
+
+def _partial_store_faults(program: Program, partials: Partials, axes: Sequence[Axis]) -> Iterator[str]:
     results = {reduction.name: reduction.op.kept for reduction in partials.reductions}
     for store in partials.stores:
-        yield from store_faults(program, store, axes, results)
+        yield from store_faults(program, store, frozenset((partials.pieces, *axes)), results)
         if not isinstance(store.value, Stat):
             yield f"store to {store.buffer} of more than a partial result"
 

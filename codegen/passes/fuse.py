@@ -173,10 +173,12 @@ class ElementRules:
     Attributes:
         longest_row: elements of rows that stay on the chip for it, if nothing happened per element before.
         longest_column: the same of rows whose elements are not neighbours in memory; 0 for none.
+        in_pieces: whether pieces of rows store what later kernels would compute again.
     """
 
     longest_row: int
     longest_column: int
+    in_pieces: bool = True
 
     def longest(self, program: Program, kernel: Kernel) -> int:
         """How long the rows of a kernel may be that only reduces."""
@@ -207,12 +209,21 @@ def meets_elements(program: Program, kernel: Kernel) -> bool:
     """Whether another kernel might join one that only reduces."""
     points = kernel.row_count * kernel.col_count
     return not kernel.stores and any(
-        other.is_pointwise and other.row_count == points and other.reads & kernel.reads and not _has_windows(other)
+        other.is_pointwise and other.row_count == points and other.reads & kernel.reads and not has_windows(other)
         for other in program.kernels
     )
 
 
-def _has_windows(kernel: Kernel) -> bool:
+def may_store(program: Program, kernel: Kernel, stores: Sequence[Store], rules: ElementRules) -> bool:
+    """Whether a kernel that reduces had better make `stores` per element, at points of its own, too."""
+    if not kernel.stores and kernel.col_count > rules.longest(program, kernel):
+        return False
+    along = nearest(program, kernel)
+    # What crosses tiles crosses them in all stores.
+    return along is not None and all(store.index.stride(along) == 1 for store in (*kernel.stores, *stores))
+
+
+def has_windows(kernel: Kernel) -> bool:
     return any(isinstance(node, Window) for node in kernel.nodes)
 
 
@@ -227,20 +238,18 @@ def _with_elements(
 ) -> Kernel | None:
     """`kernel`, which reduces, with what the pointwise `other` stores; None where it reads nothing at the same points, or had better not."""
     for each in (kernel, other):
-        if not _is_plain(each) or each.scans or _has_windows(each):
+        if not _is_plain(each) or each.scans or has_windows(each):
             return None
-    if not kernel.stores and kernel.col_count > rules.longest(program, kernel):
-        return None
     unified = unify_siblings(kernel, other, builder)
     if unified is None:
         return None
     kernel, other = unified.producer, unified.consumer
     if {*other.rows} != _several(kernel.rows) | _several(kernel.cols):
         return None
-    along, stores = nearest(program, kernel), (*kernel.stores, *other.stores)
-    if along is None or any(store.index.stride(along) != 1 for store in stores):
-        return None  # what crosses tiles crosses them in all stores
-    return replace(kernel, stores=stores, origin=tuple(dict.fromkeys((*kernel.origin, *other.origin))))
+    if not may_store(program, kernel, other.stores, rules):
+        return None
+    origin = tuple(dict.fromkeys((*kernel.origin, *other.origin)))
+    return replace(kernel, stores=(*kernel.stores, *other.stores), origin=origin)
 
 
 def drop_unused(program: Program) -> Program:

@@ -15,6 +15,7 @@ from fusepass.codegen.passes.axes import order_and_merge, rename_axes
 from fusepass.codegen.passes.filled import fill_products
 from fusepass.codegen.passes.fuse import ElementRules, fuse_elements, fuse_rows, fuse_siblings
 from fusepass.codegen.passes.nested import nest_reductions
+from fusepass.codegen.passes.over_rows import reduce_over_rows
 from fusepass.codegen.passes.partials import Pieces
 from fusepass.codegen.passes.products import Length, split_products, whole_sums
 from fusepass.codegen.passes.scans import fuse_scans
@@ -38,12 +39,14 @@ class PassOptions:
         longest_cached_row: rows of at most this many elements stay on chip between sweeps.
         longest_column: the same of rows whose elements are not neighbours in memory, where nothing is stored per element.
         stores_columns: whether a kernel that only reduces such rows had better store what happens per element, too.
+        stores_pieces: whether pieces of rows had better store what is stored and needed again.
         anchors: whether a kernel with an anchor is better than the library's call.
         warps: that multiply together in a convolution; see `Convolution.warps`.
         halves, tiled, held: whether convolutions that may be rounded to TF32 become products of scaled halves, and these in tiles, or with
             weights in registers.
         plain: whether convolutions to few channels are plain arithmetic.
         pieces: in how many pieces a convolution's kernel reduces over positions.
+        row_pieces: in how many pieces of its rows a kernel that reduces along them reduces over them, too; None where that had better be another.
         fills: whether a product makes its right operand itself.
         again: whether a convolution is computed twice rather than written for who reads it behind its statistics.
         staged: whether what windows of a kernel overlap in is staged, if the kernel does nothing else.
@@ -59,6 +62,7 @@ class PassOptions:
     longest_cached_row: int
     longest_column: int = 1 << 16
     stores_columns: bool = True
+    stores_pieces: bool = True
     anchors: Choice = lambda program, kernel: False
     warps: int = 1
     halves: bool = False
@@ -66,6 +70,7 @@ class PassOptions:
     held: bool = False
     plain: bool = False
     pieces: Pieces = lambda program, kernel: None
+    row_pieces: Pieces = lambda program, kernel: None
     fills: Choice = lambda program, kernel: False
     again: Again = never
     staged: Choice = lambda program, kernel: False
@@ -80,7 +85,8 @@ class PassOptions:
 
 def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
     """Every pass, by name, in the order it runs."""
-    rules = ElementRules(options.longest_cached_row, options.longest_column if options.stores_columns else 0)
+    columns = options.longest_column if options.stores_columns else 0
+    rules = ElementRules(options.longest_cached_row, columns, options.stores_pieces)
     return (
         ("fuse_rows", lambda p, b: fuse_rows(p, b, options.staged)),
         ("fuse_siblings", fuse_siblings),
@@ -89,6 +95,7 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("generate_anchors", lambda p, b: _generate_anchors(p, b, options)),
         ("nest_reductions", nest_reductions),
         ("fuse_elements", lambda p, b: fuse_elements(p, b, rules)),
+        ("reduce_over_rows", lambda p, b: reduce_over_rows(p, b, options.row_pieces)),
         ("separate_windows", lambda p, b: _separate_windows(p, b, options)),
         ("fill_products", lambda p, b: fill_products(p, b, options.fills)),
         ("form_teams", lambda p, b: form_teams(p, b, options.teams, options.clusters, options.strips)),

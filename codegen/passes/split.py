@@ -1,29 +1,35 @@
 """Reductions in a kernel of their own: in pieces where rows are few and long, or where reads and writes are laid out differently.
 
 Few long rows do not fill a device: their reductions are done in pieces by one kernel and merged by a second. A third, pointwise
-kernel then does what happened per element. Pieces are whole axes or equal parts of one, merged in a fixed order, so results do not
-depend on timing; what is left of an axis behind equal parts goes into the merge, element by element. Where what is read and what is
-written are contiguous along different axes, the same pointwise kernel stands alone behind the reduction: it can exchange tiles.
+kernel then does what happened per element. What it could load instead of computing it again, as it is stored anyway, the pieces store.
+Pieces are whole axes or equal parts of one, merged in a fixed order, so results do not depend on timing; what is left of an axis behind
+equal parts goes into the merge, element by element. Where what is read and what is written are contiguous along different axes, the
+same pointwise kernel stands alone behind the reduction: it can exchange tiles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fusepass.codegen.ir.expr import Builder
+from fusepass.codegen.ir.dataflow import phases
+from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Stat, walk
 from fusepass.codegen.ir.index import Axis
-from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.program import Kernel, Program, Store
 from fusepass.codegen.passes.axes import count, merge_columns, nearest, read_and_written_along, split_axis
-from fusepass.codegen.passes.fuse import ElementRules, fuse_elements, meets_elements
-from fusepass.codegen.passes.splitter import Cut, Splitter
+from fusepass.codegen.passes.fuse import ElementRules, fuse_elements, has_windows, may_store, meets_elements
+from fusepass.codegen.passes.rewrite import rewrite_kernel
+from fusepass.codegen.passes.splitter import Cut, Splitter, forward
 from fusepass.codegen.passes.statistics import online
 
 _OF_THE_LONGEST = 4
 """Pieces of rows that what happens per element joins have this part of the longest row that it may join."""
 
+_OF_THE_STORED = 4
+"""Pieces store per element where that saves reading so large a part of what they store."""
+
 _SHORT_ROW = 512  # elements; a block has several such rows, and exchanges tiles of them
-_SHORT_COLUMN = 256  # elements; so, where rows, not columns, are contiguous as they are read
+_SHORT_COLUMN = 512  # elements; so, where rows, not columns, are contiguous as they are read
 
 _LEAST_PART = 8  # parts of an axis as many times as large as what their length is a multiple of
 _VECTOR = 8  # elements
@@ -52,6 +58,8 @@ class SplitPolicy:
         """How many pieces each row should have; 1 leaves the kernel alone."""
         if kernel.is_pointwise or kernel.row_count == 0 or kernel.team is not None or kernel.anchor is not None:
             return 1
+        if kernel.partials is not None:
+            return 1
         if kernel.when is not None or kernel.cluster > 1:  # it seldom runs, or has blocks enough
             return 1
         together = min(self.lanes, _rows_side_by_side(program, kernel))
@@ -75,22 +83,86 @@ def _rows_side_by_side(program: Program, kernel: Kernel) -> int:
 def split_long_rows(
     program: Program, builder: Builder, policy: SplitPolicy, elements: ElementRules | None = None
 ) -> Program:
-    """Apply `policy` to every kernel. By the rules of `elements`, what happens per element joins pieces, which are shorter for that."""
+    """Apply `policy` to every kernel. By the rules of `elements`, pieces store what happens per element, and are shorter for that."""
     work = Splitter(program, builder)
     for kernel in program.kernels:
         pieces = 1 if kernel.scans else policy.pieces(program, kernel)
-        longest = 0 if elements is None else elements.longest(program, kernel)
-        if pieces > 1 and longest and meets_elements(program, kernel):
-            pieces = max(pieces, -(-kernel.col_count * _OF_THE_LONGEST // longest))
-        # Each sweep of pieces reads everything again: the fewer the better.
-        whole = online(merge_columns(kernel, builder), builder) if pieces > 1 else kernel
-        cut = _cut(whole, builder, pieces, nearest(program, whole)) if pieces > 1 else None
-        if cut is None:
+        found = _in_pieces(program, builder, kernel, pieces, elements) if pieces > 1 else None
+        if found is None:
             work.kernels.append(kernel)
         else:
-            work.split(whole, cut)
+            work.split(*found)
     split = replace(program, buffers=tuple(work.buffers), kernels=tuple(work.kernels))
     return split if elements is None else fuse_elements(split, builder, elements)
+
+
+def _in_pieces(
+    program: Program, builder: Builder, kernel: Kernel, pieces: int, elements: ElementRules | None
+) -> tuple[Kernel, Cut] | None:
+    """`kernel` as it is to be split, and how; None where rows are too short for so many `pieces`."""
+    # Each sweep of pieces reads everything again: the fewer the better.
+    kernel = online(merge_columns(kernel, builder), builder)
+    along = nearest(program, kernel)
+    longest = 0 if elements is None else elements.longest(program, kernel)
+    shorter = max(pieces, -(-kernel.col_count * _OF_THE_LONGEST // longest)) if longest else pieces
+    if elements is not None and elements.in_pieces and longest and _saves_reading(program, builder, kernel):
+        cut = _cut(kernel, builder, shorter, along)
+        if cut is not None and cut.axis is None:
+            stores, later = _stored_first(program, builder, cut.kernel)
+            if may_store(program, cut.piece, stores, elements):
+                return _stored_first(program, builder, kernel)[1], replace(cut, kernel=later, stores=stores)
+    cut = _cut(kernel, builder, shorter if meets_elements(program, kernel) else pieces, along)
+    return None if cut is None else (kernel, cut)
+
+
+def _saves_reading(program: Program, builder: Builder, kernel: Kernel) -> bool:
+    """Whether the kernels that `kernel` is split into read clearly less if the first of them stores what it can per element."""
+    if has_windows(kernel):
+        return False
+    stores, later = _stored_first(program, builder, kernel)
+    first, *others = phases(later)
+    stored = sum(program.buffer(store.buffer).nbytes for store in stores)
+    less = _bytes_read(program, phases(kernel))
+    less -= _bytes_read(program, [(*first, *(store.value for store in stores)), *others])
+    return bool(stores) and less * _OF_THE_STORED >= stored
+
+
+def _stored_first(program: Program, builder: Builder, kernel: Kernel) -> tuple[tuple[Store, ...], Kernel]:
+    """What `kernel` stores per element that needs no reduction, and the kernel without these stores, which loads it behind its first sweep.
+
+    A half that is loaded so is rounded before it is reduced, as in eager: else a maximum might be of nothing that is loaded. It is loaded
+    for other halves only: wider numbers may be made of what eager does not round.
+    """
+    early = {store.buffer: store for store in kernel.stores if not any(isinstance(n, Stat) for n in walk(store.value))}
+    late = tuple(store for store in kernel.stores if store.buffer not in early)
+    halves = all(program.buffer(store.buffer).dtype.is_half for store in late)
+    first = replace(kernel, sweeps=kernel.sweeps[:1], row_stores=(), stores=tuple(early.values()))
+    later = replace(kernel, sweeps=kernel.sweeps[1:], row_stores=(), stores=late)
+    order = {id(node): number for number, node in enumerate(kernel.nodes)}
+    # One value may be part of another: the larger first, while it is still itself.
+    for name, store in sorted(early.items(), key=lambda item: -order[id(item[1].value)]):
+        value, dtype = store.value, program.buffer(name).dtype
+        rounded, load = builder.cast(value, dtype), builder.load(name, store.index, dtype)
+        made = any(isinstance(node, Load | Gather) for node in walk(value))
+        loading = rewrite_kernel(later, builder, leaf=forward({id(value): builder.cast(load, value.dtype)}))
+        if made and name in loading.reads and (rounded is value or halves):
+            first = rewrite_kernel(first, builder, leaf=forward({id(value): builder.cast(rounded, value.dtype)}))
+            stores = (replace(each, value=rounded) if each.buffer == name else each for each in first.stores)
+            first, later = replace(first, stores=tuple(stores)), loading
+    return first.stores, replace(kernel, sweeps=(*first.sweeps, *later.sweeps), stores=later.stores)
+
+
+def _bytes_read(program: Program, kernels: Iterable[Sequence[Expr]]) -> int:
+    """By kernels that each compute some expressions per element: of a buffer no more than it has."""
+    total = 0
+    for roots in kernels:
+        points: dict[str, int] = {}
+        for node in walk(*roots):
+            if isinstance(node, Load):
+                points[node.buffer] = points.get(node.buffer, 0) + count(tuple(node.index.axes))
+        buffers = ((program.buffer(name), most) for name, most in points.items())
+        total += sum(min(buffer.numel, most) * buffer.dtype.nbytes for buffer, most in buffers)
+    return total
 
 
 def separate_layouts(program: Program, builder: Builder, least: int | None) -> Program:
@@ -102,7 +174,7 @@ def separate_layouts(program: Program, builder: Builder, least: int | None) -> P
     for kernel in program.kernels:
         large = kernel.row_count * kernel.col_count >= least
         free = kernel.team is None and kernel.anchor is None and kernel.when is None and kernel.cluster == 1
-        free = free and not kernel.scans
+        free = free and kernel.partials is None and not kernel.scans
         if large and free and kernel.sweeps and kernel.stores and is_mixed(program, kernel):
             work.separate(kernel)
         else:

@@ -26,12 +26,20 @@ class Cut:
         kernel: the kernel with columns of which that can be said; without the last elements where there is a `rest`.
         axis: the column that has a rest: of the original kernel, whose other columns are those of `kernel`.
         start: its first point that lies in no piece.
+        stores: what pieces of the first sweep store per element; `kernel` does not, and may load it behind that sweep.
     """
 
     pieces: tuple[Axis, ...]
     kernel: Kernel
     axis: Axis | None = None
     start: int = 0
+    stores: tuple[Store, ...] = ()
+
+    @property
+    def piece(self) -> Kernel:
+        """The kernel with pieces of its rows as rows."""
+        rest = tuple(axis for axis in self.kernel.cols if axis not in self.pieces)
+        return replace(self.kernel, rows=(*self.kernel.rows, *self.pieces), cols=rest, stores=self.stores)
 
 
 class Splitter:
@@ -53,7 +61,7 @@ class Splitter:
         """Partial and merging kernels per sweep; then, if anything happens per element, a pointwise kernel."""
         stats: dict[int, Expr] = {}
         for sweep, partial in zip(kernel.sweeps, cut.kernel.sweeps, strict=True):
-            self._partial(cut.kernel, partial, cut.pieces, stats)
+            self._partial(cut, partial, stats)
             pieces = self._with_rest(kernel, sweep, cut)
             if sweep is kernel.sweeps[-1]:
                 self.merge_last(kernel, pieces, stats)
@@ -100,19 +108,17 @@ class Splitter:
             apply = rewrite_kernel(apply, self.builder, leaf=forward({scalar: load}))
         self.kernels.append(apply)
 
-    def _partial(
-        self, kernel: Kernel, sweep: tuple[Reduction, ...], pieces: tuple[Axis, ...], stats: dict[int, Expr]
-    ) -> None:
+    def _partial(self, cut: Cut, sweep: tuple[Reduction, ...], stats: dict[int, Expr]) -> None:
         """Each piece's own result, to a temporary per part."""
-        rows, rest = (*kernel.rows, *pieces), tuple(axis for axis in kernel.cols if axis not in pieces)
+        piece = cut.piece
         stores: list[Store] = []
         for reduction in sweep:
             # How many values a piece has is known, but for pieces of pieces.
             known = reduction.op is not ReduceOp.MERGE_MOMENTS
-            stores += self.keep(reduction, rows, count(rest) if known else None)
+            stores += self.keep(reduction, piece.rows, piece.col_count if known else None)
         partial = replace(
-            kernel, name=f"{kernel.name}_{sweep[0].name}_partial", rows=rows, cols=rest, sweeps=(sweep,),
-            row_stores=tuple(stores), stores=(),
+            piece, name=f"{piece.name}_{sweep[0].name}_partial", sweeps=(sweep,),
+            row_stores=tuple(stores), stores=piece.stores if sweep is piece.sweeps[0] else (),
         )  # fmt: skip
         self.kernels.append(rewrite_kernel(partial, self.builder, leaf=forward(stats)))
 

@@ -61,4 +61,5 @@ def _team(exchange: str, size: tuple[int, ...] | None, strip: tuple[int, int, in
 
 
 def _may_share(kernel: Kernel) -> bool:
-    return bool(kernel.sweeps and kernel.stores and kernel.anchor is None and not kernel.scans)
+    plain = kernel.anchor is None and kernel.partials is None and not kernel.scans
+    return bool(kernel.sweeps and kernel.stores and plain)

@@ -85,10 +85,12 @@ class Coordinates:
         if plan.groups > 1:
             within = f"threadIdx.x / {plan.lanes}" if plan.lanes > 1 else "threadIdx.x"
             here = f"{number} * {plan.groups} + {self.index_type}({within})"
+        if plan.pieces:
+            self._piece(number, within if plan.groups > 1 else "0")
         if plan.exchanges:
             self.frame.first_across = self.frame.constant("first_row", f"{number} * {plan.groups}")
             self.frame.place = lane, self.frame.constant("group", within)
-        if not plan.fetches:
+        if not plan.fetches and not plan.pieces:
             self._define_row(here, plan.groups, 1)
         limit = self._ends(lane) if plan.ends_apart else ""
         return self._tile(lane, plan.lanes, plan.vectors(self.kernel.col_count), plan.width, limit)
@@ -137,6 +139,20 @@ class Coordinates:
         )
         if self.arranged.row is not None:
             self.top.define_axis(self.arranged.row, row)
+
+    def _piece(self, number: str, group: str) -> None:
+        """Define which rows a block goes over, and which of those that it has at once a thread's is."""
+        plan, frame, kind = self.schedule, self.frame, self.index_type
+        number = frame.constant("piece", number)
+        frame.sample = frame.constant("first_of_sample", f"{number} / {plan.pieces} * {plan.over}")
+        piece = frame.constant("piece_of_sample", f"{number} % {plan.pieces}") if plan.pieces > 1 else "0"
+        begin, end = (
+            frame.constant(name, f"{frame.sample} + fp::least({place} * {plan.rows_of_piece}, {kind}({plan.over}))")
+            for name, place in (("begin", piece), ("end", f"({piece} + 1)"))
+        )
+        frame.piece, frame.first_row, frame.end_of_piece = piece, begin, end
+        if plan.groups > 1:
+            frame.group = frame.constant("group", group)
 
     def _loop_over_turns(self, count: int) -> None:
         """A block goes from row to row, or strip to strip, and takes some turns before the first one, in which the ring fills."""

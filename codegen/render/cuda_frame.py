@@ -66,6 +66,9 @@ class Frame:
         self.member = ""  # which block of its cluster one is
         # Of a block that goes from row to row: the row at hand, the head of the loop, the first row, and how far the next one is.
         self.row = self.row_loop = self.first_row = self.row_step = ""
+        # Of a block that has a piece of the rows: its number among those of a sample, the sample's first row, one past the piece's last one,
+        # and which of the block's rows at once a thread has.
+        self.piece, self.sample, self.end_of_piece, self.group = "", "", "", "0"
         self.lane_of_rows = ""  # of a team's strip of rows, which vector of these a thread has
         self.turn = ""  # with a ring, the row at hand, or less than 0 before the first one
         self.first_turn = ""  # the first of the rows for which a team meets at once

@@ -22,6 +22,7 @@ from fusepass.codegen.render.cuda_exchange import Exchange, exchanges
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.cuda_kept import KeptPlaces, values_to_keep
 from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead
+from fusepass.codegen.render.cuda_over_rows import OverRows
 from fusepass.codegen.render.cuda_patch import Patches
 from fusepass.codegen.render.cuda_planes import PlanePatches
 from fusepass.codegen.render.cuda_rows import RowValues
@@ -84,12 +85,15 @@ class KernelWriter:
         self.ends = Ends(frame) if frame.schedule.ends_apart else None
         self.held: dict[int, Ahead] = {}  # loads that stay in registers
         self.fetches = self._fetches() if frame.schedule.fetches else None
+        self.over_rows = OverRows(frame) if frame.schedule.pieces else None
         self.before_rows = len(self.top.lines)
+        if self.over_rows is not None:
+            self.over_rows.begin_turn()
         if self.fetches is not None:
             self.top.lines += self.fetches.row()
         self.patches = _patches(frame) if frame.patch is not None else None
-        if frame.kernel.partials is not None and frame.found is None:
-            raise RenderError(f"{frame.kernel.name} reduces over positions, which only patches do")
+        if frame.kernel.partials is not None and frame.found is None and self.over_rows is None:
+            raise RenderError(f"{frame.kernel.name} reduces over positions, which only patches and pieces of rows do")
         self.exchanged: tuple[Exchange, ...] = exchanges(frame)
         self.staged = Staged(frame) if frame.schedule.staged else None
         self.arrived = (
@@ -106,17 +110,20 @@ class KernelWriter:
         self.arrived = read_in(self.frame, self.exchanged)
         if self.patches is not None:
             self.patches.compute()
-        if kernel.stores or kernel.partials is not None:
+        if kernel.ends_per_element:
             self._element_stores(kernel.stores)
         if self.patches is not None:
             self.patches.close()
         write_out(self.frame, self.exchanged)
         self.places.check()
-        if self.frame.row_loop and not self.frame.team and len(kernel.sweeps) == 1:
+        stays = self.over_rows is not None or (bool(self.frame.row_loop) and not self.frame.team)
+        if stays and len(kernel.sweeps) == 1 and self.schedule.lanes > 32:
             self.top.lines.append("__syncthreads();")  # the next row's states go where this one's are read
-        lines = self.top.lines
-        if self.frame.row_loop:
-            lines = [*lines[: self.before_rows], *block(self.frame.row_loop, lines[self.before_rows :])]
+        lines, turn = self.top.lines[: self.before_rows], self.top.lines[self.before_rows :]
+        if self.over_rows is not None:
+            lines = self.over_rows.around(lines, turn)
+        else:
+            lines += block(self.frame.row_loop, turn) if self.frame.row_loop else turn
         return without_unused(lines)
 
     def _say(self, text: str) -> None:
@@ -142,7 +149,7 @@ class KernelWriter:
         if self.staged is not None:
             self.top.lines += self.staged.awaited()
         alarm, roots = self.frame.kernel.alarm, [store.value for store in stores]
-        roots += [self.frame.kernel.partials.value] if self.frame.kernel.partials is not None else []
+        roots += self.frame.kernel.partials.values if self.frame.kernel.partials is not None else ()
         if alarm is not None:
             self.alarmed = self.frame.names.exact("alarmed")
             self.top.lines.append(f"bool {self.alarmed} = false;")
@@ -157,7 +164,7 @@ class KernelWriter:
             return
         known = tuple(kept for kept in self.kept if kept.first < number)
         made = tuple(kept for kept in self.kept if kept.first == number)
-        last = number == len(frame.kernel.sweeps) - (not frame.kernel.stores)
+        last = number == len(frame.kernel.sweeps) - (not frame.kernel.ends_per_element)
         phase = Phase(tuple(roots), states, stores, known, made, last)
         frame.printer.expect(roots)
         if frame.vector_rows:
@@ -225,7 +232,9 @@ class KernelWriter:
         steps = self.top.child()
         exchanged = [each.crossing.load for each in self.exchanged if each.crossing.load is not None]
         ahead = loads_ahead(frame, phase.roots, [*(kept.node for kept in phase.known), *exchanged])
-        early = [each for each in ahead if not each.late]
+        if self.over_rows is not None and self.schedule.early and phase.states and not phase.known:
+            ahead = self.over_rows.brought(ahead, steps)
+        early = [each for each in ahead if not each.late and not each.under_way]
         if frame.unroll > 1 and early:
             load_steps(frame, steps, tile, start, early)
         steps.lines += self.arrived
@@ -256,7 +265,8 @@ class KernelWriter:
         """The loop over steps, each with its vector loaded."""
         frame = self.frame
         number = frame.number(tile, start)
-        guards = [frame.live] if phase.stores and frame.live else []
+        ends = phase.stores or (self.over_rows is not None and not phase.states)
+        guards = [frame.live] if ends and frame.live else []
         if tile.tail:
             there = frame.before_limit(tile, number)
             guards.append(f"({there})" if guards and " || " in there else there)
@@ -302,6 +312,8 @@ class KernelWriter:
             write_store(self.frame, self.exchanged, store, lanes, step, around)
         if self.frame.found is not None:
             self.frame.found.collect(lanes)
+        if self.over_rows is not None and not phase.states:
+            self.over_rows.collect(lanes)
         if phase.stores and self.frame.kernel.alarm is not None:
             lanes.lines.append(f"{self.alarmed} |= {lanes.value(self.frame.kernel.alarm.condition)};")
         before = [*self.places.staging(phase.made), *around.before_lanes]

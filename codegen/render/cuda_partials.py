@@ -8,7 +8,7 @@ first barrier lies between that and the next use of the states.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 
 from fusepass.codegen.ir.convolution import ROWS
@@ -41,18 +41,17 @@ class PartialStores:
         scope = Scope(self.printer)
         for axis, text in zip((*self.kernel.lines, self.partials.pieces), (sample, channel, piece), strict=True):
             scope.define_axis(axis, text)
-        states = [found(number) for number, _ in enumerate(self.partials.reductions)]
+        states = {reduction.name: found(number) for number, reduction in enumerate(self.partials.reductions)}
         store_partials(self.partials, self.pointers, scope, states)
         return scope.lines
 
 
-def store_partials(partials: Partials, pointers: dict[str, str], scope: Scope, states: Sequence[str]) -> None:
-    """Add the lines that store what the `states` of the reductions hold to `scope`, which knows sample, channel and piece."""
-    for reduction, state in zip(partials.reductions, states, strict=True):
-        for store in partials.stores:
-            if isinstance(store.value, Stat) and store.value.reduction == reduction.name:
-                part = f"{state}.part<{store.value.part}>()"
-                scope.lines.append(f"{pointers[store.buffer]}[{scope.index(store.index)}] = {part};")
+def store_partials(partials: Partials, pointers: dict[str, str], scope: Scope, states: Mapping[str, str]) -> None:
+    """Add the lines that store what the `states` of some reductions, by name, hold to `scope`, which knows sample, channel and piece."""
+    for store in partials.stores:
+        if isinstance(store.value, Stat) and store.value.reduction in states:
+            part = f"{states[store.value.reduction]}.part<{store.value.part}>()"
+            scope.lines.append(f"{pointers[store.buffer]}[{scope.index(store.index)}] = {part};")
 
 
 class RowStates(PartialStores):

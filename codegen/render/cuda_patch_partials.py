@@ -37,12 +37,12 @@ class PatchPartials:
 
     def leave(self) -> Iterator[str]:
         """The lines that reduce what threads have collected, and store what they found."""
-        names, used, places = self.frame.names, 0, list[str]()
+        names, used, places = self.frame.names, 0, dict[str, str]()
         yield "__syncthreads();"
         for reduction in self.partials.reductions:
             start = f"{self._tiles.pool} + {used}" if used else self._tiles.pool
-            places.append(names.numbered("states"))
-            yield from self._reduced(reduction, places[-1], start)
+            place = places[reduction.name] = names.numbered("states")
+            yield from self._reduced(reduction, place, start)
             used += room_of_states(reduction, self.frame.schedule.threads)
         yield from block(f"if (threadIdx.x % {self._threads} == 0)", self._stores(places))
 
@@ -68,12 +68,13 @@ class PatchPartials:
             end = f"{x.size} - {place.column_in_patch}"
         return f"{rows}, {columns}, {end}"
 
-    def _stores(self, places: list[str]) -> list[str]:
+    def _stores(self, places: dict[str, str]) -> list[str]:
         """The lines that store the first thread's states."""
         scope, place = self.frame.top.child(), self.frame.patch
         assert place is not None
         piece = self.frame.names.numbered("piece")
         scope.lines.append(f"const int {piece} = {place.number};")
         scope.define_axis(self.partials.pieces, piece)
-        store_partials(self.partials, self.frame.pointers, scope, [f"{each}[threadIdx.x]" for each in places])
+        states = {name: f"{place}[threadIdx.x]" for name, place in places.items()}
+        store_partials(self.partials, self.frame.pointers, scope, states)
         return scope.lines

@@ -17,6 +17,7 @@ from fusepass.codegen.schedule.patch import patches
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.planes import planes
 from fusepass.codegen.schedule.rivals import rivals
+from fusepass.codegen.schedule.row_pieces import in_row_pieces
 from fusepass.codegen.schedule.rows import inner, prefers_rows
 from fusepass.codegen.schedule.scan import scan
 from fusepass.codegen.schedule.shape import Shape
@@ -81,6 +82,9 @@ class _Choice:
 
 
 def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> _Choice:
+    if kernel.partials is not None and kernel.sweeps:
+        shape = Shape(kernel, program, facts, aligned)
+        return _Choice(shape, in_row_pieces(shape, kernel.partials))
     if kernel.partials is not None:
         return _in_pieces(kernel, program, facts, aligned, kernel.partials.pieces.size)
     columns = columns_of(kernel, program) if kernel.is_pointwise and kernel.row_count else ()

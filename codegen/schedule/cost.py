@@ -136,7 +136,7 @@ class Costs:
 
     def _phases(self, plan: Schedule) -> int:
         kernel = self._kernel(plan)
-        return len(kernel.sweeps) + bool(kernel.stores)
+        return len(kernel.sweeps) + kernel.ends_per_element
 
     def _kernel(self, plan: Schedule) -> Kernel:
         return self._kept if plan.keep is not Keep.NOTHING else self.shape.kernel

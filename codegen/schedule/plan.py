@@ -100,6 +100,9 @@ class Schedule:
         staged: with `REGISTERS`, for how many of the first steps what lies in `stages` is copied to shared memory while a row is reduced.
         stages: buffers that all rows meet along their columns, in the last phase alone.
         resident: blocks that a multiprocessor must have room for; 0 for what comes.
+        pieces: `INNER`, of a kernel that reduces over its rows, too: in how many pieces of them, of each sample; a block takes one, row by row.
+        over: with pieces, how many rows there are of each sample.
+        early: with pieces, whether what a thread reads of its next row is under way while it has a row at hand.
         backward: with a running reduction, whether columns are counted, and run over, from their other end.
         general: whether sizes come at run time as far as may be (`fusepass.codegen.schedule_general`).
     """
@@ -149,6 +152,9 @@ class Schedule:
     staged: int = 0
     stages: frozenset[str] = frozenset()
     resident: int = 0
+    pieces: int = 0
+    over: int = 0
+    early: bool = False
     backward: bool = False
     general: bool = False
 
@@ -221,6 +227,11 @@ class Schedule:
         return -(-self.part // (self.unroll * (self.lanes if self.walk is Walk.INNER else self.groups)))
 
     @property
+    def rows_of_piece(self) -> int:
+        """Rows of each piece but the last ones, which may have fewer."""
+        return -(-self.over // self.pieces)
+
+    @property
     def strip(self) -> int:
         """Rows that a block has at once, where `OUTER`."""
         return self.lanes * self.width // self.span
@@ -251,6 +262,8 @@ class Schedule:
                 anywhere = f", runs of {self.run} begin anywhere" if self.run else anywhere
                 packed = ", packed" if self.packed else ""
                 fetched += f", weights of {self.staged} steps in shared memory" if self.staged else ""
+                fetched += f", pieces of {self.rows_of_piece} rows" if self.pieces else ""
+                fetched += ", the next one under way" if self.early else ""
                 shape += f", {self.keep.value}{packed}{partly}{fetched}{exchanged}{anywhere}"
             case Walk.OUTER:
                 shape = f"{self.lanes} lanes of rows x {self.groups} groups of columns, {self.unroll} columns at a time"

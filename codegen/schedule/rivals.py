@@ -43,7 +43,8 @@ def rivals(shape: Shape, plan: Schedule, together: int = 0) -> Iterator[Schedule
     `together`: see `rows_together`; where tiles are exchanged.
     """
     empty = not shape.rows or (shape.kernel.sweeps and not shape.cols)
-    if shape.kernel.team is not None or shape.kernel.cluster > 1 or shape.kernel.scans or empty:
+    shared = shape.kernel.team is not None or shape.kernel.cluster > 1 or bool(plan.pieces)
+    if shared or shape.kernel.scans or empty:
         return
     match plan.walk:
         case Walk.POINTWISE:

@@ -61,7 +61,7 @@ class Shape:
         mine = {access.buffer for access in self.main}
         others = (a for a in self.accesses if a.buffer in kernel.reads - mine)
         self.weighted = any(self.col_axis in access.index.axes for access in others)  # something that rows share
-        self.single = len(kernel.sweeps) + bool(kernel.stores) == 1
+        self.single = len(kernel.sweeps) + kernel.ends_per_element == 1
         # Values that use statistics take the registers of those they are made from.
         split = split_statistics(self.kernel, builder)
         kept = kept_values(split, Dataflow(), stats=False)

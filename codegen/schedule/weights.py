@@ -22,6 +22,8 @@ def beginnings(program: Program, kernel: Kernel, facts: DeviceFacts) -> Beginnin
     """
     if kernel.anchor is not None or not kernel.sweeps or kernel.scans or not kernel.row_count:
         return None
+    if kernel.partials is not None:  # a thread has the same columns of each row, whole vectors of all rows
+        return None
     shape = Shape(kernel, program, facts, aligned=True)
     if shape.col_axis is None or shape.row_axis is None or prefers_rows(shape):
         return None

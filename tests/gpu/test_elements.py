@@ -1,4 +1,5 @@
-"""Values that are stored and reduced by one kernel, and pools that are reduced, on a GPU: as far from float64 as eager is, the same bits in every run."""
+"""Values that are stored and reduced by one kernel, along rows and over them, and pools that are reduced, on a GPU: as far from float64 as eager
+is, the same bits in every run."""
 
 from __future__ import annotations
 
@@ -76,10 +77,30 @@ def pooled(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     return F.batch_norm(z, None, None, weight, weight, training=True), F.avg_pool2d(F.gelu(y), 5, 1, 2).mean((2, 3))
 
 
+def tokens(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    return (F.layer_norm(x + y, weight.shape, weight, weight).mean(1),)
+
+
+def load(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    shares = F.softmax(x * weight, -1)
+    return shares, shares.float().mean(0), shares.amax(0)
+
+
+def gradients(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    """Of LayerNorm's input, weight and bias."""
+    mean, rstd = x.float().mean(-1, keepdim=True), (x.float().var(-1, keepdim=True) + 1e-5).rsqrt()
+    backward = torch.ops.aten.native_layer_norm_backward
+    return backward(y, x, weight.shape, mean, rstd, weight, weight, [True, True, True])
+
+
 ROWS = ((4096, 768), (8190, 1023), (300, 9000), (1, 64), (100_000, 24))
 IMAGES = ((32, 64, 56, 56), (16, 48, 113, 111), (64, 512, 7, 7), (2, 8, 301, 35))
+TOKENS = ((64, 197, 768), (128, 49, 96), (7, 700, 1023), (2, 9000, 8), (1, 40, 64))
+MANY = ((16_384, 1024), (100_000, 24), (8190, 1023), (1000, 9000), (4096, 3), (2, 64))
 CASES = [
     *((function, shape) for function in (norm, norms, sums, error) for shape in ROWS),
+    *((tokens, shape) for shape in TOKENS),
+    *((function, shape) for function in (load, gradients) for shape in MANY),
     *((function, shape) for function in (gap, batch, groups, mixer, pooled) for shape in IMAGES),
 ]
 
@@ -88,7 +109,7 @@ CASES = [
 @pytest.mark.parametrize(("function", "shape"), CASES, ids=lambda value: getattr(value, "__name__", str(value)))
 @torch.no_grad()
 def test_values(function: Function, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    model = Of(function, shape[1]).to("cuda", dtype)
+    model = Of(function, shape[-1] if function is tokens else shape[1]).to("cuda", dtype)
     inputs = tuple(torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2))
     fused = fusepass.optimize(model, tune="off")
     outcome = check(model, fused, inputs)
@@ -97,7 +118,7 @@ def test_values(function: Function, shape: tuple[int, ...], dtype: torch.dtype) 
     assert all(torch.equal(a, b) for a, b in zip(fused(*inputs), fused(*inputs), strict=True))
 
 
-@pytest.mark.parametrize("function", [norm, sums, error])
+@pytest.mark.parametrize("function", [norm, sums, error, load, gradients])
 @torch.no_grad()
 def test_misaligned_inputs(function: Function) -> None:
     model = Of(function, 768).cuda()

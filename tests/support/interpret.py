@@ -9,6 +9,7 @@ arrays of bit patterns; `decode` and `encode` convert.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -168,8 +169,28 @@ class _Run:
         if self.kernel.alarm is not None and np.any(_Evaluation(self, self.axes)(self.kernel.alarm.condition)):
             self.memory[self.kernel.alarm.buffer][0] = 1
 
+    def _leave_of_rows(self, partials: Partials) -> None:
+        """The same of a kernel with sweeps, whose last rows are positions."""
+        kernel = self.kernel
+        samples, over = kernel.rows[: -partials.over], kernel.rows[-partials.over :]
+        sizes = [[axis.size for axis in axes] for axes in (samples, over, kernel.cols)]
+        shape = (*sizes[0], partials.pieces.size, *sizes[2])
+        places = (*samples, partials.pieces, *kernel.cols)
+        axes = {axis: np.arange(axis.size).reshape(-1, *(1,) * (len(shape) - 1 - n)) for n, axis in enumerate(places)}
+        for reduction in partials.reductions:
+            value = np.broadcast_to(_Evaluation(self, self.axes)(reduction.values[0]), self.shape)
+            value = np.moveaxis(value.reshape(*map(math.prod, sizes)), 1, -1)
+            each = [REDUCE[reduction.op](piece) for piece in np.array_split(value, partials.pieces.size, axis=-1)]
+            for number, part in enumerate(zip(*each, strict=True)):
+                self.stats[reduction.name, number] = np.stack(part, axis=1).reshape(shape)
+        for store in partials.stores:
+            self._store(store, shape, axes, bounds=())
+
     def _leave(self, partials: Partials) -> None:
         """Partial results of some pieces of about equal size."""
+        if self.kernel.sweeps:
+            self._leave_of_rows(partials)
+            return
         evaluate = _Evaluation(self, self.axes)
         evaluate.active = evaluate.holds(self.kernel.within)
         samples, channels = (axis.size for axis in self.kernel.lines)

@@ -12,6 +12,7 @@ from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Reduction, Role, Store
 from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.passes.over_rows import reduce_over_rows
 from fusepass.codegen.passes.partials import reduce_positions
 from fusepass.codegen.passes.teams import form_teams
 
@@ -328,6 +329,24 @@ def summed_columns(rows: int, cols: int, dtype: DType = F32) -> Program:
     kernel = Kernel("summed_columns", (c,), (r,), ((total,),), (sums,), (twice,), ("mul", "sum"))
     buffers = [given("x", [rows, cols], dtype), result("y", [rows, cols], dtype), result("sums", [cols])]
     return program("summed_columns", buffers, kernel)
+
+
+def norm_and_columns(samples: int, rows: int, cols: int, pieces: int, dtype: DType = F32) -> Program:
+    """`layer_norm`, and of what it makes of the input, without weights, sum, mean and squared deviations over the rows of each sample, reduced in so many pieces by its kernel."""
+    made, b = layer_norm(samples * rows, cols, dtype), Builder()
+    n, r, c = Axis("n", samples), Axis("row", rows), Axis("channel", cols)
+    row, x = at((n, rows), (r, 1)), b.load("x", at((n, rows * cols), (r, cols), (c, 1)), dtype)
+    value = b.apply(Op.SUB, b.cast(x, F32), b.load("mean", row, F32))
+    value = b.apply(Op.MUL, value, b.load("rstd", row, F32))
+    sweep = Reduction("total", ReduceOp.SUM, (value,), F32), Reduction("columns", ReduceOp.MOMENTS, (value,), F32)
+    found = {"sums": b.stat("total", 0, F32), "means": b.stat("columns", 0, F32), "m2": b.stat("columns", 1, F32)}
+    stores = tuple(Store(name, at((n, cols), (c, 1)), stat) for name, stat in found.items())
+    reduced = Kernel("columns", (n, c), (r,), (sweep,), stores, (), ("sum", "var_mean"))
+    buffers = [*made.buffers, *(result(name, [samples, cols]) for name in found)]
+    both = program("norm_and_columns", buffers, *made.kernels, reduced)
+    moved = reduce_over_rows(both, b, lambda program, kernel: pieces)
+    assert moved.kernels[0].partials is not None
+    return moved
 
 
 def _softmax(b: Builder, name: str, load: Expr) -> tuple[Reduction, Expr]:
@@ -689,6 +708,12 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "summed_columns": lambda: summed_columns(256, 4096),
     "summed_columns_odd": lambda: summed_columns(241, 1023),
     "summed_columns_bf16": lambda: summed_columns(256, 1024, BF16),
+    "norm_and_columns": lambda: norm_and_columns(3, 50, 768, 2),
+    "norm_and_columns_of_one": lambda: norm_and_columns(1, 37, 7, 3),
+    "norm_and_columns_odd": lambda: norm_and_columns(2, 23, 131, 2),
+    "norm_and_columns_short_bf16": lambda: norm_and_columns(3, 700, 40, 2, BF16),
+    "norm_and_columns_long_f16": lambda: norm_and_columns(1, 21, 4104, 2, F16),
+    "norm_and_columns_without_rows": lambda: norm_and_columns(2, 19, 64, 8),
     "team_layer_norm": lambda: in_teams(layer_norm(7, 300_000), 33, 7),
     "team_layer_norm_odd": lambda: in_teams(layer_norm(5, 300_001), 7, 3),
     "team_layer_norm_partly_kept": lambda: in_teams(layer_norm(2, 800_000), 5, 1),

@@ -121,6 +121,13 @@ def check_fits(plan: Schedule, kernel: Kernel) -> None:
             assert plan.blocks == rows * plan.cluster
             assert plan.cluster * plan.part >= plan.vectors(cols)
             covered, cols = plan.lanes * plan.unroll, plan.part
+        case Walk.INNER if plan.pieces:
+            assert plan.blocks == rows // plan.over * plan.pieces
+            assert plan.pieces * plan.rows_of_piece >= plan.over
+            assert rows % plan.over == 0
+            assert cols % plan.width == 0
+            assert plan.lanes <= 32 or plan.groups == 1
+            covered, cols = plan.lanes * plan.unroll, plan.vectors(cols)
         case Walk.INNER:
             assert plan.fetches or plan.blocks * plan.groups >= rows
             assert plan.lanes <= 32 or plan.groups == 1

@@ -237,9 +237,10 @@ def test_separated_layouts_mean_the_same(name: str) -> None:
 @pytest.mark.parametrize(
     ("function", "shape", "layout", "least", "kernels"),
     [
-        (lambda x: F.instance_norm(x).clone(**FIRST), (2, 8, 64, 5), LAST, 1, 2),
+        (lambda x: F.instance_norm(x).clone(**FIRST), (2, 8, 64, 9), LAST, 1, 2),
+        (lambda x: F.instance_norm(x).clone(**FIRST), (2, 8, 64, 8), LAST, 1, 1),
         (lambda x: F.instance_norm(x).clone(**FIRST), (2, 8, 4, 5), LAST, 1, 1),  # whole rows fit the tiles of a block
-        (lambda x: F.instance_norm(x).clone(**FIRST), (2, 8, 64, 5), LAST, 1 << 20, 1),  # too small for two launches
+        (lambda x: F.instance_norm(x).clone(**FIRST), (2, 8, 64, 9), LAST, 1 << 20, 1),  # too small for two launches
         (lambda x: F.instance_norm(x).clone(**LAST), (2, 8, 64, 5), LAST, 1, 1),  # all alike
         (lambda x: F.instance_norm(x), (2, 8, 64, 5), FIRST, 1, 1),
         (lambda x: x.softmax(1).clone(**FIRST), (2, 8, 4, 5), LAST, 1, 1),  # a block has several rows, whole

@@ -15,6 +15,7 @@ from fusepass.codegen.ir.program import (
     Buffer,
     Kernel,
     LibraryCall,
+    Partials,
     Program,
     Reduction,
     Ref,
@@ -75,6 +76,16 @@ SCAN: dict[str, object] = {
     "row_stores": (),
     "stores": (Store("out", i * 8 + j, b.prefix("r0", j, F32)),),
 }
+PIECE = Axis("p", 4)
+
+
+def leaving(total: Reduction, over: int = 1, **changes: object) -> Program:
+    """The kernel with what it reduces over its rows, too, in place of a result per row."""
+    stores = (Store("t", axis_index(PIECE) + j * 0, b.stat(total.name, 0, F32)),)
+    return with_kernel(row_stores=(), partials=Partials(PIECE, False, (total,), stores, over), **changes)
+
+
+COLUMNS = replace(SUM, name="r1")
 LATE = b.load("x", i * 8 + j + 8, F32)
 OTHER = axis_index(Axis("z", 3))
 BROKEN: dict[str, Callable[[], Program]] = {
@@ -106,6 +117,12 @@ BROKEN: dict[str, Callable[[], Program]] = {
         when="x", team=Team(2, 1, "t")
     ),
     "later reads gone before it is written": lambda: replace(PROGRAM, kernels=(KERNEL, replace(READER, when="gone"))),
+    "k: partial results over no rows, of nothing, or of rows that blocks share": lambda: leaving(COLUMNS, over=2),
+    "k: partial results of each sample without samples, or of all": lambda: leaving(COLUMNS, rows=(Axis("s", 2), ROW)),
+    "k: r0 is reduced along rows and over them": lambda: leaving(SUM),
+    "k: r1 is not of one value, or gives a position": lambda: leaving(
+        replace(COLUMNS, op=ReduceOp.ARGMAX, values=(X, b.position(i, DType.I64)))
+    ),
     "k: two stores to one buffer": lambda: with_kernel(stores=KERNEL.stores * 2),
     "k: a running reduction beside others, or stores per row": lambda: with_kernel(
         sweeps=((replace(SUM, running=True),),)

@@ -1,0 +1,90 @@
+"""Schedules of rows that are reduced over, beside what happens along each of them: blocks take pieces of the rows, one row after another.
+
+A thread has the same columns of each row. What it finds of them stays in its registers for some rows, and goes to shared memory then; when the
+piece ends, it is merged there for each column, in order, and stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from fusepass.codegen.device import WARP, DeviceFacts
+from fusepass.codegen.ir.expr import Window
+from fusepass.codegen.ir.program import Kernel, Partials, Program
+from fusepass.codegen.ir.team import state_bytes
+from fusepass.codegen.schedule.lanes import packs, words_held
+from fusepass.codegen.schedule.patch_results import room_of_states
+from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
+from fusepass.codegen.schedule.rows import crossing_stores, prefers_rows
+from fusepass.codegen.schedule.shape import Shape, ceil
+
+# Registers of a thread for its part of a row, for that of the next one if it is under way, and for what it found of its columns; whether it is;
+# and the most threads that share a row then.
+_WAYS = (48, True, 256), (48, False, 512), (80, False, 1024)
+_BLOCK = 256  # threads of a block that has several rows at once
+_THREADS = 1024  # that should stand on a multiprocessor
+_ROOM = 96 << 10  # bytes of shared memory of a block
+_WORD = 4  # bytes
+_LEAST_ROWS, _MOST_ROWS = 4, 384  # of a thread: sixteen numbers are added, then 24 such sums
+_LEAST_OF_PIECE = 8  # rows: what a piece leaves is as much as one of them has, or more
+
+
+def row_pieces(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | None:
+    """In how many pieces a kernel with sweeps should reduce over rows, of each sample where there are any; None where it had better not."""
+    shape = Shape(kernel, program, facts, aligned=True)
+    col, partials = shape.col_axis, kernel.partials
+    if partials is None or col is None or prefers_rows(shape) or any(isinstance(n, Window) for n in kernel.nodes):
+        return None
+    if crossing_stores(shape, col, shape.row_axis):
+        return None
+    plan = _row(shape, partials)
+    if plan.unroll * _words(shape, partials, plan) > _WAYS[-1][0] or _room(shape, partials, plan) > _ROOM:
+        return None
+    over, at_once = _over(kernel, partials), facts.multiprocessors * max(_THREADS // plan.threads, 1)
+    least, most = max(_LEAST_OF_PIECE, _LEAST_ROWS * plan.groups), _MOST_ROWS * plan.groups
+    pieces = ceil(over, min(max(ceil(shape.rows, at_once), least), most))
+    enough = over >= _LEAST_OF_PIECE and shape.rows // over * pieces >= facts.multiprocessors // 2
+    return pieces if enough else None
+
+
+def in_row_pieces(shape: Shape, partials: Partials) -> Schedule:
+    """The schedule of a kernel with sweeps that reduces over rows, in as many pieces as it has."""
+    plan, over, pieces = _row(shape, partials), _over(shape.whole, partials), partials.pieces.size
+    blocks = shape.rows // over * pieces
+    return replace(plan, blocks=blocks, pieces=pieces, over=over, shared_bytes=_room(shape, partials, plan))
+
+
+def _over(kernel: Kernel, partials: Partials) -> int:
+    """Rows that are reduced into one result."""
+    return prod(axis.size for axis in kernel.rows[-partials.over :])
+
+
+def _row(shape: Shape, partials: Partials) -> Schedule:
+    """How threads share a row, and how many rows a block has at once."""
+    assert shape.col_axis is not None
+    width = shape.width(shape.col_axis)
+    vectors = ceil(shape.cols, width)
+    plan, lanes = Schedule(Walk.INNER, width, 1, 1, 1, 1, Keep.REGISTERS, packed=packs(shape, width)), 1
+    for words, early, most in _WAYS:
+        plan = replace(plan, early=early)
+        lanes = ceil(vectors, max(words // _words(shape, partials, plan), 1))
+        if lanes <= most:
+            break
+    lanes = 1 << (lanes - 1).bit_length() if lanes <= WARP else min(ceil(lanes, WARP) * WARP, 1024)
+    plan = replace(plan, lanes=lanes, groups=_BLOCK // lanes if lanes <= WARP else 1, unroll=ceil(vectors, lanes))
+    while plan.groups > 1 and _room(shape, partials, plan) > _ROOM:
+        plan = replace(plan, groups=plan.groups // 2)
+    return plan
+
+
+def _words(shape: Shape, partials: Partials, plan: Schedule) -> int:
+    """Registers of a vector of a row, of that of the next one if it is under way, and of what was found of its columns."""
+    found = plan.width * sum(map(state_bytes, partials.reductions)) // _WORD
+    following = ceil(plan.width * shape.kept_bytes, _WORD) if plan.early else 0
+    return words_held(shape, plan.width, packed=plan.packed) + following + found
+
+
+def _room(shape: Shape, partials: Partials, plan: Schedule) -> int:
+    """Bytes of shared memory in which threads leave what they find."""
+    return sum(room_of_states(each, plan.groups * shape.cols) for each in partials.reductions)
