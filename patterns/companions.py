@@ -1,26 +1,87 @@
-"""Regions of pointwise operators that do not depend on each other and walk the same elements: one kernel does for both."""
+"""Operators that do not depend on each other and go over the same memory: one kernel does for all of them."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
+from torch import fx
+from torch._ops import OpOverload
 
 from fusepass.codegen.ir.program import FEW_POINTS
+from fusepass.codegen.lowering import registry
+from fusepass.patterns.copies import resamples
+from fusepass.patterns.dataflow import Candidate, Unit
+from fusepass.patterns.effects import is_constant_number
+from fusepass.patterns.opclass import OpClass, is_elementwise
 from fusepass.patterns.region import Region
 
 Elements = tuple[str, torch.Size, tuple[int, ...]]
+Ground = fx.Node | Elements
+"""What a kernel goes over: all of a value, or the elements of results by device, shape and strides."""
+
+_IN_PLACE = frozenset({"activations", "pointwise"})
+"""The modules of `fusepass.codegen.lowering` that express functions of elements, also such as PyTorch has no tag for."""
 
 
-def elements(region: Region) -> Elements | None:
-    """What a region of pointwise operators walks: device, shape and strides of its results, if all have the same."""
+def grounds(candidate: Candidate, region: Region, *, alone: bool = False) -> tuple[Ground, ...]:
+    """What `region`, made of `candidate`, goes over, and what companions of it go over, too.
+
+    One that is `alone`, an operator that is no region by itself, has companions over values only.
+    """
+    elements = None if alone else _elements(region)
+    return (*_values(candidate, region), *([] if elements is None else [elements]))
+
+
+def pays(ground: Ground, first: Region, second: Region) -> bool:
+    """Whether two regions over `ground` are better as one: one reading serves both, or they have few elements."""
+    if isinstance(ground, fx.Node):
+        return True
+    _, shape, _ = ground
+    both = set(first.inputs) & set(second.inputs)
+    return shape.numel() <= FEW_POINTS or any(node.meta["val"].shape == shape for node in both)
+
+
+def _values(candidate: Candidate, region: Region) -> list[fx.Node]:
+    """The values that `region` reads whole, and that are as large as all else that it reads or gives."""
+    if not all(map(_stays_in_place, candidate.units)):
+        return []
+    nodes, views = set(region.nodes), candidate.flow.views
+    sizes = {node: node.meta["val"].numel() for node in (*region.inputs, *region.outputs)}
+    most = max(sizes.values(), default=0)
+    large = (node for node in region.inputs if sizes[node] == most and not is_constant_number(node))
+    return [node for node in large if _is_read_whole(node, nodes, views)]
+
+
+def _stays_in_place(unit: Unit) -> bool:
+    """Whether a kernel for `unit` meets each element of what it reads once, at its own place: no products, windows, running values, or
+    elements that are looked up.
+    """
+    if unit.op_class is not OpClass.POINTWISE:
+        return unit.op_class in (OpClass.REDUCTION, OpClass.NORMALISATION)
+    target = unit.node.target
+    assert isinstance(target, OpOverload)  # as everything that has a class
+    handler = registry.handler_of(target)
+    expressed = handler is not None and handler.__module__.rpartition(".")[2] in _IN_PLACE
+    return (expressed or is_elementwise(target)) and not resamples(unit.node)
+
+
+def _is_read_whole(node: fx.Node, nodes: Collection[fx.Node], views: Collection[fx.Node]) -> bool:
+    """Whether an operator among `nodes` reads all elements of `node`, perhaps through views."""
+    size = node.meta["val"].numel()
+    for user in node.users:
+        if user in nodes and user not in views:
+            return True
+        seen = user.meta.get("val") if user in nodes else None
+        if isinstance(seen, torch.Tensor) and seen.numel() == size and _is_read_whole(user, nodes, views):
+            return True
+    return False
+
+
+def _elements(region: Region) -> Elements | None:
+    """What a region of pointwise operators walks: device, shape and stride of its results, if all have the same."""
     if region.pattern != "pointwise":
         return None
     results = [node.meta["val"] for node in region.outputs]
     kinds = {(str(result.device), result.shape, result.stride()) for result in results}
     return kinds.pop() if len(kinds) == 1 else None
-
-
-def pays(first: Region, second: Region) -> bool:
-    """Whether two regions over the same elements are better as one: they read a value of that shape, or have few elements."""
-    shape = first.outputs[0].meta["val"].shape
-    both = set(first.inputs) & set(second.inputs)
-    return shape.numel() <= FEW_POINTS or any(node.meta["val"].shape == shape for node in both)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 from operator import or_
 from typing import Any
 
@@ -17,7 +18,7 @@ from fusepass.codegen.lowering import registry
 from fusepass.patterns import companions, naming
 from fusepass.patterns import library as library  # registers the patterns
 from fusepass.patterns.copies import broadcasts, lies_across, lies_alike, moves, resamples, widens
-from fusepass.patterns.dataflow import Candidate, Dataflow, bits, remove_dead
+from fusepass.patterns.dataflow import Candidate, Dataflow, Unit, bits, remove_dead
 from fusepass.patterns.growth import grow
 from fusepass.patterns.legality import Refusal, final_reason, step_reason
 from fusepass.patterns.opclass import OpClass, Vocabulary
@@ -57,11 +58,12 @@ class Partition:
 
 @dataclass(frozen=True, eq=False)
 class _Offer:
-    """A candidate with the region that it would be."""
+    """A candidate with the region that it would be; one that is `alone` is none without a companion."""
 
     candidate: Candidate
     pattern: Pattern
     region: Region
+    alone: bool = False
 
     def __lt__(self, other: _Offer) -> bool:
         """Whether this one is taken first: it saves more, or stands earlier in the graph."""
@@ -71,9 +73,15 @@ class _Offer:
     def first(self) -> int:
         return next(bits(self.candidate.members))
 
+    @cached_property
+    def grounds(self) -> tuple[companions.Ground, ...]:
+        """What it goes over, as `companions` may."""
+        return companions.grounds(self.candidate, self.region, alone=self.alone)
+
 
 def partition(graph_module: fx.GraphModule, vocabulary: Vocabulary = registry) -> Partition:
-    """The regions of a graph, by greedy choice: most bytes saved first, what is left of the others grows again.
+    """The regions of a graph, by greedy choice: most bytes saved first, what is left of the others grows again. Then those that go over the
+    same memory become one, operators that are in none among them.
 
     Dead operators are removed from the graph. A view that several regions, or a region and others, read is copied in it
     for each of them, so that the nodes of regions are disjoint and a region's views serve nothing else.
@@ -86,11 +94,12 @@ def partition(graph_module: fx.GraphModule, vocabulary: Vocabulary = registry) -
     remove_dead(graph_module.graph)
     flow = Dataflow(graph_module.graph, vocabulary)
     reasons: dict[int, str] = {}
-    chosen = _joined(flow, sorted(_chosen(flow, reasons), key=lambda offer: offer.first))
-    regions = _own_views(graph_module.graph, flow, [offer.region for offer in chosen])
+    chosen = [*_chosen(flow, reasons)]
+    joined = _joined(flow, [*chosen, *_alone(flow, _members(chosen))])
+    regions = _own_views(graph_module.graph, flow, [offer.region for offer in joined])
     if not size == len(flow.position) == len(graph_module.graph.nodes):
         graph_module.recompile()
-    taken = reduce(or_, (offer.candidate.members for offer in chosen), 0)
+    taken = _members(joined)
     return Partition(_named(regions), tuple(_refusals(flow, taken, reasons)))
 
 
@@ -111,29 +120,61 @@ def _chosen(flow: Dataflow, reasons: dict[int, str]) -> Iterator[_Offer]:
         yield offer
 
 
-def _joined(flow: Dataflow, offers: list[_Offer]) -> list[_Offer]:
-    """`offers` in order, with those that are better as one, as one."""
-    alike: dict[companions.Elements, list[int]] = {}
-    found: list[_Offer] = []
-    for offer in offers:
-        walked = companions.elements(offer.region)
-        places = [] if walked is None else alike.setdefault(walked, [])
-        for place in places:
-            units = sorted((*found[place].candidate.units, *offer.candidate.units), key=lambda unit: unit.index)
-            candidate = reduce(Candidate.plus, units, Candidate(flow))
-            if companions.pays(found[place].region, offer.region) and step_reason(candidate) is None:
+def _members(offers: Iterable[_Offer]) -> int:
+    """Mask of all their units."""
+    return reduce(or_, (offer.candidate.members for offer in offers), 0)
+
+
+def _alone(flow: Dataflow, taken: int) -> Iterator[_Offer]:
+    """Each operator that is in no region, as what may become one with another."""
+    seeds = {op_class: pattern for pattern in reversed(patterns()) for op_class in pattern.seed}
+    for unit in flow.units:
+        pattern = seeds.get(unit.op_class) if unit.op_class is not None else None
+        if pattern is not None and not taken >> unit.index & 1:
+            candidate = Candidate(flow).plus(unit)
+            yield _Offer(candidate, pattern, make_region(candidate, pattern), alone=True)
+
+
+def _joined(flow: Dataflow, offers: Iterable[_Offer]) -> list[_Offer]:
+    """`offers` in graph order, with those that are better as one, as one, and without those that stay alone."""
+    found: dict[_Offer, None] = {}
+    over: defaultdict[companions.Ground, dict[_Offer, None]] = defaultdict(dict)
+    for offer in sorted(offers, key=lambda offer: offer.first):
+        while pair := _with_companion(flow, offer, over):
+            other, offer = pair
+            del found[other]
+            for ground in other.grounds:
+                del over[ground][other]
+        found[offer] = None
+        for ground in offer.grounds:
+            over[ground][offer] = None
+    return sorted((offer for offer in found if not offer.alone), key=lambda offer: offer.first)
+
+
+def _with_companion(
+    flow: Dataflow, offer: _Offer, over: Mapping[companions.Ground, Iterable[_Offer]]
+) -> tuple[_Offer, _Offer] | None:
+    """The first of those `over` what `offer` goes over that is better as one with it, and the two as one."""
+    for ground in offer.grounds:
+        for other in over.get(ground, ()):
+            if not companions.pays(ground, other.region, offer.region):
+                continue
+            candidate = _together(flow, (*other.candidate.units, *offer.candidate.units))
+            if step_reason(candidate) is None:
                 flow.contract(candidate.members)
-                found[place] = _Offer(candidate, offer.pattern, make_region(candidate, offer.pattern))
-                break
-        else:
-            places.append(len(found))
-            found.append(offer)
-    return found
+                pattern = min(other.pattern, offer.pattern, key=patterns().index)
+                return other, _Offer(candidate, pattern, make_region(candidate, pattern))
+    return None
 
 
 def _is_legal(flow: Dataflow, candidate: Candidate) -> bool:
     """Whether `candidate` is so beside the regions chosen since it grew, which have changed what waits for what."""
-    return step_reason(reduce(Candidate.plus, candidate.units, Candidate(flow))) is None
+    return step_reason(_together(flow, candidate.units)) is None
+
+
+def _together(flow: Dataflow, units: Iterable[Unit]) -> Candidate:
+    """The set of `units`, and what waits for them by now."""
+    return reduce(Candidate.plus, sorted(units, key=lambda unit: unit.index), Candidate(flow))
 
 
 def _offers(flow: Dataflow, pattern: Pattern, seeds: int, free: int, reasons: dict[int, str]) -> Iterator[_Offer]:

@@ -303,6 +303,71 @@ def test_chains_over_the_same_elements_are_one_region_where_it_pays(
         torch.testing.assert_close(result, value, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("function", "shape", "expected"),
+    [
+        (lambda x, y: (x * 2, x.sum(1)), (1024, 512), ["mul_sum"]),
+        (lambda x, y: (x * 2, x.sum(1)), (4, 8), ["mul_sum"]),
+        (lambda x, y: (x.sum(1), x.amax(1)), (1024, 512), ["sum_amax"]),
+        (lambda x, y: (x.sigmoid(), x.tanh()), (1024, 512), ["sigmoid_tanh"]),
+        (lambda x, y: (F.softmax(x, 1), x.relu(), x.argmax(1)), (1024, 512), ["softmax_relu_argmax"]),
+        (lambda x, y: (x.relu() * 2, x.sum(1), x.exp() + 1), (1024, 512), ["relu_mul_sum_exp_add"]),
+        (lambda x, y: (x.view(-1).relu(), x.t().sum(0)), (1024, 512), ["relu_sum"]),
+        (lambda x, y: (x.relu(), y.tanh(), x + y), (1024, 512), ["relu_tanh_add"]),
+        (lambda x, y: (x.relu().logcumsumexp(0), x.sum(1)), (1024, 512), ["relu_sum"]),
+        (lambda x, y: (F.pad(x, (1, 1)), x.half()), (1024, 512), ["pad"]),
+        (lambda x, y: (x[:, :4].relu(), x[:, 4:].tanh()), (4, 8), []),
+        (lambda x, y: (x + y[:1], x[:1].sum(1), x[1:].exp()), (4, 8), []),
+        (lambda x, y: (x * y[0], y[0].exp()), (4, 8), []),
+        (lambda x, y: (x.relu(), x.index_select(0, y[:, 0].long())), (4, 8), ["cast_index_select"]),
+        (lambda x, y: (x.relu(), x.cumsum(1), x.sum(1)), (1024, 512), ["relu_sum", "cumsum"]),
+        (lambda x, y: (x @ y, x.relu()), (512, 512), []),
+        (lambda x, y: (F.max_pool2d(x[None], 2), x[None].relu()), (1024, 512), ["max_pool2d"]),
+        (lambda x, y: (F.interpolate(x[None], scale_factor=0.5), x.relu()), (1024, 512), ["upsample_nearest1d"]),
+    ],
+)
+def test_what_reads_the_same_value_is_one_region(function: Chains, shape: tuple[int, ...], expected: list[str]) -> None:
+    x, y = torch.rand(shape), torch.rand(shape)
+    graph = traced(function, x, y)
+    parts = partition(graph)
+    assert names(parts) == expected
+    for result, value in zip(run_regions(graph, parts, [x, y]), function(x, y), strict=True):
+        torch.testing.assert_close(result, value, rtol=0, atol=0)
+
+
+def test_what_reads_the_same_value_and_waits_stays_apart() -> None:
+    x, y = torch.randn(4, 8), torch.randn(4, 8)
+    graph = traced(lambda x: x.relu().logcumsumexp(0) * x, x)
+    parts = partition(graph)
+    assert names(parts) == []
+    assert reasons(parts)["relu"] == reasons(parts)["mul"] == "nothing beside it to fuse with"
+
+    def crossed(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return y.tanh().logcumsumexp(0) * x, x.sigmoid().logcumsumexp(0) * y
+
+    graph = traced(crossed, x, y)
+    parts = partition(graph)
+    assert len(parts.regions) == 1  # either of two
+    assert nx.is_directed_acyclic_graph(quotient(graph.graph, parts))
+    for result, value in zip(run_regions(graph, parts, [x, y]), crossed(x, y), strict=True):
+        torch.testing.assert_close(result, value, rtol=0, atol=0)
+
+
+def test_a_value_that_companions_read_counts_once() -> None:
+    (region,) = partition(traced(lambda x: (x * 2, x.sum(1)), torch.randn(1024, 512))).regions
+    whole = 4 * 1024 * 512
+    assert region.pattern == "reduction"
+    assert (region.bytes_before, region.bytes_after) == (3 * whole + 4096, 2 * whole + 4096)
+
+
+def test_operators_of_disabled_patterns_are_no_companions() -> None:
+    graph = traced(lambda x: (x * 2, x.sum(1)), torch.randn(1024, 512))
+    for pattern in ("reduction", "pointwise"):
+        with override(disable=pattern):
+            assert "mul_sum" not in names(partition(graph))
+    assert names(partition(graph)) == ["mul_sum"]
+
+
 def test_weights_are_transposed_inside_but_views_of_activations_stay_outside() -> None:
     graph, _ = exported(Model(lambda f, x: f(x).relu(), nn.Linear(8, 8)), torch.randn(2, 4, 8))
     (region,) = partition(graph).regions
