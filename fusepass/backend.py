@@ -23,6 +23,7 @@ from fusepass.draws import with_draws
 from fusepass.fallbacks import FallbackCounter
 from fusepass.functional import LOST_WRITE, WRONG_SHAPE, forgets_gaps, keeps_dimensions
 from fusepass.isolation import whole_resampling
+from fusepass.joint import partition_joint
 from fusepass.structure import Template
 
 Observer = Callable[[CompiledGraph], None]
@@ -85,7 +86,11 @@ class Backend:
         # A wrong option is to be told now, not in a compiler callback.
         with override(**self._options), whole_resampling(example_inputs):
             try:
-                compiler = aot_autograd(fw_compiler=self._compile_forward, bw_compiler=self._compile)
+                compiler = aot_autograd(
+                    fw_compiler=self._compile_forward,
+                    bw_compiler=self._compile,
+                    partition_fn=partition_joint,
+                )
                 return with_draws(graph, lambda whole: compiler(whole, example_inputs))
             except _Mistraced as mistraced:
                 return self._plain(graph, str(mistraced))

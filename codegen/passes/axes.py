@@ -12,6 +12,8 @@ from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.passes.rewrite import divisions, indices, rewrite_kernel
 
+_LARGE = 4  # times as many bytes as another buffer has: its order counts, though it does not have all axes
+
 
 def split_axis(kernel: Kernel, builder: Builder, axis: Axis, inner: int) -> Kernel:
     """`axis` as two axes, the inner of size `inner`; without the last points where that does not divide the axis' size."""
@@ -108,10 +110,25 @@ def _ordered(program: Program, accesses: Sequence[tuple[str, Index]], axes: tupl
         return tuple(-abs(index.stride(axis) or 0) if index.stride(axis) is not None else -1 for _, index in accesses)
 
     # A buffer that does not depend on an axis says nothing about its place; the next largest decides.
-    for _, index in accesses:
+    for name, index in accesses:
         if all(index.stride(axis) for axis in kept):
+            if _LARGE * program.buffer(name).nbytes < program.buffer(accesses[0][0]).nbytes:
+                return _inserted(accesses, kept)
             return tuple(sorted(kept, key=lambda axis: (-abs(index.stride(axis) or 0), key(axis))))
     return tuple(sorted(kept, key=key))
+
+
+def _inserted(accesses: Sequence[tuple[str, Index]], axes: Sequence[Axis]) -> tuple[Axis, ...]:
+    """`axes` as the first of the `accesses` has them, those that it has; each other one as the next that has it puts it among these."""
+    placed: list[Axis] = []
+    for _, index in accesses:
+        steps = {axis: abs(index.stride(axis) or 0) for axis in axes}
+        for axis in sorted(
+            (axis for axis in axes if steps[axis] and axis not in placed), key=lambda axis: -steps[axis]
+        ):
+            nearer = (number for number, other in enumerate(placed) if 0 < steps[other] < steps[axis])
+            placed.insert(next(nearer, len(placed)), axis)
+    return tuple(placed)
 
 
 def _merge_once(kernel: Kernel, builder: Builder) -> Kernel | None:

@@ -39,7 +39,7 @@ def row_pieces(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | No
     if crossing_stores(shape, col, shape.row_axis):
         return None
     plan = _row(shape, partials)
-    if plan.unroll * _words(shape, partials, plan) > _WAYS[-1][0] or _room(shape, partials, plan) > _ROOM:
+    if not _fits(shape, partials, plan) or _room(shape, partials, plan) > _ROOM:
         return None
     over, at_once = _over(kernel, partials), facts.multiprocessors * max(_THREADS // plan.threads, 1)
     least, most = max(_LEAST_OF_PIECE, _LEAST_ROWS * plan.groups), _MOST_ROWS * plan.groups
@@ -64,6 +64,20 @@ def _row(shape: Shape, partials: Partials) -> Schedule:
     """How threads share a row, and how many rows a block has at once."""
     assert shape.col_axis is not None
     width = shape.width(shape.col_axis)
+    plan = _of_vectors(shape, partials, width)
+    while width > 1 and not _fits(shape, partials, plan):
+        width //= 2
+        plan = _of_vectors(shape, partials, width)
+    return plan
+
+
+def _fits(shape: Shape, partials: Partials, plan: Schedule) -> bool:
+    """Whether threads have the registers for what they hold."""
+    return plan.unroll * _words(shape, partials, plan) <= _WAYS[-1][0]
+
+
+def _of_vectors(shape: Shape, partials: Partials, width: int) -> Schedule:
+    """The same for rows that are read in such vectors."""
     vectors = ceil(shape.cols, width)
     plan, lanes = Schedule(Walk.INNER, width, 1, 1, 1, 1, Keep.REGISTERS, packed=packs(shape, width)), 1
     for words, early, most in _WAYS:

@@ -64,6 +64,17 @@ def inner(shape: Shape) -> Schedule:
         )
     else:
         base = shape.vectors(shape.col_axis)
+    plan = _of_vectors(shape, base, crossing)
+    # Of rows with many values for each element there may be threads enough for shorter vectors.
+    while plan.keep is Keep.NOTHING and not shape.single and base.width > 1 and base.start is None:
+        base = replace(base, width=base.width // 2)
+        shorter = _of_vectors(shape, base, crossing)
+        plan = shorter if shorter.keep is Keep.REGISTERS else plan
+    return plan
+
+
+def _of_vectors(shape: Shape, base: Schedule, crossing: Sequence[Crossing]) -> Schedule:
+    """A schedule of rows that are read in such vectors."""
     width, vectors = base.width, base.vectors(shape.cols)
     element = min((access.nbytes for access in shape.main), default=4)
     most = most_elements(shape)

@@ -88,7 +88,8 @@ def load(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
 
 def gradients(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     """Of LayerNorm's input, weight and bias."""
-    mean, rstd = x.float().mean(-1, keepdim=True), (x.float().var(-1, keepdim=True) + 1e-5).rsqrt()
+    wide = x if x.dtype is torch.float64 else x.float()
+    mean, rstd = wide.mean(-1, keepdim=True), (wide.var(-1, keepdim=True) + 1e-5).rsqrt()
     backward = torch.ops.aten.native_layer_norm_backward
     return backward(y, x, weight.shape, mean, rstd, weight, weight, [True, True, True])
 

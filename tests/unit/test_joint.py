@@ -1,0 +1,109 @@
+"""What forward saves for backward: as few bytes as there are, and gradients as eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fusepass.backend import Backend
+from fusepass.compile import CompiledGraph
+
+
+class Model(nn.Module):
+    """A function of a value, a normalisation of it and a weight."""
+
+    def __init__(self, norm: nn.Module, function: Callable[[Tensor, nn.Module], Tensor]) -> None:
+        super().__init__()
+        self.norm, self.function = norm, function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, self.norm)
+
+
+def gate(x: Tensor, norm: nn.Module) -> Tensor:
+    return F.gelu(norm(x)) * torch.sigmoid(x)
+
+
+def gates(x: Tensor, norm: nn.Module) -> Tensor:
+    return gate(gate(x, norm), norm)
+
+
+def seen(x: Tensor, norm: nn.Module) -> Tensor:
+    return torch.tanh(norm(x).flatten(1)).exp()
+
+
+def returned(x: Tensor, norm: nn.Module) -> Tensor:
+    y = norm(x)
+    return torch.stack([y, y.tanh()])
+
+
+def projected(x: Tensor, norm: nn.Module) -> Tensor:
+    return norm(x) @ torch.linspace(-1, 2, 3 * x.shape[-1], dtype=x.dtype).view(-1, 3)
+
+
+ROWS, IMAGES = (32, 48), (3, 8, 6, 5)
+CASES: dict[str, tuple[nn.Module, Callable[[Tensor, nn.Module], Tensor], tuple[int, ...], int]] = {
+    "layer norm": (nn.LayerNorm(48), gate, ROWS, 1),
+    "layer norm without weights": (nn.LayerNorm(48, elementwise_affine=False), gate, ROWS, 1),
+    "two of them": (nn.LayerNorm(48), gates, ROWS, 2),
+    "group norm": (nn.GroupNorm(4, 8), gate, IMAGES, 1),
+    "batch norm": (nn.BatchNorm2d(8), gate, IMAGES, 1),
+    "instance norm": (nn.InstanceNorm2d(8), gate, IMAGES, 1),
+    "behind a view": (nn.GroupNorm(2, 8), seen, IMAGES, 2),  # tanh's and exp's gradients are of their results
+    "stacked": (nn.LayerNorm(48), returned, ROWS, 1),
+    "a product reads it": (nn.LayerNorm(48), projected, ROWS, 1),
+}
+
+
+def _compiled(model: nn.Module) -> tuple[Callable[[Tensor], Tensor], list[CompiledGraph]]:
+    made: list[CompiledGraph] = []
+    torch._dynamo.reset()
+    return torch.compile(model, backend=Backend("graph", {"tune": "off"}, observe=made.append)), made
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_little_is_saved_as_there_is(name: str) -> None:
+    """How many tensors as large as the input, itself among them, backward is given besides the gradient."""
+    norm, function, shape, saved = CASES[name]
+    compiled, made = _compiled(Model(norm, function))
+    x = torch.randn(shape, requires_grad=True)
+    compiled(x).sum().backward()
+    backward = made[-1].before.graph.find_nodes(op="placeholder")
+    large = [node for node in backward if node.meta["val"].numel() == x.numel() and "tangents" not in str(node.target)]
+    assert len(large) <= saved
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_eager_s(name: str, dtype: torch.dtype) -> None:
+    norm, function, shape, _ = CASES[name]
+    model = Model(norm, function).to(dtype)
+    compiled, _ = _compiled(model)
+    x = torch.randn(shape).to(dtype)
+    found = []
+    for run in (model, compiled):
+        model.zero_grad()
+        given = x.clone().requires_grad_()
+        result = run(given)
+        (result * torch.linspace(0.5, 1.5, result.numel()).view(result.shape).to(dtype)).sum().backward()
+        found.append([result, given.grad, *(each.grad for each in model.parameters())])
+    bound = {torch.float64: 1e-9, torch.float32: 1e-4}.get(dtype, 6e-2)
+    for got, wanted in zip(found[1], found[0], strict=True):
+        assert got is not None
+        assert wanted is not None
+        torch.testing.assert_close(got, wanted, rtol=bound, atol=bound * float(wanted.abs().max()))
+    model.float()
+
+
+def test_sizes_that_change_leave_groups_as_they_are() -> None:
+    compiled, _ = _compiled(Model(nn.GroupNorm(4, 8), gate))
+    for size in (5, 6, 7):
+        x = torch.randn(size, 8, 6, 5, requires_grad=True)
+        compiled(x).sum().backward()
+        given = x.detach().clone().requires_grad_()
+        gate(given, nn.GroupNorm(4, 8)).sum().backward()
+        torch.testing.assert_close(x.grad, given.grad)
