@@ -1,6 +1,6 @@
 """AOTAutograd's joint graph, made ready and cut into forward and backward.
 
-PyTorch's minimum cut saves what takes the fewest bytes, where operators that kernels fuse cost nothing to compute again in backward. Two kinds
+On a GPU, where memory takes longer than functions, PyTorch's minimum cut saves what takes the fewest bytes, where operators that kernels fuse cost nothing to compute again in backward. Two kinds
 of operators hide that from it. A ``detach`` is none that it knows, though it does nothing here. A normalisation is not computed again, as its
 statistics would be found again; but its result is a function of elements once these are known, and they are small: so that function stands in
 the place of a result that only fused operators read.
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch import config
-from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
 from fusepass.codegen.lowering import registry
 from fusepass.patterns.arguments import arguments
@@ -30,7 +30,17 @@ _FUSED = (OpClass.POINTWISE, OpClass.REDUCTION, OpClass.NORMALISATION)
 def partition_joint(
     joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The forward and the backward graph of a joint one; a `partition_fn` of AOTAutograd."""
+    """The forward and the backward graph of a joint one, as is best on its device; a `partition_fn` of AOTAutograd."""
+    values = (node.meta.get("val") for node in joint.graph.find_nodes(op="placeholder"))
+    on_gpu = any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values)
+    cut = minimum_cut if on_gpu else default_partition
+    return cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+
+
+def minimum_cut(
+    joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The two graphs such that as few bytes as may be are saved, and backward computes the rest again."""
     skip_detached(joint.graph)
     normalise_again(joint.graph)
     # What reads a value behind a normalisation of it would count as far away, though one kernel does both.

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.passes.axes import rename_axes, split_axes
 from tests.support.regions import NO_SPLIT, region
@@ -53,6 +55,14 @@ CASES: dict[str, tuple[Callable[[Tensor], Any], Input, tuple[tuple[int, ...], tu
     "a flip is not merged": (lambda x: x.flip(1) + 1, lambda: torch.randn(3, 4, dtype=F64), ((3, 4), ())),
     "a flip of all is": (lambda x: x.flip(0, 1) + 1, lambda: torch.randn(3, 4, dtype=F64), ((12,), ())),
 }  # fmt: skip
+
+
+def test_rows_lie_as_in_what_is_large_though_that_does_not_depend_on_all_of_them() -> None:
+    """Sums of three stacked tensors, in pieces: the pieces' own results depend on which tensor it is, and lie otherwise."""
+    given = (torch.empty(4096, 768, device="meta") for _ in range(3))
+    made = region(lambda *x: torch.stack(x).sum(1), *given, cuda=True)
+    first, _ = made.passed(pass_options(DeviceFacts.h200())).kernels
+    assert all(load.index.stride(first.rows[-1]) == 1 for load in first.loads())
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fusepass import backend
 from fusepass.backend import Backend
 from fusepass.compile import CompiledGraph
+from fusepass.joint import minimum_cut, partition_joint
 
 
 class Model(nn.Module):
@@ -59,6 +61,12 @@ CASES: dict[str, tuple[nn.Module, Callable[[Tensor, nn.Module], Tensor], tuple[i
 }
 
 
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let graphs of this CPU be cut as those of a GPU are."""
+    monkeypatch.setattr(backend, "partition_joint", minimum_cut)
+
+
 def _compiled(model: nn.Module) -> tuple[Callable[[Tensor], Tensor], list[CompiledGraph]]:
     made: list[CompiledGraph] = []
     torch._dynamo.reset()
@@ -72,9 +80,22 @@ def test_as_little_is_saved_as_there_is(name: str) -> None:
     compiled, made = _compiled(Model(norm, function))
     x = torch.randn(shape, requires_grad=True)
     compiled(x).sum().backward()
-    backward = made[-1].before.graph.find_nodes(op="placeholder")
-    large = [node for node in backward if node.meta["val"].numel() == x.numel() and "tangents" not in str(node.target)]
-    assert len(large) <= saved
+    assert _saved(made[-1], x) <= saved
+
+
+def _saved(backward: CompiledGraph, x: Tensor) -> int:
+    """How many tensors as large as `x` a backward graph takes besides gradients."""
+    given = backward.before.graph.find_nodes(op="placeholder")
+    return sum(node.meta["val"].numel() == x.numel() and "tangents" not in str(node.target) for node in given)
+
+
+def test_on_a_cpu_nothing_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes longer there than reading: 40 ms instead of 34 for three gates of 2048 x 512 on two cores."""
+    monkeypatch.setattr(backend, "partition_joint", partition_joint)
+    compiled, made = _compiled(Model(nn.LayerNorm(48), gate))
+    x = torch.randn(32, 48, requires_grad=True)
+    compiled(x).sum().backward()
+    assert _saved(made[-1], x) >= 4  # what gelu, sigmoid and their product were made of
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
