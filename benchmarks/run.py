@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seconds=options.seconds,
         first_calls=frozenset(w.name for w in chosen if options.first_calls and w.group is Group.MISSION),
     )
-    machine = _machine(settings.device) | {"devices": len(options.device)}
+    machine = about_machine(settings.device) | {"devices": len(options.device)}
     rows, left_out = _measure(chosen, settings, options, machine)
     print(f"\n{machine['device']}, torch {machine['torch']}, commit {machine['commit']}")
     print(summary.text(rows, left_out))
@@ -134,7 +134,7 @@ def _measure(
     return result()
 
 
-def _machine(device: str) -> dict[str, object]:
+def about_machine(device: str) -> dict[str, object]:
     cuda = device.startswith("cuda")
     return {
         "device": torch.cuda.get_device_name(device) if cuda else platform.processor() or platform.machine(),

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import algebra, cpu, measure, run, summary
+from benchmarks import algebra, cpu, measure, run, summary, training
 from benchmarks.case import Outcome, Row, Settings, measure_workload
 from benchmarks.drawn import CHAINS, SINGLE, drawn
 from benchmarks.implementations import Implementation
@@ -290,6 +290,25 @@ def test_the_cpu_benchmark_measures_both_and_says_what_serves(
     assert row["chosen"] in (["eager"], ["generated"])
     assert row["ratio"] == pytest.approx(row["eager"] / row["fusepass"])
     assert "geometric mean" in capsys.readouterr().out
+
+
+def test_steps_of_training_are_measured_in_all_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(training, "WAYS", {"eager": None, "fusepass": "fusepass", "other": "no such backend"})
+    path = tmp_path / "rows.json"
+    arguments = ["--device", "cpu", "--size", "reduced", "--seconds", "0", "--json", str(path)]
+    assert training.main([*arguments, "--only", "^gates|diffusion"]) == 0
+    first, second = json.loads(path.read_text())["rows"]
+    assert (first["name"], second["name"]) == ("gates", "half_diffusion_blocks")
+    for row, bound in ((first, 1e-5), (second, 1e-2)):
+        steps = row["steps"]
+        assert steps["eager"]["off"] < bound
+        assert steps["fusepass"]["off"] < 2 * steps["eager"]["off"] + bound / 10
+        assert steps["fusepass"]["timing"]["runs"] == 5
+        assert "no such backend" in steps["other"]["error"]
+    assert "off" in capsys.readouterr().out
+    assert training.main([*arguments, "--only", "no such model"]) == 2
 
 
 def test_the_algebra_saves_on_a_cpu_what_it_is_said_to_save() -> None:
