@@ -16,7 +16,8 @@ _LEAST_SHARE = 0.1  # of the bytes that the program's largest kernel moves: what
 # Seconds of memory traffic of a kernel from which a compiler run is worth it; on CUDA a launch is most of what takes less.
 _LEAST_SECONDS = {Target.CUDA: 20e-6, Target.CPU: 1e-3}
 
-_STRUCTURES = (Arrangement(teams=False), Arrangement(pieces=0.5), Arrangement(pieces=2.0))
+_SHARED = (Arrangement(teams=False), Arrangement(pieces=0.5), Arrangement(pieces=2.0))
+_APART = Arrangement(over_rows=False)
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,9 @@ def contenders(program: Program, facts: DeviceFacts, effort: str) -> tuple[Conte
     one; at ``"max"`` all schedules, and other ways to share or split rows.
     """
     found = sorted(_schedules(program, facts, effort), key=lambda each: each.seconds)
-    shared = effort == "max" and any(kernel.sweeps for kernel in program.kernels)
-    return (*(Contender(each, 0.0) for each in _STRUCTURES if shared), *found)
+    structures = [*_SHARED] if any(kernel.sweeps for kernel in program.kernels) else []
+    structures += [_APART] if any(kernel.partials is not None and kernel.sweeps for kernel in program.kernels) else []
+    return (*(Contender(each, 0.0) for each in structures if effort == "max"), *found)
 
 
 def _schedules(program: Program, facts: DeviceFacts, effort: str) -> Iterator[Contender]:

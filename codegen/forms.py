@@ -15,7 +15,7 @@ from typing import Any
 from fusepass.codegen.form import Form
 from fusepass.codegen.generate import Generated
 from fusepass.codegen.ir.product import Product
-from fusepass.codegen.ir.program import Program
+from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render import render_general
 from fusepass.codegen.render.numbers import Marked
 from fusepass.codegen.schedule_general import Generality
@@ -63,6 +63,10 @@ class _Family:
         self.built += 1
 
 
+class OfOneSize(Exception):
+    """A program that serves its own sizes alone, where the same without reductions over rows by what goes along them could serve others."""
+
+
 class Forms:
     """Shares builds among the signatures of one model. Threads may use it.
 
@@ -88,6 +92,7 @@ class Forms:
 
         Raises:
             TooManyBuilds: neither is there yet, and no more are built.
+            OfOneSize: it had better be arranged otherwise, as there are other sizes.
         """
         program, shapes = generated.program, _shapes(generated.program)
         with self._lock:
@@ -100,6 +105,8 @@ class Forms:
                 return generated
             if varies and reason is None:
                 return self._general(family, generated)
+            if varies and any(map(_reduces_over_rows, program.kernels)):
+                raise OfOneSize(program.name)
             family.count_build(program.name)
             family.special[generated.source.text] = _Special(program, self._round)
             return replace(generated, sizes=f"for these sizes alone: {reason}" if reason else "")
@@ -176,9 +183,13 @@ def obstacle(program: Program) -> str | None:
             return f"a generated {what} is laid out for its sizes"
         if kernel.team is not None or kernel.cluster > 1:
             return "blocks that share rows are laid out for their sizes"
-        if kernel.partials is not None and kernel.sweeps:
+        if _reduces_over_rows(kernel):
             return "what blocks reduce over rows is laid out for their number"
     return None
+
+
+def _reduces_over_rows(kernel: Kernel) -> bool:
+    return kernel.partials is not None and bool(kernel.sweeps)
 
 
 def _shapes(program: Program) -> tuple[tuple[int, ...], ...]:

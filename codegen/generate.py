@@ -165,7 +165,7 @@ def pass_options(
             plain=anchor is AnchorSource.ARITHMETIC,
             pieces=lambda program, kernel: _pieces_on(program, kernel, facts),
             again=lambda program, first, second: _pays_twice(program, first, second, facts),
-            row_pieces=lambda program, kernel: row_pieces(program, kernel, facts),
+            row_pieces=lambda program, kernel: row_pieces(program, kernel, facts) if arrangement.over_rows else None,
             staged=lambda program, kernel: windows_overlap(program, kernel, facts),
             seconds=lambda program, kernel: seconds_with_windows(program, kernel, facts),
             clusters=lambda program, kernel: cluster_size(program, kernel, facts) if teams else 1,

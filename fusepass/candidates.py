@@ -16,7 +16,7 @@ from fusepass.codegen import build
 from fusepass.codegen.contenders import contenders
 from fusepass.codegen.detect import device_facts
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.forms import Forms, TooManyBuilds
+from fusepass.codegen.forms import Forms, OfOneSize, TooManyBuilds
 from fusepass.codegen.generate import Generated, conversions, generate
 from fusepass.codegen.ir.expr import Load
 from fusepass.codegen.ir.product import Product
@@ -137,13 +137,17 @@ def _earlier(work: Work, facts: DeviceFacts, forms: Forms) -> Variant | None:
 
 
 def _first_candidate(work: Work, variant: Variant, facts: DeviceFacts, forms: Forms) -> Candidate:
-    """The candidate to choose without a measurement; where it would be one library too many, the library computes the anchor.
+    """The candidate to choose without a measurement; where it would be one library too many, the library computes the anchor. Where sizes
+    change, rows are not reduced over by what goes along them.
 
     Raises:
         TooManyBuilds: that would be one too many, too.
     """
     try:
         return candidate_of(work, variant, facts, forms.shared)
+    except OfOneSize:
+        apart = replace(variant, arrangement=replace(variant.arrangement, over_rows=False))
+        return _first_candidate(work, apart, facts, forms)
     except TooManyBuilds:
         if work.region.anchor is None:
             raise

@@ -40,6 +40,10 @@ def test_fast_offers_what_may_be_as_fast_and_max_everything() -> None:
     assert list(fast) == schedules[: len(fast)]
     assert all(each.seconds < 0.1e-3 for each in fast)
     assert {each.arrangement for each in most} >= {Arrangement(teams=False), Arrangement(pieces=2.0)}
+    apart = Arrangement(over_rows=False)
+    assert apart not in {each.arrangement for each in most}
+    both = k.norm_and_columns(3, 50, 768, 2)
+    assert apart in {each.arrangement for each in contenders(both, H200, "max")}
     assert contenders(program, H200, "max") == most
 
 
@@ -62,6 +66,7 @@ def test_an_arrangement_is_told_in_names_and_sources() -> None:
     assert not RULES.suffix
     assert other.words == (FIRST,)
     assert Arrangement(teams=False, pieces=0.5).suffix == "_no_teams_pieces0_5"
+    assert Arrangement(over_rows=False).suffix == "_apart"
     assert render(program, H200, arrangement=other).name == f"{program.name}_k0s1"
     assert describe(program, kernel, H200, arrangement=other) in render(program, H200, arrangement=other).text
     assert describe(program, kernel, H200, arrangement=other) != describe(program, kernel, H200)

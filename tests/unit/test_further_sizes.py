@@ -96,6 +96,28 @@ def test_a_generated_convolution_is_built_for_each_size_until_it_is_one_too_many
     assert not any(work.reason for work in works)
 
 
+def test_where_sizes_change_rows_are_reduced_over_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that one library serves all of them."""
+    monkeypatch.setattr(candidates, "device_facts", lambda device: DeviceFacts.h200())
+    monkeypatch.setattr(candidates, "recall", lambda work: None)
+    forms, works = Forms(), []
+    with override(tune="off", debug=True):
+        for tokens in range(197, 204):
+            with FakeTensorMode():
+                x = torch.empty(64, tokens, 768, device="cuda")
+                graph = make_fx(lambda x: F.layer_norm(x, (768,)).mean(1))(x)
+            (region,) = partition(graph).regions
+            works.append(Work(region, subgraph(graph, region), {}))
+            forms.next_round()
+            candidates.generate_candidates(works[-1], forms)
+            tune.remember(works[-1], forms)
+    first, *others = [work.candidates[0] for work in works]
+    assert obstacle(first.generated.program) == "what blocks reduce over rows is laid out for their number"
+    assert {each.name for each in others} == {"rows reduced over apart"}
+    assert len({each.sources[0].text for each in others[-3:]}) == 1
+    assert not any(work.reason for work in works)
+
+
 def test_what_cannot_be_shared_says_so() -> None:
     team = k.in_teams(k.layer_norm(7, 20_000), 3, 3)
     assert obstacle(team) == "blocks that share rows are laid out for their sizes"
