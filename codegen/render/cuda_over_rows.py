@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from fusepass.codegen.ir.dataflow import always_loaded
+from fusepass.codegen.ir.index import axis_index
 from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_loads import Ahead, declare, fill_steps
 from fusepass.codegen.render.cuda_partials import state_type, store_partials
@@ -156,7 +157,7 @@ class OverRows:
         assert frame.arranged.row is not None
         scope.define_axis(frame.arranged.row, row)
         if tile.once and tile.axis is not None:
-            scope.define_axis(tile.axis, tile.variable)
+            scope.define_axis(tile.axis, frame.top.index(axis_index(tile.axis)))
         return scope
 
     def _of_element(self, name: str) -> str:

@@ -125,6 +125,18 @@ def test_pieces_without_rows_change_nothing() -> None:
     torch.testing.assert_close(torch.from_numpy(result), *made.exact())
 
 
+@needs_compiler
+@pytest.mark.parametrize("cols", [2, 3])
+def test_rows_of_a_single_vector(cols: int) -> None:
+    """Where a thread's column is known, no variable has it."""
+    made = region(lambda x: (x - x.mean(-1, keepdim=True)).square().sum(1), torch.randn(3, 19, cols), cuda=True)
+    program = made.passed(replace(pass_options(SMALL), row_pieces=lambda program, kernel: 2))
+    for aligned in (True, False):
+        source, shift = render(program, SMALL, aligned=aligned), int(not aligned)
+        (result,) = emulate(program, source, made.memory(program), shift=shift).values()
+        torch.testing.assert_close(torch.from_numpy(result).view(3, cols), *made.exact())
+
+
 def _lies_on(model: Model, *shapes: tuple[int, ...]) -> Program:
     made = region(model, *(torch.empty(shape, device="meta") for shape in shapes), cuda=True)
     return generate(made.program, made.builder, H200).program
