@@ -257,7 +257,7 @@ def test_the_largest_is_one_of_those_that_are_loaded() -> None:
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, HALF, BFLOAT], ids=str)
 @pytest.mark.parametrize("function", STORED)
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 def test_values_of_pieces(function: Model, dtype: torch.dtype, aligned: bool) -> None:
     options = replace(PIECES, longest_cached_row=512, split=SplitPolicy(workers=16, least_piece=64, lanes=4))
     made = region(function, *torch.randn(2, 3, 8, 60).to(dtype), cuda=True)

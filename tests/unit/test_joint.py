@@ -100,7 +100,7 @@ def test_on_a_cpu_nothing_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_gradients_are_eager_s(name: str, dtype: torch.dtype) -> None:
     norm, function, shape, _ = CASES[name]
     model = Model(norm, function).to(dtype)
