@@ -36,7 +36,7 @@ def contenders(program: Program, facts: DeviceFacts, effort: str) -> tuple[Conte
     """
     found = sorted(_schedules(program, facts, effort), key=lambda each: each.seconds)
     structures = [*_SHARED] if any(kernel.sweeps for kernel in program.kernels) else []
-    structures += [_APART] if any(kernel.partials is not None and kernel.sweeps for kernel in program.kernels) else []
+    structures += [_APART] if any(kernel.reduces_over_rows for kernel in program.kernels) else []
     return (*(Contender(each, 0.0) for each in structures if effort == "max"), *found)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from fusepass.codegen.form import Form
 from fusepass.codegen.generate import Generated
 from fusepass.codegen.ir.product import Product
-from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import render_general
 from fusepass.codegen.render.numbers import Marked
 from fusepass.codegen.schedule_general import Generality
@@ -105,7 +105,7 @@ class Forms:
                 return generated
             if varies and reason is None:
                 return self._general(family, generated)
-            if varies and any(map(_reduces_over_rows, program.kernels)):
+            if varies and any(kernel.reduces_over_rows for kernel in program.kernels):
                 raise OfOneSize(program.name)
             family.count_build(program.name)
             family.special[generated.source.text] = _Special(program, self._round)
@@ -183,13 +183,9 @@ def obstacle(program: Program) -> str | None:
             return f"a generated {what} is laid out for its sizes"
         if kernel.team is not None or kernel.cluster > 1:
             return "blocks that share rows are laid out for their sizes"
-        if _reduces_over_rows(kernel):
+        if kernel.reduces_over_rows:
             return "what blocks reduce over rows is laid out for their number"
     return None
-
-
-def _reduces_over_rows(kernel: Kernel) -> bool:
-    return kernel.partials is not None and bool(kernel.sweeps)
 
 
 def _shapes(program: Program) -> tuple[tuple[int, ...], ...]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusepass.codegen import schedule_convolution, schedule_product
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.expr import Builder, Gather, Load
+from fusepass.codegen.ir.expr import Builder, Gather
 from fusepass.codegen.ir.index import Axis, axis_index, linear
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import (
@@ -242,15 +241,11 @@ def _conversion(program: Program, call: LibraryCall, builder: Builder) -> Progra
 
 def traffic(program: Program, kernel: Kernel) -> tuple[int, int]:
     """(bytes read, bytes written) by one kernel: of a buffer that it only loads from no more than it has points for."""
-    points: dict[str, int] = {}
-    for node in kernel.nodes if kernel.anchor is None else ():
-        if isinstance(node, Load):
-            points[node.buffer] = points.get(node.buffer, 0) + prod(axis.size for axis in node.index.axes)
+    loaded = program.loaded(kernel.nodes) if kernel.anchor is None else {}
     for node in kernel.nodes:
         if isinstance(node, Gather):
-            points.pop(node.buffer, None)
-    buffers = [program.buffer(name) for name in kernel.reads]
-    read = sum(min(each.numel, points.get(each.name, each.numel)) * each.dtype.nbytes for each in buffers)
+            loaded.pop(node.buffer, None)
+    read = sum(loaded.get(name, program.buffer(name).nbytes) for name in kernel.reads)
     written = sum(program.buffer(name).nbytes for name in kernel.writes)
     return read, 0 if kernel.rest else written
 

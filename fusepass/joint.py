@@ -1,9 +1,9 @@
 """AOTAutograd's joint graph, made ready and cut into forward and backward.
 
-On a GPU, where memory takes longer than functions, PyTorch's minimum cut saves what takes the fewest bytes, where operators that kernels fuse cost nothing to compute again in backward. Two kinds
-of operators hide that from it. A ``detach`` is none that it knows, though it does nothing here. A normalisation is not computed again, as its
-statistics would be found again; but its result is a function of elements once these are known, and they are small: so that function stands in
-the place of a result that only fused operators read.
+On a GPU, where memory takes longer than functions, PyTorch's minimum cut saves what takes the fewest bytes, where operators that kernels fuse
+cost nothing to compute again in backward. Two kinds of operators hide that from it. A ``detach`` is none that it knows, though it does nothing
+here. A normalisation is not computed again, as its statistics would be found again; but its result is a function of elements once these are
+known, and they are small: so that function stands in the place of a result that only fused operators read.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def normalise_again(graph: fx.Graph) -> None:
             continue
         results = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0]
         readers = [(result, user) for result in results for user in result.users]
-        x, given = node.meta["val"][0], arguments(node)
+        given = arguments(node)
+        x = given["input"].meta["val"]
         shapes = _SHAPES[node.target](x, given) if all(isinstance(size, int) for size in x.shape) else None
         if shapes is None or not all(_is_fused(reader) for _, reader in readers):
             continue

@@ -9,11 +9,10 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fusepass.codegen.ir.program import FEW_POINTS
-from fusepass.codegen.lowering import registry
 from fusepass.patterns.copies import resamples
 from fusepass.patterns.dataflow import Candidate, Unit
 from fusepass.patterns.effects import is_constant_number
-from fusepass.patterns.opclass import OpClass, is_elementwise
+from fusepass.patterns.opclass import OpClass, is_elementwise, module_of
 from fusepass.patterns.region import Region
 
 Elements = tuple[str, torch.Size, tuple[int, ...]]
@@ -61,9 +60,7 @@ def _stays_in_place(unit: Unit) -> bool:
         return unit.op_class in (OpClass.REDUCTION, OpClass.NORMALISATION)
     target = unit.node.target
     assert isinstance(target, OpOverload)  # as everything that has a class
-    handler = registry.handler_of(target)
-    expressed = handler is not None and handler.__module__.rpartition(".")[2] in _IN_PLACE
-    return (expressed or is_elementwise(target)) and not resamples(unit.node)
+    return (module_of(target) in _IN_PLACE or is_elementwise(target)) and not resamples(unit.node)
 
 
 def _is_read_whole(node: fx.Node, nodes: Collection[fx.Node], views: Collection[fx.Node]) -> bool:

@@ -101,8 +101,14 @@ def direct_class(target: OpOverload) -> OpClass:
     """The class of an operator that code generation expresses as it is."""
     if is_view(target):
         return OpClass.VIEW
+    module = module_of(target)
+    return OpClass.OTHER if module is None else _CLASS_OF_MODULE[module]
+
+
+def module_of(target: OpOverload) -> str | None:
+    """The module of `fusepass.codegen.lowering` that expresses an operator as it is, if one does."""
     handler = registry.handler_of(target)
-    return OpClass.OTHER if handler is None else _CLASS_OF_MODULE[handler.__module__.rpartition(".")[2]]
+    return None if handler is None else handler.__module__.rpartition(".")[2]
 
 
 _composites: dict[Hashable, OpClass | str] = {}

@@ -12,7 +12,7 @@ of the product or columns that are neighbours, or nothing. The rows of a kernel 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -223,6 +223,11 @@ class Kernel:
         return bool(self.stores) or self.partials is not None
 
     @property
+    def reduces_over_rows(self) -> bool:
+        """Whether it reduces over its rows beside along them."""
+        return self.partials is not None and bool(self.sweeps)
+
+    @property
     def scans(self) -> bool:
         """Whether it has a running reduction."""
         return any(reduction.running for reduction in self.reductions)
@@ -319,6 +324,16 @@ class Program:
 
     def buffer(self, name: str) -> Buffer:
         return self._table[name]
+
+    def loaded(self, nodes: Iterable[Expr]) -> dict[str, int]:
+        """Bytes of each buffer that the loads among `nodes` take: one for each of their points, and no more than it has."""
+        points: dict[str, int] = {}
+        for node in nodes:
+            if isinstance(node, Load):
+                points[node.buffer] = points.get(node.buffer, 0) + prod(axis.size for axis in node.index.axes)
+        return {
+            name: min(self.buffer(name).numel, most) * self.buffer(name).dtype.nbytes for name, most in points.items()
+        }
 
     @cached_property
     def arguments(self) -> tuple[Buffer, ...]:

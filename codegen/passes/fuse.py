@@ -60,7 +60,7 @@ def _fuse(producer: Kernel, consumer: Kernel, builder: Builder) -> Kernel | None
     shared = producer.writes & consumer.reads
     if consumer.scans or any(store.buffer in shared for store in producer.stores):
         return None
-    if not _is_plain(producer) or not _is_plain(consumer):
+    if not is_plain(producer) or not is_plain(consumer):
         return None
     unified = unify(producer, consumer, shared, builder)
     if unified is None:
@@ -98,7 +98,7 @@ def _fuse(producer: Kernel, consumer: Kernel, builder: Builder) -> Kernel | None
     return replace(producer, stores=(*producer.stores, *consumer.stores), origin=origin)
 
 
-def _is_plain(kernel: Kernel) -> bool:
+def is_plain(kernel: Kernel) -> bool:
     """Whether it computes from memory alone, in each run."""
     return kernel.anchor is None and kernel.partials is None and kernel.alarm is None and kernel.when is None
 
@@ -238,7 +238,7 @@ def _with_elements(
 ) -> Kernel | None:
     """`kernel`, which reduces, with what the pointwise `other` stores; None where it reads nothing at the same points, or had better not."""
     for each in (kernel, other):
-        if not _is_plain(each) or each.scans or has_windows(each):
+        if not is_plain(each) or each.scans or has_windows(each):
             return None
     unified = unify_siblings(kernel, other, builder)
     if unified is None:

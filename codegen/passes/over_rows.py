@@ -13,7 +13,7 @@ from fusepass.codegen.ir.expr import Builder, Expr, Load
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Partials, Program
 from fusepass.codegen.passes.axes import order_and_merge, rename_axes
-from fusepass.codegen.passes.fuse import drop_unused
+from fusepass.codegen.passes.fuse import drop_unused, is_plain
 from fusepass.codegen.passes.partials import Pieces
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 from fusepass.codegen.passes.splitter import Splitter
@@ -24,7 +24,7 @@ def reduce_over_rows(program: Program, builder: Builder, pieces: Pieces) -> Prog
     """`program` with each reduction over the rows of another kernel in that one, in so many `pieces` as that should have them in."""
     for position, along in enumerate(program.kernels):
         for place, over in enumerate(program.kernels):
-            if position == place or not _is_plain(along) or not _only_reduces(over):
+            if position == place or not _reduces(along) or not _only_reduces(over):
                 continue
             found = _joined(program, builder, position, place, pieces)
             if found is not None:
@@ -32,14 +32,13 @@ def reduce_over_rows(program: Program, builder: Builder, pieces: Pieces) -> Prog
     return program
 
 
-def _is_plain(kernel: Kernel) -> bool:
-    free = kernel.anchor is None and kernel.partials is None and kernel.alarm is None and kernel.when is None
+def _reduces(kernel: Kernel) -> bool:
     several = kernel.row_count > 1 and kernel.col_count > 1
-    return free and several and not kernel.is_pointwise and kernel.team is None and not kernel.scans
+    return is_plain(kernel) and several and not kernel.is_pointwise and not kernel.scans
 
 
 def _only_reduces(kernel: Kernel) -> bool:
-    reduces = _is_plain(kernel) and not kernel.stores and len(kernel.sweeps) == 1
+    reduces = _reduces(kernel) and not kernel.stores and len(kernel.sweeps) == 1
     return reduces and all(each.op.arity == 1 and not each.op.gives_position(1) for each in kernel.reductions)
 
 

@@ -58,9 +58,9 @@ class SplitPolicy:
         """How many pieces each row should have; 1 leaves the kernel alone."""
         if kernel.is_pointwise or kernel.row_count == 0 or kernel.team is not None or kernel.anchor is not None:
             return 1
-        if kernel.partials is not None:
-            return 1
-        if kernel.when is not None or kernel.cluster > 1:  # it seldom runs, or has blocks enough
+        if (
+            kernel.partials is not None or kernel.when is not None or kernel.cluster > 1
+        ):  # it has blocks enough, or seldom runs
             return 1
         together = min(self.lanes, _rows_side_by_side(program, kernel))
         working = -(-kernel.row_count // together)
@@ -154,15 +154,7 @@ def _stored_first(program: Program, builder: Builder, kernel: Kernel) -> tuple[t
 
 def _bytes_read(program: Program, kernels: Iterable[Sequence[Expr]]) -> int:
     """By kernels that each compute some expressions per element: of a buffer no more than it has."""
-    total = 0
-    for roots in kernels:
-        points: dict[str, int] = {}
-        for node in walk(*roots):
-            if isinstance(node, Load):
-                points[node.buffer] = points.get(node.buffer, 0) + count(tuple(node.index.axes))
-        buffers = ((program.buffer(name), most) for name, most in points.items())
-        total += sum(min(buffer.numel, most) * buffer.dtype.nbytes for buffer, most in buffers)
-    return total
+    return sum(sum(program.loaded(walk(*roots)).values()) for roots in kernels)
 
 
 def separate_layouts(program: Program, builder: Builder, least: int | None) -> Program:

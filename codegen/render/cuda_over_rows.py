@@ -15,8 +15,7 @@ from fusepass.codegen.render.cuda_states import accumulated
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
 from fusepass.codegen.schedule.patch_results import room_of_states
-
-_TOGETHER = 16  # rows of a thread between two times that it leaves what it found: so many numbers are added as they are
+from fusepass.codegen.schedule.row_pieces import TOGETHER
 
 
 class OverRows:
@@ -107,7 +106,7 @@ class OverRows:
             for place, name in zip(self._places, self._states, strict=True)
         ]
         kind, several, end = frame.index_type, frame.names.exact("several"), frame.names.exact("end_of_several")
-        rows = _TOGETHER * plan.groups
+        rows = TOGETHER * plan.groups
         inner = f"for ({kind} {self._turn} = {several}; {self._turn} < {end}; {self._turn} += {plan.groups})"
         lines = [
             *states,

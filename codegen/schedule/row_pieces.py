@@ -26,7 +26,8 @@ _BLOCK = 256  # threads of a block that has several rows at once
 _THREADS = 1024  # that should stand on a multiprocessor
 _ROOM = 96 << 10  # bytes of shared memory of a block
 _WORD = 4  # bytes
-_LEAST_ROWS, _MOST_ROWS = 4, 384  # of a thread: sixteen numbers are added, then 24 such sums
+TOGETHER = 16  # rows of a thread between two times that it leaves what it found: so many numbers are added as they are
+_LEAST_ROWS, _MOST_ROWS = 4, 24 * TOGETHER  # of a thread: as many such sums are added
 _LEAST_OF_PIECE = 8  # rows: what a piece leaves is as much as one of them has, or more
 
 

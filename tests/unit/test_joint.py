@@ -121,6 +121,16 @@ def test_gradients_are_eager_s(name: str, dtype: torch.dtype) -> None:
     model.float()
 
 
+def test_groups_of_what_lies_channels_last_stay_as_they_are() -> None:
+    """Their places cannot be seen as groups."""
+    compiled, _ = _compiled(Model(nn.GroupNorm(4, 8), gate))
+    x = torch.randn(IMAGES).to(memory_format=torch.channels_last).requires_grad_()
+    compiled(x).sum().backward()
+    given = x.detach().clone().requires_grad_()
+    gate(given, nn.GroupNorm(4, 8)).sum().backward()
+    torch.testing.assert_close(x.grad, given.grad)
+
+
 def test_sizes_that_change_leave_groups_as_they_are() -> None:
     compiled, _ = _compiled(Model(nn.GroupNorm(4, 8), gate))
     for size in (5, 6, 7):

@@ -268,6 +268,15 @@ def test_a_view_that_two_regions_read_is_copied_for_each() -> None:
 Chains = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
 
 
+def check_regions(function: Chains, x: torch.Tensor, y: torch.Tensor, expected: list[str]) -> None:
+    """Assert that the regions of a function have these names, and give what it gives."""
+    graph = traced(function, x, y)
+    parts = partition(graph)
+    assert names(parts) == expected
+    for result, value in zip(run_regions(graph, parts, [x, y]), function(x, y), strict=True):
+        torch.testing.assert_close(result, value, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     ("chains", "shape", "expected"),
     [
@@ -295,12 +304,7 @@ Chains = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
 def test_chains_over_the_same_elements_are_one_region_where_it_pays(
     chains: Chains, shape: tuple[int, ...], expected: list[str]
 ) -> None:
-    x, y = torch.randn(shape), torch.randn(shape)
-    graph = traced(chains, x, y)
-    parts = partition(graph)
-    assert names(parts) == expected
-    for result, value in zip(run_regions(graph, parts, [x, y]), chains(x, y), strict=True):
-        torch.testing.assert_close(result, value, rtol=0, atol=0)
+    check_regions(chains, torch.randn(shape), torch.randn(shape), expected)
 
 
 @pytest.mark.parametrize(
@@ -327,12 +331,7 @@ def test_chains_over_the_same_elements_are_one_region_where_it_pays(
     ],
 )
 def test_what_reads_the_same_value_is_one_region(function: Chains, shape: tuple[int, ...], expected: list[str]) -> None:
-    x, y = torch.rand(shape), torch.rand(shape)
-    graph = traced(function, x, y)
-    parts = partition(graph)
-    assert names(parts) == expected
-    for result, value in zip(run_regions(graph, parts, [x, y]), function(x, y), strict=True):
-        torch.testing.assert_close(result, value, rtol=0, atol=0)
+    check_regions(function, torch.rand(shape), torch.rand(shape), expected)
 
 
 def test_what_reads_the_same_value_and_waits_stays_apart() -> None:
