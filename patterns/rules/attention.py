@@ -29,6 +29,10 @@ _FEWEST_BIASED = 128
 """Keys from which on the library's kernel for halves takes what is added to scores at no loss: it reads as much of it for
 each tile (H200: 208 us for 2048 x 4 x 49 x 32, as long as two products and a softmax)."""
 
+_FEWEST_ON_CPU = 16
+"""Keys from which on the library's kernel for a CPU sees that all scores of a query are NaN: a vector of float32 of AVX-512. It takes the
+maximum of fewer by comparisons, finds nothing above minus infinity, and gives zeros."""
+
 _BIAS_ALIGNMENT = 16
 """Elements of which a row of what is added has to begin at a multiple, in the kernel for it."""
 
@@ -152,7 +156,7 @@ def _library(found: Match) -> fx.Node:
         raise Declined("there is nothing to attend to, or not in one type")
     rows, columns = scores.shape[-2:]
     causal = len(scores.added) == 1 and looks_back(scores.added[0], rows, columns)
-    _refuse_where_slower(value, columns, causal, biased=bool(scores.added) and not causal)
+    _refuse_where_worse(value, columns, causal, biased=bool(scores.added) and not causal)
     build = Builder(found)
     shown = _original(Reordered.of(scores.left).source)
     unscaled, times = (len(shown.users) == 1 and multiple(shown)) or (shown, 1.0)
@@ -185,8 +189,10 @@ def _poisoned(build: Builder, result: fx.Node, operand: fx.Node, dim: int) -> fx
     return build.add(result, build.sum(build.scale(operand, 0.0), (dim,)))
 
 
-def _refuse_where_slower(value: torch.Tensor, keys: int, causal: bool, biased: bool) -> None:
+def _refuse_where_worse(value: torch.Tensor, keys: int, causal: bool, biased: bool) -> None:
     if value.device.type != "cuda":
+        if keys < _FEWEST_ON_CPU:
+            raise Declined("scores that are NaN, fewer than a vector, are hidden ones for the library")
         return
     if value.dtype is torch.float64:
         raise Declined("the library has no kernel for it")
