@@ -234,7 +234,7 @@ def _conversion(program: Program, call: LibraryCall, builder: Builder) -> Progra
     where = [axis_index(axis) for axis in axes]
     value = builder.load(given.name, linear(where, given.strides), given.dtype)
     store = Store(made.name, linear(where, made.strides), value)
-    name = f"{program.name}_{given.name}_channels_last"
+    name = f"{program.name}_{made.name}"
     kernel = Kernel(name, axes, (), (), (), (store,), ("clone",))
     return Program(name, (given, made), (given.name,), (made.name,), (), (kernel,))
 

@@ -22,6 +22,7 @@ from fusepass.config import current, override
 from fusepass.draws import with_draws
 from fusepass.fallbacks import FallbackCounter
 from fusepass.functional import LOST_WRITE, WRONG_SHAPE, forgets_gaps, keeps_dimensions
+from fusepass.gradients import DECOMPOSITIONS
 from fusepass.isolation import whole_resampling
 from fusepass.joint import partition_joint
 from fusepass.structure import Template
@@ -90,6 +91,7 @@ class Backend:
                     fw_compiler=self._compile_forward,
                     bw_compiler=self._compile,
                     partition_fn=partition_joint,
+                    decompositions=DECOMPOSITIONS,
                 )
                 return with_draws(graph, lambda whole: compiler(whole, example_inputs))
             except _Mistraced as mistraced:
@@ -222,7 +224,7 @@ class _PerShape:
         with mode:
             fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
         with torch.no_grad(), mode:
-            graph = make_fx(flat)(*fakes)
+            graph = make_fx(flat, DECOMPOSITIONS)(*fakes)
         call, holes, outputs = self._specialise(graph, self._forms).call, inputs.holes, form[-1]
         return lambda *values: outputs.fill(call(*(values[hole] for hole in holes)))
 

@@ -261,7 +261,8 @@ def _library_call(call: LibraryCall, number: int, names: dict[str, str], scope: 
     scope[f"library{number}"] = shorter(target)
     arguments = [_python(value, names) for value in call.args]
     arguments += [f"{key}={_python(value, names)}" for key, value in call.kwargs]
-    return [f"c{number} = library{number}({', '.join(arguments)})"]
+    item = "" if call.item is None else f"[{call.item}]"
+    return [f"c{number} = library{number}({', '.join(arguments)}){item}"]
 
 
 def _python(value: object, names: dict[str, str]) -> str:

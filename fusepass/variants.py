@@ -26,17 +26,24 @@ from fusepass.codegen.ir.convolution import (
     tiled_halves,
 )
 from fusepass.codegen.ir.dtype import Precision
-from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, is_channels_last
+from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, is_channels_last, lies
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.passes.geometry import per_axis
 from fusepass.codegen.schedule.arrangement import RULES, Arrangement
 from fusepass.codegen.source import Target
 from fusepass.patterns.opclass import OpClass, direct_class
-from fusepass.patterns.partition import HALVES, gives_few_results, is_large_of_halves, multiplications
+from fusepass.patterns.partition import (
+    HALVES,
+    gives_few_results,
+    is_large_of_halves,
+    is_large_of_weights,
+    multiplications,
+)
 from fusepass.patterns.rates import tf32_convolutions
 from fusepass.rounding import rounds_to_tf32
 
 _CONVOLUTION = torch.ops.aten.convolution.default
+_WEIGHT_GRADIENT = torch.ops.aten.convolution_backward.default
 _MAPPING = (OpClass.POINTWISE, OpClass.VIEW)  # anything else, decomposed operators among it, may need several elements
 _ACCESS = 16  # bytes that a thread loads at once
 
@@ -77,7 +84,8 @@ def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Va
 
     `effort` is `Config.tune`: ``"off"`` tries nothing, ``"max"`` everything. ``"fast"`` tries the anchor in both
     implementations, and the other memory format where the rule for it (`anchor_formats`) is least sure: on CUDA,
-    where tensor cores may compute a convolution in either. One that is a matrix product of its tensors is also tried as
+    where tensor cores may compute a convolution in either. A depthwise one of what lies channels last is also tried on a copy that lies
+    channel by channel. One that is a matrix product of its tensors is also tried as
     that, as they lie. One to few channels is also tried as plain arithmetic. A large convolution of halves, or that has few channels or may be rounded to TF32, is also tried as
     a product of halves, in one way or several. Two variants may turn out to be the same program.
     """
@@ -94,6 +102,8 @@ def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Va
         ranked.append(Variant(AnchorFormat.CALLER, AnchorSource.GENERATED))
     if anchored and any(map(gives_few_results, graph.graph.find_nodes(op="call_function", target=_CONVOLUTION))):
         ranked.append(Variant(AnchorFormat.CALLER, AnchorSource.ARITHMETIC))
+    if anchored and _is_depthwise_across(graph):
+        ranked.append(Variant(AnchorFormat.CHANNELS_FIRST, AnchorSource.GENERATED))
     if _suits_halves(graph, facts):
         ranked += [Variant(AnchorFormat.CALLER, anchor) for anchor in _halves(graph)]
     return tuple(ranked[:1] if effort == "off" else dict.fromkeys(ranked))
@@ -106,8 +116,9 @@ def is_precise(variant: Variant, graph: fx.GraphModule, facts: DeviceFacts) -> b
     """
     if facts.target is not Target.CUDA or variant.anchor_format is not AnchorFormat.CHANNELS_LAST:
         return True
-    (node,) = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
-    return node.args[0].meta["val"].dtype is not torch.float32 or not tf32_convolutions() or rounds_to_tf32(node)
+    nodes = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
+    rounded = nodes and nodes[0].args[0].meta["val"].dtype is torch.float32 and tf32_convolutions()
+    return not rounded or rounds_to_tf32(nodes[0])
 
 
 def _is_anchor(node: fx.Node) -> bool:
@@ -131,7 +142,7 @@ def anchor_formats(graph: fx.GraphModule, facts: DeviceFacts) -> tuple[AnchorFor
     """The formats that the convolution of a region may run in, the one to choose without a measurement first.
 
     There is a choice where a region has one two- or three-dimensional convolution whose result would not lie channels
-    last anyway. The rule for the first, after TorchInductor's ``decide_layout_opt``: on CUDA, cuDNN's fastest kernels
+    last anyway, or the gradient of a two-dimensional one's weight, of halves. The rule for the first, after TorchInductor's ``decide_layout_opt``: on CUDA, cuDNN's fastest kernels
     for tensor cores work channels last and surround themselves with conversions otherwise, so two-dimensional
     convolutions go channels last. They stay where
 
@@ -148,9 +159,13 @@ def anchor_formats(graph: fx.GraphModule, facts: DeviceFacts) -> tuple[AnchorFor
       channels-last kernels at all.
 
     Three-dimensional ones stay, too: which format wins there differs from case to case. An input that lies channels
-    last already decides for it.
+    last already decides for it. Gradients of weights go channels last unless they are matrix products: other kernels
+    take as long for each channel as for all (depthwise ones), or convert layouts.
     """
     nodes = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
+    gradients = graph.graph.find_nodes(op="call_function", target=_WEIGHT_GRADIENT)
+    if facts.target is Target.CUDA and any(map(is_large_of_weights, gradients)):
+        return _gradient_formats(gradients[0])
     if len(nodes) != 1:
         return (AnchorFormat.CALLER,)
     (node,) = nodes
@@ -167,8 +182,20 @@ def anchor_formats(graph: fx.GraphModule, facts: DeviceFacts) -> tuple[AnchorFor
     return (AnchorFormat.CALLER, AnchorFormat.CHANNELS_LAST)
 
 
+def _gradient_formats(node: fx.Node) -> tuple[AnchorFormat, ...]:
+    """The formats for the gradient of a weight."""
+    given = [each.meta["val"] for each in node.all_input_nodes[:3]]
+    if given[0].dim() != 4 or all(is_channels_last(each.shape, each.stride()) for each in given[:2]):
+        return (AnchorFormat.CALLER,)
+    taps = given[2].shape[2:].numel()
+    formats = (AnchorFormat.CHANNELS_LAST, AnchorFormat.CALLER)
+    return formats if taps > 1 else formats[::-1]
+
+
 def _is_unsure(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
-    """Whether a convolution may well be faster in the format that the rule does not choose."""
+    """Whether a convolution, or a gradient, may well be faster in the format that the rule does not choose."""
+    if graph.graph.find_nodes(op="call_function", target=_WEIGHT_GRADIENT):
+        return True
     (node,) = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
     x, groups = node.args[0].meta["val"], node.args[8]
     if facts.target is not Target.CUDA or is_channels_last(x.shape, x.stride()):
@@ -203,6 +230,14 @@ def _is_plain_product(graph: fx.GraphModule) -> bool:
         plain = is_plain_product(source, kernel, made, stride, padding, groups, transposed)
         plain = plain or takes_patches(_anchor(node), kernel, x.stride(-1), x.itemsize)
         return plain and weight.dtype in (torch.float32, *HALVES)
+    return False
+
+
+def _is_depthwise_across(graph: fx.GraphModule) -> bool:
+    """Whether the region's anchor is a depthwise convolution of what does not lie channel by channel, as generated windows want it."""
+    for node in graph.graph.find_nodes(op="call_function", target=_CONVOLUTION):
+        x, groups = node.args[0].meta["val"], node.args[8]
+        return 1 < groups == x.shape[1] and not lies(AnchorFormat.CHANNELS_FIRST, x.shape, x.stride())
     return False
 
 

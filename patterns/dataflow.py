@@ -24,6 +24,7 @@ from fusepass.patterns.opclass import OpClass, Vocabulary, classify
 aten = torch.ops.aten
 
 _TRANSPOSES = frozenset({aten.t.default, aten.transpose.int, aten.permute.default})
+_CONVOLUTIONS = frozenset({aten.convolution.default, aten._convolution.default, aten.convolution_backward.default})
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -159,16 +160,16 @@ class Dataflow:
             node = node.all_input_nodes[0]
         return node
 
-    def inner_views(self, source: fx.Node, op_class: OpClass | None) -> list[fx.Node]:
-        """The views between `source` and its base that a region makes itself for an operator of `op_class`.
+    def inner_views(self, source: fx.Node, reader: fx.Node, op_class: OpClass | None) -> list[fx.Node]:
+        """The views between `source` and its base that a region makes itself for the operator `reader`, of `op_class`.
 
-        An anchor is a call of a library, which reads a transposed weight but nothing that is computed on the way.
+        An anchor is a call of a library, of which a matrix product reads a transposed operand, but nothing is computed on the way.
         """
         views = []
         while source in self.views:
             views.append(source)
             source = source.all_input_nodes[0]
-        transposed = len(views) == 1 and views[0].target in _TRANSPOSES
+        transposed = len(views) == 1 and views[0].target in _TRANSPOSES and reader.target not in _CONVOLUTIONS
         return views if op_class is not OpClass.ANCHOR or transposed else []
 
     def neighbours(self, unit: Unit) -> Iterator[tuple[Unit, bool]]:
@@ -209,7 +210,7 @@ class Dataflow:
         reads = 0
         for source in node.all_input_nodes:
             self.readers[self.base(source)] |= 1 << len(self.units)
-            views = self.inner_views(source, op_class)
+            views = self.inner_views(source, node, op_class)
             reads |= 1 << self.position[views[-1].all_input_nodes[0] if views else source]
         unit = Unit(
             index=len(self.units),

@@ -20,6 +20,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from fusepass.codegen.lowering.anchors import asks_for_weight
 from fusepass.codegen.lowering.resampling import NEAREST, nearest_slopes
 from fusepass.codegen.lowering.tensor import DTYPES
 from fusepass.patterns.aliasing import updates_statistics
@@ -180,6 +181,11 @@ def unused_pooling_indices(node: fx.Node) -> str | None:
     return "the positions of the maxima are used" if used else None
 
 
+def single_gradient(node: fx.Node) -> str | None:
+    together = node.target is aten.convolution_backward.default and not asks_for_weight(node.args[10])  # type: ignore[arg-type]
+    return "several gradients of a convolution, which the library computes together" if together else None
+
+
 def known_neighbours(node: fx.Node) -> str | None:
     if node.target not in NEAREST or any(map(static_shape, tensors(node))):
         return None
@@ -261,6 +267,7 @@ NODE_CHECKS: tuple[Callable[[fx.Node], str | None], ...] = (
     one_device,
     no_constant,
     unused_pooling_indices,
+    single_gradient,
     known_neighbours,
     understood_view,
 )

@@ -15,6 +15,7 @@ from torch import fx
 
 from fusepass.codegen.ir.convolution import has_few_results
 from fusepass.codegen.lowering import registry
+from fusepass.codegen.lowering.formats import MEMORY_FORMATS
 from fusepass.patterns import companions, naming
 from fusepass.patterns import library as library  # registers the patterns
 from fusepass.patterns.copies import broadcasts, lies_across, lies_alike, moves, resamples, widens
@@ -38,6 +39,9 @@ _LARGE_OF_HALVES = 2**28
 
 _WIDE_OF_HALVES = 2**25
 """Bytes of its tensors from which on it is, too: as long for memory. Libraries take many times as long for few channels."""
+
+_LARGE_OF_WEIGHTS = 2**24
+"""Bytes of its tensors from which on the gradient of a convolution's weight is."""
 
 LARGE_PRODUCT = 2**28
 """Multiplications from which on a matrix product is: some 10 microseconds of a large GPU without its tensor cores."""
@@ -217,7 +221,7 @@ def _gains(candidate: Candidate, region: Region) -> bool:
             return large and (_is_better_copy(unit.node) or _is_better_mapped(unit.node))
         case OpClass.ANCHOR:
             # On CUDA, where the library does not use tensor cores, or converts layouts.
-            return unit.node.meta["val"].device.type == "cuda" and _is_large(unit.node)
+            return unit.values[0].meta["val"].device.type == "cuda" and _is_large(unit.node)
     return False
 
 
@@ -241,6 +245,8 @@ def _is_large(anchor: fx.Node) -> bool:
 
     Convolutions of float32 do, large ones of halves, and large matrix products of float32.
     """
+    if anchor.target is torch.ops.aten.convolution_backward.default:
+        return is_large_of_weights(anchor)
     result: torch.Tensor = anchor.meta["val"]
     if anchor.target in (torch.ops.aten.convolution.default, torch.ops.aten._convolution.default):
         return result.dtype is torch.float32 or (
@@ -255,6 +261,15 @@ def _is_large(anchor: fx.Node) -> bool:
 def is_large_of_halves(convolution: fx.Node) -> bool:
     """Whether an `aten.convolution` of halves takes so long that another kernel for it is worth a build."""
     return moved(convolution) >= _WIDE_OF_HALVES or multiplications(convolution) >= _LARGE_OF_HALVES
+
+
+def is_large_of_weights(gradient: fx.Node) -> bool:
+    """Whether an `aten.convolution_backward` of halves takes so long that converting layouts for it is worth a build."""
+    given = [node.meta["val"] for node in gradient.all_input_nodes[:2]]
+    return (
+        all(each.dtype in HALVES and each.dim() in MEMORY_FORMATS for each in given)
+        and sum(map(nbytes, given)) >= _LARGE_OF_WEIGHTS
+    )
 
 
 def gives_few_results(convolution: fx.Node) -> bool:

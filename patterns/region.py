@@ -81,11 +81,12 @@ def _inner_views(candidate: Candidate) -> Iterator[fx.Node]:
         source
         for anchor in _anchors(candidate)
         for source in anchor.all_input_nodes
-        if not flow.inner_views(source, OpClass.ANCHOR)
+        if not flow.inner_views(source, anchor, OpClass.ANCHOR)
     }
     for unit in candidate.units:
         for source in unit.node.all_input_nodes:
-            yield from itertools.takewhile(lambda view: view not in given, flow.inner_views(source, unit.op_class))
+            views = flow.inner_views(source, unit.node, unit.op_class)
+            yield from itertools.takewhile(lambda view: view not in given, views)
 
 
 def _anchors(candidate: Candidate) -> list[fx.Node]:

@@ -23,7 +23,7 @@ from fusepass.codegen.ir.expr import Expr, Gather, Load, ReduceOp, walk
 from fusepass.codegen.ir.index import Axis, Bound, Index
 from fusepass.codegen.ir.product import Product
 
-_PRODUCTS = ("convolution", "_convolution", "mm", "bmm", "addmm", "baddbmm")
+_PRODUCTS = ("convolution", "_convolution", "convolution_backward", "mm", "bmm", "addmm", "baddbmm")
 ANCHOR_TARGETS = frozenset(f"aten.{name}.default" for name in _PRODUCTS)
 """Library calls that compute; the others make views for them, or convert a layout."""
 
@@ -293,7 +293,8 @@ class LibraryCall:
     """An ATen call that runs before the kernels, such as a convolution without its bias.
 
     `target` is the operator's qualified name (``aten.convolution.default``); `args` are numbers, tuples, None, text or `Ref`.
-    `tf32` says that the library is known to round float32 operands to TF32, so that generated code may in its place.
+    `tf32` says that the library is known to round float32 operands to TF32, so that generated code may in its place; `item` which of
+    several results is the one.
     """
 
     result: str
@@ -301,6 +302,7 @@ class LibraryCall:
     args: tuple[object, ...]
     kwargs: tuple[tuple[str, object], ...] = ()
     tf32: bool = False
+    item: int | None = None
 
 
 @dataclass(frozen=True)

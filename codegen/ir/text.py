@@ -46,7 +46,8 @@ def _buffer_text(buffer: Buffer) -> str:
 def _call_text(call: LibraryCall) -> str:
     args = [_argument(value) for value in call.args]
     args += [f"{name}={_argument(value)}" for name, value in call.kwargs]
-    return f"{call.result} = {call.target}({', '.join(args)}){', TF32 allowed' if call.tf32 else ''}"
+    item = "" if call.item is None else f"[{call.item}]"
+    return f"{call.result} = {call.target}({', '.join(args)}){item}{', TF32 allowed' if call.tf32 else ''}"
 
 
 def _argument(value: object) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from fusepass.codegen.ir.expr import Op
 from fusepass.codegen.ir.program import CONVERSION_TARGET, LibraryCall, Ref, Role
-from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, channels_last_strides, is_channels_last
+from fusepass.codegen.lowering.formats import AnchorFormat, lies, memory_format, strides_of
 from fusepass.codegen.lowering.registry import Call, lowers
 from fusepass.codegen.lowering.tensor import Tensor, Unsupported, dtype_of
 
@@ -17,9 +17,15 @@ aten = torch.ops.aten
 
 
 def _library(
-    call: Call, target: str, *args: Any, strides: Sequence[int] | None = None, tf32: bool = False, **kwargs: Any
+    call: Call,
+    target: str,
+    *args: Any,
+    strides: Sequence[int] | None = None,
+    tf32: bool = False,
+    item: int | None = None,
+    **kwargs: Any,
 ) -> Tensor:
-    """The result of an ATen call on tensors that exist in memory; its strides are by default the fake result's.
+    """The result of an ATen call on tensors that exist in memory, or that `item` of several; its strides are by default the fake result's.
 
     `tf32` says that the library rounds float32 operands.
     """
@@ -29,7 +35,7 @@ def _library(
     given = tuple((name, value) for name, value in kwargs.items() if value != 1)
     tf32 = tf32 and value.dtype is torch.float32
     arguments = tuple(_argument(call, arg) for arg in args)
-    context.calls.append(LibraryCall(buffer.name, target, arguments, given, tf32))
+    context.calls.append(LibraryCall(buffer.name, target, arguments, given, tf32, item))
     return context.read(buffer)
 
 
@@ -67,10 +73,8 @@ def library_view(call: Call, base: str) -> str:
 
 @lowers(aten.convolution.default)
 def _convolution(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Tensor:
-    strides = None
-    if call.context.anchor_format is AnchorFormat.CHANNELS_LAST:
-        # The library lays the weight alike, if it is not yet: it is small, and the parameter may change between calls.
-        x, strides = _channels_last(call, x), channels_last_strides(call.value.shape)
+    # The library lays the weight as its input, if it is not yet: it is small, and the parameter may change between calls.
+    x, strides = _in_format(call, x), _strides(call, call.value.shape)
     tf32 = call.context.tf32
     result = _library(call, "aten.convolution.default", x, weight, None, *geometry, strides=strides, tf32=tf32)
     if bias is None:
@@ -87,16 +91,42 @@ def _convolution_with_flags(call: Call, x: Tensor, weight: Tensor, bias: Tensor 
     return _library(call, "aten._convolution.default", x, weight, None, *rest)
 
 
-def _channels_last(call: Call, x: Tensor) -> Tensor:
-    """The stored `x` with channels that are neighbours: itself, or a copy."""
-    context, source = call.context, _stored(call, x)
-    (stored,) = (buffer for buffer in context.buffers if buffer.name == source)
-    if is_channels_last(stored.shape, stored.strides):
-        return x
-    buffer = context.add_buffer(
-        f"{source}_channels_last", x.dtype, x.shape, channels_last_strides(x.shape), Role.ANCHOR
+@lowers(aten.convolution_backward.default)
+def _weight_gradient(
+    call: Call, gradient: Tensor, x: Tensor, weight: Tensor, sizes: Any, *geometry: Any
+) -> tuple[Tensor | None, ...]:
+    """The gradient of the weight; `fusepass.gradients` leaves no other to this operator."""
+    if not asks_for_weight(geometry[-1]):
+        raise Unsupported(f"{call.origin} of several gradients")
+    gradient, x = _in_format(call, gradient), _in_format(call, x)
+    target = "aten.convolution_backward.default"
+    return (
+        None,
+        _library(call, target, gradient, x, weight, None, *geometry, strides=_strides(call, weight.shape), item=1),
+        None,
     )
-    layout = (("memory_format", MEMORY_FORMATS[len(x.shape)]),)
+
+
+def asks_for_weight(mask: Sequence[bool]) -> bool:
+    """Whether an `aten.convolution_backward` with this ``output_mask`` gives the gradient of the weight, and nothing else."""
+    return tuple(mask) == (False, True, False)
+
+
+def _strides(call: Call, shape: Sequence[int]) -> tuple[int, ...] | None:
+    """The strides of a result of the library that lies as the anchor's format says; None for the caller's."""
+    chosen = call.context.anchor_format
+    return None if chosen is AnchorFormat.CALLER else strides_of(chosen, shape)
+
+
+def _in_format(call: Call, x: Tensor) -> Tensor:
+    """The stored `x` as the anchor's format says: itself, or a copy."""
+    context, source, chosen = call.context, _stored(call, x), call.context.anchor_format
+    (stored,) = (buffer for buffer in context.buffers if buffer.name == source)
+    if chosen is AnchorFormat.CALLER or lies(chosen, stored.shape, stored.strides):
+        return x
+    name = f"{source}_{chosen.value.replace(' ', '_')}"
+    buffer = context.add_buffer(name, x.dtype, x.shape, strides_of(chosen, x.shape), Role.ANCHOR)
+    layout = (("memory_format", memory_format(chosen, len(x.shape))),)
     context.calls.append(LibraryCall(buffer.name, CONVERSION_TARGET, (Ref(source),), layout))
     copy = context.read(buffer)
     context.stored[copy] = buffer.name

@@ -1,4 +1,4 @@
-"""The memory format in which the library runs a convolution: the caller's, or channels last."""
+"""The memory format in which a convolution runs: the caller's, channels last, or channel by channel."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Sequence
 
 import torch
 
+from fusepass.codegen.ir.index import contiguous_strides
+
 
 class AnchorFormat(enum.Enum):
     """How a convolution's input and result lie in memory."""
 
     CALLER = "as is"
     CHANNELS_LAST = "channels last"
+    CHANNELS_FIRST = "channels first"
 
 
 MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -30,7 +33,23 @@ def channels_last_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(strides)
 
 
+def strides_of(anchor_format: AnchorFormat, shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a dense tensor of `shape` that lies in a format other than the caller's."""
+    last = anchor_format is AnchorFormat.CHANNELS_LAST
+    return channels_last_strides(shape) if last else contiguous_strides(shape)
+
+
+def memory_format(anchor_format: AnchorFormat, dimensions: int) -> torch.memory_format:
+    """PyTorch's name for that format."""
+    return MEMORY_FORMATS[dimensions] if anchor_format is AnchorFormat.CHANNELS_LAST else torch.contiguous_format
+
+
+def lies(anchor_format: AnchorFormat, shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a dense tensor lies in a format other than the caller's, dimensions of one element aside."""
+    wanted = strides_of(anchor_format, shape)
+    return all(size == 1 or a == b for size, a, b in zip(shape, strides, wanted, strict=True))
+
+
 def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether a dense tensor lies channels last, dimensions of one element aside."""
-    wanted = channels_last_strides(shape)
-    return all(size == 1 or a == b for size, a, b in zip(shape, strides, wanted, strict=True))
+    return lies(AnchorFormat.CHANNELS_LAST, shape, strides)

@@ -39,10 +39,8 @@ from fusepass.codegen.lowering.tracer import relaid
 
 __all__ = ["Unsupported", "decompose", "lower"]
 
-ANCHORS = frozenset(
+_PRODUCTS = frozenset(
     {
-        torch.ops.aten.convolution.default,
-        torch.ops.aten._convolution.default,
         torch.ops.aten.mm.default,
         torch.ops.aten.bmm.default,
         torch.ops.aten.addmm.default,
@@ -160,7 +158,7 @@ def _lower_node(context: Context, node: torch.fx.Node, values: Mapping[torch.fx.
         base is not None
         and isinstance(result, Tensor)
         and call.origin in _VIEWS
-        and any(user.target in ANCHORS for user in node.users)
+        and any(user.target in _PRODUCTS for user in node.users)
     ):
         context.stored[result] = anchors.library_view(call, base)
     return result

@@ -120,7 +120,8 @@ class Call:
 
     @property
     def value(self) -> torch.Tensor:
-        """The fake tensor of the (first) result."""
+        """The fake tensor of the result, or of the first of several that there is."""
         value = self.node.meta["val"]
-        first: torch.Tensor = value[0] if isinstance(value, tuple | list) else value
+        results = value if isinstance(value, tuple | list) else (value,)
+        first: torch.Tensor = next(result for result in results if result is not None)
         return first

@@ -142,11 +142,19 @@ def _merge_once(kernel: Kernel, builder: Builder) -> Kernel | None:
 
 def merge_columns(kernel: Kernel, builder: Builder) -> Kernel:
     """`kernel` with one axis in place of columns that nothing tells apart, in whatever order they are."""
-    for outer, inner in permutations(kernel.cols, 2):
-        merged = merged_axes(kernel, builder, outer, inner)
-        if merged is not None:
-            return merge_columns(merged, builder)
-    return kernel
+    merged = _merge_any(kernel, builder, kernel.cols)
+    return kernel if merged is None else merge_columns(merged, builder)
+
+
+def merge_rows(kernel: Kernel, builder: Builder) -> Kernel:
+    """The same of rows."""
+    merged = _merge_any(kernel, builder, kernel.rows)
+    return kernel if merged is None else merge_rows(merged, builder)
+
+
+def _merge_any(kernel: Kernel, builder: Builder, axes: Sequence[Axis]) -> Kernel | None:
+    pairs = (merged_axes(kernel, builder, outer, inner) for outer, inner in permutations(axes, 2))
+    return next((merged for merged in pairs if merged is not None), None)
 
 
 def merged_axes(kernel: Kernel, builder: Builder, outer: Axis, inner: Axis) -> Kernel | None:

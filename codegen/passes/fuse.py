@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fusepass.codegen.ir.expr import Builder, Expr, Load, Stat, Window, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Role, Store
-from fusepass.codegen.passes.axes import nearest, rename_axes
+from fusepass.codegen.passes.axes import merge_rows, nearest, rename_axes
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 from fusepass.codegen.passes.statistics import share_reductions
 from fusepass.codegen.passes.unify import unify, unify_siblings
@@ -240,7 +240,8 @@ def _with_elements(
     for each in (kernel, other):
         if not is_plain(each) or each.scans or has_windows(each):
             return None
-    unified = unify_siblings(kernel, other, builder)
+    # Pieces of rows begin anywhere on axes that are one in memory.
+    unified = unify_siblings(kernel, merge_rows(other, builder), builder)
     if unified is None:
         return None
     kernel, other = unified.producer, unified.consumer

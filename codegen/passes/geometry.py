@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusepass.codegen.ir.index import Bound, Index
-from fusepass.codegen.ir.program import Buffer, LibraryCall, Program, Ref, Role
+from fusepass.codegen.ir.index import Bound, Index, contiguous_strides
+from fusepass.codegen.ir.program import CONVERSION_TARGET, Buffer, LibraryCall, Program, Ref, Role
 
 CONVOLUTIONS = ("aten.convolution.default", "aten._convolution.default")
 """Targets of library convolutions, whose first nine arguments mean the same. The second one is told how to compute."""
@@ -14,7 +14,7 @@ CONVOLUTIONS = ("aten.convolution.default", "aten._convolution.default")
 
 @dataclass(frozen=True)
 class Geometry:
-    """A convolution of inputs of the region, without a bias, of which no tensor is empty.
+    """A convolution of inputs of the region, or of what they are converted into, without a bias, of which no tensor is empty.
 
     The weight is (results, channels of a group, *kernel), or (channels, results of a group, *kernel) where `transposed`.
     """
@@ -37,12 +37,19 @@ def geometry_of(program: Program, call: LibraryCall) -> Geometry | None:
     if bias is not None or len(operands) != 2 or not program.buffer(call.result).numel:
         return None
     x, w = operands
-    if any(each.role is not Role.INPUT or not each.numel for each in operands):
+    if any(not each.numel or not _is_given(program, each) for each in operands):
         return None
     assert isinstance(groups, int)
     axes = len(x.shape) - 2
     steps = (per_axis(stride, axes), per_axis(padding, axes), per_axis(dilation, axes))
     return Geometry(x, w, *steps, bool(transposed), groups)
+
+
+def _is_given(program: Program, buffer: Buffer) -> bool:
+    """Whether `buffer` is an input of the region, or one laid out channel by channel."""
+    made = {call.result for call in program.calls if call.target == CONVERSION_TARGET}
+    first = buffer.strides == contiguous_strides(buffer.shape)
+    return buffer.role is Role.INPUT or (first and buffer.name in made)
 
 
 def per_axis(value: object, spatial: int) -> tuple[int, ...]:

@@ -159,13 +159,16 @@ def _bytes_read(program: Program, kernels: Iterable[Sequence[Expr]]) -> int:
 
 def separate_layouts(program: Program, builder: Builder, least: int | None) -> Program:
     """Kernels of at least `least` elements that read along one axis and write per element along another: what is per
-    element gets a kernel of its own. Nothing changes where `least` is None."""
+    element gets a kernel of its own, and so do the stores that cross windows. Nothing changes where `least` is None."""
     if least is None:
         return program
     work = Splitter(program, builder)
     for kernel in program.kernels:
         large = kernel.row_count * kernel.col_count >= least
         free = kernel.team is None and kernel.anchor is None and kernel.when is None and kernel.cluster == 1
+        if large and free and kernel.is_pointwise and kernel.alarm is None and has_windows(kernel):
+            work.store_along(kernel, nearest(program, kernel))
+            continue
         free = free and kernel.partials is None and not kernel.scans
         if large and free and kernel.sweeps and kernel.stores and is_mixed(program, kernel):
             work.separate(kernel)

@@ -14,6 +14,9 @@ from fusepass.codegen.ir.program import Buffer, Kernel, Program, Reduction, Role
 from fusepass.codegen.passes.axes import count
 from fusepass.codegen.passes.rewrite import Leaf, rewrite_kernel
 
+_SHORT = 16
+"""Elements beside each other that neighbouring threads may as well store one by one."""
+
 _MERGE = {ReduceOp.MOMENTS: ReduceOp.MERGE_MOMENTS, ReduceOp.SOFTMAX: ReduceOp.MERGE_SOFTMAX}
 
 
@@ -73,6 +76,28 @@ class Splitter:
         loads, stores = self.temporaries("row", row_scalars(kernel), kernel.rows)
         self.kernels.append(replace(kernel, row_stores=(*stores, *kernel.row_stores), stores=()))
         self._apply(kernel, loads)
+
+    def store_along(self, kernel: Kernel, along: Axis | None) -> None:
+        """`kernel` with the stores that have neighbours `along` that axis, or along a short one; then a kernel for the others."""
+        others = {axis for axis in kernel.rows if axis.size > _SHORT and axis != along}
+        across = [store for store in kernel.stores if any(store.index.stride(axis) == 1 for axis in others)]
+        if along is None or not across:
+            self.kernels.append(kernel)
+            return
+        kept = [store for store in kernel.stores if store not in across]
+        dtypes = {buffer.name: buffer.dtype for buffer in self.buffers}
+        copies: list[Store] = []
+        for store in across:
+            dtype = dtypes[store.buffer]
+            same = (each for each in kept if each.value is store.value and dtypes[each.buffer] is dtype)
+            source = next(same, None)
+            if source is None:
+                axes = (*(axis for axis in kernel.rows if axis != along), along)
+                _, (source,) = self.temporaries("value", [self.builder.cast(store.value, dtype)], axes)
+                kept.append(source)
+            copies.append(replace(store, value=self.builder.load(source.buffer, source.index, dtype)))
+        copied = replace(kernel, name=f"{kernel.name}_across", stores=tuple(copies), row_stores=(), partials=None)
+        self.kernels += [replace(kernel, stores=tuple(kept)), copied]
 
     def compute(self, kernel: Kernel, values: Sequence[Expr]) -> None:
         """A pointwise kernel for `values` that are reduced, then the reductions."""

@@ -599,7 +599,7 @@ ZOO: dict[str, Entry] = {
     "gru": Entry(GRUByHand, lambda: (torch.randn(3, 4, 6),), 0.75),
     "generator": Entry(generator, lambda: (torch.randn(3, 16),), 0.85),
     "wavenet": Entry(WaveNet, lambda: (torch.randn(2, 1, 37),), 0.85),
-    "pointnet": Entry(PointNet, lambda: (torch.randn(4, 29, 3),), 0.8),
+    "pointnet": Entry(PointNet, lambda: (torch.randn(4, 29, 3),), 0.75),
     "vae": Entry(VAE, lambda: (torch.randn(3, 1, 16, 16), torch.randn(3, 4)), 0.9),
     "mixer": Entry(Mixer, lambda: (torch.randn(2, 16, 12),), 0.8),
     "swin": Entry(Swin, lambda: (torch.randn(2, 8, 8, 8),), 0.6),

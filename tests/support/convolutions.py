@@ -268,6 +268,8 @@ DEPTHWISE: dict[str, Case] = {
     "depthwise, every second row": Case((2, 4, 31, 32), 8, (7, 5), (2, 1), (9, 0), (3, 1), groups=4),
     "depthwise, transposed": Case((2, 4, 7, 9), 4, (4, 4), (2, 2), (1, 1), (1, 1), True, groups=4),
     "depthwise, transposed, uneven": Case((2, 3, 6, 7), 6, (3, 5), (1, 3), (2, 1), (2, 1), True, (1, 2), groups=3),
+    "depthwise, transposed, steps of one": Case((2, 4, 12, 16), 4, (5, 5), (1, 1), (2, 2), (1, 1), True, groups=4),
+    "depthwise, transposed, copies": Case((2, 3, 9, 14), 6, (3, 5), (1, 1), (0, 1), (2, 1), True, groups=3),
     "depthwise, 3d, no border": Case((2, 3, 5, 6, 7), 3, (3, 3, 2), (1, 1, 1), (0, 0, 0), (1, 1, 1), groups=3),
     "depthwise, 3d, planes": Case((2, 8, 6, 12, 16), 8, (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), groups=8),
     "depthwise, 3d, every second plane": Case(

@@ -150,7 +150,11 @@ def operator_region(target: OpOverload, *args: Any, results: int | None = None, 
     if isinstance(result, torch.Tensor):
         graph.output((_without_overlap(graph, call, result),))
     else:
-        parts = [(graph.call_function(operator.getitem, (call, n)), part) for n, part in enumerate(result)]
+        parts = [
+            (graph.call_function(operator.getitem, (call, n)), part)
+            for n, part in enumerate(result)
+            if part is not None
+        ]
         graph.output(tuple(_node(node, part) for node, part in parts[:results]))
     module = torch.fx.GraphModule({}, graph)
     program, builder = lower(module, "region", [f"x{n + 1}" for n in range(len(tensors))])
@@ -220,6 +224,7 @@ def _called(program: Program, call: LibraryCall, memory: Mapping[str, Array]) ->
     buffer = program.buffer(call.result)
     assert buffer.role is Role.ANCHOR
     result = target(*map(value, call.args), **{name: value(item) for name, item in call.kwargs})
+    result = result if call.item is None else result[call.item]
     laid_out = torch.empty_strided(buffer.shape, buffer.strides, dtype=TORCH[buffer.dtype])
     return laid_out.copy_(result)
 

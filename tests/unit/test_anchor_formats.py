@@ -285,7 +285,7 @@ def test_choice(name: str) -> None:
     formats = anchor_formats(graph, H200)
     assert (formats[0] is LAST) is last
     no_choice = name in ("one pixel", "double", "1d")
-    assert set(formats) == ({AnchorFormat.CALLER} if no_choice else {*AnchorFormat})
+    assert set(formats) == ({AnchorFormat.CALLER} if no_choice else {AnchorFormat.CALLER, LAST})
     assert anchor_formats(graph, DeviceFacts.cpu(2))[0] is AnchorFormat.CALLER
 
 
@@ -420,3 +420,33 @@ def test_what_a_device_rounds_is_tried_once(monkeypatch: pytest.MonkeyPatch, tmp
         with cudnn(deterministic=True):  # for which the library may have another kernel
             assert library_rounds(graph, H200)
     assert len(tried) == 2
+
+
+@pytest.mark.parametrize("make", [nn.Conv2d, nn.ConvTranspose2d])
+@pytest.mark.parametrize("multiprocessors", [1, 132])
+def test_depthwise_ones_channel_by_channel(make: type[nn.Conv2d | nn.ConvTranspose2d], multiprocessors: int) -> None:
+    """A copy that lies so is what windows go over; the library computes nothing."""
+    model = nn.Sequential(make(6, 6, 3, padding=1, groups=6), nn.Sigmoid()).double()
+    x = torch.randn(2, 6, 9, 12, dtype=torch.float64).to(memory_format=torch.channels_last)
+    made = region(model, x, anchor_format=AnchorFormat.CHANNELS_FIRST)
+    made.check()
+    facts = replace(H200, multiprocessors=multiprocessors)
+    generated = generate(made.program, made.builder, facts, AnchorSource.GENERATED)
+    assert [call.target for call in generated.program.calls] == [CONVERSION_TARGET]
+    got = emulate(generated.program, generated.source, made.memory(generated.program))
+    (output,) = generated.program.outputs
+    with torch.no_grad():
+        wanted = model(x)
+    torch.testing.assert_close(tensor_of(got[output], generated.program.buffer(output)), wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_depthwise_ones_of_what_lies_channels_last_are_offered_that() -> None:
+    first = Variant(AnchorFormat.CHANNELS_FIRST, AnchorSource.GENERATED)
+    for groups, layout, offered in (
+        (8, torch.channels_last, True),
+        (8, torch.contiguous_format, False),
+        (1, torch.channels_last, False),
+    ):
+        conv = nn.Conv2d(8, 8, 3, groups=groups)
+        graph, _ = trace(nn.Sequential(conv, nn.ReLU()), torch.randn(2, 8, 6, 6).to(memory_format=layout))
+        assert (first in variants(graph, H200, "fast")) is offered

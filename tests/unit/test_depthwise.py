@@ -75,6 +75,8 @@ def test_depthwise(name: str, facts: DeviceFacts) -> None:
         ("depthwise, 1d, short rows", "patches of"),
         ("depthwise, large windows", "patches of"),
         ("depthwise, 3d, large windows", "patches of"),
+        ("depthwise, transposed, steps of one", "patches of"),
+        ("depthwise, transposed, copies", "patches of"),
         ("depthwise, 3d, planes", "patches of"),
         ("depthwise, 3d, every second plane", "patches of"),
     ],

@@ -110,6 +110,18 @@ NODES: dict[str, tuple[Callable[[], fx.Node], str]] = {
         ),
         "the positions of the maxima are used",
     ),
+    "single_gradient": (
+        lambda: with_users(
+            call(
+                aten.convolution_backward.default,
+                *(describe(shape=(2, 4, 3, 3)), describe(shape=(2, 4, 5, 5)), describe(shape=(4, 4, 3, 3)), [4]),
+                *([1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, True]),
+                gives=(describe(shape=(2, 4, 5, 5)), describe(shape=(4, 4, 3, 3)), describe(shape=(4,))),
+            ),
+            1,
+        ),
+        "which the library computes together",
+    ),
     "known_neighbours": (
         lambda: call(
             aten.upsample_nearest1d.default, describe(shape=(1, 2, 14)), [46], gives=describe(shape=(1, 2, 46))

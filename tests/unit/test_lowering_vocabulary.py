@@ -37,6 +37,9 @@ POOLED_MAXIMA = torch.ops.aten.max_pool2d_with_indices(Q, [3, 2], [1, 2], [1, 0]
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "aten.convolution.default": (C, W, _tensor(4), [2], [1], [1], False, [0], 1),
     "aten._convolution.default": (C, W, None, [2], [1], [1], False, [0], 1, False, False, True, False),
+    "aten.convolution_backward.default": (
+        *(_tensor(2, 4, 4), C, W, None, [2], [1], [1], False, [0], 1, [False, True, False]),
+    ),
     "aten.im2col.default": (C, [2, 2], [1, 1], [1, 0], [1, 2]),
     "aten.mm.default": (_tensor(2, 3), _tensor(3, 4)),
     "aten.bmm.default": (_tensor(2, 3, 4), _tensor(2, 4, 5)),

@@ -254,3 +254,21 @@ def test_reductions_stand_alone_where_reads_and_writes_are_laid_out_differently(
     program = made.passed(replace(TILES, separate_from=least))
     assert [kernel.is_pointwise for kernel in program.kernels] == [False, True][:kernels]
     made.check(program)
+
+
+@pytest.mark.parametrize(
+    ("results", "writes"),
+    [
+        (lambda y: y.permute(0, 2, 3, 1).contiguous(), [1, 1]),
+        (lambda y: (y, y.permute(0, 2, 3, 1).contiguous()), [1, 1]),  # a copy of what is stored
+        (lambda y: (y * 2, (y + 1).clone(**LAST)), [2, 1]),
+        (lambda y: (y, y * 2), [2]),
+        (lambda y: y[:, :16].clone(**LAST), [1]),  # few channels: neighbours fill what they store
+    ],
+)
+def test_stores_that_cross_windows_stand_alone(results: Callable[[Tensor], Any], writes: list[int]) -> None:
+    """Patches of an image hold neighbours along its rows."""
+    made = region(lambda x: results(F.max_pool2d(x, 3, 1, 1)), torch.randn(2, 20, 6, 7, dtype=F64))
+    program = made.passed(replace(TILES, separate_from=1))
+    assert [len(kernel.writes) for kernel in program.kernels] == writes
+    made.check(program)

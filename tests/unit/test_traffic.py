@@ -209,6 +209,9 @@ GRADIENTS = {
     "gelu-backward-and-bias": chain(
         lambda g, x: both(aten.gelu_backward(g, x), lambda d: d.sum((0, 1))), TOKENS, TOKENS
     ),
+    "gelu-backward-and-bias-of-images": chain(
+        lambda g, x: both(aten.gelu_backward(g, x), lambda d: d.sum((0, 1, 2))), (32, 56, 56, 384), (32, 56, 56, 384)
+    ),
     "relu-backward-and-bias": chain(
         lambda g, y: both(aten.threshold_backward(g, y, 0), lambda d: d.sum((0, 2, 3))), IMAGES, IMAGES
     ),

@@ -1,0 +1,79 @@
+"""Gradients of convolutions as operators of their own, each of which fuses, or goes to the library, as is best for it.
+
+``aten.convolution_backward`` gives up to three. That of the input is a convolution, transposed where the original is not, and
+that of the bias a sum. The gradient of the weight stays, alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+aten = torch.ops.aten
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def gradients_apart(
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> Gradients:
+    """As ``aten.convolution_backward``, by one operator for each gradient.
+
+    Args:
+        gradient: of the result, ``[samples, out, *spatial]``.
+        x: the input, ``[samples, in, *spatial]``.
+        weight: ``[out, in / groups, *kernel]``, transposed ``[in, out / groups, *kernel]``.
+        bias_sizes: nothing depends on it.
+        output_mask: which gradients are asked for: of input, weight and bias.
+
+    The other arguments are the convolution's. Sizes are known; a transposed one has less ``output_padding`` than it has stride.
+    """
+    rank = weight.dim() - 2
+    steps, border, apart = (list(each) * (rank // len(each)) for each in (stride, padding, dilation))
+    of_input = of_weight = of_bias = None
+    if output_mask[0]:
+        # Where a window moves by several elements, the last of the input may be in none.
+        over = [
+            0 if transposed else size - ((count - 1) * step - 2 * beside + hole * (taps - 1) + 1)
+            for size, count, taps, step, beside, hole in zip(
+                x.shape[2:], gradient.shape[2:], weight.shape[2:], steps, border, apart, strict=True
+            )
+        ]
+        of_input = aten.convolution(gradient, weight, None, steps, border, apart, not transposed, over, groups)
+    if output_mask[1]:
+        geometry = (stride, padding, dilation, transposed, output_padding, groups)
+        of_weight = aten.convolution_backward(gradient, x, weight, None, *geometry, [False, True, False])[1]
+    if output_mask[2]:
+        of_bias = aten.sum(gradient, [0, *range(2, gradient.dim())])
+    return of_input, of_weight, of_bias
+
+
+def _where_it_pays(gradient: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Any:
+    """`gradients_apart` on a GPU; on a CPU the library finds a bias's gradient on the way to the weight's."""
+    _, stride, _, _, transposed, over, _, mask = rest
+    sizes = (*gradient.shape, *x.shape, *weight.shape)
+    known = all(isinstance(size, int) and size > 0 for size in sizes)
+    padded = transposed and max(over) >= min(
+        stride
+    )  # then a convolution of the gradient may have more windows than elements
+    if gradient.device.type != "cuda" or not known or padded or not (mask[0] or mask[2]):
+        return NotImplemented
+    return gradients_apart(gradient, x, weight, *rest)
+
+
+DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {aten.convolution_backward.default: _where_it_pays}
+"""What AOTAutograd's tracing, and `make_fx`, take operators apart with."""
