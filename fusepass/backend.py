@@ -92,6 +92,7 @@ class Backend:
                     bw_compiler=self._compile,
                     partition_fn=partition_joint,
                     decompositions=DECOMPOSITIONS,
+                    keep_inference_input_mutations=True,
                 )
                 return with_draws(graph, lambda whole: compiler(whole, example_inputs))
             except _Mistraced as mistraced:

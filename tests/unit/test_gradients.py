@@ -149,6 +149,14 @@ def test_what_surrounds_them_fuses_with_them() -> None:
     assert any(name.startswith("conv_transpose2d") and "threshold_backward" in name and "sum" in name for name in names)
 
 
+def test_running_statistics_are_written_in_the_graph() -> None:
+    """There a few calls write all of them."""
+    compiled, made = _compiled(MODELS["batch norm"]())
+    compiled(torch.randn(2, 4, 12, 12, requires_grad=True)).sum().backward()
+    writes = made[0].before.graph.find_nodes(op="call_function", target=aten.copy_.default)
+    assert len(writes) == 3  # mean, variance, and how many batches
+
+
 def weight_gradient(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     groups = x.shape[1] // weight.shape[1]
     geometry = ([1, 1], [1, 1], [1, 1], False, [0, 0], groups, [False, True, False])
