@@ -70,6 +70,12 @@ CHAINS = tuple(Workload(name, layers, *shapes, Group.CHAINS, *more) for name, la
         ((8, 1536, 2048), (2, 48, 40))),
     ("depthwise_conv1d_batchnorm_silu", lambda s: (
         nn.Conv1d(256, 256, 31, padding=15, groups=256), nn.BatchNorm1d(256), nn.SiLU()), ((32, 256, 1000), (2, 256, 40))),
+    ("bfloat16_depthwise_conv1d_of_tokens_silu", lambda s: (
+        Apply(lambda x: x.transpose(1, 2)), nn.Conv1d(s.of(1536), s.of(1536), 4, padding=3, groups=s.of(1536)),
+        Apply(lambda x: F.silu(x[..., :-3]).transpose(1, 2).contiguous())), ((8, 2048, 1536), (2, 40, 48)), _BFLOAT16),
+    ("half_depthwise_conv2d_of_positions_gelu", lambda s: (
+        Apply(lambda x: x.permute(0, 3, 1, 2)), nn.Conv2d(96, 96, 7, padding=3, groups=96), nn.GELU(),
+        Apply(lambda x: x.permute(0, 2, 3, 1))), ((64, 56, 56, 96), (2, 8, 7, 96)), _HALF),
     ("depthwise_conv2d_wide_gelu", lambda s: (nn.Conv2d(128, 128, 13, padding=6, groups=128), nn.GELU()),
         ((32, 128, 56, 56), (1, 128, 16, 16))),
     ("depthwise_conv2d_batchnorm_relu6", lambda s: (

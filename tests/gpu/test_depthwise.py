@@ -76,3 +76,63 @@ def test_what_is_not_finite(name: str, bad: float) -> None:
     x[3, 5, 60, 70] = bad
     fused = _fused(model, torch.randn_like(x))
     assert torch.equal(fused(x).isfinite(), model(x).isfinite())
+
+
+class OfTokens(nn.Module):
+    """A causal depthwise convolution of a sequence of tokens, as state space models have before them."""
+
+    def __init__(self, channels: int, taps: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(channels, channels, taps, padding=taps - 1, groups=channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.convolution(x.transpose(1, 2))[..., : x.shape[1]]
+        return F.silu(y).transpose(1, 2).contiguous()
+
+
+class OfPositions(nn.Module):
+    """A depthwise convolution, perhaps transposed, of an image whose channels are neighbours; results as the caller of `behind` wants."""
+
+    def __init__(self, convolution: nn.Module, behind: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+        super().__init__()
+        self.convolution, self.behind = convolution, behind
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.behind(F.gelu(self.convolution(x.permute(0, 3, 1, 2))))
+
+
+BEHIND: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
+    "as it lies": lambda y: (y,),
+    "channel by channel": lambda y: (y.contiguous(),),
+    "both, and sums": lambda y: (y.contiguous(), y.permute(0, 2, 3, 1).contiguous(), y.sum((0, 2, 3))),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(8, 2048, 1536, 4), (3, 301, 77, 3)])
+@torch.no_grad()
+def test_tokens(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    samples, length, channels, taps = shape
+    model = OfTokens(channels, taps).to("cuda", dtype)
+    x = torch.randn(samples, length, channels, device="cuda", dtype=dtype)
+    outcome = check(model, _fused(model, x), (x,))
+    assert outcome.ok, outcome.explain()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("make", [nn.Conv2d, nn.ConvTranspose2d])
+@pytest.mark.parametrize("shape", [(32, 56, 56, 96, 7), (3, 29, 31, 33, 3)])
+@pytest.mark.parametrize("name", BEHIND)
+@torch.no_grad()
+def test_positions(
+    name: str, shape: tuple[int, int, int, int, int], make: type[nn.Conv2d | nn.ConvTranspose2d], dtype: torch.dtype
+) -> None:
+    samples, height, width, channels, window = shape
+    convolution = make(channels, channels, window, padding=window // 2, groups=channels)
+    model = OfPositions(convolution, BEHIND[name]).to("cuda", dtype)
+    x = torch.randn(samples, height, width, channels, device="cuda", dtype=dtype)
+    fused = _fused(model, x)
+    outcome = check(model, fused, (x,))
+    assert outcome.ok, outcome.explain()
+    for mine, eager in zip(fused(x), model(x), strict=True):
+        assert mine.stride() == eager.stride()
