@@ -155,6 +155,7 @@ def pass_options(
             longest_cached_row=16384,
             longest_column=1024,
             separate_from=1 << 18,
+            taps_from=1 << 20,
             fills=lambda program, kernel: schedule_product.fills(program, kernel, facts),
             anchors=_generates(anchor, facts),
             warps=schedule_convolution.warps_together(facts),

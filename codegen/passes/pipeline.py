@@ -23,7 +23,7 @@ from fusepass.codegen.passes.split import SplitPolicy, separate_layouts, split_l
 from fusepass.codegen.passes.split_scans import split_scans
 from fusepass.codegen.passes.statistics import online_softmax
 from fusepass.codegen.passes.teams import ClusterChoice, StripChoice, TeamChoice, form_teams
-from fusepass.codegen.passes.weights import BeginningsOf, lay_out_weights
+from fusepass.codegen.passes.weights import BeginningsOf, lay_out_taps, lay_out_weights
 from fusepass.codegen.passes.window_kernels import separate_windows
 
 Pass = Callable[[Program, Builder], Program]
@@ -54,6 +54,7 @@ class PassOptions:
         product_length: terms that a piece of the sums of a kernel's matrix product should have.
         separate_from: elements of a kernel from which one that reads and writes along different axes is worth two launches;
             None where pointwise kernels exchange no tiles.
+        taps_from: elements of a kernel from which on weights of its windows that lie apart are worth another launch; None for never.
         clusters, teams, strips: the cluster or team of blocks that should share a kernel's rows, or strips of them.
         beginnings: where a kernel's rows begin, if its weights should lie likewise.
     """
@@ -76,6 +77,7 @@ class PassOptions:
     staged: Choice = lambda program, kernel: False
     seconds: Callable[[Program, Kernel], float] | None = None
     separate_from: int | None = None
+    taps_from: int | None = None
     clusters: ClusterChoice = lambda program, kernel: 1
     teams: TeamChoice = lambda program, kernel: None
     strips: StripChoice = lambda program, kernel: None
@@ -105,6 +107,7 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("separate_layouts", lambda p, b: separate_layouts(p, b, options.separate_from)),
         ("order_and_merge", order_and_merge),
         ("lay_out_weights", lambda p, b: lay_out_weights(p, b, options.beginnings)),
+        ("lay_out_taps", lambda p, b: lay_out_taps(p, b, options.taps_from)),
         ("rename", _rename),
     )
 

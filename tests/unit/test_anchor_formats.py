@@ -450,3 +450,34 @@ def test_depthwise_ones_of_what_lies_channels_last_are_offered_that() -> None:
         conv = nn.Conv2d(8, 8, 3, groups=groups)
         graph, _ = trace(nn.Sequential(conv, nn.ReLU()), torch.randn(2, 8, 6, 6).to(memory_format=layout))
         assert (first in variants(graph, H200, "fast")) is offered
+
+
+@pytest.mark.parametrize(
+    ("make", "laid"),
+    [
+        (lambda: nn.Conv2d(8, 8, 3, padding=1, groups=8), True),
+        (lambda: nn.Conv2d(8, 8, 5, stride=2, padding=(2, 1), dilation=(1, 2), groups=8), True),
+        (lambda: nn.ConvTranspose2d(8, 8, 3, padding=1, groups=8), True),
+        (lambda: nn.ConvTranspose2d(8, 8, 3, 2, 1, groups=8), False),  # a tap of each phase is not there
+        (lambda: nn.Conv2d(4, 8, 3, groups=4), True),  # two results of each channel
+        (lambda: nn.AvgPool2d(3, 1, 1), False),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_weights_by_tap(make: Callable[[], nn.Module], laid: bool, dtype: torch.dtype) -> None:
+    """So that neighbouring threads, which have neighbouring channels, load vectors of them."""
+    model = nn.Sequential(make(), nn.Sigmoid()).to(dtype)
+    channels = 4 if "Conv2d(4" in repr(model) else 8
+    x = torch.randn(5, channels, 41, 43, dtype=dtype).to(memory_format=torch.channels_last)
+    made = region(model, x)
+    options = replace(pass_options(H200, AnchorSource.GENERATED), taps_from=1)
+    program = made.passed(options)
+    assert not program.calls
+    assert any("weights by tap" in kernel.origin for kernel in program.kernels) is laid
+    got = emulate(program, render(program, H200), made.memory(program))
+    (output,) = program.outputs
+    with torch.no_grad():
+        wanted = model.double()(x.double())
+    bound = 1e-9 if dtype is torch.float64 else 2e-2
+    found = tensor_of(got[output], program.buffer(output)).double()
+    torch.testing.assert_close(found, wanted, rtol=bound, atol=bound)
