@@ -67,9 +67,8 @@ def _where_it_pays(gradient: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> A
     _, stride, _, _, transposed, over, _, mask = rest
     sizes = (*gradient.shape, *x.shape, *weight.shape)
     known = all(isinstance(size, int) and size > 0 for size in sizes)
-    padded = transposed and max(over) >= min(
-        stride
-    )  # then a convolution of the gradient may have more windows than elements
+    # A convolution of the gradient may then have more windows than the input has elements.
+    padded = transposed and max(over) >= min(stride)
     if gradient.device.type != "cuda" or not known or padded or not (mask[0] or mask[2]):
         return NotImplemented
     return gradients_apart(gradient, x, weight, *rest)
