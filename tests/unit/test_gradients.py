@@ -121,6 +121,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.thinned(2)
 def test_gradients_are_eager_s(name: str, dynamic: bool | None) -> None:
     model = MODELS[name]().double()
     compiled, made = _compiled(model, dynamic)
