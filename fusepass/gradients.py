@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from fusepass.codegen.lowering.anchors import asks_for_weight
+from fusepass.codegen.passes.geometry import per_axis
+
 aten = torch.ops.aten
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -43,7 +46,7 @@ def gradients_apart(
     The other arguments are the convolution's. Sizes are known; a transposed one has less ``output_padding`` than it has stride.
     """
     rank = weight.dim() - 2
-    steps, border, apart = (list(each) * (rank // len(each)) for each in (stride, padding, dilation))
+    steps, border, apart = ([*per_axis(tuple(each), rank)] for each in (stride, padding, dilation))
     of_input = of_weight = of_bias = None
     if output_mask[0]:
         # Where a window moves by several elements, the last of the input may be in none.
@@ -69,7 +72,7 @@ def _where_it_pays(gradient: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> A
     known = all(isinstance(size, int) and size > 0 for size in sizes)
     # A convolution of the gradient may then have more windows than the input has elements.
     padded = transposed and max(over) >= min(stride)
-    if gradient.device.type != "cuda" or not known or padded or not (mask[0] or mask[2]):
+    if gradient.device.type != "cuda" or not known or padded or asks_for_weight(mask):
         return NotImplemented
     return gradients_apart(gradient, x, weight, *rest)
 

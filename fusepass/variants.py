@@ -84,10 +84,10 @@ def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Va
 
     `effort` is `Config.tune`: ``"off"`` tries nothing, ``"max"`` everything. ``"fast"`` tries the anchor in both
     implementations, and the other memory format where the rule for it (`anchor_formats`) is least sure: on CUDA,
-    where tensor cores may compute a convolution in either. A depthwise one of what lies channels last is also tried on a copy that lies
-    channel by channel. One that is a matrix product of its tensors is also tried as
-    that, as they lie. One to few channels is also tried as plain arithmetic. A large convolution of halves, or that has few channels or may be rounded to TF32, is also tried as
-    a product of halves, in one way or several. Two variants may turn out to be the same program.
+    where tensor cores may compute a convolution in either. A depthwise one of what lies channels last is also tried on a
+    copy that lies channel by channel. One that is a matrix product of its tensors is also tried as that, as they lie. One to
+    few channels is also tried as plain arithmetic. A large convolution of halves, or that has few channels or may be rounded
+    to TF32, is also tried as a product of halves, in one way or several. Two variants may turn out to be the same program.
     """
     first, *others = anchor_formats(graph, facts)
     anchored = facts.target is Target.CUDA and any(_is_anchor(node) for node in graph.graph.nodes)
@@ -142,9 +142,9 @@ def anchor_formats(graph: fx.GraphModule, facts: DeviceFacts) -> tuple[AnchorFor
     """The formats that the convolution of a region may run in, the one to choose without a measurement first.
 
     There is a choice where a region has one two- or three-dimensional convolution whose result would not lie channels
-    last anyway, or the gradient of a two-dimensional one's weight, of halves. The rule for the first, after TorchInductor's ``decide_layout_opt``: on CUDA, cuDNN's fastest kernels
-    for tensor cores work channels last and surround themselves with conversions otherwise, so two-dimensional
-    convolutions go channels last. They stay where
+    last anyway, or the gradient of a two-dimensional one's weight, of halves. The rule for the first, after
+    TorchInductor's ``decide_layout_opt``: on CUDA, cuDNN's fastest kernels for tensor cores work channels last and
+    surround themselves with conversions otherwise, so two-dimensional convolutions go channels last. They stay where
 
     - they have groups (cuDNN's grouped kernels are slower channels last);
     - the channels of a pixel of the input or the result are not whole accesses of 16 bytes, so that the library pads
@@ -185,7 +185,7 @@ def anchor_formats(graph: fx.GraphModule, facts: DeviceFacts) -> tuple[AnchorFor
 def _gradient_formats(node: fx.Node) -> tuple[AnchorFormat, ...]:
     """The formats for the gradient of a weight."""
     given = [each.meta["val"] for each in node.all_input_nodes[:3]]
-    if given[0].dim() != 4 or all(is_channels_last(each.shape, each.stride()) for each in given[:2]):
+    if all(is_channels_last(each.shape, each.stride()) for each in given[:2]):
         return (AnchorFormat.CALLER,)
     taps = given[2].shape[2:].numel()
     formats = (AnchorFormat.CHANNELS_LAST, AnchorFormat.CALLER)

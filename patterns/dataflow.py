@@ -16,6 +16,7 @@ from itertools import pairwise
 import torch
 from torch import fx
 
+from fusepass.codegen.lowering.anchors import PRODUCTS
 from fusepass.patterns.aliasing import written
 from fusepass.patterns.effects import is_constant_number, is_random
 from fusepass.patterns.legality import Refusal
@@ -24,7 +25,6 @@ from fusepass.patterns.opclass import OpClass, Vocabulary, classify
 aten = torch.ops.aten
 
 _TRANSPOSES = frozenset({aten.t.default, aten.transpose.int, aten.permute.default})
-_CONVOLUTIONS = frozenset({aten.convolution.default, aten._convolution.default, aten.convolution_backward.default})
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -169,7 +169,7 @@ class Dataflow:
         while source in self.views:
             views.append(source)
             source = source.all_input_nodes[0]
-        transposed = len(views) == 1 and views[0].target in _TRANSPOSES and reader.target not in _CONVOLUTIONS
+        transposed = len(views) == 1 and views[0].target in _TRANSPOSES and reader.target in PRODUCTS
         return views if op_class is not OpClass.ANCHOR or transposed else []
 
     def neighbours(self, unit: Unit) -> Iterator[tuple[Unit, bool]]:

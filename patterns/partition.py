@@ -15,7 +15,6 @@ from torch import fx
 
 from fusepass.codegen.ir.convolution import has_few_results
 from fusepass.codegen.lowering import registry
-from fusepass.codegen.lowering.formats import MEMORY_FORMATS
 from fusepass.patterns import companions, naming
 from fusepass.patterns import library as library  # registers the patterns
 from fusepass.patterns.copies import broadcasts, lies_across, lies_alike, moves, resamples, widens
@@ -264,12 +263,10 @@ def is_large_of_halves(convolution: fx.Node) -> bool:
 
 
 def is_large_of_weights(gradient: fx.Node) -> bool:
-    """Whether an `aten.convolution_backward` of halves takes so long that converting layouts for it is worth a build."""
+    """Whether an `aten.convolution_backward` of halves, in images, takes so long that converting layouts for it is worth a build."""
     given = [node.meta["val"] for node in gradient.all_input_nodes[:2]]
-    return (
-        all(each.dtype in HALVES and each.dim() in MEMORY_FORMATS for each in given)
-        and sum(map(nbytes, given)) >= _LARGE_OF_WEIGHTS
-    )
+    images = all(each.dtype in HALVES and each.dim() == 4 for each in given)
+    return images and sum(map(nbytes, given)) >= _LARGE_OF_WEIGHTS
 
 
 def gives_few_results(convolution: fx.Node) -> bool:

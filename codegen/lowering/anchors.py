@@ -15,6 +15,9 @@ from fusepass.codegen.lowering.tensor import Tensor, Unsupported, dtype_of
 
 aten = torch.ops.aten
 
+PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default})
+"""Anchors that read a transposed operand, which the library makes for them. Convolutions read what a region is given."""
+
 
 def _library(
     call: Call,

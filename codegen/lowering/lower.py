@@ -39,14 +39,6 @@ from fusepass.codegen.lowering.tracer import relaid
 
 __all__ = ["Unsupported", "decompose", "lower"]
 
-_PRODUCTS = frozenset(
-    {
-        torch.ops.aten.mm.default,
-        torch.ops.aten.bmm.default,
-        torch.ops.aten.addmm.default,
-        torch.ops.aten.baddbmm.default,
-    }
-)
 _VIEWS = frozenset({"t", "transpose", "permute", "view", "expand", "_unsafe_view", "unsqueeze", "squeeze"})
 
 
@@ -158,7 +150,7 @@ def _lower_node(context: Context, node: torch.fx.Node, values: Mapping[torch.fx.
         base is not None
         and isinstance(result, Tensor)
         and call.origin in _VIEWS
-        and any(user.target in _PRODUCTS for user in node.users)
+        and any(user.target in anchors.PRODUCTS for user in node.users)
     ):
         context.stored[result] = anchors.library_view(call, base)
     return result

@@ -58,9 +58,8 @@ class SplitPolicy:
         """How many pieces each row should have; 1 leaves the kernel alone."""
         if kernel.is_pointwise or kernel.row_count == 0 or kernel.team is not None or kernel.anchor is not None:
             return 1
-        if (
-            kernel.partials is not None or kernel.when is not None or kernel.cluster > 1
-        ):  # it has blocks enough, or seldom runs
+        # It has blocks enough, or seldom runs.
+        if kernel.partials is not None or kernel.when is not None or kernel.cluster > 1:
             return 1
         together = min(self.lanes, _rows_side_by_side(program, kernel))
         working = -(-kernel.row_count // together)

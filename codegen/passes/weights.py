@@ -1,8 +1,8 @@
 """Weights laid out once as many threads read them, by a small kernel before the one that does.
 
-*Rows that begin anywhere in memory.* A row's vectors begin at multiples of their width, up to one vector less one element before the row. Weights, which all rows meet, would
-begin anywhere in these vectors: they would be loaded element by element in every row. So a small kernel writes them as often as a vector
-has elements, each time one element further on; a row reads the copy in which they lie as its own elements do::
+*Rows that begin anywhere in memory.* A row's vectors begin at multiples of their width, up to one vector less one element before the row.
+Weights, which all rows meet, would begin anywhere in these vectors: they would be loaded element by element in every row. So a small kernel
+writes them as often as a vector has elements, each time one element further on; a row reads the copy in which they lie as its own elements do::
 
     copies[s, s + c] = weight[c]        for s = the row's first element, modulo the width
 
@@ -17,13 +17,13 @@ from dataclasses import replace
 from math import prod
 
 from fusepass.codegen.ir.expr import Builder, Expr, Load
-from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, contiguous_strides, linear
+from fusepass.codegen.ir.index import Axis, Bound, axis_index
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Role, Store
 from fusepass.codegen.ir.vectors import Beginnings, map_values
-from fusepass.codegen.passes.fuse import has_windows
+from fusepass.codegen.passes.fuse import has_windows, is_plain
 from fusepass.codegen.passes.places import free_name
 from fusepass.codegen.passes.rewrite import rewrite_kernel
-from fusepass.codegen.passes.splitter import forward
+from fusepass.codegen.passes.splitter import Splitter, forward
 
 _OFTEN = 64  # times that a kernel reads each of its weights: then laying them out is little beside it
 
@@ -71,27 +71,22 @@ def _laid_out(program: Program, builder: Builder, kernel: Kernel, found: Beginni
 def lay_out_taps(program: Program, builder: Builder, least: int | None) -> Program:
     """`program` with a kernel before each one of at least `least` elements whose windows meet weights that lie apart. Nothing changes where
     `least` is None."""
-    kernels: list[Kernel] = []
+    work = Splitter(program, builder)
     for kernel in program.kernels:
         copies: dict[int, Expr] = {}
         for load in _apart(program, kernel) if least is not None and kernel.row_count >= least else ():
-            *others, along = sorted(load.index.axes, key=lambda axis: (axis == kernel.rows[-1], axis.name))
-            axes = (*others, along)
-            sizes = tuple(axis.size for axis in axes)
-            name = free_name(program, f"{load.buffer}_by_tap")
-            buffer = Buffer(name, load.dtype, sizes, contiguous_strides(sizes), Role.TEMP)
-            program = replace(program, buffers=(*program.buffers, buffer))
-            place = linear([axis_index(axis) for axis in axes], buffer.strides)
-            copies[id(load)] = builder.load(name, place, load.dtype)
-            filling = (Store(name, place, load),)
-            kernels.append(Kernel(f"{kernel.name}_taps", axes, (), (), (), filling, ("weights by tap",)))
-        kernels.append(rewrite_kernel(kernel, builder, leaf=forward(copies)) if copies else kernel)
-    return replace(program, kernels=tuple(kernels))
+            axes = tuple(sorted(load.index.axes, key=lambda axis: (axis == kernel.rows[-1], axis.name)))
+            loads, stores = work.temporaries(f"{load.buffer}_by_tap", [load], axes)
+            filling = Kernel(f"{kernel.name}_taps", axes, (), (), (), tuple(stores), ("weights by tap",))
+            work.kernels.append(filling)
+            copies |= loads
+        work.kernels.append(rewrite_kernel(kernel, builder, leaf=forward(copies)) if copies else kernel)
+    return replace(program, buffers=tuple(work.buffers), kernels=tuple(work.kernels))
 
 
 def _apart(program: Program, kernel: Kernel) -> list[Load]:
     """What windows of a pointwise kernel load of small inputs at places that lie apart for neighbouring elements of its results."""
-    if not kernel.is_pointwise or kernel.anchor is not None or kernel.partials is not None or not has_windows(kernel):
+    if not kernel.is_pointwise or not is_plain(kernel) or not has_windows(kernel):
         return []
     along = kernel.rows[-1]
     if along.size == 1 or any(store.index.stride(along) != 1 for store in kernel.stores):
@@ -106,12 +101,6 @@ def _lies_apart(program: Program, kernel: Kernel, load: Load, along: Axis) -> bo
         return False
     if any(not isinstance(atom, Axis) for atom, _ in index.terms):
         return False
-    first, last = _ends(index)
+    first, last = index.bounds
     points = prod(axis.size for axis in index.axes)
     return first >= 0 and last < buffer.numel and points * _OFTEN <= kernel.row_count
-
-
-def _ends(index: Index) -> tuple[int, int]:
-    """The least and the greatest value of an affine function of axes."""
-    reach = [stride * (axis.size - 1) for axis, stride in index.terms if isinstance(axis, Axis)]
-    return index.constant + sum(min(each, 0) for each in reach), index.constant + sum(max(each, 0) for each in reach)
