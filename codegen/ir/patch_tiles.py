@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import gcd
 
 from fusepass.codegen.ir.index import Axis, Index
@@ -33,6 +34,9 @@ class TileShape:
         nbytes: a multiple of 16.
         run: elements from a row to the next where all rows are copied as they lie, by the aligned vectors that cover them; 0 where each row
             is copied by itself.
+        images: neighbouring images whose rows come together, as they lie; a patch has all of each then, and the tile no rows that are not there.
+        image: elements from one of these to the next.
+        top: with more than one of these or `image`, rows that the first result needs before the first one that is there.
     """
 
     rows: int
@@ -44,6 +48,14 @@ class TileShape:
     reach: int
     nbytes: int
     run: int = 0
+    images: int = 1
+    image: int = 0
+    top: int = 0
+
+    @property
+    def pitch(self) -> int:
+        """From a row to the next one."""
+        return self.run or self.cols
 
     @property
     def vectors(self) -> int:
@@ -51,20 +63,30 @@ class TileShape:
         return self.rows * (self.cols // self.vector) if not self.run else self.nbytes // _ACCESS
 
     def elements(self, nbytes: int) -> int:
-        """From an image's tile to the next one's; of `nbytes` each."""
+        """From an image's rows to the next one's; of `nbytes` each."""
+        if self.image:
+            return self.image
         return self.rows * self.cols if not self.run else self.nbytes // nbytes
 
 
 def tile_shape(
-    program: Program, window: PatchWindow, below: Below, patch: tuple[int, int], lane: Axis, *, aligned: bool
+    program: Program,
+    window: PatchWindow,
+    below: Below,
+    patch: tuple[int, int],
+    lane: Axis,
+    *,
+    aligned: bool,
+    along: int = 0,
 ) -> TileShape:
-    """The tile under a `patch` of rows and columns, threads having neighbouring results of a row, one for each `lane`.
+    """The tile under a `patch` of rows and columns, threads having neighbouring results of a row, one for each `lane`; those that read it have
+    what is the same for `along` of them, if that is given.
 
     A patch may have more columns than the image: threads read what is behind it, and use it for nothing.
     `aligned`: whether inputs start at a multiple of 16 bytes.
     """
     load, nbytes = below.load, below.load.dtype.nbytes
-    buffer, width, moving = program.buffer(load.buffer), lane.size, (window.image[1], lane, window.taps[1])
+    buffer, width, moving = program.buffer(load.buffer), along or lane.size, (window.image[1], lane, window.taps[1])
     usable, start = aligned or buffer.role is not Role.INPUT, at_first(load.index, *moving)
     shift, vector = 0, _ACCESS // nbytes
     across = window.image[1].size
@@ -85,13 +107,76 @@ def tile_shape(
     alone = TileShape(rows, room, vector, shift, needed, near, nearby, _up(rows * room * nbytes, _ACCESS))
     if not usable or across > patch[1] or below.pitch > _GAPS * cols or window.deep:
         return alone
-    together = _together(window, below, start, (rows, cols, reach), near)
-    return together if vector <= _FEW else alone
+    return _together(below, start, Images(), (rows, cols, reach), near) if vector <= _FEW else alone
 
 
-def _together(window: PatchWindow, below: Below, start: Index, needed: tuple[int, int, int], near: int) -> TileShape:
-    """The tile whose rows are copied as they lie. `needed`: rows, elements of each, and what a thread needs of these; it reads up to `near` at
-    once, if rows allow it."""
+@dataclass(frozen=True)
+class Images:
+    """`count` neighbouring images, the first elements of which lie `pitch` apart; of each, rows from number `top` on of those that are needed."""
+
+    count: int = 1
+    pitch: int = 0
+    top: int = 0
+
+
+def tile_of_images(
+    program: Program,
+    window: PatchWindow,
+    below: Below,
+    others: Sequence[Axis],
+    images: int,
+    patch: tuple[int, int],
+    lane: Axis,
+    *,
+    aligned: bool,
+    along: int,
+) -> TileShape | None:
+    """The tile under so many whole images, as they lie: of each the rows that are there, once, and what lies between images.
+
+    `others`: the axes of results that count images. None where images or their rows do not lie together, or begin anywhere. See `tile_shape`
+    for what is left.
+    """
+    load, nbytes = below.load, below.load.dtype.nbytes
+    if not (aligned or program.buffer(load.buffer).role is not Role.INPUT) or window.planes is not None or window.deep:
+        return None
+    rows, cols = below.span(window.taps, patch)
+    _, reach = below.span(window.taps, (1, along))
+    top, end = rows_there(window, rows)
+    pitch, neighbours = _neighbours(load.index, others)
+    if end <= top or neighbours % images or (rows > 1 and below.pitch > _GAPS * cols):
+        return None
+    least = (end - top - 1) * below.pitch + (min(below.pitch, cols) if rows > 1 else cols)
+    pitch = pitch if images > 1 else least
+    if pitch <= 0 or pitch > _GAPS * least:
+        return None
+    start = at_first(load.index, window.image[1], lane, window.taps[1]) + top * below.pitch
+    near = gcd(along * below.steps[1], _ACCESS // nbytes)
+    return _together(below, start, Images(images, pitch, top), (end - top, cols, reach), near)
+
+
+def rows_there(window: PatchWindow, rows: int) -> tuple[int, int]:
+    """Of so many rows that a whole image needs the first one that is there, and one past the last."""
+    first, end = 0, rows
+    for bound in window.down:
+        (at, _) = at_first(bound.index, window.image[0], *window.taps).bounds
+        first, end = max(first, bound.low - at), min(end, bound.high - at)
+    return first, end
+
+
+def _neighbours(index: Index, others: Sequence[Axis]) -> tuple[int, int]:
+    """How far apart images lie that `others` count, and how many do so: all, or each is one by itself."""
+    pitch, count = 0, 1
+    for axis in reversed([axis for axis in others if axis.size > 1]):
+        stride = index.stride(axis)
+        if stride is None or (pitch and stride != pitch * count):
+            return 0, 1
+        pitch, count = pitch or stride, count * axis.size
+    return pitch, count
+
+
+def _together(below: Below, start: Index, images: Images, needed: tuple[int, int, int], near: int) -> TileShape:
+    """The tile whose rows are copied as they lie. `needed`: rows of an image, elements of each, and what a thread needs of these; it reads up
+    to `near` at once, if rows allow it."""
     rows, cols, reach = needed
     nbytes = below.load.dtype.nbytes
     while near > 1:
@@ -102,8 +187,10 @@ def _together(window: PatchWindow, below: Below, start: Index, needed: tuple[int
     else:
         shift = 0
     vector = _ACCESS // nbytes
-    covered = _up((rows - 1) * below.pitch + _up(cols + shift, near) + vector - 1, vector) * nbytes
-    return TileShape(rows, cols, vector, shift, cols, near, _up(reach + shift, near), covered, below.pitch)
+    last = (images.count - 1) * images.pitch + (rows - 1) * below.pitch
+    covered = _up(last + _up(cols + shift, near) + vector - 1, vector) * nbytes
+    room = TileShape(rows, cols, vector, shift, cols, near, _up(reach + shift, near), covered, below.pitch)
+    return replace(room, images=images.count, image=images.pitch, top=images.top)
 
 
 _NOWHERE = Axis("", 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import gcd, inf, prod
 
 from fusepass.codegen.ir.expr import (
@@ -102,11 +103,16 @@ class PatchWindow:
         """The axes over a tile."""
         return _taps(self.window)
 
-    @property
+    @cached_property
     def separable(self) -> bool:
         """Whether what a row of its points gives is the same for all results that need the row."""
         differs = any(load.index.axes & {*self.window.axes} for load in self.constants)
         return not (self.deep or differs or any(isinstance(node, Position) for node in walk(self.value)))
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether what is reduced is what one load gives, or its cast."""
+        return len(self.below) == 1 and as_used(self.value, self.below[0].load) is self.value
 
     @property
     def work(self) -> Iterator[Apply]:

@@ -9,7 +9,7 @@ from math import gcd
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import ReduceOp
 from fusepass.codegen.ir.patch_tiles import TileShape
-from fusepass.codegen.ir.patches import PatchWindow, as_used
+from fusepass.codegen.ir.patches import PatchWindow
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class Reduced:
     """How a window comes to the `unroll` rows of `width` results of a thread; if it is separable, along each row of a tile, then down the rows.
 
     Attributes:
+        along: neighbouring results whose shares of a row are found at once.
         lanes: neighbouring results that are reduced at once: maxima of 16-bit numbers are found in pairs.
         everywhere: whether what is not there is reduced like anything else, as tiles have numbers in its place that change nothing.
     """
@@ -68,6 +69,7 @@ class Reduced:
     window: PatchWindow
     unroll: int
     width: int
+    along: int
     lanes: int
     everywhere: bool
 
@@ -81,7 +83,7 @@ class Reduced:
         """What of a row makes the row's share of each result, or of each few."""
         (_, across), below = self.window.taps, self.window.below[0]
         step, apart = below.steps[1] * self.lanes, below.dilation[1] or 1
-        return Line(self.width // self.lanes, step, apart, across.size)
+        return Line(self.along // self.lanes, step, apart, across.size)
 
     @property
     def rows(self) -> Line:
@@ -97,16 +99,21 @@ class Reduced:
 
     @property
     def reductions(self) -> int:
-        """How many times two numbers, or pairs of them, become one."""
+        """How many times two numbers, or pairs of them, become one in a thread that finds what it needs of rows itself."""
         rows, _ = self.window.below[0].span(self.window.taps, (self.unroll, 1))
-        return rows * self.points.reductions + self.width // self.lanes * self.rows.reductions
+        return rows * self.points.reductions + self.reductions_down
+
+    @property
+    def reductions_down(self) -> int:
+        """The same, down the rows."""
+        return self.width // self.lanes * self.rows.reductions
 
 
-def reduced(window: PatchWindow, shapes: Sequence[TileShape], unroll: int, width: int) -> Reduced:
-    """The way of a window whose input has tiles of these shapes."""
-    loads = [below.load for below in window.below]
-    alone = window.separable and len(loads) == 1 and as_used(window.value, loads[0]) is window.value
+def reduced(window: PatchWindow, shapes: Sequence[TileShape], unroll: int, width: int, along: int = 0) -> Reduced:
+    """The way of a window whose input has tiles of these shapes; `along` if other threads find what rows come to."""
+    alone = window.separable and window.plain
     everywhere = alone and not shapes[0].run
     maximum = window.window.op is ReduceOp.MAX and window.window.dtype is DType.F32
-    paired = alone and maximum and loads[0].dtype.is_half and width % 2 == 0
-    return Reduced(window, unroll, width, 2 if paired else 1, everywhere)
+    along = along or width
+    paired = alone and maximum and window.below[0].load.dtype.is_half and width % 2 == 0 and along % 2 == 0
+    return Reduced(window, unroll, width, along, 2 if paired else 1, everywhere)

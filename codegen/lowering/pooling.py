@@ -40,7 +40,10 @@ _LARGEST_WINDOW = 64  # points that one thread goes through
 _MOST_OVERLAP = 2  # windows that an element of the input may lie in, for rows that are windows
 _COSTLY = 16  # instructions of a function that is not cheap
 _OFTEN = 4  # windows that an element lies in, from which on these are staged in tiles on a GPU
-_IN_TILES = 2  # times that an element is computed there besides once, at most
+_IN_TILES = (
+    0.5  # times that an element is computed there besides once, about, as rows are reduced in a turn of their own
+)
+_IN_PLANES = 2  # the same of windows over three axes, at most
 
 
 @dataclass(frozen=True)
@@ -166,7 +169,7 @@ def once(call: Call, a: Tensor, slides: Sequence[Slide] = ()) -> Tensor:
     if call.context.cuda and slides:
         moving = axes[-len(slides) :]
         if windows >= _OFTEN and a.dtype.is_float and _along_rows(value, axes[-1]):
-            again = min(again, _IN_TILES)
+            again = min(again, _IN_PLANES if len(slides) > 2 else _IN_TILES)
     if a.windowed or again * _work(value, moving) > WORK_OF_A_BYTE * a.dtype.nbytes:
         return call.context.materialize(a, f"{call.origin}_input", call.origin)
     return a

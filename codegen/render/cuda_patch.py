@@ -17,6 +17,7 @@ from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_patch_partials import PatchPartials
 from fusepass.codegen.render.cuda_patch_results import PatchResults
 from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, begin_copy, loop
+from fusepass.codegen.render.cuda_row_turns import RowTurn
 from fusepass.codegen.render.cuda_sliding import Form, Sliding, form_of
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
@@ -57,11 +58,16 @@ class Patches:
         frame.printer.expect(frame.kernel.roots)
         frame.top.lines.append(f"extern __shared__ __align__(16) unsigned char {self._tiles.pool}[];")
         staged = [self._staged(window) for window in windows]
+        along = frame.schedule.along
+        turns = [RowTurn(frame, self.sliding, self._tiles, form, tiles) for form, tiles in staged] if along else []
         if self._tiles.used > frame.schedule.shared_bytes:
             raise RenderError(f"{frame.kernel.name} stages {self._tiles.used} bytes, not {frame.schedule.shared_bytes}")
         frame.top.lines += ["fp::end_copies();", "fp::await_copies<0>();", "__syncthreads();"]
-        for form, tiles in staged:
-            self._compute(form, tiles)
+        for turn in turns:
+            frame.top.lines += turn.lay_down()
+        frame.top.lines += ["__syncthreads();"] if turns else []
+        for number, (form, tiles) in enumerate(staged):
+            self._compute(form, tiles, turns[number] if turns else None)
         if frame.results is not None:
             frame.results.begin()
         if frame.found is not None:
@@ -107,7 +113,7 @@ class Patches:
     def _by_vectors(self, window: PatchWindow, tile: StagedTile) -> tuple[str, str, tuple[Scope, str, str]]:
         """The head of a loop in which a block's threads copy one vector after another, which that is, and where it comes from."""
         plan, thread = self.frame.schedule, self.frame.names.numbered("t")
-        total = plan.planes * tile.shape.vectors
+        total = plan.planes // tile.shape.images * tile.shape.vectors
         head = f"for (int {thread} = threadIdx.x; {thread} < {total}; {thread} += {plan.threads})"
         return head, thread, self._tiles.spot(window, tile, thread)
 
@@ -138,13 +144,15 @@ class Patches:
 
     # ---- windows
 
-    def _compute(self, form: Form, tiles: Sequence[StagedTile]) -> None:
+    def _compute(self, form: Form, tiles: Sequence[StagedTile], turn: RowTurn | None) -> None:
         """Reduce the rows of the tiles that a thread's results need."""
         frame, window, states = self.frame, form.way.window, self.declare_states(form)
         constants = self.constants(window)
         self._tiles.ask(window)
         self._states.append((window, form, states))
-        if window.separable:
+        if turn is not None:
+            frame.top.lines += turn.take(states)
+        elif window.separable:
             frame.top.lines += self.sliding.reduce(window, form, tiles, states)
         elif _adds_zeros(window, tiles):
             frame.top.lines += self.rows(window, tiles, constants, [Target(states)], everywhere=True)

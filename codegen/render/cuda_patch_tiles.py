@@ -12,6 +12,8 @@ from fusepass.codegen.ir.patches import Below, PatchWindow, as_used, at_first
 from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
+from fusepass.codegen.schedule.row_turns import tile_of_turn
+from fusepass.errors import RenderError
 
 _MOST_ASKED = 12  # conditions that a thread holds while it reduces
 _MOST_ROWS = 3  # of a window, which may all be under way at once
@@ -48,14 +50,24 @@ class PatchTiles:
 
     def declare(self, window: PatchWindow, below: Below, copies: int) -> StagedTile:
         """Declare the place of so many tiles, each under a block's patch of one image."""
-        frame, plan, load = self.frame, self.frame.schedule, below.load
-        results = plan.band, plan.lanes * plan.width
-        shape = tile_shape(frame.program, window, below, results, frame.lane, aligned=plan.aligned)
+        frame, load = self.frame, below.load
+        shape = self._shape(window, below)
+        copies = copies // shape.images
         pointer, element = frame.pointers[load.buffer], C_TYPES[load.dtype]
         name, near = (frame.names.numbered(f"{pointer}_{what}") for what in ("tile", "in"))
         self.reserve(name, element, copies * shape.nbytes)
         lead = self._lead(window, load, shape) if shape.run and window.planes is None else ""
         return StagedTile(below, shape, name, near, as_used(window.value, load), lead)
+
+    def _shape(self, window: PatchWindow, below: Below) -> TileShape:
+        frame, plan = self.frame, self.frame.schedule
+        if not plan.along:
+            results = plan.band, plan.lanes * plan.width
+            return tile_shape(frame.program, window, below, results, frame.lane, aligned=plan.aligned)
+        shape = tile_of_turn(frame.program, window, below, frame.kernel.rows, plan, frame.lane)
+        if shape is None:
+            raise RenderError(f"{frame.kernel.name} has no tile whose rows are reduced in a turn of their own")
+        return shape
 
     def reserve(self, name: str, element: str, nbytes: int) -> None:
         """Declare `name` as the place of the next `nbytes`, a multiple of 16, of shared memory."""
@@ -74,10 +86,12 @@ class PatchTiles:
             place = f"{thread} / {vectors} % {shape.rows}", f"{thread} % {vectors}"
             return self.spot_in_row(window, tile, f"{thread} / {shape.vectors}", *place)
         scope = Scope(self.frame.printer)  # of its own: quotients of the image at hand are not those of another
-        scope.lines += self._image(scope, f"{thread} / {shape.vectors}")
+        alone = not shape.image
+        scope.lines += self.image(scope, f"{thread} / {shape.vectors}" if alone else "")
         still = self._first(scope, window)
-        vector = self._counted(scope, "vector", shape.vectors, f"{thread} % {shape.vectors}")
-        covers = (at_first(load.index, *still) - shape.shift) // shape.vector * shape.vector + vector * shape.vector
+        number = f"{thread} % {shape.vectors}" if alone else thread
+        vector = self._counted(scope, "vector", shape.vectors, number)
+        covers = _first_of_run(load.index, shape, *still) // shape.vector * shape.vector + vector * shape.vector
         there = Bound(covers, 0, self.frame.program.buffer(load.buffer).extent)
         return scope, scope.operand(covers), scope.condition([there])
 
@@ -87,7 +101,7 @@ class PatchTiles:
         """The same of vector number `vector` of a row of the tile of an image, where rows are copied each by itself."""
         frame, shape, load = self.frame, tile.shape, tile.below.load
         scope = Scope(frame.printer)
-        scope.lines += self._image(scope, plane)
+        scope.lines += self.image(scope, plane)
         still = self._first(scope, window)
         down = self._counted(scope, "down", shape.rows, row)
         right = self._counted(scope, "right", shape.cols // shape.vector, vector)
@@ -106,7 +120,7 @@ class PatchTiles:
         """Where the first element that is needed for a tile comes from, of which thread number `thread` copies a vector, in a scope that has
         that; of a window with planes, in the first one."""
         scope = Scope(self.frame.printer)
-        scope.lines += self._image(scope, f"{thread} / {tile.shape.vectors}")
+        scope.lines += self.image(scope, f"{thread} / {tile.shape.vectors}")
         still = self._first(scope, window)
         return scope, scope.operand(at_first(tile.below.load.index, *still) - tile.shape.shift)
 
@@ -159,34 +173,39 @@ class PatchTiles:
         frame, row = self.frame, self.frame.arranged.row
         scope, name = Scope(frame.printer), frame.names.numbered("lead")
         if row is not None:
-            scope.define_axis(row, self.place.image)
-        value = scope.index((at_first(load.index, *self._first(scope, window)) - shape.shift) % shape.vector)
+            scope.define_axis(row, self.place.first_image if shape.image else self.place.image)
+        value = scope.index(_first_of_run(load.index, shape, *self._first(scope, window)) % shape.vector)
         frame.top.lines += [*scope.lines, f"const int {name} = {value};"]
         return name
 
-    def _image(self, scope: Scope, plane: str) -> list[str]:
-        """Define the image that is copied; `plane` says which of the block's."""
+    def image(self, scope: Scope, plane: str) -> list[str]:
+        """Define the image at hand; `plane` says which of the block's, the first one if it says nothing."""
         frame, planes = self.frame, self.frame.schedule.planes
         if frame.arranged.row is None:
             return []
         image = frame.names.numbered("image")
         scope.define_axis(frame.arranged.row, image)
-        which = f"{self.place.first_image} + {plane}" if planes > 1 else self.place.first_image
+        which = f"{self.place.first_image} + {plane}" if planes > 1 and plane else self.place.first_image
         return [f"const {frame.index_type} {image} = {which};"]
 
     def read(self, tile: StagedTile, *, stored: bool = False) -> list[str]:
         """Read from row `j` of a tile what a thread's results need of it; as it is `stored`, or as it is used."""
-        frame, shape, plan = self.frame, tile.shape, self.frame.schedule
-        dtype = tile.below.load.dtype if stored else tile.used.dtype
-        element, k = C_TYPES[dtype], frame.names.numbered("k")
+        shape, plan = tile.shape, self.frame.schedule
         down = (
             [times(self.place.row_in_patch, tile.below.steps[0]), self.row] if self.place.row_in_patch else [self.row]
         )
-        place, here = times(self.place.column_in_patch, tile.below.steps[1]), times(k, shape.near)
-        start = f"({' + '.join(down)}) * {shape.run or shape.cols} + {place} + {here}"
+        start = f"({' + '.join(down)}) * {shape.pitch} + {times(self.place.column_in_patch, tile.below.steps[1])}"
         if plan.planes > 1:
             start = f"{self.place.plane} * {shape.elements(tile.below.load.dtype.nbytes)} + {start}"
-        start = f"{tile.lead} + {start}" if tile.lead else start
+        return self.read_from(tile, start, stored=stored)
+
+    def read_from(self, tile: StagedTile, start: str, *, stored: bool) -> list[str]:
+        """The same from place `start` on, counted from the first element that is needed."""
+        frame, shape = self.frame, tile.shape
+        dtype = tile.below.load.dtype if stored else tile.used.dtype
+        element, k = C_TYPES[dtype], frame.names.numbered("k")
+        here = times(k, shape.near)
+        start = f"{tile.lead} + {start} + {here}" if tile.lead else f"{start} + {here}"
         cast = "" if dtype is tile.below.load.dtype else f"fp::cast<{element}>"
         part = frame.names.numbered("part")
         to = f"{tile.near}[{here} + {frame.v}]" if shape.near > 1 else f"{tile.near}[{k}]"
@@ -207,6 +226,8 @@ class PatchTiles:
         alone = not window.separable and not plan.exchanges
         if window.taps[0].size <= (_MOST_ROWS_ALONE if alone else _MOST_ROWS):
             self._ask(window, 0, window.down, Axis(y.name, y.size - plan.unroll + 1), self.place.top_row, rows)
+        if plan.along:
+            return  # other threads read these
         self._ask(window, 1, window.right, Axis(x.name, last + 1), column, elements)
 
     def _ask(
@@ -266,6 +287,11 @@ class PatchTiles:
         plan = self.frame.schedule
         step = f"{times(self.frame.u, plan.width)} + " if plan.unroll > 1 else ""
         return step + (self.frame.v if plan.width > 1 else "0")
+
+
+def _first_of_run(index: Index, shape: TileShape, *still: Axis) -> Index:
+    """Where the first element lies that is needed of rows which are copied as they lie."""
+    return at_first(index, *still) + shape.top * shape.run - shape.shift
 
 
 def begin_copy(tile: StagedTile, to: str, source: str, inside: str, real: str, other: str) -> str:

@@ -59,7 +59,9 @@ def patch_place(
     image, first_row, first_column, row_in_patch, plane = number, "0", "0", "", ""
     bands, parts = -(-y.size // plan.band), -(-x.size // cols)
     numbers, rows_before, columns_before, above = list[str](), "0", "0", "0"
-    lane = constant("lane", f"threadIdx.x % {plan.lanes}" if plan.groups > 1 else "threadIdx.x")
+    along = f"threadIdx.x / {plan.groups}" if plan.upright else f"threadIdx.x % {plan.lanes}"
+    lane = constant("lane", along if plan.groups > 1 else "threadIdx.x")
+    down = f"threadIdx.x % {plan.groups}" if plan.upright else f"threadIdx.x / {plan.lanes}"
     column = column_in_patch = f"{lane} * {plan.width}" if plan.width > 1 else lane
     if parts > 1:
         image = constant("strip", f"fp::div({number}, {parts})")
@@ -87,14 +89,14 @@ def patch_place(
             image = f"fp::div({image}, {pieces})"
     top_row = first_row
     if groups > 1:
-        group = f"int(threadIdx.x) / {plan.lanes}" + (f" % {groups}" if plan.planes * plan.parts > 1 else "")
+        group = f"int({down})" + (f" % {groups}" if plan.planes * plan.parts > 1 else "")
         top_row = row_in_patch = constant("group", _start(group, plan.unroll, plan.band))
         above = _before(group, plan.unroll, plan.band, row_in_patch)
         if bands > 1:
             top_row = constant("top_row", f"{first_row} + {row_in_patch}")
     if plan.planes > 1:
         image = f"{image} * {plan.planes}"
-        which = f"threadIdx.x / {plan.lanes * groups}" + (f" % {plan.planes}" if plan.parts > 1 else "")
+        which = f"{down} / {groups}" + (f" % {plan.planes}" if plan.parts > 1 else "")
         plane = constant("plane", which)
     first_image = constant("first_image", image)
     image = first_image

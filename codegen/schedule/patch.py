@@ -7,14 +7,15 @@ from dataclasses import replace
 from itertools import product
 from math import gcd
 
-from fusepass.codegen.device import RESERVED, WARP
 from fusepass.codegen.ir.expr import Window
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.patches import ONE_ROW, PatchWindow, patch_windows
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.schedule.flat import pointwise
-from fusepass.codegen.schedule.patch_results import Leaving, bytes_of_results, bytes_of_states, ways_to_leave
-from fusepass.codegen.schedule.patch_threads import THREADS
+from fusepass.codegen.schedule.patch_results import ways_to_leave
+from fusepass.codegen.schedule.patch_room import BLOCKS, MOST_READ, room_of_block, with_room
+from fusepass.codegen.schedule.patch_threads import THREADS, lanes_of_rows
+from fusepass.codegen.schedule.patch_turns import in_turns
 from fusepass.codegen.schedule.patch_work import PatchWork
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import Shape, ceil, divisors
@@ -27,28 +28,25 @@ _WORD = 4  # bytes: shorter elements are not loaded one by one
 _SUMS = 32  # registers of a thread that hold results; of separable windows half as many again, as little else is held
 _CONSTANTS = 32  # registers that hold weights: with more, half as many results
 _MOST_ROWS = 8  # of results, one below the other, of a thread; as many as the window has, where those share what they are made of
-_MOST_READ = (
-    2048  # elements of tiles that a thread with several rows reads: they are written out, and compiled for long
-)
-_BLOCKS = 5  # on a multiprocessor, so that some compute while others wait
 
 
-def patches(shape: Shape, *, pieces: int | None = None, least: int = _BLOCKS) -> list[tuple[Schedule, float]]:
+def patches(shape: Shape, *, pieces: int | None = None, least: int = BLOCKS) -> list[tuple[Schedule, float]]:
     """The best patches of the images that windows walk over, of each way for results to leave, the best one first, with the seconds that they
     take; none where they would save nothing.
 
     `pieces`: how many patches an image must have. `least`: how many blocks a multiprocessor must have the shared memory for.
     """
-    best: dict[tuple[Axis, int, bool], tuple[float, Schedule]] = {}
+    best: dict[tuple[Axis, int, bool, bool], tuple[float, Schedule]] = {}
     for image in _images(shape.whole) if shape.facts.copies else ():
         windows = patch_windows(shape.whole, shape.program, image)
         single = pointwise(shape).width == 1  # of threads without patches
         if not windows or any(window.reuse < _least_reuse(window, single) for window in windows):
             continue
-        for plan, seconds in _plans(PatchWork(shape.whole, shape.program, shape.facts, windows, shape.aligned), least):
+        work = PatchWork(shape.whole, shape.program, shape.facts, windows, shape.aligned)
+        for plan, seconds in (*_plans(work, least), *in_turns(work, least)):
             if pieces is not None and patches_of_image(plan) != pieces:
                 continue
-            way = image[0], plan.width, plan.exchanges
+            way = image[0], plan.width, plan.exchanges, plan.along > 0
             if way not in best or seconds < best[way][0]:
                 best[way] = seconds, plan
     return [(plan, seconds) for seconds, plan in sorted(best.values(), key=lambda pair: pair[0])]
@@ -89,33 +87,37 @@ def _plans(work: PatchWork, least: int) -> Iterator[tuple[Schedule, float]]:
 
     The last patches of an image begin earlier where others would end behind it.
     """
-    (y, x), facts = work.image, work.facts
+    y, x = work.image
     images = work.kernel.row_count // (y.size * x.size)
-    room = (facts.shared_bytes_per_block + RESERVED) // least - RESERVED
+    room = room_of_block(work, least)
     for way in ways_to_leave(work.kernel, work.program, work.image):
         width = way.width
-        for lanes, (unroll, groups) in product(_lanes(x.size, way), _rows(y.size, _most_rows(work, width))):
+        for lanes, (unroll, groups) in product(lanes_of_rows(x.size, way), _rows(y.size, _most_rows(work, width))):
             band, cols = min(unroll * groups, y.size), lanes * width
             if lanes * groups > THREADS[1]:
                 continue
             tiles = work.tiles(band, cols, width)
-            if unroll > 1 and work.elements(tiles, unroll) > _MOST_READ:
+            if unroll > 1 and work.elements(tiles, unroll) > MOST_READ:
                 continue
             nbytes, patches = sum(tile.nbytes for tile in tiles), ceil(y.size, band) * ceil(x.size, cols)
             for planes in divisors(gcd(images, way.together), THREADS[1]) if patches == 1 else (1,):
-                threads, shared = lanes * groups * planes, planes * nbytes
-                if way.together:
-                    shared = max(shared, bytes_of_results(work.kernel, work.program, planes * band * x.size))
-                shared = max(shared, bytes_of_states(work.kernel, threads))
-                if not THREADS[0] <= threads <= THREADS[1] or shared > room:
+                threads = lanes * groups * planes
+                if not THREADS[0] <= threads <= THREADS[1]:
                     continue
-                registers = ceil(threads, WARP) * WARP * work.registers(unroll, width, tiles)
-                resident = max(min(_BLOCKS, facts.registers // registers), 1)
-                blocks = images // planes * patches
-                plan = Schedule(Walk.PATCH, width, unroll, lanes, groups * planes, blocks, shared_bytes=shared)
+                plan = Schedule(Walk.PATCH, width, unroll, lanes, groups * planes, images // planes * patches)
                 together = way.together > 0 and bool(work.kernel.stores)
-                plan = replace(plan, image=(y, x), planes=planes, band=band, resident=resident, exchanges=together)
-                yield plan, work.seconds(plan, tiles)
+                plan = replace(plan, image=(y, x), planes=planes, band=band, exchanges=together)
+                plan = with_room(work, plan, planes * nbytes, work.registers(unroll, width, tiles))
+                if plan.shared_bytes > room:
+                    continue
+                for upright in (False, True) if _may_be_upright(work, plan) else (False,):
+                    yield (turned := replace(plan, upright=upright)), work.seconds(turned, tiles)
+
+
+def _may_be_upright(work: PatchWork, plan: Schedule) -> bool:
+    """Whether threads may stand below each other: what each stores would lie far apart, and what an image's threads reduce over positions is
+    merged by neighbours."""
+    return plan.exchanges and plan.groups > 1 and (work.kernel.partials is None or plan.planes == 1)
 
 
 def _most_rows(work: PatchWork, width: int) -> int:
@@ -123,15 +125,6 @@ def _most_rows(work: PatchWork, width: int) -> int:
     sums = _SUMS * 3 // 2 if work.separable else _SUMS if work.factors <= _CONSTANTS else _SUMS // 2
     tallest = max(window.taps[0].size for window in work.windows) if work.separable else 0
     return max(min(max(_MOST_ROWS, tallest), sums // (width * work.words)), 1)
-
-
-def _lanes(count: int, way: Leaving) -> list[int]:
-    """Threads for each row of a patch: for a whole row of so many results, or for equal parts of it, as far as may be."""
-    if way.together:
-        return [ceil(count, way.width)]
-    vectors = count // way.width
-    parts = {ceil(vectors, each) for each in range(1, ceil(vectors, WARP) + 1)}
-    return sorted(lanes for lanes in parts if lanes <= THREADS[1])
 
 
 def _rows(height: int, most: int) -> Iterator[tuple[int, int]]:

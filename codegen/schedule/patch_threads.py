@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fusepass.codegen.device import WARP
+from fusepass.codegen.schedule.patch_results import Leaving
 from fusepass.codegen.schedule.shape import ceil
 
 THREADS = 64, 256
 """Least and most of a block that takes a patch."""
+
+
+def lanes_of_rows(count: int, way: Leaving) -> list[int]:
+    """Threads for each row of a patch: for a whole row of so many results, or for equal parts of it, as far as may be."""
+    if way.together:
+        return [ceil(count, way.width)]
+    vectors = count // way.width
+    parts = {ceil(vectors, each) for each in range(1, ceil(vectors, WARP) + 1)}
+    return sorted(lanes for lanes in parts if lanes <= THREADS[1])
 
 
 def lanes_of_patch(count: int, width: int) -> list[int]:

@@ -15,17 +15,20 @@ from fusepass.codegen.ir.patch_tiles import TileShape, tile_shape
 from fusepass.codegen.ir.patches import Below, PatchWindow, behind_windows
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.sliding import Reduced, reduced
+from fusepass.codegen.schedule.banks import turns_of_access
 from fusepass.codegen.schedule.plan import Schedule
-from fusepass.codegen.schedule.shape import ceil
+from fusepass.codegen.schedule.row_turns import FirstTurn, first_turn, tile_of_turn
+from fusepass.codegen.schedule.shape import SECTOR, ceil
 
-# Instructions of a thread. With the bytes that move these fit times of 711 schedules of 20 pools and 7 depthwise convolutions on an H100, to
-# 15 % on average; what is taken of each window's schedules is 3 % behind the fastest one that was timed on average, and 17 % at most.
+# Instructions of a thread. With what memory and shared memory move these fit times of 630 schedules of 31 pools on an H100 to 13 % on average (they
+# are 10 % too long); what is taken of each window's schedules is 2 % behind the fastest one that was timed on average, and 13 % at most. Of 25
+# depthwise convolutions it is 4 % behind on average, and 36 % at most.
 _START = 54  # besides those below
-_COPY = 18  # of a vector that it copies
+_COPY = 12  # of a vector that it copies
 _ACCESS = 1.4  # that reads what it needs of a row, or a part of that
 _CONDITION = 2.5  # that an element of a row is there
 _REDUCE = 1.3  # by which two numbers become one
-_STORE = 13  # of a result
+_STORE = 9  # of a result
 _TOGETHER = 1.4  # of one that leaves through shared memory, besides
 _CONSTANT = 2.6  # of a number that is the same for all results
 _PARTIAL = 5  # of a result that is reduced over positions
@@ -36,8 +39,10 @@ _MORE_REGISTERS = 24  # that a thread has where there is room
 _SCHEDULERS = 4  # of a multiprocessor, each of which issues one instruction a cycle
 _LATENCY, _WAIT = 2.4, 90  # cycles from one of a warp's instructions to the next, and of a block besides these
 CLOCK = 1.7e9  # cycles a second
+_NEAR = 128  # bytes that shared memory gives or takes in a cycle
+_ITEM = 24  # instructions of a strip of a row that is reduced in a turn of its own, besides those for its elements
 _BEGIN = 150  # cycles from one block to the next on a multiprocessor, at least
-SHARP = 4  # how clearly the slower one of instructions and memory decides
+SHARP = 6  # how clearly the slower one of instructions and memory decides
 
 
 @dataclass(frozen=True)
@@ -82,8 +87,8 @@ class Work:
 
     def ways(self, plan: Schedule, tiles: Sequence[TileShape]) -> list[Reduced]:
         """How a thread reduces each window."""
-        rest = iter(tiles)
-        return [reduced(each, [next(rest) for _ in each.below], plan.unroll, plan.width) for each in self.windows]
+        rest, size = iter(tiles), (plan.unroll, plan.width, plan.along)
+        return [reduced(each, [next(rest) for _ in each.below], *size) for each in self.windows]
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,36 @@ class PatchWork(Work):
         rows = [below.span(window.taps, (unroll, 1))[0] for window, below in self.loads]
         return sum(count * tile.reach for count, tile in zip(rows, tiles, strict=True))
 
+    def tiles_of_turn(self, plan: Schedule, others: Sequence[Axis]) -> tuple[TileShape, ...] | None:
+        """The tiles of windows whose rows are reduced in a turn of their own; None where one serves no such turn."""
+        planes = plan.planes if plan.band == self.image[0].size else 1
+        key = plan.band, plan.lanes * plan.width, planes, plan.along
+        if key not in self._known_of_turn:
+            lane = Axis("lane", plan.width)
+            found = [tile_of_turn(self.program, window, below, others, plan, lane) for window, below in self.loads]
+            whole, rest = tuple(tile for tile in found if tile is not None), iter(found)
+            alike = all(len({_rows_of(next(rest)) for _ in window.below}) == 1 for window in self.windows)
+            self._known_of_turn[key] = whole if len(whole) == len(found) and alike else None
+        return self._known_of_turn[key]
+
+    @cached_property
+    def _known_of_turn(self) -> dict[tuple[int, int, int, int], tuple[TileShape, ...] | None]:
+        return {}
+
+    def first_turns(self, plan: Schedule, tiles: Sequence[TileShape]) -> list[FirstTurn]:
+        """How the windows' rows are reduced."""
+        rest, turns = iter(tiles), list[FirstTurn]()
+        for way in self.ways(plan, tiles):
+            first, *_ = [next(rest) for _ in way.window.below]
+            turns.append(first_turn(plan, way, first, way.window.below[0].load.dtype.nbytes))
+        return turns
+
+    def registers_in_turns(self, plan: Schedule, tiles: Sequence[TileShape]) -> int:
+        """Of a thread, at least, in the turn that needs more: what all results of a strip need is reduced as it is read."""
+        row = sum(min(tile.reach, 2 * plan.along) for tile in tiles) + plan.along
+        down = sum(plan.unroll * plan.width + way.rows.size for way in self.ways(plan, tiles))
+        return max(row, down) + _REGISTERS
+
     def registers(self, unroll: int, width: int, tiles: Sequence[TileShape]) -> int:
         """Of a thread with so many rows of results, at least."""
         row = sum(tile.reach for tile in tiles) if self.separable else 0
@@ -121,28 +156,96 @@ class PatchWork(Work):
     def seconds(self, plan: Schedule, tiles: Sequence[TileShape]) -> float:
         """How long it takes to go about it by `plan`, whose patches have such tiles."""
         facts = self.facts
-        copied = [plan.planes * tile.vectors for tile in tiles]
+        copied = [plan.planes // tile.images * tile.vectors for tile in tiles]
         sizes = [tile.vector * below.load.dtype.nbytes for tile, (_, below) in zip(tiles, self.loads, strict=True)]
         results = plan.planes * plan.band * min(plan.lanes * plan.width, self.image[1].size)
-        moved = sum(count * size for count, size in zip(copied, sizes, strict=True)) + results * self.stored
+        read = sum(count * size for count, size in zip(copied, sizes, strict=True))
+        moved = read + results * self._sectors(plan)
         issued = _START + _COPY * sum(ceil(count, plan.threads) for count in copied) + _CONSTANT * self.factors
-        issued += self._reducing(plan, tiles)
+        issued += self._reducing_in_turns(plan, tiles) if plan.along else self._reducing(plan, tiles)
         store = _STORE + (_TOGETHER if plan.exchanges else 0)
         reductions = len(self.kernel.partials.reductions) if self.kernel.partials else 0
         issued += plan.unroll * plan.width * (store * len(self.kernel.stores) + _PARTIAL * reductions + self.behind)
         issued += _MERGE * reductions
         warps = ceil(plan.threads, WARP)
         room = (facts.shared_bytes_per_block + RESERVED) // (plan.shared_bytes + RESERVED)
-        held = facts.registers // (warps * WARP * (self.registers(plan.unroll, plan.width, tiles) + _MORE_REGISTERS))
+        registers = (
+            self.registers_in_turns(plan, tiles) if plan.along else self.registers(plan.unroll, plan.width, tiles)
+        )
+        held = facts.registers // (warps * WARP * (registers + _MORE_REGISTERS))
         resident = max(min(max(held, plan.resident), facts.max_threads // plan.threads, room), 1)
         computing = warps * issued / _SCHEDULERS
         memory = moved / (facts.bandwidth / facts.multiprocessors / CLOCK)
-        each: float = (computing**SHARP + memory**SHARP) ** (1 / SHARP)
+        near = self._near(plan, tiles) + (read + results * self.stored * (1 + plan.exchanges)) / _NEAR
+        each: float = (computing**SHARP + memory**SHARP + near**SHARP) ** (1 / SHARP)
         alone = _LATENCY * issued + _WAIT
         full, rest = divmod(plan.blocks, resident * facts.multiprocessors)
         cycles = full * max(resident * each, alone)
         cycles += max(ceil(rest, facts.multiprocessors) * each, alone) if rest else 0
+        # The first blocks all load, and the last ones compute, while nothing else goes on.
+        cycles += min(resident, ceil(plan.blocks, facts.multiprocessors)) * min(memory, max(computing, near))
         return max(cycles, plan.blocks / facts.multiprocessors * _BEGIN) / CLOCK
+
+    def _sectors(self, plan: Schedule) -> float:
+        """Bytes of memory for each result that is stored: a part of a sector takes as long as all of it."""
+        cols, moved = self.image[1].size, 0.0
+        for store in self.kernel.stores:
+            nbytes = self.program.buffer(store.buffer).dtype.nbytes
+            row = min(plan.lanes * plan.width, cols) * nbytes
+            anywhere = not plan.exchanges and cols * nbytes % SECTOR
+            moved += nbytes * (1 + (SECTOR - nbytes) / row if anywhere else 1)
+        return moved
+
+    def _near(self, plan: Schedule, tiles: Sequence[TileShape]) -> float:
+        """Cycles in which a block's threads read and write shared memory, besides whole vectors."""
+        warps, cycles, rest = ceil(plan.threads, WARP), 0.0, iter(tiles)
+        spots = [plan.stands(thread) for thread in range(min(WARP, plan.threads))]
+        turns = iter(self.first_turns(plan, tiles) if plan.along else ())
+        for way in self.ways(plan, tiles):
+            mine = [next(rest) for _ in way.window.below]
+            rows, _ = way.window.below[0].span(way.window.taps, (plan.unroll, 1))
+            if plan.along:
+                turn = next(turns)
+                cycles += ceil(turn.items, WARP) * turn.cycles(plan.along // way.lanes, mine)
+                cycles += warps * rows * turn.taken
+                continue
+            for below, tile in zip(way.window.below, mine, strict=True):
+                nbytes, (down, right) = below.load.dtype.nbytes, below.steps
+                image = tile.elements(nbytes)
+                places = [
+                    plane * image + group * plan.unroll * down * tile.pitch + lane * plan.width * right
+                    for lane, group, plane in spots
+                ]
+                each = turns_of_access([place * nbytes for place in places], tile.near * nbytes)
+                cycles += warps * rows * (tile.reach // tile.near) * each
+        if plan.exchanges:
+            cols = self.image[1].size
+            places = [
+                (plane * plan.band + group * plan.unroll) * cols + lane * plan.width for lane, group, plane in spots
+            ]
+            for store in self.kernel.stores:
+                nbytes = self.program.buffer(store.buffer).dtype.nbytes
+                each = turns_of_access([place * nbytes for place in places], nbytes)
+                cycles += warps * plan.unroll * plan.width * each
+        return cycles
+
+    def _reducing_in_turns(self, plan: Schedule, tiles: Sequence[TileShape]) -> float:
+        """As `_reducing`, where rows are reduced in a turn of their own."""
+        issued, rest = 0.0, iter(tiles)
+        for way, turn in zip(self.ways(plan, tiles), self.first_turns(plan, tiles), strict=True):
+            window, mine = way.window, [next(rest) for _ in way.window.below]
+            of_item = float(_ITEM)
+            for below, tile in zip(window.below, mine, strict=True):
+                cast = tile.reach if below.load.dtype.nbytes < 4 and way.lanes == 1 else 0
+                of_item += _ACCESS * (tile.reach // tile.near) + cast
+            if window.right and not way.everywhere and turn.strips > 1:
+                of_item += _CONDITION * mine[0].reach
+            of_item += _REDUCE * way.points.reductions + plan.along * instructions(window.work)
+            of_item += plan.along // way.lanes // turn.wide
+            rows, _ = window.below[0].span(window.taps, (plan.unroll, 1))
+            issued += ceil(turn.items, plan.threads) * of_item
+            issued += rows * (_ACCESS + (_CONDITION if window.down else 0)) + _REDUCE * way.reductions_down
+        return issued
 
     def _reducing(self, plan: Schedule, tiles: Sequence[TileShape]) -> float:
         """The instructions of a thread that read tiles and reduce what they have."""
@@ -160,6 +263,11 @@ class PatchWork(Work):
             if window.separable:
                 issued += rows * mine[0].reach * instructions(window.work)
         return issued
+
+
+def _rows_of(tile: TileShape | None) -> tuple[int, int, int]:
+    """Which rows of images a tile has."""
+    return (tile.rows, tile.top, tile.images) if tile is not None else (0, 0, 0)
 
 
 def instructions(applied: Iterable[Apply]) -> int:

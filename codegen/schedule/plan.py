@@ -80,6 +80,9 @@ class Schedule:
         planes: `PATCH`: images that a block takes; of more than one, all of each.
         parts: `PATCH`: groups of threads that take the tiles of deep windows in turn, each for all results of the patch.
         band: `PATCH`: rows of results of an image that a block takes; the last of them are also others', where images do not divide.
+        along: `PATCH`: where rows are reduced in a turn of their own, whose results go through shared memory: of how many neighbouring results
+            a thread finds at once what a row comes to; 0 where each thread reduces the rows that it needs.
+        upright: `PATCH`: whether neighbouring threads stand below each other, not along a row; results then leave together.
         depth: `PATCH`: planes of results that a block goes through where windows have three axes, the last of them also others' where
             these do not divide; 0 where windows have two.
         members: blocks that share each row; with more than one, blocks are resident all at once and go from row to row.
@@ -136,6 +139,8 @@ class Schedule:
     planes: int = 1
     parts: int = 1
     band: int = 0
+    along: int = 0
+    upright: bool = False
     depth: int = 0
     members: int = 1
     cluster: int = 1
@@ -240,6 +245,12 @@ class Schedule:
     def threads(self) -> int:
         return self.lanes * self.groups
 
+    def stands(self, thread: int) -> tuple[int, int, int]:
+        """Where a thread stands, where `PATCH`: along the rows, down, and in which image."""
+        groups = self.groups // self.planes // self.parts
+        lane, rest = divmod(thread, self.groups) if self.upright else divmod(thread, self.lanes)[::-1]
+        return lane, rest % groups, rest // groups % self.planes
+
     def __str__(self) -> str:
         vector = f"vectors of {self.width}" if self.width > 1 else "single elements"
         exchanged = ", stores exchanged" if self.exchanges else ""
@@ -280,7 +291,9 @@ class Schedule:
                 images = f"{self.planes} images of " if self.planes > 1 else ""
                 parts = f"{self.parts} parts of " if self.parts > 1 else ""
                 depth = f"{self.depth} x " if self.depth else ""
-                leaving = ", results leave together" if self.exchanges else ""
+                leaving = f", rows first by {self.along} results" if self.along else ""
+                leaving += ", threads below each other" if self.upright else ""
+                leaving += ", results leave together" if self.exchanges else ""
                 shape = f"{self.unroll} per thread, {parts}{self.threads // self.parts} threads, patches of {images}{depth}{rows} x {cols}"
                 shape += leaving
         backward = ", from the last column on" if self.backward else ""

@@ -213,7 +213,7 @@ def test_a_function_is_computed_again_in_tiles_where_memory_takes_longer() -> No
 
     assert not _stores_its_input(function, torch.float32, cuda=True)
     assert _stores_its_input(function, torch.float32, cuda=False)
-    assert _stores_its_input(function, torch.float16, cuda=True)
+    assert not _stores_its_input(function, torch.float16, cuda=True)
     assert _stores_its_input(across, torch.float32, cuda=True)  # no tiles
 
 

@@ -1,0 +1,88 @@
+"""Patches that reduce windows in two turns (`row_turns`): which there may be, each with an estimate of its time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from math import gcd, prod
+
+from fusepass.codegen.device import WARP
+from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.schedule.patch_results import ways_to_leave
+from fusepass.codegen.schedule.patch_room import MOST_READ, room_of_block, with_room
+from fusepass.codegen.schedule.patch_threads import THREADS, lanes_of_rows
+from fusepass.codegen.schedule.patch_work import PatchWork
+from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.shape import ceil, divisors
+
+_SUMS = 32  # registers of a thread that hold results
+_STRIP = 40  # elements from the first to the last result of a row that a thread reduces at once
+_ALONG = 4, 8, 12, 16, 20, 24, 5, 7, 9, 11, 13  # of these results, where they are not all of a row
+_ROWS = 2, 4, 8, 16  # of a thread, where a block has a part of an image
+_GROUPS = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32  # threads below each other there
+
+
+def in_turns(work: PatchWork, least: int) -> Iterator[tuple[Schedule, float]]:
+    """All patches that fit, each with the seconds that it takes: of whole images, several of which lie together, or of a part of one.
+
+    `least`: how many blocks a multiprocessor must have the shared memory for.
+    """
+    y, x = work.image
+    if not work.separable or all(window.taps[1].size == 1 for window in work.windows):
+        return
+    others = [axis for axis in work.kernel.rows if axis not in work.image]
+    images, room = prod(axis.size for axis in others), room_of_block(work, least)
+    for way in ways_to_leave(work.kernel, work.program, work.image):
+        for lanes, (unroll, groups) in product(lanes_of_rows(x.size, way), _rows(y.size, way.width)):
+            band, cols = min(unroll * groups, y.size), lanes * way.width
+            patches = ceil(y.size, band) * ceil(x.size, cols)
+            for planes in divisors(gcd(images, way.together), THREADS[1]) if patches == 1 else (1,):
+                if not THREADS[0] <= lanes * groups * planes <= THREADS[1]:
+                    continue
+                blocks = images // planes * patches
+                plan = Schedule(Walk.PATCH, way.width, unroll, lanes, groups * planes, blocks, aligned=work.aligned)
+                together = way.together > 0 and bool(work.kernel.stores)
+                plan = replace(plan, image=(y, x), planes=planes, band=band, exchanges=together)
+                for along in _strips(work, cols):
+                    finished = _finished(work, replace(plan, along=along), others)
+                    if finished is not None and finished[0].shared_bytes <= room:
+                        yield finished
+
+
+def _finished(work: PatchWork, plan: Schedule, others: Sequence[Axis]) -> tuple[Schedule, float] | None:
+    """`plan` with the shared memory that it takes, and its seconds; None where no tiles serve it, or a multiprocessor has not the registers.
+
+    `others`: the axes that count images.
+    """
+    tiles = work.tiles_of_turn(plan, others)
+    if tiles is None or sum(tile.reach for tile in tiles) > MOST_READ:
+        return None
+    registers = work.registers_in_turns(plan, tiles)
+    if ceil(plan.threads, WARP) * WARP * registers > work.facts.registers:
+        return None
+    nbytes = sum(plan.planes // tile.images * tile.nbytes for tile in tiles)
+    nbytes += sum(turn.nbytes for turn in work.first_turns(plan, tiles))
+    plan = with_room(work, plan, nbytes, registers)
+    return plan, work.seconds(plan, tiles)
+
+
+def _strips(work: PatchWork, cols: int) -> Iterator[int]:
+    """For how many neighbouring results of a row of so many a thread may find what the row comes to: all, in pairs where there are halves, or some."""
+    step = work.windows[0].below[0].steps[1]
+    halves = any(below.load.dtype.is_half for _, below in work.loads)
+    whole, most = ceil(cols, 2) * 2 if halves else cols, max(_STRIP // step, 1)
+    if whole <= most:
+        yield whole
+    yield from (along for along in _ALONG if along < cols and along <= most)
+
+
+def _rows(height: int, width: int) -> Iterator[tuple[int, int]]:
+    """Rows of a thread, and threads below each other: of a whole image, or of a part of one."""
+    most = min(_SUMS // width, height)
+    for unroll in sorted({ceil(height, groups) for groups in range(1, height + 1)}):
+        if unroll <= most:
+            yield unroll, ceil(height, unroll)
+    for unroll, groups in product(dict.fromkeys(min(most, rows) for rows in _ROWS), _GROUPS):
+        if groups * unroll < height:
+            yield unroll, groups
