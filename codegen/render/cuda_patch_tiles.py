@@ -12,7 +12,7 @@ from fusepass.codegen.ir.patches import Below, PatchWindow, as_used, at_first
 from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
-from fusepass.codegen.schedule.row_turns import tile_of_turn
+from fusepass.codegen.schedule.patch_tile import tile_under
 from fusepass.errors import RenderError
 
 _MOST_ASKED = 12  # conditions that a thread holds while it reduces
@@ -61,10 +61,10 @@ class PatchTiles:
 
     def _shape(self, window: PatchWindow, below: Below) -> TileShape:
         frame, plan = self.frame, self.frame.schedule
-        if not plan.along:
+        if window.planes is not None or window.deep:
             results = plan.band, plan.lanes * plan.width
             return tile_shape(frame.program, window, below, results, frame.lane, aligned=plan.aligned)
-        shape = tile_of_turn(frame.program, window, below, frame.kernel.rows, plan, frame.lane)
+        shape = tile_under(frame.program, window, below, frame.kernel.rows, plan, frame.lane)
         if shape is None:
             raise RenderError(f"{frame.kernel.name} has no tile whose rows are reduced in a turn of their own")
         return shape
@@ -194,7 +194,8 @@ class PatchTiles:
         down = (
             [times(self.place.row_in_patch, tile.below.steps[0]), self.row] if self.place.row_in_patch else [self.row]
         )
-        start = f"({' + '.join(down)}) * {shape.pitch} + {times(self.place.column_in_patch, tile.below.steps[1])}"
+        row = " + ".join(down) + (f" - {shape.top}" if shape.top else "")
+        start = f"({row}) * {shape.pitch} + {times(self.place.column_in_patch, tile.below.steps[1])}"
         if plan.planes > 1:
             start = f"{self.place.plane} * {shape.elements(tile.below.load.dtype.nbytes)} + {start}"
         return self.read_from(tile, start, stored=stored)

@@ -96,18 +96,18 @@ def _plans(work: PatchWork, least: int) -> Iterator[tuple[Schedule, float]]:
             band, cols = min(unroll * groups, y.size), lanes * width
             if lanes * groups > THREADS[1]:
                 continue
-            tiles = work.tiles(band, cols, width)
-            if unroll > 1 and work.elements(tiles, unroll) > MOST_READ:
-                continue
-            nbytes, patches = sum(tile.nbytes for tile in tiles), ceil(y.size, band) * ceil(x.size, cols)
+            patches = ceil(y.size, band) * ceil(x.size, cols)
             for planes in divisors(gcd(images, way.together), THREADS[1]) if patches == 1 else (1,):
-                threads = lanes * groups * planes
-                if not THREADS[0] <= threads <= THREADS[1]:
+                if not THREADS[0] <= lanes * groups * planes <= THREADS[1]:
                     continue
-                plan = Schedule(Walk.PATCH, width, unroll, lanes, groups * planes, images // planes * patches)
-                together = way.together > 0 and bool(work.kernel.stores)
+                blocks, together = images // planes * patches, way.together > 0 and bool(work.kernel.stores)
+                plan = Schedule(Walk.PATCH, width, unroll, lanes, groups * planes, blocks, aligned=work.aligned)
                 plan = replace(plan, image=(y, x), planes=planes, band=band, exchanges=together)
-                plan = with_room(work, plan, planes * nbytes, work.registers(unroll, width, tiles))
+                tiles = work.tiles_under(plan)
+                if tiles is None or (unroll > 1 and work.elements(tiles, unroll) > MOST_READ):
+                    continue
+                nbytes = sum(planes // tile.images * tile.nbytes for tile in tiles)
+                plan = with_room(work, plan, nbytes, work.registers(unroll, width, tiles))
                 if plan.shared_bytes > room:
                     continue
                 for upright in (False, True) if _may_be_upright(work, plan) else (False,):

@@ -15,6 +15,7 @@ from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.ir.vectors import is_vector, split_index
 from fusepass.codegen.schedule.shape import ACCESS, ceil
 
+_WHOLE_ROW = 16  # results that a thread may have of one, at most
 _SINGLE = 4  # bytes of a result that is reduced
 
 
@@ -34,9 +35,13 @@ class Leaving:
 
 def ways_to_leave(kernel: Kernel, program: Program, image: tuple[Axis, Axis]) -> list[Leaving]:
     """How results of patches of `image` may leave: through shared memory only where threads would store less than they may have."""
-    most, alone = _most_results(kernel, program), vector_of_results(kernel, program, image[1])
+    x, most = image[1], _most_results(kernel, program)
+    alone = vector_of_results(kernel, program, x)
     together = images_together(kernel, image) if alone < most else 0
-    return [*(Leaving(width, together) for width in (4, 2) if width <= most and together), Leaving(alone)]
+    widths = [width for width in (4, 2) if width <= most]
+    if x.size <= _WHOLE_ROW:
+        widths.insert(0, x.size)
+    return [*(Leaving(width, together) for width in widths if together), Leaving(alone)]
 
 
 def vector_of_results(kernel: Kernel, program: Program, x: Axis) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from math import gcd, prod
 
 from fusepass.codegen.device import WARP
-from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.schedule.patch_results import ways_to_leave
 from fusepass.codegen.schedule.patch_room import MOST_READ, room_of_block, with_room
 from fusepass.codegen.schedule.patch_threads import THREADS, lanes_of_rows
@@ -16,6 +15,7 @@ from fusepass.codegen.schedule.patch_work import PatchWork
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ceil, divisors
 
+_TAKEN = 4  # neighbouring states that a thread takes of a row, at most
 _SUMS = 32  # registers of a thread that hold results
 _STRIP = 40  # elements from the first to the last result of a row that a thread reduces at once
 _ALONG = 4, 8, 12, 16, 20, 24, 5, 7, 9, 11, 13  # of these results, where they are not all of a row
@@ -31,9 +31,10 @@ def in_turns(work: PatchWork, least: int) -> Iterator[tuple[Schedule, float]]:
     y, x = work.image
     if not work.separable or all(window.taps[1].size == 1 for window in work.windows):
         return
-    others = [axis for axis in work.kernel.rows if axis not in work.image]
-    images, room = prod(axis.size for axis in others), room_of_block(work, least)
+    images, room = prod(axis.size for axis in work.others), room_of_block(work, least)
     for way in ways_to_leave(work.kernel, work.program, work.image):
+        if way.width > _TAKEN:
+            continue
         for lanes, (unroll, groups) in product(lanes_of_rows(x.size, way), _rows(y.size, way.width)):
             band, cols = min(unroll * groups, y.size), lanes * way.width
             patches = ceil(y.size, band) * ceil(x.size, cols)
@@ -45,17 +46,14 @@ def in_turns(work: PatchWork, least: int) -> Iterator[tuple[Schedule, float]]:
                 together = way.together > 0 and bool(work.kernel.stores)
                 plan = replace(plan, image=(y, x), planes=planes, band=band, exchanges=together)
                 for along in _strips(work, cols):
-                    finished = _finished(work, replace(plan, along=along), others)
+                    finished = _finished(work, replace(plan, along=along))
                     if finished is not None and finished[0].shared_bytes <= room:
                         yield finished
 
 
-def _finished(work: PatchWork, plan: Schedule, others: Sequence[Axis]) -> tuple[Schedule, float] | None:
-    """`plan` with the shared memory that it takes, and its seconds; None where no tiles serve it, or a multiprocessor has not the registers.
-
-    `others`: the axes that count images.
-    """
-    tiles = work.tiles_of_turn(plan, others)
+def _finished(work: PatchWork, plan: Schedule) -> tuple[Schedule, float] | None:
+    """`plan` with the shared memory that it takes, and its seconds; None where no tiles serve it, or a multiprocessor has not the registers."""
+    tiles = work.tiles_under(plan)
     if tiles is None or sum(tile.reach for tile in tiles) > MOST_READ:
         return None
     registers = work.registers_in_turns(plan, tiles)

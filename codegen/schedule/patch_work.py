@@ -16,8 +16,9 @@ from fusepass.codegen.ir.patches import Below, PatchWindow, behind_windows
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.sliding import Reduced, reduced
 from fusepass.codegen.schedule.banks import turns_of_access
+from fusepass.codegen.schedule.patch_tile import tile_under
 from fusepass.codegen.schedule.plan import Schedule
-from fusepass.codegen.schedule.row_turns import FirstTurn, first_turn, tile_of_turn
+from fusepass.codegen.schedule.row_turns import FirstTurn, first_turn
 from fusepass.codegen.schedule.shape import SECTOR, ceil
 
 # Instructions of a thread. With what memory and shared memory move these fit times of 630 schedules of 31 pools on an H100 to 13 % on average (they
@@ -118,20 +119,26 @@ class PatchWork(Work):
         rows = [below.span(window.taps, (unroll, 1))[0] for window, below in self.loads]
         return sum(count * tile.reach for count, tile in zip(rows, tiles, strict=True))
 
-    def tiles_of_turn(self, plan: Schedule, others: Sequence[Axis]) -> tuple[TileShape, ...] | None:
-        """The tiles of windows whose rows are reduced in a turn of their own; None where one serves no such turn."""
+    @cached_property
+    def others(self) -> tuple[Axis, ...]:
+        """The axes that count images."""
+        return tuple(axis for axis in self.kernel.rows if axis not in self.image)
+
+    def tiles_under(self, plan: Schedule) -> tuple[TileShape, ...] | None:
+        """The tiles under the patches of `plan`; None where they serve no turn for rows."""
         planes = plan.planes if plan.band == self.image[0].size else 1
-        key = plan.band, plan.lanes * plan.width, planes, plan.along
-        if key not in self._known_of_turn:
+        key = plan.band, plan.lanes * plan.width, plan.width, planes, plan.along
+        if key not in self._known_under:
             lane = Axis("lane", plan.width)
-            found = [tile_of_turn(self.program, window, below, others, plan, lane) for window, below in self.loads]
-            whole, rest = tuple(tile for tile in found if tile is not None), iter(found)
+            found = [tile_under(self.program, window, below, self.others, plan, lane) for window, below in self.loads]
+            tiles = tuple(tile for tile in found if tile is not None)
+            rest = iter(found)
             alike = all(len({_rows_of(next(rest)) for _ in window.below}) == 1 for window in self.windows)
-            self._known_of_turn[key] = whole if len(whole) == len(found) and alike else None
-        return self._known_of_turn[key]
+            self._known_under[key] = tiles if len(tiles) == len(found) and (alike or not plan.along) else None
+        return self._known_under[key]
 
     @cached_property
-    def _known_of_turn(self) -> dict[tuple[int, int, int, int], tuple[TileShape, ...] | None]:
+    def _known_under(self) -> dict[tuple[int, ...], tuple[TileShape, ...] | None]:
         return {}
 
     def first_turns(self, plan: Schedule, tiles: Sequence[TileShape]) -> list[FirstTurn]:
@@ -256,7 +263,8 @@ class PatchWork(Work):
             for below, tile in zip(window.below, mine, strict=True):
                 cast = tile.reach if below.load.dtype.nbytes < 4 and way.lanes == 1 else 0
                 issued += rows * (_ACCESS * (tile.reach // tile.near) + cast)
-            conditions = 0 if way.everywhere or not window.right else mine[0].reach * way.lanes
+            known = way.everywhere or not window.right or plan.lanes * plan.width == plan.width == self.image[1].size
+            conditions = 0 if known else mine[0].reach * way.lanes
             points = prod(axis.size for axis in window.window.axes)
             reductions = way.reductions if window.separable else way.states * points
             issued += rows * _CONDITION * conditions + _REDUCE * reductions

@@ -12,10 +12,7 @@ from functools import lru_cache
 from math import gcd
 
 from fusepass.codegen.device import WARP
-from fusepass.codegen.ir.index import Axis
-from fusepass.codegen.ir.patch_tiles import TileShape, tile_of_images, tile_shape
-from fusepass.codegen.ir.patches import Below, PatchWindow
-from fusepass.codegen.ir.program import Program
+from fusepass.codegen.ir.patch_tiles import TileShape
 from fusepass.codegen.ir.sliding import Reduced
 from fusepass.codegen.schedule.banks import turns_of_access
 from fusepass.codegen.schedule.plan import Schedule
@@ -58,25 +55,6 @@ class FirstTurn:
     def cycles(self, states: int, tiles: Sequence[TileShape]) -> int:
         """Of shared memory for a warp's strips, each of which comes to so many states."""
         return sum(tile.reach // tile.near * self.read for tile in tiles) + ceil(states, self.wide) * self.laid
-
-
-def tile_of_turn(
-    program: Program, window: PatchWindow, below: Below, others: Sequence[Axis], plan: Schedule, lane: Axis
-) -> TileShape | None:
-    """The tile of a window whose rows are reduced in a turn of their own; None where it would serve no such turn."""
-    (y, x), cols = window.image, plan.lanes * plan.width
-    strips = ceil(cols, plan.along)
-    patch = plan.band, strips * plan.along
-    if cols < x.size and patch[1] > cols:
-        return None
-    alone = tile_shape(program, window, below, patch, lane, aligned=plan.aligned, along=plan.along)
-    if plan.band == y.size and cols >= x.size and (strips == 1 or alone.run):
-        whole = tile_of_images(
-            program, window, below, others, plan.planes, patch, lane, aligned=plan.aligned, along=plan.along
-        )
-        if whole is not None:
-            return whole
-    return None if alone.run and plan.planes > 1 else alone
 
 
 def first_turn(plan: Schedule, way: Reduced, tile: TileShape, element: int) -> FirstTurn:

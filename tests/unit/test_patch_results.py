@@ -1,10 +1,12 @@
-"""Results of a patch that leave through shared memory, as they lie in memory: where rows of results begin anywhere."""
+"""Results of a patch that leave through shared memory, as they lie in memory: where rows of results begin anywhere. Threads with whole rows."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,8 +23,12 @@ from fusepass.codegen.schedule import ranking, schedule
 from fusepass.codegen.schedule.arrangement import Arrangement
 from fusepass.codegen.schedule.patch_results import images_together
 from fusepass.codegen.schedule.plan import Schedule
+from tests.support.convolutions import Case as Convolution
+from tests.support.convolutions import generated
 from tests.support.emulate import emulate, needs_compiler
+from tests.support.interpret import decode, interpret
 from tests.support.regions import Region, region, tensor_of
+from tests.unit.test_render_cuda import inputs_of
 
 SMALL = replace(DeviceFacts.h200(), multiprocessors=1, l2_bytes=4096)
 
@@ -106,7 +112,7 @@ def test_threads_store_their_own(name: str) -> None:
 
 def test_both_ways_are_timed_where_schedules_are_measured() -> None:
     _, program = _made(TOGETHER["several images"])
-    assert {(True, 4), (True, 2), (False, 1)} <= {(plan.exchanges, plan.width) for plan in _ways(program)}
+    assert {(True, 7), (True, 4), (True, 2), (False, 1)} <= {(plan.exchanges, plan.width) for plan in _ways(program)}
 
 
 def test_large_odd_images_leave_together() -> None:
@@ -151,3 +157,33 @@ def test_results_do_not_depend_on_which_block_ends_last(size: tuple[int, int], w
     assert torch.equal(
         tensor_of(first[output], program.buffer(output)), tensor_of(second[output], program.buffer(output))
     )
+
+
+WHOLE_ROWS = {
+    "7 x 7": Convolution((2, 16, 7, 7), 16, (3, 3), (1, 1), (1, 1), (1, 1), groups=16),
+    "14 x 14, large windows": Convolution((2, 16, 14, 14), 16, (7, 7), (1, 1), (3, 3), (1, 1), groups=16),
+    "halves": Convolution((2, 16, 14, 14), 16, (5, 5), (1, 1), (2, 2), (1, 1), groups=16, dtype=DType.F16),
+    "every second": Convolution((2, 16, 13, 13), 16, (5, 5), (2, 2), (2, 2), (1, 1), groups=16),
+    "odd rows, no border": Convolution((2, 16, 11, 15), 16, (3, 3), (1, 1), (0, 0), (1, 1), groups=16),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", WHOLE_ROWS)
+def test_threads_with_whole_rows(name: str) -> None:
+    """Of small images: they know which points are there, and tiles have what images have, once."""
+    program = generated(WHOLE_ROWS[name])
+    ways = ranking(program.kernels[0], program, SMALL)
+    rank, plan = next((rank, each.plan) for rank, each in enumerate(ways) if each.plan.width > 4)
+    assert (plan.lanes, plan.width) == (1, plan.image[1].size)
+    inputs = inputs_of(program)
+    source = render(program, SMALL, arrangement=Arrangement(0, rank))
+    tile = re.search(r"for \(int t_0 = threadIdx.x; t_0 < (\d+);", source.text)
+    x = program.buffer("x")
+    assert tile is not None
+    assert int(tile[1]) * 16 <= plan.planes * x.shape[2] * x.shape[3] * x.dtype.nbytes + 64
+    got, wanted = (
+        decode(each["y"], x.dtype) for each in (emulate(program, source, inputs), interpret(program, inputs))
+    )
+    unit = 1e-5 if x.dtype is DType.F32 else 2e-3
+    np.testing.assert_allclose(got, wanted, rtol=unit, atol=unit * np.abs(wanted).max())
