@@ -148,16 +148,29 @@ def patch_windows(kernel: Kernel, program: Program, image: tuple[Axis, ...]) -> 
 
     Of three axes the first one goes through planes, which all windows then have.
     """
+    windows = lone_windows(kernel)
+    found = [_patch_window(window, program, image) for window in windows]
+    return tuple(each for each in found if each is not None) if all(found) else ()
+
+
+def lone_windows(kernel: Kernel) -> list[Window]:
+    """The windows of a kernel that load; none where one is inside of another one, or not always needed."""
     nodes = kernel.nodes
     windows = [
         node for node in nodes if isinstance(node, Window) and any(isinstance(b, Load | Gather) for b in walk(node))
     ]
     inside = {id(below) for window in windows for below in walk(window.value)}
     masked = {id(below) for node in nodes if isinstance(node, Masked) for below in walk(node.value)}
-    if any(id(window) in inside | masked for window in windows):
-        return ()  # inside of each other, or not always needed
-    found = [_patch_window(window, program, image) for window in windows]
-    return tuple(each for each in found if each is not None) if all(found) else ()
+    return [] if any(id(window) in inside | masked for window in windows) else windows
+
+
+def without_mask(window: Window) -> tuple[tuple[Bound, ...], Expr] | None:
+    """The mask of what a window reduces, and the value under it; None where something else stands elsewhere than what changes nothing."""
+    value = window.value
+    if not isinstance(value, Masked):
+        return (), value
+    neutral = isinstance(value.other, Const) and value.other.value == NEUTRAL.get(window.op)
+    return (value.mask, value.value) if neutral else None
 
 
 def deep_windows(kernel: Kernel, program: Program, image: tuple[Axis, Axis]) -> tuple[PatchWindow, ...]:
@@ -181,13 +194,10 @@ def plane_windows(kernel: Kernel, program: Program) -> tuple[PatchWindow, ...]:
 
 
 def _patch_window(window: Window, program: Program, image: tuple[Axis, ...]) -> PatchWindow | None:
-    value, mask = window.value, tuple[Bound, ...]()
-    if isinstance(value, Masked):
-        mask, other, value = value.mask, value.other, value.value
-        if not (isinstance(other, Const) and other.value == NEUTRAL.get(window.op)):
-            return None
-    if not window.dtype.is_float:
+    parts = without_mask(window)
+    if parts is None or not window.dtype.is_float:
         return None
+    mask, value = parts
     deep, taps, (*above, y, x) = window.axes[:-2], _taps(window), image
     through = (*above, *deep) if above else ()
     if above and len(through) != 2:
@@ -213,7 +223,7 @@ def _patch_window(window: Window, program: Program, image: tuple[Axis, ...]) -> 
             return None
         mask = there
     elif any(isinstance(node, Masked) for node in walk(value)) or not all(
-        _always_there(load, program) for load in constants
+        always_there(load, program) for load in constants
     ):
         return None
     flat = [bound for bound in mask if not bound.index.axes & {*through}]
@@ -290,7 +300,8 @@ def _below(load: Load, image: tuple[Axis, Axis], taps: tuple[Axis, Axis], throug
     return Below(load, pitch, (y // pitch, x), (tap_y // pitch, tap_x), plane)
 
 
-def _always_there(load: Load, program: Program) -> bool:
+def always_there(load: Load, program: Program) -> bool:
+    """Whether a load may be done wherever its axes are."""
     low, high = load.index.bounds
     return low >= 0 and high < program.buffer(load.buffer).extent
 

@@ -21,6 +21,7 @@ from fusepass.codegen.render.cuda_ends import Ends
 from fusepass.codegen.render.cuda_exchange import Exchange, exchanges
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.cuda_kept import KeptPlaces, values_to_keep
+from fusepass.codegen.render.cuda_line_windows import LineWindows
 from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead
 from fusepass.codegen.render.cuda_over_rows import OverRows
 from fusepass.codegen.render.cuda_patch import Patches
@@ -65,7 +66,9 @@ class Phase:
     last: bool = False  # whether no other phase follows
 
 
-def _patches(frame: Frame) -> Patches | DeepPatches:
+def _patches(frame: Frame) -> Patches | DeepPatches | LineWindows:
+    if frame.schedule.direct:
+        return LineWindows(frame)
     if frame.arranged.through is not None:
         return PlanePatches(frame)
     y, x = frame.arranged.image

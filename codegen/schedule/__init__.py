@@ -13,6 +13,7 @@ from fusepass.codegen.schedule.columns import outer
 from fusepass.codegen.schedule.cost import Costs
 from fusepass.codegen.schedule.deep import deep, has_deep_windows
 from fusepass.codegen.schedule.flat import crossing, pointwise
+from fusepass.codegen.schedule.line_windows import along_lines
 from fusepass.codegen.schedule.patch import patches
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.planes import planes
@@ -99,7 +100,8 @@ def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool
         if has_deep_windows(kernel):
             tiled = deep(kernel, program, facts, aligned=aligned) or planes(kernel, program, facts, aligned=aligned)
             return _Choice(shape, tiled or pointwise(shape))
-        plan, *others = [each for each, _ in patches(shape)] or [pointwise(shape)]
+        along = along_lines(shape)
+        plan, *others = [*([along] if along else []), *(each for each, _ in patches(shape))] or [pointwise(shape)]
         return _Choice(shape, plan, others=others)
     if kernel.team is not None and kernel.team.strip > 1:
         side_by_side = strips(shape, kernel.team)

@@ -82,6 +82,8 @@ class Schedule:
         band: `PATCH`: rows of results of an image that a block takes; the last of them are also others', where images do not divide.
         along: `PATCH`: where rows are reduced in a turn of their own, whose results go through shared memory: of how many neighbouring results
             a thread finds at once what a row comes to; 0 where each thread reduces the rows that it needs.
+        direct: `PATCH`: whether threads read what windows go over themselves, as vectors along the second axis of the image: windows go along the
+            first one, of which each thread has `unroll` neighbours.
         upright: `PATCH`: whether neighbouring threads stand below each other, not along a row; results then leave together.
         depth: `PATCH`: planes of results that a block goes through where windows have three axes, the last of them also others' where
             these do not divide; 0 where windows have two.
@@ -140,6 +142,7 @@ class Schedule:
     parts: int = 1
     band: int = 0
     along: int = 0
+    direct: bool = False
     upright: bool = False
     depth: int = 0
     members: int = 1
@@ -291,7 +294,8 @@ class Schedule:
                 images = f"{self.planes} images of " if self.planes > 1 else ""
                 parts = f"{self.parts} parts of " if self.parts > 1 else ""
                 depth = f"{self.depth} x " if self.depth else ""
-                leaving = f", rows first by {self.along} results" if self.along else ""
+                leaving = ", read from memory" if self.direct else ""
+                leaving += f", rows first by {self.along} results" if self.along else ""
                 leaving += ", threads below each other" if self.upright else ""
                 leaving += ", results leave together" if self.exchanges else ""
                 shape = f"{self.unroll} per thread, {parts}{self.threads // self.parts} threads, patches of {images}{depth}{rows} x {cols}"

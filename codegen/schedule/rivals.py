@@ -57,7 +57,7 @@ def rivals(shape: Shape, plan: Schedule, together: int = 0) -> Iterator[Schedule
         case Walk.OUTER:
             yield from _outer(shape, plan)
         case Walk.PATCH:
-            if (plan.depth or not has_deep_windows(shape.kernel)) and shape.kernel.partials is None:
+            if (plan.depth or plan.direct or not has_deep_windows(shape.kernel)) and shape.kernel.partials is None:
                 yield pointwise(shape)
 
 

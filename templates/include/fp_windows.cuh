@@ -179,4 +179,17 @@ struct MaxPair {
     }
 };
 
+// Raises the maxima of as many windows as a vector has numbers, two by two, to these.
+template <typename H, int N>
+__device__ __forceinline__ void raise_pairs(MaxPair<H>* pairs, const Vec<H, N>& values) {
+    unsigned words[N / 2];
+    memcpy(words, &values, sizeof(words));
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+        MaxPair<H> other;
+        other.both = words[i];
+        pairs[i].merge(other);
+    }
+}
+
 }  // namespace fp

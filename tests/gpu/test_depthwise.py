@@ -121,7 +121,7 @@ def test_tokens(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("make", [nn.Conv2d, nn.ConvTranspose2d])
-@pytest.mark.parametrize("shape", [(32, 56, 56, 96, 7), (3, 29, 31, 33, 3)])
+@pytest.mark.parametrize("shape", [(32, 56, 56, 96, 7), (3, 29, 31, 33, 3), (64, 40, 57, 64, 3)])
 @pytest.mark.parametrize("name", BEHIND)
 @torch.no_grad()
 def test_positions(

@@ -27,6 +27,7 @@ POOLS: dict[str, tuple[nn.Module, tuple[tuple[int, ...], ...]]] = {
     "average of 3": (nn.AvgPool2d(3, 1, 1), ((64, 192, 35, 35), (256, 832, 7, 7), (1, 3, 1, 1000))),
     "average of 3 that counts": (nn.AvgPool2d(3, 1, 1, count_include_pad=False), ((7, 30, 14, 14), (5, 3, 28, 29))),
     "in steps": (nn.MaxPool2d(5, 2, 2), ((8, 64, 113, 111), (9, 31, 20, 22))),
+    "channels that are vectors": (nn.AvgPool2d(5, 1, 2), ((32, 96, 57, 40), (64, 192, 35, 35))),
     "with holes": (nn.MaxPool2d(3, 1, 1, 2), ((8, 33, 31, 17),)),
     "of a gelu": (nn.Sequential(nn.GELU(), nn.AvgPool2d(3, 1, 1)), ((16, 96, 35, 35), (4, 24, 56, 56))),
     "before a mean": (nn.Sequential(nn.MaxPool2d(5, 1, 2), nn.AdaptiveAvgPool2d(1)), ((64, 128, 28, 28), (64, 512, 13, 13))),
@@ -49,7 +50,8 @@ def test_values(name: str, dtype: torch.dtype) -> None:
             [torch.inf, -torch.inf, torch.nan], device="cuda", dtype=dtype
         )
         misaligned = torch.randn(x.numel() + 1, device="cuda", dtype=dtype)[1:].view(shape)
-        for each in (x, misaligned):
+        last = [x.to(memory_format=torch.channels_last)] if x.dim() == 4 else []
+        for each in (x, misaligned, *last):
             outcome = check(model, fused, (each,))
             assert outcome.ok, f"{shape}: {outcome.explain()}"
     assert fused.report().regions

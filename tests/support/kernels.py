@@ -610,6 +610,7 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "mixed_cat": lambda: concatenate_channels_last(4, 6, 10, 64),
     "mixed_pool": lambda: max_pool_channels_last(4, 48, 34, 3, 2),
     "mixed_pool_padded": lambda: max_pool_channels_last(4, 20, 33, 3, 1, 1),
+    "last_pool_along": lambda: max_pool_channels_last(4, 48, 34, 5, 1, 2, into_last=True),
     "last_pool": lambda: max_pool_channels_last(4, 48, 34, 2, 2, into_last=True),
     "cat": lambda: concatenate(4, 6, 10, 64),
     "cat_odd": lambda: concatenate(4, 3, 2, 7),
