@@ -65,7 +65,7 @@ class LineWindows:
         scopes, variables = [frame.top], [frame.names.numbered(axis.name) for axis in window.others]
         for axis, variable in zip(window.others, variables, strict=True):
             scopes.append(scopes[-1].child())
-            scopes[-1].define_axis(axis, variable)
+            scopes[-1].define_axis(axis, self._number(variable))
         inner = scopes[-1].child(conditional=bool(window.around))
         asked = scopes[-1].child()
         condition = asked.condition(window.around)
@@ -85,7 +85,7 @@ class LineWindows:
             name = frame.names.numbered(f"{frame.pointers[load.buffer]}_in")
             taken = frame.names.numbered(window.tap.name)
             at = scope.child()
-            at.define_axis(window.tap, taken)
+            at.define_axis(window.tap, self._number(taken))
             lanes, width = frame.lane in load.index.axes, frame.schedule.width
             element, pointer = C_TYPES[load.dtype], frame.pointers[load.buffer]
             if lanes and frame.is_wide(load.buffer, load.index):
@@ -137,6 +137,10 @@ class LineWindows:
             *merged,
         ]
 
+    def _number(self, counted: str) -> str:
+        """What is counted by a loop, as a part of an index."""
+        return counted if self.frame.index_type == "int" else f"{self.frame.index_type}({counted})"
+
     def _states_of(self, window: LineWindow) -> int:
         """What the results of a vector are made of."""
         return self.frame.schedule.width // (2 if window.paired else 1)
@@ -148,7 +152,7 @@ class LineWindows:
         first, at = Axis(line.name, line.size - plan.unroll + 1), Axis("point of the line", window.span(plan.unroll))
         here = scope.child()
         here.define_axis(first, self.place.top_row)
-        here.define_axis(at, point)
+        here.define_axis(at, self._number(point))
         moved = {line: axis_index(first), window.tap: axis_index(at)}
         there = [Bound(bound.index.substitute(moved), bound.low, bound.high) for bound in window.along]
         condition, is_there, names = here.condition(there), "", list[str]()

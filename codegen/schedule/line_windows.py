@@ -19,6 +19,7 @@ _LANES = 64  # along the channels, at most
 # Results of a thread, by up to how many points windows have of the line. More share more, but fewer threads then wait for memory.
 _ALONG = (4, 2), (8, 4), (math.inf, 8)
 _REUSE = 2  # windows that need a point, of which there must be more
+_POINTS = 32  # of a line, at most: they are written out
 _SUMS = 128  # registers of a thread that hold results, and half as many for those that more numbers than these are fixed for
 _FIXED = 32
 _BLOCKS = 2  # on a multiprocessor
@@ -56,7 +57,7 @@ def _width(shape: Shape, windows: Sequence[LineWindow], channels: Axis) -> int:
 
 
 def _along(shape: Shape, windows: Sequence[LineWindow], line: Axis, channels: Axis, width: int) -> Schedule | None:
-    if any(window.tap.size <= _REUSE * window.step for window in windows):
+    if any(window.tap.size <= _REUSE * window.step or window.tap.size > _POINTS for window in windows):
         return None
     fixed = max(window.tap.size * len(window.fixed) * width for window in windows)
     words = sum(1 if window.paired else 2 * max(window.window.dtype.nbytes // 4, 1) for window in windows)

@@ -53,6 +53,7 @@ DEPTHWISE = {
 }  # fmt: skip
 NOT: dict[str, Case] = {
     "few windows need a point": (lambda x: F.max_pool2d(x, 3, 2, 1), (2, 16, 31, 30), torch.float16),
+    "long windows": (lambda x: F.max_pool2d(x, (65, 1), 1, (32, 0)), (1, 16, 80, 3), torch.float16),
     "windows side by side": (lambda x: F.max_pool2d(x, 2), (2, 16, 32, 30), torch.float16),
     "channels that are no vectors": (lambda x: F.max_pool2d(x, 3, 1, 1), (2, 15, 32, 30), torch.float16),
     "results channels first": (lambda x: F.max_pool2d(x, 3, 1, 1).contiguous(), (2, 16, 32, 30), torch.float16),
@@ -133,6 +134,18 @@ def test_each_vector_is_read_once() -> None:
     assert re.findall(r"point_0 < (\d+)", text) == ["9"]
     assert text.count("fp::load_vector") == 1
     assert "fp::raise_pairs" in text
+
+
+@needs_compiler
+def test_places_that_need_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusepass.codegen.schedule._MAX_INT", 0)
+    made, program = _made(POOLS["maxima of halves"])
+    ((number, rank, _),) = _direct(program)
+    source = render(program, SMALL, arrangement=Arrangement(number, rank))
+    assert "* int64_t(point_0)" in source.text
+    results = emulate(program, source, made.memory(program))
+    (output,) = program.outputs
+    torch.testing.assert_close(tensor_of(results[output], program.buffer(output)), made.eager()[0], equal_nan=True)
 
 
 @needs_compiler
