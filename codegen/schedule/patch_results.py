@@ -38,9 +38,8 @@ def ways_to_leave(kernel: Kernel, program: Program, image: tuple[Axis, Axis]) ->
     x, most = image[1], _most_results(kernel, program)
     alone = vector_of_results(kernel, program, x)
     together = images_together(kernel, image) if alone < most else 0
-    widths = [width for width in (4, 2) if width <= most]
-    if x.size <= _WHOLE_ROW:
-        widths.insert(0, x.size)
+    whole = (x.size,) if x.size <= _WHOLE_ROW else ()
+    widths = dict.fromkeys((*whole, *(width for width in (4, 2) if width <= most)))
     return [*(Leaving(width, together) for width in widths if together), Leaving(alone)]
 
 

@@ -15,7 +15,7 @@ from fusepass.codegen.schedule.patch_work import PatchWork
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ceil, divisors
 
-_TAKEN = 4  # neighbouring states that a thread takes of a row, at most
+_TAKEN = 1, 2, 4  # neighbouring states that a thread may take of a row at once
 _SUMS = 32  # registers of a thread that hold results
 _STRIP = 40  # elements from the first to the last result of a row that a thread reduces at once
 _ALONG = 4, 8, 12, 16, 20, 24, 5, 7, 9, 11, 13  # of these results, where they are not all of a row
@@ -33,7 +33,7 @@ def in_turns(work: PatchWork, least: int) -> Iterator[tuple[Schedule, float]]:
         return
     images, room = prod(axis.size for axis in work.others), room_of_block(work, least)
     for way in ways_to_leave(work.kernel, work.program, work.image):
-        if way.width > _TAKEN:
+        if way.width not in _TAKEN:
             continue
         for lanes, (unroll, groups) in product(lanes_of_rows(x.size, way), _rows(y.size, way.width)):
             band, cols = min(unroll * groups, y.size), lanes * way.width

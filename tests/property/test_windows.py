@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import prod
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -69,6 +70,7 @@ class Case:
         keeps: whether rows may stay on the chip.
         twice: whether the windows are computed again where they may be.
         rank: of the schedule of one kernel, among those that it may have.
+        last: whether images lie channels last.
     """
 
     pool: str
@@ -85,6 +87,7 @@ class Case:
     keeps: bool
     twice: bool
     rank: int
+    last: bool
     seed: int = field(compare=False)
 
     @property
@@ -115,7 +118,8 @@ def cases(draw: st.DrawFn) -> Case:
         aligned=draw(st.booleans()),
         keeps=draw(st.booleans()),
         twice=draw(st.booleans()),
-        rank=draw(st.integers(0, 3)),
+        rank=draw(st.integers(0, 5)),
+        last=axes == 2 and draw(st.booleans()),
         seed=draw(st.integers(0, 1000)),
     )
     assume(min(case.results) > 0 and prod(case.results) > 1)
@@ -146,7 +150,9 @@ def _made(case: Case) -> tuple[Region, Program]:
 
     channels, random = case.source[1], torch.Generator().manual_seed(case.seed)
     sizes = case.source, (channels, 1, *case.kernel), (channels,), (channels,)
-    made = region(function, *(torch.randn(size, generator=random).to(case.dtype) for size in sizes), cuda=True)
+    x, *numbers = (torch.randn(size, generator=random).to(case.dtype) for size in sizes)
+    x = x.to(memory_format=torch.channels_last) if case.last else x
+    made = region(function, x, *numbers, cuda=True)
     options = pass_options(SMALL, AnchorSource.GENERATED)
     options = replace(options, again=lambda program, first, second: case.twice, seconds=seconds)
     return made, made.passed(options if case.keeps else replace(options, longest_cached_row=1))
@@ -163,6 +169,7 @@ def _arrangement(case: Case, program: Program) -> Arrangement:
 @needs_compiler
 @given(case=cases())
 @settings(max_examples=14, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@patch("fusepass.codegen.schedule.line_windows._BLOCKS", 0)
 def test_values(case: Case) -> None:
     made, program = _made(case)
     assert not program.calls

@@ -34,6 +34,7 @@ CASES: dict[str, Case] = {
     "pairs of halves": (lambda x: F.max_pool2d(x, 13, 1, 6), ((2, 8, 20, 20),), torch.bfloat16),
     "odd images": (lambda x: F.max_pool2d(x, 5, 1, 2), ((2, 16, 13, 13),), torch.float32),
     "odd images of halves": (lambda x: F.avg_pool2d(x, 3, 1, 1), ((3, 8, 7, 7),), torch.float16),
+    "rows of three": (lambda x: F.avg_pool2d(x, 3, 1, 1), ((4, 40, 9, 3),), torch.float16),
     "doubles": (lambda x: F.avg_pool2d(x, 3, 1, 1), ((2, 6, 13, 13),), torch.float64),
     "images apart": (lambda x: F.max_pool2d(x[:, ::2], 3, 1, 1), ((2, 6, 9, 9),), torch.float16),
     "channels apart in two ways": (lambda x: F.max_pool2d(x[:, :3], 3, 1, 1), ((4, 5, 9, 9),), torch.float32),
