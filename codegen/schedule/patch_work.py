@@ -43,7 +43,7 @@ CLOCK = 1.7e9  # cycles a second
 _NEAR = 128  # bytes that shared memory gives or takes in a cycle
 _ITEM = 24  # instructions of a strip of a row that is reduced in a turn of its own, besides those for its elements
 _BEGIN = 150  # cycles from one block to the next on a multiprocessor, at least
-SHARP = 6  # how clearly the slower one of instructions and memory decides
+SHARP = 6  # how clearly the slowest one of instructions, memory and shared memory decides
 
 
 @dataclass(frozen=True)

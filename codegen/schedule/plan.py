@@ -10,7 +10,8 @@ Every kernel is a walk over *vectors* of `width` neighbouring elements along the
 - `PATCH`: pointwise, with windows that overlap over the axes of an image. A block takes a patch of an image (or of a few
   small ones): `lanes` threads along its rows, `groups` threads down, each with `unroll` rows of `width` results. What the
   windows load comes to shared memory first (`fusepass.codegen.ir.patches`). Where windows have three axes, a block goes through
-  planes, with such a patch in each.
+  planes, with such a patch in each. Where it lies channels last, an image is a line of results and their channels, and threads read
+  memory themselves (`fusepass.codegen.ir.line_windows`).
 
 Between sweeps over the same columns a row's values stay in registers, else in shared memory, else memory is read again.
 A row that is too large for one block may be shared by a team of them (`INNER`), each with a slice of the columns.
@@ -49,7 +50,7 @@ class Schedule:
     """The shape of one launch; the module's text says what the walks mean.
 
     Attributes:
-        width: elements per vector; a power of two that divides the vector axis, unless `ragged`.
+        width: elements per vector; a power of two that divides the vector axis, unless `ragged`. Where `PATCH`, perhaps a row of any length.
         unroll: vectors (columns where `OUTER` or `CROSSING`, rows where `PATCH`) that a thread loads before it uses the first.
         lanes, groups: threads along the vector axis and across it; `POINTWISE` has one group.
         blocks: blocks of the launch.
