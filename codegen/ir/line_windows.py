@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusepass.codegen.ir.expr import Expr, Gather, Load, Masked, Position, ReduceOp, Window, walk
+from fusepass.codegen.ir.expr import Expr, Gather, Load, Masked, Position, Window, walk
 from fusepass.codegen.ir.index import Axis, Bound
-from fusepass.codegen.ir.patches import as_used, lone_windows, without_mask
+from fusepass.codegen.ir.patches import finds_pairs, is_plain, lone_windows, without_mask
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.sliding import Line
 
@@ -54,9 +54,7 @@ class LineWindow:
     @property
     def paired(self) -> bool:
         """Whether maxima of numbers of 16 bits are found, by one instruction for two."""
-        load = self.moving[0]
-        alone = len(self.moving) == 1 and as_used(self.value, load) is self.value
-        return alone and self.window.op is ReduceOp.MAX and load.dtype.is_half
+        return is_plain(self.value, self.moving) and finds_pairs(self.window, self.moving[0])
 
 
 def line_windows(kernel: Kernel, line: Axis, channels: Axis) -> tuple[LineWindow, ...]:

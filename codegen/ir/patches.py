@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, inf, prod
 
+from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import (
     Apply,
     Const,
@@ -112,7 +113,7 @@ class PatchWindow:
     @cached_property
     def plain(self) -> bool:
         """Whether what is reduced is what one load gives, or its cast."""
-        return len(self.below) == 1 and as_used(self.value, self.below[0].load) is self.value
+        return is_plain(self.value, [each.load for each in self.below])
 
     @property
     def work(self) -> Iterator[Apply]:
@@ -264,6 +265,16 @@ def _zeros_elsewhere(value: Expr, moving: list[Load]) -> tuple[Bound, ...] | Non
     if len(moving) != 1 or any(node is not as_used(value, moving[0]) for node in masked):
         return None
     return masked[0].mask if masked else ()
+
+
+def is_plain(value: Expr, loads: Sequence[Load]) -> bool:
+    """Whether `value` is what the one of `loads` gives, or its cast."""
+    return len(loads) == 1 and as_used(value, loads[0]) is value
+
+
+def finds_pairs(window: Window, load: Load) -> bool:
+    """Whether a window finds the maximum of numbers of 16 bits, so that one instruction serves two of them."""
+    return window.op is ReduceOp.MAX and window.dtype is DType.F32 and load.dtype.is_half
 
 
 def as_used(value: Expr, load: Load) -> Expr:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
-from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import ReduceOp
 from fusepass.codegen.ir.patch_tiles import TileShape
-from fusepass.codegen.ir.patches import PatchWindow
+from fusepass.codegen.ir.patches import PatchWindow, finds_pairs
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,6 @@ def reduced(window: PatchWindow, shapes: Sequence[TileShape], unroll: int, width
     """The way of a window whose input has tiles of these shapes; `along` if other threads find what rows come to."""
     alone = window.separable and window.plain
     everywhere = alone and not shapes[0].run
-    maximum = window.window.op is ReduceOp.MAX and window.window.dtype is DType.F32
     along = along or width
-    paired = alone and maximum and window.below[0].load.dtype.is_half and width % 2 == 0 and along % 2 == 0
+    paired = alone and finds_pairs(window.window, window.below[0].load) and width % 2 == 0 and along % 2 == 0
     return Reduced(window, unroll, width, along, 2 if paired else 1, everywhere)

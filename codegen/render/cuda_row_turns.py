@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
+from fusepass.codegen.ir.index import Bound, Index, axis_index
 from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, loop, times
 from fusepass.codegen.render.cuda_sliding import Form, Sliding, Strip, line
@@ -82,8 +82,10 @@ class RowTurn:
         """Where row number `row` of all images begins in a tile."""
         shape = staged.shape
         image = shape.elements(staged.below.load.dtype.nbytes)
-        if shape.rows == 1 or image == shape.rows * shape.pitch or self.frame.schedule.planes == 1:
-            return f"{row} * {image if shape.rows == 1 and self.frame.schedule.planes > 1 else shape.pitch}"
+        if self.frame.schedule.planes == 1 or image == shape.rows * shape.pitch:
+            return f"{row} * {shape.pitch}"
+        if shape.rows == 1:
+            return f"{row} * {image}"
         return f"{row} / {shape.rows} * {image} + {row} % {shape.rows} * {shape.pitch}"
 
     def _strip(self, scope: Scope, first: str) -> Strip:
@@ -95,9 +97,8 @@ class RowTurn:
         starts = [text for text in (place.first_column, first) if text != "0"]
         still = {frame.lane: Index(), **dict.fromkeys(self.window.window.axes, Index()), x: Index()}
         if starts:
-            column = Axis(x.name, max(x.size, 2))
-            scope.define_axis(column, " + ".join(starts) if len(starts) == 1 else f"({' + '.join(starts)})")
-            still[x] = axis_index(column)
+            scope.define_axis(x, starts[0] if len(starts) == 1 else f"({' + '.join(starts)})")
+            still[x] = axis_index(x)
         firsts = [(bound.index.substitute(still), bound) for bound in self.window.right]
         asked = [
             " && ".join(_holds(scope, Bound(index + number, bound.low, bound.high)) for index, bound in firsts)

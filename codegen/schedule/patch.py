@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
-from math import gcd
 
 from fusepass.codegen.ir.expr import Window
 from fusepass.codegen.ir.index import Axis
@@ -13,12 +11,12 @@ from fusepass.codegen.ir.patches import ONE_ROW, PatchWindow, patch_windows
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.schedule.flat import pointwise
 from fusepass.codegen.schedule.patch_results import ways_to_leave
-from fusepass.codegen.schedule.patch_room import BLOCKS, MOST_READ, room_of_block, with_room
-from fusepass.codegen.schedule.patch_threads import THREADS, lanes_of_rows
+from fusepass.codegen.schedule.patch_room import BLOCKS, MOST_READ, patches_of, room_of_block, with_room
+from fusepass.codegen.schedule.patch_threads import THREADS
 from fusepass.codegen.schedule.patch_turns import in_turns
 from fusepass.codegen.schedule.patch_work import PatchWork
-from fusepass.codegen.schedule.plan import Schedule, Walk
-from fusepass.codegen.schedule.shape import Shape, ceil, divisors
+from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.shape import Shape, ceil
 
 LEAST_REUSE = 4
 """Points of windows for each element: with fewer there is little to gain."""
@@ -83,35 +81,19 @@ def _least_reuse(window: PatchWindow, single: bool) -> int:
 
 
 def _plans(work: PatchWork, least: int) -> Iterator[tuple[Schedule, float]]:
-    """All patches that fit, each with the seconds that it takes; several images where one is small.
-
-    The last patches of an image begin earlier where others would end behind it.
-    """
-    y, x = work.image
-    images = work.kernel.row_count // (y.size * x.size)
-    room = room_of_block(work, least)
+    """All patches that fit in which each thread reduces the rows that it needs, each with the seconds that it takes."""
+    height, room = work.image[0].size, room_of_block(work, least)
     for way in ways_to_leave(work.kernel, work.program, work.image):
-        width = way.width
-        for lanes, (unroll, groups) in product(lanes_of_rows(x.size, way), _rows(y.size, _most_rows(work, width))):
-            band, cols = min(unroll * groups, y.size), lanes * width
-            if lanes * groups > THREADS[1]:
+        for plan in patches_of(work, way, _rows(height, _most_rows(work, way.width))):
+            tiles = work.tiles_under(plan)
+            if tiles is None or (plan.unroll > 1 and work.elements(tiles, plan.unroll) > MOST_READ):
                 continue
-            patches = ceil(y.size, band) * ceil(x.size, cols)
-            for planes in divisors(gcd(images, way.together), THREADS[1]) if patches == 1 else (1,):
-                if not THREADS[0] <= lanes * groups * planes <= THREADS[1]:
-                    continue
-                blocks, together = images // planes * patches, way.together > 0 and bool(work.kernel.stores)
-                plan = Schedule(Walk.PATCH, width, unroll, lanes, groups * planes, blocks, aligned=work.aligned)
-                plan = replace(plan, image=(y, x), planes=planes, band=band, exchanges=together)
-                tiles = work.tiles_under(plan)
-                if tiles is None or (unroll > 1 and work.elements(tiles, unroll) > MOST_READ):
-                    continue
-                nbytes = sum(planes // tile.images * tile.nbytes for tile in tiles)
-                plan = with_room(work, plan, nbytes, work.registers(unroll, width, tiles))
-                if plan.shared_bytes > room:
-                    continue
-                for upright in (False, True) if _may_be_upright(work, plan) else (False,):
-                    yield (turned := replace(plan, upright=upright)), work.seconds(turned, tiles)
+            nbytes = sum(plan.planes // tile.images * tile.nbytes for tile in tiles)
+            finished = with_room(work, plan, nbytes, work.registers(plan.unroll, plan.width, tiles))
+            if finished.shared_bytes > room:
+                continue
+            for upright in (False, True) if _may_be_upright(work, plan) else (False,):
+                yield (turned := replace(finished, upright=upright)), work.seconds(turned, tiles)
 
 
 def _may_be_upright(work: PatchWork, plan: Schedule) -> bool:

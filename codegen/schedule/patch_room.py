@@ -1,20 +1,41 @@
-"""What a block of a patch takes of a multiprocessor, and how many of them it then has."""
+"""Which patches there may be, what a block of one takes of a multiprocessor, and how many of them it then has."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import product
+from math import gcd, prod
 
 from fusepass.codegen.device import RESERVED, WARP
-from fusepass.codegen.schedule.patch_results import bytes_of_results, bytes_of_states
+from fusepass.codegen.schedule.patch_results import Leaving, bytes_of_results, bytes_of_states
+from fusepass.codegen.schedule.patch_threads import THREADS, lanes_of_rows
 from fusepass.codegen.schedule.patch_work import PatchWork
-from fusepass.codegen.schedule.plan import Schedule
-from fusepass.codegen.schedule.shape import ceil
+from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.shape import ceil, divisors
 
 BLOCKS = 5
 """On a multiprocessor, so that some compute while others wait."""
 
 MOST_READ = 2048
 """Elements of tiles that a thread with several rows, or with a strip of one, reads: they are written out, and compiled for long."""
+
+
+def patches_of(work: PatchWork, way: Leaving, rows: Iterable[tuple[int, int]]) -> Iterator[Schedule]:
+    """All patches whose results leave that way, with so many `rows` of a thread and threads below each other; several images where one is small.
+
+    The last patches of an image begin earlier where others would end behind it.
+    """
+    (y, x), width = work.image, way.width
+    images, together = prod(axis.size for axis in work.others), way.together > 0 and bool(work.kernel.stores)
+    for lanes, (unroll, groups) in product(lanes_of_rows(x.size, way), rows):
+        band, cols = min(unroll * groups, y.size), lanes * width
+        patches = ceil(y.size, band) * ceil(x.size, cols)
+        for planes in divisors(gcd(images, way.together), THREADS[1]) if patches == 1 else (1,):
+            if THREADS[0] <= lanes * groups * planes <= THREADS[1]:
+                blocks = images // planes * patches
+                plan = Schedule(Walk.PATCH, width, unroll, lanes, groups * planes, blocks, aligned=work.aligned)
+                yield replace(plan, image=(y, x), planes=planes, band=band, exchanges=together)
 
 
 def room_of_block(work: PatchWork, blocks: int) -> int:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from math import gcd, prod
 
 from fusepass.codegen.device import WARP
 from fusepass.codegen.schedule.patch_results import ways_to_leave
-from fusepass.codegen.schedule.patch_room import MOST_READ, room_of_block, with_room
-from fusepass.codegen.schedule.patch_threads import THREADS, lanes_of_rows
+from fusepass.codegen.schedule.patch_room import MOST_READ, patches_of, room_of_block, with_room
 from fusepass.codegen.schedule.patch_work import PatchWork
-from fusepass.codegen.schedule.plan import Schedule, Walk
-from fusepass.codegen.schedule.shape import ceil, divisors
+from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.shape import ceil
 
 _TAKEN = 1, 2, 4  # neighbouring states that a thread may take of a row at once
 _SUMS = 32  # registers of a thread that hold results
@@ -28,27 +26,17 @@ def in_turns(work: PatchWork, least: int) -> Iterator[tuple[Schedule, float]]:
 
     `least`: how many blocks a multiprocessor must have the shared memory for.
     """
-    y, x = work.image
     if not work.separable or all(window.taps[1].size == 1 for window in work.windows):
         return
-    images, room = prod(axis.size for axis in work.others), room_of_block(work, least)
+    height, room = work.image[0].size, room_of_block(work, least)
     for way in ways_to_leave(work.kernel, work.program, work.image):
         if way.width not in _TAKEN:
             continue
-        for lanes, (unroll, groups) in product(lanes_of_rows(x.size, way), _rows(y.size, way.width)):
-            band, cols = min(unroll * groups, y.size), lanes * way.width
-            patches = ceil(y.size, band) * ceil(x.size, cols)
-            for planes in divisors(gcd(images, way.together), THREADS[1]) if patches == 1 else (1,):
-                if not THREADS[0] <= lanes * groups * planes <= THREADS[1]:
-                    continue
-                blocks = images // planes * patches
-                plan = Schedule(Walk.PATCH, way.width, unroll, lanes, groups * planes, blocks, aligned=work.aligned)
-                together = way.together > 0 and bool(work.kernel.stores)
-                plan = replace(plan, image=(y, x), planes=planes, band=band, exchanges=together)
-                for along in _strips(work, cols):
-                    finished = _finished(work, replace(plan, along=along))
-                    if finished is not None and finished[0].shared_bytes <= room:
-                        yield finished
+        for plan in patches_of(work, way, _rows(height, way.width)):
+            for along in _strips(work, plan.lanes * plan.width):
+                finished = _finished(work, replace(plan, along=along))
+                if finished is not None and finished[0].shared_bytes <= room:
+                    yield finished
 
 
 def _finished(work: PatchWork, plan: Schedule) -> tuple[Schedule, float] | None:

@@ -72,9 +72,14 @@ def first_turn(plan: Schedule, way: Reduced, tile: TileShape, element: int) -> F
     )
     taken = tuple(
         (plane * tile.rows + group * plan.unroll * down, lane * plan.width // way.lanes)
-        for lane, group, plane in map(plan.stands, range(min(WARP, plan.threads)))
+        for lane, group, plane in first_warp(plan)
     )
     return _least_repeated(strips, taken, plan.width // way.lanes)
+
+
+def first_warp(plan: Schedule) -> list[tuple[int, int, int]]:
+    """Where the threads of a block's first warp stand: along the rows, down, and in which image."""
+    return [plan.stands(thread) for thread in range(min(WARP, plan.threads))]
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
@@ -24,25 +22,24 @@ from tests.support.convolutions import Case as Convolution
 from tests.support.convolutions import generated
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import decode, interpret
-from tests.support.regions import Region, region, tensor_of
+from tests.support.regions import region
+from tests.support.windows import SMALL, Case, assert_as_eager, prepared
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
-SMALL = replace(H200, multiprocessors=1, l2_bytes=4096)
 
-Case = tuple[Callable[[Tensor], Tensor | tuple[Tensor, ...]], tuple[int, ...], torch.dtype]
 POOLS: dict[str, Case] = {
-    "maxima of halves": (lambda x: F.max_pool2d(x, 5, 1, 2), (2, 16, 11, 13), torch.float16),
-    "maxima": (lambda x: F.max_pool2d(x, 3, 1, 1), (2, 24, 35, 7), torch.float32),
-    "averages": (lambda x: F.avg_pool2d(x, 3, 1, 1), (2, 16, 19, 21), torch.bfloat16),
-    "doubles": (lambda x: F.avg_pool2d(x, 3, 1, 1), (2, 16, 9, 9), torch.float64),
-    "in steps": (lambda x: F.max_pool2d(x, 5, 2, 2), (2, 16, 31, 30), torch.float16),
-    "without border": (lambda x: F.avg_pool2d(x, 4, 1), (2, 8, 19, 21), torch.float16),
-    "computed points": (lambda x: F.avg_pool2d(torch.relu(x) * 2, 3, 1, 1), (2, 16, 19, 21), torch.float32),
-    "wide windows": (lambda x: F.max_pool2d(x, 13, 1, 6), (2, 8, 20, 20), torch.float16),
-    "wide averages": (lambda x: F.avg_pool2d(x, 13, 1, 6), (2, 8, 20, 20), torch.float32),
-    "two windows": (lambda x: (F.max_pool2d(x, 3, 1, 1), F.avg_pool2d(x, 3, 1, 1)), (2, 8, 20, 20), torch.float16),
-    "more for each result": (lambda x: F.max_pool2d(x, 3, 1, 1) - x, (2, 8, 20, 20), torch.float32),
+    "maxima of halves": (lambda x: F.max_pool2d(x, 5, 1, 2), ((2, 16, 11, 13),), torch.float16),
+    "maxima": (lambda x: F.max_pool2d(x, 3, 1, 1), ((2, 24, 35, 7),), torch.float32),
+    "averages": (lambda x: F.avg_pool2d(x, 3, 1, 1), ((2, 16, 19, 21),), torch.bfloat16),
+    "doubles": (lambda x: F.avg_pool2d(x, 3, 1, 1), ((2, 16, 9, 9),), torch.float64),
+    "in steps": (lambda x: F.max_pool2d(x, 5, 2, 2), ((2, 16, 31, 30),), torch.float16),
+    "without border": (lambda x: F.avg_pool2d(x, 4, 1), ((2, 8, 19, 21),), torch.float16),
+    "computed points": (lambda x: F.avg_pool2d(torch.relu(x) * 2, 3, 1, 1), ((2, 16, 19, 21),), torch.float32),
+    "wide windows": (lambda x: F.max_pool2d(x, 13, 1, 6), ((2, 8, 20, 20),), torch.float16),
+    "wide averages": (lambda x: F.avg_pool2d(x, 13, 1, 6), ((2, 8, 20, 20),), torch.float32),
+    "two windows": (lambda x: (F.max_pool2d(x, 3, 1, 1), F.avg_pool2d(x, 3, 1, 1)), ((2, 8, 20, 20),), torch.float16),
+    "more for each result": (lambda x: F.max_pool2d(x, 3, 1, 1) - x, ((2, 8, 20, 20),), torch.float32),
 }
 SAME = {"channels_last": True, "result_last": True, "groups": 16}
 DEPTHWISE = {
@@ -52,11 +49,11 @@ DEPTHWISE = {
     "without border": Convolution((2, 16, 13, 15), 16, (5, 5), (1, 1), (0, 0), (1, 1), **SAME),
 }  # fmt: skip
 NOT: dict[str, Case] = {
-    "few windows need a point": (lambda x: F.max_pool2d(x, 3, 2, 1), (2, 16, 31, 30), torch.float16),
-    "long windows": (lambda x: F.max_pool2d(x, (65, 1), 1, (32, 0)), (1, 16, 80, 3), torch.float16),
-    "windows side by side": (lambda x: F.max_pool2d(x, 2), (2, 16, 32, 30), torch.float16),
-    "channels that are no vectors": (lambda x: F.max_pool2d(x, 3, 1, 1), (2, 15, 32, 30), torch.float16),
-    "results channels first": (lambda x: F.max_pool2d(x, 3, 1, 1).contiguous(), (2, 16, 32, 30), torch.float16),
+    "few windows need a point": (lambda x: F.max_pool2d(x, 3, 2, 1), ((2, 16, 31, 30),), torch.float16),
+    "long windows": (lambda x: F.max_pool2d(x, (65, 1), 1, (32, 0)), ((1, 16, 80, 3),), torch.float16),
+    "windows side by side": (lambda x: F.max_pool2d(x, 2), ((2, 16, 32, 30),), torch.float16),
+    "channels that are no vectors": (lambda x: F.max_pool2d(x, 3, 1, 1), ((2, 15, 32, 30),), torch.float16),
+    "results channels first": (lambda x: F.max_pool2d(x, 3, 1, 1).contiguous(), ((2, 16, 32, 30),), torch.float16),
 }
 
 
@@ -64,15 +61,6 @@ NOT: dict[str, Case] = {
 def _however_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests have fewer results than are worth it."""
     monkeypatch.setattr("fusepass.codegen.schedule.line_windows._BLOCKS", 0)
-
-
-def _made(case: Case) -> tuple[Region, Program]:
-    function, shape, dtype = case
-    x = torch.randn(shape).to(dtype).to(memory_format=torch.channels_last)
-    special = torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0]).to(dtype)
-    x.permute(0, 2, 3, 1).view(-1)[torch.randperm(x.numel())[:4]] = special
-    made = region(function, x)
-    return made, made.passed(pass_options(SMALL))
 
 
 def _direct(program: Program) -> list[tuple[int, int, Schedule]]:
@@ -89,12 +77,11 @@ def _direct(program: Program) -> list[tuple[int, int, Schedule]]:
 @pytest.mark.parametrize("name", POOLS)
 @pytest.mark.thinned(2)
 def test_pools(name: str) -> None:
-    made, program = _made(POOLS[name])
+    made, program = prepared(POOLS[name], torch.channels_last)
     ((number, rank, plan),) = _direct(program)
     assert plan.unroll > 1
     results = emulate(program, render(program, SMALL, arrangement=Arrangement(number, rank)), made.memory(program))
-    for output, wanted in zip(program.outputs, made.eager(), strict=True):
-        torch.testing.assert_close(tensor_of(results[output], program.buffer(output)), wanted, equal_nan=True)
+    assert_as_eager(made, program, results)
 
 
 @needs_compiler
@@ -116,11 +103,11 @@ def test_depthwise(name: str, *, finite: bool) -> None:
 
 @pytest.mark.parametrize("name", NOT)
 def test_threads_have_vectors_of_their_own(name: str) -> None:
-    assert not _direct(_made(NOT[name])[1])
+    assert not _direct(prepared(NOT[name], torch.channels_last)[1])
 
 
 def test_inputs_that_begin_anywhere_are_read_element_by_element() -> None:
-    _, program = _made(POOLS["maxima"])
+    _, program = prepared(POOLS["maxima"], torch.channels_last)
     assert not any(each.plan.direct for each in ranking(program.kernels[0], program, SMALL, aligned=False))
 
 
@@ -139,19 +126,20 @@ def test_each_vector_is_read_once() -> None:
 @needs_compiler
 def test_places_that_need_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusepass.codegen.schedule._MAX_INT", 0)
-    made, program = _made(POOLS["maxima of halves"])
+    made, program = prepared(POOLS["maxima of halves"], torch.channels_last)
     ((number, rank, _),) = _direct(program)
     source = render(program, SMALL, arrangement=Arrangement(number, rank))
     assert "* int64_t(point_0)" in source.text
     results = emulate(program, source, made.memory(program))
-    (output,) = program.outputs
-    torch.testing.assert_close(tensor_of(results[output], program.buffer(output)), made.eager()[0], equal_nan=True)
+    assert_as_eager(made, program, results)
 
 
 @needs_compiler
 def test_results_do_not_depend_on_which_block_ends_last() -> None:
     """Sums that neighbours share are added up in another order by the threads of another block: one stores them."""
-    made, program = _made((lambda x: F.avg_pool2d(x, 13, 1, 6) * 0.7, (1, 256, 20, 8), torch.float32))
+    made, program = prepared(
+        (lambda x: F.avg_pool2d(x, 13, 1, 6) * 0.7, ((1, 256, 20, 8),), torch.float32), torch.channels_last
+    )
     ((number, rank, plan),) = _direct(program)
     assert 20 % plan.band
     source = render(program, SMALL, arrangement=Arrangement(number, rank))

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.index import Axis, Index, axis_index
-from fusepass.codegen.ir.program import Kernel, Program, Store
+from fusepass.codegen.ir.program import Kernel, Store
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking, schedule
 from fusepass.codegen.schedule.arrangement import Arrangement
 from fusepass.codegen.schedule.patch_results import images_together
-from fusepass.codegen.schedule.plan import Schedule
 from tests.support.convolutions import Case as Convolution
 from tests.support.convolutions import generated
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import decode, interpret
-from tests.support.regions import Region, region, tensor_of
+from tests.support.regions import region, tensor_of
+from tests.support.windows import SMALL, Case, assert_as_eager, prepared, ways
 from tests.unit.test_render_cuda import inputs_of
 
-SMALL = replace(DeviceFacts.h200(), multiprocessors=1, l2_bytes=4096)
-
-Case = tuple[Callable[..., Tensor | tuple[Tensor, ...]], tuple[tuple[int, ...], ...], torch.dtype]
 TOGETHER: dict[str, Case] = {
     "bands of an image": (lambda x: F.avg_pool2d(x, 3, 1, 1), ((1, 3, 131, 61),), torch.float16),
     "several images": (lambda x: F.max_pool2d(x, 3, 1, 1), ((3, 8, 7, 7),), torch.bfloat16),
@@ -64,55 +59,38 @@ ALONE: dict[str, Case] = {
 }
 
 
-def _made(case: Case) -> tuple[Region, Program]:
-    function, shapes, dtype = case
-    inputs = [torch.randn(shape).to(dtype) for shape in shapes]
-    first = inputs[0].view(-1)
-    special = torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0]).to(dtype)
-    first[torch.randperm(first.numel())[:4]] = special
-    made = region(function, *inputs)
-    return made, made.passed(pass_options(SMALL))
-
-
-def _ways(program: Program) -> list[Schedule]:
-    """The schedules that are timed of the last kernel, what the rules choose first."""
-    return [each.plan for each in ranking(program.kernels[-1], program, SMALL)]
-
-
 @needs_compiler
 @pytest.mark.parametrize("name", TOGETHER)
 @pytest.mark.thinned(2)
 def test_values(name: str) -> None:
-    made, program = _made(TOGETHER[name])
-    rank = next(number for number, plan in enumerate(_ways(program)) if plan.exchanges)
+    made, program = prepared(TOGETHER[name])
+    rank = next(number for number, plan in enumerate(ways(program)) if plan.exchanges)
     source = render(program, SMALL, arrangement=Arrangement(len(program.kernels) - 1, rank))
     assert "_results" in source.text
     results = emulate(program, source, made.memory(program))
-    for output, wanted in zip(program.outputs, made.eager(), strict=True):
-        torch.testing.assert_close(tensor_of(results[output], program.buffer(output)), wanted, equal_nan=True)
+    assert_as_eager(made, program, results)
 
 
 @needs_compiler
 def test_places_that_need_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusepass.codegen.schedule._MAX_INT", 0)
-    made, program = _made(TOGETHER["bands of an image"])
+    made, program = prepared(TOGETHER["bands of an image"])
     source = render(program, SMALL)
     assert "const int64_t out0_begin" in source.text
     results = emulate(program, source, made.memory(program))
-    output = program.outputs[0]
-    torch.testing.assert_close(tensor_of(results[output], program.buffer(output)), made.eager()[0], equal_nan=True)
+    assert_as_eager(made, program, results)
 
 
 @pytest.mark.parametrize("name", ALONE)
 def test_threads_store_their_own(name: str) -> None:
     """Where they may in whole vectors, where results do not lie together, and where one that stands behind a row would load what is not there."""
-    _, program = _made(ALONE[name])
-    assert not any(plan.exchanges and plan.image for plan in _ways(program))
+    _, program = prepared(ALONE[name])
+    assert not any(plan.exchanges and plan.image for plan in ways(program))
 
 
 def test_both_ways_are_timed_where_schedules_are_measured() -> None:
-    _, program = _made(TOGETHER["several images"])
-    assert {(True, 7), (True, 4), (True, 2), (False, 1)} <= {(plan.exchanges, plan.width) for plan in _ways(program)}
+    _, program = prepared(TOGETHER["several images"])
+    assert {(True, 7), (True, 4), (True, 2), (False, 1)} <= {(plan.exchanges, plan.width) for plan in ways(program)}
 
 
 def test_large_odd_images_leave_together() -> None:
@@ -173,8 +151,8 @@ WHOLE_ROWS = {
 def test_threads_with_whole_rows(name: str) -> None:
     """Of small images: they know which points are there, and tiles have what images have, once."""
     program = generated(WHOLE_ROWS[name])
-    ways = ranking(program.kernels[0], program, SMALL)
-    rank, plan = next((rank, each.plan) for rank, each in enumerate(ways) if each.plan.width > 4)
+    timed = ranking(program.kernels[0], program, SMALL)
+    rank, plan = next((rank, each.plan) for rank, each in enumerate(timed) if each.plan.width > 4)
     assert (plan.lanes, plan.width) == (1, plan.image[1].size)
     inputs = inputs_of(program)
     source = render(program, SMALL, arrangement=Arrangement(0, rank))

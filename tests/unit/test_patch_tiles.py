@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -20,8 +19,7 @@ from fusepass.codegen.schedule.arrangement import Arrangement
 from fusepass.codegen.source import Source
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import region, tensor_of
-
-SMALL = replace(DeviceFacts.h200(), multiprocessors=1, l2_bytes=4096)
+from tests.support.windows import SMALL
 
 Case = tuple[Callable[[Tensor], Tensor], tuple[int, ...], torch.dtype]
 TOGETHER: dict[str, Case] = {

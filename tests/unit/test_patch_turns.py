@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
-from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking, schedule
 from fusepass.codegen.schedule.arrangement import Arrangement
 from fusepass.codegen.schedule.banks import turns_of_access
-from fusepass.codegen.schedule.plan import Schedule
 from fusepass.codegen.schedule.shape import ceil
 from tests.support.convolutions import DEPTHWISE, generated
 from tests.support.emulate import emulate, needs_compiler
-from tests.support.regions import Region, region, tensor_of
+from tests.support.regions import region
+from tests.support.windows import SMALL, Case, assert_as_eager, prepared, ways
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
-SMALL = replace(H200, multiprocessors=1, l2_bytes=4096)
 
-Case = tuple[Callable[..., Tensor | tuple[Tensor, ...]], tuple[tuple[int, ...], ...], torch.dtype]
 CASES: dict[str, Case] = {
     "wide windows": (lambda x: F.max_pool2d(x, 13, 1, 6), ((2, 8, 20, 20),), torch.float32),
     "pairs of halves": (lambda x: F.max_pool2d(x, 13, 1, 6), ((2, 8, 20, 20),), torch.bfloat16),
@@ -62,56 +57,36 @@ CASES: dict[str, Case] = {
 }
 
 
-def _made(name: str) -> tuple[Region, Program]:
-    function, shapes, dtype = CASES[name]
-    inputs = [torch.randn(shape).to(dtype) for shape in shapes]
-    first = inputs[0].view(-1)
-    first[torch.randperm(first.numel())[:4]] = torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0]).to(dtype)
-    made = region(function, *inputs)
-    return made, made.passed(pass_options(SMALL))
-
-
-def _ways(program: Program) -> list[Schedule]:
-    """The schedules that are timed of the last kernel, what the rules choose first."""
-    return [each.plan for each in ranking(program.kernels[-1], program, SMALL)]
-
-
-def _agrees(made: Region, program: Program, results: dict[str, object]) -> None:
-    for output, wanted in zip(program.outputs, made.eager(), strict=True):
-        got = tensor_of(results[output], program.buffer(output))  # type: ignore[arg-type]
-        torch.testing.assert_close(got, wanted, equal_nan=True)
-
-
 @needs_compiler
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.thinned(3)
 def test_values(name: str) -> None:
     """Of all ways to do it that are timed: for results of one to four neighbours that leave by themselves or together."""
-    made, program = _made(name)
-    ranks = [rank for rank, plan in enumerate(_ways(program)) if plan.along]
+    made, program = prepared(CASES[name])
+    ranks = [rank for rank, plan in enumerate(ways(program)) if plan.along]
     assert ranks
     for rank in ranks:
         source = render(program, SMALL, arrangement=Arrangement(len(program.kernels) - 1, rank))
         assert "_rows" in source.text
-        _agrees(made, program, emulate(program, source, made.memory(program)))
+        assert_as_eager(made, program, emulate(program, source, made.memory(program)))
 
 
 @needs_compiler
 def test_inputs_that_begin_anywhere() -> None:
-    made, program = _made("wide windows")
+    made, program = prepared(CASES["wide windows"])
     source = render(program, SMALL, aligned=False)
     assert "begin_copy_bytes<4>" in source.text or "begin_copy_or<1>" in source.text
-    _agrees(made, program, emulate(program, source, made.memory(program), shift=1))
+    assert_as_eager(made, program, emulate(program, source, made.memory(program), shift=1))
 
 
 @needs_compiler
 def test_places_that_need_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusepass.codegen.schedule._MAX_INT", 0)
-    made, program = _made("odd images")
+    made, program = prepared(CASES["odd images"])
     source = render(program, SMALL)
     assert "const int64_t first_image" in source.text
     assert "_rows" in source.text
-    _agrees(made, program, emulate(program, source, made.memory(program)))
+    assert_as_eager(made, program, emulate(program, source, made.memory(program)))
 
 
 @needs_compiler
@@ -119,7 +94,7 @@ def test_what_is_reduced_over_positions() -> None:
     made = region(lambda x: F.max_pool2d(x, 5, 1, 2).mean((2, 3)), torch.randn(4, 16, 28, 28))
     program = made.passed(pass_options(SMALL))
     assert schedule(program.kernels[0], program, SMALL).along
-    _agrees(made, program, emulate(program, render(program, SMALL), made.memory(program)))
+    assert_as_eager(made, program, emulate(program, render(program, SMALL), made.memory(program)))
 
 
 def test_each_row_is_read_and_reduced_once() -> None:
@@ -170,9 +145,9 @@ def test_threads_below_each_other(name: str, monkeypatch: pytest.MonkeyPatch) ->
     """Rows of odd lengths lie in different banks of shared memory; values are the same."""
     program = generated(DEPTHWISE[name])
     inputs = inputs_of(program)
-    ways = ranking(program.kernels[0], program, SMALL)
-    rank = next(number for number, each in enumerate(ways) if each.plan.exchanges and each.plan.groups > 1)
-    plan = ways[rank].plan
+    timed = ranking(program.kernels[0], program, SMALL)
+    rank = next(number for number, each in enumerate(timed) if each.plan.exchanges and each.plan.groups > 1)
+    plan = timed[rank].plan
     found = []
     for upright in (False, True):
         turned = replace(plan, upright=upright)
