@@ -52,12 +52,15 @@ def gathered(call: Call, a: Tensor, shape: Sequence[int], lookups: Lookups) -> T
     """
     context = call.context
     source = a if _movable(a) else context.materialize(a, f"{call.origin}_table", call.origin)
+    axes = context.axes(source.shape)
 
     def at(c: Coordinates) -> Expr:
         fixed, found = lookups(c)
-        axes = {d: Axis(f"lookup{d}", source.shape[d]) for d in found}
-        moved = tuple(axis_index(axes[d]) if d in axes else i for d, i in enumerate(fixed))
-        return _moved(context, source.at(moved), {axes[d]: lookup for d, lookup in found.items()})
+        inside = source.at(
+            tuple(map(axis_index, axes))
+        )  # of coordinates that may leave the source, quotients would be left
+        value = context.builder.rewrite(inside, {axis: fixed[d] for d, axis in enumerate(axes) if d not in found})
+        return _moved(context, value, {axes[d]: lookup for d, lookup in found.items()})
 
     return context.tensor(shape, a.dtype, at, windowed=a.windowed)
 
@@ -76,14 +79,14 @@ def _moved(context: Context, value: Expr, lookups: Mapping[Axis, Lookup]) -> Exp
     """`value` with the loads in it moved along the axes that are looked up."""
     start = dict.fromkeys(lookups, Index())
     indices = [node.index for node in walk(value) if isinstance(node, Load | Gather)]
-    moving = {axis for axis in lookups if any(index.stride(axis) for index in indices)}
+    moving = {axis for axis in lookups if any(_stride(index, axis) for index in indices)}
 
     def places(index: Index) -> tuple[Place, ...]:
         # One of stride 0 moves nothing, and reports a place outside where no other does.
         return tuple(
-            Place(found.place, index.stride(axis) or 0, found.size, found.checked)
+            Place(found.place, _stride(index, axis), found.size, found.checked)
             for axis, found in lookups.items()
-            if index.stride(axis) or axis not in moving
+            if _stride(index, axis) or axis not in moving
         )
 
     def leaf(node: Expr) -> Expr | None:
@@ -100,6 +103,12 @@ def _moved(context: Context, value: Expr, lookups: Mapping[Axis, Lookup]) -> Exp
                 return None
 
     return context.builder.rewrite(value, leaf=leaf)
+
+
+def _stride(index: Index, axis: Axis) -> int:
+    found = index.stride(axis)
+    assert found is not None, f"{index} is not linear in a place: its table is materialised"
+    return found
 
 
 def position(context: Context, value: Tensor, c: Coordinates) -> Expr:

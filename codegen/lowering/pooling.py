@@ -129,7 +129,7 @@ def pool(
 def _inside(context: Context, a: Tensor, outer: Coordinates, inner: Sequence[Index]) -> Expr:
     """`a` at places of which those along the last dimensions, `inner`, lie inside of it: so no quotient by a size is left of them."""
     sizes = a.shape[len(a.shape) - len(inner) :]
-    axes = tuple(Axis(f"inside{number}", size) for number, size in enumerate(sizes))
+    axes = context.axes(sizes)
     value = a.at((*outer, *map(axis_index, axes)))
     return context.builder.rewrite(value, dict(zip(axes, inner, strict=True)))
 

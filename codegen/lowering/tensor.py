@@ -77,6 +77,12 @@ class Context:
     anchor_format: AnchorFormat = AnchorFormat.CALLER
     tf32: bool = False  # whether the library rounds the operands of a float32 convolution
     cuda: bool = False  # whether the region runs on a GPU
+    _made: int = 0  # axes of `axes`
+
+    def axes(self, shape: Sequence[int]) -> tuple[Axis, ...]:
+        """An axis for each dimension, equal to no other one: what is read at it is to be found again, and replaced."""
+        self._made += len(shape)
+        return tuple(Axis(f"at{self._made - number}", size) for number, size in enumerate(shape))
 
     def tensor(
         self, shape: Sequence[int], dtype: DType, at: Callable[[Coordinates], Expr], *, windowed: bool = False

@@ -26,6 +26,11 @@ from tests.support.regions import Functional, region
 
 TABLE, IDS = torch.randn(7, 5, 3, dtype=torch.float64), torch.tensor([[6, 0, 2], [2, 5, 1]])
 
+
+def _halves_exchanged(x: Tensor) -> Tensor:
+    return torch.cat([x[:, 3:], x[:, :3]], 1)
+
+
 CASES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "embedding": lambda x, i: F.embedding(i, x[:, :, 0]) * 2,
     "embedding of a transposed table": lambda x, i: F.embedding(i, x[:, 0].contiguous().t().contiguous().t()),
@@ -39,6 +44,8 @@ CASES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "an index behind a slice": lambda x, i: x[:, 1:4][:, i % 3],
     "a slice of what is looked up": lambda x, i: x[i][:, 1:, ::2].exp(),
     "looked up twice": lambda x, i: x[i][i % 2],
+    "looked up, and what lies across, in as many rows": lambda x, i: x[:5, :, 0][i[0] % 5].t()[i[1] % 5] + 1,
+    "columns of a mean, moved round": lambda x, i: _halves_exchanged(torch.stack([x, x * 2]).mean(0)[:, :, 0][i[0]]),
     "an activation of the table": lambda x, i: torch.tanh(x)[i] + 1,
     "a softmax of the table": lambda x, i: torch.softmax(x, 0)[i],
     "a padded table": lambda x, i: F.pad(x, (1, 1))[i],
