@@ -141,11 +141,17 @@ def _build_missing(missing: Mapping[str, Source]) -> dict[str, Path | BuildError
     import torch.utils.cpp_extension  # noqa: F401
 
     jobs = min(current().jobs, len(missing))
-    with _progress(len(missing)), _variables(lacking), ThreadPoolExecutor(jobs) as pool:
-        built = {
-            key: pool.submit(contextvars.copy_context().run, _build_one, key, source) for key, source in missing.items()
-        }
-        return {key: future.result() for key, future in built.items()}
+    with _progress(len(missing)), _variables(lacking):
+        if (
+            jobs == 1
+        ):  # in this thread: as the interpreter ends, no pool takes anything, and `quick` waits for its library
+            return {key: _build_one(key, source) for key, source in missing.items()}
+        with ThreadPoolExecutor(jobs) as pool:
+            built = {
+                key: pool.submit(contextvars.copy_context().run, _build_one, key, source)
+                for key, source in missing.items()
+            }
+            return {key: future.result() for key, future in built.items()}
 
 
 def _build_one(key: str, source: Source) -> Path | BuildError:

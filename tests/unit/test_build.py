@@ -320,6 +320,22 @@ def test_a_warm_start_runs_no_program_and_imports_no_builder(monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("directory")
+def test_what_is_built_as_the_interpreter_ends_is_built_in_silence() -> None:
+    body = """\
+        import threading
+        ended = threading.Event()
+        threading._register_atexit(ended.set)  # what a pool does, after which it takes nothing
+        thread = threading.Thread(target=lambda: (ended.wait(), time.sleep(0.1), print(build(source))), daemon=True)
+        thread.start()
+        import atexit
+        atexit.register(thread.join)
+        """
+    done = subprocess.run(script(scale(5), body), capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert run(Path(done.stdout.strip()))[1] == 5
+
+
+@pytest.mark.usefixtures("directory")
 def test_a_damaged_library_is_built_anew() -> None:
     library = build(scale(2))
     damaged = library.with_suffix(".damaged")
