@@ -36,6 +36,7 @@ _MOST_CONDITIONAL = 4
 _MOST_TRACEABLE = 16
 """Specialisations that torch.compile and torch.export may trace: each has operators of its own, registered for good."""
 
+_UNTRACED = "every call so far ran as the original operators"
 _ROUTE_WORDS = {CaptureRoute.DYNAMO: "captured by Dynamo", CaptureRoute.UNTOUCHED: "not captured"}
 _Found = tuple[Specialisation, tuple[torch.Tensor, ...]]
 
@@ -170,7 +171,8 @@ class Specialiser:
             capture=max(kinds, key=list(CaptureRoute).index, default=CaptureRoute.UNTOUCHED),
             refusals=tuple(refusals.values()),
             fallbacks=self._fallbacks.records(),
-            reason="; ".join(refusals) or (None if kinds else "not called yet"),
+            reason="; ".join(refusals)
+            or (None if kinds else _UNTRACED if self._fallbacks.records() else "not called yet"),
             cuda_graphs=self._without_graphs(routes),
         )
         return replace(Report.merge([own, *reports]), model=self._name, capture=own.capture, reason=own.reason)
@@ -284,17 +286,17 @@ class Specialiser:
                 compiled = compile_graph(
                     captured.graph, name=self._name, fallbacks=self._fallbacks, forms=self._forms, exact_inputs=True
                 )
+                report = replace(compiled.report, seconds=(("capture", seconds), *compiled.report.seconds))
+                compiled = replace(compiled, report=report)
+                traceable = len(self._traceable) < _MOST_TRACEABLE
+                made = Specialisation(
+                    self._model, captured, compiled, tensors, cuda_graphs=config.cuda_graphs, traceable=traceable,
+                    alone=self._forward is None,
+                )  # fmt: skip
             except Exception as bug:  # ours, but not a reason for the user's model not to run
                 if config.debug:
                     raise
                 return CaptureFailure(f"internal error: {type(bug).__name__}: {bug}", final=True, lasting=True)
-        report = replace(compiled.report, seconds=(("capture", seconds), *compiled.report.seconds))
-        compiled = replace(compiled, report=report)
-        traceable = len(self._traceable) < _MOST_TRACEABLE
-        made = Specialisation(
-            self._model, captured, compiled, tensors, cuda_graphs=config.cuda_graphs, traceable=traceable,
-            alone=self._forward is None,
-        )  # fmt: skip
         if made.inline is not None:
             self._traceable = (*self._traceable, made)
         self.table.add(made, tensors, config.max_signatures)

@@ -122,6 +122,8 @@ def _field_names(leaf: object) -> tuple[str, ...] | None:
     """The fields of a dataclass instance that has nothing else to it; None for anything else."""
     if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type | torch.nn.Module):
         return None
+    if type(leaf).__new__ is not object.__new__:  # a dict or a list as well, or one that checks what it is made of
+        return None
     names = tuple(field.name for field in dataclasses.fields(leaf))
     if set(getattr(leaf, "__dict__", names)) != set(names):
         return None

@@ -382,6 +382,18 @@ def test_python_counters_count_once_per_call() -> None:
     assert opt.report().capture is CaptureRoute.DYNAMO
 
 
+def test_what_goes_to_dynamo_is_served_while_another_thread_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return x if float(x.sum()) > 1e9 else torch.tanh(x) + 1
+
+    model = module(forward)
+    opt = fusepass.optimize(model)
+    close(opt(X), model(X))
+    assert opt.report().capture is CaptureRoute.DYNAMO
+    monkeypatch.setattr("torch.fx._symbolic_trace._is_fx_tracing_flag", True)  # of the process
+    close(opt(X), model(X))
+
+
 def test_inputs_without_a_value_go_to_dynamo() -> None:
     class Holder:
         factor = 3
@@ -502,6 +514,13 @@ def test_internal_errors_are_told_and_the_original_runs(net: Net, monkeypatch: p
         close(opt(X), net(X))
     with pytest.raises(KeyError, match="lost"):
         fusepass.optimize(net, debug=True)(X)
+
+
+def test_a_specialisation_that_cannot_be_made_is_an_internal_error(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusepass.specialise.Specialisation", mock.Mock(side_effect=KeyError("lost")))
+    opt = fusepass.optimize(net)
+    with pytest.warns(FusepassWarning, match="internal error: KeyError: 'lost'"):
+        close(opt(X), net(X))
 
 
 def test_unsupported_devices_are_left_alone() -> None:
