@@ -18,8 +18,9 @@ class Choice:
 
     Attributes:
         chosen: its name, `EAGER`, `GENERATED` or that of another variant.
-        seconds: typical seconds of one run of each candidate, by name; empty where nothing was measured.
-        speedup: speed of the best generated candidate as a multiple of eager's; 0 where nothing was measured.
+        seconds: seconds of one run of each candidate, the lower quartile of its rounds, by name; empty where nothing was measured.
+        speedup: speed of the best generated candidate as a multiple of eager's, the median of the rounds' ratios; 0 where nothing was
+            measured.
         recorded: whether it was found out earlier and read from the disk.
         reason: why times did not decide; None where they did.
         interval: bounds within which `speedup` lies by all rounds; zeros where nothing was measured.
@@ -59,8 +60,8 @@ class Choice:
         left = "left to eager: " if self.leaves_eager else ""
         doubt = f"undecided, {self.reason}; " if self.reason else ""
         bounds = " ({:.2f} to {:.2f})".format(*self.interval) if self.interval[1] else ""
-        speed = f"generated code runs at {self.speedup:.2f}x eager{bounds}"
-        return f'{left}chosen "{self.chosen}": {doubt}{speed}, {how} ({times})'
+        speed = f"generated code runs at {self.speedup:.2f}x eager in the median round{bounds}"
+        return f'{left}chosen "{self.chosen}": {doubt}{speed}, {how} (lower quartiles: {times})'
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Choice:

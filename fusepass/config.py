@@ -84,7 +84,14 @@ class Config:
     progress: bool | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "disable", _names(self.disable))
+        try:
+            object.__setattr__(self, "disable", _names(self.disable))
+        except ValueError as allowed:
+            raise ValueError(f"disable is {self.disable!r}; allowed is: {allowed}") from None
+        for option, needed in (("cache_dir", True), ("dump", False)):
+            value = getattr(self, option)
+            if not isinstance(value, str | os.PathLike) and (needed or value is not None):
+                raise ValueError(f"{option} is {value!r}; allowed is a path{'' if needed else ', or None'}")
         if self.algebra not in list(Algebra):
             raise ValueError(f"algebra is {self.algebra!r}; allowed is one of {', '.join(Algebra)}")
         object.__setattr__(self, "algebra", Algebra(self.algebra))
@@ -182,6 +189,8 @@ def _effort(text: str) -> str:
 def _names(names: str | Collection[str]) -> frozenset[str]:
     """The set of `names`, given as such or separated by commas; on and off as for a flag."""
     if not isinstance(names, str):
+        if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
+            raise ValueError("names of rules and patterns: one text, or several in a set or list")
         return frozenset(names)
     if names.lower() in _NO:
         return frozenset()

@@ -218,7 +218,7 @@ def _measured(work: Work, calls: Mapping[str, Callable[..., Any]], effort: str) 
         kept = {name: call for name, call in calls.items() if found[name].verdict is not Verdict.DIFFERENT}
         if not kept:
             return Choice(EAGER, reason="no candidate gives the operators' results", dropped=dropped)
-        check = "; ".join(dict.fromkeys(str(found[name]) for name in kept))
+        check = _of_all({name: str(found[name]) for name in kept})
         untimed = _untimed()
         if untimed is not None:
             choice = Choice(next(iter(kept)), reason=untimed)
@@ -227,6 +227,12 @@ def _measured(work: Work, calls: Mapping[str, Callable[..., Any]], effort: str) 
             rivals = [each.name for each in work.candidates if each.variant.arrangement != RULES]
             choice = fastest(work.original(), kept, like, work.device, BUDGETS[effort], rivals)
     return replace(choice, check=check, dropped=dropped)
+
+
+def _of_all(said: Mapping[str, str]) -> str:
+    """What is said of each candidate, by its name unless the same is said of all."""
+    alike = {*said.values()}
+    return alike.pop() if len(alike) == 1 else "; ".join(f'"{name}": {words}' for name, words in said.items())
 
 
 def _record(work: Work, choice: Choice, effort: str) -> choices.Record:

@@ -126,7 +126,8 @@ def test_an_override_out_of_range_is_refused_and_not_kept(options: dict[str, int
     [
         ("cuda_graphs", "yes", "True, False"), ("debug", 1, "True, False"), ("progress", 0, "True, False, None"),
         ("jobs", 1.5, "a whole number from 1 on"), ("algebra", "fast", "off, safe, finite"),
-        ("tune", "slow", "off, fast, max"),
+        ("tune", "slow", "off, fast, max"), ("disable", 3, "names of rules and patterns"), ("cache_dir", None, "a path"),
+        ("dump", 3, "a path, or None"),
     ],
 )  # fmt: skip
 def test_a_value_of_another_kind_is_refused_with_what_is_allowed(option: str, value: Any, allowed: str) -> None:

@@ -106,7 +106,7 @@ def test_a_choice_is_kept_and_told() -> None:
     report = replace(REPORT, regions=(left, unclear))
     assert Report.from_json(report.to_json()) == report
     words = " ".join(str(report).split())
-    told = 'left to eager: chosen "eager": generated code runs at 0.80x eager (0.79 to 0.82), measured (eager 2 ms, generated 2.5 ms); "x" is not used: no'
+    told = 'left to eager: chosen "eager": generated code runs at 0.80x eager in the median round (0.79 to 0.82), measured (lower quartiles: eager 2 ms, generated 2.5 ms); "x" is not used: no'
     assert told in words
     assert 'chosen "generated": not measured, a tensor has no elements' in words
     assert "regions: 1 eager, 1 fused" in words
