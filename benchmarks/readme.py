@@ -20,7 +20,7 @@ from benchmarks.implementations import RIVALS, Implementation
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "benchmarks" / "results" / "h200.json"
 GROUPS = {
-    RUN.with_name("h200_default.json"): "workloads of the plain run, beside torch.compile's default mode alone",
+    RUN.with_name("h200_default.json"): "workloads of the plain run",
     RUN.with_name("h100_chains.json"): "further chains and blocks of `benchmarks/chains.py`",
     RUN.with_name("h200_single.json"): "single operators and losses of `--group single`",
     RUN.with_name("h100_single.json"): "single operators and losses of a later run",
@@ -50,13 +50,14 @@ def block() -> str:
     timed = _timed(rows)
     means = [_mean(mission, rival) for rival in RIVALS]
     devices = run.get("devices", 1)
+    groups = {path: _read(path) for path in GROUPS if path.exists()}
     lines = [
         f"On {'one' if devices == 1 else devices} {run['device']} (torch {run['torch']}), measured together on commit {run['commit']}: medians of side-by-side "
         "calls with the L2 cache flushed",
         "and fresh random inputs; results were checked against float64. Modules as built (training mode), under `no_grad`, "
         "default flags.",
         *(
-            ["x torch.compile is beside the faster of its modes, default and max-autotune-no-cudagraphs."]
+            ["The last column compares with the faster of torch.compile's modes, default and max-autotune-no-cudagraphs."]
             * ("autotune" in timed)
         ),
         "Milliseconds:",
@@ -68,8 +69,9 @@ def block() -> str:
         "",
         *_said_of("other workloads of `benchmarks/workloads.py`", others),
         *_said_of("of them that are convolutions", [row for row in others if "conv" in row["workload"]]),
-        *(line for path, what in GROUPS.items() if path.exists() for line in _said_of_group(path, what)),
-        *_slower([*rows, *(row for path in GROUPS if path.exists() for row in _read(path)["rows"])]),
+        *(["The runs below time torch.compile in its default mode alone."] * (not any(map(_tries_all_modes, groups.values())))),
+        *(line for path, run in groups.items() for line in _said_of_group(GROUPS[path], run)),
+        *_slower([run, *groups.values()]),
         *_wrong(rows),
         *textwrap.wrap(run.get("note", ""), 120),
         "",
@@ -156,24 +158,30 @@ def _said_of(what: str, rows: Sequence[dict[str, Any]]) -> list[str]:
     return [f"Over the {len(right)} {what} the geometric mean is {' and '.join(parts)}."]
 
 
-def _said_of_group(path: Path, what: str) -> list[str]:
+def _said_of_group(what: str, run: dict[str, Any]) -> list[str]:
     """The same of a group that was measured by itself."""
-    run = _read(path)
     few = f" (of {len(run['rows']) + len(run['left_out'])})" if run["left_out"] else ""
-    where = "" if run["device"] == _read(RUN)["device"] else f" on one {run['device']}"
-    return _said_of(f"{what}{few},{where} on commit {run['commit']},", run["rows"])
+    return _said_of(f"{what}{few},{_where(run)} on commit {run['commit']},", run["rows"])
 
 
-def _slower(rows: Iterable[dict[str, Any]]) -> list[str]:
+def _where(run: dict[str, Any]) -> str:
+    """The device, unless it is that of the table."""
+    return "" if run["device"] == _read(RUN)["device"] else f" on one {run['device']}"
+
+
+def _tries_all_modes(run: dict[str, Any]) -> bool:
+    return "autotune" in _timed(run["rows"])
+
+
+def _slower(runs: Iterable[dict[str, Any]]) -> list[str]:
     """The workloads on which another implementation is faster by more than 2 %."""
-    behind = []
-    for row in rows:
-        ratios = ((rival, _ratio(row, rival)) for rival in RIVALS)
-        behind += [
-            f"{row['workload']} ({ratio:.2f} x {rival})"
-            for rival, ratio in ratios
-            if ratio is not None and ratio < 0.98
-        ]
+    behind = [
+        f"{row['workload']} ({ratio:.2f} x {rival},{_where(run)} on commit {run['commit']})"
+        for run in runs
+        for row in run["rows"]
+        for rival in RIVALS
+        if (ratio := _ratio(row, rival)) is not None and ratio < 0.98
+    ]
     return [f"Slower by more than 2 %: {', '.join(behind) or 'none'}."]
 
 
