@@ -71,14 +71,14 @@ def _width(plan: Schedule) -> int:
 def _roomy(plan: Schedule, kernel: Kernel) -> Schedule:
     """Room in registers for rows of up to 32, 128, 512 and so on, whatever lanes would be best for this length."""
     width, room = _width(plan), _LEAST_ROOM
-    plan = plan if width == plan.width else replace(plan, start=None, run=0)
+    plan = plan if width == plan.width else replace(plan, width=width, start=None, run=0)
     while room < plan.vectors(kernel.col_count) * width:
         room *= 4
     lanes = 8
     while lanes < 1024 and lanes * (_ELEMENTS if lanes >= 32 else _FEW) < room:
         lanes *= 2
     unroll = max(room // (lanes * width), 1)
-    return _with_rows(replace(plan, width=width, unroll=unroll, lanes=lanes, groups=1, resident=0), kernel)
+    return _with_rows(replace(plan, unroll=unroll, lanes=lanes, groups=1, resident=0), kernel)
 
 
 def _with_rows(plan: Schedule, kernel: Kernel) -> Schedule:

@@ -121,6 +121,8 @@ def write_out(frame: Frame, exchanges: Sequence[Exchange]) -> None:
         guards = []
         if frame.schedule.overlap:
             guards.append(f"{stand.along} < {frame.schedule.own_rows}")
+        elif each.tile.lines * each.tile.steps[1] > each.tile.along:  # more threads than the tile has vectors
+            guards.append(f"{stand.along} < {each.tile.along}")
         if frame.leaves_rows(each.along.size, each.tile.lines * each.tile.steps[1]):
             guards.append(f"{along} < {free(each.along.size)}")
         if frame.may_leave(each.across.size, each.tile.across):

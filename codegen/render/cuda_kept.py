@@ -61,6 +61,8 @@ class KeptPlaces:
             places = ring * frame.schedule.threads if ring else -(-tile.count // tile.step) * tile.step
             self._pool_bytes += places * width * kept.node.dtype.nbytes
             return
+        if tile.loop:
+            raise RenderError(f"{frame.kernel.name} has no registers for all of a row")
         steps = f"[{frame.schedule.unroll}]" if frame.schedule.unroll > 1 else ""
         frame.top.lines.append(f"{element} {name}{steps}{f'[{width}]' if width > 1 else ''};")
 

@@ -234,8 +234,10 @@ def shared_columns(shape: Shape, width: int, most: int) -> Schedule:
         lanes //= 2
     run = max(neighbours(access.index, shape.row_axis) for access in shape.main)
     lanes = min(lanes, power_above(ceil(run, width)))
-    groups = 64 // lanes
+    groups, warp = 64 // lanes, max(32 // lanes, 1)
     slots = width * states_of_thread(shape.kernel)  # bytes for each thread whose state goes through shared memory
+    if groups // warp * lanes * slots > STATIC_SHARED:
+        groups = warp  # whose threads need none to merge their states
     largest = min(1024 // lanes, power_below(STATIC_SHARED // (slots * lanes)))
     while groups < largest and not shape.single and ceil(shape.cols, groups) * width > most:
         groups *= 2

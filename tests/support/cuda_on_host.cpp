@@ -171,7 +171,10 @@ void launch_blocks(
     if (blocks == 0 || count == 0 || count > 1024) fail("a launch of an impossible shape");
     if (!together) {
         prepare(blocks, count, shared, {thread, kernel});
-        for (block_index.x = 0; block_index.x < blocks; ++block_index.x) run_block(count);
+        // Neighbours run in both orders, so that nothing that one does wrong to the other is put right behind it.
+        for (unsigned first : {1u, 0u}) {
+            for (block_index.x = first; block_index.x < blocks; block_index.x += 2) run_block(count);
+        }
         finish(shared);
         return;
     }

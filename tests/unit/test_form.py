@@ -142,7 +142,17 @@ def test_cpp_with_all_numbers_at_run_time(name: str) -> None:
 @needs_compiler
 @pytest.mark.parametrize(
     "name",
-    ["rows of 64", "rows of 63", "rows of 1000", "rows of halves", "softmax of 10", "softmax of 2", "argmax", "double"],
+    [
+        "rows of 62",
+        "rows of 64",
+        "rows of 63",
+        "rows of 1000",
+        "rows of halves",
+        "softmax of 10",
+        "softmax of 2",
+        "argmax",
+        "double",
+    ],
 )
 @pytest.mark.thinned(3)
 def test_coarse_cuda_with_all_numbers_at_run_time(name: str) -> None:

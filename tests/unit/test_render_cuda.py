@@ -92,6 +92,7 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "pooling with padding": lambda: k.max_pool(2, 17, 3, 2, 1),
     "rows of 64": lambda: k.layer_norm(130, 64, with_gelu=True),
     "rows of 63": lambda: k.layer_norm(101, 63),
+    "rows of 62": lambda: k.layer_norm(101, 62),
     "rows of 768": lambda: k.layer_norm(30, 768),
     "rows of 1000": lambda: k.layer_norm(25, 1000),
     "rows of 4096": lambda: k.layer_norm(12, 4096),

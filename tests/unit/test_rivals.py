@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking, schedule
 from fusepass.codegen.schedule.arrangement import Arrangement
-from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.rows import STATIC_SHARED, states_of_thread
 from tests import compile_cuda
 from tests.support import kernels as k
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
+from tests.support.regions import Functional, region
 from tests.support.thinned import thinned
 from tests.unit.test_render_cuda import H200, PROGRAMS, SMALL, assert_close, inputs_of
 from tests.unit.test_schedule import check_fits
@@ -47,6 +51,35 @@ def test_values_of_all(name: str) -> None:
     program = PROGRAMS[name]()
     for rank in range(1, len(ranking(program.kernels[0], program, SMALL))):
         check_rank(program, rank)
+
+
+@needs_compiler
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_values_that_leave_through_tiles_of_fewer_vectors_than_threads(dtype: torch.dtype) -> None:
+    """Two channels for many groups of threads; a block must not store into the rows of others."""
+    made = region(
+        Functional(lambda x: x.softmax(1).permute(0, 2, 3, 1).contiguous()), torch.randn(3, 2, 65, 7, dtype=dtype)
+    )
+    program = made.passed(pass_options(SMALL))
+    ranked = ranking(program.kernels[0], program, SMALL)
+    wide = [rank for rank, each in enumerate(ranked) if each.plan.exchanges and each.plan.groups > 2]
+    assert wide
+    for rank in wide:
+        check_rank(program, rank)
+
+
+def test_states_that_meet_fit_the_shared_memory_of_every_kernel() -> None:
+    made = region(
+        Functional(lambda x: [torch.var(torch.relu(x - i), 0) for i in range(45)]), torch.randn(999, 8192).double()
+    )
+    program = made.passed(pass_options(H200))
+    plans = [(kernel, each.plan) for kernel in program.kernels for each in ranking(kernel, program, H200)]
+    assert any(plan.walk is Walk.OUTER for _, plan in plans)
+    for kernel, plan in plans:
+        warps = plan.groups // max(32 // plan.lanes, 1)
+        if plan.walk is Walk.OUTER and warps > 1:
+            assert warps * plan.lanes * plan.width * states_of_thread(kernel) <= STATIC_SHARED
 
 
 @needs_compiler
