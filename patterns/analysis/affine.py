@@ -18,9 +18,12 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Affine:
-    """``scale * source + shift``, element by element, in the type of `source`.
+    """``scale * source + shift``, element by element, in the type of `source`: ``scale * (source + lead) + rest``.
 
     Attributes:
+        lead: what is added to the source, in its units, before anything but a sign multiplies it. The source and what is taken from it
+            may be nearly the same, and their difference exact; that of their multiples is not.
+        rest: what is added behind that.
         growth: the largest factor by which a number is multiplied on the way, before or after which others follow;
             larger than `scale` where a value grows first and shrinks later.
         offsets: the sum of the magnitudes of what is added on the way.
@@ -32,6 +35,8 @@ class Affine:
     shift: float
     growth: float
     offsets: float
+    lead: float
+    rest: float
     steps: int = 1
 
     @property
@@ -39,14 +44,22 @@ class Affine:
         """Operators that compute the same from `source`."""
         return (self.scale != 1) + (self.shift != 0)
 
+    @property
+    def adds_first(self) -> bool:
+        """Whether `lead` is to be added before something multiplies."""
+        return self.lead != 0 and abs(self.scale) != 1
+
     def after(self, inner: Affine) -> Affine:
-        """This function of `inner`, which is what `source` stands for."""
+        """This function of `inner`, one operator, which is what `source` stands for."""
+        shift, sign = self.scale * inner.shift + self.shift, abs(inner.scale) == 1
         return Affine(
             inner.source,
             self.scale * inner.scale,
-            self.scale * inner.shift + self.shift,
+            shift,
             max(inner.growth, abs(inner.scale) * self.growth),
             inner.offsets * max(1.0, self.growth) + self.offsets,
+            inner.scale * (inner.shift + self.lead) if sign else 0.0,
+            self.rest if sign else shift,
             inner.steps + self.steps,
         )
 
@@ -66,7 +79,8 @@ def step(node: fx.Node) -> Affine | None:
     if found is None or not all(map(math.isfinite, found)):
         return None
     scale, shift = found
-    return Affine(source, scale, shift, abs(scale), abs(shift))
+    lead, rest = (scale * shift, 0.0) if abs(scale) == 1 else (0.0, shift)
+    return Affine(source, scale, shift, abs(scale), abs(shift), lead, rest)
 
 
 def _coefficients(packet: Any, given: dict[str, Any]) -> tuple[float, float] | None:

@@ -40,7 +40,19 @@ def _filled(node: fx.Node) -> float | None:
         return None
     given = _given(node.target)
     value = arguments(node)[given] if isinstance(given, str) else given
-    return value if isinstance(value, int | float) else None
+    return _held(value, node.meta["val"].dtype) if isinstance(value, int | float) else None
+
+
+def _held(value: float, dtype: torch.dtype) -> float | None:
+    """`value` as an element of `dtype`: rounded, cut, or wrapped as `torch.full` does."""
+    if dtype is torch.bool:
+        return bool(value)
+    if dtype.is_floating_point:
+        return float(torch.tensor(value, dtype=dtype))
+    if dtype.is_complex:
+        return None
+    limits = torch.iinfo(dtype)
+    return (int(value) - limits.min) % (limits.max - limits.min + 1) + limits.min
 
 
 @remembered

@@ -44,7 +44,7 @@ def _rounds(target: object) -> bool:
 def _held(known: Interval, dtype: torch.dtype, rounded: bool) -> Interval:
     """`known`, as elements of type `dtype` hold it, when they are `rounded`."""
     if dtype is torch.bool:
-        return Interval(max(known.low, 0.0), min(known.high, 1.0), nan=False)
+        return Interval(0.0, 1.0, nan=False)  # 1 for whatever is not 0
     if not dtype.is_floating_point:
         limits = torch.iinfo(dtype)
         return Interval(float(limits.min), float(limits.max), nan=False)  # integers wrap

@@ -105,12 +105,12 @@ def _terms(node: fx.Node, wanted: Wanted, depth: int) -> tuple[Term, ...] | None
 
 
 def _usable(found: tuple[Term, ...] | None, node: fx.Node) -> tuple[Term, ...] | None:
-    """`found`, if its numbers are finite, and what `node` reads is of its kind; what that is made of has been seen to.
+    """`found`, if its numbers are ordinary ones of the type, and what `node` reads is of its kind; what that is made of has been seen to.
 
     Raises:
         _TooMany: nobody will take so many terms.
     """
-    if found is None or not all(math.isfinite(term.number) for term in found):
+    if found is None or not all(_is_ordinary(term.number, node.meta["val"].dtype) for term in found):
         return None
     found = _collected(found)
     if len(found) > MOST_TERMS:
@@ -118,6 +118,13 @@ def _usable(found: tuple[Term, ...] | None, node: fx.Node) -> tuple[Term, ...] |
     sources = node.all_input_nodes
     read = sources[0].all_input_nodes if node.target is operator.getitem else sources
     return found if all(alike(source, node) for source in read) else None
+
+
+def _is_ordinary(number: float, dtype: torch.dtype) -> bool:
+    """Whether `dtype` has `number`, neither overflown nor, unless it is zero, vanished."""
+    if not dtype.is_floating_point:
+        return math.isfinite(number)
+    return number == 0 or torch.finfo(dtype).tiny <= abs(number) <= torch.finfo(dtype).max
 
 
 def _collected(found: tuple[Term, ...]) -> tuple[Term, ...]:

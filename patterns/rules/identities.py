@@ -23,7 +23,10 @@ def _neg(operand: object) -> Call:
 def floats(found: Match) -> str | None:
     """Integers become floats on the way, or wrap."""
     dtype = found.x.meta["val"].dtype
-    return None if dtype.is_floating_point and dtype is found.root.meta["val"].dtype else f"x is {dtype}"
+    if not dtype.is_floating_point or dtype is not found.root.meta["val"].dtype:
+        return f"x is {dtype}"
+    y = found.captures.get("y")
+    return None if y is None or y.meta["val"].is_floating_point() else f"y is {y.meta['val'].dtype}"
 
 
 def _filled(value: float) -> object:

@@ -199,6 +199,8 @@ def _pool_before(found: Match) -> fx.Node:
     call, given, build = Convolution.of(found.x), arguments(found.root), Builder(found)
     if call is None or call.geometry.transposed or any(found.x.users.keys() - {found.root}):
         raise Declined("it is no pool of a convolution that nobody else reads")
+    if call.rank != _RANKS[found.root.target.overloadpacket]:  # type: ignore[union-attr]
+        raise Declined("channels or samples are pooled")
     axes = [call.axis(number) for number in range(call.rank)]
     if any((axis.kernel, axis.stride, axis.padding) != (1, 1, 0) for axis in axes):
         raise Declined(
@@ -219,7 +221,8 @@ def _pool_before(found: Match) -> fx.Node:
 
 _POOL_SETTINGS = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
 
-_pool = op(aten.avg_pool2d, aten.avg_pool3d, open=True)
+_RANKS = {aten.avg_pool2d: 2, aten.avg_pool3d: 3}
+_pool = op(*_RANKS, open=True)
 
 RULES: tuple[Rule, ...] = (
     Rule(

@@ -48,9 +48,14 @@ def keeps(node: fx.Node) -> bool:
 
 
 def floats(found: Match) -> str | None:
-    """A sum of integers has another type, and so may one that is asked for."""
+    """A sum of integers has another type, and so may one that is asked for, or what is made of x first."""
     dtype = found.x.meta["val"].dtype
-    return None if dtype.is_floating_point and dtype is found.root.meta["val"].dtype else f"x is {dtype}"
+    if not dtype.is_floating_point or dtype is not found.root.meta["val"].dtype:
+        return f"x is {dtype}"
+    inner = found.captures.get("inner")
+    made = None if inner is None else inner.meta["val"]
+    made = made[0] if isinstance(made, tuple) else made
+    return None if made is None or made.dtype is dtype else f"{found.inner.name} is {made.dtype}"
 
 
 def alike(found: Match) -> str | None:
@@ -90,6 +95,8 @@ def _repeated(spread: fx.Node) -> set[int]:
 
 def over_copies(found: Match) -> str | None:
     repeated = _repeated(found.spread)
+    if 0 in found.spread.meta["val"].shape:
+        return "there is nothing to reduce"
     return None if repeated and repeated <= set(dims(found.root)) else "something else than copies is reduced"
 
 

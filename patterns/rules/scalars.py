@@ -28,8 +28,14 @@ def _representable(line: Affine) -> bool:
     dtype = line.source.meta["val"].dtype
     facts = torch.finfo(dtype)
     fits = facts.tiny <= abs(line.scale) <= facts.max and line.offsets <= _SMALL * facts.max
-    rounded = dtype.itemsize <= 2 and float(torch.tensor(line.shift, dtype=dtype)) != line.shift
-    return fits and not rounded and not 0 < abs(line.shift) < facts.tiny
+    added = line.lead if line.adds_first else line.shift
+    rounded = dtype.itemsize <= 2 and float(torch.tensor(added, dtype=dtype)) != added
+    return fits and not rounded and not 0 < abs(added) < facts.tiny
+
+
+def _exact(line: Affine) -> bool:
+    """Whether no difference of numbers that may be nearly equal becomes one of their multiples."""
+    return not line.adds_first or line.rest == 0
 
 
 def _never_larger(line: Affine) -> bool:
@@ -47,11 +53,11 @@ def _longest(found: Match, *conditions: Callable[[Affine], bool]) -> Affine | No
 
 
 def _safe(found: Match) -> Affine | None:
-    return _longest(found, _representable, _never_larger)
+    return _longest(found, _representable, _exact, _never_larger)
 
 
 def _finite(found: Match) -> Affine | None:
-    return _longest(found, _representable)
+    return _longest(found, _representable, _exact)
 
 
 def _exists(line: Callable[[Match], Affine | None]) -> Callable[[Match], str | None]:
@@ -65,6 +71,8 @@ def _collapsed(line: Callable[[Match], Affine | None]) -> Callable[[Match], fx.N
         short = line(found)
         assert short is not None
         node = short.source
+        if short.adds_first:
+            return found.call(aten.mul.Tensor, found.call(aten.add.Tensor, node, short.lead), short.scale)
         if short.scale == -1:
             node = found.call(aten.neg.default, node)
         elif short.scale != 1:
@@ -80,7 +88,7 @@ RULES: tuple[Rule, ...] = (
         pattern=op(*_STEPS, open=True)(var("x")),
         guards=(_exists(_safe),),
         rewrite=_collapsed(_safe),
-        why="(x * a + b) * c is x * (a * c) + b * c; no intermediate result is larger than both x and the result",
+        why="(x * a + b) * c is x * (a * c) + b * c, and (x + b) * a * c is (x + b) * (a * c); no intermediate result is larger than both x and the result",
     ),
     Rule(
         name="affine-chain-that-shrinks",
