@@ -57,7 +57,9 @@ def block() -> str:
         "and fresh random inputs; results were checked against float64. Modules as built (training mode), under `no_grad`, "
         "default flags.",
         *(
-            ["The last column compares with the faster of torch.compile's modes, default and max-autotune-no-cudagraphs."]
+            [
+                "The last column compares with the faster of torch.compile's modes, default and max-autotune-no-cudagraphs."
+            ]
             * ("autotune" in timed)
         ),
         "Milliseconds:",
@@ -69,7 +71,10 @@ def block() -> str:
         "",
         *_said_of("other workloads of `benchmarks/workloads.py`", others),
         *_said_of("of them that are convolutions", [row for row in others if "conv" in row["workload"]]),
-        *(["The runs below time torch.compile in its default mode alone."] * (not any(map(_tries_all_modes, groups.values())))),
+        *(
+            ["The runs below time torch.compile in its default mode alone."]
+            * (not any(map(_tries_all_modes, groups.values())))
+        ),
         *(line for path, run in groups.items() for line in _said_of_group(GROUPS[path], run)),
         *_slower([run, *groups.values()]),
         *_wrong(rows),

@@ -86,8 +86,8 @@ class Config:
     def __post_init__(self) -> None:
         try:
             object.__setattr__(self, "disable", _names(self.disable))
-        except ValueError as allowed:
-            raise ValueError(f"disable is {self.disable!r}; allowed is: {allowed}") from None
+        except ValueError as wrong:
+            raise ValueError(f"disable is {self.disable!r}; allowed is: {wrong}") from None
         for option, needed in (("cache_dir", True), ("dump", False)):
             value = getattr(self, option)
             if not isinstance(value, str | os.PathLike) and (needed or value is not None):

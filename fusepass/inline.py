@@ -1,16 +1,35 @@
-"""A specialisation in terms that Dynamo and export can trace: loops, attributes, comparisons of plain values."""
+"""A specialisation in terms that Dynamo and export can trace: loops, dicts, comparisons of plain values."""
 
 from __future__ import annotations
 
+import copy
+import enum
+import math
+import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils._device as default
 from torch import nn
 
+from fusepass import surroundings
 from fusepass.capture import Captured
 from fusepass.compile import CompiledGraph
 from fusepass.naming import key
-from fusepass.structure import is_plain
+
+_LARGE = 64
+"""Entries of a list or dict; of larger ones each entry would become a guard."""
+
+_EXACT = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
+_NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
+_GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
+    nn.modules.module._global_forward_hooks,
+    nn.modules.module._global_forward_pre_hooks,
+)
+_COMPILED = {"_compiled_call_impl", "_is_torch_compile"}
+_ELSEWHERE = frozenset({*vars(nn.Module()), *_COMPILED, "_flat_weights", "_flat_weight_refs"} - {"training"})
+"""Attributes of modules that are compared entry by entry, that PyTorch derives from others, and that torch.compile sets."""
 
 
 class Inline:
@@ -20,13 +39,18 @@ class Inline:
     """
 
     def __init__(
-        self, model: nn.Module, captured: Captured, compiled: CompiledGraph, tensors: tuple[torch.Tensor, ...]
+        self,
+        model: nn.Module,
+        captured: Captured,
+        compiled: CompiledGraph,
+        tensors: tuple[torch.Tensor, ...],
+        state: _State,
     ) -> None:
+        self._state = state
         self._graph = compiled.graph_module
         self._outputs = captured.outputs
         modules = dict(model.named_modules())
         self._states = tuple((modules[slot.path], slot.name) for slot in captured.states)
-        self._state_facts = tuple(_facts(getattr(module, name)) for module, name in self._states)
         leaves = list(captured.inputs.leaves)
         for hole, tensor in zip(captured.inputs.holes, tensors, strict=True):
             leaves[hole] = _facts(tensor)
@@ -37,18 +61,12 @@ class Inline:
             for i, (place, leaf) in enumerate(zip(places, leaves, strict=True))
             if i not in captured.inputs.holes
         )
-        self._attributes = tuple(
-            (module, name, value)
-            for module in modules.values()
-            for name, value in vars(module).items()
-            if not name.startswith("_") and is_plain(value)
-        )
 
     @classmethod
     def of(
         cls, model: nn.Module, captured: Captured, compiled: CompiledGraph, tensors: tuple[torch.Tensor, ...]
     ) -> Inline | None:
-        """None where a tracer has to see the original model: nested inputs, writes, branches, autocast."""
+        """None where a tracer has to see the original model: nested inputs, writes, branches, autocast, what cannot be compared."""
         nested = any(len(path) != 2 for path in captured.paths)
         if (
             nested
@@ -56,35 +74,135 @@ class Inline:
             or captured.mutated_states
             or captured.mutated_inputs
             or torch._C._is_any_autocast_enabled()
+            or not all(map(_is_exact, captured.inputs.leaves))
         ):
             return None
-        return cls(model, captured, compiled, tensors)
+        state = _State.of(model)
+        return None if state is None else cls(model, captured, compiled, tensors, state)
 
     def matches(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether this is the specialisation for a call."""
         if len(args) + len(kwargs) != len(self._tensors) + len(self._constants):
             return False
         for place, constant in self._constants:
-            given = _argument(args, kwargs, place)
-            if type(given) is not type(constant) or given != constant:
+            if not _same(_argument(args, kwargs, place), constant):
                 return False
         for place, facts in self._tensors:
-            given = _argument(args, kwargs, place)
-            if not isinstance(given, torch.Tensor) or not _fits(given, facts):
+            if not _fits(_argument(args, kwargs, place), facts):
                 return False
-        for module, name, value in self._attributes:
-            if getattr(module, name) != value:
-                return False
-        for (module, name), facts in zip(self._states, self._state_facts):  # noqa: B905  # Dynamo
-            if not _fits(getattr(module, name), facts):
-                return False
-        return True
+        return self._state.unchanged()
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The model's result."""
         states = [getattr(module, name) for module, name in self._states]
         tensors = [_argument(args, kwargs, place) for place, _ in self._tensors]
         return self._outputs.fill(self._graph(*states, *tensors))
+
+
+class _State:
+    """What forward may read besides its inputs, at one moment.
+
+    It is read from the very dicts that hold it: Dynamo guards their keys, and whether there are hooks, but not those of
+    a module that it is asked for. Classes are compared by `id`, as Dynamo has no guard for `is`.
+    """
+
+    def __init__(self) -> None:
+        self.keys: list[tuple[dict[str, Any], list[str]]] = []
+        self.values: list[tuple[dict[str, Any], str, Any]] = []
+        self.objects: list[tuple[dict[str, Any], str, object]] = []
+        self.tensors: list[tuple[dict[str, Any], str, Facts]] = []
+        self.ties: list[tuple[dict[str, Any], str, dict[str, Any], str]] = []
+        self.methods: list[tuple[Callable[[], object], object]] = []
+        self.hooks = list(_GLOBAL_HOOKS)
+        self.defaults = torch.get_default_dtype(), default.CURRENT_DEVICE
+
+    @classmethod
+    def of(cls, model: nn.Module) -> _State | None:
+        """That of `model`; None where there is something that cannot be compared."""
+        state = cls()
+        state.methods = [(read, read()) for read in surroundings.readers(model)]
+        if not all(isinstance(method, types.FunctionType) for _, method in state.methods):
+            return None  # a global, say: Dynamo does not trace what makes its key
+        first: dict[int, tuple[dict[str, Any], str]] = {}
+        for module in model.modules():
+            if module is not model:  # the model's own run around its forward
+                state.hooks += module._forward_hooks, module._forward_pre_hooks
+            for entries in (vars(module), module._parameters, module._buffers, module._modules):
+                state.keys.append((entries, _names(entries)))
+                for name in _names(entries):
+                    value = entries[name]
+                    if isinstance(value, torch.Tensor):
+                        if id(value) in first:
+                            state.ties.append((entries, name, *first[id(value)]))
+                        else:
+                            first[id(value)] = entries, name
+                            state.tensors.append((entries, name, _facts(value)))
+                    elif isinstance(value, _NAMED) or entries is module._modules:
+                        state.objects.append((entries, name, value))
+                    elif _is_comparable(value):
+                        state.values.append((entries, name, copy.deepcopy(value)))
+                    else:
+                        return None
+        return state
+
+    def unchanged(self) -> bool:
+        """Whether all is as it was."""
+        if self.defaults[0] != torch.get_default_dtype() or self.defaults[1] != default.CURRENT_DEVICE:
+            return False
+        for hooks in self.hooks:
+            if len(hooks) > 0:
+                return False
+        for entries, keys in self.keys:
+            if _names(entries) != keys:
+                return False
+        for entries, name, thing in self.objects:
+            if id(entries[name]) != id(thing):
+                return False
+        for read, method in self.methods:
+            if id(read()) != id(method):
+                return False
+        for entries, name, value in self.values:
+            if not _same(entries[name], value):
+                return False
+        for entries, name, facts in self.tensors:
+            if not _fits(entries[name], facts):
+                return False
+        return all(entries[name] is others[other] for entries, name, others, other in self.ties)
+
+
+def _names(entries: dict[str, Any]) -> list[str]:
+    return [name for name in entries if name not in _ELSEWHERE]
+
+
+def _is_exact(value: object) -> bool:
+    """Whether `_same` and Dynamo's guards tell `value` from all others: a guard takes 0.0 for -0.0."""
+    if isinstance(value, tuple) and type(value) in (tuple, torch.Size):
+        return all(map(_is_exact, value))
+    return _is_comparable(value) and not (type(value) is float and value == 0)
+
+
+def _is_comparable(value: object) -> bool:
+    """Whether `_same` knows values like this."""
+    if isinstance(value, dict) and type(value) is dict:
+        return len(value) <= _LARGE and all(map(_is_comparable, (*value, *value.values())))
+    if isinstance(value, list | tuple) and type(value) in (list, tuple, torch.Size):
+        return len(value) <= _LARGE and all(map(_is_comparable, value))
+    return type(value) in _EXACT or isinstance(value, enum.Enum)
+
+
+def _same(given: Any, value: Any) -> bool:
+    """Whether `given` behaves as `value` does: 1, 1.0 and True differ, as do 0.0 and -0.0; NaN is no other's like."""
+    if type(given) is not type(value):
+        return False
+    if isinstance(value, dict):
+        return _same(list(given), list(value)) and _same(list(given.values()), list(value.values()))
+    if isinstance(value, list | tuple):
+        if len(given) != len(value):
+            return False
+        return all(_same(one, other) for one, other in zip(given, value))  # noqa: B905  # Dynamo
+    if isinstance(value, float) and value == 0:
+        return given == 0 and math.copysign(1.0, given) == math.copysign(1.0, value)
+    return bool(given == value)
 
 
 Facts = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
@@ -94,10 +212,11 @@ def _facts(tensor: torch.Tensor) -> Facts:
     return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
 
 
-def _fits(tensor: torch.Tensor, facts: Facts) -> bool:
+def _fits(tensor: Any, facts: Facts) -> bool:
     shape, stride, dtype, device = facts
     return (
-        tuple(tensor.shape) == shape
+        isinstance(tensor, torch.Tensor)
+        and tuple(tensor.shape) == shape
         and tensor.stride() == stride
         and tensor.dtype == dtype
         and tensor.device == device

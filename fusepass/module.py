@@ -95,6 +95,14 @@ class OptimizedModule(nn.Module):
             return self.original.forward(*args, **kwargs)  # a model around it is traced by torch.fx
         return self._specialiser(args, kwargs)
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """From now on calls of this run ``torch.compile`` of it, with these arguments; `original` stays as it is.
+
+        As with every module, neither copies nor what is pickled are compiled.
+        """
+        compiled = torch.compile(self._call_impl, *args, **kwargs)
+        vars(self).update(_compiled_call_impl=compiled, _table=Table())  # an empty one serves nothing before it
+
     def report(self) -> Report:
         """What was fused so far, what was not and why, and what ran as the original operators."""
         return self._specialiser.report()
@@ -237,4 +245,10 @@ class UnusualModule(OptimizedModule):
     """One whose original's class has a ``__call__`` of its own, which may do anything before and after forward: it runs as it is."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._compiled_call_impl is not None:
+            return self._compiled_call_impl(*args, **kwargs)
         return self._specialiser.leave(self.original, args, kwargs, "its class has a __call__ of its own")
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """From now on calls of this run ``torch.compile`` of the original's, with these arguments."""
+        vars(self)["_compiled_call_impl"] = torch.compile(self.original.__call__, *args, **kwargs)

@@ -1,32 +1,38 @@
 """The Python state of a module: attributes, and the containers and objects they hold, but no tensor's values.
 
 Tracing runs Python once. What the traced code read must be the same at a later call (`PythonState`), and what it
-changed would not be changed again, so a model that changes anything is not traced (`Snapshot`).
+changed would not be changed again, so a model that changes anything is not traced (`fusepass.snapshot`).
 
-Seen are the attributes of every submodule, and what they hold: lists, dicts, sets and plain objects, to a few
-levels. Globals, closures and class attributes are found by reading bytecode (`fusepass.surroundings`).
+Seen are the attributes of every submodule, and what they hold: lists, dicts, sets, plain objects and small arrays, to a
+few levels. Globals, closures and class attributes are found by reading bytecode (`fusepass.surroundings`).
 """
 
 from __future__ import annotations
 
+import collections
 import enum
 import functools
 import logging
 import operator
 import types
-from collections.abc import Callable, Iterator, MutableMapping, MutableSequence, MutableSet, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, MutableSet, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
+import numpy
 import torch
 from torch import nn
 
 from fusepass.structure import is_plain, plain_key
+from fusepass.surroundings import MISSING
 
 _DEPTH = 4
-_LARGE = 1000
+LARGE = 1000
 """Containers with more entries (a vocabulary) are compared by length, not by entry."""
+
+_LARGE_ARRAY = 4096
+"""Bytes; larger arrays of NumPy are data."""
 
 _SKIPPED = (
     type,
@@ -44,112 +50,160 @@ _GLOBAL_FORWARD_HOOKS: tuple[dict[int, Any], ...] = (
     nn.modules.module._global_forward_pre_hooks,
 )
 _INFRASTRUCTURE = frozenset(vars(nn.Module())) - {"training"}
-_DERIVED = frozenset({"_flat_weights", "_flat_weight_refs"})
+DERIVED = frozenset({"_flat_weights", "_flat_weight_refs"})
 """What ``nn.RNNBase`` derives from its parameters, anew whenever it finds others."""
 
 Container = MutableMapping[Any, Any] | MutableSequence[Any] | MutableSet[Any]
 
 
-class _Kind(enum.Enum):
-    MODULE = enum.auto()  # the attributes of a submodule
-    INFRASTRUCTURE = enum.auto()  # what nn.Module keeps there: parameters, hooks
-    VALUE = enum.auto()  # what the user keeps there
+class _Entry(Protocol):
+    """What a `View` has under a key."""
+
+    @property
+    def get(self) -> Callable[[], Any]:
+        """What reads it; `MISSING` where it is not there."""
+
+    def put(self, value: Any) -> None:
+        """Give it this value."""
+
+    def drop(self) -> None:
+        """Take it away."""
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Slot:
+    """What an object has in a slot."""
+
+    owner: object
+    name: str
+
+    @property
+    def get(self) -> Callable[[], Any]:
+        return functools.partial(getattr, self.owner, self.name, MISSING)
+
+    def put(self, value: Any) -> None:
+        object.__setattr__(self.owner, self.name, value)  # it may be frozen
+
+    def drop(self) -> None:
+        object.__delattr__(self.owner, self.name)
+
+
+@dataclass(frozen=True)
+class _Elements:
+    """What an array of NumPy holds, as a plain value."""
+
+    array: numpy.ndarray[Any, Any]
+
+    @property
+    def get(self) -> Callable[[], Any]:
+        return lambda: (str(self.array.dtype), self.array.shape, self.array.tobytes())
+
+    def put(self, value: Any) -> None:
+        _, shape, memory = value
+        self.array[...] = numpy.frombuffer(memory, self.array.dtype).reshape(shape)
+
+    def drop(self) -> None:
+        raise TypeError("an array has elements")
+
+
+class View(MutableMapping[Any, Any]):
+    """What is in no dict, as if it were: those of `entries` that are there."""
+
+    def __init__(self, entries: Mapping[Any, _Entry]) -> None:
+        self._entries = entries
+
+    def __getitem__(self, key: Any) -> Any:
+        value = self._entries[key].get()
+        if value is MISSING:
+            raise KeyError(key)
+        return value
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._entries[key].put(value)
+
+    def __delitem__(self, key: Any) -> None:
+        self._entries[key].drop()
+
+    def __iter__(self) -> Iterator[Any]:
+        return (key for key, entry in self._entries.items() if entry.get() is not MISSING)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class Kind(enum.Enum):
+    MODULE = enum.auto()  # the attributes of a submodule
+    INFRASTRUCTURE = enum.auto()  # what nn.Module keeps there: parameters, hooks
+    VALUE = enum.auto()  # what the user keeps there
+    AROUND = enum.auto()  # variables outside of the model
+
+
+@dataclass(frozen=True)
+class Place:
     """A container and how it is reached, such as ``self.conv`` for that submodule's attributes."""
 
     label: str
     container: Container
-    kind: _Kind = _Kind.VALUE
+    kind: Kind = Kind.VALUE
+
+    def label_of(self, key: Any) -> str:
+        """How the entry `key` is reached."""
+        if self.kind is Kind.AROUND:
+            return str(key)
+        return f"{self.label}[{key!r}]" if self.kind is Kind.VALUE else f"{self.label}.{key}"
 
 
-def _places(model: nn.Module) -> Iterator[_Place]:
+def places(model: nn.Module, seen: set[int]) -> Iterator[Place]:
     """Every container that holds Python state of `model`, each once."""
-    seen: set[int] = set()
     for name, module in model.named_modules():
         label = f"self.{name}" if name else "self"
-        yield _Place(label, vars(module), _Kind.MODULE)
+        yield Place(label, vars(module), Kind.MODULE)
         for attribute, value in vars(module).items():
-            if attribute not in _INFRASTRUCTURE | _DERIVED:
-                yield from _places_in(value, f"{label}.{attribute}", seen, _DEPTH)
+            if attribute not in _INFRASTRUCTURE | DERIVED:
+                yield from places_in(value, f"{label}.{attribute}", seen, _DEPTH)
             elif isinstance(value, MutableMapping | MutableSet):
-                yield _Place(label, value, _Kind.INFRASTRUCTURE)
+                yield Place(label, value, Kind.INFRASTRUCTURE)
 
 
-def _places_in(value: object, label: str, seen: set[int], depth: int) -> Iterator[_Place]:
+def places_in(value: object, label: str, seen: set[int], depth: int) -> Iterator[Place]:
     if depth <= 0 or id(value) in seen or isinstance(value, (nn.Module, *_SKIPPED)) or is_plain(value):
         return
     seen.add(id(value))
     entries: Iterator[tuple[str, object]]
     if isinstance(value, MutableMapping):
-        yield _Place(label, value)
+        yield Place(label, value)
         entries = ((f"{label}[{key!r}]", entry) for key, entry in list(value.items()))
     elif isinstance(value, MutableSequence | tuple):
         if not isinstance(value, tuple):
-            yield _Place(label, value)
+            yield Place(label, value)
         entries = ((f"{label}[{index}]", entry) for index, entry in enumerate(value))
     elif isinstance(value, MutableSet):
-        yield _Place(label, value)
+        yield Place(label, value)
         return
-    elif hasattr(value, "__dict__"):
-        yield _Place(label, vars(value))
-        entries = ((f"{label}.{key}", entry) for key, entry in list(vars(value).items()))
-        depth -= 1  # objects lead to other objects, and those soon to the whole program
-    else:
+    elif isinstance(value, numpy.ndarray):
+        if value.nbytes <= _LARGE_ARRAY and not value.dtype.hasobject:
+            yield Place(label, View({"elements": _Elements(value)}))
         return
+    else:  # an object
+        spaces: list[MutableMapping[str, Any]] = [vars(value)] if hasattr(value, "__dict__") else []
+        slots = {name: _Slot(value, name) for name in _slots(type(value))}
+        spaces += [View(slots)] if slots else []
+        yield from (Place(label, space) for space in spaces)
+        entries = ((f"{label}.{key}", entry) for space in spaces for key, entry in list(space.items()))
     for inner, entry in entries:
-        yield from _places_in(entry, inner, seen, depth - 1)
+        yield from places_in(entry, inner, seen, depth - 1)
 
 
-class Snapshot:
-    """The Python state of `model` at one moment."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._copies = [(place, _copied(place.container)) for place in _places(model)]
-
-    def undo_changes(self) -> str | None:
-        """Put everything back as it was; says what was changed, such as ``self.step``, or None."""
-        changed = None
-        for place, copy in self._copies:
-            changed = changed or _difference(place, copy)
-            _restore(place.container, copy)
-        return changed
+def _slots(kind: type) -> Iterator[str]:
+    for base in kind.__mro__:
+        if "__slots__" in vars(base) and not base.__module__.startswith("fusepass."):  # those keep what is no state
+            members = vars(base).items()
+            yield from (name for name, member in members if isinstance(member, types.MemberDescriptorType))
 
 
-def _copied(container: Container) -> dict[Any, Any] | list[Any] | set[Any]:
-    if isinstance(container, MutableMapping):
-        return dict(container)
-    return set(container) if isinstance(container, MutableSet) else list(container)
-
-
-def _difference(place: _Place, copy: dict[Any, Any] | list[Any] | set[Any]) -> str | None:
-    now = place.container
-    if isinstance(now, MutableSet):  # a copy may have another order
-        return None if sorted(map(id, now)) == sorted(map(id, copy)) else place.label
-    if not isinstance(now, MutableMapping) or not isinstance(copy, dict):
-        same = len(now) == len(copy) and all(map(operator.is_, now, copy))
-        return None if same else place.label
-    missing = object()
-    for key in {**copy, **now}.keys() - _DERIVED:
-        if now.get(key, missing) is not copy.get(key, missing):
-            return f"{place.label}[{key!r}]" if place.kind is _Kind.VALUE else f"{place.label}.{key}"
-    return None
-
-
-def _restore(container: Container, copy: dict[Any, Any] | list[Any] | set[Any]) -> None:
-    if isinstance(container, MutableMapping) and isinstance(copy, dict):
-        for key in [key for key in container if key not in copy]:
-            del container[key]
-        container.update(copy)
-    elif isinstance(container, MutableSequence):
-        container[:] = copy
-    elif isinstance(container, MutableSet):
-        for entry in [entry for entry in container if entry not in copy]:
-            container.discard(entry)
-        for entry in copy:
-            container.add(entry)
+def same(old: object, new: object) -> bool:
+    """Whether what was `old` is unchanged."""
+    return old is new or (is_plain(old) and is_plain(new) and plain_key(old) == plain_key(new))
 
 
 def hooked_module(model: nn.Module) -> str | None:
@@ -179,17 +233,23 @@ class PythonState:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        containers = [place.container for place in _places(model) if place.kind is not _Kind.INFRASTRUCTURE]
+        containers = [place.container for place in places(model, set()) if place.kind is not Kind.INFRASTRUCTURE]
+        others = [entries for entries in containers if not isinstance(entries, dict) or _is_ordered(entries)]
         containers += [entries for m in model.modules() for entries in (m._modules, m._parameters, m._buffers)]
         hooks = [vars(m)[name] for m in model.modules() if m is not model for name in _FORWARD_HOOKS]
         hooks += _GLOBAL_FORWARD_HOOKS
         self._all = _Recorded(containers, hooks)
         self.dicts = tuple(entries for entries in (*containers, *hooks) if isinstance(entries, dict))
-        self.others = _Recorded([entries for entries in containers if not isinstance(entries, dict)])
+        self.others = _Recorded(others)
 
     def unchanged(self) -> bool:
         """Whether everything is as recorded."""
         return self._all.unchanged()
+
+
+def _is_ordered(container: Container) -> bool:
+    """Whether it is a dict whose version says nothing of the order of its keys."""
+    return isinstance(container, collections.OrderedDict)
 
 
 class _Recorded:
@@ -199,7 +259,7 @@ class _Recorded:
         self._empty = [entries for entries in containers if not entries] + list(empty)
         self._filled = [entries for entries in containers if entries]
         self._lengths = list(map(len, self._filled))
-        readers = (_reader(entries) for entries in self._filled if len(entries) <= _LARGE)
+        readers = (_reader(entries) for entries in self._filled if len(entries) <= LARGE)
         self._readers = [reader for reader in readers if reader is not None]
         self._values = tuple(self._read())
 
@@ -223,7 +283,7 @@ class _Recorded:
         """The slow comparison, after which the present values are the recorded ones."""
         now = tuple(self._read())
         for old, new in zip(self._values, now, strict=True):
-            if old is not new and not (is_plain(old) and is_plain(new) and plain_key(old) == plain_key(new)):
+            if not same(old, new):
                 return False
         self._values = now
         return True
@@ -233,10 +293,12 @@ def _reader(container: Container) -> Callable[[], tuple[Any, ...]] | None:
     """A quick way to get the entries of `container` that are to stay as they are; None where there are none."""
     if not isinstance(container, MutableMapping):
         return functools.partial(tuple, container)
+    if _is_ordered(container):
+        return lambda: (*container, *(value for value in container.values() if not isinstance(value, torch.Tensor)))
     keys = [
         key
         for key, value in container.items()
-        if key not in _INFRASTRUCTURE | _DERIVED and not isinstance(value, torch.Tensor)
+        if key not in _INFRASTRUCTURE | DERIVED and not isinstance(value, torch.Tensor)
     ]
     if not keys:
         return None

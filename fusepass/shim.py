@@ -17,7 +17,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from fusepass.errors import CaptureError
 from fusepass.isolation import memory_of, unchanged_globals
-from fusepass.pystate import Snapshot
+from fusepass.snapshot import Snapshot
 from fusepass.structure import Template
 from fusepass.twin import twin
 
@@ -49,6 +49,8 @@ class Shim(nn.Module):
         self.ties: dict[str, int] = {}
         self.outputs: Template | None = None
         self.aliases: list[frozenset[int]] = []
+        self._inference = torch.is_inference_mode_enabled()
+        self._refused: str | None = None  # no exception, whose traceback would keep the model
 
     def stand_in(self) -> None:
         """Run a twin of the model from here on, if it has one: other threads shall not meet what tracing puts into it."""
@@ -64,6 +66,8 @@ class Shim(nn.Module):
         return ((name, fake) for name, fake in self.states.items() if not isinstance(fake, nn.Parameter))
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self._refused is not None:
+            raise CaptureError(self._refused, only_children=True)
         states = [operator.attrgetter(name)(self) for name in self.states]
         for name, state in zip(self.states, states, strict=True):
             if isinstance(self.states[name], nn.Parameter) and not isinstance(state, nn.Parameter):
@@ -78,7 +82,24 @@ class Shim(nn.Module):
         self.aliases = [
             frozenset(index for index, place in enumerate(memory) if place == memory_of(output)) for output in outputs
         ]
+        self._check_modes(outputs)
         return tuple(outputs)
+
+    def _check_modes(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Decline results of a mode that forward enters, which a graph does not; later runs, as fakes tell nothing of it.
+
+        Raises:
+            CaptureError: there are some.
+        """
+        for output, aliases in zip(outputs, self.aliases, strict=True):
+            if aliases or type(output) is not torch.Tensor:  # a view is as its base
+                continue
+            if output.requires_grad:
+                self._refused = "forward returns a tensor that records gradients, although none are recorded around it"
+            elif output.is_inference() != self._inference:
+                self._refused = "forward returns a tensor of another inference mode than that around it"
+            if self._refused is not None:
+                raise CaptureError(self._refused, only_children=True)
 
     def _run(self, tensors: Sequence[torch.Tensor], given: frozenset[int]) -> Any:
         """The model's result; what it changed in Python is put back.
@@ -95,7 +116,8 @@ class Shim(nn.Module):
         finally:
             changed = snapshot.undo_changes()
         if changed is not None:
-            raise CaptureError(f"forward changes Python state: {changed}")
+            text = f"forward changes Python state: {changed.label}"
+            raise CaptureError(text, only_children=not changed.followed)
         left, form = Template.of(inputs)
         if not form.same_form(self.inputs) or not all(map(operator.is_, left, tensors)):
             raise CaptureError("forward changes a container among its inputs")

@@ -72,6 +72,8 @@ def simplify(graph_module: fx.GraphModule, rules: Sequence[Rule] = RULES) -> lis
         early, late = (_Index([rule for rule in allowed if rule.early is first]) for first in (True, False))
         early_agenda, agenda = Agenda(), Agenda()
         agendas = Agendas(early_agenda, agenda)
+        if config.allows(COMMON_SUBEXPRESSION):
+            applications += _share_common(graph, agendas)  # what is written twice has two readers, which rules ask for
         settled = -1
         for _ in range(MOST_ROUNDS):
             for _ in range(MOST_EARLY):

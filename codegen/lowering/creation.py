@@ -39,6 +39,17 @@ def _iota(call: Call, length: int, *, start: int, step: int, dtype: torch.dtype,
     )
 
 
+@lowers(aten.eye.default, aten.eye.m)
+def _eye(call: Call, *sizes: int, **unused: Any) -> Tensor:
+    builder, target = call.context.builder, dtype_of(call.value.dtype)
+
+    def at(c: Coordinates) -> Expr:
+        row, column = map(builder.position, c)
+        return builder.cast(builder.apply(Op.EQ, row, column, dtype=DType.BOOL), target.compute)
+
+    return call.context.tensor(call.value.shape, target, at)
+
+
 @lowers(aten.arange.default, aten.arange.start, aten.arange.start_step)
 def _arange(call: Call, *ends: float, **unused: Any) -> Tensor:
     """Whole numbers exactly; others in float64, rounded once."""

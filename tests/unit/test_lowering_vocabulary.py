@@ -175,6 +175,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "aten.upsample_trilinear3d.default": (CUBE, [5, 9, 6], False),
     "aten.upsample_trilinear3d.vec": (CUBE, None, True, [1.5, 2.0, 0.7]),
     "aten.arange.default": (7,),
+    "aten.eye.default": (7,),
+    "aten.eye.m": (5, 7),
     "aten.arange.start": (2, 7),
     "aten.arange.start_step": (2.5, 7, 0.3),
     "aten.tril.default": (X, -1),
