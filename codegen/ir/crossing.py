@@ -17,6 +17,7 @@ from fusepass.codegen.ir.program import Kernel, Program, Store
 
 _LINE = 128  # bytes
 _COLUMNS = 64  # of a tile
+_FIRST = 32  # points of an axis
 _MOST = 4  # accesses of a kernel that cross; more do not fit in a block's shared memory
 
 Guard = tuple[Bound, ...]
@@ -205,6 +206,28 @@ def near_step(index: Index, axis: Axis) -> float:
     if axis.size < 2:
         return inf
     return abs(_at(index, axis, 1) - _at(index, axis, 0)) or inf
+
+
+def pace(index: Index, axis: Axis) -> float:
+    """How far apart in memory neighbouring points are at the beginning of `axis`: of elements that are repeated, on average."""
+    step = near_step(index, axis)
+    if step != inf or axis.size < 2:
+        return step
+    places = [_at(index, axis, position) for position in range(min(axis.size, _FIRST))]
+    return (max(places) - min(places)) / (len(places) - 1) or inf
+
+
+def close_by(index: Index, axis: Axis, reach: int, most: int) -> int:
+    """How many points from the first one of the flat `axis` on, `most` at the most, lie at most `reach` elements behind the one before."""
+    found = min(neighbours(index, axis), most)
+    if found > 1:
+        return found
+    place = _at(index, axis, 0)
+    for position in range(1, min(axis.size, most)):
+        before, place = place, _at(index, axis, position)
+        if not 0 <= place - before <= reach:
+            return position
+    return min(axis.size, most)
 
 
 def _mean_step(index: Index, axis: Axis) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.crossing import Crossing, near_step, neighbours
+from fusepass.codegen.ir.crossing import Crossing, close_by, near_step, neighbours
 from fusepass.codegen.ir.expr import Apply
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.ops import CHEAP
@@ -232,7 +232,8 @@ def shared_columns(shape: Shape, width: int, most: int) -> Schedule:
     lanes = 32
     while lanes > 8 and ceil(shape.rows, lanes * width) < shape.facts.multiprocessors:
         lanes //= 2
-    run = max(neighbours(access.index, shape.row_axis) for access in shape.main)
+    reads = ((access.index, SECTOR // 2 // access.nbytes) for access in shape.main)
+    run = max(close_by(index, shape.row_axis, reach, lanes * width) for index, reach in reads)
     lanes = min(lanes, power_above(ceil(run, width)))
     groups, warp = 64 // lanes, max(32 // lanes, 1)
     slots = width * states_of_thread(shape.kernel)  # bytes for each thread whose state goes through shared memory

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusepass.codegen.device import RESERVED
-from fusepass.codegen.ir.crossing import Crossing, crossings, near_step
+from fusepass.codegen.ir.crossing import Crossing, crossings, pace
 from fusepass.codegen.ir.dataflow import Dataflow, always_loaded, kept_in_memory
 from fusepass.codegen.ir.expr import Builder, Load
 from fusepass.codegen.ir.index import Axis, Index
@@ -49,7 +49,7 @@ def prefers_rows(shape: Shape) -> bool:
     reads = [access for access in shape.main if access.buffer in shape.kernel.reads]
     votes = 0
     for access in reads:
-        along_rows, along_cols = near_step(access.index, row), near_step(access.index, col)
+        along_rows, along_cols = pace(access.index, row), pace(access.index, col)
         votes += access.nbytes * ((along_rows < along_cols) - (along_cols < along_rows))
     return votes > 0
 

@@ -372,6 +372,24 @@ def test_columns_in_registers_exchange_stores_that_lie_along_the_columns() -> No
     assert not first(k.softmax_channels(64, 64, 1 << 14)).exchanges  # all along the rows
 
 
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda x: F.layer_norm(F.max_pool2d(x, 2).permute(0, 2, 3, 1), (x.shape[1],)), (64, 64, 112, 112)),
+        (lambda x: F.avg_pool1d(x, 2).softmax(1).sum(1), (32, 256, 4096)),
+        (lambda x: (x[..., ::2].softmax(1) * x[..., 1::2]).sum(1), (64, 64, 128, 128)),
+        (lambda x: x.repeat_interleave(2, -1).mean(1), (64, 256, 4096)),
+    ],
+)
+def test_threads_stand_along_rows_that_step_over_an_element_or_repeat_it(
+    function: Callable[[Tensor], Tensor], shape: tuple[int, ...]
+) -> None:
+    program = region(function, torch.empty(shape, device="meta")).program
+    plan = first(program)
+    assert plan.walk is Walk.OUTER
+    assert plan.lanes >= 8
+
+
 def test_tiles_fit_static_shared_memory() -> None:
     for channels, places in ((2, 1 << 20), (1 << 20, 2), (3, 5), (64, 64), (1000, 1 << 10)):
         for dtype in (k.F16, k.F32, k.F64):
