@@ -23,7 +23,7 @@ class Algebra(enum.StrEnum):
     """Which rewrite rules may be applied; each level takes in those before it."""
 
     OFF = "off"  # none, and equal operators are not shared either
-    SAFE = "safe"  # those that are right for every input, NaN and infinities included
+    SAFE = "safe"  # those that keep NaN and infinities where eager has them, but for what README.md names under its limits
     FINITE = "finite"  # also those that are right only where no value is NaN or infinite, such as x - x = 0
 
     def takes_in(self, level: Algebra) -> bool:
@@ -46,7 +46,7 @@ class Config:
 
     Attributes:
         debug: verify the kernel IR after each pass, and say more in errors (``FUSEPASS_DEBUG``).
-        dump: directory that receives the graph, IR and source of each stage; None writes nothing
+        dump: directory that receives the IR after each pass, and the source; None writes nothing
             (``FUSEPASS_DUMP``).
         disable: names of the rules and patterns that are not applied, or such a text as the variable holds; `teams`
             among them: no blocks share rows;
