@@ -93,9 +93,9 @@ class TileWriter:
         """Tiles of all samples."""
         return self.source.shape[0] * prod(self.on.tiles)
 
-    def tile_place(self, number: str = "$number") -> Iterable[str]:
-        """Which tile of which sample has this number."""
-        rest = number
+    def tile_place(self) -> Iterable[str]:
+        """Which tile of which sample has number ``$number``."""
+        rest = "$number"
         for axis, count in reversed(list(zip(self.axes, self.on.tiles, strict=True))):
             yield f"const int $tile_{axis[1:]} = {remainder(rest, count)};"
             rest = quotient(rest, count)

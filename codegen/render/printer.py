@@ -265,7 +265,7 @@ class Scope:
                     return f"{function}({', '.join(map(bare, texts))})"
                 if op in _WITH_FEW_DIGITS and id(node) in self.printer.few.nodes:
                     return f"fp::{op.value}_few({bare(texts[0])})"
-                return apply_text(op, texts, args[0].dtype, dtype)
+                return apply_text(op, texts, dtype)
             case _:
                 raise RenderError(f"{type(node).__name__} is not a plain expression")
 

@@ -155,7 +155,7 @@ def bare(text: str) -> str:
     return text
 
 
-def apply_text(op: Op, args: Sequence[str], arg_dtype: DType, dtype: DType) -> str:
+def apply_text(op: Op, args: Sequence[str], dtype: DType) -> str:
     """The expression for `op` on printed `args`; the caller puts it in parentheses where it is an operand."""
     if op is Op.CAST:
         return f"fp::cast<{C_TYPES[dtype]}>({args[0]})"
@@ -175,9 +175,9 @@ def is_call(op: Op) -> bool:
     return op not in INFIX and op not in (Op.NOT, Op.XOR, Op.NEG, Op.BIT_NOT)
 
 
-def indented(lines: Iterable[str], depth: int = 1) -> list[str]:
-    """`lines`, four blanks per level further right; preprocessor lines and empty lines too, which C permits."""
-    return ["    " * depth + line if line else line for line in lines]
+def indented(lines: Iterable[str]) -> list[str]:
+    """`lines`, four blanks further right; preprocessor lines and empty lines too, which C permits."""
+    return ["    " + line if line else line for line in lines]
 
 
 def block(head: str, lines: Iterable[str]) -> list[str]:

@@ -55,7 +55,7 @@ def rivals(shape: Shape, plan: Schedule, together: int = 0) -> Iterator[Schedule
         case Walk.INNER:
             yield from _inner(shape, plan)
         case Walk.OUTER:
-            yield from _outer(shape, plan)
+            yield from _outer(shape)
         case Walk.PATCH:
             if (plan.depth or plan.direct or not has_deep_windows(shape.kernel)) and shape.kernel.partials is None:
                 yield pointwise(shape)
@@ -114,7 +114,7 @@ def _long(shape: Shape, plan: Schedule, vectors: int) -> Iterator[Schedule]:
     yield replace(kept, keep=Keep.NOTHING, shared_bytes=0, fetches=False, blocks=shape.rows)
 
 
-def _outer(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
+def _outer(shape: Shape) -> Iterator[Schedule]:
     assert shape.row_axis is not None
     cols, most = max(shape.cols, 1), most_elements(shape)
     crossing = crossing_stores(shape, shape.row_axis, shape.col_axis)

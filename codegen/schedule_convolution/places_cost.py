@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import prod
 
-from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Kernel, Program
@@ -21,7 +20,7 @@ _PACKED = 0.1  # of a multiprocessor, for a number of which halves are made; gue
 _WAITING = {4: 1.0, 3: 1.05, 2: 1.15, 1: 1.2}  # times as long, with so many teams
 
 
-def cost_of_few(kernel: Kernel, plan: PlacesSchedule, facts: DeviceFacts) -> float:
+def cost_of_few(kernel: Kernel, plan: PlacesSchedule) -> float:
     """Estimated cycles of a multiprocessor for a sample, with few input channels: products as fast as shared memory feeds them, and what surrounds them."""
     on = plan.on
     positions = prod(on.tile)

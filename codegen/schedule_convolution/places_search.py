@@ -55,7 +55,7 @@ def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> Pla
     few = _is_few(kernel, program)
     return min(
         _fitting(kernel, program, facts),
-        key=lambda plan: cost_of_few(kernel, plan, facts) if few else cost_of_many(kernel, program, plan),
+        key=lambda plan: cost_of_few(kernel, plan) if few else cost_of_many(kernel, program, plan),
         default=None,
     )
 
@@ -63,7 +63,7 @@ def places_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> Pla
 def estimated_seconds(kernel: Kernel, program: Program, plan: PlacesSchedule, facts: DeviceFacts) -> float:
     """The estimated time of a kernel with few input channels."""
     samples = program.buffer(anchor_of(kernel).source).shape[0]
-    return cost_of_few(kernel, plan, facts) * samples / facts.multiprocessors / _CLOCK
+    return cost_of_few(kernel, plan) * samples / facts.multiprocessors / _CLOCK
 
 
 def fits(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
