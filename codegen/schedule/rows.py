@@ -8,7 +8,7 @@ from dataclasses import replace
 from fusepass.codegen.device import RESERVED
 from fusepass.codegen.ir.crossing import Crossing, crossings, pace
 from fusepass.codegen.ir.dataflow import Dataflow, always_loaded, kept_in_memory
-from fusepass.codegen.ir.expr import Builder, Load
+from fusepass.codegen.ir.expr import Builder, Gather, Load, own_indices, walk
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.team import state_bytes
@@ -42,16 +42,27 @@ _COPIED = (4, 8, 16)  # bytes that one asynchronous copy moves
 
 
 def prefers_rows(shape: Shape) -> bool:
-    """Whether more of the main loads step through memory in smaller strides along the rows than along the columns."""
+    """Whether more of the main loads step through memory in smaller strides along the rows than along the columns; where most of what is
+    read is looked up, whether more of that does."""
     row, col = shape.row_axis, shape.col_axis
     if row is None or col is None or row.size == 1:
         return False
-    reads = [access for access in shape.main if access.buffer in shape.kernel.reads]
-    votes = 0
-    for access in reads:
-        along_rows, along_cols = pace(access.index, row), pace(access.index, col)
-        votes += access.nbytes * ((along_rows < along_cols) - (along_cols < along_rows))
-    return votes > 0
+    gathers = [node for node in shape.kernel.nodes if isinstance(node, Gather)]
+    reads = [a for a in shape.main if a.buffer in shape.kernel.reads and (not gathers or shape.is_large(a.buffer))]
+    steps = [(a.nbytes, pace(a.index, row), pace(a.index, col)) for a in reads]
+    steps = steps or [(node.dtype.nbytes, _pace_of(node, row), _pace_of(node, col)) for node in gathers]
+    return (
+        sum(
+            nbytes * ((along_rows < along_cols) - (along_cols < along_rows)) for nbytes, along_rows, along_cols in steps
+        )
+        > 0
+    )
+
+
+def _pace_of(node: Gather, axis: Axis) -> float:
+    """How far apart in memory neighbours along `axis` may be; places that depend on it are taken for neighbours themselves."""
+    moving = (p for p in node.places if any(axis in i.axes for inner in walk(p.value) for i in own_indices(inner)))
+    return min([pace(node.index, axis), *(abs(place.stride) for place in moving if place.stride)])
 
 
 def inner(shape: Shape) -> Schedule:

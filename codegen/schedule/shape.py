@@ -56,8 +56,7 @@ class Shape:
         self.row_axis = self.kernel.rows[0] if kernel.rows else None
         self.col_axis = self.kernel.cols[0] if kernel.cols else None
         self.accesses = tuple(self._accesses(aligned))
-        quarter = self.rows * max(self.cols, 1) // 4
-        self.main = tuple(a for a in self.accesses if program.buffer(a.buffer).numel >= quarter) or self.accesses
+        self.main = tuple(a for a in self.accesses if self.is_large(a.buffer)) or self.accesses
         mine = {access.buffer for access in self.main}
         others = (a for a in self.accesses if a.buffer in kernel.reads - mine)
         self.weighted = any(self.col_axis in access.index.axes for access in others)  # something that rows share
@@ -74,6 +73,10 @@ class Shape:
             yield self._access(load.buffer, load.index, aligned, id(load) in in_window)
         for store in (*self.kernel.row_stores, *self.kernel.stores):
             yield self._access(store.buffer, store.index, aligned, False)
+
+    def is_large(self, name: str) -> bool:
+        """Whether a buffer has an element for every fourth of the kernel's."""
+        return self.program.buffer(name).numel >= self.rows * max(self.cols, 1) // 4
 
     def _access(self, name: str, index: Index, aligned: bool, window: bool) -> Access:
         buffer = self.program.buffer(name)

@@ -379,9 +379,13 @@ def test_columns_in_registers_exchange_stores_that_lie_along_the_columns() -> No
         (lambda x: F.avg_pool1d(x, 2).softmax(1).sum(1), (32, 256, 4096)),
         (lambda x: (x[..., ::2].softmax(1) * x[..., 1::2]).sum(1), (64, 64, 128, 128)),
         (lambda x: x.repeat_interleave(2, -1).mean(1), (64, 256, 4096)),
+        (lambda x: F.interpolate(x, scale_factor=2, mode="nearest").softmax(1), (16, 64, 128, 128)),
+        (lambda x: F.interpolate(x, scale_factor=8, mode="bilinear").argmax(1), (16, 21, 64, 64)),
+        (lambda x: F.pad(x, (2, 2), mode="reflect").sum(1), (64, 128, 5000)),
+        (lambda x: F.embedding(torch.zeros(64, 32, dtype=torch.int64, device=x.device), x).sum(1), (50_000, 256)),
     ],
 )
-def test_threads_stand_along_rows_that_step_over_an_element_or_repeat_it(
+def test_threads_stand_along_rows_that_step_over_elements_or_repeat_them_or_look_them_up(
     function: Callable[[Tensor], Tensor], shape: tuple[int, ...]
 ) -> None:
     program = region(function, torch.empty(shape, device="meta")).program
