@@ -15,6 +15,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -26,6 +27,9 @@ _LARGE = 64
 """Entries of a list or dict; larger ones are data rather than settings."""
 
 _CONSTANT = sys.stdlib_module_names | {"torch", "numpy", "fusepass"}
+
+_INSTALLED = {"site-packages", "dist-packages"}
+"""Folders of packages."""
 
 MISSING: Any = object()
 """Stands for what is not there."""
@@ -104,8 +108,8 @@ class Surroundings:
     """What forward of `model`, and what it calls, names outside of it.
 
     Attributes:
-        variables: all of them, whatever they hold.
-        defaults: lists and dicts that are default values of parameters, and the functions' names.
+        variables: all of them, whatever they hold, but for those of installed packages: what these change there is what they remember.
+        defaults: lists and dicts that are default values of parameters, and the functions' names, but for theirs.
         readers: what `readers` gives.
     """
 
@@ -129,24 +133,28 @@ class Surroundings:
                 self._look_into(function, kind, depth)
 
     def _look_into(self, function: types.FunctionType, kind: type, depth: int) -> None:
+        file = function.__globals__.get("__file__")
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             if isinstance(default, dict | list):
-                self.defaults[id(default)] = function.__name__, default
+                if not _is_installed(file):
+                    self.defaults[id(default)] = function.__name__, default
                 if _is_setting(default):
                     self.readers.setdefault((id(default), ""), functools.partial(_key, default))
         names = dict.fromkeys(_names(function.__code__))
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        named = [self._look_at(cell, name, kind, depth) for name, cell in cells]
-        named += [self._look_at(function.__globals__, name, kind, depth) for name in names]
+        named = [self._look_at(cell, name, kind, depth, file) for name, cell in cells]
+        named += [self._look_at(function.__globals__, name, kind, depth, file) for name in names]
         for space in _spaces(named, names):
             for name in names:
-                self._look_at(space, name, space if isinstance(space, type) else kind, depth)
+                self._look_at(space, name, space if isinstance(space, type) else kind, depth, _file(space))
         for name in names:
             self._look_at_class(kind, name, depth)
 
-    def _look_at(self, owner: object, name: str, kind: type, depth: int) -> Any:
-        """The entry `name` of `owner`, which becomes a variable; a function in it is looked into."""
-        variable = self.variables.setdefault((id(owner), name), Variable(owner, name))
+    def _look_at(self, owner: object, name: str, kind: type, depth: int, file: str | None) -> Any:
+        """The entry `name` of `owner`, of a module in `file`; it becomes a variable, and a function in it is looked into."""
+        variable = Variable(owner, name)
+        if not _is_installed(file):
+            variable = self.variables.setdefault((id(owner), name), variable)
         value = variable.get()
         if _is_setting(value):
             self.readers.setdefault((id(owner), name), functools.partial(_read_key, variable.get))
@@ -157,7 +165,7 @@ class Surroundings:
     def _look_at_class(self, kind: type, name: str, depth: int) -> None:
         """Look at attribute `name` in all bases of `kind`, which `super()` may lead to, and see what `kind` has for it."""
         bases = [base for base in kind.__mro__ if not _is_constant(base)]
-        found = {base: self._look_at(base, name, kind, depth) for base in bases}
+        found = {base: self._look_at(base, name, kind, depth, _file(base)) for base in bases}
         owners = [base for base, value in found.items() if value is not MISSING]
         for base in owners:
             # What the class itself has is read as `self` finds it: a derived class may come to hide it.
@@ -190,6 +198,18 @@ def _spaces(things: Iterable[object], names: Iterable[str]) -> Iterable[Any]:
             found[id(thing)] = thing
             pending += [vars(thing)[name] for name in names if name in vars(thing)]
     return found.values()
+
+
+def _file(thing: types.ModuleType | type) -> str | None:
+    """Where the module is from that `thing` is, or is of."""
+    return getattr(
+        thing if isinstance(thing, types.ModuleType) else sys.modules.get(thing.__module__), "__file__", None
+    )
+
+
+def _is_installed(file: str | None) -> bool:
+    """Whether it is of a package that was installed, rather than the user's own."""
+    return file is not None and not _INSTALLED.isdisjoint(Path(file).parts)
 
 
 def _is_constant(thing: types.ModuleType | type | types.FunctionType) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -255,6 +257,25 @@ WRITERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "default": (CountsInDefault, "a default of forward['n']"),
     "closure": (counts_in_closure, "steps of a closure"),
 }
+
+
+@torch.no_grad()
+def test_what_an_installed_package_remembers_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages keep what they computed once, by a key, in globals of theirs."""
+    home = tmp_path / "site-packages"
+    home.mkdir()
+    text = "known = {}\ndef act(x):\n    known[type(x)] = True\n    return x.tanh() * 2\n"
+    (home / "remembering.py").write_text(text)
+    monkeypatch.syspath_prepend(str(home))
+    package = importlib.import_module("remembering")
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return package.act(x) + 1  # type: ignore[no-any-return]
+
+    failure = capture(Model(), (torch.ones(3),), {})
+    assert not isinstance(failure, CaptureFailure), failure
+    assert package.known
 
 
 @pytest.mark.parametrize("writer", WRITERS)
