@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import fusepass
 from fusepass.config import override
@@ -64,3 +64,31 @@ def test_a_difference_is_taken_before_it_is_scaled(function: Callable[[Tensor], 
     exact = function(x.double())
     eager = (function(x) - exact).norm()
     assert (found - exact).norm() <= 2 * eager + 1e-7 * exact.norm()
+
+
+class TwiceConvolved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(64, 1, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.conv(x).squeeze(1) - self.conv(x).mean())
+
+
+def test_what_is_written_twice_has_two_readers() -> None:
+    """So a convolution is not summed inside for one of them."""
+    model, x = TwiceConvolved(), torch.randn(4, 64, 32, 32)
+    with torch.no_grad(), interpreted():
+        fused = fusepass.optimize(model)
+        torch.testing.assert_close(fused(x), model(x), rtol=1e-5, atol=1e-6)
+    (region,) = fused.report().regions
+    assert [op.target for op in region.ops].count("aten.convolution") == 1
+
+
+def test_a_large_unit_matrix_is_made_where_it_is_read() -> None:
+    """PyTorch's decomposition compares numbers of 16 bits without sign from 256 rows on."""
+    model, x = Functional(lambda x: (x + torch.eye(x.shape[0])).relu() * 2), torch.randn(300, 300)
+    with interpreted():
+        fused = fusepass.optimize(model)
+        torch.testing.assert_close(fused(x), model(x))
+    assert fused.report().fused_share == 1
