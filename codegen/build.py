@@ -142,9 +142,8 @@ def _build_missing(missing: Mapping[str, Source]) -> dict[str, Path | BuildError
 
     jobs = min(current().jobs, len(missing))
     with _progress(len(missing)), _variables(lacking):
-        if (
-            jobs == 1
-        ):  # in this thread: as the interpreter ends, no pool takes anything, and `quick` waits for its library
+        if jobs == 1:
+            # In this thread: as the interpreter ends, no pool takes anything, and `quick` waits for its library.
             return {key: _build_one(key, source) for key, source in missing.items()}
         with ThreadPoolExecutor(jobs) as pool:
             built = {

@@ -49,7 +49,8 @@ _GLOBAL_FORWARD_HOOKS: tuple[dict[int, Any], ...] = (
     nn.modules.module._global_forward_hooks,
     nn.modules.module._global_forward_pre_hooks,
 )
-_INFRASTRUCTURE = frozenset(vars(nn.Module())) - {"training"}
+INFRASTRUCTURE = frozenset(vars(nn.Module())) - {"training"}
+"""Attributes that PyTorch gives every module."""
 DERIVED = frozenset({"_flat_weights", "_flat_weight_refs"})
 """What ``nn.RNNBase`` derives from its parameters, anew whenever it finds others."""
 
@@ -159,7 +160,7 @@ def places(model: nn.Module, seen: set[int]) -> Iterator[Place]:
         label = f"self.{name}" if name else "self"
         yield Place(label, vars(module), Kind.MODULE)
         for attribute, value in vars(module).items():
-            if attribute not in _INFRASTRUCTURE | DERIVED:
+            if attribute not in INFRASTRUCTURE | DERIVED:
                 yield from places_in(value, f"{label}.{attribute}", seen, _DEPTH)
             elif isinstance(value, MutableMapping | MutableSet):
                 yield Place(label, value, Kind.INFRASTRUCTURE)
@@ -298,7 +299,7 @@ def _reader(container: Container) -> Callable[[], tuple[Any, ...]] | None:
     keys = [
         key
         for key, value in container.items()
-        if key not in _INFRASTRUCTURE | DERIVED and not isinstance(value, torch.Tensor)
+        if key not in INFRASTRUCTURE | DERIVED and not isinstance(value, torch.Tensor)
     ]
     if not keys:
         return None

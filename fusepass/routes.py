@@ -70,10 +70,12 @@ class Dynamo:
         self._compiled = torch.compile(forward, backend=backend)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        asked = {"suppress_errors": True, "recompile_limit": self._limit, "use_numpy_random_stream": True}
-        asked["error_on_nested_fx_trace"] = (
-            False  # that one is under way is said of the process: it may be another thread's
-        )
+        asked = {
+            "suppress_errors": True,
+            "recompile_limit": self._limit,
+            "use_numpy_random_stream": True,
+            "error_on_nested_fx_trace": False,  # that one is under way is said of the process: it may be another thread's
+        }
         with torch._dynamo.config.patch(asked):
             return self._compiled(*args, **kwargs)
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from fusepass.pystate import INFRASTRUCTURE
 from fusepass.structure import is_plain
 
 _OWN = ("_parameters", "_buffers", "_modules")
-_INFRASTRUCTURE = frozenset(vars(nn.Module())) - {"training"}
 _SHARED = (type, types.ModuleType, types.BuiltinFunctionType, logging.Logger)
 _DEPTH = 4
 
@@ -36,7 +36,7 @@ def twin(model: nn.Module) -> nn.Module | None:
 
 def _is_closed(module: nn.Module) -> bool:
     slots = any(vars(kind).get("__slots__") for kind in type(module).__mro__)
-    attributes = (value for name, value in vars(module).items() if name not in _INFRASTRUCTURE)
+    attributes = (value for name, value in vars(module).items() if name not in INFRASTRUCTURE)
     return not slots and all(_leads_nowhere(value, _DEPTH) for value in attributes)
 
 

@@ -56,9 +56,8 @@ def gathered(call: Call, a: Tensor, shape: Sequence[int], lookups: Lookups) -> T
 
     def at(c: Coordinates) -> Expr:
         fixed, found = lookups(c)
-        inside = source.at(
-            tuple(map(axis_index, axes))
-        )  # of coordinates that may leave the source, quotients would be left
+        # Of coordinates that may leave the source, quotients by its sizes would be left.
+        inside = source.at(tuple(map(axis_index, axes)))
         value = context.builder.rewrite(inside, {axis: fixed[d] for d, axis in enumerate(axes) if d not in found})
         return _moved(context, value, {axes[d]: lookup for d, lookup in found.items()})
 

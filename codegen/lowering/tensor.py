@@ -81,8 +81,9 @@ class Context:
 
     def axes(self, shape: Sequence[int]) -> tuple[Axis, ...]:
         """An axis for each dimension, equal to no other one: what is read at it is to be found again, and replaced."""
+        first = self._made
         self._made += len(shape)
-        return tuple(Axis(f"at{self._made - number}", size) for number, size in enumerate(shape))
+        return tuple(Axis(f"at{number}", size) for number, size in enumerate(shape, first))
 
     def tensor(
         self, shape: Sequence[int], dtype: DType, at: Callable[[Coordinates], Expr], *, windowed: bool = False

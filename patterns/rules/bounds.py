@@ -13,6 +13,7 @@ from fusepass.patterns.arguments import arguments
 from fusepass.patterns.language import Call, op, var
 from fusepass.patterns.matcher import Match
 from fusepass.patterns.rule import Rule
+from fusepass.patterns.rules.guards import floats
 
 aten = torch.ops.aten
 
@@ -60,11 +61,6 @@ def _dropped(found: Match, idle: bool) -> str | None:
     if interval(found.y).nan:
         return f"{found.y.name} may be NaN"
     return None if idle else f"{found.y.name} may be what is chosen"
-
-
-def floats(found: Match) -> str | None:
-    dtype = found.x.meta["val"].dtype
-    return None if dtype.is_floating_point and dtype is found.root.meta["val"].dtype else f"its argument is {dtype}"
 
 
 def numbers(found: Match) -> str | None:

@@ -8,6 +8,7 @@ from fusepass.config import Algebra
 from fusepass.patterns.language import Call, const, op, var
 from fusepass.patterns.matcher import Declined, Match
 from fusepass.patterns.rule import Rule
+from fusepass.patterns.rules.guards import floats
 
 aten = torch.ops.aten
 
@@ -20,13 +21,10 @@ def _neg(operand: object) -> Call:
     return op(aten.neg)(operand)
 
 
-def floats(found: Match) -> str | None:
-    """Integers become floats on the way, or wrap."""
-    dtype = found.x.meta["val"].dtype
-    if not dtype.is_floating_point or dtype is not found.root.meta["val"].dtype:
-        return f"x is {dtype}"
-    y = found.captures.get("y")
-    return None if y is None or y.meta["val"].is_floating_point() else f"y is {y.meta['val'].dtype}"
+def keeps_sign(found: Match) -> str | None:
+    """Minus an integer may wrap before it becomes a float."""
+    value = found.y.meta["val"]
+    return None if value.is_floating_point() else f"y is {value.dtype}"
 
 
 def _filled(value: float) -> object:
@@ -71,21 +69,21 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="product-of-negations",
         pattern=op(aten.mul)(_neg(_x), _neg(_y)),
-        guards=(floats,),
+        guards=(floats, keeps_sign),
         rewrite=lambda m: m.call(aten.mul.Tensor, m.x, m.y, like=m.root),
         why="two signs cancel",
     ),
     Rule(
         name="add-negation",
         pattern=op(aten.add, commutative=True)(_x, _neg(_y)),
-        guards=(floats,),
+        guards=(floats, keeps_sign),
         rewrite=lambda m: m.call(aten.sub.Tensor, m.x, m.y, like=m.root),
         why="x + -y is x - y, bit by bit",
     ),
     Rule(
         name="subtract-negation",
         pattern=op(aten.sub)(_x, _neg(_y)),
-        guards=(floats,),
+        guards=(floats, keeps_sign),
         rewrite=lambda m: m.call(aten.add.Tensor, m.x, m.y, like=m.root),
         why="x - -y is x + y, bit by bit",
     ),

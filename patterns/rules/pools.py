@@ -16,7 +16,8 @@ from fusepass.patterns.language import of_class, op, result, var
 from fusepass.patterns.matcher import Declined, Match
 from fusepass.patterns.opclass import OpClass, is_elementwise
 from fusepass.patterns.rule import Rule
-from fusepass.patterns.rules.reductions import behind, dims, floats, keeps
+from fusepass.patterns.rules.guards import floats
+from fusepass.patterns.rules.reductions import behind, dims, keeps
 
 aten = torch.ops.aten
 

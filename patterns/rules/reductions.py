@@ -17,6 +17,7 @@ from fusepass.patterns.language import of_class, op, result, var
 from fusepass.patterns.matcher import Match
 from fusepass.patterns.opclass import OpClass
 from fusepass.patterns.rule import Rule
+from fusepass.patterns.rules.guards import floats
 
 aten = torch.ops.aten
 
@@ -45,17 +46,6 @@ def dims(node: fx.Node) -> tuple[int, ...]:
 def keeps(node: fx.Node) -> bool:
     """Whether a reduction leaves its dimensions with size 1."""
     return bool(arguments(node).get("keepdim", False))
-
-
-def floats(found: Match) -> str | None:
-    """A sum of integers has another type, and so may one that is asked for, or what is made of x first."""
-    dtype = found.x.meta["val"].dtype
-    if not dtype.is_floating_point or dtype is not found.root.meta["val"].dtype:
-        return f"x is {dtype}"
-    inner = found.captures.get("inner")
-    made = None if inner is None else inner.meta["val"]
-    made = made[0] if isinstance(made, tuple) else made
-    return None if made is None or made.dtype is dtype else f"{found.inner.name} is {made.dtype}"
 
 
 def alike(found: Match) -> str | None:

@@ -9,7 +9,8 @@ from fusepass.patterns.arguments import arguments
 from fusepass.patterns.language import const, op, var
 from fusepass.patterns.matcher import Match
 from fusepass.patterns.rule import Rule
-from fusepass.patterns.rules.reductions import dims, floats, shaped
+from fusepass.patterns.rules.guards import floats
+from fusepass.patterns.rules.reductions import dims, shaped
 
 aten = torch.ops.aten
 

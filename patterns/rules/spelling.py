@@ -13,8 +13,9 @@ from fusepass.patterns.analysis.reordered import order_of
 from fusepass.patterns.language import const, op, result, var
 from fusepass.patterns.matcher import Declined, Match
 from fusepass.patterns.rule import Rule
+from fusepass.patterns.rules.guards import floats
 from fusepass.patterns.rules.pools import plain
-from fusepass.patterns.rules.reductions import OVER_DIMS, dims, floats, keeps, shaped
+from fusepass.patterns.rules.reductions import OVER_DIMS, dims, keeps, shaped
 
 aten = torch.ops.aten
 
