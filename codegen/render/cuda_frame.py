@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fusepass.codegen.ir.dataflow import Dataflow
 from fusepass.codegen.ir.digits import few_digits
-from fusepass.codegen.ir.expr import Builder, Expr, Load, Prefix, Stat
+from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Prefix, Stat
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.ir.vectors import begins_with, is_vector, start_of
@@ -51,6 +51,7 @@ class Frame:
             inside = {arranged.lane} if schedule.walk is Walk.INNER else set()
             self.printer.along = frozenset({arranged.col} | inside)
         self.printer.window_vector = self._window_vector
+        self.printer.lane_of = self._lane_of
         self.top = Scope(self.printer)
         self.u, self.v = names.exact("u"), names.exact("v")
         self.live = ""  # the condition that a thread stands on a row of its own, where that can fail
@@ -165,6 +166,14 @@ class Frame:
         if axis.size < 2 or nbytes not in (4, 8, 16) or not self.is_aligned(load.buffer):
             return None
         return f"fp::load_vector<{axis.size}>" if is_vector(load.index, axis, axis) else None
+
+    def _lane_of(self, node: Gather) -> Axis | None:
+        """The axis over a vector's elements, where what they look up is one aligned access."""
+        same = all(
+            place.stride % self.lane.size == 0 and self.lane not in self.dataflow.needs(place.value)
+            for place in node.places
+        )
+        return self.lane if same and self.is_wide(node.buffer, node.index) else None
 
     @property
     def hastens(self) -> bool:

@@ -76,6 +76,8 @@ class Printer:
         self.fault = ""  # the C name of what receives the report of a place outside its buffer; none: the device traps
         self.unknown_zero = ""  # the C name of a zero for where a compiler's knowledge does harm (fp_index.h)
         self.window_vector: Callable[[Load, Axis], str | None] = lambda load, axis: None
+        # The axis over the elements of a vector, where what they look up is one aligned access.
+        self.lane_of: Callable[[Gather], Axis | None] = lambda node: None
         self.few = FewDigits()  # what functions good to few digits may compute
         self.along: frozenset[Axis] = (
             frozenset()
@@ -108,6 +110,7 @@ class Scope:
         self._axes: dict[Axis, str] = {}
         self._atoms: dict[Atom, str] = {}
         self._places: dict[tuple[int, int], str] = {}
+        self._vectors: dict[int, str] = {}
 
     def child(self, *, conditional: bool = False) -> Scope:
         """A block inside this one; its lines are added to this scope's by the caller when it is complete."""
@@ -179,9 +182,10 @@ class Scope:
             return self._find(need) is not None
         return need in self._axes or (self.parent is not None and self.parent._provides(need))
 
-    def _home(self, node: Expr, *, checked: bool = False) -> Scope:
-        """The outermost scope that can compute `node`; where it is `checked`, under the conditions that it is printed in."""
-        needs, safe = self.printer.dataflow.needs(node), not checked and self.printer.dataflow.safe(node)
+    def _home(self, node: Expr, *, checked: bool = False, but: Axis | None = None) -> Scope:
+        """The outermost scope that can compute `node`, wherever it is along the axis `but`; where it is `checked`, under the conditions
+        that it is printed in."""
+        needs, safe = self.printer.dataflow.needs(node) - {but}, not checked and self.printer.dataflow.safe(node)
         scope = self
         while (
             scope.parent is not None
@@ -228,6 +232,8 @@ class Scope:
                 return self._masked(node)
             case Window():
                 return self._window(node)
+            case Gather() if (lane := self.printer.lane_of(node)) and (home := self._home(node, but=lane)) is not self:
+                return self._lane(node, lane, home)
             case Stat(reduction, part, _):
                 raise RenderError(f"{reduction}.{part} is printed before its reduction")
             case Prefix(reduction, index, _):
@@ -282,6 +288,20 @@ class Scope:
     @property
     def _moved(self) -> str:
         return f" + {self.printer.unknown_zero}" if self.printer.unknown_zero else ""
+
+    def _lane(self, node: Gather, lane: Axis, home: Scope) -> str:
+        """An element of the vector of `node` along `lane`, which `home` loads."""
+        vector = home._vectors.get(id(node))
+        if vector is None:
+            vector = home._vectors[id(node)] = self.printer.names.numbered(self._hint(node))
+            moved = "".join(f" + {home._place(place)}" for place in node.places)
+            first = (
+                f"{self.printer.pointers[node.buffer]} + {home.index(node.index.substitute({lane: Index()}))}{moved}"
+            )
+            kind = f"fp::Vec<{C_TYPES[node.dtype]}, {lane.size}>"
+            home.lines.append(f"const {kind} {vector} = fp::load_vector<{lane.size}>({first});")
+        self._values[id(node)] = f"{vector}[{self._atom(lane)}]"
+        return self._values[id(node)]
 
     def _place(self, place: Place) -> str:
         """How many elements further along a gather reads. One that comes from data is checked once where it is known.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from unittest import mock
 
@@ -253,6 +254,33 @@ def test_the_kernel_for_a_gpu(name: str) -> None:
     wanted = interpret(generated.program, memory)
     for output in generated.program.outputs:
         np.testing.assert_allclose(results[output], wanted[output], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "width"),
+    [
+        (lambda x, i: F.interpolate(x.permute(0, 3, 1, 2), scale_factor=2, mode="bilinear"), (2, 5, 6, 16), 4),
+        (lambda x, i: F.embedding(i, x).relu(), (20, 8), 4),
+        (lambda x, i: F.embedding(i, x).relu(), (20, 6), 2),
+        (lambda x, i: F.layer_norm(F.embedding(i, x), (16,)), (20, 16), 4),
+        (lambda x, i: F.pad(F.embedding(i, x), (0, 0, 1, 1)).exp(), (20, 8), 0),  # not everywhere
+        (lambda x, i: x[:, i].relu(), (20, 8), 0),
+        (lambda x, i: F.interpolate(x[None], scale_factor=2, mode="linear"), (20, 8), 0),
+    ],
+)
+def test_neighbours_are_looked_up_at_once(
+    function: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...], width: int
+) -> None:
+    """Where a place is the same for all elements of a vector, which lie beside each other there."""
+    torch.manual_seed(0)
+    made = region(function, torch.randn(shape), IDS)
+    generated = generate(made.program, made.builder, DeviceFacts.h200())
+    found = re.findall(r"load_vector<(\d)>\(arg0_1 \+", generated.source.text)
+    assert {int(each) for each in found} == ({width} if width else set())
+    memory = made.memory(generated.program)
+    results, wanted = emulate(generated.program, generated.source, memory), interpret(generated.program, memory)
+    for output in generated.program.outputs:
+        np.testing.assert_allclose(results[output], wanted[output], rtol=1e-5, atol=1e-5)
 
 
 def test_an_index_is_recorded_in_one_run() -> None:
