@@ -90,7 +90,9 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
     partial = kernel.partials.stores if kernel.partials else ()
     stores = (*kernel.row_stores, *kernel.stores, *partial)
     several = len(kernel.writes) != len(stores)
-    if several and not (kernel.is_pointwise and kernel.anchor is None and _are_apart(kernel.stores)):
+    alike = kernel.stores if kernel.is_pointwise else kernel.row_stores
+    alone = len({store.buffer for store in alike}) + len(stores) - len(alike) == len(kernel.writes)
+    if several and not (alone and kernel.anchor is None and _are_apart(alike)):
         yield "two stores to one buffer"
     if len({reduction.name for reduction in kernel.reductions}) != len(kernel.reductions):
         yield "two reductions share a name"

@@ -17,6 +17,7 @@ from fusepass.codegen.passes.fuse import ElementRules, fuse_elements, fuse_rows,
 from fusepass.codegen.passes.nested import nest_reductions
 from fusepass.codegen.passes.over_rows import reduce_over_rows
 from fusepass.codegen.passes.partials import Pieces
+from fusepass.codegen.passes.parts import fuse_parts
 from fusepass.codegen.passes.products import Length, split_products, whole_sums
 from fusepass.codegen.passes.scans import fuse_scans
 from fusepass.codegen.passes.split import SplitPolicy, separate_layouts, split_long_rows
@@ -92,6 +93,7 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
     return (
         ("fuse_rows", lambda p, b: fuse_rows(p, b, options.staged)),
         ("fuse_siblings", fuse_siblings),
+        ("fuse_parts", fuse_parts),
         ("fuse_scans", fuse_scans),
         ("online_softmax", lambda p, b: online_softmax(p, b, options.longest_cached_row, options.longest_column)),
         ("generate_anchors", lambda p, b: _generate_anchors(p, b, options)),

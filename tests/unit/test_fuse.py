@@ -88,6 +88,14 @@ FUSED: dict[str, Case] = {
     "two statistics": Case(lambda x: (x - x.amin(1, True)) / (x.amax(1, True) - x.amin(1, True)), (4, 9), ((2,),)),
     "two outputs of one input": Case(lambda x: (torch.relu(x), torch.sigmoid(x) * 2), (4, 9), ((),)),
     "two rows of one input": Case(lambda x: (x.sum(1), x.amax(1)), (4, 9), ((2,),)),
+    "two rows beside each other": Case(lambda x: torch.cat((x.mean(-1), x.amax(-1)), 1), (3, 4, 9), ((2,),)),
+    "three rows stacked": Case(
+        lambda x: torch.stack((x.amin((2, 3)), x.mean((2, 3)).relu(), x.amax((2, 3))), 2), (2, 3, 4, 5), ((3,),)
+    ),
+    "two channels beside each other": Case(
+        lambda x: torch.cat((x.mean(1, keepdim=True), x.amax(1, keepdim=True)), 1), (2, 5, 3, 4), ((2,),)
+    ),
+    "columns beside each other": Case(lambda x: torch.cat((x.sum(0), x.amax(0) * 2)), (9, 4), ((2,),)),
     "a value and its sum": Case(lambda x: (F.gelu(x), F.gelu(x).sum(1)), (4, 9), ((1,),)),
     "a value and its norm": Case(lambda x: (x + x.sin(), F.layer_norm(x + x.sin(), (12,))), (4, 12), ((1,),)),
     "a window of rows": Case(lambda x: F.avg_pool1d(x - x.mean(2, keepdim=True), 3, 1, 1), (2, 4, 9), ((1,),)),
@@ -112,6 +120,11 @@ APART: dict[str, Case] = {
     "its own and another row's value": Case(lambda x: _less(x, x.mean(1, keepdim=True)), (4, 9), ((1,), ()), 1),
     "the rows in reverse": Case(lambda x: x - x.mean(1, keepdim=True).flip(0), (4, 9), ((1,), ()), 1),
     "some of the rows": Case(lambda x: x[:2] - x.mean(1, keepdim=True)[:2], (4, 9), ((1,), ()), 1),
+    "a row beside the input": Case(lambda x: torch.cat((x.sum(1, True), x), 1), (4, 9), ((1,), ()), 1),
+    "rows of two inputs beside each other, different inputs": Case(
+        lambda x, y: torch.cat((x.sum(1, True), y.amax(1, True)), 1), (4, 9), ((1,), (1,), ()), 2
+    ),
+    "a row between zeros": Case(lambda x: F.pad(x.sum(1, True), (1, 1)), (4, 9), ((1,), ()), 1),
     "a padded softmax": Case(lambda x: F.pad(x.softmax(1), (1, 1)), (4, 9), ((1, 1), ()), 2),
     "wider rows": Case(
         lambda x: F.layer_norm(F.batch_norm(x, None, None, training=True), (4, 5)),

@@ -279,7 +279,6 @@ MORE = {
     "group_norm-relu-max_pool": (1.8, POOLED),
     "group_norm-relu-avg_pool": (1.8, POOLED),
     "pool-mixer": (1.5, POOLED),
-    "means-maxima-concatenated": (1.06, "what reduces writes both, another kernel puts them beside each other"),
     "cross_entropy": (2.0, "a gather counts as all of its table, of which it reads one number for each row"),
     "sum-of-two-and-sums-of-each": (1.33, "what is stored for each element joins one of the sums, not both"),
 }
