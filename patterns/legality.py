@@ -174,13 +174,6 @@ def no_constant(node: fx.Node) -> str | None:
     return "a constant, which kernels take as a number" if number else None
 
 
-def unused_pooling_indices(node: fx.Node) -> str | None:
-    if "max_pool" not in str(node.target):
-        return None
-    used = any(user.target is operator.getitem and user.args[1] == 1 and user.users for user in node.users)
-    return "the positions of the maxima are used" if used else None
-
-
 def single_gradient(node: fx.Node) -> str | None:
     together = node.target is aten.convolution_backward.default and not asks_for_weight(node.args[10])  # type: ignore[arg-type]
     return "several gradients of a convolution, which the library computes together" if together else None
@@ -266,7 +259,6 @@ NODE_CHECKS: tuple[Callable[[fx.Node], str | None], ...] = (
     single_results,
     one_device,
     no_constant,
-    unused_pooling_indices,
     single_gradient,
     known_neighbours,
     understood_view,

@@ -28,7 +28,7 @@ from fusepass.codegen.ir.expr import (
     own_indices,
     walk,
 )
-from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
+from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, contiguous_strides
 from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.lowering.gathers import PLACE
 from fusepass.codegen.lowering.registry import Call, lowers
@@ -96,15 +96,17 @@ def pool(
     op: ReduceOp,
     slides: Sequence[Slide],
     of: Callable[[Coordinates, Coordinates], Expr] | None = None,
+    dtype: DType | None = None,
 ) -> Tensor:
-    """`op` over windows of the last dimensions of `a`, in the compute type of `a`.
+    """`op` over windows of the last dimensions of `a`, in the compute type of `dtype`, that of `a` unless given.
 
     Args:
         of: what to reduce instead of `a`, given the coordinates in the result and in `a`.
     """
     context, builder = call.context, call.context.builder
     rank = len(slides)
-    compute = a.dtype.compute
+    dtype = dtype or a.dtype
+    compute = dtype.compute
     identity = builder.const(0 if op is ReduceOp.SUM else _lowest(compute), compute)
     result = call.value.shape
     points = prod(slide.size for slide in slides)
@@ -123,7 +125,7 @@ def pool(
         value = of(c, (*outer, *inner)) if of else _inside(context, a, outer, inner)
         return builder.window(op, taps, builder.masked(tuple(mask), value, identity))
 
-    return context.tensor(result, a.dtype, at, windowed=True)
+    return context.tensor(result, dtype, at, windowed=True)
 
 
 def _inside(context: Context, a: Tensor, outer: Coordinates, inner: Sequence[Index]) -> Expr:
@@ -210,16 +212,50 @@ def _max_pool(
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> Any:
-    with_indices = call.origin.endswith("with_indices")
-    if with_indices and any(user.args[1] == 1 and user.users for user in call.node.users):
-        raise Unsupported("max pooling whose indices are used")
     rank = 3 if "3d" in call.origin else 2
     size = ints(kernel_size, rank)
     steps, pads, holes = ints(stride, rank, size), ints(padding, rank), ints(dilation, rank)
     extents = a.shape[-rank:]
     slides = [strided(k, e, s, p, d, clip=0) for k, e, s, p, d in zip(size, extents, steps, pads, holes, strict=True)]
-    result = pool(call, once(call, a, slides), ReduceOp.MAX, slides)
-    return (result, None) if with_indices else result
+    a = once(call, a, slides)
+    result = pool(call, a, ReduceOp.MAX, slides)
+    return (result, _places(call, a, result, slides)) if call.origin.endswith("with_indices") else result
+
+
+def _places(call: Call, a: Tensor, most: Tensor, slides: Sequence[Slide]) -> Tensor | None:
+    """Where in the last dimensions of `a`, counted in their order, each window has its maximum: the first one that is the largest, or the
+    last NaN, as PyTorch's kernels go on to the next one. None where nobody reads that.
+    """
+    if not any(user.args[1] == 1 and user.users for user in call.node.users):
+        return None
+    context, builder, rank = call.context, call.context.builder, len(slides)
+    extents = a.shape[-rank:]
+    place_of = DType.I32 if prod(extents) <= DType.I32.limits[1] else DType.I64
+    nowhere = builder.const(place_of.limits[0], place_of)
+
+    def is_nan(value: Expr) -> Expr | None:
+        return builder.apply(Op.ISNAN, value, dtype=DType.BOOL) if value.dtype.is_float else None
+
+    def counted(c: Coordinates, place: Expr) -> Expr:
+        """`place` from the last one where the maximum is NaN, else from the first one: the largest is wanted. What is counted so twice is
+        `place` again."""
+        backwards, nan = builder.apply(Op.BIT_NOT, place), is_nan(most.at(c))
+        return backwards if nan is None else builder.apply(Op.WHERE, nan, place, backwards)
+
+    def of(c: Coordinates, at: Coordinates) -> Expr:
+        value, top = _inside(context, a, at[:-rank], at[-rank:]), most.at(c)
+        found, nan = builder.apply(Op.EQ, value, top, dtype=DType.BOOL), is_nan(top)
+        if nan is not None:
+            is_one = is_nan(value)
+            assert is_one is not None
+            found = builder.apply(Op.WHERE, nan, is_one, found)
+        steps = zip(at[-rank:], contiguous_strides(extents), strict=True)
+        place = builder.position(sum((index * step for index, step in steps), Index()), place_of)
+        return builder.apply(Op.WHERE, found, counted(c, place), nowhere)
+
+    found = pool(call, a, ReduceOp.MAX, slides, of, place_of)
+    places = context.tensor(found.shape, place_of, lambda c: counted(c, found.at(c)), windowed=True)
+    return context.cast(places, DType.I64)
 
 
 @lowers(aten.avg_pool2d.default, aten.avg_pool3d.default, aten.avg_pool1d.default)
@@ -251,12 +287,12 @@ def _adaptive_avg_pool(call: Call, a: Tensor, output_size: Any) -> Tensor:
 
 
 @lowers(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
-def _adaptive_max_pool(call: Call, a: Tensor, output_size: Any) -> tuple[Tensor, None]:
-    if any(user.args[1] == 1 and user.users for user in call.node.users):
-        raise Unsupported("max pooling whose indices are used")
+def _adaptive_max_pool(call: Call, a: Tensor, output_size: Any) -> tuple[Tensor, Tensor | None]:
     rank = int(call.origin[-2])
     slides = [adaptive(extent, out) for extent, out in zip(a.shape[-rank:], ints(output_size, rank), strict=True)]
-    return pool(call, once(call, a, slides), ReduceOp.MAX, slides), None
+    a = once(call, a, slides)
+    result = pool(call, a, ReduceOp.MAX, slides)
+    return result, _places(call, a, result, slides)
 
 
 def counts(call: Call, slides: Sequence[Slide], shape: Sequence[int]) -> Tensor:

@@ -104,12 +104,6 @@ NODES: dict[str, tuple[Callable[[], fx.Node], str]] = {
         "works on cpu and cuda",
     ),
     "no_constant": (constant_copy, "a constant"),
-    "unused_pooling_indices": (
-        lambda: with_users(
-            call(aten.max_pool2d_with_indices.default, describe(), [2, 2], gives=(describe(), describe())), 1
-        ),
-        "the positions of the maxima are used",
-    ),
     "single_gradient": (
         lambda: with_users(
             call(

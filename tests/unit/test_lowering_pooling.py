@@ -173,16 +173,37 @@ def test_how_many_points_count_is_arithmetic(pools: Callable[[Tensor], Any]) -> 
     assert all(any(isinstance(below, Load) for below in walk(window)) for window in windows)
 
 
-@pytest.mark.parametrize(
-    ("pools", "reason"),
-    [
-        (lambda x: F.max_pool2d(x, 2, return_indices=True), "max pooling whose indices are used"),
-        (lambda x: F.adaptive_max_pool2d(x, 2, return_indices=True), "max pooling whose indices are used"),
-    ],
-)
-def test_refused(pools: Callable[[Tensor], Any], reason: str) -> None:
-    with pytest.raises(Unsupported, match=reason):
-        region(pools, torch.randn(1, 2, 4, 4))
+def _positions(x: Tensor) -> Tensor:
+    """Numbers of which many are equal, some NaN, and whole windows the lowest there are."""
+    x = x.round()
+    x.view(-1)[3::17], x.view(-1)[5::23] = float("nan"), float("inf")
+    x[..., :3, :3] = -float("inf")
+    return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int32])
+@pytest.mark.parametrize("rank", [2, 3])
+def test_positions_of_maxima(rank: int, dtype: torch.dtype) -> None:
+    """The first of equal ones, the last NaN, as PyTorch's kernels have it."""
+    pool, adaptive, shape = MAX[rank], ADAPTIVE_MAX[rank], SHAPES[rank]
+    torch.manual_seed(rank)
+    x = torch.randint(-3, 4, shape, dtype=dtype) if dtype is torch.int32 else _positions(torch.randn(shape)).to(dtype)
+
+    def pools(x: Tensor) -> list[Tensor]:
+        made = [pool(x, k, s, p, 1 + k % 2, c, return_indices=True) for k, s, p, c in _windows()]
+        if x.dtype is not torch.int32:
+            made += [adaptive(x, size, return_indices=True) for size in (1, 2, 3)]
+        return [tensor for pair in made for tensor in pair]
+
+    for found, want in zip(region(pools, x).run(), pools(x), strict=True):
+        torch.testing.assert_close(found, want, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("reads", [0, 1])
+def test_one_kernel_finds_maxima_and_positions(reads: int) -> None:
+    made = region(lambda x: F.max_pool2d(x.relu(), 2, return_indices=True)[reads:], torch.randn(2, 3, 8, 8))
+    assert len(made.passed(NO_SPLIT).kernels) == 1
+    made.check()
 
 
 def test_average_of_integers_is_refused() -> None:
