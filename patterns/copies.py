@@ -18,6 +18,9 @@ aten = torch.ops.aten
 _PLAIN = frozenset({aten.clone.default, aten._to_copy.default, aten.copy.default})
 """Operators whose results have the elements of a tensor in its order, if maybe not in its layout."""
 
+_EACH = frozenset({aten.gather.default, aten.take.default})
+"""Operators that look up each element of their result."""
+
 _MOVING = frozenset({"padding", "views", "writes"})
 """The modules of `fusepass.codegen.lowering` that express operators which put elements elsewhere, or a number in their place."""
 
@@ -44,6 +47,11 @@ def broadcasts(node: fx.Node) -> bool:
     if moves(node) or not isinstance(result, torch.Tensor) or any(map(_looks_up, _made_of(node))):
         return False
     return any(source.numel() > 1 and _steps(source) != _steps(result) for source in _sources(node))
+
+
+def looks_up_each(node: fx.Node) -> bool:
+    """Whether each element of `node` has a place of its own, which comes from data: threads of PyTorch's kernels wait for one at a time."""
+    return node.target in _EACH
 
 
 def lies_alike(node: fx.Node) -> bool:

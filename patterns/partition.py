@@ -17,7 +17,7 @@ from fusepass.codegen.ir.convolution import has_few_results
 from fusepass.codegen.lowering import registry
 from fusepass.patterns import companions, naming
 from fusepass.patterns import library as library  # registers the patterns
-from fusepass.patterns.copies import broadcasts, lies_across, lies_alike, moves, resamples, widens
+from fusepass.patterns.copies import broadcasts, lies_across, lies_alike, looks_up_each, moves, resamples, widens
 from fusepass.patterns.dataflow import Candidate, Dataflow, Unit, bits, remove_dead
 from fusepass.patterns.growth import grow
 from fusepass.patterns.legality import Refusal, final_reason, step_reason
@@ -235,8 +235,9 @@ def _is_better_copy(node: fx.Node) -> bool:
 
 
 def _is_better_mapped(node: fx.Node) -> bool:
-    """Whether `node` is a function of elements for which generated code finds the places of its operands in fewer instructions."""
-    return broadcasts(node) and node.meta["val"].device.type == "cuda"
+    """Whether `node` is a function of elements for which generated code finds the places of its operands in fewer instructions, or waits less
+    for them."""
+    return (broadcasts(node) or looks_up_each(node)) and node.meta["val"].device.type == "cuda"
 
 
 def _is_large(anchor: fx.Node) -> bool:

@@ -91,6 +91,9 @@ CHEAP = frozenset(
 )
 """Operations of an instruction or two."""
 
+LONG = frozenset({Op.SIN, Op.COS, Op.TAN, Op.LGAMMA, Op.POW, Op.ATAN2, Op.FMOD, Op.REMAINDER, Op.ERFC})
+"""Operations of so many instructions that a loop with several of them leaves the instruction cache."""
+
 
 class ReduceOp(enum.Enum):
     """How the values of a row (or window) become one. The value is the state's name in the device header.

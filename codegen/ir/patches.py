@@ -127,8 +127,10 @@ class PatchWindow:
 
     @property
     def reuse(self) -> float:
-        """How many points of windows need each element that is loaded."""
-        of_plane = prod(axis.size for axis in self.taps) / prod(self.below[0].steps)
+        """How many points of windows need each element that is loaded. Points that are further apart than all results need others."""
+        below = self.below[0]
+        ways = zip(self.image, self.taps, below.steps, below.dilation, strict=True)
+        of_plane = prod(tap.size / step if reach < axis.size * step else 1 for axis, tap, step, reach in ways)
         return of_plane if self.planes is None else of_plane * self.planes.tap.size / self.planes.step
 
 

@@ -153,16 +153,21 @@ def _used_once(shape: Shape, chosen: Schedule) -> frozenset[str]:
     program, kernel = shape.program, shape.kernel
     # Of what is read and written once, loads and stores with eviction hints are slower than without, but where a row
     # is read again, or a block has a multiprocessor to itself.
-    if chosen.exchanges or chosen.walk is not Walk.INNER or chosen.keep is Keep.REGISTERS:
-        return frozenset()
-    if chosen.fetches and kernel.team is None:
-        return frozenset()
-    if chosen.ring and not chosen.waiting:
+    if chosen.exchanges or chosen.walk is not Walk.INNER:
         return frozenset()
     order = [other.name for other in program.kernels]
     later = program.kernels[order.index(kernel.name) + 1 :]
     read_later = frozenset[str]().union(*(other.reads for other in later))
     loads = list(kernel.loads())
+    if chosen.keep is Keep.REGISTERS:
+        # The one buffer that is reduced to little: the cache need not give up for it what others have written.
+        large = _large(kernel.reads | kernel.writes, program, shape.facts)
+        alone = large <= kernel.reads - read_later and sum(load.buffer in large for load in loads) == 1
+        return large if alone and kernel.team is None and kernel.cluster == 1 else frozenset()
+    if chosen.fetches and kernel.team is None:
+        return frozenset()
+    if chosen.ring and not chosen.waiting:
+        return frozenset()
     again = {access.buffer for access in shape.accesses if access.window}
     again |= {load.buffer for load in loads if sum(other.buffer == load.buffer for other in loads) > 1}
     if chosen.keep is Keep.NOTHING and not shape.single:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.crossing import Crossing, close_by, near_step, neighbours
-from fusepass.codegen.ir.expr import Apply
+from fusepass.codegen.ir.crossing import Crossing, close_by, near_step, neighbours, pace
+from fusepass.codegen.ir.expr import Apply, Gather, own_indices, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.program import Kernel, Program, Store
@@ -56,20 +56,23 @@ def outer(shape: Shape) -> Schedule:
     cols = max(shape.cols, 1)
     most = most_elements(shape)
     crossing = crossing_stores(shape, shape.row_axis, shape.col_axis)
-    width = widest = shape.width(shape.row_axis, 4, frozenset(each.index for each in crossing))
+    apart = shape.single and _looks_up_apart(shape)
+    width = widest = 1 if apart else shape.width(shape.row_axis, 4, frozenset(each.index for each in crossing))
     # Where columns do not stay in registers, a warp should read a line at least.
     least = min(widest, ceil(_WORD, min(access.nbytes for access in shape.main)))
     while width > (least if shape.single else 1):
         whole = min(cols * width, FEW_ELEMENTS) if shape.single else cols * width
         if whole <= most and shape.fills(shape.rows // width):
             break
+        if shape.single and cols > FEW_ELEMENTS and shape.fills(shape.rows // width * (COLUMN_THREADS // 32)):
+            break  # a block's warps share columns, and vectors stay whole
         width //= 2
     alone_is_slow = width == 1 and cols > FEW_ELEMENTS and (widest > 1 or not shape.single)
     if cols * width <= most and not alone_is_slow:
         blocks = ceil(shape.rows, COLUMN_THREADS * width)
         alone = Schedule(Walk.OUTER, width, cols, COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
         return overlapping(exchanging(alone, crossing, shape), shape)
-    if shape.single and shape.fills(shape.rows // width):
+    if shape.single and not apart and shape.fills(shape.rows // width):
         threads, most = COLUMN_THREADS, FEW_ELEMENTS // width
         if width == 1:
             threads, most = _wide_block(shape), _BYTES_AHEAD // min(access.nbytes for access in shape.main)
@@ -81,6 +84,7 @@ def outer(shape: Shape) -> Schedule:
     pairs = shared_columns(shape, min(widest, 2), most)  # two rows a thread, while blocks stay small
     fits = (
         not crossing
+        and not shape.single
         and pairs.keep is Keep.REGISTERS
         and pairs.threads <= _PAIR_THREADS
         and shape.fills(pairs.blocks * pairs.threads)
@@ -226,6 +230,22 @@ def exchanging(plan: Schedule, crossing: Sequence[Crossing], shape: Shape) -> Sc
     return plan
 
 
+def _looks_up_apart(shape: Shape) -> bool:
+    """Whether neighbouring rows look up what lies anywhere, each for itself."""
+    axis, lane = shape.row_axis, Axis("lane", 2)
+    assert axis is not None
+    places = (place for node in shape.kernel.nodes if isinstance(node, Gather) for place in node.places)
+    indices = (index for place in places for inner in walk(place.value) for index in own_indices(inner))
+    return any(lane in split_index(index, axis, lane).axes for index in indices)
+
+
+def _steps_over(shape: Shape) -> bool:
+    """Whether neighbouring rows leave out elements, which others need, or the same ones later: so blocks have more lines in the cache."""
+    axis = shape.row_axis
+    assert axis is not None
+    return any(access.window or 1 < pace(access.index, axis) < SECTOR for access in shape.main)
+
+
 def shared_columns(shape: Shape, width: int, most: int) -> Schedule:
     """Several threads for each column of data: `lanes` rows side by side, as many as lie together at most, `groups` threads deep."""
     assert shape.row_axis is not None
@@ -235,7 +255,7 @@ def shared_columns(shape: Shape, width: int, most: int) -> Schedule:
     reads = ((access.index, SECTOR // 2 // access.nbytes) for access in shape.main)
     run = max(close_by(index, shape.row_axis, reach, lanes * width) for index, reach in reads)
     lanes = min(lanes, power_above(ceil(run, width)))
-    groups, warp = 64 // lanes, max(32 // lanes, 1)
+    groups, warp = (COLUMN_THREADS if shape.single else 64) // lanes, max(32 // lanes, 1)
     slots = width * states_of_thread(shape.kernel)  # bytes for each thread whose state goes through shared memory
     if groups // warp * lanes * slots > STATIC_SHARED:
         groups = warp  # whose threads need none to merge their states
@@ -243,7 +263,8 @@ def shared_columns(shape: Shape, width: int, most: int) -> Schedule:
     while groups < largest and not shape.single and ceil(shape.cols, groups) * width > most:
         groups *= 2
     spread = not shape.single and min(access.nbytes for access in shape.main) >= _WORD
-    while spread and groups * lanes < _KEPT_THREADS and ceil(shape.cols, groups) * width > FEW_ELEMENTS:
+    few = FEW_ELEMENTS // 2 if _steps_over(shape) else FEW_ELEMENTS
+    while spread and groups * lanes < _KEPT_THREADS and ceil(shape.cols, groups) * width > few:
         groups *= 2
     while groups < largest and ceil(shape.cols, groups) > 8 and not shape.fills(shape.rows // width * groups):
         groups *= 2

@@ -7,9 +7,10 @@ from dataclasses import replace
 from math import prod
 
 from fusepass.codegen.ir.crossing import crossings, near_step, neighbours, reused
-from fusepass.codegen.ir.expr import Builder, Gather, Load, Window, walk
+from fusepass.codegen.ir.expr import Apply, Builder, Gather, Load, Window, walk
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.neighbours import points, stretches
+from fusepass.codegen.ir.ops import LONG
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.tile import fitting_width, power_above
 from fusepass.codegen.ir.vectors import alignment, is_vector, split, split_index
@@ -18,6 +19,8 @@ from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ACCESS, LINE, SECTOR, Access, Shape, ceil, power_below
 
 _POINTWISE_BYTES = 16  # read per thread of a pointwise kernel
+_LOOKED_UP = 4  # vectors of a thread, where data says where they lie, at least
+_LOADED = 32  # elements that a thread of a pointwise kernel loads before it computes, at most
 _REPEATED_BYTES = 96  # of two vectors at most, where some of them are the same for the next of a thread's vectors
 _OWN_BYTES = 256  # of a thread's vectors then, that is of registers; what is the same for all of them not counted
 _POINTS = 32  # of windows that a thread loads at once, at most
@@ -47,7 +50,16 @@ def pointwise(shape: Shape) -> Schedule:
     ragged = shape.ragged_width() if width == 1 else 1
     if ragged > 1:
         return replace(_pointwise(shape, ragged), ragged=True)
+    if width == 1 and axis and _stores_pairs(shape, axis):
+        width = 2
     return _pointwise(shape, width)
+
+
+def _stores_pairs(shape: Shape, axis: Axis) -> bool:
+    """Whether pairs are stored whole, of which single elements are loaded: half as many threads then find the places."""
+    lane = Axis("lane", 2)
+    whole = all(is_vector(split_index(store.index, axis, lane), axis, lane) for store in shape.kernel.stores)
+    return axis.size % 2 == 0 and whole and not any(access.window for access in shape.accesses)
 
 
 def _shared_width(shape: Shape, axis: Axis) -> int:
@@ -101,8 +113,13 @@ def _pointwise(shape: Shape, width: int) -> Schedule:
     """The same with vectors of `width` elements."""
     vectors = ceil(shape.rows, width)
     loads = [each for each in shape.main if each.window is False and each.buffer not in shape.kernel.writes]
-    bytes_per_step = max(sum(access.nbytes for access in loads), 1) * width
+    # What lies some elements before or behind is in the cache: memory moves it once.
+    moved = {(each.buffer, each.index - each.index.constant): each.nbytes for each in loads}
+    bytes_per_step = max(sum(moved.values()), 1) * width
     unroll = min(max(power_below(_POINTWISE_BYTES // bytes_per_step), 1), 4)
+    while unroll > 1 and unroll * width * len(loads) > _LOADED:
+        unroll //= 2
+    unroll = _other_unroll(shape, unroll)
     windows = any(access.window for access in shape.accesses)
     if windows:
         unroll = _windows_at_once(shape.kernel) if width == 1 else 1
@@ -119,6 +136,22 @@ def _pointwise(shape: Shape, width: int) -> Schedule:
     while threads > 64 and ceil(vectors, threads * unroll) < shape.facts.multiprocessors:
         threads //= 2
     return Schedule(Walk.POINTWISE, width, unroll, threads, 1, ceil(vectors, threads * unroll))
+
+
+def _other_unroll(shape: Shape, unroll: int) -> int:
+    """Vectors of a thread, where it waits for something else than the bytes of its operands, of which there should be `unroll`.
+
+    Where data says what is looked up, loads wait for loads, and several must be under way. What lies at other places among more elements
+    than there are results has its own lines for each vector. Long functions fill the instruction cache.
+    """
+    nodes = shape.kernel.nodes
+    if any(isinstance(node, Apply) and node.op in LONG for node in nodes):
+        return 1
+    gathers = [node for node in nodes if isinstance(node, Gather)]
+    below = (inner for node in gathers for place in node.places for inner in walk(place.value))
+    if any(isinstance(node, Load | Gather) for node in below):
+        return max(_LOOKED_UP, unroll)
+    return 1 if any(shape.program.buffer(node.buffer).numel > shape.rows for node in gathers) else unroll
 
 
 def _windows_at_once(kernel: Kernel) -> int:

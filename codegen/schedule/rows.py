@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusepass.codegen.device import RESERVED
-from fusepass.codegen.ir.crossing import Crossing, crossings, pace
+from fusepass.codegen.ir.crossing import Crossing, crossings, near_step, pace
 from fusepass.codegen.ir.dataflow import Dataflow, always_loaded, kept_in_memory
 from fusepass.codegen.ir.expr import Builder, Gather, Load, own_indices, walk
 from fusepass.codegen.ir.index import Axis, Index
@@ -29,9 +29,12 @@ from fusepass.codegen.schedule.staged import staged
 _PIECE = 64  # bytes that the threads of a row read together at least
 # Bytes and vectors of a row that one thread reads where rows lie together: its neighbours in other rows read the rest of cache lines.
 # Stores of more vectors, or bytes, come back to the same sectors too often.
-_OWN, _OWN_VECTORS = 32, 5
+_OWN, _OWN_VECTORS, _READ_VECTORS = 32, 5, 8
 FEW_ELEMENTS = 16  # per thread: enough loads in flight to fill the memory system
-_ONCE_LANES, _ONCE_ELEMENTS = 256, 32  # of a row that is read once; elements that a thread takes at a time
+_ONCE_LANES, _ONCE_ELEMENTS = 512, 32  # of a row that is read once; elements that a thread takes at a time
+_LONE_BYTES = 15 << 7  # of a row that has a block of several warps, at least
+_MOST_LANES = 1.4  # times the vectors of a row are in steps of all of its threads
+_CACHED_LANES = 16  # of a row that comes from caches, where blocks of one row would end sooner than others begin
 _ROWS_THREADS = 256  # of a block of several rows, at most
 # A multiprocessor begins a block every 80 ns or so, in which it moves 2.6 KB: about what a block of several rows moves, at least.
 _BLOCK_BYTES = 5 << 9
@@ -89,14 +92,17 @@ def _of_vectors(shape: Shape, base: Schedule, crossing: Sequence[Crossing]) -> S
     width, vectors = base.width, base.vectors(shape.cols)
     element = min((access.nbytes for access in shape.main), default=4)
     most = most_elements(shape)
-    together = not crossing and _together(shape)
+    together, cached = not crossing and _together(shape), _cached(shape)
+
+    def are_few(lanes: int) -> bool:
+        """Whether threads of a row leave too much of cache lines to others."""
+        own = together and _owns(shape, ceil(vectors, lanes), width * element)
+        return lanes * width * element < (SECTOR if cached else _PIECE) and not own
+
     lanes = 1
-    while lanes < min(32, vectors) and (
-        (lanes * width * element < _PIECE and not (together and _owns(shape, ceil(vectors, lanes), width * element)))
-        or lanes < base.ends
-    ):
+    while lanes < min(32, vectors) and (are_few(lanes) or lanes < base.ends):
         lanes *= 2
-    while lanes < 32 and ceil(vectors, lanes) * width > FEW_ELEMENTS:
+    while lanes < (_CACHED_LANES if cached and shape.single else 32) and ceil(vectors, lanes) * width > FEW_ELEMENTS:
         lanes *= 2
     held: int | None = lanes
     packed = lanes == 32 and not shape.single and not crossing and packs(shape, width)
@@ -104,8 +110,7 @@ def _of_vectors(shape: Shape, base: Schedule, crossing: Sequence[Crossing]) -> S
         held = lanes_of_packed_row(shape, vectors, width)
         lanes = held or 1024
     elif shape.single:
-        while lanes < _ONCE_LANES and ceil(vectors, lanes) * width > most:
-            lanes *= 2
+        lanes = lanes if cached else _lanes_of_row_read_once(shape, vectors, width, lanes)
     elif ceil(vectors, lanes) * width > most:
         held = lanes_of_row(shape, vectors, width)
         lanes = held or 1024
@@ -127,18 +132,38 @@ def _of_vectors(shape: Shape, base: Schedule, crossing: Sequence[Crossing]) -> S
     return long_rows(shape, base, vectors)
 
 
+def _lanes_of_row_read_once(shape: Shape, vectors: int, width: int, lanes: int) -> int:
+    """Threads, at least so many, of a row that is read once: so many that each has few vectors of it, if blocks of one row have enough to
+    do, and what threads merge is no more than a number.
+    """
+    plain = all(reduction.op.parts == 1 for reduction in shape.kernel.reductions)
+    nbytes = sum({access.buffer: access.nbytes for access in shape.main}.values()) * shape.cols
+    few = FEW_ELEMENTS if plain and nbytes >= _LONE_BYTES else _ONCE_ELEMENTS
+    while lanes < _ONCE_LANES and ceil(vectors, lanes) * width > few:
+        lanes *= 2
+    two = ceil(vectors, 2 * lanes) * 2 * lanes <= _MOST_LANES * vectors  # most threads would have two
+    return 2 * lanes if few == FEW_ELEMENTS and 32 < lanes < _ONCE_LANES and two and ceil(vectors, lanes) > 2 else lanes
+
+
 def _together(shape: Shape) -> bool:
-    """Whether each row of the main accesses begins in memory where the one before it ends."""
+    """Whether each row of the main accesses begins in memory where the one before it ends, or within it."""
     row, col = shape.row_axis, shape.col_axis
     if row is None or col is None:
         return False
     whole = [access.index for access in shape.main if col in access.index.axes]
-    return bool(whole) and all(index.stride(row) == shape.cols and index.stride(col) == 1 for index in whole)
+    return bool(whole) and all(near_step(index, row) <= shape.cols and index.stride(col) == 1 for index in whole)
+
+
+def _cached(shape: Shape) -> bool:
+    """Whether rows have most of what they are made of from others' caches: each has to do with many."""
+    read = [access for access in shape.main if shape.col_axis in access.index.axes]
+    return bool(read) and not any(shape.is_large(access.buffer) for access in read)
 
 
 def _owns(shape: Shape, vectors: int, nbytes: int) -> bool:
     """Whether a thread may have so many vectors of `nbytes` of a row to itself, where rows lie together."""
-    return vectors <= _OWN_VECTORS and vectors * nbytes <= (_OWN if shape.kernel.stores else 2 * _OWN)
+    most, room = (_OWN_VECTORS, _OWN) if shape.kernel.stores else (_READ_VECTORS, 2 * _OWN)
+    return vectors <= most and vectors * nbytes <= room
 
 
 def crossing_stores(shape: Shape, along: Axis | None, across: Axis | None) -> tuple[Crossing, ...]:
@@ -223,7 +248,8 @@ def rows_per_block(shape: Shape, lanes: int, crossing: Sequence[Crossing]) -> in
     if lanes > 32:
         return 1
     groups = _ROWS_THREADS // lanes
-    moved = sum({access.buffer: access.nbytes for access in shape.main}.values()) * shape.cols  # bytes of a row
+    large = {access.buffer: access.nbytes for access in shape.main if shape.is_large(access.buffer)}
+    moved = sum(large.values()) * shape.cols  # bytes of a row
     while not crossing and groups * lanes > 32 and groups // 2 * moved >= _BLOCK_BYTES:
         groups //= 2
     while groups * lanes > 64 and ceil(shape.rows, groups) < 4 * shape.facts.multiprocessors:

@@ -83,8 +83,9 @@ class Shape:
         return Access(name, index, buffer.dtype.nbytes, aligned or buffer.role is not Role.INPUT, window)
 
     def width(self, axis: Axis, most: int = ACCESS, but: frozenset[Index] = frozenset()) -> int:
-        """The widest vector along `axis` that most of the main traffic can use, the accesses at `but` left out."""
+        """The widest vector along `axis` that most of the main traffic along it can use, the accesses at `but` left out."""
         main = [access for access in self.main if access.index not in but]
+        main = [access for access in main if axis in access.index.axes] or main
         total = sum(map(self._traffic, main))
 
         def fits(width: int) -> bool:

@@ -97,7 +97,8 @@ def test_long_columns_that_are_only_reduced_are_read_once(size: int, dtype: torc
     [
         ((32, 4096, 4095), torch.float32, (512, 8, 256)),
         ((32, 4096, 4095), torch.float16, (512, 16, 256)),
-        ((290, 64, 512), torch.float32, (128, 8, 1160)),  # more threads would leave some multiprocessors idle
+        ((145, 64, 1023), torch.float32, (128, 8, 1159)),  # more threads would leave some multiprocessors idle
+        ((290, 64, 512), torch.float32, (32, 4, 1160)),  # vectors of four: four threads share a column
     ],
 )
 def test_blocks_of_single_columns(shape: tuple[int, ...], dtype: torch.dtype, wanted: tuple[int, int, int]) -> None:

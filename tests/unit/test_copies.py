@@ -83,6 +83,7 @@ ON_A_GPU: dict[str, Function] = {
     "with a slope for each channel": lambda x: F.prelu(x, x[0, :, 0, 0]),
     "with a row for all": lambda x: torch.maximum(x, x[0, 0, 0]),
     "with a transpose": lambda x: x - x.mT,
+    "each looked up": lambda x: x.gather(3, x.sort(-1).indices),
     "each with each": lambda x: x[0].flatten()[:4000, None] * x[1].flatten()[:2000],
 }
 """What PyTorch's kernels on a GPU do at less than the memory's rate."""

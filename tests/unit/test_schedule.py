@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.expr import Builder, ReduceOp
 from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Role, Store
@@ -309,6 +311,15 @@ def test_kernels_without_rows_or_with_rows_in_registers_do_without_eviction_hint
         assert first(program).once == frozenset()
 
 
+def test_what_is_only_read_is_passed_by() -> None:
+    """If it is all that is large, and nobody reads it again."""
+    shape = (30_000, 2000)
+    assert first(_region(lambda x: x.sum(-1), shape)).once == {"arg0_1"}
+    for function in (lambda x, y: (x - y).abs().mean(-1), lambda x, y: x.sum(-1)[:, None] + y, lambda x, y: x.relu()):
+        assert first(_region(function, shape, shape)).once == frozenset()
+    assert first(_region(lambda x: (x.sum(-1), x.flip(-1).sum(0)), shape)).once == frozenset()
+
+
 def test_a_schedule_says_what_it_is() -> None:
     assert str(first(k.layer_norm(1 << 22, 64))) == (
         "524288 blocks, vectors of 4, 4 lanes x 8 rows, 4 per thread at a time, registers"
@@ -392,6 +403,79 @@ def test_threads_stand_along_rows_that_step_over_elements_or_repeat_them_or_look
     plan = first(program)
     assert plan.walk is Walk.OUTER
     assert plan.lanes >= 8
+
+
+def _region(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Program:
+    return region(function, *(torch.empty(shape, device="meta") for shape in shapes)).passed(pass_options(H200))
+
+
+def _distances(x: Tensor, y: Tensor) -> Tensor:
+    return (x[:, :, None] - y[:, None]).square().sum(-1)
+
+
+def _interleaved(x: Tensor) -> Tensor:
+    even, odd = x[..., ::2], x[..., 1::2]
+    return torch.stack((even - odd, even + odd), -1).flatten(-2)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "wanted"),
+    [
+        (lambda x: x.sum(-1), [(30_000, 2000)], {"lanes": 256, "unroll": 2}),
+        (
+            lambda x: x.sum(-1),
+            [(30_000, 1111)],
+            {"lanes": 128, "unroll": 3},
+        ),  # most of 256 threads would have one vector
+        (
+            lambda x: x.sum(-1),
+            [(200_000, 300)],
+            {"lanes": 32, "groups": 4},
+        ),  # blocks of one row would have little to do
+        (lambda x: x.argmax(-1), [(20_000, 2500)], {"lanes": 128}),  # two numbers are merged
+        (lambda x: x.mean((2, 3)), [(256, 2048, 7, 7)], {"lanes": 8, "unroll": 7}),
+        (lambda x: x.unfold(-1, 16, 8).mean(-1), [(256, 100_000)], {"width": 4, "lanes": 1}),
+        (_distances, [(64, 256, 16), (64, 256, 16)], {"width": 4, "lanes": 2, "groups": 128}),
+        (
+            lambda x, y: (x[:, :, None] + y[:, None]).relu().mean(1),
+            [(64, 2000)] * 2,
+            {"width": 4, "lanes": 16, "groups": 16},
+        ),
+        (lambda x: x.sum(1), [(300, 512, 400)], {"width": 4, "lanes": 32, "groups": 4, "unroll": 4}),
+        (lambda x: x.sum(1), [(16, 512, 400)], {"width": 1, "lanes": 32, "groups": 8}),  # too few for vectors
+        (lambda x: F.pad(x, (2, 2), mode="reflect").sum(1), [(64, 128, 5000)], {"width": 1, "lanes": 32, "groups": 4}),
+        (lambda x: F.avg_pool2d(x, 2).softmax(1).sum(1), [(64, 64, 112, 112)], {"lanes": 32, "groups": 8}),
+        (lambda x: x.softmax(1).sum(1), [(64, 64, 113, 113)], {"lanes": 32, "groups": 4}),
+    ],
+)
+def test_rows_and_columns(
+    function: Callable[..., Tensor], shapes: Sequence[tuple[int, ...]], wanted: dict[str, int]
+) -> None:
+    plan = first(_region(function, *shapes))
+    assert {name: getattr(plan, name) for name in wanted} == wanted, str(plan)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "width", "unroll"),
+    [
+        (lambda x: x[:, 1:] - x[:, :-1], (512, 50_000), 2, 2),  # what is read twice is moved once
+        (lambda x: x[:, 1:] - x[:, :-1], (511, 50_000), 1, 4),  # pairs would lie in two rows
+        (_interleaved, (256, 1024, 128), 2, 2),
+        (lambda x: x.gather(1, (x > 0).long()), (8192, 4096), 4, 4),
+        (lambda x: torch.cat((x.sin(), x.cos()), -1), (8192, 4096), 4, 1),
+        (lambda x: F.interpolate(x, size=(224, 224), mode="bilinear"), (64, 3, 500, 375), 4, 1),
+        (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (32, 64, 112, 112), 4, 4),
+        (
+            lambda x: F.avg_pool2d(x.permute(0, 3, 1, 2), 2),
+            (64, 112, 112, 128),
+            4,
+            1,
+        ),  # no patch: windows share nothing
+    ],
+)
+def test_elements(function: Callable[..., Tensor], shape: tuple[int, ...], width: int, unroll: int) -> None:
+    plan = first(_region(function, shape))
+    assert (plan.walk, plan.width, plan.unroll) == (Walk.POINTWISE, width, unroll), str(plan)
 
 
 def test_tiles_fit_static_shared_memory() -> None:
