@@ -10,6 +10,7 @@ from torch import nn
 
 from benchmarks.broadcasts import BROADCASTS
 from benchmarks.copies import COPIES
+from benchmarks.functions import FUNCTIONS
 from benchmarks.layers import Group, Workload
 from benchmarks.losses import LOSSES
 from benchmarks.scans import SCANS
@@ -68,5 +69,6 @@ SINGLE = (
     Workload("global_average_pool", lambda s: (nn.AdaptiveAvgPool2d(1),), (128, 256, 112, 112), (2, 3, 5, 4), Group.SINGLE),
     *LOSSES,
     *BROADCASTS,
+    *FUNCTIONS,
 )
 # fmt: on
