@@ -12,6 +12,7 @@ from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.passes.rewrite import divisions, indices, rewrite_kernel
 
+_FAR = 32  # elements between neighbours, from which on each lies in lines of its own
 _LARGE = 4  # times as many bytes as another buffer has: its order counts, though it does not have all axes
 
 
@@ -58,6 +59,7 @@ def order_and_merge(program: Program, builder: Builder) -> Program:
 def _tidy(program: Program, kernel: Kernel, builder: Builder) -> Kernel:
     if kernel.anchor is not None or kernel.partials is not None:
         return kernel  # its rows are the dimensions of the anchor's result, or sample, channel and positions
+    kernel = _crossing(program, kernel, builder)
     # A scattered store costs more than a scattered load; but what lies along the columns is exchanged in tiles of rows.
     stores = [(store.buffer, store.index) for store in (*kernel.stores, *kernel.row_stores)]
     loads = [(load.buffer, load.index) for load in kernel.loads()]
@@ -69,6 +71,18 @@ def _tidy(program: Program, kernel: Kernel, builder: Builder) -> Kernel:
     while merged is not None:
         kernel, merged = merged, _merge_once(merged, builder)
     return kernel
+
+
+def _crossing(program: Program, kernel: Kernel, builder: Builder) -> Kernel:
+    """A pointwise `kernel` with axes split where what it reads lies along a part of one, far apart along what it writes: so tiles bring
+    both together.
+    """
+    read, written = read_and_written_along(program, kernel)
+    if kernel.sweeps or read is not None or written is None:
+        return kernel
+    large = max(kernel.loads(), key=lambda load: program.buffer(load.buffer).nbytes, default=None)
+    apart = split_axes(kernel, builder) if large and (large.index.stride(written) or 0) >= _FAR else kernel
+    return kernel if read_and_written_along(program, apart)[0] is None else apart
 
 
 def read_and_written_along(program: Program, kernel: Kernel) -> tuple[Axis | None, Axis | None]:

@@ -30,6 +30,8 @@ _KEPT_THREADS = 256  # per block, up to which columns are shared by more threads
 # Bytes of an element from which that is better: half as many are more computation for the bytes that they are.
 _WORD = 4
 COLUMN_THREADS = 128  # per block, where each has columns of its own
+_STEP_BYTES = 64  # of a column that a thread loads at once, where columns do not stay in registers
+_NEARLY = 16 / 15  # of the threads that fill the device are enough
 _EVEN = 0.9  # of multiprocessors' time that blocks of several columns should fill
 _BYTES_AHEAD = 32  # of a column that a thread of such a block loads at once
 _PAIR_THREADS = 512  # per block, where columns are shared and each thread has two rows
@@ -73,7 +75,7 @@ def outer(shape: Shape) -> Schedule:
         alone = Schedule(Walk.OUTER, width, cols, COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
         return overlapping(exchanging(alone, crossing, shape), shape)
     if shape.single and not apart and shape.fills(shape.rows // width):
-        threads, most = COLUMN_THREADS, FEW_ELEMENTS // width
+        threads, most = COLUMN_THREADS, _steps_at_once(shape, width)
         if width == 1:
             threads, most = _wide_block(shape), _BYTES_AHEAD // min(access.nbytes for access in shape.main)
         blocks = ceil(shape.rows, threads * width)
@@ -230,6 +232,12 @@ def exchanging(plan: Schedule, crossing: Sequence[Crossing], shape: Shape) -> Sc
     return plan
 
 
+def _steps_at_once(shape: Shape, width: int) -> int:
+    """Columns, of `width` rows, that a thread loads at once: so many bytes that memory has enough to do."""
+    smallest = min(access.nbytes for access in shape.main)
+    return max(min(_STEP_BYTES // (width * smallest), FEW_ELEMENTS), 1)
+
+
 def _looks_up_apart(shape: Shape) -> bool:
     """Whether neighbouring rows look up what lies anywhere, each for itself."""
     axis, lane = shape.row_axis, Axis("lane", 2)
@@ -266,10 +274,16 @@ def shared_columns(shape: Shape, width: int, most: int) -> Schedule:
     few = FEW_ELEMENTS // 2 if _steps_over(shape) else FEW_ELEMENTS
     while spread and groups * lanes < _KEPT_THREADS and ceil(shape.cols, groups) * width > few:
         groups *= 2
-    while groups < largest and ceil(shape.cols, groups) > 8 and not shape.fills(shape.rows // width * groups):
+    while (
+        groups < largest
+        and ceil(shape.cols, groups) > 8
+        and not shape.fills(int(_NEARLY * (shape.rows // width) * groups))
+    ):
         groups *= 2
     each = ceil(shape.cols, groups)
     blocks = ceil(shape.rows, lanes * width)
     if each * width <= most:
         return Schedule(Walk.OUTER, width, each, lanes, groups, blocks, Keep.REGISTERS)
-    return Schedule(Walk.OUTER, width, unroll_of(FEW_ELEMENTS // width, shape.cols, groups), lanes, groups, blocks)
+    return Schedule(
+        Walk.OUTER, width, unroll_of(_steps_at_once(shape, width), shape.cols, groups), lanes, groups, blocks
+    )

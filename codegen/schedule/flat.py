@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from math import prod
+from math import inf, prod
 
 from fusepass.codegen.ir.crossing import crossings, near_step, neighbours, reused
 from fusepass.codegen.ir.expr import Apply, Builder, Gather, Load, Window, walk
@@ -20,6 +20,8 @@ from fusepass.codegen.schedule.shape import ACCESS, LINE, SECTOR, Access, Shape,
 
 _POINTWISE_BYTES = 16  # read per thread of a pointwise kernel
 _LOOKED_UP = 4  # vectors of a thread, where data says where they lie, at least
+_WHOLE = 4  # points of a row whose numbers are functions of each other, such as the corners of a box
+_APART = 4  # elements that a thread loads for each of its results, and that lie apart
 _LOADED = 32  # elements that a thread of a pointwise kernel loads before it computes, at most
 _REPEATED_BYTES = 96  # of two vectors at most, where some of them are the same for the next of a thread's vectors
 _OWN_BYTES = 256  # of a thread's vectors then, that is of registers; what is the same for all of them not counted
@@ -51,15 +53,37 @@ def pointwise(shape: Shape) -> Schedule:
     if ragged > 1:
         return replace(_pointwise(shape, ragged), ragged=True)
     if width == 1 and axis and _stores_pairs(shape, axis):
-        width = 2
+        width = 4 if shape.axes[-1].size == _WHOLE and _stores_pairs(shape, axis, _WHOLE) else 2
+    elif width > 1 and axis:
+        width = 1 if _reads_apart(shape, axis) else _width_without_ends(shape, axis, width)
     return _pointwise(shape, width)
 
 
-def _stores_pairs(shape: Shape, axis: Axis) -> bool:
+def _stores_pairs(shape: Shape, axis: Axis, width: int = 2) -> bool:
     """Whether pairs are stored whole, of which single elements are loaded: half as many threads then find the places."""
-    lane = Axis("lane", 2)
+    lane = Axis("lane", width)
     whole = all(is_vector(split_index(store.index, axis, lane), axis, lane) for store in shape.kernel.stores)
-    return axis.size % 2 == 0 and whole and not any(access.window for access in shape.accesses)
+    return axis.size % width == 0 and whole and not any(access.window for access in shape.accesses)
+
+
+def _reads_apart(shape: Shape, axis: Axis) -> bool:
+    """Whether a thread of several neighbours loads many elements that lie apart: each load of a warp would touch as many lines more."""
+    apart = [a for a in shape.accesses if a not in shape.main and not a.window and 1 < near_step(a.index, axis) < inf]
+    return len(apart) >= _APART
+
+
+def _width_without_ends(shape: Shape, axis: Axis, width: int) -> int:
+    """`width`, or that of shorter vectors none of which has the end of a row in it, if then all is loaded in whole accesses, or once."""
+
+    def is_whole(width: int) -> bool:
+        lane = Axis("lane", width)
+        split = [split_index(access.index, axis, lane) for access in shape.accesses]
+        return all(lane not in index.axes or is_vector(index, axis, lane) for index in split)
+
+    if is_whole(width) or any(isinstance(node, Gather | Window) for node in shape.kernel.nodes):
+        return width
+    short = fitting_width(width, lambda width: shape.axes[-1].size % width == 0)
+    return short if short > 1 and is_whole(short) else width
 
 
 def _shared_width(shape: Shape, axis: Axis) -> int:

@@ -96,8 +96,10 @@ def _of_vectors(shape: Shape, base: Schedule, crossing: Sequence[Crossing]) -> S
 
     def are_few(lanes: int) -> bool:
         """Whether threads of a row leave too much of cache lines to others."""
+        if cached:  # what neighbours read lies in other lines
+            return ceil(vectors, lanes) > 2 and lanes < _CACHED_LANES
         own = together and _owns(shape, ceil(vectors, lanes), width * element)
-        return lanes * width * element < (SECTOR if cached else _PIECE) and not own
+        return lanes * width * element < _PIECE and not own
 
     lanes = 1
     while lanes < min(32, vectors) and (are_few(lanes) or lanes < base.ends):
@@ -139,10 +141,11 @@ def _lanes_of_row_read_once(shape: Shape, vectors: int, width: int, lanes: int) 
     plain = all(reduction.op.parts == 1 for reduction in shape.kernel.reductions)
     nbytes = sum({access.buffer: access.nbytes for access in shape.main}.values()) * shape.cols
     few = FEW_ELEMENTS if plain and nbytes >= _LONE_BYTES else _ONCE_ELEMENTS
-    while lanes < _ONCE_LANES and ceil(vectors, lanes) * width > few:
+    most = _ONCE_LANES if vectors * width <= _ONCE_LANES * _ONCE_ELEMENTS else _ONCE_LANES // 2
+    while lanes < most and ceil(vectors, lanes) * width > few:
         lanes *= 2
     two = ceil(vectors, 2 * lanes) * 2 * lanes <= _MOST_LANES * vectors  # most threads would have two
-    return 2 * lanes if few == FEW_ELEMENTS and 32 < lanes < _ONCE_LANES and two and ceil(vectors, lanes) > 2 else lanes
+    return 2 * lanes if few == FEW_ELEMENTS and 32 < lanes < most and two and ceil(vectors, lanes) > 2 else lanes
 
 
 def _together(shape: Shape) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory, kept_values
-from fusepass.codegen.ir.expr import Builder, Gather, Masked, Window, walk
+from fusepass.codegen.ir.expr import Builder, Gather, Masked, Window, own_indices, walk
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.tile import fitting_width
@@ -85,7 +85,8 @@ class Shape:
     def width(self, axis: Axis, most: int = ACCESS, but: frozenset[Index] = frozenset()) -> int:
         """The widest vector along `axis` that most of the main traffic along it can use, the accesses at `but` left out."""
         main = [access for access in self.main if access.index not in but]
-        main = [access for access in main if axis in access.index.axes] or main
+        along = [access for access in main if axis in access.index.axes]
+        main = along or self._looked_up(axis) or main
         total = sum(map(self._traffic, main))
 
         def fits(width: int) -> bool:
@@ -94,6 +95,13 @@ class Shape:
             return axis.size % width == 0 and 2 * sum(map(self._traffic, vectors)) >= total
 
         return fitting_width(min(most, ACCESS // max((access.nbytes for access in main), default=ACCESS)), fits)
+
+    def _looked_up(self, axis: Axis) -> list[Access]:
+        """What is looked up along `axis`, at places that are the same for all of it."""
+        gathers = [node for node in self.kernel.nodes if isinstance(node, Gather) and axis in node.index.axes]
+        places = (place for node in gathers for place in node.places)
+        moves = any(axis in index.axes for place in places for node in walk(place.value) for index in own_indices(node))
+        return [] if moves else [self._access(node.buffer, node.index, self.aligned, False) for node in gathers]
 
     def vectors(self, axis: Axis) -> Schedule:
         """A schedule with nothing but the vectors of rows that are read as they lie: their width, and where rows begin if that is anywhere."""

@@ -14,6 +14,8 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.passes.axes import rename_axes, split_axes
+from fusepass.codegen.schedule import schedule
+from fusepass.codegen.schedule.plan import Walk
 from tests.support.regions import NO_SPLIT, region
 
 F64 = torch.float64
@@ -100,3 +102,16 @@ def test_split_axes_turns_quotients_into_axes() -> None:
     (load,) = split.loads()
     assert "//" not in str(load.index)
     assert "%" not in str(load.index)
+
+
+def test_an_axis_is_split_where_another_part_of_it_is_nearest() -> None:
+    """Groups of channels that lie last change places: what is written along the positions is read along channels of a group."""
+    x = torch.randn(2, 128, 6, 8).contiguous(memory_format=torch.channels_last)
+    made = region(lambda x: F.channel_shuffle(x, 4), x)
+    program = made.passed(pass_options(DeviceFacts.h200()))
+    made.check(program)
+    (kernel,) = program.kernels
+    assert 32 in [axis.size for axis in kernel.rows]
+    assert schedule(kernel, program, DeviceFacts.h200()).walk is Walk.CROSSING
+    near = region(lambda x: F.pixel_shuffle(x, 2), torch.randn(2, 16, 8, 8)).passed(pass_options(DeviceFacts.h200()))
+    assert schedule(near.kernels[0], near, DeviceFacts.h200()).walk is Walk.POINTWISE

@@ -413,6 +413,23 @@ def _distances(x: Tensor, y: Tensor) -> Tensor:
     return (x[:, :, None] - y[:, None]).square().sum(-1)
 
 
+def _between_ends(x: Tensor) -> Tensor:
+    first = torch.zeros(500_000, dtype=torch.int64, device=x.device)
+    return (x[first] - x[first + 1]).square().sum(-1)
+
+
+def _overlaps(boxes: Tensor) -> Tensor:
+    others = boxes[:2000]
+    low, high = torch.maximum(boxes[:, None, :2], others[:, :2]), torch.minimum(boxes[:, None, 2:], others[:, 2:])
+    width, height = (high - low).clamp(min=0).unbind(-1)
+    return width * height
+
+
+def _centres(boxes: Tensor) -> Tensor:
+    left, top, right, bottom = boxes.unbind(-1)
+    return torch.stack(((left + right) / 2, (top + bottom) / 2, right - left, bottom - top), -1)
+
+
 def _interleaved(x: Tensor) -> Tensor:
     even, odd = x[..., ::2], x[..., 1::2]
     return torch.stack((even - odd, even + odd), -1).flatten(-2)
@@ -435,6 +452,17 @@ def _interleaved(x: Tensor) -> Tensor:
         (lambda x: x.argmax(-1), [(20_000, 2500)], {"lanes": 128}),  # two numbers are merged
         (lambda x: x.mean((2, 3)), [(256, 2048, 7, 7)], {"lanes": 8, "unroll": 7}),
         (lambda x: x.unfold(-1, 16, 8).mean(-1), [(256, 100_000)], {"width": 4, "lanes": 1}),
+        (
+            lambda x: x.view(768, -1).float().sum(-1),
+            [(256, 3, 512, 512)],
+            {"lanes": 256},
+        ),  # longer than stays in registers
+        (
+            lambda x, c: (x[:, None] - c).square().sum(-1),
+            [(20_000, 32), (64, 32)],
+            {"width": 4, "lanes": 4, "groups": 64},
+        ),
+        (_between_ends, [(50_000, 64)], {"width": 4, "lanes": 4, "groups": 64}),
         (_distances, [(64, 256, 16), (64, 256, 16)], {"width": 4, "lanes": 2, "groups": 128}),
         (
             lambda x, y: (x[:, :, None] + y[:, None]).relu().mean(1),
@@ -461,6 +489,11 @@ def test_rows_and_columns(
         (lambda x: x[:, 1:] - x[:, :-1], (512, 50_000), 2, 2),  # what is read twice is moved once
         (lambda x: x[:, 1:] - x[:, :-1], (511, 50_000), 1, 4),  # pairs would lie in two rows
         (_interleaved, (256, 1024, 128), 2, 2),
+        (lambda x: x[:, :, None] * x[:, None], (64, 1500), 4, 4),
+        (lambda x: x.half()[:, :, None] * x.half()[:, None], (64, 1500), 4, 4),  # eight would lie in two rows
+        (lambda x: x.half()[:, :, None] * x.half()[:, None], (64, 1501), 8, 2),  # so do four
+        (_overlaps, (5000, 4), 1, 4),  # what is loaded lies four apart
+        (_centres, (6_000_000, 4), 4, 1),
         (lambda x: x.gather(1, (x > 0).long()), (8192, 4096), 4, 4),
         (lambda x: torch.cat((x.sin(), x.cos()), -1), (8192, 4096), 4, 1),
         (lambda x: F.interpolate(x, size=(224, 224), mode="bilinear"), (64, 3, 500, 375), 4, 1),
