@@ -30,7 +30,7 @@ _KEPT_THREADS = 256  # per block, up to which columns are shared by more threads
 # Bytes of an element from which that is better: half as many are more computation for the bytes that they are.
 _WORD = 4
 COLUMN_THREADS = 128  # per block, where each has columns of its own
-_STEP_BYTES = 64  # of a column that a thread loads at once, where columns do not stay in registers
+_STEP_BYTES = 64  # of a column that a thread loads at once, where several share one and it does not stay in registers
 _NEARLY = 16 / 15  # of the threads that fill the device are enough
 _EVEN = 0.9  # of multiprocessors' time that blocks of several columns should fill
 _BYTES_AHEAD = 32  # of a column that a thread of such a block loads at once
@@ -75,7 +75,7 @@ def outer(shape: Shape) -> Schedule:
         alone = Schedule(Walk.OUTER, width, cols, COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
         return overlapping(exchanging(alone, crossing, shape), shape)
     if shape.single and not apart and shape.fills(shape.rows // width):
-        threads, most = COLUMN_THREADS, _steps_at_once(shape, width)
+        threads, most = COLUMN_THREADS, FEW_ELEMENTS // width
         if width == 1:
             threads, most = _wide_block(shape), _BYTES_AHEAD // min(access.nbytes for access in shape.main)
         blocks = ceil(shape.rows, threads * width)

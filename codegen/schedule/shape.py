@@ -166,8 +166,9 @@ def _repeated(kernel: Kernel, program: Program) -> int:
     if not kernel.is_pointwise or len(kernel.rows) < 2 or kernel.rows[0].size < 2:
         return 0
     outer = kernel.rows[0]
-    again = {load.buffer for load in kernel.loads() if load.index.stride(outer) == 0}
-    repeated = sum(program.buffer(name).nbytes for name in again)
+    again = {(load.buffer, load.index) for load in kernel.loads() if load.index.stride(outer) == 0}
+    spans = ((program.buffer(name), index.bounds) for name, index in again)
+    repeated = sum(min(high - low + 1, buffer.numel) * buffer.dtype.nbytes for buffer, (low, high) in spans)
     moved = sum(program.buffer(name).nbytes for name in kernel.reads | kernel.writes)
     if repeated < _LEAST_REPEATED or 4 * repeated * outer.size < moved:
         return 0

@@ -532,6 +532,7 @@ def test_samples_that_share_large_weights_are_taken_together() -> None:
     assert "10 per thread" in str(first(k.last_axis_bias(20, 1 << 22)))  # of more there would be some left
     assert "apart" not in str(first(k.last_axis_bias(1 << 16, 1 << 10)))  # small enough for a near cache
     assert "apart" not in str(first(k.last_axis_bias(17, 1 << 22)))
+    assert "apart" not in str(first(_region(lambda x: torch.cat((x, x[:1])), (1 << 22, 4))))  # one row is read again
     made = region(lambda x, w: (x - 1) * w + w, *(torch.empty(n, 1 << 22, device="meta") for n in (64, 1)))
     assert "16 per thread" in str(first(made.passed()))  # of each there is a vector in registers
 
