@@ -36,6 +36,11 @@ from fusepass.codegen.lowering.tensor import DTYPES, WORK_OF_A_BYTE, Context, Co
 
 aten = torch.ops.aten
 
+_EXACT = frozenset({Op.MAXIMUM, Op.MINIMUM, Op.FMAX, Op.FMIN, Op.WHERE, Op.CAST, Op.NEG, Op.ABS}) | {
+    *(Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE, Op.AND, Op.OR, Op.NOT)
+}
+"""What gives the same bits whenever it is computed again; a compiler may join a product and a sum here, and not there."""
+
 _LARGEST_WINDOW = 64  # points that one thread goes through
 _MOST_OVERLAP = 2  # windows that an element of the input may lie in, for rows that are windows
 _COSTLY = 16  # instructions of a function that is not cheap
@@ -217,17 +222,34 @@ def _max_pool(
     steps, pads, holes = ints(stride, rank, size), ints(padding, rank), ints(dilation, rank)
     extents = a.shape[-rank:]
     slides = [strided(k, e, s, p, d, clip=0) for k, e, s, p, d in zip(size, extents, steps, pads, holes, strict=True)]
-    a = once(call, a, slides)
-    result = pool(call, a, ReduceOp.MAX, slides)
-    return (result, _places(call, a, result, slides)) if call.origin.endswith("with_indices") else result
+    if not call.origin.endswith("with_indices"):
+        return pool(call, once(call, a, slides), ReduceOp.MAX, slides)
+    return _maxima(call, a, slides)
 
 
-def _places(call: Call, a: Tensor, most: Tensor, slides: Sequence[Slide]) -> Tensor | None:
+def _maxima(call: Call, a: Tensor, slides: Sequence[Slide]) -> tuple[Tensor, Tensor | None]:
+    """The maximum of each window, and where it is, if anybody reads that."""
+    placed = any(user.args[1] == 1 and user.users for user in call.node.users)
+    # A place is found again by its value: what may round otherwise when it is computed again is stored, as it is where halves are rounded.
+    a = (
+        call.context.materialize(a, f"{call.origin}_input", call.origin)
+        if placed and _rounds(a)
+        else once(call, a, slides)
+    )
+    most = pool(call, a, ReduceOp.MAX, slides)
+    return most, _places(call, a, most, slides) if placed else None
+
+
+def _rounds(a: Tensor) -> bool:
+    """Whether `a` is computed by more than comparisons."""
+    nodes = walk(a.at(tuple(map(axis_index, domain(a.shape)[: len(a.shape)]))))
+    return a.windowed or any(isinstance(node, Apply) and node.op not in _EXACT for node in nodes)
+
+
+def _places(call: Call, a: Tensor, most: Tensor, slides: Sequence[Slide]) -> Tensor:
     """Where in the last dimensions of `a`, counted in their order, each window has its maximum: the first one that is the largest, or the
-    last NaN, as PyTorch's kernels go on to the next one. None where nobody reads that.
+    last NaN, as PyTorch's kernels go on to the next one.
     """
-    if not any(user.args[1] == 1 and user.users for user in call.node.users):
-        return None
     context, builder, rank = call.context, call.context.builder, len(slides)
     extents = a.shape[-rank:]
     place_of = DType.I32 if prod(extents) <= DType.I32.limits[1] else DType.I64
@@ -290,9 +312,7 @@ def _adaptive_avg_pool(call: Call, a: Tensor, output_size: Any) -> Tensor:
 def _adaptive_max_pool(call: Call, a: Tensor, output_size: Any) -> tuple[Tensor, Tensor | None]:
     rank = int(call.origin[-2])
     slides = [adaptive(extent, out) for extent, out in zip(a.shape[-rank:], ints(output_size, rank), strict=True)]
-    a = once(call, a, slides)
-    result = pool(call, a, ReduceOp.MAX, slides)
-    return result, _places(call, a, result, slides)
+    return _maxima(call, a, slides)
 
 
 def counts(call: Call, slides: Sequence[Slide], shape: Sequence[int]) -> Tensor:

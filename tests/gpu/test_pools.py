@@ -29,6 +29,8 @@ POOLS: dict[str, tuple[nn.Module, tuple[tuple[int, ...], ...]]] = {
     "in steps": (nn.MaxPool2d(5, 2, 2), ((8, 64, 113, 111), (9, 31, 20, 22))),
     "channels that are vectors": (nn.AvgPool2d(5, 1, 2), ((32, 96, 57, 40), (64, 192, 35, 35))),
     "with holes": (nn.MaxPool2d(3, 1, 1, 2), ((8, 33, 31, 17),)),
+    "maximum and its place": (nn.MaxPool2d(3, 2, 1, return_indices=True), ((8, 64, 113, 111), (3, 5, 8, 8))),
+    "maximum of few and its place": (nn.AdaptiveMaxPool2d(5, return_indices=True), ((8, 64, 33, 31),)),
     "of a gelu": (nn.Sequential(nn.GELU(), nn.AvgPool2d(3, 1, 1)), ((16, 96, 35, 35), (4, 24, 56, 56))),
     "before a mean": (nn.Sequential(nn.MaxPool2d(5, 1, 2), nn.AdaptiveAvgPool2d(1)), ((64, 128, 28, 28), (64, 512, 13, 13))),
     "before a norm": (nn.Sequential(nn.AvgPool2d(3, 1, 1), nn.GroupNorm(4, 64)), ((16, 64, 56, 56), (5, 64, 33, 35))),

@@ -200,9 +200,14 @@ def test_positions_of_maxima(rank: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("reads", [0, 1])
-def test_one_kernel_finds_maxima_and_positions(reads: int) -> None:
-    made = region(lambda x: F.max_pool2d(x.relu(), 2, return_indices=True)[reads:], torch.randn(2, 3, 8, 8))
-    assert len(made.passed(NO_SPLIT).kernels) == 1
+@pytest.mark.parametrize(
+    ("function", "kernels"),
+    [(lambda x: x.relu(), 1), (lambda x: x.clamp(-1, 1).half().float(), 1), (lambda x: x * 0.3 + 1, 2), (F.gelu, 2)],
+)
+def test_one_kernel_finds_maxima_and_positions(function: Callable[[Tensor], Tensor], kernels: int, reads: int) -> None:
+    """Of what is computed: what may round otherwise when it is computed again is stored first."""
+    made = region(lambda x: F.max_pool2d(function(x), 2, return_indices=True)[reads:], torch.randn(2, 3, 8, 8))
+    assert len(made.passed(NO_SPLIT).kernels) == kernels
     made.check()
 
 
