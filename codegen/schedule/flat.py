@@ -168,14 +168,17 @@ def _other_unroll(shape: Shape, unroll: int) -> int:
     Where data says what is looked up, loads wait for loads, and several must be under way. What lies at other places among more elements
     than there are results has its own lines for each vector. Long functions fill the instruction cache.
     """
-    nodes = shape.kernel.nodes
-    if any(isinstance(node, Apply) and node.op in LONG for node in nodes):
+    if has_long_functions(shape.kernel):
         return 1
-    gathers = [node for node in nodes if isinstance(node, Gather)]
+    gathers = [node for node in shape.kernel.nodes if isinstance(node, Gather)]
     below = (inner for node in gathers for place in node.places for inner in walk(place.value))
     if any(isinstance(node, Load | Gather) for node in below):
         return max(_LOOKED_UP, unroll)
     return 1 if any(shape.program.buffer(node.buffer).numel > shape.rows for node in gathers) else unroll
+
+
+def has_long_functions(kernel: Kernel) -> bool:
+    return any(isinstance(node, Apply) and node.op in LONG for node in kernel.nodes)
 
 
 def _windows_at_once(kernel: Kernel) -> int:

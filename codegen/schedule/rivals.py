@@ -14,7 +14,7 @@ from dataclasses import replace
 from fusepass.codegen.ir.tile import power_above
 from fusepass.codegen.schedule.columns import COLUMN_THREADS, exchanging, overlapping, shared_columns
 from fusepass.codegen.schedule.deep import has_deep_windows
-from fusepass.codegen.schedule.flat import covering, crossing, pointwise
+from fusepass.codegen.schedule.flat import covering, crossing, has_long_functions, pointwise
 from fusepass.codegen.schedule.lanes import holds_row, resident_blocks
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.rows import (
@@ -64,7 +64,8 @@ def rivals(shape: Shape, plan: Schedule, together: int = 0) -> Iterator[Schedule
 def _pointwise(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
     vectors = ceil(shape.rows, plan.width)
     plain = replace(plan, apart=0, unroll=1) if plan.apart else plan
-    most = 1 if any(access.window for access in shape.accesses) else max(_UNROLLS)
+    alone = has_long_functions(shape.kernel) or any(access.window for access in shape.accesses)
+    most = 1 if alone else max(_UNROLLS)
     for unroll in _UNROLLS:
         if unroll <= most and shape.fills(vectors // unroll):
             yield replace(plain, unroll=unroll, blocks=ceil(vectors, plain.threads * unroll))
