@@ -172,8 +172,8 @@ def _said_of_group(what: str, run: dict[str, Any]) -> list[str]:
 def _where(run: dict[str, Any]) -> str:
     """The device, unless it is that of the table."""
     devices = run.get("devices", 1)
-    one = "one" if devices == 1 else f"{devices} that share them, of"
-    return "" if run["device"] == _read(RUN)["device"] else f" on {one} {run['device']}"
+    on = "on one" if devices == 1 else f"shared by {devices}"
+    return "" if run["device"] == _read(RUN)["device"] else f" {on} {run['device']}"
 
 
 def _tries_all_modes(run: dict[str, Any]) -> bool:
