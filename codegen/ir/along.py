@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Expr, Stat, children, own_indices, walk
+from fusepass.codegen.ir.expr import Expr, Stat, children, indices_in
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel
 
@@ -23,7 +23,7 @@ def reduced_along(kernel: Kernel, axes: Sequence[Axis]) -> Expr | None:
     if any(each.values != (value,) or each.dtype is not DType.F32 for each in sweep) or value.dtype is not DType.F32:
         return None
     near = set(axes[:2])
-    if any(not index.axes <= near for node in walk(value) for index in own_indices(node)):
+    if any(not index.axes <= near for index in indices_in(value)):
         return None
     stored = [store.value for store in (*kernel.row_stores, *kernel.stores)]
     return None if _needs_besides(stored, value, kernel.anchor.name) else value

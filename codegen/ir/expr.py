@@ -188,6 +188,11 @@ def own_indices(expr: Expr) -> tuple[Index, ...]:
             return ()
 
 
+def indices_in(value: Expr) -> Iterator[Index]:
+    """Every index that is written in `value`, and below it."""
+    return (index for node in walk(value) for index in own_indices(node))
+
+
 def _casts_exactly(literal: Const, dtype: DType) -> bool:
     """Whether the literal as written means the same in `dtype` as its cast."""
     if dtype.is_int:

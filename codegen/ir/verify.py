@@ -88,11 +88,13 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
     if kernel.row_stores and not kernel.sweeps:
         yield "row stores in a pointwise kernel"
     partial = kernel.partials.stores if kernel.partials else ()
-    stores = (*kernel.row_stores, *kernel.stores, *partial)
-    several = len(kernel.writes) != len(stores)
-    alike = kernel.stores if kernel.is_pointwise else kernel.row_stores
-    alone = len({store.buffer for store in alike}) + len(stores) - len(alike) == len(kernel.writes)
-    if several and not (alone and kernel.anchor is None and _are_apart(alike)):
+    alike, others = kernel.stores, partial
+    if not kernel.is_pointwise:
+        alike, others = kernel.row_stores, (*kernel.stores, *partial)
+    # What is stored at each element, or for each row, may go to several places of a buffer.
+    several = kernel.anchor is None and _are_apart(alike)
+    alone = len({store.buffer for store in alike}) if several else len(alike)
+    if alone + len(others) != len(kernel.writes):
         yield "two stores to one buffer"
     if len({reduction.name for reduction in kernel.reductions}) != len(kernel.reductions):
         yield "two reductions share a name"

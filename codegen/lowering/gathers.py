@@ -22,7 +22,6 @@ from fusepass.codegen.lowering.tensor import (
     Unsupported,
     broadcast,
     broadcast_shape,
-    domain,
 )
 
 aten = torch.ops.aten
@@ -68,7 +67,7 @@ def _movable(a: Tensor) -> bool:
     """Whether the element at computed places is that of the loads moved there: nothing else depends on where it stands."""
     if a.windowed:
         return False
-    nodes = list(walk(a.at(tuple(map(axis_index, domain(a.shape)[: len(a.shape)])))))
+    nodes = list(walk(a.element))
     plain = all(isinstance(node, Load | Gather | Const | Apply) for node in nodes)
     indices = [index for node in nodes for index in own_indices(node)]
     return plain and bool(indices) and all(isinstance(atom, Axis) for index in indices for atom, _ in index.terms)

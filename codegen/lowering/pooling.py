@@ -28,7 +28,7 @@ from fusepass.codegen.ir.expr import (
     own_indices,
     walk,
 )
-from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, contiguous_strides
+from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.lowering.gathers import PLACE
 from fusepass.codegen.lowering.registry import Call, lowers
@@ -229,21 +229,17 @@ def _max_pool(
 
 def _maxima(call: Call, a: Tensor, slides: Sequence[Slide]) -> tuple[Tensor, Tensor | None]:
     """The maximum of each window, and where it is, if anybody reads that."""
-    placed = any(user.args[1] == 1 and user.users for user in call.node.users)
+    if not call.uses(1):
+        return pool(call, once(call, a, slides), ReduceOp.MAX, slides), None
     # A place is found again by its value: what may round otherwise when it is computed again is stored, as it is where halves are rounded.
-    a = (
-        call.context.materialize(a, f"{call.origin}_input", call.origin)
-        if placed and _rounds(a)
-        else once(call, a, slides)
-    )
+    a = call.context.materialize(a, f"{call.origin}_input", call.origin) if _rounds(a) else once(call, a, slides)
     most = pool(call, a, ReduceOp.MAX, slides)
-    return most, _places(call, a, most, slides) if placed else None
+    return most, _places(call, a, most, slides)
 
 
 def _rounds(a: Tensor) -> bool:
     """Whether `a` is computed by more than comparisons."""
-    nodes = walk(a.at(tuple(map(axis_index, domain(a.shape)[: len(a.shape)]))))
-    return a.windowed or any(isinstance(node, Apply) and node.op not in _EXACT for node in nodes)
+    return a.windowed or any(isinstance(node, Apply) and node.op not in _EXACT for node in walk(a.element))
 
 
 def _places(call: Call, a: Tensor, most: Tensor, slides: Sequence[Slide]) -> Tensor:
@@ -251,28 +247,25 @@ def _places(call: Call, a: Tensor, most: Tensor, slides: Sequence[Slide]) -> Ten
     last NaN, as PyTorch's kernels go on to the next one.
     """
     context, builder, rank = call.context, call.context.builder, len(slides)
-    extents = a.shape[-rank:]
+    extents, floats = a.shape[-rank:], a.dtype.is_float
     place_of = DType.I32 if prod(extents) <= DType.I32.limits[1] else DType.I64
     nowhere = builder.const(place_of.limits[0], place_of)
 
-    def is_nan(value: Expr) -> Expr | None:
-        return builder.apply(Op.ISNAN, value, dtype=DType.BOOL) if value.dtype.is_float else None
+    def is_nan(value: Expr) -> Expr:
+        return builder.apply(Op.ISNAN, value, dtype=DType.BOOL)
 
     def counted(c: Coordinates, place: Expr) -> Expr:
         """`place` from the last one where the maximum is NaN, else from the first one: the largest is wanted. What is counted so twice is
         `place` again."""
-        backwards, nan = builder.apply(Op.BIT_NOT, place), is_nan(most.at(c))
-        return backwards if nan is None else builder.apply(Op.WHERE, nan, place, backwards)
+        backwards = builder.apply(Op.BIT_NOT, place)
+        return builder.apply(Op.WHERE, is_nan(most.at(c)), place, backwards) if floats else backwards
 
     def of(c: Coordinates, at: Coordinates) -> Expr:
         value, top = _inside(context, a, at[:-rank], at[-rank:]), most.at(c)
-        found, nan = builder.apply(Op.EQ, value, top, dtype=DType.BOOL), is_nan(top)
-        if nan is not None:
-            is_one = is_nan(value)
-            assert is_one is not None
-            found = builder.apply(Op.WHERE, nan, is_one, found)
-        steps = zip(at[-rank:], contiguous_strides(extents), strict=True)
-        place = builder.position(sum((index * step for index, step in steps), Index()), place_of)
+        found = builder.apply(Op.EQ, value, top, dtype=DType.BOOL)
+        if floats:
+            found = builder.apply(Op.WHERE, is_nan(top), is_nan(value), found)
+        place = builder.position(linear(at[-rank:], contiguous_strides(extents)), place_of)
         return builder.apply(Op.WHERE, found, counted(c, place), nowhere)
 
     found = pool(call, a, ReduceOp.MAX, slides, of, place_of)

@@ -99,7 +99,7 @@ def _any_all(call: Call, a: Tensor, dim: Dims = None, *unused: Any) -> Tensor:
 def _extreme_with_index(call: Call, a: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor | None]:
     shape, dtype = _result(call)
     smallest = call.origin == "min"
-    if not _uses(call, 1):
+    if not call.uses(1):
         op = ReduceOp.MIN if smallest else ReduceOp.MAX
         return simple(call, op, a, dim, shape, dtype), None
     value, index = _arg(call, ReduceOp.ARGMIN if smallest else ReduceOp.ARGMAX, a, dim)
@@ -118,10 +118,6 @@ def _arg(call: Call, op: ReduceOp, a: Tensor, dim: int) -> tuple[Tensor, ...]:
     axis = dim % len(wide.shape)
     position = call.context.tensor(wide.shape, DType.I64, lambda c: call.context.builder.position(c[axis]))
     return call.context.reduce(op, (wide, position), (axis,), a.dtype.compute, call.origin)
-
-
-def _uses(call: Call, output: int) -> bool:
-    return any(user.args[1] == output for user in call.node.users if user.users or user.op == "output")
 
 
 @lowers(aten.var_mean.correction)

@@ -125,3 +125,7 @@ class Call:
         results = value if isinstance(value, tuple | list) else (value,)
         first: torch.Tensor = next(result for result in results if result is not None)
         return first
+
+    def uses(self, result: int) -> bool:
+        """Whether anybody reads this one of several results."""
+        return any(user.args[1] == result and user.users for user in self.node.users)

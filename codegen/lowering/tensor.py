@@ -64,6 +64,11 @@ class Tensor:
     def numel(self) -> int:
         return prod(self.shape)
 
+    @property
+    def element(self) -> Expr:
+        """That at an axis for each dimension: how one of the tensor's elements is made."""
+        return self.at(tuple(map(axis_index, domain(self.shape)[: len(self.shape)])))
+
 
 @dataclass
 class Context:

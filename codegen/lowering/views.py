@@ -11,10 +11,10 @@ import torch
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, Op, Window, walk
-from fusepass.codegen.ir.index import Index, axis_index, contiguous_strides, delinearize, linear
+from fusepass.codegen.ir.index import Index, contiguous_strides, delinearize, linear
 from fusepass.codegen.lowering.joined import Piece, chosen
 from fusepass.codegen.lowering.registry import Call, lowers
-from fusepass.codegen.lowering.tensor import WORK_OF_A_BYTE, Coordinates, Tensor, Unsupported, domain, dtype_of
+from fusepass.codegen.lowering.tensor import WORK_OF_A_BYTE, Coordinates, Tensor, Unsupported, dtype_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -205,8 +205,8 @@ def _apart(call: Call, part: Tensor) -> Tensor:
     less than writing and reading it does."""
     if not part.windowed:
         return part
-    value = part.at(tuple(map(axis_index, domain(part.shape)[: len(part.shape)])))
-    points = max((prod(axis.size for axis in node.axes) for node in walk(value) if isinstance(node, Window)), default=0)
+    windows = [node for node in walk(part.element) if isinstance(node, Window)]
+    points = max((prod(axis.size for axis in node.axes) for node in windows), default=0)
     if points * _POINT <= 2 * WORK_OF_A_BYTE * part.dtype.nbytes:
         return part
     return call.context.materialize(part, f"{call.origin}_part", call.origin)

@@ -48,19 +48,20 @@ def _parts(kernel: Kernel, builder: Builder) -> Iterator[Kernel]:
     if any(isinstance(node, Gather | Window) for node in walk(store.value)):
         return
     for axis in kernel.rows:
-        found = dict(_values(store.value, axis, 0, axis.size))
+        found = list(_values(store.value, axis, 0, axis.size))
         if len(found) > 1:
-            for number, ((low, high), value) in enumerate(sorted(found.items(), key=lambda each: each[0])):
+            for number, (low, high, value) in enumerate(found):
                 part = Axis(f"{axis.name}_part", high - low)
                 rows = tuple(part if each is axis else each for each in kernel.rows)
                 alone = replace(kernel, rows=rows, stores=(replace(store, value=value),))
                 moved = rewrite_kernel(alone, builder, {axis: axis_index(part) + low})
-                yield rename_axes(replace(moved, name=f"{kernel.name}_{number}"), builder, f"part{number}_")
+                yield rename_axes(moved, builder, f"part{number}_")
             return
 
 
-def _values(value: Expr, axis: Axis, low: int, high: int) -> Iterator[tuple[tuple[int, int], Expr]]:
-    """The values that `value` has on stretches of `axis` from `low` to `high`, if masks of nothing else tell them apart."""
+def _values(value: Expr, axis: Axis, low: int, high: int) -> Iterator[tuple[int, int, Expr]]:
+    """The stretches of `axis` from `low` to `high`, in order, on which `value` is something else, if masks of nothing else tell them apart:
+    where each begins and ends, and what it is there."""
     if low >= high:
         return
     if isinstance(value, Masked) and len(value.mask) == 1:
@@ -72,4 +73,4 @@ def _values(value: Expr, axis: Axis, low: int, high: int) -> Iterator[tuple[tupl
             yield from _values(value.value, axis, begin, max(begin, end))
             yield from _values(value.other, axis, max(begin, end), high)
             return
-    yield (low, high), value
+    yield low, high, value

@@ -261,8 +261,7 @@ class Scope:
             case Load(buffer, index, _):
                 return f"{self.printer.pointers[buffer]}[{self.index(index)}]"
             case Gather(buffer, index, places, _):
-                moved = "".join(f" + {self._place(place)}" for place in places)
-                return f"{self.printer.pointers[buffer]}[{self.index(index)}{moved}]"
+                return f"{self.printer.pointers[buffer]}[{self._gathered(index, places)}]"
             case Position(index, dtype):
                 return f"{C_TYPES[dtype]}({self.index(index)}{self._moved})"
             case Apply(op, args, dtype):
@@ -294,14 +293,17 @@ class Scope:
         vector = home._vectors.get(id(node))
         if vector is None:
             vector = home._vectors[id(node)] = self.printer.names.numbered(self._hint(node))
-            moved = "".join(f" + {home._place(place)}" for place in node.places)
-            first = (
-                f"{self.printer.pointers[node.buffer]} + {home.index(node.index.substitute({lane: Index()}))}{moved}"
-            )
+            first = home._gathered(node.index.substitute({lane: Index()}), node.places)
             kind = f"fp::Vec<{C_TYPES[node.dtype]}, {lane.size}>"
-            home.lines.append(f"const {kind} {vector} = fp::load_vector<{lane.size}>({first});")
+            load = f"fp::load_vector<{lane.size}>({self.printer.pointers[node.buffer]} + {first})"
+            home.lines.append(f"const {kind} {vector} = {load};")
         self._values[id(node)] = f"{vector}[{self._atom(lane)}]"
         return self._values[id(node)]
+
+    def _gathered(self, index: Index, places: Sequence[Place]) -> str:
+        """The text of an index that is moved to computed places."""
+        moved = "".join(f" + {self._place(place)}" for place in places)
+        return self.index(index) + moved
 
     def _place(self, place: Place) -> str:
         """How many elements further along a gather reads. One that comes from data is checked once where it is known.

@@ -151,17 +151,15 @@ def _large(names: Iterable[str], program: Program, facts: DeviceFacts) -> frozen
 def _used_once(shape: Shape, chosen: Schedule) -> frozenset[str]:
     """Large buffers that this kernel touches once and that no later kernel reads."""
     program, kernel = shape.program, shape.kernel
-    # Of what is read and written once, loads and stores with eviction hints are slower than without, but where a row
-    # is read again, or a block has a multiprocessor to itself.
     if chosen.exchanges or chosen.walk is not Walk.INNER:
         return frozenset()
     order = [other.name for other in program.kernels]
     later = program.kernels[order.index(kernel.name) + 1 :]
     read_later = frozenset[str]().union(*(other.reads for other in later))
-    loads = list(kernel.loads())
+    loads, large = list(kernel.loads()), _large(kernel.reads | kernel.writes, program, shape.facts)
+    # Of what is read and written once, loads and stores with eviction hints are slower than without, but where a row
+    # is read again, or a block has a multiprocessor to itself; or where one buffer is reduced to little.
     if chosen.keep is Keep.REGISTERS:
-        # The one buffer that is reduced to little: the cache need not give up for it what others have written.
-        large = _large(kernel.reads | kernel.writes, program, shape.facts)
         alone = large <= kernel.reads - read_later and sum(load.buffer in large for load in loads) == 1
         return large if alone and kernel.team is None and kernel.cluster == 1 else frozenset()
     if chosen.fetches and kernel.team is None:
@@ -174,7 +172,7 @@ def _used_once(shape: Shape, chosen: Schedule) -> frozenset[str]:
         again |= kernel.reads
     if kernel.team is not None:  # other rows meet what does not depend on the row
         again |= {load.buffer for load in loads if not load.index.axes & frozenset(kernel.rows)}
-    return _large(kernel.reads | kernel.writes, program, shape.facts) - read_later - again
+    return large - read_later - again
 
 
 def _runs_backwards(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:

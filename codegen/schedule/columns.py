@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.crossing import Crossing, close_by, near_step, neighbours, pace
-from fusepass.codegen.ir.expr import Apply, Gather, own_indices, walk
+from fusepass.codegen.ir.expr import Apply, Gather, indices_in
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.program import Kernel, Program, Store
@@ -243,7 +243,7 @@ def _looks_up_apart(shape: Shape) -> bool:
     axis, lane = shape.row_axis, Axis("lane", 2)
     assert axis is not None
     places = (place for node in shape.kernel.nodes if isinstance(node, Gather) for place in node.places)
-    indices = (index for place in places for inner in walk(place.value) for index in own_indices(inner))
+    indices = (index for place in places for index in indices_in(place.value))
     return any(lane in split_index(index, axis, lane).axes for index in indices)
 
 

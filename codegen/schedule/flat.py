@@ -61,9 +61,13 @@ def pointwise(shape: Shape) -> Schedule:
 
 def _stores_pairs(shape: Shape, axis: Axis, width: int = 2) -> bool:
     """Whether pairs are stored whole, of which single elements are loaded: half as many threads then find the places."""
-    lane = Axis("lane", width)
-    whole = all(is_vector(split_index(store.index, axis, lane), axis, lane) for store in shape.kernel.stores)
-    return axis.size % width == 0 and whole and not any(access.window for access in shape.accesses)
+    windows = any(access.window for access in shape.accesses)
+    return axis.size % width == 0 and not windows and _stores_whole(shape, axis, Axis("lane", width))
+
+
+def _stores_whole(shape: Shape, axis: Axis, lane: Axis) -> bool:
+    """Whether all that is stored goes in whole vectors along `axis`."""
+    return all(is_vector(split_index(store.index, axis, lane), axis, lane) for store in shape.kernel.stores)
 
 
 def _reads_apart(shape: Shape, axis: Axis) -> bool:
@@ -99,7 +103,7 @@ def _shared_width(shape: Shape, axis: Axis) -> int:
         return 1
     lane, builder = Axis("lane", width), Builder()
     aligned = {access.buffer for access in shape.accesses if access.aligned}
-    if not all(is_vector(split_index(store.index, axis, lane), axis, lane) for store in shape.kernel.stores):
+    if not _stores_whole(shape, axis, lane):
         return 1
     kernel = split(shape.kernel, axis, lane, builder)
     for window in (node for node in kernel.nodes if isinstance(node, Window) and _loads_along(node, axis)):

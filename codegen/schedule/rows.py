@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fusepass.codegen.device import RESERVED
 from fusepass.codegen.ir.crossing import Crossing, crossings, near_step, pace
 from fusepass.codegen.ir.dataflow import Dataflow, always_loaded, kept_in_memory
-from fusepass.codegen.ir.expr import Builder, Gather, Load, own_indices, walk
+from fusepass.codegen.ir.expr import Builder, Gather, Load, indices_in
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.team import state_bytes
@@ -23,7 +23,7 @@ from fusepass.codegen.schedule.lanes import (
     resident_blocks,
 )
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
-from fusepass.codegen.schedule.shape import SECTOR, Shape, ceil, most_elements, run_start
+from fusepass.codegen.schedule.shape import SECTOR, Access, Shape, ceil, most_elements, run_start
 from fusepass.codegen.schedule.staged import staged
 
 _PIECE = 64  # bytes that the threads of a row read together at least
@@ -64,7 +64,7 @@ def prefers_rows(shape: Shape) -> bool:
 
 def _pace_of(node: Gather, axis: Axis) -> float:
     """How far apart in memory neighbours along `axis` may be; places that depend on it are taken for neighbours themselves."""
-    moving = (p for p in node.places if any(axis in i.axes for inner in walk(p.value) for i in own_indices(inner)))
+    moving = (place for place in node.places if any(axis in index.axes for index in indices_in(place.value)))
     return min([pace(node.index, axis), *(abs(place.stride) for place in moving if place.stride)])
 
 
@@ -139,7 +139,7 @@ def _lanes_of_row_read_once(shape: Shape, vectors: int, width: int, lanes: int) 
     do, and what threads merge is no more than a number.
     """
     plain = all(reduction.op.parts == 1 for reduction in shape.kernel.reductions)
-    nbytes = sum({access.buffer: access.nbytes for access in shape.main}.values()) * shape.cols
+    nbytes = _bytes_of_row(shape, shape.main)
     few = FEW_ELEMENTS if plain and nbytes >= _LONE_BYTES else _ONCE_ELEMENTS
     most = _ONCE_LANES if vectors * width <= _ONCE_LANES * _ONCE_ELEMENTS else _ONCE_LANES // 2
     while lanes < most and ceil(vectors, lanes) * width > few:
@@ -251,13 +251,16 @@ def rows_per_block(shape: Shape, lanes: int, crossing: Sequence[Crossing]) -> in
     if lanes > 32:
         return 1
     groups = _ROWS_THREADS // lanes
-    large = {access.buffer: access.nbytes for access in shape.main if shape.is_large(access.buffer)}
-    moved = sum(large.values()) * shape.cols  # bytes of a row
+    moved = _bytes_of_row(shape, [access for access in shape.main if shape.is_large(access.buffer)])
     while not crossing and groups * lanes > 32 and groups // 2 * moved >= _BLOCK_BYTES:
         groups //= 2
     while groups * lanes > 64 and ceil(shape.rows, groups) < 4 * shape.facts.multiprocessors:
         groups //= 2
     return groups
+
+
+def _bytes_of_row(shape: Shape, accesses: Iterable[Access]) -> int:
+    return sum({access.buffer: access.nbytes for access in accesses}.values()) * shape.cols
 
 
 def states_of_thread(kernel: Kernel) -> int:

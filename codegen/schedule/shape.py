@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory, kept_values
-from fusepass.codegen.ir.expr import Builder, Gather, Masked, Window, own_indices, walk
+from fusepass.codegen.ir.expr import Builder, Gather, Masked, Window, indices_in, walk
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.tile import fitting_width
@@ -100,7 +100,7 @@ class Shape:
         """What is looked up along `axis`, at places that are the same for all of it."""
         gathers = [node for node in self.kernel.nodes if isinstance(node, Gather) and axis in node.index.axes]
         places = (place for node in gathers for place in node.places)
-        moves = any(axis in index.axes for place in places for node in walk(place.value) for index in own_indices(node))
+        moves = any(axis in index.axes for place in places for index in indices_in(place.value))
         return [] if moves else [self._access(node.buffer, node.index, self.aligned, False) for node in gathers]
 
     def vectors(self, axis: Axis) -> Schedule:
