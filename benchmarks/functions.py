@@ -68,6 +68,10 @@ def _enlarged_shares(x: Tensor) -> Tensor:
     return F.interpolate(x, scale_factor=2, mode="nearest").softmax(1)
 
 
+def _weighted_channels(x: Tensor, weights: Tensor) -> Tensor:
+    return (x * weights).sum(-1)
+
+
 def _bags(places: Tensor, table: Tensor) -> Tensor:
     return F.embedding(places, table).sum(1)
 
@@ -98,5 +102,24 @@ FUNCTIONS = (
     single("maxpool_layernorm_of_channels", _normalised_pool, (64, 64, 112, 112), (2, 3, 6, 6)),
     single("enlarged_shares_of_channels", _enlarged_shares, (16, 64, 128, 128), (2, 3, 4, 5)),
     single("enlarged_classes", _classes, (16, 21, 128, 128), (2, 3, 4, 5)),
+    single("half_place_of_rows", lambda x: x.argmax(-1), (20_000, 5000), (5, 9), _HALF),
+    single("half_place_of_columns", lambda x: x.argmax(1), (128, 1024, 1024), (3, 5, 9), _HALF),
+    single("least_place_of_odd_rows", lambda x: x.argmin(-1), (256, 512, 511), (3, 5, 9)),
+    single("grey", _weighted_channels, (Input((64, 512, 512, 3)), Input((3,))), (Input((2, 3, 3, 3)), Input((3,)))),
+    single("half_sums_of_pairs", lambda x: x.sum(-1), (64_000_000, 2), (9, 2), _HALF),
+    single("odd_rows_side_by_side", lambda x, y: torch.cat((x, y), -1), (Input((60_000, 100)), Input((60_000, 77))),
+           (Input((5, 3)), Input((5, 4)))),
+    single("sum_of_odd_middle_of_halves", lambda x: x.sum(1), (300, 512, 801), (3, 5, 7), _HALF),
+    single("bfloat16_sum_of_tall_columns", lambda x: x.sum(0), (65_536, 3072), (40, 6), torch.bfloat16),
+    single("cumsum_of_odd_middle", lambda x: x.cumsum(1), (256, 512, 511), (2, 9, 5)),
+    single("cumsum_of_odd_rows", lambda x: x.cumsum(-1), (256, 512, 511), (2, 5, 9)),
+    single("norm_of_cubes", lambda x: x.norm(3, -1), (100_000, 1000), (5, 9)),
+    single("to_bytes", lambda x: (x * 255).round().to(torch.int8), (8192, 8192), (5, 9)),
+    single("bfloat16_softplus", F.softplus, (8192, 16_384), (5, 9), torch.bfloat16),
+    single("bfloat16_gelu", F.gelu, (8192, 16_384), (5, 9), torch.bfloat16),
+    single("masked", lambda x, m: x.masked_fill(m == 0, -1e4), (Input((64, 1024, 1024)), Input((64, 1024, 1024), 2)),
+           (Input((2, 5, 4)), Input((2, 5, 4), 2))),
+    single("rows_looked_up", lambda x, i: x.index_select(1, i), (Input((64, 1000, 256)), Input((500,), 1000)),
+           (Input((2, 5, 4)), Input((3,), 5))),
 )
 # fmt: on

@@ -40,6 +40,7 @@ from fusepass.codegen.schedule.patch_partials import (
     windows_pay_twice,
 )
 from fusepass.codegen.schedule.row_pieces import row_pieces
+from fusepass.codegen.schedule.shape import ACCESS
 from fusepass.codegen.schedule.strips import strip_team
 from fusepass.codegen.schedule.team import team_size
 from fusepass.codegen.schedule.weights import beginnings
@@ -148,11 +149,13 @@ def pass_options(
             workers,
             least_piece=4096,
             lanes=32,
+            column_workers=8 * workers,
             stays=lambda program, kernel: stays(program, _ordered(program, kernel), facts),
         )
         return PassOptions(
             policy,
             longest_cached_row=16384,
+            access=ACCESS,
             longest_column=1024,
             separate_from=1 << 18,
             taps_from=1 << 20,

@@ -17,7 +17,16 @@ from fusepass.codegen.ir.convolution import has_few_results
 from fusepass.codegen.lowering import registry
 from fusepass.patterns import companions, naming
 from fusepass.patterns import library as library  # registers the patterns
-from fusepass.patterns.copies import broadcasts, lies_across, lies_alike, looks_up_each, moves, resamples, widens
+from fusepass.patterns.copies import (
+    broadcasts,
+    computes_much,
+    lies_across,
+    lies_alike,
+    looks_up,
+    moves,
+    resamples,
+    widens,
+)
 from fusepass.patterns.dataflow import Candidate, Dataflow, Unit, bits, remove_dead
 from fusepass.patterns.growth import grow
 from fusepass.patterns.legality import Refusal, final_reason, step_reason
@@ -235,9 +244,10 @@ def _is_better_copy(node: fx.Node) -> bool:
 
 
 def _is_better_mapped(node: fx.Node) -> bool:
-    """Whether `node` is a function of elements for which generated code finds the places of its operands in fewer instructions, or waits less
-    for them."""
-    return (broadcasts(node) or looks_up_each(node)) and node.meta["val"].device.type == "cuda"
+    """Whether `node` is a function of elements that generated code computes in fewer instructions, or for which it finds the places of the
+    operands in fewer, or waits less for them."""
+    better = broadcasts(node) or looks_up(node) or computes_much(node)
+    return better and bool(node.all_input_nodes[0].meta["val"].device.type == "cuda")
 
 
 def _is_large(anchor: fx.Node) -> bool:

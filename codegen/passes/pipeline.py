@@ -20,6 +20,7 @@ from fusepass.codegen.passes.partials import Pieces
 from fusepass.codegen.passes.parts import fuse_parts
 from fusepass.codegen.passes.products import Length, split_products, whole_sums
 from fusepass.codegen.passes.scans import fuse_scans
+from fusepass.codegen.passes.short_rows import windows_of_short_rows
 from fusepass.codegen.passes.split import SplitPolicy, separate_layouts, split_long_rows
 from fusepass.codegen.passes.split_scans import split_scans
 from fusepass.codegen.passes.statistics import online_softmax
@@ -38,6 +39,7 @@ class PassOptions:
     Attributes:
         split: when long rows are split.
         longest_cached_row: rows of at most this many elements stay on chip between sweeps.
+        access: bytes of the widest access; rows of fewer that are only reduced are windows. 0 where a thread has no use of its neighbours' rows.
         longest_column: the same of rows whose elements are not neighbours in memory, where nothing is stored per element.
         stores_columns: whether a kernel that only reduces such rows had better store what happens per element, too.
         stores_pieces: whether pieces of rows had better store what is stored and needed again.
@@ -62,6 +64,7 @@ class PassOptions:
 
     split: SplitPolicy
     longest_cached_row: int
+    access: int = 0
     longest_column: int = 1 << 16
     stores_columns: bool = True
     stores_pieces: bool = True
@@ -108,6 +111,7 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("split_products", lambda p, b: split_products(p, b, options.product_length)),
         ("separate_layouts", lambda p, b: separate_layouts(p, b, options.separate_from)),
         ("order_and_merge", order_and_merge),
+        ("windows_of_short_rows", lambda p, b: windows_of_short_rows(p, b, options.access)),
         ("lay_out_weights", lambda p, b: lay_out_weights(p, b, options.beginnings)),
         ("lay_out_taps", lambda p, b: lay_out_taps(p, b, options.taps_from)),
         ("rename", _rename),

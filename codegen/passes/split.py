@@ -43,6 +43,7 @@ class SplitPolicy:
     Attributes:
         workers: pieces that should run at once to fill the device.
         least_piece: elements a piece keeps at least.
+        column_workers: pieces, each of so many neighbouring rows, that these are split into if they are whole vectors; None for `workers`.
         lanes: neighbouring rows that one worker takes together where rows, not columns, are contiguous in memory.
         least_of_scans: pieces that a row of a running reduction has at least, as these are read twice.
         stays: whether a kernel keeps its rows on the chip until it needs them again; pieces are read again.
@@ -51,6 +52,7 @@ class SplitPolicy:
     workers: int
     least_piece: int
     lanes: int
+    column_workers: int | None = None
     least_of_scans: int = 6
     stays: Callable[[Program, Kernel], bool] = lambda program, kernel: False
 
@@ -61,11 +63,14 @@ class SplitPolicy:
         # It has blocks enough, or seldom runs.
         if kernel.partials is not None or kernel.when is not None or kernel.cluster > 1:
             return 1
-        together = min(self.lanes, _rows_side_by_side(program, kernel))
+        beside = _rows_side_by_side(program, kernel)
+        together = min(self.lanes, beside)
         working = -(-kernel.row_count // together)
         if working >= self.workers or self.stays(program, kernel):
             return 1
-        return max(min(-(-self.workers // working), kernel.col_count * together // self.least_piece), 1)
+        vectors = together == self.lanes and beside % _VECTOR == 0 and not kernel.scans
+        wanted = self.column_workers if vectors and self.column_workers else self.workers
+        return max(min(-(-wanted // working), kernel.col_count * together // self.least_piece), 1)
 
 
 def _rows_side_by_side(program: Program, kernel: Kernel) -> int:

@@ -293,7 +293,8 @@ class KernelWriter:
         lines = without_unused(step.lines)
         lines = block(f"if ({' && '.join(guards)})", lines) if guards else lines
         # What not all threads have comes first: loads are issued before a branch, but put off where the branch is far.
-        down = tile.tail and bool(phase.states) and frame.hastens
+        in_order = any(state.in_order for state in phase.states)
+        down = tile.tail and bool(phase.states) and frame.hastens and not in_order
         looped = frame.unrolled(self.u, frame.unroll, lines, down=down)
         steps.lines += [*around.before_steps, *looped, *around.after_steps]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Apply, Expr, Op, ReduceOp, Stat
+from fusepass.codegen.ir.expr import Apply, Expr, Op, Position, ReduceOp, Stat
 from fusepass.codegen.ir.program import Reduction
 from fusepass.codegen.ir.team import exchange_offsets
 from fusepass.codegen.render.cuda_frame import Frame
@@ -28,6 +28,7 @@ class State:
         slots: shared memory to merge through, where a row has threads of several warps.
         few: whether what it sums needs few digits.
         length: what its type is called before its name, where a thread adds up so many numbers that their roundings count.
+        in_order: whether each thread meets the elements of its row in order, of which the state is to know the place of one.
     """
 
     reduction: Reduction
@@ -36,11 +37,12 @@ class State:
     slots: str
     few: bool = False
     length: str = ""
+    in_order: bool = False
 
     @property
     def type(self) -> str:
-        digits = ", true" if self.few else ""
-        return f"fp::{self.length}{self.reduction.op.value}<{C_TYPES[self.reduction.dtype]}{digits}>"
+        more = ", true" if self.few else ", int" if self.in_order else ""
+        return f"fp::{self.length}{self.reduction.op.value}<{C_TYPES[self.reduction.dtype]}{more}>"
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ def declare_state(frame: Frame, reduction: Reduction) -> State:
     if plan.walk is Walk.OUTER:
         array, element = f"[{plan.width}]", f"{name}[{frame.v if frame.vector_rows else 0}]"
     few, length = reduction.name in frame.printer.few.sums, _length(frame, reduction)
-    state = State(reduction, name, element, frame.names.exact(f"{name}_slots"), few, length)
+    slots, in_order = frame.names.exact(f"{name}_slots"), _is_in_order(frame, reduction)
+    state = State(reduction, name, element, slots, few, length, in_order)
     room = 0
     if plan.walk is Walk.OUTER and plan.members > 1:
         parts = plan.groups // max(32 // plan.lanes, 1)
@@ -90,6 +93,19 @@ def _length(frame: Frame, reduction: Reduction) -> str:
     if plan.general or frame.kernel.col_count > 2 * _MANY * threads:
         return "Long"
     return "Paired" if frame.kernel.col_count > _MANY * threads else ""
+
+
+def _is_in_order(frame: Frame, reduction: Reduction) -> bool:
+    """Whether threads meet elements in the order in which `reduction` counts them, and 32 bits are enough for that."""
+    plan, col = frame.schedule, frame.arranged.col
+    apart = plan.backward or plan.general or plan.members > 1 or plan.run or frame.team or frame.rest or frame.held
+    if apart or col is None or not reduction.op.gives_position(1):
+        return False
+    place = reduction.values[1]
+    if not isinstance(place, Position):
+        return False
+    first, last = place.index.bounds
+    return first == 0 and last < 1 << 31 and (place.index.stride(col) or 0) > 0
 
 
 def is_costly(state: State) -> bool:
@@ -125,7 +141,11 @@ def push(frame: Frame, tile: Tile, lanes: Scope, state: State, around: Around) -
         lanes.lines.append(f"{pushed}[{frame.v}] = {bare(lanes.value(halves) if halves else values[0])};")
         around.after_lanes.append(f"{state.element}.push_many({pushed});")
     else:
-        lanes.lines.append(f"{state.element}.push({', '.join(map(bare, values))});")
+        lanes.lines.append(f"{state.element}.{_pushing(state)}({', '.join(map(bare, values))});")
+
+
+def _pushing(state: State) -> str:
+    return "push_behind" if state.in_order else "push"
 
 
 def _halves(reduction: Reduction) -> Expr | None:
@@ -147,7 +167,7 @@ def pushed_one(scope: Scope, state: State) -> str:
 def _push_inside(frame: Frame, lanes: Scope, state: State, values: Sequence[str], around: Around, steps: int) -> None:
     """Push those values of a vector that are its row's; of so many steps at once."""
     if len(values) > 1:
-        pushed = f"{state.element}.push({', '.join(map(bare, values))});"
+        pushed = f"{state.element}.{_pushing(state)}({', '.join(map(bare, values))});"
         lanes.lines += block(f"if (fp::is_inside({frame.v}, {frame.inside(lanes)}))", [pushed])
         return
     name, element = frame.names.numbered("pushed"), C_TYPES[state.reduction.dtype]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.device import WARP, DeviceFacts
 from fusepass.codegen.ir.crossing import Crossing, close_by, near_step, neighbours, pace
 from fusepass.codegen.ir.expr import Apply, Gather, indices_in
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.program import Kernel, Program, Store
-from fusepass.codegen.ir.tile import power_above
+from fusepass.codegen.ir.tile import fitting_width, power_above
 from fusepass.codegen.ir.vectors import alignment, is_vector, split_index
 from fusepass.codegen.schedule.exchange import exchanged
 from fusepass.codegen.schedule.lanes import packs, words_held
@@ -33,6 +33,8 @@ COLUMN_THREADS = 128  # per block, where each has columns of its own
 _STEP_BYTES = 64  # of a column that a thread loads at once, where several share one and it does not stay in registers
 _NEARLY = 16 / 15  # of the threads that fill the device are enough
 _EVEN = 0.9  # of multiprocessors' time that blocks of several columns should fill
+_SHORT_COLUMN = 512  # elements
+_SHARED_BYTES = 8  # of an access, from which on columns that are read once are shared by warps
 _BYTES_AHEAD = 32  # of a column that a thread of such a block loads at once
 _PAIR_THREADS = 512  # per block, where columns are shared and each thread has two rows
 # Of columns that a thread of 64 registers holds, by how many rows it has; of 128 registers, in a block that has a multiprocessor to itself.
@@ -75,11 +77,7 @@ def outer(shape: Shape) -> Schedule:
         alone = Schedule(Walk.OUTER, width, cols, COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
         return overlapping(exchanging(alone, crossing, shape), shape)
     if shape.single and not apart and shape.fills(shape.rows // width):
-        threads, most = COLUMN_THREADS, FEW_ELEMENTS // width
-        if width == 1:
-            threads, most = _wide_block(shape), _BYTES_AHEAD // min(access.nbytes for access in shape.main)
-        blocks = ceil(shape.rows, threads * width)
-        return Schedule(Walk.OUTER, width, unroll_of(most, cols, 1), threads, 1, blocks)
+        return _columns_read_once(shape, width)
     runs = None if crossing or shape.single else short_runs(shape)
     if runs:
         return runs
@@ -100,6 +98,25 @@ def outer(shape: Shape) -> Schedule:
     if shared.keep is Keep.NOTHING and width < least:
         shared = shared_columns(shape, least, most)
     return overlapping(exchanging(shared, crossing, shape), shape)
+
+
+def _columns_read_once(shape: Shape, width: int) -> Schedule:
+    """Columns that stay nowhere, of rows enough for a thread each of `width` of them.
+
+    Each is shared by a block's warps where these have whole accesses for it: the shorter a kernel takes the more that gains. In short columns of
+    halves that begin anywhere threads have neighbours, which they find in the same lines. Blocks of single elements have many rows.
+    """
+    smallest = min(access.nbytes for access in shape.main)
+    if width == 1 and smallest < _WORD and shape.cols <= _SHORT_COLUMN:
+        width = fitting_width(FEW_ELEMENTS // 4, lambda width: shape.rows % width == 0)
+    lanes, groups, most = COLUMN_THREADS, 1, FEW_ELEMENTS // width
+    looked_up = any(isinstance(node, Gather) for node in shape.kernel.nodes)
+    if width * smallest >= _SHARED_BYTES and not looked_up:
+        lanes, groups = WARP, COLUMN_THREADS // WARP
+    elif width == 1:
+        lanes, most = _wide_block(shape), _BYTES_AHEAD // smallest
+    blocks = ceil(shape.rows, lanes * width)
+    return Schedule(Walk.OUTER, width, unroll_of(most, shape.cols, groups), lanes, groups, blocks)
 
 
 def _wide_block(shape: Shape) -> int:

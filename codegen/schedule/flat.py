@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from math import inf, prod
+from math import gcd, inf, prod
 
 from fusepass.codegen.ir.crossing import crossings, near_step, neighbours, reused
-from fusepass.codegen.ir.expr import Apply, Builder, Gather, Load, Window, walk
+from fusepass.codegen.ir.expr import Apply, Builder, Expr, Gather, Load, Masked, Window, walk
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.neighbours import points, stretches
 from fusepass.codegen.ir.ops import LONG
@@ -26,6 +26,10 @@ _LOADED = 32  # elements that a thread of a pointwise kernel loads before it com
 _REPEATED_BYTES = 96  # of two vectors at most, where some of them are the same for the next of a thread's vectors
 _OWN_BYTES = 256  # of a thread's vectors then, that is of registers; what is the same for all of them not counted
 _POINTS = 32  # of windows that a thread loads at once, at most
+_MOSTLY_WRITTEN, _WRITTEN_BYTES = 3, 32  # times as many bytes as are read; bytes that a thread writes then, at least
+_LEAST_WRITTEN = 8  # bytes that a thread writes, where it has vectors
+_PARTED = 1024  # elements of a row, up to which a warp's vectors often lie in several parts of it
+_IN_PARTS = 4  # single elements of a thread then
 _NEIGHBOURS = 16  # points of a window, from which it is slower that a warp reads them a vector's width apart
 _STATIC_SHARED = 48 << 10  # bytes
 _CROSSING_BYTES = 8 << 10  # of a tile, for each buffer
@@ -44,6 +48,8 @@ _MOST_TILES = 1024  # along the rows, before the next columns
 
 def pointwise(shape: Shape) -> Schedule:
     axis = shape.row_axis
+    if axis and _branches(shape):
+        return _pointwise(shape, 1)
     width = _shared_width(shape, axis) if axis else 1
     if axis and width == 1 and not _walks_over_neighbours(shape, axis):
         width = shape.width(axis)
@@ -55,8 +61,28 @@ def pointwise(shape: Shape) -> Schedule:
     if width == 1 and axis and _stores_pairs(shape, axis):
         width = 4 if shape.axes[-1].size == _WHOLE and _stores_pairs(shape, axis, _WHOLE) else 2
     elif width > 1 and axis:
-        width = 1 if _reads_apart(shape, axis) else _width_without_ends(shape, axis, width)
+        apart = _reads_apart(shape, axis) or _reads_parts(shape, axis)
+        width = 1 if apart else _width_without_ends(shape, axis, width)
     return _pointwise(shape, width)
+
+
+def _branches(shape: Shape) -> bool:
+    """Whether parts of short rows have long functions of their own, for which all threads of a warp wait that has several parts."""
+    parts = (node.value for node in shape.kernel.nodes if isinstance(node, Masked))
+    return shape.axes[-1].size <= _PARTED and _has_long_functions(walk(*parts))
+
+
+def _reads_parts(shape: Shape, axis: Axis) -> bool:
+    """Whether rows are made of parts of several tensors of words, none of which lies so that pairs of neighbours are one access."""
+    loads, lane = [*shape.kernel.loads()], Axis("lane", 2)
+    parts = {id(node) for each in shape.kernel.nodes if isinstance(each, Masked) for node in walk(each.value)}
+    several = len({load.buffer for load in loads}) > 1 and all(shape.is_large(load.buffer) for load in loads)
+    if not several or not all(id(load) in parts for load in loads):
+        return False
+    short = min(load.dtype.nbytes for load in loads) < _WORD
+    if short or any(isinstance(node, Gather | Window) for node in shape.kernel.nodes):
+        return False
+    return not any(is_vector(split_index(load.index, axis, lane), axis, lane) for load in loads)
 
 
 def _stores_pairs(shape: Shape, axis: Axis, width: int = 2) -> bool:
@@ -97,9 +123,11 @@ def _shared_width(shape: Shape, axis: Axis) -> int:
     """
     loads = [load for node in shape.kernel.nodes if isinstance(node, Window) for load in _loads_along(node, axis)]
     steps = {near_step(load.index, axis) * load.dtype.nbytes for load in loads}
-    step = steps.pop() if len(steps) == 1 else 0
-    width = int(ACCESS // step) if step and ACCESS % step == 0 else 1
+    step = steps.pop() if len(steps) == 1 else inf
+    width = ACCESS // gcd(int(step), ACCESS) if step < inf else 1
     if width == 1 or axis.size % width or any(near_step(load.index, axis) == 1 for load in loads):
+        return 1
+    if any(width * shape.program.buffer(store.buffer).dtype.nbytes > ACCESS for store in shape.kernel.stores):
         return 1
     lane, builder = Axis("lane", width), Builder()
     aligned = {access.buffer for access in shape.accesses if access.aligned}
@@ -147,7 +175,7 @@ def _pointwise(shape: Shape, width: int) -> Schedule:
     unroll = min(max(power_below(_POINTWISE_BYTES // bytes_per_step), 1), 4)
     while unroll > 1 and unroll * width * len(loads) > _LOADED:
         unroll //= 2
-    unroll = _other_unroll(shape, unroll)
+    unroll = _other_unroll(shape, width, unroll)
     windows = any(access.window for access in shape.accesses)
     if windows:
         unroll = _windows_at_once(shape.kernel) if width == 1 else 1
@@ -166,23 +194,38 @@ def _pointwise(shape: Shape, width: int) -> Schedule:
     return Schedule(Walk.POINTWISE, width, unroll, threads, 1, ceil(vectors, threads * unroll))
 
 
-def _other_unroll(shape: Shape, unroll: int) -> int:
+def _other_unroll(shape: Shape, width: int, unroll: int) -> int:
     """Vectors of a thread, where it waits for something else than the bytes of its operands, of which there should be `unroll`.
 
     Where data says what is looked up, loads wait for loads, and several must be under way. What lies at other places among more elements
-    than there are results has its own lines for each vector. Long functions fill the instruction cache.
+    than there are results has its own lines for each vector. Long functions fill the instruction cache. What is mostly written waits for
+    little.
     """
+    axis = shape.row_axis
+    if width == 1 and axis is not None and (_branches(shape) or _reads_parts(shape, axis)):
+        return _IN_PARTS
     if has_long_functions(shape.kernel):
         return 1
     gathers = [node for node in shape.kernel.nodes if isinstance(node, Gather)]
     below = (inner for node in gathers for place in node.places for inner in walk(place.value))
     if any(isinstance(node, Load | Gather) for node in below):
         return max(_LOOKED_UP, unroll)
-    return 1 if any(shape.program.buffer(node.buffer).numel > shape.rows for node in gathers) else unroll
+    if gathers:
+        return 1 if any(shape.program.buffer(node.buffer).numel > shape.rows for node in gathers) else unroll
+    kernel, buffer = shape.kernel, shape.program.buffer
+    read, written = (sum(buffer(name).nbytes for name in names) for names in (kernel.reads, kernel.writes))
+    each = sum(buffer(store.buffer).dtype.nbytes for store in kernel.stores) * width
+    if written >= _MOSTLY_WRITTEN * read:
+        return min(unroll, max(_WRITTEN_BYTES // each, 1))
+    return max(unroll, 2) if each * unroll < _LEAST_WRITTEN and width > 1 else unroll
 
 
 def has_long_functions(kernel: Kernel) -> bool:
-    return any(isinstance(node, Apply) and node.op in LONG for node in kernel.nodes)
+    return _has_long_functions(kernel.nodes)
+
+
+def _has_long_functions(nodes: Iterable[Expr]) -> bool:
+    return any(isinstance(node, Apply) and node.op in LONG for node in nodes)
 
 
 def _windows_at_once(kernel: Kernel) -> int:

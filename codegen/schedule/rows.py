@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import inf
 
 from fusepass.codegen.device import RESERVED
 from fusepass.codegen.ir.crossing import Crossing, crossings, near_step, pace
@@ -32,9 +33,13 @@ _PIECE = 64  # bytes that the threads of a row read together at least
 _OWN, _OWN_VECTORS, _READ_VECTORS = 32, 5, 8
 FEW_ELEMENTS = 16  # per thread: enough loads in flight to fill the memory system
 _ONCE_LANES, _ONCE_ELEMENTS = 512, 32  # of a row that is read once; elements that a thread takes at a time
+_PLACES_VECTORS = 20  # of a thread that looks for the place of an extreme: to merge such states takes as long as to look at some vectors
 _LONE_BYTES = 15 << 7  # of a row that has a block of several warps, at least
 _MOST_LANES = 1.4  # times the vectors of a row are in steps of all of its threads
 _CACHED_LANES = 16  # of a row that comes from caches, where blocks of one row would end sooner than others begin
+_SAME_VECTORS = (
+    16  # of a thread, where neighbouring rows are made of the same: a warp loads one vector for many of them
+)
 _ROWS_THREADS = 256  # of a block of several rows, at most
 # A multiprocessor begins a block every 80 ns or so, in which it moves 2.6 KB: about what a block of several rows moves, at least.
 _BLOCK_BYTES = 5 << 9
@@ -93,9 +98,12 @@ def _of_vectors(shape: Shape, base: Schedule, crossing: Sequence[Crossing]) -> S
     element = min((access.nbytes for access in shape.main), default=4)
     most = most_elements(shape)
     together, cached = not crossing and _together(shape), _cached(shape)
+    same = cached and shape.single and _same(shape)
 
     def are_few(lanes: int) -> bool:
         """Whether threads of a row leave too much of cache lines to others."""
+        if same:
+            return ceil(vectors, lanes) > _SAME_VECTORS
         if cached:  # what neighbours read lies in other lines
             return ceil(vectors, lanes) > 2 and lanes < _CACHED_LANES
         own = together and _owns(shape, ceil(vectors, lanes), width * element)
@@ -104,7 +112,8 @@ def _of_vectors(shape: Shape, base: Schedule, crossing: Sequence[Crossing]) -> S
     lanes = 1
     while lanes < min(32, vectors) and (are_few(lanes) or lanes < base.ends):
         lanes *= 2
-    while lanes < (_CACHED_LANES if cached and shape.single else 32) and ceil(vectors, lanes) * width > FEW_ELEMENTS:
+    most_lanes = _CACHED_LANES if cached and shape.single else 32
+    while not same and lanes < most_lanes and ceil(vectors, lanes) * width > FEW_ELEMENTS:
         lanes *= 2
     held: int | None = lanes
     packed = lanes == 32 and not shape.single and not crossing and packs(shape, width)
@@ -126,11 +135,12 @@ def _of_vectors(shape: Shape, base: Schedule, crossing: Sequence[Crossing]) -> S
     each = max(ceil(vectors, lanes), 1)
     groups = rows_per_block(shape, lanes, crossing)
     base = replace(base, unroll=each, lanes=lanes, groups=groups, blocks=ceil(shape.rows, groups))
+    most = _SAME_VECTORS * width if same else most
     if held is not None and not (shape.single and each * width > most):
         base = replace(base, keep=Keep.REGISTERS, packed=packed, exchanges=exchanges(crossing, shape, groups))
         return staged(shape, replace(base, resident=resident_blocks(shape, base)))
     if shape.single:
-        return replace(base, unroll=unroll_of(_ONCE_ELEMENTS // width, vectors, lanes))
+        return replace(base, unroll=unroll_of(_SAME_VECTORS if same else _ONCE_ELEMENTS // width, vectors, lanes))
     return long_rows(shape, base, vectors)
 
 
@@ -138,6 +148,10 @@ def _lanes_of_row_read_once(shape: Shape, vectors: int, width: int, lanes: int) 
     """Threads, at least so many, of a row that is read once: so many that each has few vectors of it, if blocks of one row have enough to
     do, and what threads merge is no more than a number.
     """
+    if any(reduction.op.gives_position(1) for reduction in shape.kernel.reductions):
+        while lanes < _ONCE_LANES and ceil(vectors, lanes) > _PLACES_VECTORS:
+            lanes *= 2
+        return lanes
     plain = all(reduction.op.parts == 1 for reduction in shape.kernel.reductions)
     nbytes = _bytes_of_row(shape, shape.main)
     few = FEW_ELEMENTS if plain and nbytes >= _LONE_BYTES else _ONCE_ELEMENTS
@@ -161,6 +175,13 @@ def _cached(shape: Shape) -> bool:
     """Whether rows have most of what they are made of from others' caches: each has to do with many."""
     read = [access for access in shape.main if shape.col_axis in access.index.axes]
     return bool(read) and not any(shape.is_large(access.buffer) for access in read)
+
+
+def _same(shape: Shape) -> bool:
+    """Whether neighbouring rows are made of the same, but for a number or so of each row's own."""
+    row, col = shape.row_axis, shape.col_axis
+    read = [access for access in shape.main if col in access.index.axes]
+    return row is not None and all(near_step(access.index, row) == inf for access in read)
 
 
 def _owns(shape: Shape, vectors: int, nbytes: int) -> bool:

@@ -17,6 +17,7 @@ from fusepass.codegen.schedule.shape import Shape, ceil
 _ELEMENTS = 16  # that a thread has at a time: enough loads in flight
 _LONG_ROW_THREADS = 512  # so that several blocks stand on a multiprocessor: one loads while another waits
 _USED = 7 / 8  # of the threads' places, over all pieces of a row
+_SHORT_ROW_VECTORS = 2  # of a thread, where part of a warp has the row
 _SHORT_ROWS_THREADS = 128  # of a block of rows that part of a warp has
 _MOST_THREADS = 1024
 _COLUMN_THREADS = 128  # of a block whose threads have rows of their own
@@ -41,7 +42,10 @@ def _along(shape: Shape) -> Schedule:
     base = replace(base, covers=base.start is not None)
     width, vectors = base.width, base.vectors(shape.cols)
     lanes = min(power_above(ceil(shape.cols, _ELEMENTS)), _LONG_ROW_THREADS, power_above(vectors))
+    lanes = max(lanes, min(power_above(ceil(vectors, _SHORT_ROW_VECTORS)), WARP))
     each = min(ceil(vectors, lanes), max(_ELEMENTS // width, 1))
+    if lanes == WARP and each < ceil(vectors, lanes) <= 2 * each:
+        each = ceil(vectors, lanes)  # all of it at once
     if lanes == _LONG_ROW_THREADS and vectors < _USED * ceil(vectors, lanes * each) * lanes * each:
         lanes, each = lanes // 2, min(ceil(vectors, lanes // 2), 2 * _ELEMENTS // width)
     while lanes < min(_MOST_THREADS, vectors) and not shape.fills(shape.rows * lanes):
@@ -60,6 +64,8 @@ def _beside(shape: Shape) -> Schedule:
         width //= 2  # with room for more groups, so that blocks are not too few either
     each = min(_ELEMENTS // width, max(shape.cols, 1))
     lanes, groups = _COLUMN_THREADS, 1
+    while width == 1 and lanes * groups < _LONG_ROW_THREADS and 2 * groups * each <= shape.cols:
+        groups *= 2  # rows that begin anywhere share sectors: a block that goes down in larger steps finds them again
     while (
         not shape.fills(shape.rows // width * groups) and groups * each < shape.cols and lanes * groups < _MOST_THREADS
     ):

@@ -252,9 +252,9 @@ struct Row<Softmax<T>> {
     }
 };
 
-template <typename T, bool Greatest>
-struct Row<ArgExtreme<T, Greatest>> {
-    ArgExtreme<T, Greatest> state;
+template <typename T, bool Greatest, typename P>
+struct Row<ArgExtreme<T, Greatest, P>> {
+    ArgExtreme<T, Greatest, P> state;
 
     FP_FN void push(std::int64_t count, const T* values, const std::int64_t* positions) {
         const T extreme = Greatest ? greatest_of(values, count) : least_of(values, count);

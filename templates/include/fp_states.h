@@ -374,16 +374,23 @@ struct MergeSoftmax {
 };
 
 // The extreme value and where it stands first; NaN counts as the extreme.
-template <typename T, bool Greatest>
+template <typename T, bool Greatest, typename P>
 struct ArgExtreme {
     T value = Greatest ? Limits<T>::lowest : Limits<T>::highest;
-    std::int64_t position = Limits<std::int64_t>::highest;
+    P position = Limits<P>::highest;
 
-    FP_FN void push(T other, std::int64_t at) {
+    FP_FN void push(T other, P at) {
         const bool beyond = Greatest ? other > value : other < value;
         const bool first_nan = isnan(other) & !isnan(value);
         const bool same = (other == value) | (isnan(other) & isnan(value));
         const bool better = beyond | first_nan | (same & (at < position));
+        value = better ? other : value;
+        position = better ? at : position;
+    }
+
+    // What stands behind all that came before: so nothing that is merely equal counts, not even if that is the value at first.
+    FP_FN void push_behind(T other, P at) {
+        const bool better = !(Greatest ? other <= value : other >= value) & !isnan(value);
         value = better ? other : value;
         position = better ? at : position;
     }
@@ -395,14 +402,14 @@ struct ArgExtreme {
         if constexpr (I == 0) {
             return value;
         } else {
-            return position;
+            return value == (Greatest ? Limits<T>::lowest : Limits<T>::highest) ? P(0) : position;  // all elements are that
         }
     }
 };
 
-template <typename T>
-using ArgMax = ArgExtreme<T, true>;
-template <typename T>
-using ArgMin = ArgExtreme<T, false>;
+template <typename T, typename P = std::int64_t>
+using ArgMax = ArgExtreme<T, true, P>;
+template <typename T, typename P = std::int64_t>
+using ArgMin = ArgExtreme<T, false, P>;
 
 }  // namespace fp

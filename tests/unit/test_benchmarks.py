@@ -104,6 +104,10 @@ OTHER_TYPES = {
     "half_to_float": torch.float32,
     "maximum_and_place_of_rows": torch.int64,
     "enlarged_classes": torch.int64,
+    "half_place_of_rows": torch.int64,
+    "half_place_of_columns": torch.int64,
+    "least_place_of_odd_rows": torch.int64,
+    "to_bytes": torch.int8,
 }
 """Of the results of workloads, where these are not the workload's own type."""
 

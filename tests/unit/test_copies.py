@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_map_only
 
 import fusepass
 from fusepass import candidates
@@ -62,7 +63,8 @@ ALIKE: dict[str, Function] = {
     "half": lambda x: x.half(),
     "relu": lambda x: x.relu(),
     "hardswish": lambda x: F.hardswish(x),
-    "looked up": lambda x: x.index_select(2, torch.arange(30, device=x.device)),
+    "square": lambda x: x.pow(2),
+    "gelu": lambda x: F.gelu(x),
     "triangle of a sum": lambda x: x.logcumsumexp(1),
     "of two that lie alike": lambda x: torch.add(x, x, alpha=2),
     "with a number": lambda x: x * x[0, 0, 0, 0],
@@ -84,9 +86,26 @@ ON_A_GPU: dict[str, Function] = {
     "with a row for all": lambda x: torch.maximum(x, x[0, 0, 0]),
     "with a transpose": lambda x: x - x.mT,
     "each looked up": lambda x: x.gather(3, x.sort(-1).indices),
+    "looked up": lambda x: x.index_select(2, x[0, 0, 0].argsort()),
+    "rows looked up": lambda x: x[:, x[0, :, 0, 0].argsort()],
+    "masked": lambda x: x.masked_fill(torch.empty(x.shape, dtype=torch.bool), 0.0),
+    "softplus": lambda x: F.softplus(x),
+    "mish": lambda x: F.mish(x),
+    "a power": lambda x: x.pow(2.5),
     "each with each": lambda x: x[0].flatten()[:4000, None] * x[1].flatten()[:2000],
 }
 """What PyTorch's kernels on a GPU do at less than the memory's rate."""
+
+OF_HALVES: dict[str, Function] = {
+    "gelu": lambda x: F.gelu(x),
+    "silu": lambda x: F.silu(x),
+    "selu": lambda x: F.selu(x),
+    "tanh": lambda x: x.tanh(),
+    "sigmoid": lambda x: x.sigmoid(),
+    "logsigmoid": lambda x: F.logsigmoid(x),
+    "softplus": lambda x: F.softplus(x),
+}
+"""What they do so where memory moves numbers of 16 bits."""
 
 LARGE, SMALL = (20, 64, 60, 60), (2, 4, 6, 6)
 
@@ -100,20 +119,25 @@ class Model(nn.Module):
         return self.function(x)
 
 
-def graph_of(function: Function, device: str, shape: tuple[int, ...] = LARGE) -> fx.GraphModule:
+def graph_of(
+    function: Function, device: str, shape: tuple[int, ...] = LARGE, dtype: torch.dtype = torch.float32
+) -> fx.GraphModule:
     """The captured function, as if its tensors were on `device`: a PyTorch without CUDA runs few operators there."""
+
+    def there(value: Tensor) -> Tensor:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+
     with FakeTensorMode():
-        graph = make_fx(function)(torch.empty(shape))
+        graph = make_fx(function)(torch.empty(shape, dtype=dtype))
         for node in graph.graph.nodes:
-            value = node.meta.get("val")
-            if isinstance(value, Tensor):
-                like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-                node.meta["val"] = like
+            node.meta["val"] = tree_map_only(Tensor, there, node.meta.get("val"))
         return graph
 
 
-def regions_of(function: Function, device: str, shape: tuple[int, ...] = LARGE) -> int:
-    return len(partition(graph_of(function, device, shape)).regions)
+def regions_of(
+    function: Function, device: str, shape: tuple[int, ...] = LARGE, dtype: torch.dtype = torch.float32
+) -> int:
+    return len(partition(graph_of(function, device, shape, dtype)).regions)
 
 
 @pytest.mark.parametrize("name", ACROSS)
@@ -135,6 +159,14 @@ def test_what_eager_does_at_the_rate_of_memory_is_none(name: str) -> None:
 @pytest.mark.parametrize("name", ON_A_GPU)
 def test_what_eager_does_more_slowly_is_a_region_on_a_gpu_alone(name: str) -> None:
     assert [regions_of(ON_A_GPU[name], device) for device in ("cuda", "cpu")] == [1, 0]
+
+
+@pytest.mark.parametrize("name", OF_HALVES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_functions_of_halves_are_regions_on_a_gpu(name: str, dtype: torch.dtype) -> None:
+    assert [regions_of(OF_HALVES[name], device, dtype=dtype) for device in ("cuda", "cpu")] == [1, 0]
+    assert regions_of(OF_HALVES[name], "cuda", SMALL, dtype) == 0
+    assert regions_of(lambda x: x.relu(), "cuda", dtype=dtype) == 0
 
 
 @pytest.mark.parametrize("name", IN_ORDER)

@@ -113,7 +113,7 @@ def test_pieces_are_as_short_as_elements_allow() -> None:
     first, _ = made.passed(pass_options(H200)).kernels
     assert first.stores
     assert first.col_count == 256
-    alone = region(lambda x: x.sum(0), torch.empty(16384, 1024, device="meta"), cuda=True)
+    alone = region(lambda x: x.sum(0), torch.empty(16384, 1023, device="meta"), cuda=True)
     assert alone.passed(pass_options(H200)).kernels[0].col_count > 1024
 
 

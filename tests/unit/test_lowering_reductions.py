@@ -55,6 +55,9 @@ OF_FLOATS: dict[str, Reduce] = {
     "logsumexp": torch.logsumexp,
     "norm(2)": lambda x, d, keepdim: torch.linalg.vector_norm(x, 2, d, keepdim),
     "norm(1)": lambda x, d, keepdim: torch.linalg.vector_norm(x, 1, d, keepdim),
+    "norm(3)": lambda x, d, keepdim: torch.linalg.vector_norm(x, 3, d, keepdim),
+    "norm(4)": lambda x, d, keepdim: torch.linalg.vector_norm(x, 4, d, keepdim),
+    "norm(0.5)": lambda x, d, keepdim: torch.linalg.vector_norm(x, 0.5, d, keepdim),
     "norm(inf)": lambda x, d, keepdim: torch.linalg.vector_norm(x, INF, d, keepdim),
     "nansum": torch.nansum,
 }

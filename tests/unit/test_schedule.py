@@ -139,7 +139,7 @@ def check_fits(plan: Schedule, kernel: Kernel) -> None:
         case Walk.OUTER:
             assert plan.blocks * plan.lanes * plan.width >= rows
             assert rows % plan.width == 0
-            assert plan.groups == 1 or plan.lanes in (8, 16, 32)
+            assert plan.groups == 1 or plan.lanes in (8, 16, 32) or (kernel.scans and plan.lanes % 32 == 0)
             covered = plan.groups * plan.unroll
     if plan.keep is Keep.REGISTERS:
         assert covered >= cols
@@ -413,6 +413,10 @@ def _distances(x: Tensor, y: Tensor) -> Tensor:
     return (x[:, :, None] - y[:, None]).square().sum(-1)
 
 
+def _sines_and_cosines(x: Tensor) -> Tensor:
+    return torch.cat((x.sin(), x.cos()), -1)
+
+
 def _between_ends(x: Tensor) -> Tensor:
     first = torch.zeros(500_000, dtype=torch.int64, device=x.device)
     return (x[first] - x[first + 1]).square().sum(-1)
@@ -449,7 +453,8 @@ def _interleaved(x: Tensor) -> Tensor:
             [(200_000, 300)],
             {"lanes": 32, "groups": 4},
         ),  # blocks of one row would have little to do
-        (lambda x: x.argmax(-1), [(20_000, 2500)], {"lanes": 128}),  # two numbers are merged
+        (lambda x: x.argmax(-1), [(20_000, 2500)], {"lanes": 32}),  # states with places take long to merge
+        (lambda x: x.argmax(-1), [(20_000, 8192)], {"lanes": 128}),
         (lambda x: x.mean((2, 3)), [(256, 2048, 7, 7)], {"lanes": 8, "unroll": 7}),
         (lambda x: x.unfold(-1, 16, 8).mean(-1), [(256, 100_000)], {"width": 4, "lanes": 1}),
         (
@@ -467,10 +472,15 @@ def _interleaved(x: Tensor) -> Tensor:
         (
             lambda x, y: (x[:, :, None] + y[:, None]).relu().mean(1),
             [(64, 2000)] * 2,
-            {"width": 4, "lanes": 16, "groups": 16},
+            {"width": 4, "lanes": 32, "groups": 8, "unroll": 16},
+        ),  # neighbours read the same
+        (
+            lambda x, c: (x[:, :, None] == c).float().mean(1),
+            [(4096, 200), (50,)],
+            {"width": 4, "lanes": 4, "groups": 64, "unroll": 13},
         ),
         (lambda x: x.sum(1), [(300, 512, 400)], {"width": 4, "lanes": 32, "groups": 4, "unroll": 4}),
-        (lambda x: x.sum(1), [(16, 512, 400)], {"width": 1, "lanes": 32, "groups": 8}),  # too few for vectors
+        (lambda x: x.sum(1), [(16, 512, 400)], {"width": 1, "lanes": 32, "groups": 4}),  # too few for vectors
         (lambda x: F.pad(x, (2, 2), mode="reflect").sum(1), [(64, 128, 5000)], {"width": 1, "lanes": 32, "groups": 4}),
         (lambda x: F.avg_pool2d(x, 2).softmax(1).sum(1), [(64, 64, 112, 112)], {"lanes": 32, "groups": 8}),
         (lambda x: x.softmax(1).sum(1), [(64, 64, 113, 113)], {"lanes": 32, "groups": 4}),
@@ -489,8 +499,12 @@ def test_rows_and_columns(
         (lambda x: x[:, 1:] - x[:, :-1], (512, 50_000), 2, 2),  # what is read twice is moved once
         (lambda x: x[:, 1:] - x[:, :-1], (511, 50_000), 1, 4),  # pairs would lie in two rows
         (_interleaved, (256, 1024, 128), 2, 2),
-        (lambda x: x[:, :, None] * x[:, None], (64, 1500), 4, 4),
+        (lambda x: x[:, :, None] * x[:, None], (64, 1500), 4, 2),  # 32 bytes of what is mostly written
         (lambda x: x.half()[:, :, None] * x.half()[:, None], (64, 1500), 4, 4),  # eight would lie in two rows
+        (lambda x: (x * 20).round().to(torch.int8), (8192, 8192), 4, 2),  # four bytes would be little to write
+        (_sines_and_cosines, (100_000, 64), 1, 4),  # a warp has parts of one kind
+        (lambda x: x.sum(-1), (16_000_000, 3), 4, 1),  # rows shorter than an access are windows
+        (lambda x: x.norm(dim=-1), (16_000_000, 2), 2, 1),
         (lambda x: x.half()[:, :, None] * x.half()[:, None], (64, 1501), 8, 2),  # so do four
         (_overlaps, (5000, 4), 1, 4),  # what is loaded lies four apart
         (_centres, (6_000_000, 4), 4, 1),
@@ -509,6 +523,26 @@ def test_rows_and_columns(
 def test_elements(function: Callable[..., Tensor], shape: tuple[int, ...], width: int, unroll: int) -> None:
     plan = first(_region(function, shape))
     assert (plan.walk, plan.width, plan.unroll) == (Walk.POINTWISE, width, unroll), str(plan)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "dtype", "wanted"),
+    [
+        (lambda x: x.sum(1), [(300, 512, 801)], torch.float16, {"width": 4, "lanes": 32, "groups": 4, "unroll": 4}),
+        (lambda x: x.sum(1), [(200, 1000, 801)], torch.float16, {"width": 1, "groups": 1}),  # longer ones alone
+        (lambda x: x.argmax(-1), [(20_000, 5000)], torch.float16, {"width": 8, "lanes": 32}),
+        (lambda x: x.sum(-1), [(16_000_000, 3)], torch.float16, {"width": 8, "unroll": 1}),  # rows are windows
+        (lambda x: x.float().mean(-1), [(256, 224, 224, 3)], torch.uint8, {"width": 4}),  # of 16 bytes of results
+        (lambda x, y: torch.cat((x, y), -1), [(60_000, 100), (60_000, 77)], torch.float32, {"width": 1, "unroll": 4}),
+        (lambda x, y: torch.cat((x, y), -1), [(60_000, 100), (60_000, 77)], torch.float16, {"width": 8, "unroll": 1}),
+    ],
+)
+def test_types(
+    function: Callable[..., Tensor], shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, wanted: dict[str, int]
+) -> None:
+    made = region(function, *(torch.empty(shape, dtype=dtype, device="meta") for shape in shapes))
+    plan = first(made.passed(pass_options(H200)))
+    assert {name: getattr(plan, name) for name in wanted} == wanted, str(plan)
 
 
 def test_tiles_fit_static_shared_memory() -> None:

@@ -1,0 +1,122 @@
+"""Rows shorter than an access become windows, and what is the place of an extreme is counted in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf, nan
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import pass_options
+from fusepass.codegen.ir.expr import Window
+from fusepass.codegen.render import render
+from tests.support.emulate import emulate, needs_compiler
+from tests.support.regions import region, tensor_of
+from tests.support.windows import SMALL
+
+F16, BF16, U8 = torch.float16, torch.bfloat16, torch.uint8
+
+
+def _weighted(x: Tensor) -> Tensor:
+    return (x * torch.linspace(0.1, 1, x.shape[-1], dtype=x.dtype, device=x.device)).sum(-1) + 1
+
+
+def _check(function: Callable[..., object], *inputs: Tensor) -> str:
+    made = region(function, *inputs)
+    program = made.passed(pass_options(SMALL))
+    source = render(program, SMALL)
+    results = emulate(program, source, made.memory(program))
+    for output, want in zip(program.outputs, made.exact(), strict=True):
+        torch.testing.assert_close(
+            tensor_of(results[output], program.buffer(output)), want, equal_nan=True, check_dtype=False
+        )
+    return source.text
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("function", "shape", "dtype"),
+    [
+        (lambda x: x.sum(-1), (4000, 3), torch.float32),
+        (lambda x: x.sum(-1), (4001, 3), torch.float32),
+        (lambda x: x.amax(-1), (20, 100, 2), torch.float32),
+        (lambda x: x.mean(-1), (8192, 3), F16),
+        (lambda x: x.mean(-1), (8192, 2), BF16),
+        (lambda x: x.amin(-1), (8192, 5), F16),
+        (lambda x: x.norm(dim=-1), (4096, 3), torch.float32),
+        (lambda x: (x.sum(-1), x.amax(-1)), (4096, 3), torch.float32),
+        (_weighted, (4096, 3), torch.float32),
+        (lambda x: x.prod(-1), (8192, 2), torch.float32),
+        (lambda x: (x > 0).any(-1), (4096, 3), torch.float32),
+    ],
+)
+def test_short_rows_are_windows(function: Callable[..., object], shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(shape).to(dtype)
+    x[3], x.view(-1)[7], x.view(-1)[-1] = inf, nan, -inf
+    program = region(function, x).passed(pass_options(SMALL))
+    (kernel,) = program.kernels
+    assert kernel.is_pointwise
+    assert any(isinstance(node, Window) for node in kernel.nodes)
+    _check(function, x)
+
+
+@needs_compiler
+def test_short_rows_of_bytes() -> None:
+    x = torch.randint(0, 255, (1024, 3), dtype=U8)
+    _check(lambda x: x.float().mean(-1), x)
+    _check(lambda x: x.sum(-1), x)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "dtype"),
+    [
+        (lambda x: x.sum(-1), (1000, 4), torch.float32),  # an access
+        (lambda x: x.sum(-1), (1000, 9), F16),
+        (lambda x: x.sum(-1), (1000, 2), torch.float64),
+        (lambda x: x.sum(0), (3, 1000), torch.float32),  # columns
+        (lambda x: x.argmax(-1), (1000, 3), torch.float32),
+        (lambda x: x.softmax(-1), (1000, 3), torch.float32),  # something for each element
+        (lambda x: x.var(-1), (1000, 3), torch.float32),
+    ],
+)
+def test_others_stay_rows(function: Callable[..., object], shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    program = region(function, torch.empty(shape, dtype=dtype)).passed(pass_options(SMALL))
+    assert not any(kernel.is_pointwise for kernel in program.kernels)
+
+
+def test_a_cpu_has_loops_for_short_rows() -> None:
+    program = region(lambda x: x.sum(-1), torch.empty(1000, 3)).passed(pass_options(DeviceFacts.cpu(2)))
+    assert not program.kernels[0].is_pointwise
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, F16, torch.int32, torch.float64])
+@pytest.mark.parametrize("shape", [(70, 96), (33, 515), (9, 2048), (5, 1030)])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_places_of_extremes(shape: tuple[int, int], dtype: torch.dtype, dim: int) -> None:
+    """Ties, NaN, and rows of nothing but the least number that there is, whose first place is the result."""
+    torch.manual_seed(0)
+    x = torch.randint(-3, 4, shape).to(dtype)
+    rows = x if dim else x.t()
+    if dtype.is_floating_point:
+        rows[0], rows[1], rows[2, 3], rows[3, -1] = -inf, inf, nan, nan
+        rows[4, :-1], rows[4, -1] = -inf, -5
+        rows[2, -2] = nan
+    else:
+        rows[0], rows[1] = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    text = _check(lambda x: (x.argmax(dim), *x.min(dim)), x)
+    assert "push_behind" in text
+
+
+@needs_compiler
+def test_places_are_those_of_the_caller() -> None:
+    """What is counted otherwise than memory goes is not met in order."""
+    torch.manual_seed(0)
+    x = torch.randint(-2, 3, (6, 40, 30)).float()
+    assert "push_behind" not in _check(lambda x: x.permute(0, 2, 1).flatten(1).argmax(1), x)
+    _check(lambda x: x.flip(-1).argmax(-1), x)
+    _check(lambda x: x.argmax(), x.flatten().repeat(20))
