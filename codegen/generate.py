@@ -155,8 +155,8 @@ def pass_options(
         return PassOptions(
             policy,
             longest_cached_row=16384,
-            access=ACCESS,
             longest_column=1024,
+            access=ACCESS,
             separate_from=1 << 18,
             taps_from=1 << 20,
             fills=lambda program, kernel: schedule_product.fills(program, kernel, facts),

@@ -29,7 +29,7 @@ from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
 from fusepass.meta import Meta
 from fusepass.patterns.aliasing import is_view
-from fusepass.patterns.partition import moved, multiplications
+from fusepass.patterns.anchor_work import moved, multiplications
 from fusepass.runtime import FusedRegion
 from fusepass.tune import adopt, chosen_earlier, named, recall, reuse
 from fusepass.variants import Variant, is_precise, library_rounds, variants

@@ -31,14 +31,14 @@ from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.passes.geometry import per_axis
 from fusepass.codegen.schedule.arrangement import RULES, Arrangement
 from fusepass.codegen.source import Target
-from fusepass.patterns.opclass import OpClass, direct_class
-from fusepass.patterns.partition import (
+from fusepass.patterns.anchor_work import (
     HALVES,
     gives_few_results,
     is_large_of_halves,
     is_large_of_weights,
     multiplications,
 )
+from fusepass.patterns.opclass import OpClass, direct_class
 from fusepass.patterns.rates import tf32_convolutions
 from fusepass.rounding import rounds_to_tf32
 

@@ -1,5 +1,4 @@
-"""Operators which generated code does better than PyTorch with nothing beside them: results that stand elsewhere than their sources, and
-functions for which PyTorch's kernels take longer than memory."""
+"""Operators whose results stand elsewhere than their sources, and how."""
 
 from __future__ import annotations
 
@@ -18,24 +17,6 @@ aten = torch.ops.aten
 
 _PLAIN = frozenset({aten.clone.default, aten._to_copy.default, aten.copy.default})
 """Operators whose results have the elements of a tensor in its order, if maybe not in its layout."""
-
-_LOOKING_UP = frozenset({aten.gather.default, aten.take.default, aten.index_select.default, aten.index.Tensor})
-"""Operators of which each element, or row, has a place of its own, which comes from data."""
-
-_TWICE = frozenset({aten.masked_fill.Scalar, aten.masked_fill.Tensor})
-"""Operators that copy what they change."""
-
-_LONG = frozenset({aten.softplus.default, aten.mish.default})
-"""Functions that PyTorch computes more slowly than memory moves floats."""
-
-_LONG_OF_HALVES = _LONG | {
-    aten.gelu.default, aten.silu.default, aten.elu.default, aten.sigmoid.default, aten.tanh.default, aten.log_sigmoid_forward.default,
-    aten.log1p.default, aten.expm1.default, aten.erf.default, aten.sin.default, aten.cos.default, aten.atan.default,
-}  # fmt: skip
-"""The same of numbers of 16 bits, of which memory moves twice as many."""
-
-_EASY_POWERS = (-2, -1, -0.5, 0, 0.5, 1, 2, 3)
-"""Exponents for which PyTorch computes products and roots."""
 
 _MOVING = frozenset({"padding", "views", "writes"})
 """The modules of `fusepass.codegen.lowering` that express operators which put elements elsewhere, or a number in their place."""
@@ -63,20 +44,6 @@ def broadcasts(node: fx.Node) -> bool:
     if moves(node) or not isinstance(result, torch.Tensor) or any(map(_looks_up, _made_of(node))):
         return False
     return any(source.numel() > 1 and _steps(source) != _steps(result) for source in _sources(node))
-
-
-def looks_up(node: fx.Node) -> bool:
-    """Whether elements of `node` stand where data says: threads of PyTorch's kernels wait for one at a time."""
-    return node.target in _LOOKING_UP
-
-
-def computes_much(node: fx.Node) -> bool:
-    """Whether `node` is a function of elements for which PyTorch's kernels take longer than memory."""
-    source = node.all_input_nodes[0].meta["val"]
-    if node.target is aten.pow.Tensor_Scalar:
-        return bool(source.is_floating_point()) and node.args[1] not in _EASY_POWERS
-    halves = source.dtype in (torch.float16, torch.bfloat16)
-    return node.target in _TWICE or node.target in (_LONG_OF_HALVES if halves else _LONG)
 
 
 def lies_alike(node: fx.Node) -> bool:

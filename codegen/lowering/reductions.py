@@ -164,8 +164,8 @@ def norm(call: Call, a: Tensor, ord: float, dim: Dims, shape: Sequence[int], res
         terms = context.cast(there, result)
     elif ord in (2, 3, 4):
         square = context.pointwise(Op.MUL, (sizes, sizes), result)
-        others = {3: sizes, 4: square}
-        terms = square if ord == 2 else context.pointwise(Op.MUL, (square, others[int(ord)]), result)
+        other = sizes if ord == 3 else square
+        terms = square if ord == 2 else context.pointwise(Op.MUL, (square, other), result)
     else:
         terms = sizes if ord == 1 else context.pointwise(Op.POW, (sizes, power), result)
     wide = _at_least_1d(call, terms)

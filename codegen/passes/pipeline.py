@@ -39,10 +39,10 @@ class PassOptions:
     Attributes:
         split: when long rows are split.
         longest_cached_row: rows of at most this many elements stay on chip between sweeps.
-        access: bytes of the widest access; rows of fewer that are only reduced are windows. 0 where a thread has no use of its neighbours' rows.
         longest_column: the same of rows whose elements are not neighbours in memory, where nothing is stored per element.
         stores_columns: whether a kernel that only reduces such rows had better store what happens per element, too.
         stores_pieces: whether pieces of rows had better store what is stored and needed again.
+        access: bytes of the widest access: rows of fewer that are only reduced become windows; 0 where a thread has no use of its neighbours' rows.
         anchors: whether a kernel with an anchor is better than the library's call.
         warps: that multiply together in a convolution; see `Convolution.warps`.
         halves, tiled, held: whether convolutions that may be rounded to TF32 become products of scaled halves, and these in tiles, or with
@@ -64,10 +64,10 @@ class PassOptions:
 
     split: SplitPolicy
     longest_cached_row: int
-    access: int = 0
     longest_column: int = 1 << 16
     stores_columns: bool = True
     stores_pieces: bool = True
+    access: int = 0
     anchors: Choice = lambda program, kernel: False
     warps: int = 1
     halves: bool = False

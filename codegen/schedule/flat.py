@@ -69,7 +69,7 @@ def pointwise(shape: Shape) -> Schedule:
 def _branches(shape: Shape) -> bool:
     """Whether parts of short rows have long functions of their own, for which all threads of a warp wait that has several parts."""
     parts = (node.value for node in shape.kernel.nodes if isinstance(node, Masked))
-    return shape.axes[-1].size <= _PARTED and _has_long_functions(walk(*parts))
+    return shape.axes[-1].size <= _PARTED and has_long_functions(walk(*parts))
 
 
 def _reads_parts(shape: Shape, axis: Axis) -> bool:
@@ -204,7 +204,7 @@ def _other_unroll(shape: Shape, width: int, unroll: int) -> int:
     axis = shape.row_axis
     if width == 1 and axis is not None and (_branches(shape) or _reads_parts(shape, axis)):
         return _IN_PARTS
-    if has_long_functions(shape.kernel):
+    if has_long_functions(shape.kernel.nodes):
         return 1
     gathers = [node for node in shape.kernel.nodes if isinstance(node, Gather)]
     below = (inner for node in gathers for place in node.places for inner in walk(place.value))
@@ -220,11 +220,7 @@ def _other_unroll(shape: Shape, width: int, unroll: int) -> int:
     return max(unroll, 2) if each * unroll < _LEAST_WRITTEN and width > 1 else unroll
 
 
-def has_long_functions(kernel: Kernel) -> bool:
-    return _has_long_functions(kernel.nodes)
-
-
-def _has_long_functions(nodes: Iterable[Expr]) -> bool:
+def has_long_functions(nodes: Iterable[Expr]) -> bool:
     return any(isinstance(node, Apply) and node.op in LONG for node in nodes)
 
 

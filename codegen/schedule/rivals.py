@@ -64,7 +64,7 @@ def rivals(shape: Shape, plan: Schedule, together: int = 0) -> Iterator[Schedule
 def _pointwise(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
     vectors = ceil(shape.rows, plan.width)
     plain = replace(plan, apart=0, unroll=1) if plan.apart else plan
-    alone = has_long_functions(shape.kernel) or any(access.window for access in shape.accesses)
+    alone = has_long_functions(shape.kernel.nodes) or any(access.window for access in shape.accesses)
     most = 1 if alone else max(_UNROLLS)
     for unroll in _UNROLLS:
         if unroll <= most and shape.fills(vectors // unroll):

@@ -37,9 +37,7 @@ _PLACES_VECTORS = 20  # of a thread that looks for the place of an extreme: to m
 _LONE_BYTES = 15 << 7  # of a row that has a block of several warps, at least
 _MOST_LANES = 1.4  # times the vectors of a row are in steps of all of its threads
 _CACHED_LANES = 16  # of a row that comes from caches, where blocks of one row would end sooner than others begin
-_SAME_VECTORS = (
-    16  # of a thread, where neighbouring rows are made of the same: a warp loads one vector for many of them
-)
+_SAME_VECTORS = 16  # of a thread, where neighbouring rows are made of the same: a warp loads it for many of them
 _ROWS_THREADS = 256  # of a block of several rows, at most
 # A multiprocessor begins a block every 80 ns or so, in which it moves 2.6 KB: about what a block of several rows moves, at least.
 _BLOCK_BYTES = 5 << 9
@@ -96,24 +94,23 @@ def _of_vectors(shape: Shape, base: Schedule, crossing: Sequence[Crossing]) -> S
     """A schedule of rows that are read in such vectors."""
     width, vectors = base.width, base.vectors(shape.cols)
     element = min((access.nbytes for access in shape.main), default=4)
-    most = most_elements(shape)
     together, cached = not crossing and _together(shape), _cached(shape)
     same = cached and shape.single and _same(shape)
+    most = _SAME_VECTORS * width if same else most_elements(shape)
+    few, at_once = (most, most) if same else (FEW_ELEMENTS, _ONCE_ELEMENTS)
 
     def are_few(lanes: int) -> bool:
         """Whether threads of a row leave too much of cache lines to others."""
-        if same:
-            return ceil(vectors, lanes) > _SAME_VECTORS
-        if cached:  # what neighbours read lies in other lines
-            return ceil(vectors, lanes) > 2 and lanes < _CACHED_LANES
+        if cached:  # what neighbours read lies in other lines, if it is not the same
+            return not same and ceil(vectors, lanes) > 2 and lanes < _CACHED_LANES
         own = together and _owns(shape, ceil(vectors, lanes), width * element)
         return lanes * width * element < _PIECE and not own
 
     lanes = 1
     while lanes < min(32, vectors) and (are_few(lanes) or lanes < base.ends):
         lanes *= 2
-    most_lanes = _CACHED_LANES if cached and shape.single else 32
-    while not same and lanes < most_lanes and ceil(vectors, lanes) * width > FEW_ELEMENTS:
+    most_lanes = _CACHED_LANES if cached and shape.single and not same else 32
+    while lanes < most_lanes and ceil(vectors, lanes) * width > few:
         lanes *= 2
     held: int | None = lanes
     packed = lanes == 32 and not shape.single and not crossing and packs(shape, width)
@@ -135,12 +132,11 @@ def _of_vectors(shape: Shape, base: Schedule, crossing: Sequence[Crossing]) -> S
     each = max(ceil(vectors, lanes), 1)
     groups = rows_per_block(shape, lanes, crossing)
     base = replace(base, unroll=each, lanes=lanes, groups=groups, blocks=ceil(shape.rows, groups))
-    most = _SAME_VECTORS * width if same else most
     if held is not None and not (shape.single and each * width > most):
         base = replace(base, keep=Keep.REGISTERS, packed=packed, exchanges=exchanges(crossing, shape, groups))
         return staged(shape, replace(base, resident=resident_blocks(shape, base)))
     if shape.single:
-        return replace(base, unroll=unroll_of(_SAME_VECTORS if same else _ONCE_ELEMENTS // width, vectors, lanes))
+        return replace(base, unroll=unroll_of(at_once // width, vectors, lanes))
     return long_rows(shape, base, vectors)
 
 

@@ -16,7 +16,7 @@ from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.few_results import few_results_of
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule import schedule
-from fusepass.patterns.partition import gives_few_results
+from fusepass.patterns.anchor_work import gives_few_results
 from fusepass.variants import variants
 from tests.support.convolutions import FEW_RESULTS, Case, generated, program_of
 from tests.support.emulate import emulate, needs_compiler
