@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from fusepass.capture import CaptureFailure
@@ -18,6 +20,12 @@ from fusepass.routes import Children, Dynamo, Forward, Route, Untouched
 
 if TYPE_CHECKING:
     from fusepass.specialise import Specialiser
+
+
+_IDLE_CALLS = (
+    8  # of tensors alike, through Dynamo, after which it is left out if there is nothing to fuse: its guards take time
+)
+_MOST_IDLE = 64  # kinds of tensors
 
 
 class Detours:
@@ -39,6 +47,7 @@ class Detours:
         "_dynamo_allowed",
         "_fallbacks",
         "_forward",
+        "_idle",
         "_lock",
         "_model",
         "_name",
@@ -69,6 +78,7 @@ class Detours:
         self._dynamo_allowed = dynamo
         self._lock = lock
         self._routes: dict[object, Route] = {}
+        self._idle: Counter[object] = Counter()
         self._dynamo: Dynamo | None = None
         self._children: Children | None = None
         self._refusals: dict[str, RefusalReport] = {}
@@ -100,13 +110,23 @@ class Detours:
             self._routes[key] = Untouched(self._original, self._name, failure.reason, self._fallbacks)
         return self._routes.get(key)
 
-    def run(self, key: object, route: Route, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The model's result; where Dynamo found nothing, later calls take another route."""
+    def run(
+        self, key: object, route: Route, tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The model's result; where Dynamo found nothing, later calls take another route, or, with nothing to fuse, none."""
+        if not isinstance(route, Dynamo):
+            return route(args, kwargs)
+        kind = key, tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)
+        if self._idle[kind] >= _IDLE_CALLS:
+            return self._original(*args, **kwargs)
         result = route(args, kwargs)
-        if isinstance(route, Dynamo) and not route.reports():
-            with self._lock:
+        reports = route.reports()
+        with self._lock:
+            if not reports:
                 self.refuse("Dynamo", "finds no graph in forward")
                 self._routes[key] = self._by_children("neither traced nor compiled by Dynamo")
+            elif not any(report.regions for report in reports) and (kind in self._idle or len(self._idle) < _MOST_IDLE):
+                self._idle[kind] += 1
         return result
 
     def refuse(self, step: str, reason: str) -> None:

@@ -265,7 +265,7 @@ class Specialiser:
             if isinstance(route, Untouched) and not kwargs and next(iter(self.table), None) is None:
                 kind = self._kind(args)
                 self._left = self._left if kind is None else (kind, route)
-            return self._detours.run(key, route, args, kwargs)
+            return self._detours.run(key, route, tensors, args, kwargs)
         if found is not None:
             return self._run_checked(*found, args, kwargs)
         return self._run_original(args, kwargs, reason or "what was made for the call does not fit it")

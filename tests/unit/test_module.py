@@ -382,6 +382,39 @@ def test_python_counters_count_once_per_call() -> None:
     assert opt.report().capture is CaptureRoute.DYNAMO
 
 
+def test_dynamo_is_left_out_where_it_has_nothing_to_fuse() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return x @ x if float(x.sum()) > 1e9 else x.sort(-1).values
+
+    model = module(forward)
+    opt = fusepass.optimize(model)
+    (route,) = _routes_after(opt, X, 8)
+    with mock.patch.object(route, "_compiled", side_effect=AssertionError):
+        assert torch.equal(opt(X), model(X))
+        with pytest.raises(AssertionError):
+            opt(X[1:])  # tensors that it did not see
+    assert torch.equal(opt(X[1:]), model(X[1:]))
+    assert opt.report().capture is CaptureRoute.DYNAMO
+    assert not opt.report().fallbacks
+
+
+def test_dynamo_stays_where_it_has_something_to_fuse() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return x if float(x.sum()) > 1e9 else torch.tanh(x) + 1
+
+    opt = fusepass.optimize(module(forward))
+    (route,) = _routes_after(opt, X, 12)
+    with mock.patch.object(route, "_compiled", side_effect=AssertionError), pytest.raises(AssertionError):
+        opt(X)
+
+
+def _routes_after(opt: Any, x: Tensor, calls: int) -> list[Any]:
+    """What serves an optimised model that was not traced, after so many calls."""
+    for _ in range(calls):
+        opt(x)
+    return list(opt._specialiser._detours.routes)
+
+
 def test_what_goes_to_dynamo_is_served_while_another_thread_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         return x if float(x.sum()) > 1e9 else torch.tanh(x) + 1
