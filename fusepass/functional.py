@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
 
@@ -46,8 +47,13 @@ def with_defaults(func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def memory_order(tensor: torch.Tensor) -> tuple[list[int], list[int]]:
-    """The dimensions in the order of memory, and in which order of these they are as they were."""
-    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    """The dimensions in the order of memory, and in which order of these they are as they were.
+
+    Where elements share memory, in that of a tensor which is made like it (`torch.empty_like`): PyTorch's ties are its own.
+    """
+    with _disable_current_modes():
+        dense = torch.empty_like(torch.empty_strided(tensor.shape, tensor.stride(), device="meta"))
+    order = sorted(range(tensor.dim()), key=dense.stride, reverse=True)
     return order, [order.index(dim) for dim in range(tensor.dim())]
 
 

@@ -368,8 +368,16 @@ class DrawsBeforeAWrite(nn.Module):
         return smallest
 
 
-def test_random_numbers_of_another_memory_format_before_a_write() -> None:
-    model, x = DrawsBeforeAWrite(), torch.randn(3, 8, 4, 2).contiguous(memory_format=torch.channels_last)
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(3, 8, 4, 2).contiguous(memory_format=torch.channels_last),
+        torch.randn(37).as_strided((3, 7, 8, 7, 4), (0, 0, 2, 2, 3), 1),  # made like it, memory has another order
+    ],
+    ids=["channels last", "overlapping"],
+)
+def test_random_numbers_of_another_memory_format_before_a_write(x: Tensor) -> None:
+    model = DrawsBeforeAWrite()
     fused = fusepass.optimize(model)
     results = []
     for call in (model, fused, fused):
