@@ -35,6 +35,7 @@ _NEARLY = 16 / 15  # of the threads that fill the device are enough
 _EVEN = 0.9  # of multiprocessors' time that blocks of several columns should fill
 _SHORT_COLUMN = 512  # elements
 _SHARED_BYTES = 8  # of an access, from which on columns that are read once are shared by warps
+_MANY = 4  # times as many threads with rows of their own as fill the device, from which on they are not
 _BYTES_AHEAD = 32  # of a column that a thread of such a block loads at once
 _PAIR_THREADS = 512  # per block, where columns are shared and each thread has two rows
 # Of columns that a thread of 64 registers holds, by how many rows it has; of 128 registers, in a block that has a multiprocessor to itself.
@@ -103,15 +104,16 @@ def outer(shape: Shape) -> Schedule:
 def _columns_read_once(shape: Shape, width: int) -> Schedule:
     """Columns that stay nowhere, of rows enough for a thread each of `width` of them.
 
-    Each is shared by a block's warps where these have whole accesses for it: the shorter a kernel takes the more that gains. In short columns of
-    halves that begin anywhere threads have neighbours, which they find in the same lines. Blocks of single elements have many rows.
+    Each is shared by a block's warps where these have whole accesses for it and rows are not many: the shorter a kernel takes the more that
+    gains. In short columns of halves that begin anywhere threads have neighbours, which they find in the same lines. Blocks of single elements have many rows.
     """
     smallest = min(access.nbytes for access in shape.main)
     if width == 1 and smallest < _WORD and shape.cols <= _SHORT_COLUMN:
         width = fitting_width(FEW_ELEMENTS // 4, lambda width: shape.rows % width == 0)
     lanes, groups, most = COLUMN_THREADS, 1, FEW_ELEMENTS // width
     looked_up = any(isinstance(node, Gather) for node in shape.kernel.nodes)
-    if width * smallest >= _SHARED_BYTES and not looked_up:
+    many = shape.fills(shape.rows // (width * _MANY))
+    if width * smallest >= _SHARED_BYTES and not looked_up and not many:
         lanes, groups = WARP, COLUMN_THREADS // WARP
     elif width == 1:
         lanes, most = _wide_block(shape), _BYTES_AHEAD // smallest

@@ -67,9 +67,9 @@ def pointwise(shape: Shape) -> Schedule:
 
 
 def _branches(shape: Shape) -> bool:
-    """Whether parts of short rows have long functions of their own, for which all threads of a warp wait that has several parts."""
-    parts = (node.value for node in shape.kernel.nodes if isinstance(node, Masked))
-    return shape.axes[-1].size <= _PARTED and has_long_functions(walk(*parts))
+    """Whether several parts of short rows have long functions of their own, for which all threads of a warp wait that has these parts."""
+    parts = [node.value for node in shape.kernel.nodes if isinstance(node, Masked)]
+    return shape.axes[-1].size <= _PARTED and sum(has_long_functions(walk(part)) for part in parts) > 1
 
 
 def _reads_parts(shape: Shape, axis: Axis) -> bool:
@@ -127,7 +127,7 @@ def _shared_width(shape: Shape, axis: Axis) -> int:
     width = ACCESS // gcd(int(step), ACCESS) if step < inf else 1
     if width == 1 or axis.size % width or any(near_step(load.index, axis) == 1 for load in loads):
         return 1
-    if any(width * shape.program.buffer(store.buffer).dtype.nbytes > ACCESS for store in shape.kernel.stores):
+    if any(width * shape.program.buffer(store.buffer).dtype.nbytes > 2 * ACCESS for store in shape.kernel.stores):
         return 1
     lane, builder = Axis("lane", width), Builder()
     aligned = {access.buffer for access in shape.accesses if access.aligned}
