@@ -356,3 +356,52 @@ def _outermost(found: Sequence[Index], sign: int) -> list[Index]:
 
 def _divided(call: Call, total: Tensor, count: Tensor) -> Tensor:
     return call.context.pointwise(Op.DIV, (total, count), total.dtype)
+
+
+@lowers(aten.col2im.default)
+def _col2im(
+    call: Call,
+    a: Tensor,
+    size: Sequence[int],
+    kernel: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Tensor:
+    """Each element of an image is the sum of what the windows that cover it have of it: along a dimension these are neighbours."""
+    if any(gap > 1 and taps > 1 for gap, taps in zip(dilation, kernel, strict=True)):
+        raise Unsupported("windows with gaps")
+    windows = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(size, padding, kernel, stride, strict=True)]
+
+    def of(c: Coordinates, inner: Coordinates) -> Expr:
+        y, x = (
+            (at + p) % s + ((at + p) // s - window) * s
+            for at, p, window, s in zip(c[-2:], padding, inner[-2:], stride, strict=True)
+        )
+        element = (c[-3] * kernel[0] + y) * kernel[1] + x
+        return a.at((*c[:-3], element, inner[-2] * windows[1] + inner[-1]))
+
+    slides = [_covering(*each) for each in zip(windows, kernel, stride, padding, strict=True)]
+    if any(slide.size > 1 for slide in slides):
+        return pool(call, a, ReduceOp.SUM, slides, of)
+    context, nothing = call.context, call.context.builder.const(0, a.dtype)
+
+    def moved(c: Coordinates) -> Expr:
+        last = tuple(zip(slides, c[-2:], strict=True))
+        mask = tuple(bound for slide, o in last for bound in slide.bounds(o, Index()))
+        inner = tuple(slide.position(o, Index()) for slide, o in last)
+        return context.builder.masked(mask, of(c, (*c[:-2], *inner)), nothing)
+
+    return context.tensor(call.value.shape, a.dtype, moved, windowed=a.windowed)
+
+
+def _covering(windows: int, kernel: int, stride: int, padding: int) -> Slide:
+    """Those of so many windows that cover an element, from the last one back."""
+
+    def position(o: Index, tap: Index) -> Index:
+        return (o + padding) // stride - tap
+
+    def bounds(o: Index, tap: Index) -> tuple[Bound, ...]:
+        return Bound(position(o, tap), 0, windows), Bound((o + padding) % stride + tap * stride, 0, kernel)
+
+    return Slide(-(-kernel // stride), position, bounds)

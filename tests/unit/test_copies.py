@@ -16,6 +16,8 @@ import fusepass
 from fusepass import candidates
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.forms import Forms
+from fusepass.codegen.generate import pass_options
+from fusepass.codegen.lowering.tensor import Unsupported
 from fusepass.config import override
 from fusepass.patterns.partition import partition
 from fusepass.splice import subgraph
@@ -195,3 +197,21 @@ def test_im2col() -> None:
     for shape, window in (((2, 3, 9, 7), 3), ((1, 2, 5, 11), (2, 3)), ((3, 8, 8), 1)):
         for dilation, padding, stride in ((1, 0, 1), (2, 1, 2), (1, (2, 0), (1, 3))):
             region(lambda x: F.unfold(x, window, dilation, padding, stride), torch.randn(shape)).check()  # noqa: B023
+
+
+@pytest.mark.parametrize("size", [(8, 8), (9, 7), (5, 11)])
+@pytest.mark.parametrize("window", [(2, 2), (2, 3), (3, 1)])
+def test_col2im(size: tuple[int, int], window: tuple[int, int]) -> None:
+    for stride in ((1, 1), (2, 2), (2, 3), (3, 3)):
+        for padding in ((0, 0), (1, 0)):
+            places = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(size, padding, window, stride, strict=True)]
+            x = torch.randn(2, 3 * window[0] * window[1], places[0] * places[1])
+            region(lambda x: F.fold(x.relu(), size, window, 1, padding, stride) * 2, x).check()  # noqa: B023
+
+
+def test_windows_that_do_not_overlap_are_put_back_by_one_kernel() -> None:
+    made = region(lambda x: F.fold(x, (64, 64), 2, stride=2), torch.empty(64, 256, 1024, device="meta"))
+    (kernel,) = made.passed(pass_options(DeviceFacts.h200())).kernels
+    assert kernel.is_pointwise
+    with pytest.raises(Unsupported, match="gaps"):
+        region(lambda x: F.fold(x, (9, 9), 2, dilation=2), torch.empty(2, 12, 49))

@@ -41,6 +41,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
         *(_tensor(2, 4, 4), C, W, None, [2], [1], [1], False, [0], 1, [False, True, False]),
     ),
     "aten.im2col.default": (C, [2, 2], [1, 1], [1, 0], [1, 2]),
+    "aten.col2im.default": (_tensor(2, 12, 20), [5, 6], [2, 2], [1, 1], [0, 0], [1, 1]),
     "aten.mm.default": (_tensor(2, 3), _tensor(3, 4)),
     "aten.bmm.default": (_tensor(2, 3, 4), _tensor(2, 4, 5)),
     "aten.addmm.default": (_tensor(4), _tensor(2, 3), _tensor(3, 4)),
