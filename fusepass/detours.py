@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from fusepass.specialise import Specialiser
 
 
-_IDLE_CALLS = (
-    8  # of tensors alike, through Dynamo, after which it is left out if there is nothing to fuse: its guards take time
-)
+_IDLE_CALLS = 8  # of tensors alike, after which Dynamo is left out if it fused nothing: its guards take time
 _MOST_IDLE = 64  # kinds of tensors
 
 

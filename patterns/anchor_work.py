@@ -21,7 +21,7 @@ _WIDE_OF_HALVES = 2**25
 _LARGE_OF_WEIGHTS = 2**24
 """Bytes of its tensors from which on the gradient of a convolution's weight is."""
 
-LARGE_PRODUCT = 2**28
+_LARGE_PRODUCT = 2**28
 """Multiplications from which on a matrix product is: some 10 microseconds of a large GPU without its tensor cores."""
 
 
@@ -40,7 +40,7 @@ def is_large(anchor: fx.Node) -> bool:
     left = anchor.args[-2]
     assert isinstance(left, fx.Node)
     products: int = result.numel() * left.meta["val"].shape[-1]
-    return result.dtype is torch.float32 and products >= LARGE_PRODUCT
+    return result.dtype is torch.float32 and products >= _LARGE_PRODUCT
 
 
 def is_large_of_halves(convolution: fx.Node) -> bool:

@@ -118,19 +118,29 @@ def pool(
     if of is None and points > _LARGEST_WINDOW and prod(result) * points <= _MOST_OVERLAP * a.numel:
         return _reduced(call, a, op, slides)
     number = len(context.buffers) + len(context.kernels)
+    value = of or (lambda c, place: _inside(context, a, place[: len(c) - rank], place[len(c) - rank :]))
 
     def at(c: Coordinates) -> Expr:
         taps = tuple(Axis(f"k{number}_{d}", slide.size) for d, slide in enumerate(slides))
-        outer = c[: len(c) - rank]
-        inner: list[Index] = []
-        mask: list[Bound] = []
-        for slide, o, tap in zip(slides, c[len(c) - rank :], taps, strict=True):
-            inner.append(slide.position(o, axis_index(tap)))
-            mask.extend(slide.bounds(o, axis_index(tap)))
-        value = of(c, (*outer, *inner)) if of else _inside(context, a, outer, inner)
-        return builder.window(op, taps, builder.masked(tuple(mask), value, identity))
+        return builder.window(op, taps, _at_tap(call, slides, c, [axis_index(tap) for tap in taps], value, identity))
 
     return context.tensor(result, dtype, at, windowed=True)
+
+
+def _at_tap(
+    call: Call,
+    slides: Sequence[Slide],
+    c: Coordinates,
+    taps: Sequence[Index],
+    value: Callable[[Coordinates, Coordinates], Expr],
+    other: Expr,
+) -> Expr:
+    """What the window of the result's element at `c` has at `taps`: `value`, given both places; `other` where that is outside."""
+    outer, last = c[: len(c) - len(slides)], c[len(c) - len(slides) :]
+    found = [*zip(slides, last, taps, strict=True)]
+    inner = (slide.position(o, tap) for slide, o, tap in found)
+    mask = tuple(bound for slide, o, tap in found for bound in slide.bounds(o, tap))
+    return call.context.builder.masked(mask, value(c, (*outer, *inner)), other)
 
 
 def _inside(context: Context, a: Tensor, outer: Coordinates, inner: Sequence[Index]) -> Expr:
@@ -384,15 +394,13 @@ def _col2im(
     slides = [_covering(*each) for each in zip(windows, kernel, stride, padding, strict=True)]
     if any(slide.size > 1 for slide in slides):
         return pool(call, a, ReduceOp.SUM, slides, of)
-    context, nothing = call.context, call.context.builder.const(0, a.dtype)
-
-    def moved(c: Coordinates) -> Expr:
-        last = tuple(zip(slides, c[-2:], strict=True))
-        mask = tuple(bound for slide, o in last for bound in slide.bounds(o, Index()))
-        inner = tuple(slide.position(o, Index()) for slide, o in last)
-        return context.builder.masked(mask, of(c, (*c[:-2], *inner)), nothing)
-
-    return context.tensor(call.value.shape, a.dtype, moved, windowed=a.windowed)
+    nothing = call.context.builder.const(0, a.dtype.compute)
+    return call.context.tensor(
+        call.value.shape,
+        a.dtype,
+        lambda c: _at_tap(call, slides, c, (Index(), Index()), of, nothing),
+        windowed=a.windowed,
+    )
 
 
 def _covering(windows: int, kernel: int, stride: int, padding: int) -> Slide:

@@ -33,7 +33,7 @@ COLUMN_THREADS = 128  # per block, where each has columns of its own
 _STEP_BYTES = 64  # of a column that a thread loads at once, where several share one and it does not stay in registers
 _NEARLY = 16 / 15  # of the threads that fill the device are enough
 _EVEN = 0.9  # of multiprocessors' time that blocks of several columns should fill
-_SHORT_COLUMN = 512  # elements
+_SHORT_COLUMN, _NEIGHBOURS = 512, 4  # elements; rows of a thread in such columns of halves that begin anywhere
 _SHARED_BYTES = 8  # of an access, from which on columns that are read once are shared by warps
 _MANY = 4  # times as many threads with rows of their own as fill the device, from which on they are not
 _BYTES_AHEAD = 32  # of a column that a thread of such a block loads at once
@@ -109,7 +109,7 @@ def _columns_read_once(shape: Shape, width: int) -> Schedule:
     """
     smallest = min(access.nbytes for access in shape.main)
     if width == 1 and smallest < _WORD and shape.cols <= _SHORT_COLUMN:
-        width = fitting_width(FEW_ELEMENTS // 4, lambda width: shape.rows % width == 0)
+        width = fitting_width(_NEIGHBOURS, lambda width: shape.rows % width == 0)
     lanes, groups, most = COLUMN_THREADS, 1, FEW_ELEMENTS // width
     looked_up = any(isinstance(node, Gather) for node in shape.kernel.nodes)
     many = shape.fills(shape.rows // (width * _MANY))

@@ -49,7 +49,7 @@ _MOST_TILES = 1024  # along the rows, before the next columns
 def pointwise(shape: Shape) -> Schedule:
     axis = shape.row_axis
     if axis and _branches(shape):
-        return _pointwise(shape, 1)
+        return _pointwise(shape, 1, _IN_PARTS)
     width = _shared_width(shape, axis) if axis else 1
     if axis and width == 1 and not _walks_over_neighbours(shape, axis):
         width = shape.width(axis)
@@ -60,9 +60,10 @@ def pointwise(shape: Shape) -> Schedule:
         return replace(_pointwise(shape, ragged), ragged=True)
     if width == 1 and axis and _stores_pairs(shape, axis):
         width = 4 if shape.axes[-1].size == _WHOLE and _stores_pairs(shape, axis, _WHOLE) else 2
+    elif axis and _reads_parts(shape, axis):
+        return _pointwise(shape, 1, _IN_PARTS)
     elif width > 1 and axis:
-        apart = _reads_apart(shape, axis) or _reads_parts(shape, axis)
-        width = 1 if apart else _width_without_ends(shape, axis, width)
+        width = 1 if _reads_apart(shape, axis) else _width_without_ends(shape, axis, width)
     return _pointwise(shape, width)
 
 
@@ -165,8 +166,8 @@ def _loads_along(window: Window, axis: Axis) -> list[Load]:
     return [node for node in walk(window) if isinstance(node, Load) and axis in node.index.axes]
 
 
-def _pointwise(shape: Shape, width: int) -> Schedule:
-    """The same with vectors of `width` elements."""
+def _pointwise(shape: Shape, width: int, asked: int | None = None) -> Schedule:
+    """The same with vectors of `width` elements, so many of a thread as are `asked` for, if that is known."""
     vectors = ceil(shape.rows, width)
     loads = [each for each in shape.main if each.window is False and each.buffer not in shape.kernel.writes]
     # What lies some elements before or behind is in the cache: memory moves it once.
@@ -175,7 +176,7 @@ def _pointwise(shape: Shape, width: int) -> Schedule:
     unroll = min(max(power_below(_POINTWISE_BYTES // bytes_per_step), 1), 4)
     while unroll > 1 and unroll * width * len(loads) > _LOADED:
         unroll //= 2
-    unroll = _other_unroll(shape, width, unroll)
+    unroll = asked or _other_unroll(shape, width, unroll)
     windows = any(access.window for access in shape.accesses)
     if windows:
         unroll = _windows_at_once(shape.kernel) if width == 1 else 1
@@ -201,9 +202,6 @@ def _other_unroll(shape: Shape, width: int, unroll: int) -> int:
     than there are results has its own lines for each vector. Long functions fill the instruction cache. What is mostly written waits for
     little.
     """
-    axis = shape.row_axis
-    if width == 1 and axis is not None and (_branches(shape) or _reads_parts(shape, axis)):
-        return _IN_PARTS
     if has_long_functions(shape.kernel.nodes):
         return 1
     gathers = [node for node in shape.kernel.nodes if isinstance(node, Gather)]

@@ -201,11 +201,12 @@ def test_im2col() -> None:
 
 @pytest.mark.parametrize("size", [(8, 8), (9, 7), (5, 11)])
 @pytest.mark.parametrize("window", [(2, 2), (2, 3), (3, 1)])
-def test_col2im(size: tuple[int, int], window: tuple[int, int]) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_col2im(size: tuple[int, int], window: tuple[int, int], dtype: torch.dtype) -> None:
     for stride in ((1, 1), (2, 2), (2, 3), (3, 3)):
         for padding in ((0, 0), (1, 0)):
             places = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(size, padding, window, stride, strict=True)]
-            x = torch.randn(2, 3 * window[0] * window[1], places[0] * places[1])
+            x = torch.randn(2, 3 * window[0] * window[1], places[0] * places[1]).to(dtype)
             region(lambda x: F.fold(x.relu(), size, window, 1, padding, stride) * 2, x).check()  # noqa: B023
 
 
