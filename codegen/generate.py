@@ -40,6 +40,7 @@ from fusepass.codegen.schedule.patch_partials import (
     windows_pay_twice,
 )
 from fusepass.codegen.schedule.row_pieces import row_pieces
+from fusepass.codegen.schedule.scan import rows_stay
 from fusepass.codegen.schedule.shape import ACCESS
 from fusepass.codegen.schedule.strips import strip_team
 from fusepass.codegen.schedule.team import team_size
@@ -170,6 +171,7 @@ def pass_options(
             again=lambda program, first, second: _pays_twice(program, first, second, facts),
             row_pieces=lambda program, kernel: row_pieces(program, kernel, facts) if arrangement.over_rows else None,
             staged=lambda program, kernel: windows_overlap(program, kernel, facts),
+            scanned=lambda program, kernel: rows_stay(_ordered(program, kernel), program, facts),
             seconds=lambda program, kernel: seconds_with_windows(program, kernel, facts),
             clusters=lambda program, kernel: cluster_size(program, kernel, facts) if teams else 1,
             teams=lambda program, kernel: team_size(program, kernel, facts) if teams else None,

@@ -45,7 +45,8 @@ def generalised(plan: Schedule, kernel: Kernel, *, coarse: bool) -> Schedule:
             return replace(plan, lanes=_THREADS, groups=1, blocks=blocks)
         case Walk.INNER if kernel.scans:
             lanes = next(lanes for lanes in (*_SCAN_LANES, plan.lanes) if plan.lanes <= lanes)
-            return _with_rows(replace(plan, lanes=lanes, unroll=_unroll(plan)), kernel)
+            pieces = replace(plan, keep=Keep.NOTHING)  # that a row has may be several
+            return _with_rows(replace(pieces, lanes=lanes, unroll=_unroll(pieces)), kernel)
         case Walk.INNER:
             plan = replace(plan, fetches=False)
             plan = replace(plan, staged=0, stages=frozenset(), shared_bytes=0) if plan.staged else plan

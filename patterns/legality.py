@@ -106,7 +106,6 @@ def no_host_synchronisation(node: fx.Node) -> str | None:
 
 
 _BEYOND = {
-    "a scan: each element needs those before it": "cummax cummin logcumsumexp",
     "a sort: elements change places by their values": ("sort topk kthvalue median nanmedian mode msort argsort"),
     "a search in sorted values": "searchsorted bucketize",
     "a sum of products, in an order of its own": "_trilinear",

@@ -7,6 +7,7 @@ from fusepass.patterns.pattern import Pattern, register
 
 _LOCAL = frozenset({OpClass.POINTWISE, OpClass.VIEW})
 _CHAIN = _LOCAL | {OpClass.REDUCTION, OpClass.NORMALISATION, OpClass.POOLING}
+_ROWS = _CHAIN | {OpClass.SCAN}
 
 ANCHOR = Pattern(
     name="anchor",
@@ -19,16 +20,16 @@ ANCHOR = Pattern(
 NORMALISATION = Pattern(
     name="normalisation",
     seed=frozenset({OpClass.NORMALISATION}),
-    upstream=_CHAIN,
-    downstream=_CHAIN,
+    upstream=_ROWS,
+    downstream=_ROWS,
     min_ops=1,
     why="statistics and result share one reading of the input, the operators around them need none",
 )
 REDUCTION = Pattern(
     name="reduction",
     seed=frozenset({OpClass.REDUCTION}),
-    upstream=_CHAIN,
-    downstream=_CHAIN,
+    upstream=_ROWS,
+    downstream=_ROWS,
     min_ops=1,
     why="the large input of a reduction is not written, and reductions of one value share its reading",
 )
@@ -43,8 +44,8 @@ POOLING = Pattern(
 SCAN = Pattern(
     name="scan",
     seed=frozenset({OpClass.SCAN}),
-    upstream=_LOCAL,
-    downstream=_CHAIN,
+    upstream=_ROWS,
+    downstream=_ROWS,
     min_ops=1,
     why="what is scanned is computed as it is read, and what is made of the results before they are written",
 )

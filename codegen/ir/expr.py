@@ -105,9 +105,11 @@ class Stat:
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """The running reduction `reduction` of the kernel, for the current row: over its columns up to and including column `index`."""
+    """Result `part` of the running reduction `reduction` of the kernel, for the current row: over its columns up to and including column
+    `index`."""
 
     reduction: str
+    part: int
     index: Index
     dtype: DType
 
@@ -257,8 +259,8 @@ class Builder:
     def stat(self, reduction: str, part: int, dtype: DType) -> Expr:
         return self._intern(("stat", reduction, part), lambda: Stat(reduction, part, dtype))
 
-    def prefix(self, reduction: str, index: Index, dtype: DType) -> Expr:
-        return self._intern(("prefix", reduction, index), lambda: Prefix(reduction, index, dtype))
+    def prefix(self, reduction: str, part: int, index: Index, dtype: DType) -> Expr:
+        return self._intern(("prefix", reduction, part, index), lambda: Prefix(reduction, part, index, dtype))
 
     def rewrite(
         self,
@@ -299,7 +301,7 @@ class Builder:
                 fresh = self.window(op, window_axes, done[id(value)])
             case Stat(reduction, part, dtype):
                 fresh = self.stat(reduction, part, dtype)
-            case Prefix(reduction, index, dtype):
-                fresh = self.prefix(reduction, index.substitute(axes), dtype)
+            case Prefix(reduction, part, index, dtype):
+                fresh = self.prefix(reduction, part, index.substitute(axes), dtype)
         replaced = leaf(fresh)
         return fresh if replaced is None else replaced

@@ -100,7 +100,8 @@ class ReduceOp(enum.Enum):
 
     `MOMENTS` gives (mean, sum of squared differences from the mean); `MERGE_MOMENTS` the same from partial
     (count, mean, m2) triples; `SOFTMAX` gives (maximum, sum of exp(x - maximum)), `MERGE_SOFTMAX` the same from partial
-    pairs; `ARGMAX`/`ARGMIN` give (value, position of its first occurrence) from (value, position) pairs, NaN counting as extreme.
+    pairs; `ARGMAX`/`ARGMIN` give (value, position of its first occurrence) from (value, position) pairs, NaN counting as extreme,
+    `LAST_ARGMAX`/`LAST_ARGMIN` that of its last one.
     """
 
     SUM = "Sum"
@@ -113,6 +114,8 @@ class ReduceOp(enum.Enum):
     MERGE_SOFTMAX = "MergeSoftmax"
     ARGMAX = "ArgMax"
     ARGMIN = "ArgMin"
+    LAST_ARGMAX = "LastArgMax"
+    LAST_ARGMIN = "LastArgMin"
 
     @property
     def parts(self) -> int:
@@ -124,13 +127,18 @@ class ReduceOp(enum.Enum):
         """How many numbers a partial result has: those of the result, and of moments a third, how many values there were."""
         return 3 if self in (ReduceOp.MOMENTS, ReduceOp.MERGE_MOMENTS) else self.parts
 
+    @property
+    def finds_place(self) -> bool:
+        """Whether the second number of a value, and of the result, is a position, an int64 whatever the type of the first."""
+        return self in (ReduceOp.ARGMAX, ReduceOp.ARGMIN, ReduceOp.LAST_ARGMAX, ReduceOp.LAST_ARGMIN)
+
     def gives_position(self, part: int) -> bool:
-        """Whether number `part` of the result is a position, an int64 whatever the type of the values."""
-        return part == 1 and self in (ReduceOp.ARGMAX, ReduceOp.ARGMIN)
+        """Whether number `part` of the result is a position."""
+        return part == 1 and self.finds_place
 
     @property
     def arity(self) -> int:
         """How many values go in per element."""
         if self is ReduceOp.MERGE_MOMENTS:
             return 3
-        return 2 if self in (ReduceOp.MERGE_SOFTMAX, ReduceOp.ARGMAX, ReduceOp.ARGMIN) else 1
+        return 2 if self is ReduceOp.MERGE_SOFTMAX or self.finds_place else 1

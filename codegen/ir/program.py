@@ -2,7 +2,7 @@
 
 A kernel's iteration domain is ``rows x cols``. A *row* is one point of `rows`; reductions run over `cols`, sweep by
 sweep, a later sweep may use the results (`Stat`) of earlier ones; `row_stores` happen once per row, `stores` once per
-(row, col). A kernel that *scans* has one sweep of one running reduction; its `stores` use what that is at their column, as a
+(row, col). A kernel that *scans* has a running reduction alone in its last sweep; its `stores` use what that is at their column, as a
 `Prefix`. A kernel without `cols` is pointwise: only `stores`. A kernel may have an `anchor`, a convolution or a matrix
 product whose result at a point its expressions use as a `Stat`; `cols` are then the channels of the convolution or its last axis, rows
 of the product or columns that are neighbours, or nothing. The rows of a kernel with sweeps may be shared by `Team`s of blocks. A kernel may leave

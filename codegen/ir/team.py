@@ -21,7 +21,7 @@ _ALIGNMENT = 16
 
 def state_bytes(reduction: Reduction) -> int:
     """The size of a reduction's state, at most."""
-    if reduction.op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN):
+    if reduction.op.finds_place:
         return 16
     if reduction.op is ReduceOp.MERGE_MOMENTS:
         return 24  # whatever the type: merged in double

@@ -160,5 +160,5 @@ class _Names:
                 return f"window {op.value} over [{_axes(axes)}] of {self[value]}"
             case Stat(reduction, part, _):
                 return f"{reduction}.{part}"
-            case Prefix(reduction, index, _):
-                return f"{reduction}[{index}]"
+            case Prefix(reduction, part, index, _):
+                return f"{reduction}.{part}[{index}]"

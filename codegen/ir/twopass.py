@@ -20,7 +20,7 @@ _SPLIT = (ReduceOp.MOMENTS, ReduceOp.SOFTMAX)
 
 
 def split_statistics(kernel: Kernel, builder: Builder) -> Kernel:
-    """`kernel` with each `MOMENTS` and `SOFTMAX` reduction made two sweeps of `SUM` and `MAX`."""
+    """`kernel` with each `MOMENTS` and `SOFTMAX` reduction, but a running one, made two sweeps of `SUM` and `MAX`."""
     replaced: dict[tuple[str, int], Expr] = {}
 
     def leaf(node: Expr) -> Expr | None:
@@ -35,7 +35,7 @@ def split_statistics(kernel: Kernel, builder: Builder) -> Kernel:
         first: list[Reduction] = []
         second: list[Reduction] = []
         for reduction in sweep:
-            if reduction.op not in _SPLIT:
+            if reduction.op not in _SPLIT or reduction.running:
                 first.append(reduction)
                 continue
             split = _split_moments if reduction.op is ReduceOp.MOMENTS else _split_softmax

@@ -142,8 +142,8 @@ def _with_indices(
                 return builder.gather(buffer, along(index), places, dtype)
             case Position(index, dtype):
                 return builder.position(along(index), dtype)
-            case Prefix(reduction, index, dtype):
-                return builder.prefix(reduction, along(index), dtype)
+            case Prefix(reduction, part, index, dtype):
+                return builder.prefix(reduction, part, along(index), dtype)
             case Masked(mask, value, other, _):
                 return builder.masked(tuple(map(condition, mask)), value, other)
             case _:

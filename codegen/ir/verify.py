@@ -7,13 +7,13 @@ from math import prod
 
 from fusepass.codegen.ir.convolution import Convolution, Pooling, ScaledHalves, ScaledWeights, halves_of_place
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Prefix, Stat, Window
+from fusepass.codegen.ir.expr import Prefix, ReduceOp, Stat, Window
 from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides
 from fusepass.codegen.ir.product import PLACE, Filling, Product, parts_of
 from fusepass.codegen.ir.program import CLUSTERS, Anchor, Kernel, Partials, Program, Ref, Role, Store, Team
 from fusepass.codegen.ir.team import exchange_offsets
 from fusepass.codegen.ir.text import program_text
-from fusepass.codegen.ir.verify_expressions import RUNNING, expr_faults, find_buffer, store_faults
+from fusepass.codegen.ir.verify_expressions import expr_faults, find_buffer, store_faults
 from fusepass.errors import IRError
 
 
@@ -105,7 +105,7 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
     if kernel.team is not None:
         yield from _team_faults(program, kernel, kernel.team)
     rows, everything = frozenset(kernel.rows), frozenset((*kernel.rows, *kernel.cols))
-    known: dict[str, int] = {}  # parts of each result that later expressions may use
+    known: dict[str, int] = {}  # parts of each result that later expressions may use; see `expr_faults`
     if kernel.anchor is not None:
         yield from _anchor_faults(program, kernel, kernel.anchor)
         known[kernel.anchor.name] = 1
@@ -115,7 +115,7 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
                 yield f"{reduction.name} takes {reduction.op.arity} values, has {len(reduction.values)}"
             for value in reduction.values:
                 yield from expr_faults(program, value, everything, known, everywhere=not kernel.within)
-        known.update({each.name: RUNNING if each.running else each.op.kept for each in sweep})
+        known.update({each.name: -each.op.parts if each.running else each.op.kept for each in sweep})
     if kernel.partials is not None:
         yield from _partial_faults(program, kernel, kernel.partials, known)
     for store in kernel.row_stores:
@@ -136,8 +136,9 @@ def _are_apart(stores: Sequence[Store]) -> bool:
 
 
 def _scan_faults(kernel: Kernel) -> Iterator[str]:
-    if len(kernel.reductions) > 1 or kernel.row_stores:
-        yield "a running reduction beside others, or stores per row"
+    *before, last = kernel.sweeps
+    if len(last) > 1 or any(reduction.running for sweep in before for reduction in sweep):
+        yield "a running reduction beside others of its sweep, or before others"
     if len(kernel.cols) > 1 or kernel.col_count == 1:
         yield "a running reduction over several axes, or one of one point"
     if kernel.team is not None or kernel.cluster > 1 or kernel.anchor is not None:
@@ -145,8 +146,8 @@ def _scan_faults(kernel: Kernel) -> Iterator[str]:
     own = tuple(axis_index(axis) for axis in kernel.cols)
     if any(isinstance(node, Prefix) and (node.index,) != own for node in kernel.nodes):
         yield "a running reduction used at another column"
-    if any(reduction.op.parts > 1 or reduction.op.arity > 1 for reduction in kernel.reductions):
-        yield "a running reduction with several parts"
+    if any(reduction.op in (ReduceOp.MOMENTS, ReduceOp.MERGE_MOMENTS) for reduction in last):
+        yield "running moments"
 
 
 def _anchor_faults(program: Program, kernel: Kernel, anchor: Anchor) -> Iterator[str]:

@@ -21,9 +21,6 @@ from fusepass.codegen.ir.expr import (
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.program import Buffer, Program, Store
 
-RUNNING = -1
-"""Among the numbers of parts: the result is one for each column."""
-
 
 def store_faults(
     program: Program, store: Store, axes: frozenset[Axis], known: dict[str, int], *, everywhere: bool = True
@@ -41,7 +38,8 @@ def store_faults(
 def expr_faults(
     program: Program, root: Expr, axes: frozenset[Axis], known: dict[str, int], *, everywhere: bool = True
 ) -> Iterator[str]:
-    """What is wrong with `root`, an expression over `axes` that may use as many parts of each result as `known` says."""
+    """What is wrong with `root`, an expression over `axes` that may use as many parts of each result as `known` says, of negative numbers
+    at its column."""
     nodes = list(walk(root))
     inner = axes | {axis for node in nodes if isinstance(node, Window) for axis in node.axes}
     unguarded = _unguarded(root) if everywhere else set()
@@ -61,13 +59,15 @@ def expr_faults(
             case Gather(buffer=name):
                 yield from _gather_faults(find_buffer(program, name), node, id(node) in unguarded, inner)
             case Stat(reduction=name, part=part, dtype=dtype):
-                if name not in known or known[name] == RUNNING:
+                if known.get(name, 0) <= 0:
                     yield f"result of {name} used before its sweep ends"
                 elif part >= known[name]:
                     yield f"{name} has no part {part}"
-            case Prefix(reduction=name):
-                if known.get(name) != RUNNING:
+            case Prefix(reduction=name, part=part):
+                if known.get(name, 0) >= 0:
                     yield f"{name} used at a column, where it has no result"
+                elif part >= -known[name]:
+                    yield f"{name} has no part {part}"
             case Apply(op=Op.WHERE, args=args, dtype=dtype):
                 if args[1].dtype is not dtype or args[2].dtype is not dtype:
                     yield "where() with unequal branch types"

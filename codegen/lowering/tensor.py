@@ -226,20 +226,36 @@ class Context:
         )
         return tuple(results)
 
-    def scan(self, op: ReduceOp, operand: Tensor, dim: int, accumulate: DType, origin: str) -> Tensor:
-        """`op`, which has one part, over the elements up to each one along `dim`; a tensor of the type of `operand`."""
-        axes = domain(operand.shape)
+    def scan(
+        self,
+        op: ReduceOp,
+        operands: Sequence[Tensor],
+        dim: int,
+        accumulate: DType,
+        dtypes: Sequence[DType],
+        origin: str,
+        finish: Callable[..., tuple[Expr, ...]] = lambda *parts: parts,
+    ) -> tuple[Tensor, ...]:
+        """`op` over the elements of the operands (all of one shape) up to each one along `dim`: what `finish` makes of its parts, as `dtypes`."""
+        shape = operands[0].shape
+        axes, strides = domain(shape), contiguous_strides(shape)
         coordinates = tuple(axis_index(axis) for axis in axes)
-        buffer = self.add_buffer(origin, operand.dtype, operand.shape, contiguous_strides(operand.shape), Role.TEMP)
-        name = f"r{sum(len(kernel.reductions) for kernel in self.kernels)}"
-        reduction = Reduction(name, op, (operand.at(coordinates),), accumulate, running=True)
-        value = self.builder.prefix(name, coordinates[dim], accumulate)
-        if accumulate is not operand.dtype.compute:
-            value = self.builder.cast(value, operand.dtype.compute)
-        store = Store(buffer.name, linear(coordinates, buffer.strides), value)
+        number = sum(len(kernel.reductions) for kernel in self.kernels)
+        reduction = Reduction(
+            f"r{number}", op, tuple(operand.at(coordinates) for operand in operands), accumulate, running=True
+        )
+        types = (DType.I64 if op.gives_position(part) else accumulate for part in range(op.parts))
+        parts = [self.builder.prefix(reduction.name, part, coordinates[dim], t) for part, t in enumerate(types)]
+        buffers = [self.add_buffer(origin, dtype, shape, strides, Role.TEMP) for dtype in dtypes]
+        stores = []
+        for buffer, value in zip(buffers, finish(*parts), strict=True):
+            wanted = buffer.dtype.compute
+            value = value if value.dtype is wanted else self.builder.cast(value, wanted)
+            stores.append(Store(buffer.name, linear(coordinates, strides), value))
         rows = tuple(axis for axis in axes if axis is not axes[dim])
-        self.kernels.append(Kernel(f"{name}_kernel", rows, (axes[dim],), ((reduction,),), (), (store,), (origin,)))
-        return self.read(buffer)
+        name = f"{reduction.name}_kernel"
+        self.kernels.append(Kernel(name, rows, (axes[dim],), ((reduction,),), (), tuple(stores), (origin,)))
+        return tuple(map(self.read, buffers))
 
 
 def domain(shape: Sequence[int]) -> tuple[Axis, ...]:

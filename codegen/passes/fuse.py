@@ -15,11 +15,17 @@ from fusepass.codegen.passes.unify import unify, unify_siblings
 
 
 def fuse_rows(
-    program: Program, builder: Builder, apart: Callable[[Program, Kernel], bool] = lambda program, kernel: False
+    program: Program,
+    builder: Builder,
+    apart: Callable[[Program, Kernel], bool] = lambda program, kernel: False,
+    scanned: Callable[[Program, Kernel], bool] = lambda program, kernel: False,
 ) -> Program:
-    """Fuse each kernel into the latest earlier one whose row results it reads at its own row; not one that had better stay `apart` into others."""
+    """Fuse each kernel into the latest earlier one whose row results it reads at its own row; not one that had better stay `apart` into others,
+    and one that scans only where its rows may be `scanned` after other sweeps."""
 
     def fits(producer: Kernel, consumer: Kernel) -> bool:
+        if consumer.scans and not scanned(program, consumer):
+            return False
         return not apart(program, consumer) or apart(program, producer)
 
     kernels = [rename_axes(kernel, builder, f"k{number}_") for number, kernel in enumerate(program.kernels)]
@@ -35,7 +41,7 @@ def fuse_into_producer(
     kernels: Sequence[Kernel],
     position: int,
     builder: Builder,
-    fits: Callable[[Kernel, Kernel], bool] = lambda producer, consumer: True,
+    fits: Callable[[Kernel, Kernel], bool] = lambda producer, consumer: not consumer.scans,
 ) -> list[Kernel] | None:
     """`kernels` with the one at `position` as part of the latest earlier one whose row results it reads at its own row and that it `fits`,
     if there is one."""
@@ -58,7 +64,7 @@ def fuse_into_producer(
 
 def _fuse(producer: Kernel, consumer: Kernel, builder: Builder) -> Kernel | None:
     shared = producer.writes & consumer.reads
-    if consumer.scans or any(store.buffer in shared for store in producer.stores):
+    if (producer.scans and consumer.sweeps) or any(store.buffer in shared for store in producer.stores):
         return None
     if not is_plain(producer) or not is_plain(consumer):
         return None
@@ -83,7 +89,7 @@ def _fuse(producer: Kernel, consumer: Kernel, builder: Builder) -> Kernel | None
         return share_reductions(
             replace(
                 producer,
-                sweeps=_placed(producer, consumer.sweeps),
+                sweeps=((*producer.sweeps, *consumer.sweeps) if consumer.scans else _placed(producer, consumer.sweeps)),
                 row_stores=(*producer.row_stores, *consumer.row_stores),
                 stores=(*producer.stores, *consumer.stores),
                 origin=origin,

@@ -53,6 +53,7 @@ class PassOptions:
         fills: whether a product makes its right operand itself.
         again: whether a convolution is computed twice rather than written for who reads it behind its statistics.
         staged: whether what windows of a kernel overlap in is staged, if the kernel does nothing else.
+        scanned: whether rows of a kernel that scans stay on the chip, so that it may have other sweeps before.
         seconds: how long a kernel takes that has windows or might have; None where windows are never laid out in patches.
         product_length: terms that a piece of the sums of a kernel's matrix product should have.
         separate_from: elements of a kernel from which one that reads and writes along different axes is worth two launches;
@@ -79,6 +80,7 @@ class PassOptions:
     fills: Choice = lambda program, kernel: False
     again: Again = never
     staged: Choice = lambda program, kernel: False
+    scanned: Choice = lambda program, kernel: True
     seconds: Callable[[Program, Kernel], float] | None = None
     separate_from: int | None = None
     taps_from: int | None = None
@@ -94,10 +96,10 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
     columns = options.longest_column if options.stores_columns else 0
     rules = ElementRules(options.longest_cached_row, columns, options.stores_pieces)
     return (
-        ("fuse_rows", lambda p, b: fuse_rows(p, b, options.staged)),
+        ("fuse_scans", fuse_scans),
+        ("fuse_rows", lambda p, b: fuse_rows(p, b, options.staged, options.scanned)),
         ("fuse_siblings", fuse_siblings),
         ("fuse_parts", fuse_parts),
-        ("fuse_scans", fuse_scans),
         ("online_softmax", lambda p, b: online_softmax(p, b, options.longest_cached_row, options.longest_column)),
         ("generate_anchors", lambda p, b: _generate_anchors(p, b, options)),
         ("nest_reductions", nest_reductions),

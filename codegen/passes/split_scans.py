@@ -32,17 +32,21 @@ def split_scans(program: Program, builder: Builder, policy: SplitPolicy) -> Prog
 
 def _split(work: Splitter, kernel: Kernel, pieces: int) -> bool:
     """Add `kernel` in about so many `pieces` a row to `work`; False where it is left as it is."""
+    if len(kernel.sweeps) > 1:
+        return False
     (reduction,), (axis,) = kernel.reductions, kernel.cols
     prefixes = [node for node in kernel.nodes if isinstance(node, Prefix)]
     own = all(node.index == axis_index(axis) for node in prefixes)
-    if not own or kernel.row_stores or axis.size < 2 * pieces or reduction.op not in _JOIN:
+    if not own or kernel.row_stores or axis.size < 2 * pieces:
         return False
     length = equal_parts(axis.size, pieces, least_left=2)
     if length == axis.size:
         return False
     outer, inner = Axis(f"{axis.name}o", axis.size // length), Axis(f"{axis.name}i", length)
     each = (*kernel.rows, outer)
-    found, stores = work.temporaries("piece", [work.builder.stat(reduction.name, 0, reduction.dtype)], each)
+    types = [DType.I64 if reduction.op.gives_position(part) else reduction.dtype for part in range(reduction.op.parts)]
+    parts = [work.builder.stat(reduction.name, part, dtype) for part, dtype in enumerate(types)]
+    found, stores = work.temporaries("piece", parts, each)
     at = axis_index(outer) * length + axis_index(inner)
     # A sum of a piece may go either way: along memory.
     steps = [load.index.stride(axis) for load in kernel.loads()]
@@ -54,19 +58,19 @@ def _split(work: Splitter, kernel: Kernel, pieces: int) -> bool:
     work.kernels.append(
         replace(kernel, name=name, rows=each, cols=(inner,), sweeps=((piece,),), row_stores=tuple(stores), stores=())
     )
-    up_to = work.builder.prefix(reduction.name, axis_index(outer), reduction.dtype)
-    before, stores = work.temporaries("before", [up_to], each)
-    merged = replace(reduction, values=tuple(found.values()))
+    up_to = [work.builder.prefix(reduction.name, part, axis_index(outer), dtype) for part, dtype in enumerate(types)]
+    before, stores = work.temporaries("before", up_to, each)
+    op = ReduceOp.MERGE_SOFTMAX if reduction.op is ReduceOp.SOFTMAX else reduction.op
+    merged = replace(reduction, op=op, values=tuple(found.values()))
     work.kernels.append(
         replace(kernel, name=f"{kernel.name}_before", cols=(outer,), sweeps=((merged,),), stores=tuple(stores))
     )
-    (before_next,) = before.values()
-    work.kernels.append(_scanned(work.builder, kernel, outer, inner, at, before_next))
+    work.kernels.append(_scanned(work.builder, kernel, outer, inner, at, tuple(before.values())))
     rest = axis.size - outer.size * length
     if rest:
         behind = Axis(f"{axis.name}r", rest)
         start = axis_index(behind) + outer.size * length
-        work.kernels.append(_scanned(work.builder, kernel, None, behind, start, before_next, outer))
+        work.kernels.append(_scanned(work.builder, kernel, None, behind, start, tuple(before.values()), outer))
     return True
 
 
@@ -76,38 +80,78 @@ def _scanned(
     outer: Axis | None,
     inner: Axis,
     at: Index,
-    up_to: Expr,
+    up_to: tuple[Expr, ...],
     pieces: Axis | None = None,
 ) -> Kernel:
-    """`kernel` for the columns `at`, an index of the axis `inner`: of each piece `outer`, or of what is left behind all `pieces`."""
+    """`kernel` for the columns `at`, an index of the axis `inner`: of each piece `outer`, or of what is left behind all `pieces`.
+
+    `up_to` is what each piece and all before it come to.
+    """
     (reduction,), (axis,) = kernel.reductions, kernel.cols
     if outer is None:
         assert pieces is not None
-        carried = builder.rewrite(up_to, {pieces: Index(pieces.size - 1)})
+        carried = tuple(builder.rewrite(part, {pieces: Index(pieces.size - 1)}) for part in up_to)
     else:
-        last = builder.rewrite(up_to, {outer: axis_index(outer) - 1})
-        carried = builder.masked((Bound(axis_index(outer), 1, outer.size),), last, _neutral(builder, reduction))
+        before = (builder.rewrite(part, {outer: axis_index(outer) - 1}) for part in up_to)
+        behind = (Bound(axis_index(outer), 1, outer.size),)
+        nothing = _neutral(builder, reduction)
+        carried = tuple(builder.masked(behind, part, none) for part, none in zip(before, nothing, strict=True))
+    here = tuple(builder.prefix(reduction.name, n, axis_index(inner), part.dtype) for n, part in enumerate(up_to))
+    joined = _joined(builder, reduction.op, carried, here)
 
     def leaf(node: Expr) -> Expr | None:
-        if not isinstance(node, Prefix):
-            return None
-        here = builder.prefix(node.reduction, axis_index(inner), node.dtype)
-        return builder.apply(_JOIN[reduction.op], carried, here, dtype=node.dtype)
+        return joined[node.part] if isinstance(node, Prefix) else None
 
     rows = kernel.rows if outer is None else (*kernel.rows, outer)
     part = rewrite_kernel(replace(kernel, rows=rows, cols=(inner,)), builder, {axis: at}, leaf)
     return replace(part, name=f"{kernel.name}_{'rest' if outer is None else 'each'}", rest=outer is None)
 
 
-def _neutral(builder: Builder, reduction: Reduction) -> Expr:
-    """What joined with a number gives the number."""
+def _joined(builder: Builder, op: ReduceOp, first: tuple[Expr, ...], second: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """The parts of what `first` and then `second` come to."""
+    dtype = first[0].dtype
+    if op in _JOIN:
+        return (builder.apply(_JOIN[op], *first, *second, dtype=dtype),)
+    if op.finds_place:
+        reaches = builder.apply(Op.LE if op is ReduceOp.LAST_ARGMIN else Op.GE, second[0], first[0], dtype=DType.BOOL)
+        if dtype.is_float:
+            nan = builder.apply(Op.ISNAN, second[0], dtype=DType.BOOL)
+            reaches = builder.apply(Op.OR, reaches, nan, dtype=DType.BOOL)
+        return tuple(
+            builder.apply(Op.WHERE, reaches, there, before, dtype=there.dtype)
+            for before, there in zip(first, second, strict=True)
+        )
+    top = builder.apply(Op.MAXIMUM, first[0], second[0], dtype=dtype)
+    least = builder.const(-inf, dtype)
+    only_least = builder.apply(Op.EQ, top, least, dtype=DType.BOOL)
+    shift = builder.apply(Op.WHERE, only_least, builder.const(0, dtype), top, dtype=dtype)
+    totals = []
+    for value, total in (first, second):
+        difference = builder.apply(Op.SUB, value, shift, dtype=dtype)
+        factor = builder.apply(Op.EXP, difference, dtype=dtype)
+        totals.append(builder.apply(Op.MUL, total, factor, dtype=dtype))
+    return top, builder.apply(Op.ADD, *totals, dtype=dtype)
+
+
+def _neutral(builder: Builder, reduction: Reduction) -> tuple[Expr, ...]:
+    """What joined with others gives these."""
     dtype: DType = reduction.dtype
+    least, greatest = (-inf, inf) if dtype.is_float else dtype.limits
     match reduction.op:
         case ReduceOp.MAX:
-            return builder.const(-inf if dtype.is_float else dtype.limits[0], dtype)
+            numbers: tuple[float, ...] = (least,)
         case ReduceOp.MIN:
-            return builder.const(inf if dtype.is_float else dtype.limits[1], dtype)
+            numbers = (greatest,)
         case ReduceOp.PROD:
-            return builder.const(1, dtype)
+            numbers = (1,)
+        case ReduceOp.SUM:
+            numbers = (0,)
+        case ReduceOp.SOFTMAX:
+            numbers = (least, 0)
+        case ReduceOp.LAST_ARGMAX:
+            return builder.const(least, dtype), builder.const(-1, DType.I64)
+        case ReduceOp.LAST_ARGMIN:
+            return builder.const(greatest, dtype), builder.const(-1, DType.I64)
         case _:
-            return builder.const(0, dtype)
+            raise AssertionError(f"{reduction.op.value} does not run")
+    return tuple(builder.const(number, dtype) for number in numbers)

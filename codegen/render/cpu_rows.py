@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fusepass.codegen.ir.conversions import narrowed, widened
 from fusepass.codegen.ir.dataflow import Kept
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Expr, Load, Prefix, ReduceOp
+from fusepass.codegen.ir.expr import Expr, Load, Prefix
 from fusepass.codegen.ir.index import Index, flat_index
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
 from fusepass.codegen.render.cpu_columns import points, scaled, tile
@@ -25,7 +25,7 @@ ElementBody = Callable[[Scope, str], None]
 
 def element_types(reduction: Reduction) -> tuple[DType, ...]:
     """The types of the values that the state of `reduction` takes."""
-    if reduction.op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN):
+    if reduction.op.finds_place:
         return (reduction.dtype, DType.I64)
     return (reduction.dtype,) * reduction.op.arity
 
@@ -71,17 +71,16 @@ class RowsWriter(KernelWriter):
 
     def per_row(self, scope: Scope) -> None:
         """All sweeps and stores of the rows that `scope` defines."""
-        if self.kernel.scans:
-            self._scan(scope)
-            return
         for kept, name in self.kept.values():
             scope.lines.append(self.array(kept.node.dtype, name, max(self.kernel.col_count, 1)))
-        for phase, sweep in enumerate(self.kernel.sweeps):
+        for phase, sweep in enumerate(self.kernel.sweeps[:-1] if self.kernel.scans else self.kernel.sweeps):
             self._sweep(scope, phase, sweep)
         if self.kernel.row_stores:
             self.printer.expect(store.value for store in self.kernel.row_stores)
             self.element_loop(scope, lambda inner: self.store(inner, self.kernel.row_stores))
-        if self.kernel.stores:
+        if self.kernel.scans:
+            self._scan(scope)
+        elif self.kernel.stores:
             roots = [store.value for store in self.kernel.stores]
             self.printer.expect(roots)
             self.prepare(scope, roots)
@@ -160,29 +159,32 @@ class RowsWriter(KernelWriter):
 
     def _scan(self, scope: Scope) -> None:
         """The running reduction and the stores, tile by tile."""
-        (reduction,), stores = self.kernel.reductions, self.kernel.stores
-        (value,), roots = reduction.values, [*reduction.values, *(store.value for store in stores)]
+        (reduction,), stores = self.kernel.sweeps[-1], self.kernel.stores
+        roots = [*reduction.values, *(store.value for store in stores)]
         self.printer.expect(roots)
         self.prepare(scope, roots)
-        state, array = self.names.exact(reduction.name), self.names.numbered("block")
+        state, types = self.names.exact(reduction.name), element_types(reduction)
+        arrays = [(self.names.numbered("block"), dtype) for dtype in (*types, reduction.dtype)[: reduction.op.parts]]
         kind = f"fp::{reduction.op.value}<{memory_type(reduction.dtype)}>"
         scope.lines.append(f"{self.scan_type.format(kind)} {state};")
-        scope.lines.append(self.array(reduction.dtype, array, self.tile_points))
+        scope.lines += [self.array(dtype, array, self.tile_points) for array, dtype in arrays]
 
         def fill(inner: Scope, place: str) -> None:
             self._bind_known(inner, 0)
-            inner.lines.append(f"{array}[{place}]{self.lane} = {self.value(inner, value, reduction.dtype)};")
+            for (array, dtype), value in zip(arrays, reduction.values, strict=False):
+                inner.lines.append(f"{array}[{place}]{self.lane} = {self.value(inner, value, dtype)};")
 
         def results(inner: Scope, place: str) -> None:
             self._bind_known(inner, 0)
             for node in self.kernel.nodes:
                 if isinstance(node, Prefix):
-                    inner.bind(node, f"{array}[{place}]{self.lane}")
+                    inner.bind(node, f"{arrays[node.part][0]}[{place}]{self.lane}")
             self.store(inner, stores)
 
         def tile(inner: Scope, start: str, count: int | str) -> None:
             self._elements(inner, start, count, fill)
-            inner.lines.append(f"{state}.run({scaled(count, points(self.trailing))}, {array});")
+            blocks = ", ".join(array for array, _ in arrays)
+            inner.lines.append(f"{state}.run({scaled(count, points(self.trailing))}, {blocks});")
             self._elements(inner, start, count, results)
 
         self._tiles(scope, tile)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusepass.codegen.ir.expr import Prefix
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.expr import Position, Prefix
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.cuda_kernel import KernelWriter, Phase
@@ -26,42 +27,51 @@ def scan_body(
 
 
 class ScanWriter(KernelWriter):
-    """What is at each step of a thread, and lane of its vector, lies in an array of registers: first values, then what they run to."""
+    """The state at each step of a thread, and lane of its vector, lies in an array of registers: first of one element, then of all up to it."""
 
     def __init__(self, frame: Frame) -> None:
         super().__init__(frame)
-        (self.reduction,) = frame.kernel.reductions
+        (self.reduction,) = frame.kernel.sweeps[-1]
         name, plan = self.reduction.name, self.schedule
-        self.values, self.carry = frame.names.exact(f"{name}_values"), frame.names.exact(f"{name}_carry")
+        self.states, self.carry = frame.names.exact(f"{name}_states"), frame.names.exact(f"{name}_carry")
         self.slots, self.turn = frame.names.exact(f"{name}_slots"), frame.names.exact(f"{name}_turn")
-        self.type = C_TYPES[self.reduction.dtype]
-        self.state = f"fp::{self.reduction.op.value}<{self.type}>"
+        near = ", int" if self._has_near_places() else ""
+        self.state = f"fp::{self.reduction.op.value}<{C_TYPES[self.reduction.dtype]}{near}>"
         step = frame.u if plan.unroll > 1 else "0"
-        self.element = f"{self.values}[{step}][{frame.v if plan.width > 1 else '0'}]"
+        self.element = f"{self.states}[{step}][{frame.v if plan.width > 1 else '0'}]"
         self.inner = plan.walk is Walk.INNER
 
     def write(self) -> list[str]:
         frame, plan, top = self.frame, self.schedule, self.top
-        value, stores = self.reduction.values[0], frame.kernel.stores
+        *before, _ = frame.kernel.sweeps
+        for number, sweep in enumerate(before):
+            self._sweep(number, sweep)
+        if frame.kernel.row_stores:
+            self.write_row_stores(frame.kernel.row_stores)
+        if before:
+            self._say(f"{self.reduction.name}: {self.reduction.op.value}, running")
+        kept = [each for each in self.kept if each.first < len(before)]
+        made = [each for each in self.kept if each.first == len(before)]
+        for each in made:
+            self.places.declare(each)
+        values, stores = self.reduction.values, frame.kernel.stores
         roots = [store.value for store in stores]
-        frame.printer.expect([value, *roots])
+        frame.printer.expect([*values, *roots])
         if frame.vector_rows:
-            self.rows.compute([value, *roots])
+            self.rows.compute([*values, *roots])
         advance = plan.unroll * (plan.lanes if self.inner else plan.groups)
         tile, piece = self._tile(advance)
         self._declare(several=tile.loop)
         steps = top.child()
-        steps.lines.append(f"{self.type} {self.values}[{plan.unroll}][{plan.width}];")
-        if tile.tail:
-            steps.lines.append(f"fp::clear<{self.state}>({self.values});")
-        ahead = loads_ahead(frame, [value, *roots], ())
-        again = ahead if plan.unroll > 1 else loads_ahead(frame, roots, ())
+        steps.lines.append(f"{self.state} {self.states}[{plan.unroll}][{plan.width}];")
+        ahead = loads_ahead(frame, [*values, *roots], [each.node for each in kept])
+        again = ahead if plan.unroll > 1 else loads_ahead(frame, roots, [each.node for each in (*kept, *made)])
         early = [each for each in ahead if not each.late]
         if plan.unroll > 1 and early:
             load_steps(frame, steps, tile, tile.start, early)
-        self.all_steps(steps, Phase((value,), (), (), (), ()), tile, tile.start, ahead)
+        self.all_steps(steps, Phase(values, (), (), tuple(kept), tuple(made)), tile, tile.start, ahead)
         steps.lines += self._run(several=tile.loop)
-        self.all_steps(steps, Phase(tuple(roots), (), stores, (), ()), tile, tile.start, again)
+        self.all_steps(steps, Phase(tuple(roots), (), stores, (*kept, *made), ()), tile, tile.start, again)
         top.lines += block(self._loop(piece, tile, advance), steps.lines) if tile.loop else steps.lines
         return without_unused(top.lines)
 
@@ -81,16 +91,15 @@ class ScanWriter(KernelWriter):
     def _declare(self, *, several: bool) -> None:
         plan, lines = self.schedule, self.top.lines
         if self.inner:
-            lines.append(f"{self.type} {self.carry} = {self.state}::none();")
+            lines.append(f"{self.state} {self.carry};")
         else:
-            nothing = ", ".join([f"{self.state}::none()"] * plan.width)
-            lines.append(f"{self.type} {self.carry}[{plan.width}] = {{{nothing}}};")
+            lines.append(f"{self.state} {self.carry}[{plan.width}];")
         if room := self._room():
-            lines.append(f"__shared__ fp::Slots<{self.type}, {room}> {self.slots}{'[2]' if several else ''};")
+            lines.append(f"__shared__ fp::Slots<{self.state}, {room}> {self.slots}{'[2]' if several else ''};")
             lines += [f"int {self.turn} = 0;"] if several else []
 
     def _room(self) -> int:
-        """How many values the warps, or groups, of a block show each other."""
+        """How many states the warps, or groups, of a block show each other."""
         plan = self.schedule
         if self.inner:
             return plan.unroll * plan.lanes // 32 if plan.lanes > 32 else 0
@@ -99,14 +108,14 @@ class ScanWriter(KernelWriter):
 
     def _run(self, *, several: bool) -> list[str]:
         plan = self.schedule
-        lanes, backward = f"{self.state}, {plan.lanes}", str(plan.backward).lower()
+        backward = str(plan.backward).lower()
         if not self._room():
-            kind = f"warp<{lanes}, {backward}>" if self.inner else f"alone<{self.state}>"
-            return [f"fp::run_{kind}({self.values}, {self.carry});"]
-        kind = f"block<{lanes}, {backward}>" if self.inner else f"groups<{lanes}, {plan.groups}>"
+            kind = f"warp<{plan.lanes}, {backward}>" if self.inner else "alone"
+            return [f"fp::run_{kind}({self.states}, {self.carry});"]
+        kind = f"block<{plan.lanes}, {backward}>" if self.inner else f"groups<{plan.lanes}, {plan.groups}>"
         slots = f"{self.slots}[{self.turn}]" if several else self.slots
         turned = [f"{self.turn} ^= 1;  // the slots at hand are read until the next barrier"] if several else []
-        return [f"fp::run_{kind}({self.values}, {slots}, {self.carry});", *turned]
+        return [f"fp::run_{kind}({self.states}, {slots}, {self.carry});", *turned]
 
     def _loop(self, piece: str, tile: Tile, advance: int) -> str:
         """All threads take as many turns."""
@@ -117,15 +126,29 @@ class ScanWriter(KernelWriter):
         return f"for ({kind} {piece} = 0; {piece} < {count}; {piece} += {advance})"
 
     def _take(self, lanes: Scope, phase: Phase, tile: Tile, around: Around) -> None:
-        if not phase.stores:
-            value = bare(accumulated(lanes, self.reduction, phase.roots[0]))
+        if phase.states:
+            super()._take(lanes, phase, tile, around)
+        elif not phase.stores:
+            values = ", ".join(bare(accumulated(lanes, self.reduction, value)) for value in phase.roots)
+            state = f"{self.state}::of({values})"
             if self.schedule.overhangs:
                 inside = f"fp::is_inside({self.frame.v}, {self.frame.inside(lanes)})"
-                value = f"{inside} ? {value} : {self.state}::none()"
-            lanes.lines.append(f"{self.element} = {value};")
+                state = f"fp::chosen({inside}, {state}, {self.state}())"
+            lanes.lines.append(f"{self.element} = {state};")
 
     def _bind(self, lanes: Scope, step: Scope, phase: Phase, ahead: Sequence[Ahead]) -> None:
         super()._bind(lanes, step, phase, ahead)
         for node in self.frame.kernel.nodes:
             if isinstance(node, Prefix):
-                lanes.bind(node, self.element)
+                part = f"{self.element}.part<{node.part}>()"
+                lanes.bind(
+                    node, f"{C_TYPES[DType.I64]}({part})" if self.reduction.op.gives_position(node.part) else part
+                )
+
+    def _has_near_places(self) -> bool:
+        """Whether 32 bits are enough for the places that the reduction finds."""
+        place = self.reduction.values[-1]
+        if not self.reduction.op.finds_place or not isinstance(place, Position) or self.schedule.general:
+            return False
+        first, last = place.index.bounds
+        return first >= 0 and last < 1 << 31

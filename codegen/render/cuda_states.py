@@ -189,7 +189,7 @@ def _push_inside(frame: Frame, lanes: Scope, state: State, values: Sequence[str]
 def accumulated(scope: Scope, reduction: Reduction, value: Expr) -> str:
     """A reduction's operand in the type it accumulates in; positions keep theirs."""
     text = scope.value(value)
-    is_position = reduction.op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN) and value is reduction.values[1]
+    is_position = reduction.op.finds_place and value is reduction.values[1]
     wanted = DType.I64 if is_position else reduction.dtype
     return text if value.dtype is wanted else f"fp::cast<{C_TYPES[wanted]}>({bare(text)})"
 

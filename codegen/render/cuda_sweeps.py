@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Expr, ReduceOp, Stat, walk
+from fusepass.codegen.ir.expr import Expr, Stat, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
 from fusepass.codegen.render.printer import Printer, Scope
@@ -86,6 +86,6 @@ class Sweeps:
         return f"{self.pointers[store.buffer]}[{scope.index(store.index)}] = {value};"
 
     def _operand(self, scope: Scope, reduction: Reduction, value: Expr) -> str:
-        positional = reduction.op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN) and value is reduction.values[1]
+        positional = reduction.op.finds_place and value is reduction.values[1]
         text, wanted = bare(scope.value(value)), DType.I64 if positional else reduction.dtype
         return text if value.dtype is wanted else f"fp::cast<{C_TYPES[wanted]}>({text})"

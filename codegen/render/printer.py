@@ -236,8 +236,8 @@ class Scope:
                 return self._lane(node, lane, home)
             case Stat(reduction, part, _):
                 raise RenderError(f"{reduction}.{part} is printed before its reduction")
-            case Prefix(reduction, index, _):
-                raise RenderError(f"{reduction}[{index}] is printed before its reduction")
+            case Prefix(reduction, part, index, _):
+                raise RenderError(f"{reduction}.{part}[{index}] is printed before its reduction")
             case _:
                 return self._name(node, self._expression(node))
 

@@ -10,7 +10,7 @@ from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.tile import power_above
 from fusepass.codegen.ir.vectors import backwards
-from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.rows import prefers_rows
 from fusepass.codegen.schedule.shape import Shape, ceil
 
@@ -35,23 +35,32 @@ def scan(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool)
     return shape, _along(shape)
 
 
+def rows_stay(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
+    """Whether rows of `kernel` stay in registers between other sweeps and the running one."""
+    shape = Shape(kernel, program, facts, aligned=True)
+    return not prefers_rows(shape) and shape.cols <= _MOST_THREADS * _ELEMENTS
+
+
 def _along(shape: Shape) -> Schedule:
-    """Threads side by side along a row."""
+    """Threads side by side along a row; where it has several sweeps, enough for all of it at once."""
     assert shape.col_axis is not None
     base = shape.vectors(shape.col_axis)
     base = replace(base, covers=base.start is not None)
     width, vectors = base.width, base.vectors(shape.cols)
-    lanes = min(power_above(ceil(shape.cols, _ELEMENTS)), _LONG_ROW_THREADS, power_above(vectors))
+    stays = len(shape.kernel.sweeps) > 1
+    threads, most = (_MOST_THREADS, vectors) if stays else (_LONG_ROW_THREADS, max(_ELEMENTS // width, 1))
+    lanes = min(power_above(ceil(shape.cols, _ELEMENTS)), threads, power_above(vectors))
     lanes = max(lanes, min(power_above(ceil(vectors, _SHORT_ROW_VECTORS)), WARP))
-    each = min(ceil(vectors, lanes), max(_ELEMENTS // width, 1))
+    each = min(ceil(vectors, lanes), most)
     if lanes == WARP and each < ceil(vectors, lanes) <= 2 * each:
         each = ceil(vectors, lanes)  # all of it at once
-    if lanes == _LONG_ROW_THREADS and vectors < _USED * ceil(vectors, lanes * each) * lanes * each:
+    if not stays and lanes == _LONG_ROW_THREADS and vectors < _USED * ceil(vectors, lanes * each) * lanes * each:
         lanes, each = lanes // 2, min(ceil(vectors, lanes // 2), 2 * _ELEMENTS // width)
     while lanes < min(_MOST_THREADS, vectors) and not shape.fills(shape.rows * lanes):
-        lanes, each = 2 * lanes, min(ceil(vectors, 2 * lanes), max(_ELEMENTS // width, 1))
+        lanes, each = 2 * lanes, min(ceil(vectors, 2 * lanes), most)
     groups = max(_SHORT_ROWS_THREADS // lanes, 1) if lanes <= WARP else 1
-    return replace(base, unroll=each, lanes=lanes, groups=groups, blocks=ceil(shape.rows, groups))
+    keep = Keep.REGISTERS if stays else Keep.NOTHING
+    return replace(base, unroll=each, lanes=lanes, groups=groups, blocks=ceil(shape.rows, groups), keep=keep)
 
 
 def _beside(shape: Shape) -> Schedule:

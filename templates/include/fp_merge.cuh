@@ -12,8 +12,8 @@ template <typename T>
 inline constexpr bool symmetric<Sum<T>> = true;
 template <typename T>
 inline constexpr bool symmetric<Prod<T>> = true;
-template <typename T, bool Greatest, typename P>
-inline constexpr bool symmetric<ArgExtreme<T, Greatest, P>> = true;
+template <typename T, bool Greatest, typename P, bool Last>
+inline constexpr bool symmetric<ArgExtreme<T, Greatest, P, Last>> = true;
 
 // Room for states in shared memory, which must not be initialised.
 template <typename State, int N>

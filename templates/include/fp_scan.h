@@ -1,5 +1,5 @@
-// Scans on a CPU: what a state has found after each of some elements, in their order. `run` takes elements of the state's type and
-// leaves in the place of each what all up to it give, those of earlier calls included.
+// Scans on a CPU: what a state has found after each of some elements, in their order. `run` takes elements of the state's type, in as many
+// arrays as the state has parts, and leaves in the place of each what all up to it give, those of earlier calls included.
 #pragma once
 
 #include "fp_states.h"
@@ -16,6 +16,35 @@ struct RowScan {
         for (std::int64_t i = 0; i < count; ++i) {
             state.push(values[i]);
             values[i] = state.template part<0>();
+        }
+    }
+
+    template <typename T, typename P>
+    FP_FN void run(std::int64_t count, T* values, P* others) {
+        for (std::int64_t i = 0; i < count; ++i) {
+            state.push(values[i], others[i]);
+            values[i] = state.template part<0>();
+            others[i] = state.template part<1>();
+        }
+    }
+};
+
+// With one exponential, as the greater maximum stays. Of the second array nothing is read.
+template <typename T>
+struct RowScan<Softmax<T>> {
+    Softmax<T> state;
+
+    FP_FN void run(std::int64_t count, T* values, T* totals) {
+        for (std::int64_t i = 0; i < count; ++i) {
+            const T before = state.value, value = values[i];
+            if (value <= before) {
+                state.total += exp(value - Softmax<T>::shift(before));
+            } else {
+                state.value = maximum(before, value);
+                state.total = state.total * exp(before - value) + T(1);
+            }
+            values[i] = state.value;
+            totals[i] = state.total;
         }
     }
 };
@@ -54,6 +83,28 @@ struct LanesScan {
                 states[lane].push(panel[i][lane]);
                 panel[i][lane] = states[lane].template part<0>();
             }
+        }
+    }
+
+    template <typename T, typename P>
+    FP_FN void run(std::int64_t count, T (*panel)[Width], P (*others)[Width]) {
+        for (std::int64_t i = 0; i < count; ++i) {
+            for (int lane = 0; lane < Width; ++lane) {
+                states[lane].push(panel[i][lane], others[i][lane]);
+                panel[i][lane] = states[lane].template part<0>();
+                others[i][lane] = states[lane].template part<1>();
+            }
+        }
+    }
+};
+
+template <typename T, int Width>
+struct LanesScan<Softmax<T>, Width> {
+    RowScan<Softmax<T>> rows[Width];
+
+    FP_FN void run(std::int64_t count, T (*panel)[Width], T (*totals)[Width]) {
+        for (std::int64_t i = 0; i < count; ++i) {
+            for (int lane = 0; lane < Width; ++lane) rows[lane].run(1, &panel[i][lane], &totals[i][lane]);
         }
     }
 };

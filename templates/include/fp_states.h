@@ -321,6 +321,13 @@ struct Softmax {
     // What to subtract before exp: the maximum, but never -inf from -inf.
     static FP_FN T shift(T value) { return value == Limits<T>::lowest ? T(0) : value; }
 
+    static FP_FN Softmax of(T element) {
+        Softmax one;
+        one.value = element;
+        one.total = element == Limits<T>::lowest ? T(0) : T(1);
+        return one;
+    }
+
     FP_FN void raise(T bound) {
         const T value_before = value;
         value = maximum(value, bound);
@@ -358,12 +365,14 @@ template <typename T>
 struct MergeSoftmax {
     Softmax<T> softmax;
 
-    FP_FN void push(T value, T total) {
-        Softmax<T> other;
-        other.value = value;
-        other.total = total;
-        softmax.merge(other);
+    static FP_FN MergeSoftmax of(T value, T total) {
+        MergeSoftmax one;
+        one.softmax.value = value;
+        one.softmax.total = total;
+        return one;
     }
+
+    FP_FN void push(T value, T total) { softmax.merge(of(value, total).softmax); }
 
     FP_FN void merge(const MergeSoftmax& other) { softmax.merge(other.softmax); }
 
@@ -373,24 +382,36 @@ struct MergeSoftmax {
     }
 };
 
-// The extreme value and where it stands first; NaN counts as the extreme.
-template <typename T, bool Greatest, typename P>
+// The extreme value and where it stands first, or Last; NaN counts as the extreme.
+template <typename T, bool Greatest, typename P, bool Last = false>
 struct ArgExtreme {
     T value = Greatest ? Limits<T>::lowest : Limits<T>::highest;
-    P position = Limits<P>::highest;
+    P position = Last ? P(-1) : Limits<P>::highest;
+
+    static FP_FN ArgExtreme of(T element, P at) {
+        ArgExtreme one;
+        one.value = element;
+        one.position = at;
+        return one;
+    }
 
     FP_FN void push(T other, P at) {
         const bool beyond = Greatest ? other > value : other < value;
         const bool first_nan = isnan(other) & !isnan(value);
         const bool same = (other == value) | (isnan(other) & isnan(value));
-        const bool better = beyond | first_nan | (same & (at < position));
+        const bool better = beyond | first_nan | (same & (Last ? at > position : at < position));
         value = better ? other : value;
         position = better ? at : position;
     }
 
-    // What stands behind all that came before: so nothing that is merely equal counts, not even if that is the value at first.
+    // What stands behind all that came before: so what is merely equal counts only if the last place does, not even if that is the value at first.
     FP_FN void push_behind(T other, P at) {
-        const bool better = !(Greatest ? other <= value : other >= value) & !isnan(value);
+        bool better;
+        if constexpr (Last) {
+            better = (Greatest ? other >= value : other <= value) | isnan(other);
+        } else {
+            better = !(Greatest ? other <= value : other >= value) & !isnan(value);
+        }
         value = better ? other : value;
         position = better ? at : position;
     }
@@ -401,6 +422,8 @@ struct ArgExtreme {
     FP_FN auto part() const {
         if constexpr (I == 0) {
             return value;
+        } else if constexpr (Last) {
+            return position;
         } else {
             return value == (Greatest ? Limits<T>::lowest : Limits<T>::highest) ? P(0) : position;  // all elements are that
         }
@@ -411,5 +434,9 @@ template <typename T, typename P = std::int64_t>
 using ArgMax = ArgExtreme<T, true, P>;
 template <typename T, typename P = std::int64_t>
 using ArgMin = ArgExtreme<T, false, P>;
+template <typename T, typename P = std::int64_t>
+using LastArgMax = ArgExtreme<T, true, P, true>;
+template <typename T, typename P = std::int64_t>
+using LastArgMin = ArgExtreme<T, false, P, true>;
 
 }  // namespace fp

@@ -34,7 +34,7 @@ class Net(nn.Module):
         self.second = nn.Conv2d(8, 4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = torch.relu(self.norm(self.first(x))).logcumsumexp(1)
+        y = torch.special.bessel_j0(torch.relu(self.norm(self.first(x))))
         return torch.softmax(self.second(y), 1) * 2
 
 

@@ -133,7 +133,7 @@ class _Run:
         self.shape = tuple(axis.size for axis in (*kernel.rows, *kernel.cols))
         self.axes = {axis: self._coordinate(i) for i, axis in enumerate((*kernel.rows, *kernel.cols))}
         self.stats: dict[tuple[str, int], Array] = {}
-        self.running: dict[str, Array] = {}
+        self.running: dict[tuple[str, int], Array] = {}
 
     def run(self) -> None:
         if self.kernel.when is not None and not self.memory[self.kernel.when][0]:
@@ -153,8 +153,8 @@ class _Run:
                     for value in reduction.values
                 ]
                 if reduction.running:
-                    found = RUNNING[reduction.op].accumulate(values[0], -1, values[0].dtype)
-                    self.running[reduction.name] = found.reshape(self.shape)
+                    for part, found in enumerate(RUNNING[reduction.op](*values)):
+                        self.running[reduction.name, part] = found.reshape(self.shape)
                     continue
                 parts = REDUCE[reduction.op](*values)
                 ones = (1,) * len(self.kernel.cols)
@@ -356,8 +356,8 @@ class _Evaluation:
                 return self.index(index)
             case Stat(reduction, part, _):
                 return self.run.stats[reduction, part]
-            case Prefix(reduction):
-                return self.run.running[reduction]
+            case Prefix(reduction, part, _):
+                return self.run.running[reduction, part]
             case Apply(Op.CAST, args, dtype):
                 return decode(encode(self(args[0]), dtype), dtype)
             case Apply(op, args, _):

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import reduce
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp
@@ -531,16 +532,26 @@ def scan(
     op: ReduceOp = ReduceOp.SUM,
     outer: bool = False,
     backward: bool = False,
+    behind: bool = False,
 ) -> Program:
-    """Half of the running `op` over the squares of each row, from its last element on if `backward`; rows are neighbours in memory if `outer`."""
+    """Half of all parts of the running `op` over the squares of each row, from its last element on if `backward`; rows are neighbours in memory
+    if `outer`. If `behind`, these are times the row's sum."""
     b, r, c = Builder(), Axis("r", rows), Axis("c", cols)
     place = axis_index(c) * -1 + (cols - 1) if backward else axis_index(c)
     index = place * rows + axis_index(r) if outer else axis_index(r) * cols + place
     compute = dtype.compute
     x = b.cast(b.load("x", index, dtype), compute)
-    running = Reduction("sums", op, (b.apply(Op.MUL, x, x),), compute, running=True)
-    half = b.apply(Op.MUL, b.prefix("sums", axis_index(c), compute), b.const(0.5, compute))
-    kernel = Kernel("scan", (r,), (c,), ((running,),), (), (Store("y", index, half),), ("cumsum",))
+    first = (Reduction("sum", ReduceOp.SUM, (x,), compute),)
+    value = b.apply(Op.MUL, x, b.apply(Op.MUL, x, b.stat("sum", 0, compute)) if behind else x)
+    values = (value, b.position(axis_index(c))) if op.finds_place else (value,)
+    types = [I64 if op.gives_position(part) else compute for part in range(op.parts)]
+    parts = [b.cast(b.prefix("found", part, axis_index(c), dtype), compute) for part, dtype in enumerate(types)]
+    half = b.apply(
+        Op.MUL, reduce(lambda one, another: b.apply(Op.ADD, one, another, dtype=compute), parts), b.const(0.5, compute)
+    )
+    running = (Reduction("found", op, values, compute, running=True),)
+    sweeps = (first, running) if behind else (running,)
+    kernel = Kernel("scan", (r,), (c,), sweeps, (), (Store("y", index, half),), ("cumsum",))
     shape = [cols, rows] if outer else [rows, cols]
     return program("scan", [given("x", shape, dtype), result("y", shape, dtype)], kernel)
 
@@ -709,6 +720,16 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "scan_columns_pairs": lambda: scan(210_000, 20, BF16, outer=True),
     "scan_columns_groups": lambda: scan(4000, 1000, outer=True),
     "scan_columns_backwards": lambda: scan(777, 500, outer=True, backward=True),
+    "scan_places": lambda: scan(3000, 1000, op=ReduceOp.LAST_ARGMAX),
+    "scan_places_f16": lambda: scan(410, 5001, F16, op=ReduceOp.LAST_ARGMIN),
+    "scan_places_columns": lambda: scan(4000, 1000, op=ReduceOp.LAST_ARGMAX, outer=True),
+    "scan_exponentials": lambda: scan(410, 9001, op=ReduceOp.SOFTMAX),
+    "scan_exponentials_20": lambda: scan(20_001, 20, op=ReduceOp.SOFTMAX, backward=True),
+    "scan_exponentials_columns": lambda: scan(4000, 1000, F64, op=ReduceOp.SOFTMAX, outer=True),
+    "scan_behind": lambda: scan(3000, 1000, behind=True),
+    "scan_behind_9001": lambda: scan(410, 9001, F16, behind=True),
+    "scan_behind_20": lambda: scan(20_001, 20, op=ReduceOp.SOFTMAX, behind=True),
+    "scan_behind_columns": lambda: scan(110_001, 40, outer=True, behind=True),
     "summed_columns": lambda: summed_columns(256, 4096),
     "summed_columns_odd": lambda: summed_columns(241, 1023),
     "summed_columns_bf16": lambda: summed_columns(256, 1024, BF16),

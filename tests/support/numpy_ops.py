@@ -78,6 +78,11 @@ def _arg_extreme(extreme: Callable[[Array], tuple[Array, ...]], value: Array, po
     return found, np.where(same, position, np.iinfo(np.int64).max).min(-1, initial=np.iinfo(np.int64).max)
 
 
+def _last_extreme(extreme: Callable[[Array], tuple[Array, ...]], value: Array, position: Array) -> tuple[Array, ...]:
+    found, last = _arg_extreme(extreme, value, -position)
+    return found, -last
+
+
 REDUCE: dict[ReduceOp, Callable[..., tuple[Array, ...]]] = {
     ReduceOp.SUM: _sum,
     ReduceOp.PROD: _prod,
@@ -89,9 +94,31 @@ REDUCE: dict[ReduceOp, Callable[..., tuple[Array, ...]]] = {
     ReduceOp.MERGE_SOFTMAX: _merge_softmax,
     ReduceOp.ARGMAX: lambda value, position: _arg_extreme(_max, value, position),
     ReduceOp.ARGMIN: lambda value, position: _arg_extreme(_min, value, position),
+    ReduceOp.LAST_ARGMAX: lambda value, position: _last_extreme(_max, value, position),
+    ReduceOp.LAST_ARGMIN: lambda value, position: _last_extreme(_min, value, position),
 }
 
-RUNNING: dict[ReduceOp, np.ufunc] = {ReduceOp.SUM: np.add, ReduceOp.PROD: np.multiply}
+
+def _each(reduce: Callable[..., tuple[Array, ...]]) -> Callable[..., tuple[Array, ...]]:
+    """What `reduce` finds of the elements up to each one."""
+
+    def run(*values: Array) -> tuple[Array, ...]:
+        found = [reduce(*(value[..., : end + 1] for value in values)) for end in range(values[0].shape[-1])]
+        return tuple(np.stack(part, -1) for part in zip(*found, strict=True))
+
+    return run
+
+
+RUNNING: dict[ReduceOp, Callable[..., tuple[Array, ...]]] = {
+    ReduceOp.SUM: lambda x: (np.add.accumulate(x, -1, x.dtype),),
+    ReduceOp.PROD: lambda x: (np.multiply.accumulate(x, -1, x.dtype),),
+    ReduceOp.MAX: lambda x: (np.maximum.accumulate(x, -1),),
+    ReduceOp.MIN: lambda x: (np.minimum.accumulate(x, -1),),
+    ReduceOp.SOFTMAX: _each(_softmax),
+    ReduceOp.MERGE_SOFTMAX: _each(_merge_softmax),
+    ReduceOp.LAST_ARGMAX: _each(REDUCE[ReduceOp.LAST_ARGMAX]),
+    ReduceOp.LAST_ARGMIN: _each(REDUCE[ReduceOp.LAST_ARGMIN]),
+}
 
 # ---- Scalar operations
 

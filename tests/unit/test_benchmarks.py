@@ -108,6 +108,7 @@ OTHER_TYPES = {
     "half_place_of_columns": torch.int64,
     "least_place_of_odd_rows": torch.int64,
     "to_bytes": torch.int8,
+    "place_of_greatest_so_far": torch.int64,
 }
 """Of the results of workloads, where these are not the workload's own type."""
 

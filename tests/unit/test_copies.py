@@ -67,7 +67,7 @@ ALIKE: dict[str, Function] = {
     "hardswish": lambda x: F.hardswish(x),
     "square": lambda x: x.pow(2),
     "gelu": lambda x: F.gelu(x),
-    "triangle of a sum": lambda x: x.logcumsumexp(1),
+    "triangle of a sum": torch.special.bessel_j0,
     "of two that lie alike": lambda x: torch.add(x, x, alpha=2),
     "with a number": lambda x: x * x[0, 0, 0, 0],
 }

@@ -196,6 +196,7 @@ FAMILIES: dict[str, Sequence[Callable[[], Program]]] = {
     ],
     "scans": [lambda n=n: k.scan(103, n) for n in (3000, 1204, 2500)],  # type: ignore[misc]
     "scans backwards": [lambda n=n: k.scan(103, n, backward=True) for n in (300, 200, 260)],  # type: ignore[misc]
+    "scans behind sweeps": [lambda n=n: k.scan(103, n, behind=True) for n in (3000, 1204, 2500)],  # type: ignore[misc]
     "scans of columns": [lambda n=n: k.scan(103, n, outer=True) for n in (3000, 2001, 2500)],  # type: ignore[misc]
 }
 

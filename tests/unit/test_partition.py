@@ -114,7 +114,7 @@ MODELS = {
         [("conv2d_relu", "anchor", 3, 1), ("conv2d_relu_add", "anchor", 3, 1)],
     ),
     "a value used inside and outside": (
-        Model(lambda x: (lambda y: (y.exp(), y.logcumsumexp(1)))(x.relu() * 2)),
+        Model(lambda x: (lambda y: (y.exp(), torch.special.bessel_j0(y)))(x.relu() * 2)),
         image(4, 8),
         [("relu_mul_exp", "pointwise", 1, 2)],
     ),
@@ -187,7 +187,7 @@ def test_locations_name_the_line_of_the_model() -> None:
 
 def test_names_are_unique_and_long_ones_are_cut() -> None:
     def twice(x: torch.Tensor) -> torch.Tensor:
-        return ((x.relu() + 1).logcumsumexp(0).relu() + 1).logcumsumexp(0)
+        return torch.special.bessel_j0(torch.special.bessel_j0(x.relu() + 1).relu() + 1)
 
     assert names(partition(traced(twice, torch.randn(4, 8)))) == ["relu_add", "relu_add_1"]
     long = traced(lambda x: x.relu().exp().tanh().sin().cos().neg().abs().sigmoid(), torch.randn(4))
@@ -254,7 +254,7 @@ def test_an_alias_that_the_caller_sees_stays_an_alias() -> None:
 def test_a_view_that_two_regions_read_is_copied_for_each() -> None:
     def function(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
         bias = y.view(1, 8)
-        return (x.relu() + bias).logcumsumexp(0), (z.exp() * bias).logcumsumexp(0), bias
+        return torch.special.bessel_j0(x.relu() + bias), torch.special.bessel_j0(z.exp() * bias), bias
 
     x, y, z = torch.randn(4, 8), torch.randn(8), torch.randn(3, 8)
     graph = traced(function, x, y, z)
@@ -285,16 +285,16 @@ def check_regions(function: Chains, x: torch.Tensor, y: torch.Tensor, expected: 
         (lambda x, y: (x.relu() * 2, y.sigmoid() + 1), (1024, 512), ["relu_mul", "sigmoid_add"]),
         (lambda x, y: (x.relu() * 2, y[:2].sigmoid() + 1), (4, 8), ["relu_mul", "sigmoid_add"]),
         (lambda x, y: (x.relu() * 2, y.t().sigmoid() + 1), (8, 8), ["relu_mul", "sigmoid_add"]),
-        (lambda x, y: ((x.relu() * 2).logcumsumexp(0).sigmoid() + 1, y), (4, 8), ["relu_mul", "sigmoid_add"]),
+        (lambda x, y: (torch.special.bessel_j0(x.relu() * 2).sigmoid() + 1, y), (4, 8), ["relu_mul", "sigmoid_add"]),
         (
-            lambda x, y: ((x.relu() * 2).logcumsumexp(0).sigmoid() + 1, y.tanh() * 2),
+            lambda x, y: (torch.special.bessel_j0(x.relu() * 2).sigmoid() + 1, y.tanh() * 2),
             (4, 8),
             ["relu_mul_tanh_mul", "sigmoid_add"],
         ),
         (
             lambda x, y: (
-                (x.relu() * 2).logcumsumexp(0) @ (y.tanh() * 2).logcumsumexp(0),
-                (x.exp() - 1).logcumsumexp(0) + 1,
+                torch.special.bessel_j0(x.relu() * 2) @ torch.special.bessel_j0(y.tanh() * 2),
+                torch.special.bessel_j0(x.exp() - 1) + 1,
             ),
             (8, 8),
             ["relu_mul_tanh_mul_exp_sub"],
@@ -318,7 +318,7 @@ def test_chains_over_the_same_elements_are_one_region_where_it_pays(
         (lambda x, y: (x.relu() * 2, x.sum(1), x.exp() + 1), (1024, 512), ["relu_mul_sum_exp_add"]),
         (lambda x, y: (x.view(-1).relu(), x.t().sum(0)), (1024, 512), ["relu_sum"]),
         (lambda x, y: (x.relu(), y.tanh(), x + y), (1024, 512), ["relu_tanh_add"]),
-        (lambda x, y: (x.relu().logcumsumexp(0), x.sum(1)), (1024, 512), ["relu_sum"]),
+        (lambda x, y: (torch.special.bessel_j0(x.relu()), x.sum(1)), (1024, 512), ["relu_sum"]),
         (lambda x, y: (F.pad(x, (1, 1)), x.half()), (1024, 512), ["pad"]),
         (lambda x, y: (x[:, :4].relu(), x[:, 4:].tanh()), (4, 8), []),
         (lambda x, y: (x + y[:1], x[:1].sum(1), x[1:].exp()), (4, 8), []),
@@ -336,13 +336,13 @@ def test_what_reads_the_same_value_is_one_region(function: Chains, shape: tuple[
 
 def test_what_reads_the_same_value_and_waits_stays_apart() -> None:
     x, y = torch.randn(4, 8), torch.randn(4, 8)
-    graph = traced(lambda x: x.relu().logcumsumexp(0) * x, x)
+    graph = traced(lambda x: torch.special.bessel_j0(x.relu()) * x, x)
     parts = partition(graph)
     assert names(parts) == []
     assert reasons(parts)["relu"] == reasons(parts)["mul"] == "nothing beside it to fuse with"
 
     def crossed(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return y.tanh().logcumsumexp(0) * x, x.sigmoid().logcumsumexp(0) * y
+        return torch.special.bessel_j0(y.tanh()) * x, torch.special.bessel_j0(x.sigmoid()) * y
 
     graph = traced(crossed, x, y)
     parts = partition(graph)
@@ -396,7 +396,7 @@ def test_a_view_that_the_anchor_reads_comes_from_outside() -> None:
 def write_after_read(x: torch.Tensor) -> torch.Tensor:
     y = x.relu().exp()
     torch.ops.aten.copy_.default(x, y * 3)
-    return y.logcumsumexp(0).relu().tanh()
+    return torch.special.bessel_j0(y).relu().tanh()
 
 
 def read_after_write(x: torch.Tensor) -> torch.Tensor:
@@ -447,7 +447,7 @@ def random_function(seed: int) -> Callable[[torch.Tensor, torch.Tensor], tuple[t
         draw = random.Random(seed)
         values = [x, w]
         unary = (
-            torch.relu, torch.tanh, torch.t, torch.sin, lambda a: a.logcumsumexp(0), lambda a: F.softmax(a, 1),
+            torch.relu, torch.tanh, torch.t, torch.sin, torch.special.bessel_j0, lambda a: F.softmax(a, 1),
             lambda a: a - a.mean(0, keepdim=True), lambda a: a.view(2, -1).view(8, 8), lambda a: F.layer_norm(a, (8,)),
         )  # fmt: skip
         for _ in range(30):

@@ -32,7 +32,7 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.relu(self.norm(self.linear(x)))
-        z = y.logcumsumexp(1)
+        z = torch.special.bessel_j0(y)
         return torch.tanh(z + torch.rand_like(z)) * 2
 
 
@@ -126,10 +126,10 @@ def test_every_step_is_timed_and_rated() -> None:
     (anchor,) = (step for step in profile.steps if step.flops)
     tail = profile.steps[[step.name for step in profile.steps].index("rand_like") + 1]
     assert kinds[anchor.name] == kinds[tail.name] == "fused"
-    assert kinds["logcumsumexp"] == kinds["rand_like"] == "operator"
+    assert kinds["special_bessel_j0"] == kinds["rand_like"] == "operator"
     assert {step.seconds for step in profile.steps} == {2.0}
     assert [op.name for op in tail.ops] == ["add_1", "tanh", "mul"]
-    assert (tail.seconds_before, tail.inputs) == (6.0, ("logcumsumexp", "rand_like"))
+    assert (tail.seconds_before, tail.inputs) == (6.0, ("special_bessel_j0", "rand_like"))
     assert tail.ops[1].inputs == ("add_1",)
     assert tail.bytes_moved == 3 * 4 * 8 * 4
     assert tail.bandwidth == tail.bytes_moved / 2

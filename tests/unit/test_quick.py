@@ -216,7 +216,7 @@ def test_what_forward_writes_is_written_unless_an_input_lies_there() -> None:
 
 class Unfused(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.logcumsumexp(0) if x.dim() == 2 else torch.tanh(x * 2) + 1
+        return torch.special.bessel_j0(x) if x.dim() == 2 else torch.tanh(x * 2) + 1
 
 
 def test_calls_that_gain_nothing_go_straight_to_forward(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_calls_that_gain_nothing_go_straight_to_forward(monkeypatch: pytest.Monk
     optimised(X)
     optimised(X)
     with mock.patch.object(Specialisation, "fitting", side_effect=AssertionError):
-        torch.testing.assert_close(optimised(X), X.logcumsumexp(0))
+        torch.testing.assert_close(optimised(X), torch.special.bessel_j0(X))
     assert door(optimised)((X[:2],)) is MISSED
     other = torch.rand(2, 3, 4)
     for x in (other, X, other, X):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Walk
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.native import run_native
-from tests.support.regions import region, tensor_of
+from tests.support.regions import NO_SPLIT, region, tensor_of
 
 SMALL = replace(DeviceFacts.h200(), multiprocessors=2, l2_bytes=1 << 20)
 """Few rows already fill it, so that small kernels get the schedules of large ones."""
@@ -67,6 +68,22 @@ CASES: dict[str, tuple[Function, tuple[int, ...], torch.dtype]] = {
     "middle": (lambda x: x.cumsum(1).relu(), (3, 40, 6, 8), F32),
     "a view": (lambda x: x[1:, 3:].cumsum(1), (8, 205), F32),
     "transposed": (lambda x: x.t().cumsum(0), (64, 200), F32),
+    "greatest": (lambda x: x.cummax(1).values * 2, (9, 1000), F32),
+    "least of halves": (lambda x: x.cummin(1).values, (5, 2055), F16),
+    "greatest and where": (lambda x: tuple(x.cummax(1)), (9, 1000), F32),
+    "where, part of a warp": (lambda x: x.round().cummin(1).indices, (37, 20), F32),
+    "greatest and where, pieces": (lambda x: tuple(x.round().cummax(1)), (3, 9001), F32),
+    "least and where, integers": (lambda x: tuple(x.cummin(1)), (4, 1030), I8),
+    "greatest and where, doubles": (lambda x: tuple(x.cummax(1)), (4, 530), F64),
+    "least and where, outer": (lambda x: tuple(x.cummin(0)), (70, 513), BF16),
+    "greatest and where, groups": (lambda x: tuple(x.cummax(1)), (2, 300, 33), F32),
+    "where, backwards": (lambda x: x.flip(1).cummax(1).indices.flip(1), (6, 4999), F32),
+    "exponentials": (lambda x: x.logcumsumexp(1), (9, 1000), F32),
+    "exponentials of halves": (lambda x: x.logcumsumexp(1).relu(), (5, 2055), F16),
+    "exponentials, part of a warp": (lambda x: x.logcumsumexp(1), (37, 20), F64),
+    "exponentials, pieces": (lambda x: (x * 9).logcumsumexp(1), (3, 9000), F32),
+    "exponentials, outer": (lambda x: x.logcumsumexp(0), (70, 513), F32),
+    "exponentials, groups": (lambda x: x.logcumsumexp(1), (2, 300, 33), F32),
 }
 """Functions of one tensor, its shape and type. Each is one kernel."""
 
@@ -75,6 +92,30 @@ def _made(name: str) -> tuple[Function, Tensor]:
     function, shape, dtype = CASES[name]
     torch.manual_seed(0)
     return function, (torch.randn(shape) * 3).to(dtype)
+
+
+_ENDS = (math.nan, math.inf, -math.inf)
+
+
+@needs_compiler
+@pytest.mark.parametrize("on_gpu", [True, False])
+@pytest.mark.parametrize("function", [torch.cummax, torch.cummin, torch.logcumsumexp])
+@pytest.mark.parametrize("shape", [(6, 40), (40, 6)])
+def test_what_is_not_finite(function: Callable[[Tensor, int], object], shape: tuple[int, int], on_gpu: bool) -> None:
+    """Each of these first and among others, two of them, and nothing else."""
+    dim = shape.index(40)
+    x = torch.randn(6, 40)
+    x[0, 7], x[1, 7], x[2, :9], x[3, 20], x[3, 22], x[4] = *_ENDS, *_ENDS
+    x[5, 3], x[5, 8], x[5, 9] = math.inf, math.nan, -math.inf
+    made = region(lambda x: function(x, dim), x if dim else x.t().contiguous())
+    program, exact = made.passed(pass_options(SMALL)), made.exact()
+    results = (
+        emulate(program, render(program, SMALL), made.memory(program))
+        if on_gpu
+        else run_native(program, made.memory(program))
+    )
+    made.check(program)
+    _compare(program, results, exact)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -122,8 +163,73 @@ def test_a_scan_that_is_read_at_computed_places_is_written() -> None:
 def test_a_scan_does_not_join_reductions_of_the_same_values() -> None:
     made = region(lambda x: (x.cumsum(1), x.sum(1), x.softmax(1).cumsum(1)), torch.randn(5, 40))
     passed = made.passed()
-    assert all(len(kernel.reductions) == 1 for kernel in passed.kernels if kernel.scans)
+    assert all(len(kernel.sweeps[-1]) == 1 for kernel in passed.kernels if kernel.scans)
     made.check(passed)
+
+
+BEHIND: dict[str, tuple[Function, tuple[int, ...], torch.dtype]] = {
+    "softmax": (lambda x: x.softmax(1).cumsum(1), (9, 1000), F32),
+    "softmax, part of a warp": (lambda x: x.softmax(1).cumsum(1), (37, 20), F32),
+    "softmax, rows begin anywhere": (lambda x: x.softmax(1).cumsum(1), (5, 2055), F16),
+    "softmax of long rows": (lambda x: x.softmax(1).cumsum(1), (3, 9001), F32),
+    "softmax, backwards": (lambda x: x.softmax(1).flip(1).cumsum(1).flip(1), (6, 999), F32),
+    "mean, which is a result": (
+        lambda x: (lambda m: ((x * x - m).cumsum(1), m * 2))(x.mean(1, keepdim=True)),
+        (9, 1000),
+        F32,
+    ),
+    "mean and variance": (lambda x: F.layer_norm(x, x.shape[1:]).cumsum(1).relu(), (9, 1000), F32),
+    "greatest and where": (lambda x: tuple((x - x.amin(1, keepdim=True)).cummax(1)), (9, 1000), F32),
+    "for what is behind it": (lambda x: x.cumsum(1) / x.abs().sum(1, keepdim=True), (9, 1000), F32),
+    "before and behind it": (
+        lambda x: (x.sigmoid() + x.amin(1, keepdim=True).abs()).cumsum(1) * x.amax(1, keepdim=True),
+        (9, 130),
+        F32,
+    ),
+    "exponentials": (lambda x: (x - x.amax(1, keepdim=True)).logcumsumexp(1), (9, 1000), F32),
+    "doubles": (lambda x: x.softmax(1).cumsum(1), (4, 530), F64),
+}
+"""Functions whose scans need what other sweeps have found."""
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_behind_other_sweeps(name: str) -> None:
+    function, shape, dtype = BEHIND[name]
+    torch.manual_seed(0)
+    made = region(function, (torch.randn(shape) * 3).to(dtype))
+    for options in (NO_SPLIT, pass_options(SMALL)):
+        program = made.passed(options)
+        assert len(program.kernels) == 1
+        made.check(program)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", BEHIND)
+@pytest.mark.parametrize("on_gpu", [True, False])
+@pytest.mark.thinned(3)
+def test_behind_other_sweeps_compiled(name: str, on_gpu: bool) -> None:
+    function, shape, dtype = BEHIND[name]
+    torch.manual_seed(0)
+    made = region(function, (torch.randn(shape) * 3).to(dtype))
+    program = made.passed(pass_options(SMALL))
+    memory = made.memory(program)
+    _compare(
+        program,
+        emulate(program, render(program, SMALL), memory) if on_gpu else run_native(program, memory),
+        made.exact(),
+    )
+
+
+def test_rows_that_do_not_stay_on_the_chip_are_scanned_by_a_kernel_of_their_own() -> None:
+    facts = DeviceFacts.h200()
+    for shape, kernels in (((4096, 16384), 1), ((4096, 16385), 2)):
+        program = region(lambda x: x.softmax(1).cumsum(1), torch.empty(shape, device="meta")).passed(
+            pass_options(facts)
+        )
+        assert len(program.kernels) == kernels
+        assert program.kernels[-1].scans
+    columns = region(lambda x: x.softmax(0).cumsum(0), torch.empty(512, 4096, device="meta"))
+    assert len(columns.passed(pass_options(facts)).kernels) == 2
 
 
 @pytest.mark.parametrize(
@@ -172,8 +278,9 @@ class Cumulated(torch.nn.Module):
 def test_regions() -> None:
     model = Sums()
     report = fusepass.explain(model, torch.randn(8, 64))
-    assert [region.name for region in report.regions] == ["flip_mul_cumsum_flip", "cumprod_add"]
-    assert [region.pattern for region in report.regions] == ["scan", "scan"]
+    assert [(region.name, region.pattern) for region in report.regions] == [
+        ("flip_mul_cumsum_flip_cumprod_add", "scan")
+    ]
 
 
 class Sums(torch.nn.Module):
@@ -184,4 +291,6 @@ class Sums(torch.nn.Module):
 def _compare(program: Program, got: dict, wanted: tuple[Tensor, ...]) -> None:
     for name, want in zip(program.outputs, wanted, strict=True):
         bound = {BF16: 1.6e-2, F16: 2e-3}.get(want.dtype, 2e-6)
-        torch.testing.assert_close(tensor_of(got[name], program.buffer(name)), want, rtol=bound, atol=bound * 20)
+        torch.testing.assert_close(
+            tensor_of(got[name], program.buffer(name)), want, rtol=bound, atol=bound * 20, equal_nan=True
+        )

@@ -33,6 +33,10 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...], torch.dtype]
     "only read backwards": (lambda x: x.flip(1).cumsum(1), (2, 4096), F32),
     "before it and behind it": (lambda x: (x.sigmoid().cumsum(1) * 0.25 + x).tanh(), (3, 3000), F32),
     "outer": (lambda x: x.cumsum(1), (2, 1999, 3), F32),
+    "greatest": (lambda x: x.cummax(1).values, (3, 4099), F32),
+    "greatest and where": (lambda x: tuple(x.round().cummax(1)), (3, 4099), F32),
+    "least and where of integers": (lambda x: tuple(x.cummin(1)), (2, 2050), I32),
+    "exponentials": (lambda x: (x * 9).logcumsumexp(1), (3, 4099), F32),
 }
 
 
@@ -78,10 +82,12 @@ def test_compiled(name: str, on_gpu: bool) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_stays_behind_where_it_is(value: float) -> None:
+@pytest.mark.parametrize("function", [torch.cumsum, torch.cummax, torch.cummin, torch.logcumsumexp])
+def test_what_is_not_finite_stays_behind_where_it_is(function: Callable[[Tensor, int], object], value: float) -> None:
     x = torch.randn(2, 2050)
     x[0, 1000], x[1, 2049] = value, value
-    made = region(lambda x: x.cumsum(1), x)
+    x[1, :1200] = value if function is not torch.cumsum else x[1, :1200]
+    made = region(lambda x: function(x, 1), x)
     made.check(made.passed(SPLIT))
 
 

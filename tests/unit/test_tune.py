@@ -121,7 +121,7 @@ def test_the_operators_stay_in_the_graph_where_another_region_is_fused(
 
     class Two(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return torch.tanh(x) * 2, torch.softmax(x.logcumsumexp(0), -1) + 1
+            return torch.tanh(x) * 2, torch.softmax(torch.special.bessel_j0(x), -1) + 1
 
     slow(GENERATED)
     real = tune._obstacle

@@ -74,7 +74,7 @@ CALL = PROGRAM.calls[0]
 SCAN: dict[str, object] = {
     "sweeps": ((replace(SUM, running=True),),),
     "row_stores": (),
-    "stores": (Store("out", i * 8 + j, b.prefix("r0", j, F32)),),
+    "stores": (Store("out", i * 8 + j, b.prefix("r0", 0, j, F32)),),
 }
 PIECE = Axis("p", 4)
 
@@ -124,18 +124,21 @@ BROKEN: dict[str, Callable[[], Program]] = {
         replace(COLUMNS, op=ReduceOp.ARGMAX, values=(X, b.position(i, DType.I64)))
     ),
     "k: two stores to one buffer": lambda: with_kernel(stores=KERNEL.stores * 2),
-    "k: a running reduction beside others, or stores per row": lambda: with_kernel(
-        sweeps=((replace(SUM, running=True),),)
+    "k: a running reduction beside others of its sweep": lambda: with_kernel(
+        **{**SCAN, "sweeps": ((replace(SUM, running=True), replace(SUM, name="r1")),)}
+    ),
+    "k: a running reduction beside others of its sweep, or before others": lambda: with_kernel(
+        **{**SCAN, "sweeps": ((replace(SUM, name="r1", running=True),), *SCAN["sweeps"])}
     ),
     "k: a running reduction over several axes": lambda: with_kernel(**SCAN, cols=(COL, Axis("k", 2))),
     "k: a running reduction of rows that blocks share": lambda: with_kernel(**SCAN, team=Team(2, 1, "t")),
     "k: a running reduction used at another column": lambda: with_kernel(
-        **{**SCAN, "stores": (Store("out", i * 8 + j, b.prefix("r0", j + 1, F32)),)}
+        **{**SCAN, "stores": (Store("out", i * 8 + j, b.prefix("r0", 0, j + 1, F32)),)}
     ),
-    "k: a running reduction with several parts": lambda: with_kernel(
+    "k: running moments": lambda: with_kernel(
         **{**SCAN, "sweeps": ((replace(SUM, op=ReduceOp.MOMENTS, running=True),),)}
     ),
-    "k: r0 used at a column, where it has no result": lambda: storing(b.prefix("r0", j, F32)),
+    "k: r0 used at a column, where it has no result": lambda: storing(b.prefix("r0", 0, j, F32)),
     "k: two reductions share a name": lambda: with_kernel(sweeps=((SUM,), (SUM,))),
     "k: r0 takes 1 values, has 2": lambda: with_kernel(sweeps=((replace(SUM, values=(X, X)),),)),
     "k: result of r1 used before its sweep ends": lambda: storing(b.stat("r1", 0, F32)),
