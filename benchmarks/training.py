@@ -77,6 +77,17 @@ def _next(channels: int) -> nn.Module:
     )
 
 
+def _cross_entropy(x: Tensor) -> Tensor:
+    """Of each row, whose class is that of its largest number."""
+    return F.cross_entropy(x.float(), x.detach().argmax(-1), reduction="none")
+
+
+def _focal(x: Tensor) -> Tensor:
+    """Focal loss, https://arxiv.org/abs/1708.02002, of shares that are others' signs."""
+    loss = F.binary_cross_entropy_with_logits(x, (x.detach().roll(1, 0) > 0).to(x.dtype), reduction="none")
+    return (1 - (-loss).exp()) ** 2 * loss
+
+
 # fmt: off
 MODELS = (
     Workload("gates", lambda s: tuple(Gate(s.of(1024)) for _ in range(4)), (16384, 1024), (6, 32)),
@@ -89,6 +100,11 @@ MODELS = (
     Workload("bottlenecks", lambda s: sum((_bottleneck(s.of(256), s.of(64)) for _ in range(3)), ()), (32, 256, 28, 28), (2, 8, 6, 6)),
     Workload("half_diffusion_blocks", lambda s: tuple(_diffusion(s.of(128)) for _ in range(3)), (8, 128, 64, 64), (2, 4, 6, 6), dtype=_HALF),
     Workload("bfloat16_convnext", lambda s: tuple(_next(s.of(96)) for _ in range(3)), (32, 96, 56, 56), (2, 3, 9, 9), dtype=_BFLOAT),
+    Workload("bfloat16_cross_entropy", lambda s: (Apply(_cross_entropy),), (4096, 32000), (4, 50), dtype=_BFLOAT),
+    Workload("focal_loss", lambda s: (Apply(_focal),), (4096, 8192), (4, 50)),
+    Workload("maxpool", lambda s: (nn.MaxPool2d(2),), (64, 64, 112, 112), (2, 3, 8, 6)),
+    Workload("maxpool_overlapping", lambda s: (nn.MaxPool2d(3, 2, 1),), (64, 64, 112, 112), (2, 3, 8, 6)),
+    Workload("avgpool", lambda s: (nn.AvgPool2d(2),), (64, 64, 112, 112), (2, 3, 8, 6)),
 )
 # fmt: on
 

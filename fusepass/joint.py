@@ -1,22 +1,28 @@
 """AOTAutograd's joint graph, made ready and cut into forward and backward.
 
 On a GPU, where memory takes longer than functions, PyTorch's minimum cut saves what takes the fewest bytes, where operators that kernels fuse
-cost nothing to compute again in backward. Two kinds of operators hide that from it. A ``detach`` is none that it knows, though it does nothing
-here. A normalisation is not computed again, as its statistics would be found again; but its result is a function of elements once these are
-known, and they are small: so that function stands in the place of a result that only fused operators read.
+cost nothing to compute again in backward. Three kinds of operators hide that from it. A ``detach`` is none that it knows, though it does nothing
+here. Losses and gradients of functions are operators of their own, which it takes for calls of a library: it is told which are fused. A
+normalisation, or the logarithm of a softmax, is not computed again, as its statistics would be found again; but its result is a function of
+elements once these are known, and they are small: so that function stands in the place of a result that only fused operators read.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx
-from torch._functorch import config
+from torch._functorch import config, partitioners
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+from torch._guards import detect_fake_mode
+from torch._ops import OpOverload
 
 from fusepass.codegen.lowering import registry
 from fusepass.patterns.arguments import arguments
@@ -43,9 +49,33 @@ def minimum_cut(
     """The two graphs such that as few bytes as may be are saved, and backward computes the rest again."""
     skip_detached(joint.graph)
     normalise_again(joint.graph)
+    shorten_places(joint.graph)
+    kinds = _kinds(joint.graph)
     # What reads a value behind a normalisation of it would count as far away, though one kernel does both.
-    with config.patch(ban_recompute_used_far_apart=False):
+    with (
+        config.patch(ban_recompute_used_far_apart=False),
+        mock.patch.object(partitioners, "get_default_op_list", return_value=kinds),
+    ):
         return min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+
+
+def _kinds(graph: fx.Graph) -> Any:
+    """PyTorch's lists of what is fused and what may be computed again, with the operators of `graph` that generated kernels do."""
+    known = partitioners.get_default_op_list()
+    found: dict[OpClass, set[Any]] = {each: set() for each in _FUSED}
+    for node in graph.nodes:
+        kind = classify(node, registry) if isinstance(node.target, OpOverload) else None
+        if (
+            isinstance(kind, OpClass)
+            and kind in found
+            and node.target.overloadpacket not in known.compute_intensive_ops
+        ):
+            found[kind].add(node.target.overloadpacket)
+    return replace(
+        known,
+        fusible_ops=known.fusible_ops | set().union(*found.values()),
+        recomputable_ops=known.recomputable_ops | found[OpClass.POINTWISE],
+    )
 
 
 def skip_detached(graph: fx.Graph) -> None:
@@ -56,7 +86,12 @@ def skip_detached(graph: fx.Graph) -> None:
 
 
 def normalise_again(graph: fx.Graph) -> None:
-    """Write a normalised value that only fused operators read as a function of the value before it and its statistics."""
+    """Write a normalised value, or the logarithm of a softmax, that only fused operators read as a function of the value before it and its
+    statistics."""
+    for node in graph.find_nodes(op="call_function", target=aten._log_softmax.default):
+        if node.users and all(map(_is_fused, node.users)):
+            node.replace_all_uses_with(_Writer(graph, node).log_softmax())
+            graph.erase_node(node)
     for node in list(graph.nodes):
         if node.target not in _SHAPES:
             continue
@@ -70,6 +105,29 @@ def normalise_again(graph: fx.Graph) -> None:
         again = _Writer(graph, node).normalised(shapes)
         for result, reader in readers:
             reader.replace_input_with(result, again)
+
+
+def shorten_places(graph: fx.Graph) -> None:
+    """Let the gradient of a maximum pool take places in the windows, of a byte each, for those in the image, of eight.
+
+    So PyTorch's own backend does (``prims._low_memory_max_pool_with_offsets``).
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.max_pool2d_with_indices.default):
+        places = [user for user in node.users if user.target is operator.getitem and user.args[1] == 1]
+        readers = [reader for place in places for reader in place.users]
+        shape = node.meta["val"][1].shape
+        plain = all(reader.target is aten.max_pool2d_with_indices_backward.default for reader in readers)
+        # A byte has room for the places of 256, and 32 bits for those of the image.
+        small = (
+            prod(_pair(arguments(node)["kernel_size"])) <= 1 << 8
+            and node.args[0].meta["val"].shape[-2:].numel() < 1 << 31
+        )
+        if not readers or not plain or not all(isinstance(size, int) for size in shape) or not small:
+            continue
+        again = _Writer(graph, places[0]).places_of_windows(node)
+        for place in places:
+            for reader in readers:
+                reader.replace_input_with(place, again)
 
 
 def _is_fused(reader: fx.Node) -> bool:
@@ -141,6 +199,51 @@ class _Writer:
             value = self._call(aten._to_copy.default, value, dtype=result.dtype)
         return self._seen(value, None if shapes.value is None else list(result.shape))
 
+    def log_softmax(self) -> fx.Node:
+        """``(x - max) - log(sum(exp(x - max)))``, in float32 at least, in the type of the result."""
+        x, dim, _ = self._node.args
+        result, dims = self._node.meta["val"], [dim]
+        assert isinstance(x, fx.Node)
+        if x.meta["val"].dtype.itemsize < 4:
+            x = self._call(aten._to_copy.default, x, dtype=torch.float32)
+        below = self._call(aten.sub.Tensor, x, self._call(aten.amax.default, x, dims, True))
+        total = self._call(aten.sum.dim_IntList, self._call(aten.exp.default, below), dims, True)
+        value = self._call(aten.sub.Tensor, below, self._call(aten.log.default, total))
+        if value.meta["val"].dtype is not result.dtype:
+            value = self._call(aten._to_copy.default, value, dtype=result.dtype)
+        return value
+
+    def places_of_windows(self, pool: fx.Node) -> fx.Node:
+        """The places in the image, made of those in the windows, as bytes, of which the last dimension counts fastest."""
+        given = arguments(pool)
+        image = given["self"].meta["val"]
+        outputs, width = self._node.meta["val"].shape[-2:], image.shape[-1]
+        size, steps, pads, holes = (_pair(given[name]) for name in ("kernel_size", "stride", "padding", "dilation"))
+        steps = steps or size
+        first = []
+        for count, step, pad, shape in zip(outputs, steps, pads, ([-1, 1], [-1]), strict=True):
+            end = count * step - pad
+            at = self._call(aten.arange.start_step, -pad, end, step, dtype=torch.int32, device=image.device)
+            first.append(self._seen(at, shape))
+        place = self._call(aten._to_copy.default, self._node, dtype=torch.int32)
+        y = self._call(aten.floor_divide.default, place, width)
+        x = self._call(aten.sub.Tensor, place, self._call(aten.mul.Tensor, y, width))
+        taps = []
+        for at, start, hole in zip((y, x), first, holes, strict=True):
+            tap = self._call(aten.sub.Tensor, at, start)
+            taps.append(tap if hole == 1 else self._call(aten.floor_divide.default, tap, hole))
+        tap = self._call(aten.add.Tensor, self._call(aten.mul.Tensor, taps[0], size[1]), taps[1])
+        tap = self._call(aten._to_copy.default, tap, dtype=torch.uint8)
+        tap = self._call(aten._to_copy.default, tap, dtype=torch.int32)
+        y = self._call(aten.floor_divide.default, tap, size[1])
+        x = self._call(aten.sub.Tensor, tap, self._call(aten.mul.Tensor, y, size[1]))
+        y, x = (
+            self._call(aten.add.Tensor, at if hole == 1 else self._call(aten.mul.Tensor, at, hole), start)
+            for at, start, hole in zip((y, x), first, holes, strict=True)
+        )
+        place = self._call(aten.add.Tensor, self._call(aten.mul.Tensor, y, width), x)
+        return self._call(aten._to_copy.default, place, dtype=torch.int64)
+
     def _seen(self, node: fx.Node, shape: list[int] | None) -> fx.Node:
         return node if shape is None else self._call(aten.view.default, node, shape)
 
@@ -148,5 +251,11 @@ class _Writer:
         with self._graph.inserting_after(self._last):
             self._last = self._graph.call_function(target, args, kwargs)
         values = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args]
-        self._last.meta = {**self._node.meta, "val": target(*values, **kwargs)}
+        with detect_fake_mode(self._node.meta["val"]) or nullcontext():
+            self._last.meta = {**self._node.meta, "val": target(*values, **kwargs)}
         return self._last
+
+
+def _pair(numbers: Sequence[int]) -> Sequence[int]:
+    """What PyTorch takes for both dimensions of an image, for each."""
+    return [*numbers] * 2 if len(numbers) == 1 else numbers

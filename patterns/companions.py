@@ -9,10 +9,12 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fusepass.codegen.ir.program import FEW_POINTS
+from fusepass.codegen.lowering import registry
+from fusepass.patterns.aliasing import is_view
 from fusepass.patterns.copies import resamples
 from fusepass.patterns.dataflow import Candidate, Unit
 from fusepass.patterns.effects import is_constant_number
-from fusepass.patterns.opclass import OpClass, is_elementwise, module_of
+from fusepass.patterns.opclass import OpClass, is_elementwise, module_of, primitives
 from fusepass.patterns.region import Region
 
 Elements = tuple[str, torch.Size, tuple[int, ...]]
@@ -49,7 +51,7 @@ def _values(candidate: Candidate, region: Region) -> list[fx.Node]:
     sizes = {node: node.meta["val"].numel() for node in (*region.inputs, *region.outputs)}
     most = max(sizes.values(), default=0)
     large = (node for node in region.inputs if sizes[node] == most and not is_constant_number(node))
-    return [node for node in large if _is_read_whole(node, nodes, views)]
+    return [node for node in large if _elements_read(node, nodes, views) >= most]
 
 
 def _stays_in_place(unit: Unit) -> bool:
@@ -60,19 +62,24 @@ def _stays_in_place(unit: Unit) -> bool:
         return unit.op_class in (OpClass.REDUCTION, OpClass.NORMALISATION)
     target = unit.node.target
     assert isinstance(target, OpOverload)  # as everything that has a class
-    return (module_of(target) in _IN_PLACE or is_elementwise(target)) and not resamples(unit.node)
+    made = [target] if registry.supports(target) else primitives(unit.node)
+    return all(map(_is_in_place, made)) and not resamples(unit.node)
 
 
-def _is_read_whole(node: fx.Node, nodes: Collection[fx.Node], views: Collection[fx.Node]) -> bool:
-    """Whether an operator among `nodes` reads all elements of `node`, perhaps through views."""
-    size = node.meta["val"].numel()
-    for user in node.users:
-        if user in nodes and user not in views:
-            return True
-        seen = user.meta.get("val") if user in nodes else None
-        if isinstance(seen, torch.Tensor) and seen.numel() == size and _is_read_whole(user, nodes, views):
-            return True
-    return False
+def _is_in_place(target: OpOverload) -> bool:
+    return module_of(target) in _IN_PLACE or is_elementwise(target) or is_view(target)
+
+
+def _elements_read(node: fx.Node, nodes: Collection[fx.Node], views: Collection[fx.Node]) -> int:
+    """How many elements of `node` operators among `nodes` read, perhaps through views, of which different ones are taken for different parts."""
+    users = [user for user in node.users if user in nodes]
+    value = node.meta.get("val")
+    size = value.numel() if isinstance(value, torch.Tensor) else 0
+    if size and any(user not in views for user in users):
+        return size
+    parts = {(user.target, user.args): user for user in users}
+    read = sum(_elements_read(user, nodes, views) for user in parts.values())
+    return min(read, size) if size else read
 
 
 def _elements(region: Region) -> Elements | None:

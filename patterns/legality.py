@@ -24,6 +24,7 @@ from fusepass.codegen.lowering.anchors import asks_for_weight
 from fusepass.codegen.lowering.resampling import NEAREST, nearest_slopes
 from fusepass.codegen.lowering.tensor import DTYPES
 from fusepass.patterns.aliasing import updates_statistics
+from fusepass.patterns.arguments import arguments
 from fusepass.patterns.effects import is_constant_number, is_random, waits_for_host, writes
 
 if TYPE_CHECKING:
@@ -131,7 +132,22 @@ _BEYOND = {
 _REASONS = {name: reason for reason, names in _BEYOND.items() for name in names.split()}
 
 
+_SCATTERS = frozenset({aten.scatter.src, aten.scatter.value, aten.scatter_add.default})
+
+
+def _meet_alone(node: fx.Node) -> bool:
+    """Whether `node` scatters one element along each row."""
+    if node.target not in _SCATTERS:
+        return False
+    given = arguments(node)
+    into, index = given["self"].meta["val"], given["index"].meta["val"]
+    along = given["dim"] % max(into.dim(), 1)
+    return into.dim() > 0 and tuple(index.shape) == (*into.shape[:along], 1, *into.shape[along + 1 :])
+
+
 def within_reach(node: fx.Node) -> str | None:
+    if _meet_alone(node):
+        return None
     return _REASONS.get(node.target._schema.name.removeprefix("aten::"))  # type: ignore[union-attr]
 
 

@@ -19,8 +19,15 @@ _LARGE = 2**20
 _LOOKING_UP = frozenset({aten.gather.default, aten.take.default, aten.index_select.default, aten.index.Tensor})
 """Operators of which each element, or row, has a place of its own, which comes from data."""
 
-_TWICE = frozenset({aten.masked_fill.Scalar, aten.masked_fill.Tensor})
+_TWICE = frozenset({
+    aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.scatter.src, aten.scatter.value, aten.scatter_add.default,
+})  # fmt: skip
 """Operators that copy what they change."""
+
+_ADDED_UP = frozenset(
+    getattr(aten, f"{kind}_pad{rank}d_backward").default for kind in ("reflection", "replication") for rank in (1, 2, 3)
+)
+"""Gradients that PyTorch adds up in memory, where several meet."""
 
 _LONG = frozenset({aten.softplus.default, aten.mish.default})
 """Functions that PyTorch computes more slowly than memory moves floats."""
@@ -28,6 +35,7 @@ _LONG = frozenset({aten.softplus.default, aten.mish.default})
 _LONG_OF_HALVES = _LONG | {
     aten.gelu.default, aten.silu.default, aten.elu.default, aten.sigmoid.default, aten.tanh.default, aten.log_sigmoid_forward.default,
     aten.log1p.default, aten.expm1.default, aten.erf.default, aten.sin.default, aten.cos.default, aten.atan.default,
+    aten.gelu_backward.default, aten.silu_backward.default, aten.mish_backward.default, aten.elu_backward.default,
 }  # fmt: skip
 """The same of numbers of 16 bits, of which memory moves twice as many."""
 
@@ -64,7 +72,7 @@ def _is_better_copy(node: fx.Node) -> bool:
 def _is_better_function(node: fx.Node) -> bool:
     """Whether `node` is a function of elements that generated code computes in fewer instructions, or for which it finds the places of the
     operands in fewer, or waits less for them."""
-    better = broadcasts(node) or _looks_up(node) or _computes_much(node)
+    better = broadcasts(node) or _looks_up(node) or _computes_much(node) or node.target in _ADDED_UP
     return better and bool(node.all_input_nodes[0].meta["val"].device.type == "cuda")
 
 

@@ -193,6 +193,28 @@ def _index(call: Call, a: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     return gathered(call, a, call.value.shape, lookups)
 
 
+@lowers(aten.scatter.src, aten.scatter.value, aten.scatter_add.default)
+def _scatter(call: Call, a: Tensor, dim: int, index: Tensor, source: Tensor | float) -> Tensor:
+    """Where each row gets one element: every element of the result asks whether it is that one. An index that leaves its row is an error."""
+    context, builder, dtype = call.context, call.context.builder, a.dtype.compute
+    axis = dim % max(len(a.shape), 1)
+    if not a.shape or index.shape != (*a.shape[:axis], 1, *a.shape[axis + 1 :]):
+        raise Unsupported("several elements may meet in one place")
+    value = source if isinstance(source, Tensor) else context.constant(source, (1,) * len(a.shape), a.dtype)
+    place = gathered(
+        call, index, index.shape, lambda c: (c, {axis: Lookup(position(context, index, c), a.shape[axis])})
+    )
+
+    def at(c: Coordinates) -> Expr:
+        row = (*c[:axis], Index(), *c[axis + 1 :])
+        hit = builder.apply(Op.EQ, place.at(row), builder.position(c[axis]), dtype=DType.BOOL)
+        own, given = a.at(c), builder.cast(value.at(broadcast(row, value.shape) if value is not source else row), dtype)
+        given = builder.apply(Op.ADD, own, given, dtype=dtype) if call.origin == "scatter_add" else given
+        return builder.apply(Op.WHERE, hit, given, own, dtype=dtype)
+
+    return context.tensor(a.shape, a.dtype, at, windowed=a.windowed or value.windowed)
+
+
 @lowers(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
 def _nll_loss_backward(
     call: Call, gradient: Tensor, a: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int,

@@ -1,4 +1,4 @@
-"""Gradients of pooling and of nearest upsampling: an element of the input gathers from the windows that cover it.
+"""Gradients of pooling, of nearest upsampling and of what takes windows apart: an element of the input gathers from the windows that cover it.
 
 A scatter, as PyTorch does it, would need a place for each sum; here the windows over an element are a window
 themselves, with bounds that say which of its taps count. So every element is written once, in a fixed order.
@@ -105,6 +105,33 @@ def _max_pool(
         return builder.apply(Op.WHERE, chosen, typed.at(windows), zero, dtype=a.dtype.compute)
 
     return pool(call, once(call, typed), ReduceOp.SUM, covering, of=towards)
+
+
+@lowers(aten.col2im.default)
+def _col2im(
+    call: Call,
+    a: Tensor,
+    size: Sequence[int],
+    kernel: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Tensor:
+    """Each element of an image is the sum of what the windows that cover it have of it: along a dimension these are neighbours."""
+    if any(gap > 1 and taps > 1 for gap, taps in zip(dilation, kernel, strict=True)):
+        raise Unsupported("windows with gaps")
+    windows = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(size, padding, kernel, stride, strict=True)]
+
+    def of(c: Coordinates, inner: Coordinates) -> Expr:
+        y, x = (
+            (at + p) % s + ((at + p) // s - window) * s
+            for at, p, window, s in zip(c[-2:], padding, inner[-2:], stride, strict=True)
+        )
+        element = (c[-3] * kernel[0] + y) * kernel[1] + x
+        return a.at((*c[:-3], element, inner[-2] * windows[1] + inner[-1]))
+
+    covering = [_covering(*each) for each in zip(kernel, windows, stride, padding, strict=True)]
+    return pool(call, a, ReduceOp.SUM, covering, of)
 
 
 @lowers(aten.upsample_nearest2d_backward.default)

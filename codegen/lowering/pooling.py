@@ -106,7 +106,7 @@ def pool(
     """`op` over windows of the last dimensions of `a`, in the compute type of `dtype`, that of `a` unless given.
 
     Args:
-        of: what to reduce instead of `a`, given the coordinates in the result and in `a`.
+        of: what to reduce instead of `a`, given the coordinates in the result and in `a`; a window of one point has that.
     """
     context, builder = call.context, call.context.builder
     rank = len(slides)
@@ -121,26 +121,15 @@ def pool(
     value = of or (lambda c, place: _inside(context, a, place[: len(c) - rank], place[len(c) - rank :]))
 
     def at(c: Coordinates) -> Expr:
-        taps = tuple(Axis(f"k{number}_{d}", slide.size) for d, slide in enumerate(slides))
-        return builder.window(op, taps, _at_tap(call, slides, c, [axis_index(tap) for tap in taps], value, identity))
+        axes = tuple(Axis(f"k{number}_{d}", slide.size) for d, slide in enumerate(slides)) if points > 1 else ()
+        taps = tuple(map(axis_index, axes)) or (Index(),) * rank
+        found = [*zip(slides, c[len(c) - rank :], taps, strict=True)]
+        inner = (slide.position(o, tap) for slide, o, tap in found)
+        mask = tuple(bound for slide, o, tap in found for bound in slide.bounds(o, tap))
+        element = builder.masked(mask, value(c, (*c[: len(c) - rank], *inner)), identity)
+        return builder.window(op, axes, element) if axes else element
 
-    return context.tensor(result, dtype, at, windowed=True)
-
-
-def _at_tap(
-    call: Call,
-    slides: Sequence[Slide],
-    c: Coordinates,
-    taps: Sequence[Index],
-    value: Callable[[Coordinates, Coordinates], Expr],
-    other: Expr,
-) -> Expr:
-    """What the window of the result's element at `c` has at `taps`: `value`, given both places; `other` where that is outside."""
-    outer, last = c[: len(c) - len(slides)], c[len(c) - len(slides) :]
-    found = [*zip(slides, last, taps, strict=True)]
-    inner = (slide.position(o, tap) for slide, o, tap in found)
-    mask = tuple(bound for slide, o, tap in found for bound in slide.bounds(o, tap))
-    return call.context.builder.masked(mask, value(c, (*outer, *inner)), other)
+    return context.tensor(result, dtype, at, windowed=points > 1 or a.windowed)
 
 
 def _inside(context: Context, a: Tensor, outer: Coordinates, inner: Sequence[Index]) -> Expr:
@@ -366,50 +355,3 @@ def _outermost(found: Sequence[Index], sign: int) -> list[Index]:
 
 def _divided(call: Call, total: Tensor, count: Tensor) -> Tensor:
     return call.context.pointwise(Op.DIV, (total, count), total.dtype)
-
-
-@lowers(aten.col2im.default)
-def _col2im(
-    call: Call,
-    a: Tensor,
-    size: Sequence[int],
-    kernel: Sequence[int],
-    dilation: Sequence[int],
-    padding: Sequence[int],
-    stride: Sequence[int],
-) -> Tensor:
-    """Each element of an image is the sum of what the windows that cover it have of it: along a dimension these are neighbours."""
-    if any(gap > 1 and taps > 1 for gap, taps in zip(dilation, kernel, strict=True)):
-        raise Unsupported("windows with gaps")
-    windows = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(size, padding, kernel, stride, strict=True)]
-
-    def of(c: Coordinates, inner: Coordinates) -> Expr:
-        y, x = (
-            (at + p) % s + ((at + p) // s - window) * s
-            for at, p, window, s in zip(c[-2:], padding, inner[-2:], stride, strict=True)
-        )
-        element = (c[-3] * kernel[0] + y) * kernel[1] + x
-        return a.at((*c[:-3], element, inner[-2] * windows[1] + inner[-1]))
-
-    slides = [_covering(*each) for each in zip(windows, kernel, stride, padding, strict=True)]
-    if any(slide.size > 1 for slide in slides):
-        return pool(call, a, ReduceOp.SUM, slides, of)
-    nothing = call.context.builder.const(0, a.dtype.compute)
-    return call.context.tensor(
-        call.value.shape,
-        a.dtype,
-        lambda c: _at_tap(call, slides, c, (Index(), Index()), of, nothing),
-        windowed=a.windowed,
-    )
-
-
-def _covering(windows: int, kernel: int, stride: int, padding: int) -> Slide:
-    """Those of so many windows that cover an element, from the last one back."""
-
-    def position(o: Index, tap: Index) -> Index:
-        return (o + padding) // stride - tap
-
-    def bounds(o: Index, tap: Index) -> tuple[Bound, ...]:
-        return Bound(position(o, tap), 0, windows), Bound((o + padding) % stride + tap * stride, 0, kernel)
-
-    return Slide(-(-kernel // stride), position, bounds)

@@ -90,6 +90,11 @@ ON_A_GPU: dict[str, Function] = {
     "each looked up": lambda x: x.gather(3, x.sort(-1).indices),
     "looked up": lambda x: x.index_select(2, x[0, 0, 0].argsort()),
     "rows looked up": lambda x: x[:, x[0, :, 0, 0].argsort()],
+    "one of each row written": lambda x: x.scatter(3, x.argsort()[..., :1], x[..., 1:2]),
+    "one of each row, a number": lambda x: x.scatter(3, x.argsort()[..., :1], 1.0),
+    "what was padded by reflection": lambda x: torch.ops.aten.reflection_pad2d_backward(
+        x, x[..., 1:-1, 1:-1], [1, 1, 1, 1]
+    ),
     "masked": lambda x: x.masked_fill(torch.empty(x.shape, dtype=torch.bool), 0.0),
     "softplus": lambda x: F.softplus(x),
     "mish": lambda x: F.mish(x),
@@ -106,6 +111,7 @@ OF_HALVES: dict[str, Function] = {
     "sigmoid": lambda x: x.sigmoid(),
     "logsigmoid": lambda x: F.logsigmoid(x),
     "softplus": lambda x: F.softplus(x),
+    "the gradient of silu": lambda x: torch.ops.aten.silu_backward(x, x),
 }
 """What they do so where memory moves numbers of 16 bits."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -119,6 +121,81 @@ def test_gradients_are_eager_s(name: str, dtype: torch.dtype) -> None:
         assert wanted is not None
         torch.testing.assert_close(got, wanted, rtol=bound, atol=bound * float(wanted.abs().max()))
     model.float()
+
+
+def focal(x: Tensor) -> Tensor:
+    loss = F.binary_cross_entropy_with_logits(x, x.detach().relu().tanh(), reduction="none")
+    return ((1 - (-loss).exp()) ** 2 * loss).mean()
+
+
+CLASSES = torch.arange(32) % 7
+FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "cross entropy": (lambda x: F.cross_entropy(x, CLASSES), 1),
+    "cross entropy, smoothed": (lambda x: F.cross_entropy(x, CLASSES, label_smoothing=0.1), 1),
+    "cross entropy in a wider type": (
+        lambda x: F.cross_entropy(x.to(torch.promote_types(x.dtype, torch.float32)), CLASSES),
+        1,
+    ),
+    "divergence": (lambda x: F.kl_div(x.log_softmax(0), torch.full_like(x, 0.02), reduction="batchmean"), 1),
+    "a logarithm that is returned": (lambda x: torch.stack([x.log_softmax(1), x]), 1),
+    "binary cross entropy": (lambda x: F.binary_cross_entropy_with_logits(x * 2, torch.full_like(x, 0.3)), 1),
+    "focal loss": (focal, 1),
+    "squares": (lambda x: F.mse_loss(x, x.detach().cos()), 2),
+}
+"""Functions of 32 x 48 numbers, and how many tensors as large backward is given besides the gradient."""
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_losses_save_as_little_as_there_is(name: str) -> None:
+    function, saved = FUNCTIONS[name]
+    made: list[CompiledGraph] = []
+    for dtype, bound in ((torch.float64, 1e-12), (torch.bfloat16, 2e-2)):
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend=Backend("graph", {"tune": "off"}, observe=made.append))
+        x = (torch.randn(ROWS) * 3).to(dtype).requires_grad_()
+        compiled(x).sum().backward()
+        given = x.detach().clone().requires_grad_()
+        function(given).sum().backward()
+        assert _saved(made[-1], x) <= saved
+        torch.testing.assert_close(x.grad, given.grad, rtol=bound, atol=bound * float(given.grad.abs().max()))
+
+
+def test_a_logarithm_of_a_softmax_of_great_numbers_keeps_its_digits() -> None:
+    compiled = torch.compile(lambda x: F.cross_entropy(x, CLASSES), backend=Backend("graph", {"tune": "off"}))
+    x = (torch.randn(ROWS) + 1e4).requires_grad_()
+    compiled(x).backward()
+    wide = x.detach().double().requires_grad_()
+    F.cross_entropy(wide, CLASSES).backward()
+    torch.testing.assert_close(x.grad, wide.grad.float(), rtol=1e-5, atol=1e-8)
+
+
+POOLS: dict[str, dict[str, Any]] = {
+    "2 x 2": {"kernel_size": 2},
+    "overlapping": {"kernel_size": 3, "stride": 2, "padding": 1},
+    "with gaps": {"kernel_size": (2, 3), "stride": (1, 2), "padding": (1, 1), "dilation": (2, 1)},
+    "beyond the end": {"kernel_size": 3, "stride": 2, "ceil_mode": True},
+    "as large as a byte counts": {"kernel_size": 16, "stride": 1},
+    "larger": {"kernel_size": (17, 16), "stride": 1},
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_places_of_maxima_are_saved_as_bytes(name: str) -> None:
+    made: list[CompiledGraph] = []
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: F.max_pool2d(x, **POOLS[name]), backend=Backend("graph", {"tune": "off"}, observe=made.append)
+    )
+    x = torch.randint(0, 5, (2, 3, 19, 21)).double().requires_grad_()  # maxima are met several times
+    x.data[0, 0, 4, 5] = math.nan
+    result = compiled(x)
+    weights = torch.randn_like(result)
+    result.backward(weights)
+    given = x.detach().clone().requires_grad_()
+    F.max_pool2d(given, **POOLS[name]).backward(weights)
+    torch.testing.assert_close(x.grad, given.grad)
+    places = [node.meta["val"].dtype for node in made[-1].before.graph.find_nodes(op="placeholder")]
+    assert (torch.uint8 in places, torch.int64 in places) == (name != "larger", name == "larger")
 
 
 def test_groups_of_what_lies_channels_last_stay_as_they_are() -> None:

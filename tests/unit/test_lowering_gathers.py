@@ -69,6 +69,10 @@ CASES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "upsampled and normalised": lambda x, i: F.group_norm(F.interpolate(x[None], (7, 6), mode="bilinear"), 1),
     "nll_loss": lambda x, i: F.nll_loss(F.log_softmax(x[:2], 1), i % 5, ignore_index=1),
     "cross_entropy": lambda x, i: F.cross_entropy(x[:2], i % 5, label_smoothing=0.1),
+    "one of each row": lambda x, i: torch.zeros_like(x[:2, :, 0]).scatter(1, i[:, :1] % 5, x[2:4, :2, 1].exp()),
+    "one of each column, a number": lambda x, i: x[:, :3, 0].scatter(0, i[:1], 2.5) * 2,
+    "one of each row, added": lambda x, i: x[:2, :, 0].scatter_add(-1, i[:, 2:] % 5, x[3:5, :1, 1]),
+    "one for a whole row": lambda x, i: (i[:, 0, None] % 5).new_zeros(2, 5).scatter(1, i[:, :1] % 5, 1).cumsum(1),
     "grid_sample": lambda x, i: F.grid_sample(x[None], x[None, :, :, :2].tanh(), align_corners=False),
 }
 
@@ -163,6 +167,23 @@ def test_an_index_out_of_range_raises_what_eager_raises(ids: Tensor, compiled: b
             fused(ids)
         assert str(raised.value) == str(wanted.value)
         torch.testing.assert_close(fused(good), model(good))
+
+
+def test_a_place_to_write_to_out_of_range_raises_what_eager_raises() -> None:
+    model = Written()
+    good, wrong = torch.tensor([[1], [8]]), torch.tensor([[1], [9]])
+    with interpreted(), override(debug=True), torch.no_grad():
+        fused = fusepass.optimize(model)
+        torch.testing.assert_close(fused(good), model(good))
+        assert fused.report().fused_share == 1
+        for call in (model, fused):
+            with pytest.raises(RuntimeError, match="out of bounds"):
+                call(wrong)
+
+
+class Written(nn.Module):
+    def forward(self, places: Tensor) -> Tensor:
+        return torch.zeros(2, 9).scatter(1, places, places.exp()) * 2
 
 
 class Probabilities(nn.Module):

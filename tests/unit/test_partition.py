@@ -321,6 +321,16 @@ def test_chains_over_the_same_elements_are_one_region_where_it_pays(
         (lambda x, y: (torch.special.bessel_j0(x.relu()), x.sum(1)), (1024, 512), ["relu_sum"]),
         (lambda x, y: (F.pad(x, (1, 1)), x.half()), (1024, 512), ["pad"]),
         (lambda x, y: (x[:, :4].relu(), x[:, 4:].tanh()), (4, 8), []),
+        (lambda x, y: (x[:, :4].relu() * x[:, 4:].tanh(), x.sum(1)), (4, 8), ["relu_tanh_mul_sum"]),
+        (lambda x, y: (x[:, :4].relu() * x[:, :4].tanh(), x.sum(1)), (4, 8), ["relu_tanh_mul"]),
+        (
+            lambda x, y: (
+                torch.ops.aten.mse_loss_backward(x[0, 0], x, y, 1),
+                torch.ops.aten.mse_loss_backward(x[0, 0], y, x, 1),
+            ),
+            (1024, 512),
+            ["mse_loss_backward_mse_loss_backward"],
+        ),
         (lambda x, y: (x + y[:1], x[:1].sum(1), x[1:].exp()), (4, 8), []),
         (lambda x, y: (x * y[0], y[0].exp()), (4, 8), []),
         (lambda x, y: (x.relu(), x.index_select(0, y[:, 0].long())), (4, 8), ["cast_index_select"]),
