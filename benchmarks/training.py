@@ -226,10 +226,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=1.0, help="for each model")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
+    device = torch.device(options.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # events are recorded on the current device
     rows = []
     for workload in MODELS:
         if re.search(options.only, workload.name):
-            rows.append(measure_model(workload, Size(options.size), torch.device(options.device), options.seconds))
+            rows.append(measure_model(workload, Size(options.size), device, options.seconds))
             print(_line(rows[-1]), flush=True)
             if options.json:  # what is cut off leaves what it has measured
                 found = {**about_machine(options.device), "rows": [asdict(row) for row in rows]}

@@ -68,6 +68,12 @@ def with_columns(kernel: Kernel, program: Program, columns: tuple[Axis, ...]) ->
     return replace(kernel, rows=rows, cols=columns)
 
 
+def along_windows(kernel: Kernel, program: Program) -> Axis | None:
+    """The axis along which most of what windows read has neighbours, elements that several windows share among them."""
+    accesses = _Accesses(kernel, program)
+    return accesses.nearest(access for access in accesses.all if access.window)
+
+
 def rows_together(kernel: Kernel, program: Program) -> int:
     """How many rows of a pointwise kernel with columns follow each other in memory before columns come between."""
     accesses = _Accesses(kernel, program)

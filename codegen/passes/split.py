@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from fusepass.codegen.ir.crossing import along_windows
 from fusepass.codegen.ir.dataflow import phases
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Stat, walk
 from fusepass.codegen.ir.index import Axis
@@ -171,7 +172,7 @@ def separate_layouts(program: Program, builder: Builder, least: int | None) -> P
         large = kernel.row_count * kernel.col_count >= least
         free = kernel.team is None and kernel.anchor is None and kernel.when is None and kernel.cluster == 1
         if large and free and kernel.is_pointwise and kernel.alarm is None and has_windows(kernel):
-            work.store_along(kernel, nearest(program, kernel))
+            work.store_along(kernel, along_windows(kernel, program) or nearest(program, kernel))
             continue
         free = free and kernel.partials is None and not kernel.scans
         if large and free and kernel.sweeps and kernel.stores and is_mixed(program, kernel):

@@ -10,7 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import pass_options
 from fusepass.codegen.lowering.registry import decomposition, supports
+from fusepass.codegen.schedule import schedule
+from fusepass.codegen.schedule.plan import Walk
 from tests.support.regions import operator_region
 
 aten = torch.ops.aten
@@ -50,6 +54,19 @@ def test_maxima(geometry: tuple[Any, ...]) -> None:
     gradient = torch.randn_like(values)
     target = aten.max_pool2d_with_indices_backward.default
     operator_region(target, gradient, x, *geometry, indices).check(exact=False)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_gradients_of_windows_that_step_are_read_along_rows(size: int) -> None:
+    """Windows that step share elements, or leave some out: these are neighbours all the same."""
+    a, gradient = torch.empty(64, 64, 112, 112, device="meta"), torch.empty(64, 64, 56, 56, device="meta")
+    geometry = [size, size], [2, 2], [size - 2, size - 2], False, True, None
+    facts = DeviceFacts.h200()
+    made = operator_region(aten.avg_pool2d_backward.default, gradient, a, *geometry)
+    program = made.passed(pass_options(facts))
+    (kernel,) = program.kernels
+    plan = schedule(kernel, program, facts)
+    assert (plan.walk, plan.width) == (Walk.POINTWISE, 4)
 
 
 @pytest.mark.parametrize("reduction", [0, 1, 2])
