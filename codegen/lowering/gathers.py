@@ -208,7 +208,7 @@ def _scatter(call: Call, a: Tensor, dim: int, index: Tensor, source: Tensor | fl
     def at(c: Coordinates) -> Expr:
         row = (*c[:axis], Index(), *c[axis + 1 :])
         hit = builder.apply(Op.EQ, place.at(row), builder.position(c[axis]), dtype=DType.BOOL)
-        own, given = a.at(c), builder.cast(value.at(broadcast(row, value.shape) if value is not source else row), dtype)
+        own, given = a.at(c), builder.cast(value.at(broadcast(row, value.shape)), dtype)
         given = builder.apply(Op.ADD, own, given, dtype=dtype) if call.origin == "scatter_add" else given
         return builder.apply(Op.WHERE, hit, given, own, dtype=dtype)
 
