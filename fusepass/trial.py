@@ -103,7 +103,7 @@ def _explained(outcome: Agreement) -> Agreement:
 
 
 _SMALL = 2**16  # bytes of a result
-_SEVERAL = 32  # pieces of memory of its size that may lie about, one of which an earlier one was in, where it is small
+_SEVERAL = 256  # pieces of memory of its size that may lie about, one of which an earlier one was in, where it is small
 
 
 def _copies(expected: torch.Tensor) -> int:
