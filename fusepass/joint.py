@@ -4,7 +4,8 @@ On a GPU, where memory takes longer than functions, PyTorch's minimum cut saves 
 cost nothing to compute again in backward. Three kinds of operators hide that from it. A ``detach`` is none that it knows, though it does nothing
 here. Losses and gradients of functions are operators of their own, which it takes for calls of a library: it is told which are fused. A
 normalisation, or the logarithm of a softmax, is not computed again, as its statistics would be found again; but its result is a function of
-elements once these are known, and they are small: so that function stands in the place of a result that only fused operators read.
+elements once these are known, and they are small: so that function stands in the place of a result that only fused operators read. Places of
+maxima of pools are saved as those in their windows, which are small numbers.
 """
 
 from __future__ import annotations
@@ -62,19 +63,14 @@ def minimum_cut(
 def _kinds(graph: fx.Graph) -> Any:
     """PyTorch's lists of what is fused and what may be computed again, with the operators of `graph` that generated kernels do."""
     known = partitioners.get_default_op_list()
-    found: dict[OpClass, set[Any]] = {each: set() for each in _FUSED}
-    for node in graph.nodes:
-        kind = classify(node, registry) if isinstance(node.target, OpOverload) else None
-        if (
-            isinstance(kind, OpClass)
-            and kind in found
-            and node.target.overloadpacket not in known.compute_intensive_ops
-        ):
-            found[kind].add(node.target.overloadpacket)
+    calls = [node for node in graph.nodes if isinstance(node.target, OpOverload)]
+    found = [(node.target.overloadpacket, classify(node, registry)) for node in calls]
+    fused = {packet for packet, kind in found if kind in _FUSED}.difference(known.compute_intensive_ops)
+    pointwise = {packet for packet, kind in found if kind is OpClass.POINTWISE}
     return replace(
         known,
-        fusible_ops=known.fusible_ops | set().union(*found.values()),
-        recomputable_ops=known.recomputable_ops | found[OpClass.POINTWISE],
+        fusible_ops=known.fusible_ops | fused,
+        recomputable_ops=known.recomputable_ops | (fused & pointwise),
     )
 
 
@@ -114,19 +110,17 @@ def shorten_places(graph: fx.Graph) -> None:
     """
     for node in graph.find_nodes(op="call_function", target=aten.max_pool2d_with_indices.default):
         places = [user for user in node.users if user.target is operator.getitem and user.args[1] == 1]
-        readers = [reader for place in places for reader in place.users]
-        shape = node.meta["val"][1].shape
-        plain = all(reader.target is aten.max_pool2d_with_indices_backward.default for reader in readers)
-        # A byte has room for the places of 256, and 32 bits for those of the image.
-        small = (
-            prod(_pair(arguments(node)["kernel_size"])) <= 1 << 8
-            and node.args[0].meta["val"].shape[-2:].numel() < 1 << 31
-        )
-        if not readers or not plain or not all(isinstance(size, int) for size in shape) or not small:
+        readers = [(place, user) for place in places for user in place.users]
+        if not readers or any(user.target is not aten.max_pool2d_with_indices_backward.default for _, user in readers):
             continue
-        again = _Writer(graph, places[0]).places_of_windows(node)
-        for place in places:
-            for reader in readers:
+        given = arguments(node)
+        image = given["self"].meta["val"].shape
+        # A byte has room for the places of 256, and 32 bits for those of the image.
+        if not all(isinstance(size, int) for size in image) or prod(_pair(given["kernel_size"])) > 1 << 8:
+            continue
+        if image[-2:].numel() < 1 << 31:
+            again = _Writer(graph, places[0]).places_of_windows(node)
+            for place, reader in readers:
                 reader.replace_input_with(place, again)
 
 
@@ -177,7 +171,7 @@ _SHAPES: dict[Any, Callable[[torch.Tensor, dict[str, Any]], _Shapes | None]] = {
 
 
 class _Writer:
-    """Adds operators behind a normalisation to its graph."""
+    """Adds operators behind one of a graph."""
 
     def __init__(self, graph: fx.Graph, node: fx.Node) -> None:
         self._graph, self._node, self._last = graph, node, node
@@ -188,16 +182,14 @@ class _Writer:
         x, (result, *_) = given["input"], self._node.meta["val"]
         value = self._seen(x, shapes.value)
         if result.dtype.itemsize < 4:
-            value = self._call(aten._to_copy.default, value, dtype=torch.float32)
+            value = self._cast(value, torch.float32)
         for number, target in ((1, aten.sub.Tensor), (2, aten.mul.Tensor)):
             statistic = self._call(operator.getitem, self._node, number)
             value = self._call(target, value, self._seen(statistic, shapes.statistics))
         for name, target in (("weight", aten.mul.Tensor), ("bias", aten.add.Tensor)):
             if given.get(name) is not None:
                 value = self._call(target, value, self._seen(given[name], shapes.weights))
-        if value.meta["val"].dtype is not result.dtype:
-            value = self._call(aten._to_copy.default, value, dtype=result.dtype)
-        return self._seen(value, None if shapes.value is None else list(result.shape))
+        return self._seen(self._cast(value, result.dtype), None if shapes.value is None else list(result.shape))
 
     def log_softmax(self) -> fx.Node:
         """``(x - max) - log(sum(exp(x - max)))``, in float32 at least, in the type of the result."""
@@ -205,13 +197,10 @@ class _Writer:
         result, dims = self._node.meta["val"], [dim]
         assert isinstance(x, fx.Node)
         if x.meta["val"].dtype.itemsize < 4:
-            x = self._call(aten._to_copy.default, x, dtype=torch.float32)
+            x = self._cast(x, torch.float32)
         below = self._call(aten.sub.Tensor, x, self._call(aten.amax.default, x, dims, True))
         total = self._call(aten.sum.dim_IntList, self._call(aten.exp.default, below), dims, True)
-        value = self._call(aten.sub.Tensor, below, self._call(aten.log.default, total))
-        if value.meta["val"].dtype is not result.dtype:
-            value = self._call(aten._to_copy.default, value, dtype=result.dtype)
-        return value
+        return self._cast(self._call(aten.sub.Tensor, below, self._call(aten.log.default, total)), result.dtype)
 
     def places_of_windows(self, pool: fx.Node) -> fx.Node:
         """The places in the image, made of those in the windows, as bytes, of which the last dimension counts fastest."""
@@ -225,7 +214,7 @@ class _Writer:
             end = count * step - pad
             at = self._call(aten.arange.start_step, -pad, end, step, dtype=torch.int32, device=image.device)
             first.append(self._seen(at, shape))
-        place = self._call(aten._to_copy.default, self._node, dtype=torch.int32)
+        place = self._cast(self._node, torch.int32)
         y = self._call(aten.floor_divide.default, place, width)
         x = self._call(aten.sub.Tensor, place, self._call(aten.mul.Tensor, y, width))
         taps = []
@@ -233,8 +222,7 @@ class _Writer:
             tap = self._call(aten.sub.Tensor, at, start)
             taps.append(tap if hole == 1 else self._call(aten.floor_divide.default, tap, hole))
         tap = self._call(aten.add.Tensor, self._call(aten.mul.Tensor, taps[0], size[1]), taps[1])
-        tap = self._call(aten._to_copy.default, tap, dtype=torch.uint8)
-        tap = self._call(aten._to_copy.default, tap, dtype=torch.int32)
+        tap = self._cast(self._cast(tap, torch.uint8), torch.int32)
         y = self._call(aten.floor_divide.default, tap, size[1])
         x = self._call(aten.sub.Tensor, tap, self._call(aten.mul.Tensor, y, size[1]))
         y, x = (
@@ -242,7 +230,12 @@ class _Writer:
             for at, start, hole in zip((y, x), first, holes, strict=True)
         )
         place = self._call(aten.add.Tensor, self._call(aten.mul.Tensor, y, width), x)
-        return self._call(aten._to_copy.default, place, dtype=torch.int64)
+        return self._cast(place, torch.int64)
+
+    def _cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        if node.meta["val"].dtype is dtype:
+            return node
+        return self._call(aten._to_copy.default, node, dtype=dtype)
 
     def _seen(self, node: fx.Node, shape: list[int] | None) -> fx.Node:
         return node if shape is None else self._call(aten.view.default, node, shape)

@@ -9,12 +9,11 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fusepass.codegen.ir.program import FEW_POINTS
-from fusepass.codegen.lowering import registry
 from fusepass.patterns.aliasing import is_view
 from fusepass.patterns.copies import resamples
 from fusepass.patterns.dataflow import Candidate, Unit
 from fusepass.patterns.effects import is_constant_number
-from fusepass.patterns.opclass import OpClass, is_elementwise, module_of, primitives
+from fusepass.patterns.opclass import OpClass, is_elementwise, made_of, module_of
 from fusepass.patterns.region import Region
 
 Elements = tuple[str, torch.Size, tuple[int, ...]]
@@ -60,10 +59,7 @@ def _stays_in_place(unit: Unit) -> bool:
     """
     if unit.op_class is not OpClass.POINTWISE:
         return unit.op_class in (OpClass.REDUCTION, OpClass.NORMALISATION)
-    target = unit.node.target
-    assert isinstance(target, OpOverload)  # as everything that has a class
-    made = [target] if registry.supports(target) else primitives(unit.node)
-    return all(map(_is_in_place, made)) and not resamples(unit.node)
+    return all(map(_is_in_place, made_of(unit.node))) and not resamples(unit.node)
 
 
 def _is_in_place(target: OpOverload) -> bool:

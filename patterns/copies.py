@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fusepass.codegen.lowering import registry
 from fusepass.patterns.aliasing import is_view
 from fusepass.patterns.memo import remembered
-from fusepass.patterns.opclass import primitives
+from fusepass.patterns.opclass import made_of, module_of
 
 aten = torch.ops.aten
 
@@ -24,7 +23,7 @@ _MOVING = frozenset({"padding", "views", "writes"})
 
 def moves(node: fx.Node) -> bool:
     """Whether `node`, an operator that code generation expresses, computes nothing: its elements are those of tensors, or a number."""
-    return not _is_tagged(node) and all(map(_moves, _made_of(node)))
+    return not _is_tagged(node) and all(map(_moves, made_of(node)))
 
 
 def resamples(node: fx.Node) -> bool:
@@ -33,7 +32,7 @@ def resamples(node: fx.Node) -> bool:
     if _is_tagged(node) or not isinstance(result, torch.Tensor):
         return False
     elsewhere = all(source.shape != result.shape for source in _sources(node))
-    return elsewhere and not any(map(_looks_up, _made_of(node)))
+    return elsewhere and not any(map(_looks_up, made_of(node)))
 
 
 def broadcasts(node: fx.Node) -> bool:
@@ -41,7 +40,7 @@ def broadcasts(node: fx.Node) -> bool:
     does: PyTorch finds the place of each element of each of them then.
     """
     result = node.meta["val"]
-    if moves(node) or not isinstance(result, torch.Tensor) or any(map(_looks_up, _made_of(node))):
+    if moves(node) or not isinstance(result, torch.Tensor) or any(map(_looks_up, made_of(node))):
         return False
     return any(source.numel() > 1 and _steps(source) != _steps(result) for source in _sources(node))
 
@@ -74,24 +73,13 @@ def _is_tagged(node: fx.Node) -> bool:
     return torch.Tag.pointwise in node.target.tags and node.target not in _PLAIN
 
 
-def _made_of(node: fx.Node) -> Sequence[OpOverload]:
-    assert isinstance(node.target, OpOverload)
-    return [node.target] if registry.supports(node.target) else primitives(node)
-
-
 @remembered
 def _moves(target: OpOverload) -> bool:
-    return target in _PLAIN or is_view(target) or _expressed_by(target) in _MOVING
+    return target in _PLAIN or is_view(target) or module_of(target) in _MOVING
 
 
 def _looks_up(target: OpOverload) -> bool:
-    return _expressed_by(target) == "gathers"
-
-
-def _expressed_by(target: OpOverload) -> str | None:
-    """The module of `fusepass.codegen.lowering` that expresses `target`."""
-    handler = registry.handler_of(target)
-    return None if handler is None else handler.__module__.rpartition(".")[2]
+    return module_of(target) == "gathers"
 
 
 def _sources(node: fx.Node) -> Iterator[torch.Tensor]:

@@ -21,6 +21,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from fusepass.codegen.lowering.anchors import asks_for_weight
+from fusepass.codegen.lowering.gathers import SCATTERS, meet_alone
 from fusepass.codegen.lowering.resampling import NEAREST, nearest_slopes
 from fusepass.codegen.lowering.tensor import DTYPES
 from fusepass.patterns.aliasing import updates_statistics
@@ -132,22 +133,11 @@ _BEYOND = {
 _REASONS = {name: reason for reason, names in _BEYOND.items() for name in names.split()}
 
 
-_SCATTERS = frozenset({aten.scatter.src, aten.scatter.value, aten.scatter_add.default})
-
-
-def _meet_alone(node: fx.Node) -> bool:
-    """Whether `node` scatters one element along each row."""
-    if node.target not in _SCATTERS:
-        return False
-    given = arguments(node)
-    into, index = given["self"].meta["val"], given["index"].meta["val"]
-    along = given["dim"] % max(into.dim(), 1)
-    return into.dim() > 0 and tuple(index.shape) == (*into.shape[:along], 1, *into.shape[along + 1 :])
-
-
 def within_reach(node: fx.Node) -> str | None:
-    if _meet_alone(node):
-        return None
+    if node.target in SCATTERS:
+        given = arguments(node)
+        if meet_alone(given["self"].meta["val"].shape, given["dim"], given["index"].meta["val"].shape):
+            return None
     return _REASONS.get(node.target._schema.name.removeprefix("aten::"))  # type: ignore[union-attr]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from fusepass.codegen.lowering.gathers import SCATTERS
 from fusepass.patterns.anchor_work import HALVES, is_large
 from fusepass.patterns.copies import broadcasts, lies_across, lies_alike, moves, resamples, widens
 from fusepass.patterns.dataflow import Unit
@@ -19,9 +20,7 @@ _LARGE = 2**20
 _LOOKING_UP = frozenset({aten.gather.default, aten.take.default, aten.index_select.default, aten.index.Tensor})
 """Operators of which each element, or row, has a place of its own, which comes from data."""
 
-_TWICE = frozenset({
-    aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.scatter.src, aten.scatter.value, aten.scatter_add.default,
-})  # fmt: skip
+_TWICE = frozenset({aten.masked_fill.Scalar, aten.masked_fill.Tensor, *SCATTERS})
 """Operators that copy what they change."""
 
 _ADDED_UP = frozenset(

@@ -116,10 +116,14 @@ _composites: dict[Hashable, OpClass | str] = {}
 
 def _composite_class(node: fx.Node, vocabulary: Vocabulary) -> OpClass | str:
     """`_decomposed_class`, remembered for each operator and kind of arguments."""
-    key = (vocabulary, node.target, _kind(node.args), _kind(tuple(node.kwargs.items())))
+    key = (vocabulary, *_call(node))
     if key not in _composites:
         _composites[key] = _decomposed_class(node, vocabulary)
     return _composites[key]
+
+
+def _call(node: fx.Node) -> tuple[Hashable, ...]:
+    return node.target, _kind(node.args), _kind(tuple(node.kwargs.items()))
 
 
 def _kind(arg: Any) -> Hashable:
@@ -134,7 +138,7 @@ def _decomposed_class(node: fx.Node, vocabulary: Vocabulary) -> OpClass | str:
     """The class of what `node` is made of, or why it has none."""
     assert isinstance(node.target, OpOverload)
     try:
-        made = primitives(node)
+        made = made_of(node)
     except Exception as error:  # PyTorch's decompositions raise what they like for arguments that they do not expect
         return f"its decomposition fails with {type(error).__name__}"
     unknown = [str(primitive) for primitive in made if not vocabulary.supports(primitive)]
@@ -160,7 +164,23 @@ def _keeps_shape(node: fx.Node) -> bool:
     return bool(first.shape == node.all_input_nodes[0].meta["val"].shape)
 
 
-def primitives(node: fx.Node) -> list[OpOverload]:
+_made: dict[Hashable, list[OpOverload]] = {}
+
+
+def made_of(node: fx.Node) -> list[OpOverload]:
+    """The operators of the vocabulary that do what `node` does: itself, or its `_primitives`, remembered for each operator and kind of
+    arguments.
+    """
+    assert isinstance(node.target, OpOverload)
+    if registry.supports(node.target):
+        return [node.target]
+    key = _call(node)
+    if key not in _made:
+        _made[key] = _primitives(node)
+    return _made[key]
+
+
+def _primitives(node: fx.Node) -> list[OpOverload]:
     """What `node`, an operator outside the vocabulary, becomes under PyTorch's decompositions of everything outside the vocabulary."""
     sources = list(dict.fromkeys(node.all_input_nodes))
 

@@ -71,7 +71,7 @@ def with_columns(kernel: Kernel, program: Program, columns: tuple[Axis, ...]) ->
 def along_windows(kernel: Kernel, program: Program) -> Axis | None:
     """The axis along which most of what windows read has neighbours, elements that several windows share among them."""
     accesses = _Accesses(kernel, program)
-    return accesses.nearest(access for access in accesses.all if access.window)
+    return accesses.nearest(accesses.windows)
 
 
 def rows_together(kernel: Kernel, program: Program) -> int:
@@ -108,15 +108,15 @@ class _Accesses:
             if program.buffer(name).numel >= least
         ]
         self.plain = [access for access in self.all if not access.window]
+        self.windows = [access for access in self.all if access.window]
 
     def main(self) -> Axis | None:
         """The axis to compute along: that of the windows, whose loads cannot cross, else that of the stores.
 
         Another one where the stores have less than a cache line along theirs: rows of a tile are long.
         """
-        windows = [access for access in self.all if access.window]
-        if windows:
-            return self.nearest(windows)
+        if self.windows:
+            return self.nearest(self.windows)
         found = self.nearest([access for access in self.plain if access.store])
         other = None if found is None else self.other(found)
         if (

@@ -84,6 +84,15 @@ class Reduction:
     dtype: DType
     running: bool = False
 
+    @property
+    def types(self) -> tuple[DType, ...]:
+        """Of the parts of its result."""
+        return tuple(map(self.type_of, range(self.op.parts)))
+
+    def type_of(self, part: int) -> DType:
+        """The type of number `part` of a result, or of a partial one: `dtype`, but for positions."""
+        return DType.I64 if self.op.gives_position(part) else self.dtype
+
 
 @dataclass(frozen=True)
 class Store:

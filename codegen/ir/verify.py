@@ -246,7 +246,7 @@ def _partial_faults_of_rows(
     if partials.per_sample is not bool(samples):
         yield "partial results of each sample without samples, or of all samples with some"
     for reduction in partials.reductions:
-        if reduction.op.arity != 1 or reduction.op.gives_position(1):
+        if reduction.op.arity != 1 or reduction.op.finds_place:
             yield f"{reduction.name} is not of one value, or gives a position"
         if reduction.name in known:
             yield f"{reduction.name} is reduced along rows and over them"

@@ -193,13 +193,22 @@ def _index(call: Call, a: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     return gathered(call, a, call.value.shape, lookups)
 
 
-@lowers(aten.scatter.src, aten.scatter.value, aten.scatter_add.default)
+SCATTERS = (aten.scatter.src, aten.scatter.value, aten.scatter_add.default)
+
+
+def meet_alone(into: Sequence[int], dim: int, index: Sequence[int]) -> bool:
+    """Whether a scatter along `dim` of a tensor of shape `into`, at places of shape `index`, writes one element of each row."""
+    along = dim % max(len(into), 1)
+    return bool(into) and tuple(index) == (*into[:along], 1, *into[along + 1 :])
+
+
+@lowers(*SCATTERS)
 def _scatter(call: Call, a: Tensor, dim: int, index: Tensor, source: Tensor | float) -> Tensor:
     """Where each row gets one element: every element of the result asks whether it is that one. An index that leaves its row is an error."""
     context, builder, dtype = call.context, call.context.builder, a.dtype.compute
-    axis = dim % max(len(a.shape), 1)
-    if not a.shape or index.shape != (*a.shape[:axis], 1, *a.shape[axis + 1 :]):
+    if not meet_alone(a.shape, dim, index.shape):
         raise Unsupported("several elements may meet in one place")
+    axis = dim % len(a.shape)
     value = source if isinstance(source, Tensor) else context.constant(source, (1,) * len(a.shape), a.dtype)
     place = gathered(
         call, index, index.shape, lambda c: (c, {axis: Lookup(position(context, index, c), a.shape[axis])})

@@ -215,8 +215,7 @@ class Context:
         number = sum(len(kernel.reductions) for kernel in self.kernels)
         reduction = Reduction(f"r{number}", op, tuple(operand.at(coordinates) for operand in operands), accumulate)
         stores, results = [], []
-        for part in range(op.parts):
-            dtype = DType.I64 if op.gives_position(part) else accumulate
+        for part, dtype in enumerate(reduction.types):
             buffer = self.add_buffer(f"{origin.split('.')[0]}_{number}_{part}", dtype, kept, strides, Role.TEMP)
             where = linear([c if d not in dims else Index() for d, c in enumerate(coordinates)], strides)
             stores.append(Store(buffer.name, where, self.builder.stat(reduction.name, part, dtype)))
@@ -244,8 +243,10 @@ class Context:
         reduction = Reduction(
             f"r{number}", op, tuple(operand.at(coordinates) for operand in operands), accumulate, running=True
         )
-        types = (DType.I64 if op.gives_position(part) else accumulate for part in range(op.parts))
-        parts = [self.builder.prefix(reduction.name, part, coordinates[dim], t) for part, t in enumerate(types)]
+        parts = [
+            self.builder.prefix(reduction.name, part, coordinates[dim], dtype)
+            for part, dtype in enumerate(reduction.types)
+        ]
         buffers = [self.add_buffer(origin, dtype, shape, strides, Role.TEMP) for dtype in dtypes]
         stores = []
         for buffer, value in zip(buffers, finish(*parts), strict=True):

@@ -39,7 +39,7 @@ def _reduces(kernel: Kernel) -> bool:
 
 def _only_reduces(kernel: Kernel) -> bool:
     reduces = _reduces(kernel) and not kernel.stores and len(kernel.sweeps) == 1
-    return reduces and all(each.op.arity == 1 and not each.op.gives_position(1) for each in kernel.reductions)
+    return reduces and all(each.op.arity == 1 and not each.op.finds_place for each in kernel.reductions)
 
 
 def _joined(program: Program, builder: Builder, position: int, place: int, pieces: Pieces) -> Program | None:

@@ -15,7 +15,7 @@ from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, from_the_e
 from fusepass.codegen.ir.program import Kernel, Program, Reduction
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 from fusepass.codegen.passes.split import SplitPolicy, equal_parts
-from fusepass.codegen.passes.splitter import Splitter
+from fusepass.codegen.passes.splitter import MERGE, Splitter
 
 _JOIN = {ReduceOp.SUM: Op.ADD, ReduceOp.PROD: Op.MUL, ReduceOp.MAX: Op.MAXIMUM, ReduceOp.MIN: Op.MINIMUM}
 
@@ -44,8 +44,8 @@ def _split(work: Splitter, kernel: Kernel, pieces: int) -> bool:
         return False
     outer, inner = Axis(f"{axis.name}o", axis.size // length), Axis(f"{axis.name}i", length)
     each = (*kernel.rows, outer)
-    types = [DType.I64 if reduction.op.gives_position(part) else reduction.dtype for part in range(reduction.op.parts)]
-    parts = [work.builder.stat(reduction.name, part, dtype) for part, dtype in enumerate(types)]
+    types = tuple(enumerate(reduction.types))
+    parts = [work.builder.stat(reduction.name, part, dtype) for part, dtype in types]
     found, stores = work.temporaries("piece", parts, each)
     at = axis_index(outer) * length + axis_index(inner)
     # A sum of a piece may go either way: along memory.
@@ -58,10 +58,9 @@ def _split(work: Splitter, kernel: Kernel, pieces: int) -> bool:
     work.kernels.append(
         replace(kernel, name=name, rows=each, cols=(inner,), sweeps=((piece,),), row_stores=tuple(stores), stores=())
     )
-    up_to = [work.builder.prefix(reduction.name, part, axis_index(outer), dtype) for part, dtype in enumerate(types)]
+    up_to = [work.builder.prefix(reduction.name, part, axis_index(outer), dtype) for part, dtype in types]
     before, stores = work.temporaries("before", up_to, each)
-    op = ReduceOp.MERGE_SOFTMAX if reduction.op is ReduceOp.SOFTMAX else reduction.op
-    merged = replace(reduction, op=op, values=tuple(found.values()))
+    merged = replace(reduction, op=MERGE.get(reduction.op, reduction.op), values=tuple(found.values()))
     work.kernels.append(
         replace(kernel, name=f"{kernel.name}_before", cols=(outer,), sweeps=((merged,),), stores=tuple(stores))
     )

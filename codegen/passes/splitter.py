@@ -17,7 +17,8 @@ from fusepass.codegen.passes.rewrite import Leaf, rewrite_kernel
 _SHORT = 16
 """Elements beside each other that neighbouring threads may as well store one by one."""
 
-_MERGE = {ReduceOp.MOMENTS: ReduceOp.MERGE_MOMENTS, ReduceOp.SOFTMAX: ReduceOp.MERGE_SOFTMAX}
+MERGE = {ReduceOp.MOMENTS: ReduceOp.MERGE_MOMENTS, ReduceOp.SOFTMAX: ReduceOp.MERGE_SOFTMAX}
+"""What merges the results of pieces, where that is not the reduction itself."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ class Splitter:
         stores: list[Store],
         stats: dict[int, Expr],
     ) -> None:
-        merged = tuple(replace(each, op=_MERGE.get(each.op, each.op), values=self.parts[each.name]) for each in sweep)
+        merged = tuple(replace(each, op=MERGE.get(each.op, each.op), values=self.parts[each.name]) for each in sweep)
         merge = replace(
             kernel, name=f"{kernel.name}_{sweep[0].name}_merge", cols=pieces, sweeps=(merged,),
             row_stores=tuple(stores), stores=(),
@@ -202,8 +203,7 @@ class Splitter:
         self.kernels.append(rewrite_kernel(merge, self.builder, leaf=forward(stats)))
 
     def _stat(self, reduction: Reduction, part: int) -> Expr:
-        dtype = DType.I64 if reduction.op.gives_position(part) else reduction.dtype
-        return self.builder.stat(reduction.name, part, dtype)
+        return self.builder.stat(reduction.name, part, reduction.type_of(part))
 
     def temporaries(
         self, name: str, values: Sequence[Expr], axes: tuple[Axis, ...]

@@ -163,8 +163,8 @@ class RowsWriter(KernelWriter):
         roots = [*reduction.values, *(store.value for store in stores)]
         self.printer.expect(roots)
         self.prepare(scope, roots)
-        state, types = self.names.exact(reduction.name), element_types(reduction)
-        arrays = [(self.names.numbered("block"), dtype) for dtype in (*types, reduction.dtype)[: reduction.op.parts]]
+        state = self.names.exact(reduction.name)
+        arrays = [(self.names.numbered("block"), dtype) for dtype in reduction.types]
         kind = f"fp::{reduction.op.value}<{memory_type(reduction.dtype)}>"
         scope.lines.append(f"{self.scan_type.format(kind)} {state};")
         scope.lines += [self.array(dtype, array, self.tile_points) for array, dtype in arrays]
@@ -197,9 +197,8 @@ class RowsWriter(KernelWriter):
 
     def _results(self, states: Sequence[tuple[str, Reduction]]) -> None:
         for name, reduction in states:
-            for part in range(reduction.op.parts):
+            for part, dtype in enumerate(reduction.types):
                 text = f"{name}.part<{part}>({self.part_argument})"
-                dtype = DType.I64 if reduction.op.gives_position(part) else reduction.dtype
                 self.stats[reduction.name, part] = from_memory(text, dtype)
 
     def _fill(self, scope: Scope, place: str, phase: int, arrays: _Arrays) -> None:

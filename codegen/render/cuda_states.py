@@ -99,7 +99,7 @@ def _is_in_order(frame: Frame, reduction: Reduction) -> bool:
     """Whether threads meet elements in the order in which `reduction` counts them, and 32 bits are enough for that."""
     plan, col = frame.schedule, frame.arranged.col
     apart = plan.backward or plan.general or plan.members > 1 or plan.run or frame.team or frame.rest or frame.held
-    if apart or col is None or not reduction.op.gives_position(1):
+    if apart or col is None or not reduction.op.finds_place:
         return False
     place = reduction.values[1]
     if not isinstance(place, Position):

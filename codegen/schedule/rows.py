@@ -144,7 +144,7 @@ def _lanes_of_row_read_once(shape: Shape, vectors: int, width: int, lanes: int) 
     """Threads, at least so many, of a row that is read once: so many that each has few vectors of it, if blocks of one row have enough to
     do, and what threads merge is no more than a number; few of them where it is a number and its place.
     """
-    if any(reduction.op.gives_position(1) for reduction in shape.kernel.reductions):
+    if any(reduction.op.finds_place for reduction in shape.kernel.reductions):
         while lanes < _ONCE_LANES and ceil(vectors, lanes) > _PLACES_VECTORS:
             lanes *= 2
         return lanes

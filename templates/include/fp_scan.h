@@ -6,6 +6,28 @@
 
 namespace fp {
 
+// Pushes an element of two numbers, in whose place it leaves the result.
+template <typename State, typename T, typename P>
+FP_FN void take(State& state, T& value, P& other) {
+    state.push(value, other);
+    value = state.template part<0>();
+    other = state.template part<1>();
+}
+
+// Of the second number nothing is read. With one exponential, as the greater maximum stays.
+template <typename T>
+FP_FN void take(Softmax<T>& state, T& value, T& total) {
+    const T before = state.value;
+    if (value <= before) {
+        state.total += exp(value - Softmax<T>::shift(before));
+    } else {
+        state.value = maximum(before, value);
+        state.total = state.total * exp(before - value) + T(1);
+    }
+    value = state.value;
+    total = state.total;
+}
+
 // Of one row, in blocks of neighbouring elements.
 template <typename State>
 struct RowScan {
@@ -21,31 +43,7 @@ struct RowScan {
 
     template <typename T, typename P>
     FP_FN void run(std::int64_t count, T* values, P* others) {
-        for (std::int64_t i = 0; i < count; ++i) {
-            state.push(values[i], others[i]);
-            values[i] = state.template part<0>();
-            others[i] = state.template part<1>();
-        }
-    }
-};
-
-// With one exponential, as the greater maximum stays. Of the second array nothing is read.
-template <typename T>
-struct RowScan<Softmax<T>> {
-    Softmax<T> state;
-
-    FP_FN void run(std::int64_t count, T* values, T* totals) {
-        for (std::int64_t i = 0; i < count; ++i) {
-            const T before = state.value, value = values[i];
-            if (value <= before) {
-                state.total += exp(value - Softmax<T>::shift(before));
-            } else {
-                state.value = maximum(before, value);
-                state.total = state.total * exp(before - value) + T(1);
-            }
-            values[i] = state.value;
-            totals[i] = state.total;
-        }
+        for (std::int64_t i = 0; i < count; ++i) take(state, values[i], others[i]);
     }
 };
 
@@ -89,22 +87,7 @@ struct LanesScan {
     template <typename T, typename P>
     FP_FN void run(std::int64_t count, T (*panel)[Width], P (*others)[Width]) {
         for (std::int64_t i = 0; i < count; ++i) {
-            for (int lane = 0; lane < Width; ++lane) {
-                states[lane].push(panel[i][lane], others[i][lane]);
-                panel[i][lane] = states[lane].template part<0>();
-                others[i][lane] = states[lane].template part<1>();
-            }
-        }
-    }
-};
-
-template <typename T, int Width>
-struct LanesScan<Softmax<T>, Width> {
-    RowScan<Softmax<T>> rows[Width];
-
-    FP_FN void run(std::int64_t count, T (*panel)[Width], T (*totals)[Width]) {
-        for (std::int64_t i = 0; i < count; ++i) {
-            for (int lane = 0; lane < Width; ++lane) rows[lane].run(1, &panel[i][lane], &totals[i][lane]);
+            for (int lane = 0; lane < Width; ++lane) take(states[lane], panel[i][lane], others[i][lane]);
         }
     }
 };

@@ -544,12 +544,12 @@ def scan(
     first = (Reduction("sum", ReduceOp.SUM, (x,), compute),)
     value = b.apply(Op.MUL, x, b.apply(Op.MUL, x, b.stat("sum", 0, compute)) if behind else x)
     values = (value, b.position(axis_index(c))) if op.finds_place else (value,)
-    types = [I64 if op.gives_position(part) else compute for part in range(op.parts)]
-    parts = [b.cast(b.prefix("found", part, axis_index(c), dtype), compute) for part, dtype in enumerate(types)]
+    running = (Reduction("found", op, values, compute, running=True),)
+    types = enumerate(running[0].types)
+    parts = [b.cast(b.prefix("found", part, axis_index(c), dtype), compute) for part, dtype in types]
     half = b.apply(
         Op.MUL, reduce(lambda one, another: b.apply(Op.ADD, one, another, dtype=compute), parts), b.const(0.5, compute)
     )
-    running = (Reduction("found", op, values, compute, running=True),)
     sweeps = (first, running) if behind else (running,)
     kernel = Kernel("scan", (r,), (c,), sweeps, (), (Store("y", index, half),), ("cumsum",))
     shape = [cols, rows] if outer else [rows, cols]

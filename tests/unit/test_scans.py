@@ -20,21 +20,24 @@ from fusepass.codegen.render import render
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Walk
 from tests.support.emulate import emulate, needs_compiler
+from tests.support.interpret import Array
 from tests.support.native import run_native
-from tests.support.regions import NO_SPLIT, region, tensor_of
+from tests.support.regions import NO_SPLIT, Region, region, tensor_of
 
 SMALL = replace(DeviceFacts.h200(), multiprocessors=2, l2_bytes=1 << 20)
 """Few rows already fill it, so that small kernels get the schedules of large ones."""
 
 F16, BF16, F32, F64, I8, I64 = torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int64
 Function = Callable[..., Tensor]
+Case = tuple[Function, tuple[int, ...], torch.dtype]
+"""A function of one tensor, its shape and type."""
 
 
 def exclusive(x: Tensor) -> Tensor:
     return torch.cat((torch.zeros_like(x[:, :1]), x), 1)[:, :-1].cumsum(1)
 
 
-CASES: dict[str, tuple[Function, tuple[int, ...], torch.dtype]] = {
+CASES: dict[str, Case] = {
     "part of a warp": (lambda x: x.cumsum(1), (37, 20), F32),
     "one element": (lambda x: x.cumsum(1), (5, 1), F32),
     "one row": (lambda x: x.cumsum(0), (77,), F32),
@@ -88,10 +91,17 @@ CASES: dict[str, tuple[Function, tuple[int, ...], torch.dtype]] = {
 """Functions of one tensor, its shape and type. Each is one kernel."""
 
 
-def _made(name: str) -> tuple[Function, Tensor]:
-    function, shape, dtype = CASES[name]
+def made_from(case: Case) -> Region:
+    """The function on numbers that are the same in each run."""
+    function, shape, dtype = case
     torch.manual_seed(0)
-    return function, (torch.randn(shape) * 3).to(dtype)
+    return region(function, (torch.randn(shape) * 3).to(dtype))
+
+
+def computed(made: Region, program: Program, *, on_gpu: bool) -> dict[str, Array]:
+    """What the code of `program` gives, emulated if it is that for a GPU."""
+    memory = made.memory(program)
+    return emulate(program, render(program, SMALL), memory) if on_gpu else run_native(program, memory)
 
 
 _ENDS = (math.nan, math.inf, -math.inf)
@@ -109,18 +119,13 @@ def test_what_is_not_finite(function: Callable[[Tensor, int], object], shape: tu
     x[5, 3], x[5, 8], x[5, 9] = math.inf, math.nan, -math.inf
     made = region(lambda x: function(x, dim), x if dim else x.t().contiguous())
     program, exact = made.passed(pass_options(SMALL)), made.exact()
-    results = (
-        emulate(program, render(program, SMALL), made.memory(program))
-        if on_gpu
-        else run_native(program, made.memory(program))
-    )
     made.check(program)
-    _compare(program, results, exact)
+    _compare(program, computed(made, program, on_gpu=on_gpu), exact)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_kernel_that_means_what_pytorch_means(name: str) -> None:
-    made = region(*_made(name))
+    made = made_from(CASES[name])
     made.check()
     passed = made.passed()
     assert len(passed.kernels) == 1
@@ -131,18 +136,18 @@ def test_one_kernel_that_means_what_pytorch_means(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.thinned(3)
 def test_emulated(name: str) -> None:
-    made = region(*_made(name))
+    made = made_from(CASES[name])
     program = made.passed(pass_options(SMALL))
-    _compare(program, emulate(program, render(program, SMALL), made.memory(program)), made.exact())
+    _compare(program, computed(made, program, on_gpu=True), made.exact())
 
 
 @needs_compiler
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.thinned(3)
 def test_on_a_cpu(name: str) -> None:
-    made = region(*_made(name))
+    made = made_from(CASES[name])
     program = made.passed()
-    _compare(program, run_native(program, made.memory(program)), made.exact())
+    _compare(program, computed(made, program, on_gpu=False), made.exact())
 
 
 def test_a_scan_that_two_kernels_read_is_written() -> None:
@@ -167,7 +172,7 @@ def test_a_scan_does_not_join_reductions_of_the_same_values() -> None:
     made.check(passed)
 
 
-BEHIND: dict[str, tuple[Function, tuple[int, ...], torch.dtype]] = {
+BEHIND: dict[str, Case] = {
     "softmax": (lambda x: x.softmax(1).cumsum(1), (9, 1000), F32),
     "softmax, part of a warp": (lambda x: x.softmax(1).cumsum(1), (37, 20), F32),
     "softmax, rows begin anywhere": (lambda x: x.softmax(1).cumsum(1), (5, 2055), F16),
@@ -194,9 +199,7 @@ BEHIND: dict[str, tuple[Function, tuple[int, ...], torch.dtype]] = {
 
 @pytest.mark.parametrize("name", BEHIND)
 def test_behind_other_sweeps(name: str) -> None:
-    function, shape, dtype = BEHIND[name]
-    torch.manual_seed(0)
-    made = region(function, (torch.randn(shape) * 3).to(dtype))
+    made = made_from(BEHIND[name])
     for options in (NO_SPLIT, pass_options(SMALL)):
         program = made.passed(options)
         assert len(program.kernels) == 1
@@ -208,16 +211,9 @@ def test_behind_other_sweeps(name: str) -> None:
 @pytest.mark.parametrize("on_gpu", [True, False])
 @pytest.mark.thinned(3)
 def test_behind_other_sweeps_compiled(name: str, on_gpu: bool) -> None:
-    function, shape, dtype = BEHIND[name]
-    torch.manual_seed(0)
-    made = region(function, (torch.randn(shape) * 3).to(dtype))
+    made = made_from(BEHIND[name])
     program = made.passed(pass_options(SMALL))
-    memory = made.memory(program)
-    _compare(
-        program,
-        emulate(program, render(program, SMALL), memory) if on_gpu else run_native(program, memory),
-        made.exact(),
-    )
+    _compare(program, computed(made, program, on_gpu=on_gpu), made.exact())
 
 
 def test_rows_that_do_not_stay_on_the_chip_are_scanned_by_a_kernel_of_their_own() -> None:

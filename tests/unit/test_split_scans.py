@@ -13,16 +13,14 @@ from torch import Tensor
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.expr import ReduceOp
 from fusepass.codegen.passes.split import SplitPolicy
-from fusepass.codegen.render import render
-from tests.support.emulate import emulate, needs_compiler
-from tests.support.native import run_native
-from tests.support.regions import Region, region, tensor_of
-from tests.unit.test_scans import SMALL
+from tests.support.emulate import needs_compiler
+from tests.support.regions import region, tensor_of
+from tests.unit.test_scans import SMALL, Case, computed, made_from
 
 SPLIT = replace(pass_options(SMALL), split=SplitPolicy(workers=32, least_piece=64, lanes=4))
 F16, F32, I32 = torch.float16, torch.float32, torch.int32
 
-CASES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...], torch.dtype]] = {
+CASES: dict[str, Case] = {
     "equal pieces": (lambda x: x.cumsum(1), (2, 4096), F32),
     "a rest": (lambda x: x.cumsum(1), (3, 4099), F32),
     "a rest of one": (lambda x: x.cumsum(0), (2049,), F32),
@@ -40,15 +38,9 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...], torch.dtype]
 }
 
 
-def _made(name: str) -> Region:
-    function, shape, dtype = CASES[name]
-    torch.manual_seed(0)
-    return region(function, (torch.randn(shape) * 3).to(dtype))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_meaning(name: str) -> None:
-    made = _made(name)
+    made = made_from(CASES[name])
     program = made.passed(SPLIT)
     first, before, each, *rest = program.kernels
     assert not first.scans
@@ -71,10 +63,9 @@ def test_a_row_without_equal_pieces_that_leave_none_or_several() -> None:
 @pytest.mark.parametrize("on_gpu", [True, False])
 @pytest.mark.thinned(3)
 def test_compiled(name: str, on_gpu: bool) -> None:
-    made = _made(name)
+    made = made_from(CASES[name])
     program = made.passed(SPLIT)
-    memory = made.memory(program)
-    results = emulate(program, render(program, SMALL), memory) if on_gpu else run_native(program, memory)
+    results = computed(made, program, on_gpu=on_gpu)
     for output, wanted in zip(program.outputs, made.exact(), strict=True):
         got = tensor_of(results[output], program.buffer(output))
         bound = 2e-3 if wanted.dtype is F16 else 1e-5
