@@ -1,7 +1,7 @@
-"""Gradients of convolutions as operators of their own, each of which fuses, or goes to the library, as is best for it.
+"""Gradients as operators that fuse.
 
-``aten.convolution_backward`` gives up to three. That of the input is a convolution, transposed where the original is not, and
-that of the bias a sum. The gradient of the weight stays, alone.
+``aten.convolution_backward`` gives up to three, each of which fuses, or goes to the library, as is best for it. That of the input is a
+convolution, transposed where the original is not, and that of the bias a sum. The gradient of the weight stays, alone.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp.decompositions import log_sigmoid_backward
 from torch._ops import OpOverload
 
 from fusepass.codegen.lowering.anchors import asks_for_weight
@@ -77,5 +78,13 @@ def _where_it_pays(gradient: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> A
     return gradients_apart(gradient, x, weight, *rest)
 
 
-DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {aten.convolution_backward.default: _where_it_pays}
+def _of_log_sigmoid(gradient: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
+    """As ``aten.log_sigmoid_backward``, of `x` alone: PyTorch's forward pass saves `buffer` on CPUs only, where it is as large as `x`."""
+    return log_sigmoid_backward(gradient, x, x.new_empty(0))  # type: ignore[no-any-return]
+
+
+DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
+    aten.convolution_backward.default: _where_it_pays,
+    aten.log_sigmoid_backward.default: _of_log_sigmoid,
+}
 """What AOTAutograd's tracing, and `make_fx`, take operators apart with."""

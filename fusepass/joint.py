@@ -5,7 +5,8 @@ cost nothing to compute again in backward. Three kinds of operators hide that fr
 here. Losses and gradients of functions are operators of their own, which it takes for calls of a library: it is told which are fused. A
 normalisation, or the logarithm of a softmax, is not computed again, as its statistics would be found again; but its result is a function of
 elements once these are known, and they are small: so that function stands in the place of a result that only fused operators read. Places of
-maxima of pools are saved as those in their windows, which are small numbers.
+maxima of pools are saved as those in their windows, which are small numbers. And what is stored anyway costs nothing to save, but to read: where
+backward has at hand what it is made of, it makes it again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from unittest import mock
 import torch
 from torch import fx
 from torch._functorch import config, partitioners
+from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
@@ -32,6 +34,13 @@ from fusepass.patterns.opclass import OpClass, classify
 aten = torch.ops.aten
 
 _FUSED = (OpClass.POINTWISE, OpClass.REDUCTION, OpClass.NORMALISATION)
+_QUICK = frozenset({
+    aten.add, aten.sub, aten.mul, aten.neg, aten.abs, aten.relu, aten.threshold, aten.leaky_relu, aten.hardtanh, aten.clamp,
+    aten.clamp_min, aten.maximum, aten.minimum, aten.where, aten._to_copy,
+})  # fmt: skip
+"""Functions that take less time than reading what they give."""
+
+_SMALL = 8  # times as many bytes as are read instead
 
 
 def partition_joint(
@@ -51,10 +60,13 @@ def minimum_cut(
     skip_detached(joint.graph)
     normalise_again(joint.graph)
     shorten_places(joint.graph)
+    joint.graph.eliminate_dead_code()
+    joint.graph = fx_graph_cse(joint.graph)  # not later: what is made again is made twice
+    make_again(joint.graph)
     kinds = _kinds(joint.graph)
     # What reads a value behind a normalisation of it would count as far away, though one kernel does both.
     with (
-        config.patch(ban_recompute_used_far_apart=False),
+        config.patch(ban_recompute_used_far_apart=False, cse=False),
         mock.patch.object(partitioners, "get_default_op_list", return_value=kinds),
     ):
         return min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
@@ -122,6 +134,47 @@ def shorten_places(graph: fx.Graph) -> None:
             again = _Writer(graph, places[0]).places_of_windows(node)
             for place, reader in readers:
                 reader.replace_input_with(place, again)
+
+
+def make_again(graph: fx.Graph) -> None:
+    """Let backward make a value that is stored anyway, for the caller say or for a product, of what it reads beside it, if that is all that it
+    needs: a rectified value of what was normalised."""
+    backward: set[fx.Node] = set()
+    for node in graph.nodes:
+        if "tangents" in node.name if node.op == "placeholder" else backward.intersection(node.all_input_nodes):
+            backward.add(node)
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    for node in [node for node in order if _is_quick(node) and node not in backward]:
+        readers = [user for user in node.users if user in backward and _is_fused(user)]
+        if not readers or all(map(_is_fused, node.users)):
+            continue
+        beside = [
+            value for value in _made_of(node) if not any(user in backward and _is_fused(user) for user in value.users)
+        ]
+        if sum(map(_nbytes, beside)) * _SMALL > _nbytes(node):
+            continue
+        with graph.inserting_before(min(readers, key=order.__getitem__)):
+            again = graph.node_copy(node)
+        for reader in readers:
+            reader.replace_input_with(node, again)
+
+
+def _made_of(node: fx.Node) -> set[fx.Node]:
+    """What `node` is a quick function of, element by element."""
+    found: set[fx.Node] = set()
+    for value in node.all_input_nodes:
+        is_step = _is_quick(value) or classify(value, registry) is OpClass.VIEW
+        found |= _made_of(value) if value.op == "call_function" and is_step else {value}
+    return found
+
+
+def _is_quick(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target.overloadpacket in _QUICK
+
+
+def _nbytes(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
 def _is_fused(reader: fx.Node) -> bool:

@@ -7,20 +7,19 @@ A pointwise kernel gets rows and columns for that; it computes along the rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
 
-from fusepass.codegen.ir.expr import Expr, Load, Masked, Window, children, walk
-from fusepass.codegen.ir.index import Axis, Bound, Index, Mod, axis_index
+from fusepass.codegen.ir.expr import Load, Window, walk
+from fusepass.codegen.ir.guards import Guard, guarded_loads
+from fusepass.codegen.ir.index import Axis, Index, Mod, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Store
 
 _LINE = 128  # bytes
 _COLUMNS = 64  # of a tile
 _FIRST = 32  # points of an axis
 _MOST = 4  # accesses of a kernel that cross; more do not fit in a block's shared memory
-
-Guard = tuple[Bound, ...]
 
 
 @dataclass(frozen=True)
@@ -187,9 +186,9 @@ def crossings(
         return near_step(index, across) == 1 and near_step(index, along) != 1
 
     found = [Crossing(None, store) for store in kernel.stores if crosses(store.buffer, store.index)]
-    for load, guards in _guards([store.value for store in kernel.stores]) if loads else ():
-        guard = () if () in guards else next(iter(guards)) if len(guards) == 1 else None
-        if guard is not None and crosses(load.buffer, load.index):
+    inside = {id(below) for node in kernel.nodes if isinstance(node, Window) for below in walk(node)}
+    for load, guard in guarded_loads([store.value for store in kernel.stores]) if loads else ():
+        if guard is not None and id(load) not in inside and crosses(load.buffer, load.index):
             found.append(Crossing(load, None, guard))
     return tuple(sorted(found, key=lambda each: -program.buffer(each.buffer).dtype.nbytes)[:_MOST])
 
@@ -256,26 +255,3 @@ def neighbours(index: Index, axis: Axis) -> int:
 def _at(index: Index, axis: Axis, position: int) -> int:
     fixed = index.substitute({other: Index(position if other == axis else 0) for other in index.axes})
     return fixed.constant
-
-
-def _guards(roots: Iterable[Expr]) -> Iterator[tuple[Load, set[Guard]]]:
-    """Each load outside of windows, with the conditions that it is reached under."""
-    found: dict[int, tuple[Load, set[Guard]]] = {}
-    inside: set[int] = set()
-    seen: set[tuple[int, Guard]] = set()
-    stack: list[tuple[Expr, Guard]] = [(root, ()) for root in roots]
-    while stack:
-        node, guard = stack.pop()
-        if (id(node), guard) in seen:
-            continue
-        seen.add((id(node), guard))
-        match node:
-            case Load():
-                found.setdefault(id(node), (node, set()))[1].add(guard)
-            case Window():
-                inside |= {id(below) for below in walk(node)}
-            case Masked(mask, value, other, _):
-                stack += [(value, (*guard, *mask)), (other, guard)]
-            case _:
-                stack += [(child, guard) for child in children(node)]
-    return (each for key, each in found.items() if key not in inside)

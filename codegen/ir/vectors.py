@@ -200,6 +200,10 @@ def _split_atom(atom: Atom, axis: Axis, lane: Axis) -> Index:
             if isinstance(atom, FloorDiv):
                 return start // divisor
             return start % divisor + axis_index(lane) * step
+        # start is whole quotients: what the lanes add is all that counts.
+        if alignment(start, axis, lane.size) % divisor == 0:
+            added = axis_index(lane) * step
+            return start // divisor + added // divisor if isinstance(atom, FloorDiv) else added % divisor
     return inner // divisor if isinstance(atom, FloorDiv) else inner % divisor
 
 

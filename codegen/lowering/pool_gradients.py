@@ -134,16 +134,19 @@ def _col2im(
     return pool(call, a, ReduceOp.SUM, covering, of)
 
 
-@lowers(aten.upsample_nearest2d_backward.default)
+@lowers(
+    aten.upsample_nearest1d_backward.default, aten.upsample_nearest2d_backward.default,
+    aten.upsample_nearest3d_backward.default, aten._upsample_nearest_exact1d_backward.default,
+    aten._upsample_nearest_exact2d_backward.default, aten._upsample_nearest_exact3d_backward.default,
+)  # fmt: skip
 def _nearest(
-    call: Call, gradient: Tensor, output_size: Sequence[int], input_size: Sequence[int],
-    scale_h: float | None = None, scale_w: float | None = None,
-) -> Tensor:  # fmt: skip
-    factors = [out // max(size, 1) for out, size in zip(gradient.shape[-2:], input_size[-2:], strict=True)]
-    whole = all(size * f == out for size, f, out in zip(input_size[-2:], factors, gradient.shape[-2:], strict=True))
-    given = all(scale in (None, factor) for scale, factor in zip((scale_h, scale_w), factors, strict=True))
+    call: Call, gradient: Tensor, output_size: Sequence[int], input_size: Sequence[int], *scales: float | None
+) -> Tensor:
+    before, after = input_size[2:], gradient.shape[2:]
+    factors = [out // max(size, 1) for out, size in zip(after, before, strict=True)]
+    whole = all(size * factor == out for size, factor, out in zip(before, factors, after, strict=True))
+    given = all(scale in (None, factor) for scale, factor in zip(scales, factors, strict=False))
     if not (whole and given):
         raise Unsupported("the gradient of upsampling by a factor that is not whole")
-    extents = gradient.shape[-2:]
-    slides = [strided(f, extent, f, 0, 1, clip=0) for f, extent in zip(factors, extents, strict=True)]
+    slides = [strided(factor, out, factor, 0, 1, clip=0) for factor, out in zip(factors, after, strict=True)]
     return pool(call, once(call, gradient), ReduceOp.SUM, slides)

@@ -1,4 +1,4 @@
-"""Upsampling: elements at places computed from the position of the result.
+"""Upsampling, and its gradients: elements at places computed from the position of the result.
 
 PyTorch has decompositions, but running one imports SymPy, and theirs look indices up in tensors made for it.
 """
@@ -8,23 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import reduce
-from math import floor
+from functools import partial, reduce
+from math import ceil, floor, prod
 from typing import Any
 
 import torch
 from torch import fx
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Apply, Expr, Load, Op, walk
-from fusepass.codegen.ir.index import Index
+from fusepass.codegen.ir.expr import Apply, Builder, Expr, Load, Op, ReduceOp, walk
+from fusepass.codegen.ir.index import Bound, Index
 from fusepass.codegen.lowering.gathers import PLACE, Lookup, gathered
+from fusepass.codegen.lowering.pooling import Slide, once, pool
 from fusepass.codegen.lowering.registry import Call, lowers
 from fusepass.codegen.lowering.tensor import Context, Coordinates, Tensor, Unsupported, domain
 
 aten = torch.ops.aten
 
 _EXACT = 1 << 23  # to which float32 has whole numbers and halves of them
+_MOST_READERS = 1024  # elements of the result that an element's gradient is summed over
 
 NEAREST = (
     aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
@@ -87,8 +89,17 @@ def _slope(before: int, after: int, scale: float | None, exact: bool) -> Fractio
     return slope
 
 
-Taps = Sequence[tuple[Expr, Expr]]
-"""Elements along a dimension that make one of the result: (place, weight)."""
+@dataclass(frozen=True)
+class _Tap:
+    """An element along a dimension that makes one of the result, at a `place` inside of the input; `raw` is where that would be without an
+    end of the input, if arithmetic is exact."""
+
+    place: Expr
+    weight: Expr
+    raw: Index | None
+
+
+Taps = Sequence[_Tap]
 
 
 @dataclass(frozen=True)
@@ -97,7 +108,7 @@ class _Dimension:
 
     Attributes:
         size: of the input.
-        step: how far apart in the input neighbours of the result lie, as PyTorch rounds it.
+        fraction, step: how far apart in the input neighbours of the result lie, and the same as PyTorch rounds it.
         corners: whether the first and last elements of both lie at the same places, and not their outer ends.
         exact: slope, start and parts, where PyTorch's arithmetic is exact; parts are a power of two.
     """
@@ -105,6 +116,7 @@ class _Dimension:
     context: Context
     dtype: DType
     size: int
+    fraction: Fraction
     step: float
     corners: bool
     exact: tuple[int, int, int] | None
@@ -131,85 +143,139 @@ class _Dimension:
         rest = builder.cast(builder.position(place % parts, PLACE), self.dtype)
         return place // parts, builder.apply(Op.MUL, rest, self.number(1 / parts))
 
+    def readers(self, results: int, reach: int) -> Slide:
+        """Those of so many results' elements that lie less than `reach` behind an element of the input, or at most so far before it; where
+        arithmetic is not exact, some beside them, too."""
+        slope, start, parts = self.exact or _affine(self.fraction.limit_denominator(4 * max(results, 1)), self.corners)
+        # Where the step is another one, or rounded, places are not quite where it says.
+        off = 0 if self.exact else abs(Fraction(slope, parts) - self.fraction) * results + Fraction(self.size, _EXACT)
+        far = ceil((reach + off) * parts)
+        if slope * (results - 1) + start >= (self.size - 1) * parts + far:
+            raise Unsupported("the gradient of upsampling that goes on behind its input")
+        count = -(-2 * far // slope) if slope else results
+        every = count >= results
+
+        def position(i: Index, tap: Index) -> Index:
+            return tap if every else (i * parts - (far + start - slope + 1)) // slope + tap
+
+        def bounds(i: Index, tap: Index) -> tuple[Bound, ...]:
+            o = position(i, tap)
+            before = o * -slope + i * parts + (far - start)  # the place, in parts, from `reach` behind the element on
+            return Bound(o, 0, results), Bound(before, 1, 2 * far + 1)
+
+        return Slide(min(count, results), position, bounds)
+
+
+def _linear_taps(along: _Dimension, i: Index) -> Taps:
+    """The two neighbours, by the distance to them; PyTorch's own arithmetic."""
+    context, builder = along.context, along.context.builder
+    last, one = _number(context, along.size - 1), _number(context, 1)
+    split, raw = along.split(i), None
+    if split is not None:
+        before, weight = split
+        raw = before
+        low = builder.position(before, PLACE)
+        if before.bounds[0] < 0:  # before the first element there is nothing
+            zero = _number(context, 0)
+            weight = builder.apply(
+                Op.WHERE, builder.apply(Op.LT, low, zero, dtype=DType.BOOL), along.number(0.0), weight
+            )
+            low = builder.apply(Op.MAXIMUM, low, zero)
+    else:
+        at = along.at(i) if along.corners else builder.apply(Op.MAXIMUM, along.at(i), along.number(0.0))
+        low = builder.apply(Op.MINIMUM, builder.cast(at, PLACE), last)
+        weight = builder.apply(Op.SUB, at, builder.cast(low, along.dtype))
+        weight = builder.apply(Op.MINIMUM, weight, along.number(1.0))
+    high = builder.apply(Op.MINIMUM, builder.apply(Op.ADD, low, one), last)
+    rest = builder.apply(Op.SUB, along.number(1.0), weight)
+    return _Tap(low, rest, raw), _Tap(high, weight, None if raw is None else raw + 1)
+
+
+def _cubic_taps(along: _Dimension, i: Index) -> Taps:
+    """Four neighbours, by Keys' kernel with PyTorch's A = -0.75.
+
+    Keys, "Cubic convolution interpolation for digital image processing", 1981. With t, the distance to the second
+    neighbour, and s = 1 - t the weights are A t s^2, (A + 2) t^3 - (A + 3) t^2 + 1, and both again with t and s exchanged:
+    factors in place of PyTorch's polynomials of t + 1 and 2 - t, whose terms cancel.
+    """
+    context, number, sharpness = along.context, along.number, -0.75
+    builder = context.builder
+
+    def product(*factors: Expr) -> Expr:
+        return reduce(lambda x, y: builder.apply(Op.MUL, x, y), factors)
+
+    def inner(t: Expr) -> Expr:
+        slope = builder.apply(Op.SUB, product(number(sharpness + 2), t), number(sharpness + 3))
+        return builder.apply(Op.ADD, product(slope, t, t), number(1.0))
+
+    split = along.split(i)
+    if split is not None:
+        first, t = builder.position(split[0], PLACE), split[1]
+    else:
+        floor_ = builder.apply(Op.FLOOR, along.at(i))
+        t = builder.apply(Op.MAXIMUM, builder.apply(Op.SUB, along.at(i), floor_), number(0.0))
+        first, t = builder.cast(floor_, PLACE), builder.apply(Op.MINIMUM, t, number(1.0))
+    s = builder.apply(Op.SUB, number(1.0), t)
+    weights = product(number(sharpness), t, s, s), inner(t), inner(s), product(number(sharpness), s, t, t)
+    none, last = _number(context, 0), _number(context, along.size - 1)
+
+    def tap(offset: int, weight: Expr) -> _Tap:
+        place = builder.apply(Op.ADD, first, _number(context, offset))
+        inside = builder.apply(Op.MINIMUM, builder.apply(Op.MAXIMUM, place, none), last)
+        return _Tap(inside, weight, None if split is None else split[0] + offset)
+
+    return tuple(map(tap, (-1, 0, 1, 2), weights))
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """How an element is made of its neighbours along a dimension: the `taps` of the result's element, of which the first one lies less than
+    `reach` before its place, and the last one at most so far behind it."""
+
+    taps: Callable[[_Dimension, Index], Taps]
+    reach: int
+
+
+_LINEAR, _CUBIC = _Kernel(_linear_taps, 1), _Kernel(_cubic_taps, 2)
+
 
 @lowers(
     aten.upsample_linear1d.default, aten.upsample_bilinear2d.default, aten.upsample_trilinear3d.default,
     aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec,
 )  # fmt: skip
 def _linear(call: Call, a: Tensor, size: Any, align_corners: bool, *scales: Any) -> Tensor:
-    """Between the two neighbours along each dimension, by the distance to them; PyTorch's own arithmetic."""
-    builder = call.context.builder
-
-    def taps(i: Index, along: _Dimension) -> Taps:
-        last, one = _number(call.context, along.size - 1), _number(call.context, 1)
-        split = along.split(i)
-        if split is not None:
-            before, weight = split
-            low = builder.position(before, PLACE)
-            if before.bounds[0] < 0:  # before the first element there is nothing
-                zero = _number(call.context, 0)
-                weight = builder.apply(
-                    Op.WHERE, builder.apply(Op.LT, low, zero, dtype=DType.BOOL), along.number(0.0), weight
-                )
-                low = builder.apply(Op.MAXIMUM, low, zero)
-        else:
-            at = along.at(i) if align_corners else builder.apply(Op.MAXIMUM, along.at(i), along.number(0.0))
-            low = builder.apply(Op.MINIMUM, builder.cast(at, PLACE), last)
-            weight = builder.apply(Op.SUB, at, builder.cast(low, along.dtype))
-            weight = builder.apply(Op.MINIMUM, weight, along.number(1.0))
-        high = builder.apply(Op.MINIMUM, builder.apply(Op.ADD, low, one), last)
-        return (low, builder.apply(Op.SUB, along.number(1.0), weight)), (high, weight)
-
-    return _interpolated(call, a, align_corners, scales, taps)
+    return _interpolated(call, a, align_corners, scales, _LINEAR)
 
 
 @lowers(aten.upsample_bicubic2d.default, aten.upsample_bicubic2d.vec)
 def _cubic(call: Call, a: Tensor, size: Any, align_corners: bool, *scales: Any) -> Tensor:
-    """Of four neighbours along each dimension, by Keys' kernel with PyTorch's A = -0.75.
-
-    Keys, "Cubic convolution interpolation for digital image processing", 1981. With t, the distance to the second
-    neighbour, and s = 1 - t the weights are A t s^2, (A + 2) t^3 - (A + 3) t^2 + 1, and both again with t and s exchanged:
-    factors in place of PyTorch's polynomials of t + 1 and 2 - t, whose terms cancel.
-    """
-    builder, sharpness = call.context.builder, -0.75
-
-    def product(*factors: Expr) -> Expr:
-        return reduce(lambda x, y: builder.apply(Op.MUL, x, y), factors)
-
-    def inner(t: Expr, number: Callable[[float], Expr]) -> Expr:
-        slope = builder.apply(Op.SUB, product(number(sharpness + 2), t), number(sharpness + 3))
-        return builder.apply(Op.ADD, product(slope, t, t), number(1.0))
-
-    def taps(i: Index, along: _Dimension) -> Taps:
-        number, split = along.number, along.split(i)
-        if split is not None:
-            first, t = builder.position(split[0], PLACE), split[1]
-        else:
-            floor_ = builder.apply(Op.FLOOR, along.at(i))
-            t = builder.apply(Op.MAXIMUM, builder.apply(Op.SUB, along.at(i), floor_), number(0.0))
-            first, t = builder.cast(floor_, PLACE), builder.apply(Op.MINIMUM, t, number(1.0))
-        s = builder.apply(Op.SUB, number(1.0), t)
-        outer = (product(number(sharpness), t, s, s), product(number(sharpness), s, t, t))
-        weights = outer[0], inner(t, number), inner(s, number), outer[1]
-        none, last = _number(call.context, 0), _number(call.context, along.size - 1)
-        places = [builder.apply(Op.ADD, first, _number(call.context, offset)) for offset in (-1, 0, 1, 2)]
-        inside = [builder.apply(Op.MINIMUM, builder.apply(Op.MAXIMUM, place, none), last) for place in places]
-        return tuple(zip(inside, weights, strict=True))
-
-    return _interpolated(call, a, align_corners, scales, taps)
+    return _interpolated(call, a, align_corners, scales, _CUBIC)
 
 
-def _interpolated(
-    call: Call, a: Tensor, align_corners: bool, scales: Sequence[Any], taps: Callable[[Index, _Dimension], Taps]
+@lowers(
+    aten.upsample_linear1d_backward.default, aten.upsample_bilinear2d_backward.default,
+    aten.upsample_trilinear3d_backward.default,
+)  # fmt: skip
+def _linear_gradient(
+    call: Call, gradient: Tensor, size: Any, input_size: Sequence[int], align_corners: bool, *scales: Any
 ) -> Tensor:
-    """Sums of elements times weights, along one dimension after the other; `taps` gives those of an element of the result."""
+    return _gathered_back(call, gradient, align_corners, scales, _LINEAR)
+
+
+@lowers(aten.upsample_bicubic2d_backward.default)
+def _cubic_gradient(
+    call: Call, gradient: Tensor, size: Any, input_size: Sequence[int], align_corners: bool, *scales: Any
+) -> Tensor:
+    return _gathered_back(call, gradient, align_corners, scales, _CUBIC)
+
+
+def _interpolated(call: Call, a: Tensor, align_corners: bool, scales: Sequence[Any], kernel: _Kernel) -> Tensor:
+    """Sums of elements times weights, along one dimension after the other."""
     if not a.dtype.is_float:
         raise Unsupported("upsampling of integers")
     context, builder = call.context, call.context.builder
     rank, shape = len(a.shape) - 2, call.value.shape
-    given = _scales(call.node, rank, scales)
-    sizes = zip(a.shape[2:], shape[2:], given, strict=True)
-    dimensions = [_dimension(context, a.dtype.compute, *each, align_corners) for each in sizes]
+    dimensions = _dimensions(call, a.dtype, a.shape, shape, align_corners, scales)
     source = a if _loaded(a) else context.materialize(a, f"{call.origin}_input", call.origin)
 
     def corner(places: Sequence[Expr]) -> Tensor:
@@ -220,17 +286,79 @@ def _interpolated(
         return gathered(call, source, shape, lambda c: ((*c[:2], *(Index(),) * rank), found))
 
     def at(c: Coordinates) -> Expr:
-        found = [taps(i, along) for i, along in zip(c[2:], dimensions, strict=True)]
+        found = [kernel.taps(along, i) for i, along in zip(c[2:], dimensions, strict=True)]
 
         def summed(places: tuple[Expr, ...]) -> Expr:
             if len(places) == rank:
                 return corner(places).at(c)
-            parts = [builder.apply(Op.MUL, weight, summed((*places, place))) for place, weight in found[len(places)]]
-            return reduce(lambda x, y: builder.apply(Op.ADD, x, y), parts)
+            taps = found[len(places)]
+            return _sum(builder, [builder.apply(Op.MUL, tap.weight, summed((*places, tap.place))) for tap in taps])
 
         return summed(())
 
     return context.tensor(shape, a.dtype, at, windowed=True)
+
+
+def _gathered_back(call: Call, gradient: Tensor, align_corners: bool, scales: Sequence[Any], kernel: _Kernel) -> Tensor:
+    """The gradient of what was interpolated: an element gathers from the elements of the result that may have read it, each times the weight
+    that it had there."""
+    shape = call.value.shape
+    dimensions = _dimensions(call, gradient.dtype, shape, gradient.shape, align_corners, scales)
+    readers = [along.readers(out, kernel.reach) for along, out in zip(dimensions, gradient.shape[2:], strict=True)]
+    if prod(slide.size for slide in readers) > _MOST_READERS:
+        raise Unsupported("the gradient of upsampling by a large factor")
+
+    def towards(c: Coordinates, results: Coordinates) -> Expr:
+        value = gradient.at(results)
+        for along, i, o in zip(dimensions, c[2:], results[2:], strict=True):
+            value = _weighted(along, value, i, kernel.taps(along, o))
+        return value
+
+    return pool(call, once(call, gradient, readers), ReduceOp.SUM, readers, of=towards)
+
+
+def _weighted(along: _Dimension, value: Expr, i: Index, taps: Taps) -> Expr:
+    """`value` times the weight of those `taps` that are element `i`; zero where none is."""
+    builder, zero = along.context.builder, along.number(0.0)
+    compare = partial(builder.apply, dtype=DType.BOOL)
+
+    def where(op: Op, left: Expr, right: int, chosen: Expr) -> Expr:
+        return builder.apply(Op.WHERE, compare(op, left, _number(along.context, right)), chosen, zero)
+
+    raw = [(builder.position(tap.raw - i, PLACE), tap.weight) for tap in taps if tap.raw is not None]
+    if raw:
+        # How far taps are from the element depends on which reader it is, and mostly on nothing else: a compiler knows the sums.
+        at = builder.position(i, PLACE)
+        own, below, above = (
+            _sum(builder, [where(op, distance, 0, weight) for distance, weight in raw]) for op in (Op.EQ, Op.LT, Op.GT)
+        )
+        ends = where(Op.EQ, at, 0, below), where(Op.EQ, at, along.size - 1, above)
+        return builder.apply(Op.MUL, value, _sum(builder, [own, *ends]))
+    at = builder.position(i, PLACE)
+    hits = [compare(Op.EQ, tap.place, at) for tap in taps]
+    weight = _sum(
+        builder, [builder.apply(Op.WHERE, hit, tap.weight, zero) for hit, tap in zip(hits, taps, strict=True)]
+    )
+    any_ = reduce(lambda x, y: compare(Op.OR, x, y), hits)
+    return builder.apply(Op.WHERE, any_, builder.apply(Op.MUL, value, weight), zero)
+
+
+def _sum(builder: Builder, parts: Sequence[Expr]) -> Expr:
+    return reduce(lambda x, y: builder.apply(Op.ADD, x, y), parts)
+
+
+def _dimensions(
+    call: Call,
+    dtype: DType,
+    before: Sequence[int],
+    after: Sequence[int],
+    align_corners: bool,
+    scales: Sequence[Any],
+) -> list[_Dimension]:
+    """The dimensions of images along which tensors of the shape `after` lie between elements of those of the shape `before`."""
+    given = _scales(call.node, len(before) - 2, scales)
+    sizes = zip(before[2:], after[2:], given, strict=True)
+    return [_dimension(call.context, dtype.compute, *each, align_corners) for each in sizes]
 
 
 def _scales(node: fx.Node, rank: int, scales: Sequence[Any]) -> Sequence[float | None]:
@@ -251,13 +379,24 @@ def _dimension(
     context: Context, dtype: DType, before: int, after: int, scale: float | None, align_corners: bool
 ) -> _Dimension:
     step = _step(before, after, scale, align_corners)
-    return _Dimension(context, dtype, before, float(step), align_corners, _exact(step, before, after, align_corners))
+    if before == after and step not in (0, 1):
+        raise Unsupported(
+            "resampling to the size that there is by another factor, which some of PyTorch's kernels take for a copy"
+        )
+    return _Dimension(
+        context, dtype, before, step, float(step), align_corners, _exact(step, before, after, align_corners)
+    )
+
+
+def _affine(step: Fraction, align_corners: bool) -> tuple[int, int, int]:
+    """Slope, start and parts of the places ``(slope * i + start) / parts``."""
+    up, down = step.numerator, step.denominator
+    return (up, 0, down) if align_corners else (2 * up, up - down, 2 * down)
 
 
 def _exact(step: Fraction, before: int, after: int, align_corners: bool) -> tuple[int, int, int] | None:
     """Slope, start and parts of a dimension where all that PyTorch computes from them has few enough digits, and ends inside of the input."""
-    up, down = step.numerator, step.denominator
-    slope, start, parts = (up, 0, down) if align_corners else (2 * up, up - down, 2 * down)
+    slope, start, parts = _affine(step, align_corners)
     dyadic, last = parts & (parts - 1) == 0, slope * (after - 1) + start
     return (slope, start, parts) if dyadic and last + parts < _EXACT and last < parts * before else None
 

@@ -20,7 +20,7 @@ from fusepass.codegen.passes.partials import Pieces
 from fusepass.codegen.passes.parts import fuse_parts
 from fusepass.codegen.passes.products import Length, split_products, whole_sums
 from fusepass.codegen.passes.scans import fuse_scans
-from fusepass.codegen.passes.short_rows import windows_of_short_rows
+from fusepass.codegen.passes.short_rows import windows_of_reductions, windows_of_short_rows
 from fusepass.codegen.passes.split import SplitPolicy, separate_layouts, split_long_rows
 from fusepass.codegen.passes.split_scans import split_scans
 from fusepass.codegen.passes.statistics import online_softmax
@@ -42,7 +42,8 @@ class PassOptions:
         longest_column: the same of rows whose elements are not neighbours in memory, where nothing is stored per element.
         stores_columns: whether a kernel that only reduces such rows had better store what happens per element, too.
         stores_pieces: whether pieces of rows had better store what is stored and needed again.
-        access: bytes of the widest access: rows of fewer that are only reduced become windows; 0 where a thread has no use of its neighbours' rows.
+        access: bytes of the widest access: rows of fewer that are only reduced become windows; 0 where a thread has no use of its neighbours'
+            rows, and what is reduced across them is stored before.
         anchors: whether a kernel with an anchor is better than the library's call.
         warps: that multiply together in a convolution; see `Convolution.warps`.
         halves, tiled, held: whether convolutions that may be rounded to TF32 become products of scaled halves, and these in tiles, or with
@@ -105,6 +106,7 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("nest_reductions", nest_reductions),
         ("fuse_elements", lambda p, b: fuse_elements(p, b, rules)),
         ("reduce_over_rows", lambda p, b: reduce_over_rows(p, b, options.row_pieces)),
+        ("windows_of_reductions", lambda p, b: windows_of_reductions(p, b, options.longest_cached_row, options.access)),
         ("separate_windows", lambda p, b: _separate_windows(p, b, options)),
         ("fill_products", lambda p, b: fill_products(p, b, options.fills)),
         ("form_teams", lambda p, b: form_teams(p, b, options.teams, options.clusters, options.strips)),

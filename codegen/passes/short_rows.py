@@ -1,17 +1,25 @@
-"""Rows shorter than an access, one after another in memory, that are only reduced: windows of a pointwise kernel.
+"""Rows of few elements become windows.
 
-A thread then has several neighbouring rows and loads them in whole accesses. With a row for each thread, a warp would load single elements
-some apart, and as many fewer bytes at once.
+Those shorter than an access that lie one after another in memory and are only reduced make a pointwise kernel: a thread then has several
+neighbouring rows and loads them in whole accesses. With a row for each thread, a warp would load single elements some apart, and as many
+fewer bytes at once.
+
+Where another kernel reduces the results, as the nearest of several points does, that one computes them: they need not be stored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fusepass.codegen.ir.expr import Builder, Expr, Gather, Stat, Window
-from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.passes.fuse import is_plain
+from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Stat, Window
+from fusepass.codegen.ir.index import Axis, Index
+from fusepass.codegen.ir.program import Kernel, Program, Role
+from fusepass.codegen.passes.fuse import drop_unused, is_plain
 from fusepass.codegen.passes.rewrite import rewrite_kernel
+from fusepass.codegen.passes.unify import unify
+
+_FEW = 8  # elements of a row that are computed again rather than stored
 
 
 def windows_of_short_rows(program: Program, builder: Builder, access: int) -> Program:
@@ -20,25 +28,92 @@ def windows_of_short_rows(program: Program, builder: Builder, access: int) -> Pr
     return replace(program, kernels=tuple(kernels))
 
 
+def windows_of_reductions(program: Program, builder: Builder, longest: int, access: int) -> Program:
+    """Make the rows of every kernel that only reduces few elements windows of the one kernel that reads the results, if that reduces them,
+    once or in rows of at most `longest` elements, which stay on the chip; along memory alone where there is no widest `access`."""
+    for position, producer in enumerate(program.kernels):
+        rest = program.kernels[position + 1 :]
+        readers = [kernel for kernel in rest if kernel.reads & producer.writes]
+        stored = any(program.buffer(name).role is not Role.TEMP for name in producer.writes)
+        if not _only_reduces(producer) or producer.col_count > _FEW or stored or len(readers) != 1:
+            continue
+        (reader,) = readers
+        once = len(reader.sweeps) == 1 and not reader.stores
+        between = rest[: rest.index(reader)]
+        if not (once or reader.col_count <= longest) or any(kernel.writes & producer.reads for kernel in between):
+            continue
+        fused = _inside(producer, reader, builder)
+        if fused is not None and (access or not any(_is_across(load.index, fused) for load in fused.loads())):
+            kernels = (fused if kernel is reader else kernel for kernel in program.kernels if kernel is not producer)
+            return windows_of_reductions(
+                drop_unused(replace(program, kernels=tuple(kernels))), builder, longest, access
+            )
+    return program
+
+
+def _inside(producer: Kernel, reader: Kernel, builder: Builder) -> Kernel | None:
+    """`reader` with the rows of `producer` as windows; None where it reads them anywhere but each at a point of its own."""
+    if not reader.sweeps or reader.scans or not is_plain(reader):
+        return None
+    unified = unify(producer, reader, producer.writes, builder)
+    if unified is None:
+        return None
+    producer, reader = unified.producer, unified.consumer
+    points = {axis for axis in producer.rows if axis.size > 1}
+    if points != {*reader.rows, *reader.cols}:
+        return None
+    windows = _windows(producer, builder)
+    written = {store.buffer: store for store in producer.row_stores}
+
+    def forward(node: Expr) -> Expr | None:
+        if isinstance(node, Load) and node.buffer in written and node.index == written[node.buffer].index:
+            value = builder.rewrite(written[node.buffer].value, leaf=lambda inner: _window_of(inner, windows))
+            return builder.cast(value, node.dtype)
+        return None
+
+    fused = rewrite_kernel(reader, builder, leaf=forward)
+    origin = tuple(dict.fromkeys((*producer.origin, *reader.origin)))
+    return None if fused.reads & producer.writes else replace(fused, origin=origin)
+
+
+def _is_across(index: Index, kernel: Kernel) -> bool:
+    """Whether the rows of `kernel` are nearer to each other at `index` than their elements are."""
+
+    def least(axes: Sequence[Axis]) -> int:
+        return min((step for axis in axes if (step := index.stride(axis))), default=0)
+
+    return 0 < least(kernel.rows) < least(kernel.cols)
+
+
+def _only_reduces(kernel: Kernel) -> bool:
+    """Whether a kernel does nothing but reduce each row once, by operations that a window knows."""
+    if not is_plain(kernel) or len(kernel.sweeps) != 1 or kernel.stores or kernel.scans:
+        return False
+    simple = all(each.op.arity == each.op.parts == 1 and not each.running for each in kernel.reductions)
+    return simple and kernel.col_count > 1 and not any(isinstance(node, Gather | Window) for node in kernel.nodes)
+
+
 def _is_short(kernel: Kernel, access: int) -> bool:
-    if not is_plain(kernel) or len(kernel.sweeps) != 1 or len(kernel.cols) != 1 or kernel.stores or not kernel.rows:
+    if not _only_reduces(kernel) or len(kernel.cols) != 1 or not kernel.rows:
         return False
     (col,), row = kernel.cols, kernel.rows[-1]
-    simple = all(each.op.arity == each.op.parts == 1 and not each.running for each in kernel.reductions)
-    if col.size < 2 or not simple or any(isinstance(node, Gather | Window) for node in kernel.nodes):
-        return False
     along = [load for load in kernel.loads() if load.index.stride(col) == 1 and load.index.stride(row) == col.size]
     return bool(along) and all(col.size * load.dtype.nbytes < access for load in along)
 
 
 def _pointwise(kernel: Kernel, builder: Builder) -> Kernel:
-    found = {
+    found = _windows(kernel, builder)
+    ends = rewrite_kernel(replace(kernel, sweeps=()), builder, leaf=lambda node: _window_of(node, found))
+    return replace(ends, cols=(), row_stores=(), stores=ends.row_stores)
+
+
+def _windows(kernel: Kernel, builder: Builder) -> Mapping[str, Expr]:
+    """What the reductions of `kernel` are as windows, by name."""
+    return {
         each.name: builder.window(each.op, kernel.cols, builder.cast(each.values[0], each.dtype))
         for each in kernel.reductions
     }
 
-    def leaf(node: Expr) -> Expr | None:
-        return found[node.reduction] if isinstance(node, Stat) else None
 
-    ends = rewrite_kernel(replace(kernel, sweeps=()), builder, leaf=leaf)
-    return replace(ends, cols=(), row_stores=(), stores=ends.row_stores)
+def _window_of(node: Expr, windows: Mapping[str, Expr]) -> Expr | None:
+    return windows[node.reduction] if isinstance(node, Stat) else None

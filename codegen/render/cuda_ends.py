@@ -8,7 +8,7 @@ from fusepass.codegen.ir.dataflow import Kept
 from fusepass.codegen.ir.expr import Expr, Load
 from fusepass.codegen.ir.program import Store
 from fusepass.codegen.render.cuda_frame import Frame
-from fusepass.codegen.render.cuda_loads import guarded_loads
+from fusepass.codegen.render.cuda_loads import needed
 from fusepass.codegen.render.cuda_states import State, pushed_one
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
@@ -28,8 +28,8 @@ class Ends:
         frame, top, col = self.frame, self.frame.top, self.frame.arranged.col
         inner = self._inside()
         self._loaded = []
-        for load, guards in guarded_loads(frame, roots, known):
-            if () in guards and (frame.lane in load.index.axes or col in load.index.axes):
+        for load, guard in needed(frame, roots, known):
+            if not guard and (frame.lane in load.index.axes or col in load.index.axes):
                 name = frame.names.numbered(f"{frame.pointers[load.buffer]}_end")
                 top.lines.append(f"{C_TYPES[load.dtype]} {name};")
                 inner.lines.append(f"{name} = {frame.pointers[load.buffer]}[{inner.index(load.index)}];")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from fusepass.codegen.ir.expr import Expr, Load, Masked, Window, children
-from fusepass.codegen.ir.index import Bound, axis_index
+from fusepass.codegen.ir.expr import Expr, Load
+from fusepass.codegen.ir.guards import Guard, guarded_loads
+from fusepass.codegen.ir.index import axis_index
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
 from fusepass.codegen.schedule.plan import Walk
-
-Guard = tuple[Bound, ...]
 
 
 @dataclass(frozen=True)
@@ -53,44 +52,22 @@ def loads_ahead(frame: Frame, roots: Sequence[Expr], known: Collection[Expr]) ->
     """The loads below `roots` that can be issued ahead; what is below `known` values is not needed."""
     if frame.unroll == 1 and frame.schedule.width == 1:
         return []
-    found = (_issue(frame, load, guards) for load, guards in guarded_loads(frame, roots, known))
+    found = (_issue(frame, load, guard) for load, guard in needed(frame, roots, known))
     return [ahead for ahead in found if ahead is not None]
 
 
-def guarded_loads(
-    frame: Frame, roots: Sequence[Expr], known: Collection[Expr] = ()
-) -> Collection[tuple[Load, set[Guard | None]]]:
-    """Each load outside of windows with the guards it is reached under; None where lanes differ in whether they need it."""
-    found: dict[int, tuple[Load, set[Guard | None]]] = {}
-    stop = {id(node) for node in known}
-    seen: set[tuple[int, Guard | None]] = set()
-
-    def visit(node: Expr, guard: Guard | None) -> None:
-        if id(node) in stop or (id(node), guard) in seen or isinstance(node, Window):
-            return
-        seen.add((id(node), guard))
-        match node:
-            case Load():
-                found.setdefault(id(node), (node, set()))[1].add(guard)
-            case Masked(mask, value, other, _):
-                same = all(frame.lane not in bound.index.axes for bound in mask)
-                visit(value, (*guard, *mask) if same and guard is not None else None)
-                visit(other, guard)
-            case _:
-                for child in children(node):
-                    visit(child, guard)
-
-    for root in roots:
-        visit(root, ())
-    return found.values()
+def needed(frame: Frame, roots: Sequence[Expr], known: Collection[Expr] = ()) -> Iterator[tuple[Load, Guard]]:
+    """Each load outside of windows with what must hold for it, where that is one condition that lanes do not differ in."""
+    for load, guard in guarded_loads(roots, known):
+        if guard is not None and all(frame.lane not in bound.index.axes for bound in guard):
+            yield load, guard
 
 
-def _issue(frame: Frame, load: Load, guards: set[Guard | None]) -> Ahead | None:
+def _issue(frame: Frame, load: Load, guard: Guard) -> Ahead | None:
     arranged = frame.arranged
     axis = arranged.axis if frame.schedule.walk in (Walk.POINTWISE, Walk.PATCH) else arranged.col
     lanes = frame.has_lanes(load)
-    guard = () if () in guards else next(iter(guards)) if len(guards) == 1 else None
-    if guard is None or (frame.unroll == 1 and not lanes):
+    if frame.unroll == 1 and not lanes:
         return None
     if not any(axis in index.axes for index in (load.index, *(bound.index for bound in guard))):
         return None  # the same for a whole row: printed before the loop

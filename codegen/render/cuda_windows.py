@@ -10,7 +10,7 @@ from fusepass.codegen.ir.expr import Expr, Masked, Window, children, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.neighbours import Points, Stretch, points, stretches
 from fusepass.codegen.render.cuda_frame import Frame
-from fusepass.codegen.render.cuda_loads import Ahead, declare_one, guarded_loads, load_one
+from fusepass.codegen.render.cuda_loads import Ahead, declare_one, load_one, needed
 from fusepass.codegen.render.printer import UNROLLED_WINDOW, Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block, literal
 
@@ -25,8 +25,8 @@ def vector_windows(frame: Frame, step: Scope, lanes: Scope, roots: Sequence[Expr
     for node in list(_always(roots, known)):
         ahead = [
             Ahead(load, guard, True, True, frame.names.numbered(f"{frame.pointers[load.buffer]}_in"))
-            for load, guards in guarded_loads(frame, [node.value])
-            if len(guards) == 1 and (guard := next(iter(guards))) is not None and frame.is_wide(load.buffer, load.index)
+            for load, guard in needed(frame, [node.value])
+            if frame.is_wide(load.buffer, load.index)
         ]
         if ahead and not any(isinstance(below, Window) for below in walk(node.value)):
             lanes.bind(node, _window(frame, step, node, ahead))

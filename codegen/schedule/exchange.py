@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fusepass.codegen.ir.crossing import Crossing, Guard
+from fusepass.codegen.ir.crossing import Crossing
+from fusepass.codegen.ir.guards import Guard
 from fusepass.codegen.ir.index import Axis, Bound, Index
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.tile import Tile, fitting_width, power_above

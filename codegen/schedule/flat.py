@@ -48,7 +48,7 @@ _MOST_TILES = 1024  # along the rows, before the next columns
 
 def pointwise(shape: Shape) -> Schedule:
     axis = shape.row_axis
-    if axis and _branches(shape):
+    if axis and _branches(shape, axis):
         return _pointwise(shape, 1, _IN_PARTS)
     width = _shared_width(shape, axis) if axis else 1
     if axis and width == 1 and not _walks_over_neighbours(shape, axis):
@@ -67,9 +67,16 @@ def pointwise(shape: Shape) -> Schedule:
     return _pointwise(shape, width)
 
 
-def _branches(shape: Shape) -> bool:
-    """Whether several parts of short rows have long functions of their own, for which all threads of a warp wait that has these parts."""
-    parts = [node.value for node in shape.kernel.nodes if isinstance(node, Masked)]
+def _branches(shape: Shape, axis: Axis) -> bool:
+    """Whether several parts of short rows have long functions of their own, for which all threads of a warp wait that has these parts.
+
+    Parts that take turns within a vector are no branches.
+    """
+    lane = Axis("lane", shape.width(axis))
+    masked = (node for node in shape.kernel.nodes if isinstance(node, Masked))
+    parts = [
+        node.value for node in masked if any(axis in split_index(bound.index, axis, lane).axes for bound in node.mask)
+    ]
     return shape.axes[-1].size <= _PARTED and sum(has_long_functions(walk(part)) for part in parts) > 1
 
 

@@ -198,6 +198,38 @@ def test_places_of_maxima_are_saved_as_bytes(name: str) -> None:
     assert (torch.uint8 in places, torch.int64 in places) == (name != "larger", name == "larger")
 
 
+def _filtered(x: Tensor) -> Tensor:
+    y = F.batch_norm(x, None, None, training=True).relu()
+    return F.conv2d(y, torch.linspace(-1, 1, 16, dtype=x.dtype).view(2, 8, 1, 1)).exp()
+
+
+STORED: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "returned": (lambda x: (x * x - 1).relu(), True),
+    "of a normalised value": (lambda x: F.batch_norm(x, None, None, training=True).relu(), True),
+    "read by a convolution": (_filtered, True),
+    "of what backward does not read": (lambda x: (x * 2).relu(), False),
+    "a long function": (lambda x: torch.tanh(x * x), False),
+}
+"""Functions, and whether backward makes again what is stored anyway."""
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_what_is_stored_anyway_is_made_again_of_what_is_at_hand(name: str) -> None:
+    function, again = STORED[name]
+    made: list[CompiledGraph] = []
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=Backend("graph", {"tune": "off"}, observe=made.append))
+    x = torch.randn(IMAGES, dtype=torch.float64, requires_grad=True)
+    result = compiled(x)
+    weights = torch.randn_like(result)
+    result.backward(weights)
+    given = x.detach().clone().requires_grad_()
+    function(given).backward(weights)
+    torch.testing.assert_close(x.grad, given.grad)
+    functions = {torch.ops.aten.relu.default, torch.ops.aten.tanh.default}
+    assert any(node.target in functions for node in made[-1].before.graph.nodes) is again
+
+
 def test_groups_of_what_lies_channels_last_stay_as_they_are() -> None:
     """Their places cannot be seen as groups."""
     compiled, _ = _compiled(Model(nn.GroupNorm(4, 8), gate))

@@ -13,9 +13,12 @@ from torch import Tensor
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.lowering.registry import decomposition, supports
+from fusepass.codegen.lowering.tensor import Unsupported
+from fusepass.codegen.render import render
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Walk
-from tests.support.regions import operator_region
+from tests.support.emulate import emulate, needs_compiler
+from tests.support.regions import operator_region, tensor_of
 
 aten = torch.ops.aten
 X = torch.randn(2, 3, 7, 9, dtype=torch.float64)
@@ -67,6 +70,57 @@ def test_gradients_of_windows_that_step_are_read_along_rows(size: int) -> None:
     (kernel,) = program.kernels
     plan = schedule(kernel, program, facts)
     assert (plan.walk, plan.width) == (Walk.POINTWISE, 4)
+
+
+RESAMPLED: dict[str, tuple[list[int], list[int], bool, tuple[float | None, ...]]] = {
+    "twice": ([5, 6], [10, 12], False, ()),
+    "twice, by factors": ([5, 6], [10, 12], False, (2.0, 2.0)),
+    "three times": ([4, 3], [12, 9], False, ()),
+    "many times": ([2, 3], [14, 30], False, ()),
+    "half": ([8, 9], [4, 4], False, (0.5, 0.5)),
+    "a fifth": ([10, 11], [2, 2], False, ()),
+    "a factor that is not whole": ([7, 6], [11, 8], False, (1.6, 1.45)),
+    "corners": ([5, 4], [9, 13], True, ()),
+    "fewer, with corners": ([9, 7], [4, 3], True, ()),
+    "to one element": ([4, 5], [1, 1], True, ()),
+    "of one element": ([1, 1], [6, 5], False, ()),
+    "of one element, with corners": ([1, 2], [6, 5], True, ()),
+    "as it is": ([5, 6], [5, 6], False, ()),
+}
+
+
+@pytest.mark.parametrize("name", RESAMPLED)
+@pytest.mark.parametrize("kind", ["bilinear", "bicubic"])
+def test_resampling(kind: str, name: str) -> None:
+    before, after, corners, factors = RESAMPLED[name]
+    target = getattr(aten, f"upsample_{kind}2d_backward").default
+    gradient = torch.randn(2, 3, *after, dtype=torch.float64)
+    operator_region(target, gradient, after, [2, 3, *before], corners, *factors).check(exact=False)
+
+
+def test_resampling_refuses_what_kernels_disagree_on() -> None:
+    """By a factor to the size that there is, some copy; behind the input, all elements are the last one."""
+    target, gradient = aten.upsample_bilinear2d_backward.default, torch.randn(1, 1, 10, 12)
+    for size, factors, reason in (([10, 6], (1.05, 2.0), "a copy"), ([5, 6], (1.0, 2.0), "behind its input")):
+        with pytest.raises(Unsupported, match=reason):
+            operator_region(target, gradient, [10, 12], [1, 1, *size], False, *factors).passed()
+    with pytest.raises(Unsupported, match="a copy"):
+        operator_region(aten.upsample_bilinear2d.default, torch.randn(1, 1, 5, 6), [5, 12], False, 1.1, 2.0).passed()
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["bilinear", "bicubic"])
+def test_gradients_of_resampled_images_are_of_patches(kind: str) -> None:
+    torch.manual_seed(0)
+    facts = DeviceFacts.h200()
+    target = getattr(aten, f"upsample_{kind}2d_backward").default
+    made = operator_region(target, torch.randn(64, 4, 64, 64), [64, 64], [64, 4, 32, 32], False)
+    program = made.passed(pass_options(facts))
+    (kernel,) = program.kernels
+    assert schedule(kernel, program, facts).walk is Walk.PATCH
+    (output,) = program.outputs
+    got = tensor_of(emulate(program, render(program, facts), made.memory(program))[output], program.buffer(output))
+    torch.testing.assert_close(got, made.eager()[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("reduction", [0, 1, 2])

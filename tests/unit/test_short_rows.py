@@ -1,4 +1,4 @@
-"""Rows shorter than an access become windows, and what is the place of an extreme is counted in order."""
+"""Rows shorter than an access become windows, as do those of few elements whose results are reduced, and what is the place of an extreme is counted in order."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.expr import Window
+from fusepass.codegen.ir.program import Role
 from fusepass.codegen.render import render
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import region, tensor_of
@@ -86,6 +87,65 @@ def test_short_rows_of_bytes() -> None:
 def test_others_stay_rows(function: Callable[..., object], shape: tuple[int, ...], dtype: torch.dtype) -> None:
     program = region(function, torch.empty(shape, dtype=dtype)).passed(pass_options(SMALL))
     assert not any(kernel.is_pointwise for kernel in program.kernels)
+
+
+def _distances(x: Tensor, y: Tensor) -> Tensor:
+    return ((x[:, None] - y) ** 2).sum(-1)
+
+
+NESTED: dict[str, tuple[Callable[..., object], tuple[tuple[int, ...], ...], int]] = {
+    "least distance": (lambda x, y: _distances(x, y).amin(1), ((70, 3), (130, 3)), 9100),
+    "nearest": (lambda x, y: _distances(x, y).argmin(1), ((70, 8), (130, 8)), 9100),
+    "soft assignment": (lambda x, y: (-_distances(x, y)).softmax(1), ((70, 4), (130, 4)), 9100),
+    "mean length": (lambda x: x.norm(dim=-1).mean(), ((4099, 4),), 4099),
+    "greatest colour": (lambda x: x.amax(1).mean((1, 2)), ((4, 3, 33, 30),), 3960),
+    "normalised sum": (lambda x: torch.layer_norm(x.sum(1), (130,)), ((40, 4, 130),), 5200),
+    "across": (lambda x: x.amax(-1).sum(1), ((3, 40, 64, 4),), 7680),
+}
+"""Functions, shapes, and how many results need not be stored."""
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", NESTED)
+@pytest.mark.parametrize("facts", [SMALL, DeviceFacts.h200()], ids=lambda facts: facts.name)
+def test_few_elements_whose_results_are_reduced_are_windows(name: str, facts: DeviceFacts) -> None:
+    torch.manual_seed(0)
+    function, shapes, results = NESTED[name]
+    given = [torch.randn(shape) for shape in shapes]
+    given[0].view(-1)[5] = nan
+    made = region(function, *given)
+    program = made.passed(pass_options(facts))
+    assert any(isinstance(node, Window) for node in program.kernels[0].nodes)
+    assert not any(buffer.role is Role.TEMP and buffer.numel >= results for buffer in program.buffers)
+    memory = emulate(program, render(program, facts), made.memory(program))
+    (output,) = program.outputs
+    got = tensor_of(memory[output], program.buffer(output))
+    torch.testing.assert_close(got, made.exact()[0], equal_nan=True, check_dtype=False, rtol=2e-5, atol=2e-5)
+
+
+def _twice(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.sum(-1), x.sum(-1).amax(1)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda x: x.sum(-1).amax(1), (40, 50, 9)),  # more elements
+        (_twice, (40, 50, 4)),  # stored anyway
+        (lambda x: x.argmax(-1).sum(1), (40, 50, 4)),  # no operation of a window
+    ],
+)
+def test_other_results_are_stored_before(function: Callable[..., object], shape: tuple[int, ...]) -> None:
+    program = region(function, torch.empty(shape)).passed(pass_options(SMALL))
+    reducing = [kernel for kernel in program.kernels if kernel.sweeps]
+    assert not any(isinstance(node, Window) for kernel in reducing for node in kernel.nodes)
+
+
+def test_a_cpu_stores_what_it_reduces_across_memory() -> None:
+    for name, kernels in (("across", 2), ("least distance", 1)):
+        function, shapes, _ = NESTED[name]
+        program = region(function, *map(torch.empty, shapes)).passed(pass_options(DeviceFacts.cpu(2)))
+        assert len(program.kernels) == kernels
 
 
 def test_a_cpu_has_loops_for_short_rows() -> None:
