@@ -120,8 +120,13 @@ def _resampling() -> list[Any]:
     """The operators of upsampling that PyTorch has Python for."""
     from torch._decomp import global_decomposition_table  # importing it registers that Python
 
-    found = global_decomposition_table["post_autograd"]
-    return [operator for operator in found if "upsample" in operator.name() and operator.py_kernels]
+    # Not each overload that has Python is in the table.
+    known: list[Any] = [
+        operator for operator in global_decomposition_table["post_autograd"] if "upsample" in operator.name()
+    ]
+    packets = {operator.overloadpacket for operator in known}
+    overloads = [getattr(packet, name) for packet in packets for name in packet.overloads()]
+    return [operator for operator in overloads if operator.py_kernels]
 
 
 _REORDERED = frozenset(

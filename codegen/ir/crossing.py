@@ -17,7 +17,7 @@ from fusepass.codegen.ir.index import Axis, Index, Mod, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Store
 
 _LINE = 128  # bytes
-_COLUMNS = 64  # of a tile
+COLUMNS = 128  # of a tile
 _FIRST = 32  # points of an axis
 _MOST = 4  # accesses of a kernel that cross; more do not fit in a block's shared memory
 
@@ -137,7 +137,7 @@ class _Accesses:
         along = [access for access in self.plain if self.unit(access.index) == axis]
         element = max(along, key=lambda access: access.nbytes).element
         count = prod(each.size for each in self.run(axis, stop=frozenset({stop})))
-        return count * element < _LINE or (count <= _COLUMNS and count * element % _LINE != 0)
+        return count * element < _LINE or (count <= COLUMNS and count * element % _LINE != 0)
 
     def nearest(self, accesses: Iterable[_Access]) -> Axis | None:
         """The axis along which most of the bytes of `accesses` are nearest in memory."""

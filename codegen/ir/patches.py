@@ -24,6 +24,7 @@ from fusepass.codegen.ir.expr import (
     ReduceOp,
     Window,
     children,
+    own_indices,
     walk,
 )
 from fusepass.codegen.ir.index import Axis, Bound, Index
@@ -216,8 +217,8 @@ def _patch_window(window: Window, program: Program, image: tuple[Axis, ...]) -> 
         return None
     whole = tuple(each for each in below if each is not None)
     planes = _planes(through, whole)
-    if above and planes is None:
-        return None
+    if above and (planes is None or any(index.axes & {*through} for index in _computed(value))):
+        return None  # a plane serves several results
     taken = tuple[Bound, ...]()
     if deep and not planes:
         taken, there = mask, _zeros_elsewhere(value, moving) if window.op is ReduceOp.SUM else None
@@ -238,6 +239,11 @@ def _patch_window(window: Window, program: Program, image: tuple[Axis, ...]) -> 
     if planes and not all(_goes_through(bound.index, planes) for bound in around):
         return None
     return PatchWindow(window, (y, x), value, down, right, around, taken, whole, constants, planes)
+
+
+def _computed(value: Expr) -> Iterator[Index]:
+    """The indices of which `value` is a function, besides what they load."""
+    return (index for node in walk(value) if not isinstance(node, Load) for index in own_indices(node))
 
 
 def _taps(window: Window) -> tuple[Axis, Axis]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from fusepass.codegen.lowering.registry import Call, lowers
 from fusepass.codegen.lowering.tensor import TORCH, Context, Tensor, dtype_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
+
+_MOST_FACTORS = 8  # of a power that is a product: each factor rounds by half a unit
 
 # Operators whose scalar op has the same operands: (scalar op, promotion, ATen and prims overloads).
 _DIRECT: tuple[tuple[Op, KIND, tuple[str, ...]], ...] = (
@@ -30,7 +32,7 @@ _DIRECT: tuple[tuple[Op, KIND, tuple[str, ...]], ...] = (
         KIND.DEFAULT,
         ("aten.remainder.Tensor", "aten.remainder.Scalar", "aten.remainder.Scalar_Tensor", "prims.remainder.default"),
     ),
-    (Op.POW, KIND.BOOL_TO_LONG, ("aten.pow.Tensor_Tensor", "aten.pow.Scalar", "prims.pow.default")),
+    (Op.POW, KIND.BOOL_TO_LONG, ("aten.pow.Tensor_Tensor", "prims.pow.default")),
     (Op.ATAN2, KIND.INT_TO_FLOAT, ("aten.atan2.default", "prims.atan2.default")),
     (Op.HYPOT, KIND.DEFAULT, ("aten.hypot.default", "prims.hypot.default")),
     (Op.NEXTAFTER, KIND.NO_OPMATH, ("prims.nextafter.default",)),
@@ -176,15 +178,31 @@ def _scaled(call: Call, op: Op, a: Any, b: Any, alpha: float) -> Tensor:
 
 @lowers(aten.pow.Tensor_Scalar)
 def _pow(call: Call, a: Tensor, exponent: float) -> Tensor:
-    """Products and roots where PyTorch's own kernels use them: cheaper than a power, and not the same at infinity."""
+    """Roots where PyTorch's own kernels use them, which are not the same at infinity, and products: both are cheaper than a power."""
     (base, power), result = promote(call, (a, exponent), KIND.BOOL_TO_LONG)
+    multiply = partial(call.context.pointwise, Op.MUL, dtype=result)
     if exponent in (2, 3):
-        square = call.context.pointwise(Op.MUL, (base, base), result)
-        return square if exponent == 2 else call.context.pointwise(Op.MUL, (square, base), result)
+        square = multiply((base, base))
+        return square if exponent == 2 else multiply((square, base))
+    if exponent in range(4, _MOST_FACTORS + 1) and result.is_float:
+        powers = {1: base}
+        for even in (2, 4, 8):
+            powers[even] = multiply((powers[even // 2],) * 2)
+        return reduce(lambda x, y: multiply((x, y)), (powers[bit] for bit in powers if int(exponent) & bit))
+    if exponent == -2 and result.is_float:
+        return call.context.pointwise(Op.RECIPROCAL, (multiply((base, base)),), result)
     root = {0.5: Op.SQRT, -0.5: Op.RSQRT, -1: Op.RECIPROCAL}.get(exponent)
     if root is not None and result.is_float:
         return call.context.pointwise(root, (base,), result)
     return call.context.pointwise(Op.POW, (base, power), result)
+
+
+@lowers(aten.pow.Scalar)
+def _power_of_number(call: Call, base: float, exponent: Tensor) -> Tensor:
+    (left, right), result = promote(call, (base, exponent), KIND.BOOL_TO_LONG)
+    if base == 2 and result.is_float:
+        return call.context.pointwise(Op.EXP2, (right,), result)
+    return call.context.pointwise(Op.POW, (left, right), result)
 
 
 @lowers(prims.div.default)

@@ -22,17 +22,18 @@ aten = torch.ops.aten
 
 
 def _covering(size: int, outputs: int, stride: int, padding: int, dilation: int = 1) -> Slide:
-    """The windows of `size` taps over an element, last first; where they are dilated, some that pass over it too."""
+    """The windows of `size` taps over an element, in order; where they are dilated, some that pass over it too."""
     span = dilation * (size - 1) + 1
+    last = -(-span // stride) - 1
 
     def position(i: Index, tap: Index) -> Index:
-        return (i + padding) // stride - tap
+        return (i + padding) // stride + tap - last
 
     def bounds(i: Index, tap: Index) -> tuple[Bound, ...]:
-        within = (i + padding) % stride + tap * stride
+        within = (i + padding) % stride + (tap * -stride + last * stride)
         return Bound(position(i, tap), 0, outputs), Bound(within, 0, span)
 
-    return Slide(-(-span // stride), position, bounds)
+    return Slide(last + 1, position, bounds)
 
 
 def _adaptive_covering(extent: int, outputs: int) -> Slide:
@@ -55,7 +56,7 @@ def _adaptive_covering(extent: int, outputs: int) -> Slide:
 def _shared(call: Call, gradient: Tensor, like: Tensor, windows: Sequence[Slide], covering: Sequence[Slide]) -> Tensor:
     """The gradient of means: each window's own, divided by its elements, summed over the windows that cover an element."""
     shares = call.context.pointwise(Op.DIV, (gradient, counts(call, windows, gradient.shape)), like.dtype)
-    return pool(call, once(call, shares), ReduceOp.SUM, covering)
+    return pool(call, once(call, shares, covering), ReduceOp.SUM, covering)
 
 
 @lowers(aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)
@@ -70,9 +71,8 @@ def _avg_pool(
     covering = [_covering(k, o, s, p) for k, _, o, s, p in geometry]
     if divisor_override is not None:
         divisor = call.context.constant(divisor_override, (), a.dtype)
-        return pool(
-            call, once(call, call.context.pointwise(Op.DIV, (gradient, divisor), a.dtype)), ReduceOp.SUM, covering
-        )
+        shares = call.context.pointwise(Op.DIV, (gradient, divisor), a.dtype)
+        return pool(call, once(call, shares, covering), ReduceOp.SUM, covering)
     windows = [strided(k, e, s, p, 1, clip=p if count_include_pad else 0) for k, e, _, s, p in geometry]
     return _shared(call, gradient, a, windows, covering)
 
@@ -104,7 +104,7 @@ def _max_pool(
         chosen = builder.apply(Op.EQ, indices.at(windows), place, dtype=DType.BOOL)
         return builder.apply(Op.WHERE, chosen, typed.at(windows), zero, dtype=a.dtype.compute)
 
-    return pool(call, once(call, typed), ReduceOp.SUM, covering, of=towards)
+    return pool(call, once(call, typed, covering), ReduceOp.SUM, covering, of=towards)
 
 
 @lowers(aten.col2im.default)
@@ -149,4 +149,4 @@ def _nearest(
     if not (whole and given):
         raise Unsupported("the gradient of upsampling by a factor that is not whole")
     slides = [strided(factor, out, factor, 0, 1, clip=0) for factor, out in zip(factors, after, strict=True)]
-    return pool(call, once(call, gradient), ReduceOp.SUM, slides)
+    return pool(call, once(call, gradient, slides), ReduceOp.SUM, slides)

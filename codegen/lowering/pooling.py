@@ -17,6 +17,7 @@ import torch
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import (
     Apply,
+    Const,
     Expr,
     Gather,
     Load,
@@ -197,7 +198,8 @@ def _work(value: Expr, moving: Collection[Axis]) -> int:
         if axes & {*moving} or any(id(child) in moves for child in children(node)):
             moves.add(id(node))
             if isinstance(node, Apply) and node.op is not Op.CAST:
-                work += 1 if node.op in CHEAP else _COSTLY
+                shares = node.op is Op.DIV and isinstance(node.args[1], Const)  # a product
+                work += 1 if shares or node.op in CHEAP else _COSTLY
     return work
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Builder, Expr, Load, Op, ReduceOp, walk
@@ -68,7 +69,8 @@ def nearest_slopes(node: fx.Node) -> list[Fraction] | None:
     """
     before, after = node.args[0].meta["val"].shape[2:], node.meta["val"].shape[2:]  # type: ignore[union-attr]
     scales, exact = _scales(node, len(after), node.args[2:]), "exact" in str(node.target)
-    slopes = [_slope(*each, exact) for each in zip(before, after, scales, strict=True)]
+    with unset_fake_temporarily():  # numbers, and not their shapes alone
+        slopes = [_slope(*each, exact) for each in zip(before, after, scales, strict=True)]
     known = [slope for slope in slopes if slope is not None]
     return known if len(known) == len(slopes) else None
 

@@ -20,11 +20,16 @@ from fusepass.codegen.passes.rewrite import rewrite_kernel
 from fusepass.codegen.passes.unify import unify
 
 _FEW = 8  # elements of a row that are computed again rather than stored
+_REPEATED = 4  # rows for each element that is read, at least, where these are few
 
 
 def windows_of_short_rows(program: Program, builder: Builder, access: int) -> Program:
-    """Make every kernel that only reduces rows of fewer bytes than an `access` has pointwise."""
-    kernels = (_pointwise(kernel, builder) if _is_short(kernel, access) else kernel for kernel in program.kernels)
+    """Make every kernel that only reduces rows of fewer bytes than an `access` has pointwise, or of few elements that lie apart."""
+
+    def is_short(kernel: Kernel) -> bool:
+        return _is_short(kernel, access) or (access > 0 and _lies_apart(program, kernel, access))
+
+    kernels = (_pointwise(kernel, builder) if is_short(kernel) else kernel for kernel in program.kernels)
     return replace(program, kernels=tuple(kernels))
 
 
@@ -60,8 +65,8 @@ def _inside(producer: Kernel, reader: Kernel, builder: Builder) -> Kernel | None
         return None
     producer, reader = unified.producer, unified.consumer
     points = {axis for axis in producer.rows if axis.size > 1}
-    if points != {*reader.rows, *reader.cols}:
-        return None
+    if not reader.cols or points != {*reader.rows, *reader.cols}:
+        return None  # rows of one element, or points of others
     windows = _windows(producer, builder)
     written = {store.buffer: store for store in producer.row_stores}
 
@@ -99,6 +104,20 @@ def _is_short(kernel: Kernel, access: int) -> bool:
     (col,), row = kernel.cols, kernel.rows[-1]
     along = [load for load in kernel.loads() if load.index.stride(col) == 1 and load.index.stride(row) == col.size]
     return bool(along) and all(col.size * load.dtype.nbytes < access for load in along)
+
+
+def _lies_apart(program: Program, kernel: Kernel, access: int) -> bool:
+    """Whether rows of few elements are made of less than there are rows, or lie so that neither they nor their neighbours have an access
+    together: parts of warps would load single elements."""
+    if not _only_reduces(kernel) or len(kernel.cols) != 1 or kernel.col_count > _FEW:
+        return False
+    (col,) = kernel.cols
+    sizes = {load: program.buffer(load.buffer).numel for load in kernel.loads()}
+    if not sizes or all(_REPEATED * size <= kernel.row_count for size in sizes.values()):
+        return bool(sizes)
+    largest = max(sizes, key=sizes.__getitem__)
+    near = [axis.size for axis in kernel.rows if largest.index.stride(axis) == 1]
+    return largest.index.stride(col) != 1 and bool(near) and near[0] * largest.dtype.nbytes < access
 
 
 def _pointwise(kernel: Kernel, builder: Builder) -> Kernel:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from math import gcd, inf, prod
 
-from fusepass.codegen.ir.crossing import crossings, near_step, neighbours, reused
+from fusepass.codegen.ir.crossing import COLUMNS, crossings, near_step, neighbours, reused
 from fusepass.codegen.ir.expr import Apply, Builder, Expr, Gather, Load, Masked, Window, walk
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.neighbours import points, stretches
@@ -264,6 +264,8 @@ def crossing(
         usual = _ANYWHERE_TILE if width == 1 else _RAGGED_TILE
     if width == 1 and found and (leaves if ragged else _has_few(shape, element)):
         width = fitting_width(ACCESS // element, lambda width: shape.rows % width == 0)
+    if _CROSSING_TILE[1] < shape.cols <= COLUMNS and any(each.store is not None for each in found):
+        usual = 1, COLUMNS  # all of them: what a tile stores then lies together
     lines, most = asked or usual
     wanted = max(min(lines * LINE // element, power_below(together)), LINE // element), most
     leaving = [each.buffer for each in stores] if covered and leaves else []

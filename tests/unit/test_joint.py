@@ -248,3 +248,25 @@ def test_sizes_that_change_leave_groups_as_they_are() -> None:
         given = x.detach().clone().requires_grad_()
         gate(given, nn.GroupNorm(4, 8)).sum().backward()
         torch.testing.assert_close(x.grad, given.grad)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "bilinear", "bicubic", "trilinear"])
+def test_gradients_of_resampling_are_one_region(mode: str) -> None:
+    rank = {"linear": 1, "trilinear": 3}.get(mode, 2)
+    made: list[CompiledGraph] = []
+    torch._dynamo.reset()
+
+    def doubled(x: Tensor) -> Tensor:
+        return F.interpolate(x, scale_factor=2, mode=mode)
+
+    compiled = torch.compile(doubled, backend=Backend("graph", {"tune": "off"}, observe=made.append))
+    sizes = {1: (300,), 2: (21, 22), 3: (9, 10, 11)}[rank]
+    x = torch.randn(16, 32, *sizes, dtype=torch.float64, requires_grad=True)  # large enough to be worth a kernel
+    result = compiled(x)
+    weights = torch.randn_like(result)
+    result.backward(weights)
+    given = x.detach().clone().requires_grad_()
+    doubled(given).backward(weights)
+    torch.testing.assert_close(x.grad, given.grad)
+    (work,) = made[-1].works
+    assert [str(node.target) for node in work.region.nodes] == [f"aten.upsample_{mode}{rank}d_backward.default"]

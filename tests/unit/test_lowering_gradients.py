@@ -18,7 +18,7 @@ from fusepass.codegen.render import render
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Walk
 from tests.support.emulate import emulate, needs_compiler
-from tests.support.regions import operator_region, tensor_of
+from tests.support.regions import operator_region, region, tensor_of
 
 aten = torch.ops.aten
 X = torch.randn(2, 3, 7, 9, dtype=torch.float64)
@@ -57,6 +57,30 @@ def test_maxima(geometry: tuple[Any, ...]) -> None:
     gradient = torch.randn_like(values)
     target = aten.max_pool2d_with_indices_backward.default
     operator_region(target, gradient, x, *geometry, indices).check(exact=False)
+
+
+@pytest.mark.parametrize("size", [3, 7])
+@pytest.mark.parametrize("padded", [False, True])
+def test_gradients_of_windows_that_do_not_step_are_of_patches(size: int, *, padded: bool) -> None:
+    less, pad = (0, size // 2) if padded else (size - 1, 0)
+    a, gradient = torch.empty(16, 3, 256, 256, device="meta"), torch.empty(16, 3, 256 - less, 256 - less, device="meta")
+    made = operator_region(
+        aten.avg_pool2d_backward.default, gradient, a, [size, size], [1, 1], [pad, pad], False, True, None
+    )
+    facts = DeviceFacts.h200()
+    program = made.passed(pass_options(facts))
+    (kernel,) = program.kernels
+    assert schedule(kernel, program, facts).walk is Walk.PATCH
+
+
+def test_a_gradient_that_takes_long_is_made_once_for_all_windows_it_came_from() -> None:
+    def of_quotients(x: Tensor, y: Tensor, a: Tensor) -> Tensor:
+        return aten.avg_pool2d_backward(x.exp() / y, a, [7, 7], [1, 1], [0, 0], False, True, None)
+
+    x, y, a = torch.randn(2, 3, 10, 10), torch.rand(2, 3, 10, 10) + 1, torch.randn(2, 3, 16, 16)
+    made = region(of_quotients, x, y, a)
+    assert len(made.passed().kernels) == 2
+    made.check(tolerance=1e-5)
 
 
 @pytest.mark.parametrize("size", [2, 3])

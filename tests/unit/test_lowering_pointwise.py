@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fusepass.codegen.ir.expr import Apply, Op
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.lowering.lower import lower
 from fusepass.codegen.lowering.tracer import Spec
@@ -73,11 +74,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "masked_fill": lambda x: x.masked_fill(x > 1, -INF),
     "pow(2)": lambda x: x**2,
     "pow(3)": lambda x: x**3,
+    "pow(4)": lambda x: x**4,
+    "pow(7.0)": lambda x: x**7.0,
+    "pow(9)": lambda x: x**9,
+    "pow(-2)": lambda x: x**-2,
     "pow(0.5)": lambda x: x**0.5,
     "pow(-0.5)": lambda x: x**-0.5,
     "pow(-1)": lambda x: x**-1,
     "pow(2.5)": lambda x: x**2.5,
     "2 ** x": lambda x: 2**x,
+    "3 ** x": lambda x: 3**x,
 }
 
 
@@ -87,6 +93,12 @@ def test_activation(name: str) -> None:
     made = region(lambda *xs: [function(x) for x in xs], *(SPECIAL.to(dtype) for dtype in FLOATS))
     assert len(made.program.kernels) == len(FLOATS)
     made.check()
+
+
+def test_powers_with_few_factors_are_products() -> None:
+    (kernel,) = region(lambda x: x**8 + x**5 + 2**x, SPECIAL).program.kernels
+    operators = [node.op for node in kernel.nodes if isinstance(node, Apply)]
+    assert (operators.count(Op.MUL), operators.count(Op.EXP2), operators.count(Op.POW)) == (4, 1, 0)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

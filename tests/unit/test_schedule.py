@@ -154,8 +154,10 @@ def check_fits(plan: Schedule, kernel: Kernel) -> None:
         (lambda: k.mixed_layouts(64, 64, 127 * 127), 1, 8, 64, 4, ("c",)),
         (lambda: k.mixed_layouts(64, 64, 126 * 126), 4, 4, 32, 8, ("c",)),
         (lambda: k.mixed_layouts(64, 512, 7 * 7), 4, 4, 16, 16, ("hw",)),  # in one piece
-        (lambda: k.mixed_layouts(64, 512, 9 * 9), 1, 16, 64, 4, ("c",)),
+        (lambda: k.mixed_layouts(64, 512, 9 * 9), 4, 4, 8, 32, ("hw",)),
+        (lambda: k.mixed_layouts(64, 512, 12 * 12), 4, 4, 32, 8, ("c",)),
         (lambda: k.into_channels_last(64, 3, 1 << 14), 4, 2, 128, 2, ("c",)),
+        (lambda: k.into_channels_last(64, 85, 1 << 14), 4, 4, 8, 32, ("c",)),  # no whole lines
         (lambda: k.into_channels_last(64, 64, 1 << 14), 4, 4, 16, 16, ("hw",)),
         (lambda: k.into_channels_last(64, 32, 1 << 14), 4, 2, 8, 32, ("hw",)),
         (lambda: k.mixed_layouts(64, 8, 1 << 14), 4, 2, 64, 4, ("c",)),

@@ -14,6 +14,8 @@ from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.expr import Window
 from fusepass.codegen.ir.program import Role
 from fusepass.codegen.render import render
+from fusepass.codegen.schedule import schedule
+from fusepass.codegen.schedule.plan import Walk
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import region, tensor_of
 from tests.support.windows import SMALL
@@ -133,12 +135,34 @@ def _twice(x: Tensor) -> tuple[Tensor, Tensor]:
         (lambda x: x.sum(-1).amax(1), (40, 50, 9)),  # more elements
         (_twice, (40, 50, 4)),  # stored anyway
         (lambda x: x.argmax(-1).sum(1), (40, 50, 4)),  # no operation of a window
+        (lambda x: x.sum(-1).amax(1), (7, 1, 5)),  # rows of one element
     ],
 )
 def test_other_results_are_stored_before(function: Callable[..., object], shape: tuple[int, ...]) -> None:
     program = region(function, torch.empty(shape)).passed(pass_options(SMALL))
     reducing = [kernel for kernel in program.kernels if kernel.sweeps]
     assert not any(isinstance(node, Window) for kernel in reducing for node in kernel.nodes)
+
+
+@needs_compiler
+@pytest.mark.parametrize("function", [lambda x, y: _distances(x, y), lambda x, y: (x[:, None] * y).prod(-1)])
+def test_few_elements_of_few_tensors_are_windows(function: Callable[..., object]) -> None:
+    x, y = torch.randn(200, 4), torch.randn(90, 4)
+    (kernel,) = region(function, x, y).passed(pass_options(SMALL)).kernels
+    assert kernel.is_pointwise
+    _check(function, x, y)
+
+
+@needs_compiler
+def test_few_elements_that_lie_apart_are_windows() -> None:
+    x, y = torch.randn(500, 8, 2), torch.randn(500, 8)
+
+    def weighted(x: Tensor, y: Tensor) -> Tensor:
+        return (x * y[..., None]).sum(1)
+
+    (kernel,) = region(weighted, x, y).passed(pass_options(SMALL)).kernels
+    assert kernel.is_pointwise
+    _check(weighted, x, y)
 
 
 def test_a_cpu_stores_what_it_reduces_across_memory() -> None:
@@ -180,3 +204,23 @@ def test_places_are_those_of_the_caller() -> None:
     assert "push_behind" not in _check(lambda x: x.permute(0, 2, 1).flatten(1).argmax(1), x)
     _check(lambda x: x.flip(-1).argmax(-1), x)
     _check(lambda x: x.argmax(), x.flatten().repeat(20))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: (a[:, :, None] + b).amax(1),
+        lambda a, b: (a[:, :, None] + b).max(1),
+        lambda a, b: (a[:, :, None] * b).sum(1),
+    ],
+)
+def test_rows_of_what_goes_across_are_beside_each_other(function: Callable[..., object]) -> None:
+    """Neighbouring threads read neighbours of what goes across, and one element of the rest."""
+    torch.manual_seed(0)
+    a, b = torch.randn(60, 70), torch.randn(70, 200)
+    program = region(function, a, b).passed(pass_options(SMALL))
+    assert schedule(program.kernels[0], program, SMALL).walk is Walk.OUTER
+    _check(function, a, b)
+    turned = region(lambda a, b: (a[:, None] + b).amax(-1), a, b.t().contiguous()).passed(pass_options(SMALL))
+    assert schedule(turned.kernels[0], turned, SMALL).walk is Walk.INNER
