@@ -161,10 +161,17 @@ def make_again(graph: fx.Graph) -> None:
 
 def _made_of(node: fx.Node) -> set[fx.Node]:
     """What `node` is a quick function of, element by element."""
+    seen, stack = set[fx.Node](), [*node.all_input_nodes]
     found: set[fx.Node] = set()
-    for value in node.all_input_nodes:
-        is_step = _is_quick(value) or classify(value, registry) is OpClass.VIEW
-        found |= _made_of(value) if value.op == "call_function" and is_step else {value}
+    while stack:
+        value = stack.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if _is_quick(value) or (value.op == "call_function" and classify(value, registry) is OpClass.VIEW):
+            stack += value.all_input_nodes
+        else:
+            found.add(value)
     return found
 
 

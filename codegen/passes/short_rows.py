@@ -113,8 +113,10 @@ def _lies_apart(program: Program, kernel: Kernel, access: int) -> bool:
         return False
     (col,) = kernel.cols
     sizes = {load: program.buffer(load.buffer).numel for load in kernel.loads()}
-    if not sizes or all(_REPEATED * size <= kernel.row_count for size in sizes.values()):
-        return bool(sizes)
+    if not sizes:
+        return False
+    if all(_REPEATED * size <= kernel.row_count for size in sizes.values()):
+        return True
     largest = max(sizes, key=sizes.__getitem__)
     near = [axis.size for axis in kernel.rows if largest.index.stride(axis) == 1]
     return largest.index.stride(col) != 1 and bool(near) and near[0] * largest.dtype.nbytes < access

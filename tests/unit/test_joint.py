@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 
 from fusepass import backend
 from fusepass.backend import Backend
@@ -228,6 +230,21 @@ def test_what_is_stored_anyway_is_made_again_of_what_is_at_hand(name: str) -> No
     torch.testing.assert_close(x.grad, given.grad)
     functions = {torch.ops.aten.relu.default, torch.ops.aten.tanh.default}
     assert any(node.target in functions for node in made[-1].before.graph.nodes) is again
+
+
+def test_long_chains_of_quick_functions_take_no_time() -> None:
+    def chain(x: Tensor) -> Tensor:
+        for _ in range(60):
+            x = x + x * 0.01  # each is made of the one before twice
+        return x.relu()
+
+    def as_it_is(graph: fx.GraphModule, inputs: object) -> Callable[..., Any]:
+        return make_boxed_func(graph)
+
+    torch._dynamo.reset()
+    x = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
+    torch.compile(chain, backend=aot_autograd(fw_compiler=as_it_is, partition_fn=minimum_cut))(x).sum().backward()
+    torch.testing.assert_close(x.grad, (x > 0) * torch.full_like(x, 1.01**60))
 
 
 def test_groups_of_what_lies_channels_last_stay_as_they_are() -> None:
