@@ -232,13 +232,15 @@ def _cubic_taps(along: _Dimension, i: Index) -> Taps:
 @dataclass(frozen=True)
 class _Kernel:
     """How an element is made of its neighbours along a dimension: the `taps` of the result's element, of which the first one lies less than
-    `reach` before its place, and the last one at most so far behind it."""
+    `reach` before its place, and the last one at most so far behind it. `copies`: whether PyTorch's kernels for a CPU copy along a dimension
+    that keeps its size, whatever the factor; those for a GPU copy where all do."""
 
     taps: Callable[[_Dimension, Index], Taps]
     reach: int
+    copies: bool
 
 
-_LINEAR, _CUBIC = _Kernel(_linear_taps, 1), _Kernel(_cubic_taps, 2)
+_LINEAR, _CUBIC = _Kernel(_linear_taps, 1, copies=True), _Kernel(_cubic_taps, 2, copies=False)
 
 
 @lowers(
@@ -277,7 +279,7 @@ def _interpolated(call: Call, a: Tensor, align_corners: bool, scales: Sequence[A
         raise Unsupported("upsampling of integers")
     context, builder = call.context, call.context.builder
     rank, shape = len(a.shape) - 2, call.value.shape
-    dimensions = _dimensions(call, a.dtype, a.shape, shape, align_corners, scales)
+    dimensions = _dimensions(call, kernel, a.dtype, a.shape, shape, align_corners, scales)
     source = a if _loaded(a) else context.materialize(a, f"{call.origin}_input", call.origin)
 
     def corner(places: Sequence[Expr]) -> Tensor:
@@ -305,7 +307,7 @@ def _gathered_back(call: Call, gradient: Tensor, align_corners: bool, scales: Se
     """The gradient of what was interpolated: an element gathers from the elements of the result that may have read it, each times the weight
     that it had there."""
     shape = call.value.shape
-    dimensions = _dimensions(call, gradient.dtype, shape, gradient.shape, align_corners, scales)
+    dimensions = _dimensions(call, kernel, gradient.dtype, shape, gradient.shape, align_corners, scales)
     readers = [along.readers(out, kernel.reach) for along, out in zip(dimensions, gradient.shape[2:], strict=True)]
     if prod(slide.size for slide in readers) > _MOST_READERS:
         raise Unsupported("the gradient of upsampling by a large factor")
@@ -351,6 +353,7 @@ def _sum(builder: Builder, parts: Sequence[Expr]) -> Expr:
 
 def _dimensions(
     call: Call,
+    kernel: _Kernel,
     dtype: DType,
     before: Sequence[int],
     after: Sequence[int],
@@ -359,8 +362,15 @@ def _dimensions(
 ) -> list[_Dimension]:
     """The dimensions of images along which tensors of the shape `after` lie between elements of those of the shape `before`."""
     given = _scales(call.node, len(before) - 2, scales)
-    sizes = zip(before[2:], after[2:], given, strict=True)
-    return [_dimension(call.context, dtype.compute, *each, align_corners) for each in sizes]
+    sizes = [*zip(before[2:], after[2:], given, strict=True)]
+    made = [_dimension(call.context, dtype.compute, *each, align_corners) for each in sizes]
+    moved = [size == out > 1 and along.fraction != 1 for (size, out, _), along in zip(sizes, made, strict=True)]
+    copied = all(size == out for size, out, _ in sizes) if call.context.cuda else kernel.copies
+    if any(moved) and copied:
+        raise Unsupported(
+            "resampling to the size that there is by another factor, which PyTorch's kernels take for a copy"
+        )
+    return made
 
 
 def _scales(node: fx.Node, rank: int, scales: Sequence[Any]) -> Sequence[float | None]:
@@ -381,10 +391,6 @@ def _dimension(
     context: Context, dtype: DType, before: int, after: int, scale: float | None, align_corners: bool
 ) -> _Dimension:
     step = _step(before, after, scale, align_corners)
-    if before == after and step not in (0, 1):
-        raise Unsupported(
-            "resampling to the size that there is by another factor, which some of PyTorch's kernels take for a copy"
-        )
     return _Dimension(
         context, dtype, before, step, float(step), align_corners, _exact(step, before, after, align_corners)
     )
