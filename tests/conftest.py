@@ -19,6 +19,7 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import Generated, generate
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Program
+from fusepass.codegen.ir.text import program_text
 from fusepass.config import current
 from tests import compile_cuda
 from tests.support import precompiled
@@ -94,7 +95,7 @@ def _keep_cuda_sources(monkeypatch: pytest.MonkeyPatch) -> None:
         return
 
     def both(program: Program, builder: Builder, facts: DeviceFacts, *options: Any) -> Generated:
-        same = repr((program, options, current().disable))
+        same = repr((program_text(program), options, current().disable))
         if same not in _described:
             described = generate(program, builder, DeviceFacts.h200(), *options)
             for source in (described.source, described.unaligned()):

@@ -55,11 +55,15 @@ __device__ __forceinline__ void begin_copy(float* to, const float* from, bool re
 }
 
 // Begins to copy `Bytes` bytes (4, 8 or 16, at a multiple of that) from global to shared memory: the first `real` ones, then zeros. What
-// is not real is not read. Two bytes, for which there is no such instruction, are copied at once.
+// is not real is not read. Fewer, for which there is no such instruction, are copied at once.
 template <int Bytes>
 __device__ __forceinline__ void begin_copy_bytes(void* to, const void* from, int real) {
     if constexpr (Bytes == 2) {
         *static_cast<uint16_t*>(to) = real ? *static_cast<const uint16_t*>(from) : uint16_t(0);
+        return;
+    }
+    if constexpr (Bytes == 1) {
+        *static_cast<uint8_t*>(to) = real ? *static_cast<const uint8_t*>(from) : uint8_t(0);
         return;
     }
     const auto place = static_cast<uint32_t>(__cvta_generic_to_shared(to));
