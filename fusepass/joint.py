@@ -30,6 +30,7 @@ from torch._ops import OpOverload
 from fusepass.codegen.lowering import registry
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.opclass import OpClass, classify
+from fusepass.patterns.traffic import nbytes
 
 aten = torch.ops.aten
 
@@ -181,7 +182,7 @@ def _is_quick(node: fx.Node) -> bool:
 
 def _nbytes(node: fx.Node) -> int:
     value = node.meta.get("val")
-    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+    return nbytes(value) if isinstance(value, torch.Tensor) else 0
 
 
 def _is_fused(reader: fx.Node) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
 
-from fusepass.codegen.ir.expr import Load, Window, walk
+from fusepass.codegen.ir.expr import Load, inside_windows
 from fusepass.codegen.ir.guards import Guard, guarded_loads
 from fusepass.codegen.ir.index import Axis, Index, Mod, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Store
@@ -94,8 +94,7 @@ class _Accesses:
 
     def __init__(self, kernel: Kernel, program: Program) -> None:
         self.rows = kernel.rows
-        windows = [node for node in kernel.nodes if isinstance(node, Window)]
-        inside = {id(below) for window in windows for below in walk(window)}
+        inside = inside_windows(kernel.nodes)
         least = kernel.row_count // 4
         found = [
             *((load.buffer, load.index, False, id(load) in inside) for load in kernel.loads()),
@@ -186,7 +185,7 @@ def crossings(
         return near_step(index, across) == 1 and near_step(index, along) != 1
 
     found = [Crossing(None, store) for store in kernel.stores if crosses(store.buffer, store.index)]
-    inside = {id(below) for node in kernel.nodes if isinstance(node, Window) for below in walk(node)}
+    inside = inside_windows(kernel.nodes)
     for load, guard in guarded_loads([store.value for store in kernel.stores]) if loads else ():
         if guard is not None and id(load) not in inside and crosses(load.buffer, load.index):
             found.append(Crossing(load, None, guard))

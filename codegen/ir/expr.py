@@ -7,7 +7,7 @@ common subexpressions are shared. Everything a kernel computes per element is on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.dtype import DType
@@ -160,6 +160,11 @@ def largest(roots: Sequence[Expr], wanted: Callable[[Expr], bool], *, guarded: b
             stack.append(node.other)
         elif guarded or not isinstance(node, Window):
             stack += reversed(children(node))
+
+
+def inside_windows(nodes: Iterable[Expr]) -> set[int]:
+    """What lies in those of `nodes` that are windows, by identity."""
+    return {id(below) for node in nodes if isinstance(node, Window) for below in walk(node)}
 
 
 def without_truths(expr: Expr) -> bool:

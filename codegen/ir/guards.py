@@ -15,23 +15,19 @@ def guarded_loads(roots: Sequence[Expr], known: Collection[Expr] = ()) -> Iterat
     found: dict[int, tuple[Load, dict[Guard, None]]] = {}
     stop = {id(node) for node in known}
     seen: set[tuple[int, Guard]] = set()
-
-    def visit(node: Expr, guard: Guard) -> None:
+    stack: list[tuple[Expr, Guard]] = [(root, ()) for root in reversed(roots)]
+    while stack:
+        node, guard = stack.pop()
         if id(node) in stop or (id(node), guard) in seen or isinstance(node, Window):
-            return
+            continue
         seen.add((id(node), guard))
         match node:
             case Load():
                 found.setdefault(id(node), (node, {}))[1][guard] = None
             case Masked(mask, value, other, _):
-                visit(value, (*guard, *mask))
-                visit(other, guard)
+                stack += [(other, guard), (value, (*guard, *mask))]
             case _:
-                for child in children(node):
-                    visit(child, guard)
-
-    for root in roots:
-        visit(root, ())
+                stack += [(child, guard) for child in reversed(children(node))]
     return ((load, either([*guards])) for load, guards in found.values())
 
 

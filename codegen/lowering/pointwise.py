@@ -180,21 +180,26 @@ def _scaled(call: Call, op: Op, a: Any, b: Any, alpha: float) -> Tensor:
 def _pow(call: Call, a: Tensor, exponent: float) -> Tensor:
     """Roots where PyTorch's own kernels use them, which are not the same at infinity, and products: both are cheaper than a power."""
     (base, power), result = promote(call, (a, exponent), KIND.BOOL_TO_LONG)
-    multiply = partial(call.context.pointwise, Op.MUL, dtype=result)
-    if exponent in (2, 3):
-        square = multiply((base, base))
-        return square if exponent == 2 else multiply((square, base))
-    if exponent in range(4, _MOST_FACTORS + 1) and result.is_float:
-        powers = {1: base}
-        for even in (2, 4, 8):
-            powers[even] = multiply((powers[even // 2],) * 2)
-        return reduce(lambda x, y: multiply((x, y)), (powers[bit] for bit in powers if int(exponent) & bit))
+    if exponent in range(2, (_MOST_FACTORS if result.is_float else 3) + 1):
+        return _product(call, base, int(exponent), result)
     if exponent == -2 and result.is_float:
-        return call.context.pointwise(Op.RECIPROCAL, (multiply((base, base)),), result)
+        return call.context.pointwise(Op.RECIPROCAL, (_product(call, base, 2, result),), result)
     root = {0.5: Op.SQRT, -0.5: Op.RSQRT, -1: Op.RECIPROCAL}.get(exponent)
     if root is not None and result.is_float:
         return call.context.pointwise(root, (base,), result)
     return call.context.pointwise(Op.POW, (base, power), result)
+
+
+def _product(call: Call, base: Tensor, count: int, result: DType) -> Tensor:
+    """So many factors `base`, by squares."""
+    multiply = partial(call.context.pointwise, Op.MUL, dtype=result)
+    factors, power = list[Tensor](), base
+    while count:
+        if count & 1:
+            factors.append(power)
+        count >>= 1
+        power = multiply((power, power))
+    return reduce(lambda x, y: multiply((y, x)), factors)
 
 
 @lowers(aten.pow.Scalar)

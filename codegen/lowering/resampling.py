@@ -172,10 +172,10 @@ def _linear_taps(along: _Dimension, i: Index) -> Taps:
     """The two neighbours, by the distance to them; PyTorch's own arithmetic."""
     context, builder = along.context, along.context.builder
     last, one = _number(context, along.size - 1), _number(context, 1)
-    split, raw = along.split(i), None
+    split = along.split(i)
+    raw = None if split is None else split[0]
     if split is not None:
         before, weight = split
-        raw = before
         low = builder.position(before, PLACE)
         if before.bounds[0] < 0:  # before the first element there is nothing
             zero = _number(context, 0)
@@ -323,28 +323,26 @@ def _gathered_back(call: Call, gradient: Tensor, align_corners: bool, scales: Se
 
 def _weighted(along: _Dimension, value: Expr, i: Index, taps: Taps) -> Expr:
     """`value` times the weight of those `taps` that are element `i`; zero where none is."""
-    builder, zero = along.context.builder, along.number(0.0)
+    builder, at = along.context.builder, along.context.builder.position(i, PLACE)
     compare = partial(builder.apply, dtype=DType.BOOL)
 
-    def where(op: Op, left: Expr, right: int, chosen: Expr) -> Expr:
-        return builder.apply(Op.WHERE, compare(op, left, _number(along.context, right)), chosen, zero)
+    def chosen(condition: Expr, part: Expr) -> Expr:
+        return builder.apply(Op.WHERE, condition, part, along.number(0.0))
+
+    def where(op: Op, left: Expr, right: int, part: Expr) -> Expr:
+        return chosen(compare(op, left, _number(along.context, right)), part)
 
     raw = [(builder.position(tap.raw - i, PLACE), tap.weight) for tap in taps if tap.raw is not None]
     if raw:
         # How far taps are from the element depends on which reader it is, and mostly on nothing else: a compiler knows the sums.
-        at = builder.position(i, PLACE)
         own, below, above = (
             _sum(builder, [where(op, distance, 0, weight) for distance, weight in raw]) for op in (Op.EQ, Op.LT, Op.GT)
         )
         ends = where(Op.EQ, at, 0, below), where(Op.EQ, at, along.size - 1, above)
         return builder.apply(Op.MUL, value, _sum(builder, [own, *ends]))
-    at = builder.position(i, PLACE)
     hits = [compare(Op.EQ, tap.place, at) for tap in taps]
-    weight = _sum(
-        builder, [builder.apply(Op.WHERE, hit, tap.weight, zero) for hit, tap in zip(hits, taps, strict=True)]
-    )
-    any_ = reduce(lambda x, y: compare(Op.OR, x, y), hits)
-    return builder.apply(Op.WHERE, any_, builder.apply(Op.MUL, value, weight), zero)
+    weight = _sum(builder, [chosen(hit, tap.weight) for hit, tap in zip(hits, taps, strict=True)])
+    return chosen(reduce(partial(compare, Op.OR), hits), builder.apply(Op.MUL, value, weight))
 
 
 def _sum(builder: Builder, parts: Sequence[Expr]) -> Expr:

@@ -71,17 +71,11 @@ def _fuse(producer: Kernel, consumer: Kernel, builder: Builder) -> Kernel | None
     unified = unify(producer, consumer, shared, builder)
     if unified is None:
         return None
-    producer, consumer = unified.producer, unified.consumer
-    written = {store.buffer: store for store in producer.row_stores}
-
-    def forward(node: Expr) -> Expr | None:
-        if isinstance(node, Load) and node.buffer in written and node.index == written[node.buffer].index:
-            return builder.cast(written[node.buffer].value, node.dtype)
+    producer = unified.producer
+    told = with_stored(unified.consumer, producer.row_stores, builder)
+    if told is None:
         return None
-
-    consumer = rewrite_kernel(consumer, builder, leaf=forward)
-    if consumer.reads & producer.writes:
-        return None  # some read is not at the reader's own row
+    consumer = told
     origin = tuple(dict.fromkeys((*producer.origin, *consumer.origin)))
     if consumer.sweeps:
         if set(consumer.cols) != _several(producer.cols) or set(consumer.rows) != _several(producer.rows):
@@ -102,6 +96,19 @@ def _fuse(producer: Kernel, consumer: Kernel, builder: Builder) -> Kernel | None
     if walked != _several(producer.rows) | _several(producer.cols):
         return None
     return replace(producer, stores=(*producer.stores, *consumer.stores), origin=origin)
+
+
+def with_stored(kernel: Kernel, stores: Sequence[Store], builder: Builder) -> Kernel | None:
+    """`kernel` with the values of `stores` in place of its loads of them; None where some load is not at the reader's own row."""
+    written = {store.buffer: store for store in stores}
+
+    def forward(node: Expr) -> Expr | None:
+        if isinstance(node, Load) and node.buffer in written and node.index == written[node.buffer].index:
+            return builder.cast(written[node.buffer].value, node.dtype)
+        return None
+
+    told = rewrite_kernel(kernel, builder, leaf=forward)
+    return None if told.reads & written.keys() else told
 
 
 def is_plain(kernel: Kernel) -> bool:

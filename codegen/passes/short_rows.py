@@ -9,13 +9,13 @@ Where another kernel reduces the results, as the nearest of several points does,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Stat, Window
+from fusepass.codegen.ir.expr import Builder, Expr, Gather, Stat, Window
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.program import Kernel, Program, Role
-from fusepass.codegen.passes.fuse import drop_unused, is_plain
+from fusepass.codegen.passes.fuse import drop_unused, is_plain, with_stored
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 from fusepass.codegen.passes.unify import unify
 
@@ -67,18 +67,8 @@ def _inside(producer: Kernel, reader: Kernel, builder: Builder) -> Kernel | None
     points = {axis for axis in producer.rows if axis.size > 1}
     if not reader.cols or points != {*reader.rows, *reader.cols}:
         return None  # rows of one element, or points of others
-    windows = _windows(producer, builder)
-    written = {store.buffer: store for store in producer.row_stores}
-
-    def forward(node: Expr) -> Expr | None:
-        if isinstance(node, Load) and node.buffer in written and node.index == written[node.buffer].index:
-            value = builder.rewrite(written[node.buffer].value, leaf=lambda inner: _window_of(inner, windows))
-            return builder.cast(value, node.dtype)
-        return None
-
-    fused = rewrite_kernel(reader, builder, leaf=forward)
-    origin = tuple(dict.fromkeys((*producer.origin, *reader.origin)))
-    return None if fused.reads & producer.writes else replace(fused, origin=origin)
+    told = with_stored(reader, _pointwise(producer, builder).stores, builder)
+    return told and replace(told, origin=tuple(dict.fromkeys((*producer.origin, *reader.origin))))
 
 
 def _is_across(index: Index, kernel: Kernel) -> bool:
@@ -123,18 +113,13 @@ def _lies_apart(program: Program, kernel: Kernel, access: int) -> bool:
 
 
 def _pointwise(kernel: Kernel, builder: Builder) -> Kernel:
-    found = _windows(kernel, builder)
-    ends = rewrite_kernel(replace(kernel, sweeps=()), builder, leaf=lambda node: _window_of(node, found))
-    return replace(ends, cols=(), row_stores=(), stores=ends.row_stores)
-
-
-def _windows(kernel: Kernel, builder: Builder) -> Mapping[str, Expr]:
-    """What the reductions of `kernel` are as windows, by name."""
-    return {
+    found = {
         each.name: builder.window(each.op, kernel.cols, builder.cast(each.values[0], each.dtype))
         for each in kernel.reductions
     }
 
+    def leaf(node: Expr) -> Expr | None:
+        return found[node.reduction] if isinstance(node, Stat) else None
 
-def _window_of(node: Expr, windows: Mapping[str, Expr]) -> Expr | None:
-    return windows[node.reduction] if isinstance(node, Stat) else None
+    ends = rewrite_kernel(replace(kernel, sweeps=()), builder, leaf=leaf)
+    return replace(ends, cols=(), row_stores=(), stores=ends.row_stores)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory, kept_values
-from fusepass.codegen.ir.expr import Builder, Gather, Masked, Window, indices_in, walk
+from fusepass.codegen.ir.expr import Builder, Gather, Masked, Window, indices_in, inside_windows
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.tile import fitting_width
@@ -68,7 +68,7 @@ class Shape:
         self.kept_bytes = sum(value.node.dtype.nbytes for value in kept_in_memory(split, Dataflow()))
 
     def _accesses(self, aligned: bool) -> Iterator[Access]:
-        in_window = {id(below) for node in self.kernel.nodes if isinstance(node, Window) for below in walk(node)}
+        in_window = inside_windows(self.kernel.nodes)
         for load in self.kernel.loads():
             yield self._access(load.buffer, load.index, aligned, id(load) in in_window)
         for store in (*self.kernel.row_stores, *self.kernel.stores):

@@ -87,6 +87,23 @@ def test_as_little_is_saved_as_there_is(name: str) -> None:
     assert _saved(made[-1], x) <= saved
 
 
+def _step(function: Callable[[Tensor], Tensor], x: Tensor) -> CompiledGraph:
+    """The backward graph of `function`, whose gradient is eager's at `x`."""
+    made: list[CompiledGraph] = []
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=Backend("graph", {"tune": "off"}, observe=made.append))
+    found = []
+    weights: Tensor | None = None
+    for run in (compiled, function):
+        given = x.clone().requires_grad_()
+        result = run(given)
+        weights = torch.randn_like(result) if weights is None else weights
+        result.backward(weights)
+        found.append(given.grad)
+    torch.testing.assert_close(*found)
+    return made[-1]
+
+
 def _saved(backward: CompiledGraph, x: Tensor) -> int:
     """How many tensors as large as `x` a backward graph takes besides gradients."""
     given = backward.before.graph.find_nodes(op="placeholder")
@@ -183,20 +200,10 @@ POOLS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", POOLS)
 def test_places_of_maxima_are_saved_as_bytes(name: str) -> None:
-    made: list[CompiledGraph] = []
-    torch._dynamo.reset()
-    compiled = torch.compile(
-        lambda x: F.max_pool2d(x, **POOLS[name]), backend=Backend("graph", {"tune": "off"}, observe=made.append)
-    )
-    x = torch.randint(0, 5, (2, 3, 19, 21)).double().requires_grad_()  # maxima are met several times
-    x.data[0, 0, 4, 5] = math.nan
-    result = compiled(x)
-    weights = torch.randn_like(result)
-    result.backward(weights)
-    given = x.detach().clone().requires_grad_()
-    F.max_pool2d(given, **POOLS[name]).backward(weights)
-    torch.testing.assert_close(x.grad, given.grad)
-    places = [node.meta["val"].dtype for node in made[-1].before.graph.find_nodes(op="placeholder")]
+    x = torch.randint(0, 5, (2, 3, 19, 21)).double()  # maxima are met several times
+    x[0, 0, 4, 5] = math.nan
+    backward = _step(lambda x: F.max_pool2d(x, **POOLS[name]), x)
+    places = [node.meta["val"].dtype for node in backward.before.graph.find_nodes(op="placeholder")]
     assert (torch.uint8 in places, torch.int64 in places) == (name != "larger", name == "larger")
 
 
@@ -218,18 +225,9 @@ STORED: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
 @pytest.mark.parametrize("name", STORED)
 def test_what_is_stored_anyway_is_made_again_of_what_is_at_hand(name: str) -> None:
     function, again = STORED[name]
-    made: list[CompiledGraph] = []
-    torch._dynamo.reset()
-    compiled = torch.compile(function, backend=Backend("graph", {"tune": "off"}, observe=made.append))
-    x = torch.randn(IMAGES, dtype=torch.float64, requires_grad=True)
-    result = compiled(x)
-    weights = torch.randn_like(result)
-    result.backward(weights)
-    given = x.detach().clone().requires_grad_()
-    function(given).backward(weights)
-    torch.testing.assert_close(x.grad, given.grad)
+    backward = _step(function, torch.randn(IMAGES, dtype=torch.float64))
     functions = {torch.ops.aten.relu.default, torch.ops.aten.tanh.default}
-    assert any(node.target in functions for node in made[-1].before.graph.nodes) is again
+    assert any(node.target in functions for node in backward.before.graph.nodes) is again
 
 
 def test_long_chains_of_quick_functions_take_no_time() -> None:
@@ -270,20 +268,7 @@ def test_sizes_that_change_leave_groups_as_they_are() -> None:
 @pytest.mark.parametrize("mode", ["nearest", "linear", "bilinear", "bicubic", "trilinear"])
 def test_gradients_of_resampling_are_one_region(mode: str) -> None:
     rank = {"linear": 1, "trilinear": 3}.get(mode, 2)
-    made: list[CompiledGraph] = []
-    torch._dynamo.reset()
-
-    def doubled(x: Tensor) -> Tensor:
-        return F.interpolate(x, scale_factor=2, mode=mode)
-
-    compiled = torch.compile(doubled, backend=Backend("graph", {"tune": "off"}, observe=made.append))
     sizes = {1: (300,), 2: (21, 22), 3: (9, 10, 11)}[rank]
-    x = torch.randn(16, 32, *sizes, dtype=torch.float64, requires_grad=True)  # large enough to be worth a kernel
-    result = compiled(x)
-    weights = torch.randn_like(result)
-    result.backward(weights)
-    given = x.detach().clone().requires_grad_()
-    doubled(given).backward(weights)
-    torch.testing.assert_close(x.grad, given.grad)
-    (work,) = made[-1].works
+    x = torch.randn(16, 32, *sizes, dtype=torch.float64)  # large enough to be worth a kernel
+    (work,) = _step(lambda x: F.interpolate(x, scale_factor=2, mode=mode), x).works
     assert [str(node.target) for node in work.region.nodes] == [f"aten.upsample_{mode}{rank}d_backward.default"]
