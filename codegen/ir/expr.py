@@ -14,6 +14,7 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.index import Axis, Bound, Index
 from fusepass.codegen.ir.ops import Op as Op
 from fusepass.codegen.ir.ops import ReduceOp as ReduceOp
+from fusepass.codegen.ir.positions import combined
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,6 +201,17 @@ def indices_in(value: Expr) -> Iterator[Index]:
     return (index for node in walk(value) for index in own_indices(node))
 
 
+def known_index(value: Expr) -> Index | None:
+    """An integer that only depends on where the element stands, as an index."""
+    match value:
+        case Position(index, dtype) if dtype.is_int:
+            return index
+        case Const(number, dtype) if dtype.is_int:
+            return Index(int(number))
+        case _:
+            return None
+
+
 def _casts_exactly(literal: Const, dtype: DType) -> bool:
     """Whether the literal as written means the same in `dtype` as its cast."""
     if dtype.is_int:
@@ -240,7 +252,23 @@ class Builder:
             return args[0]
         if op is Op.CAST and isinstance(args[0], Const) and _casts_exactly(args[0], result):
             return self.const(args[0].value, result)
+        if op is Op.WHERE and isinstance(args[0], Const):
+            return args[1 if args[0].value else 2]
+        found = self._of_positions(op, args, result)
+        if found is not None:
+            return found
         return self._intern(("apply", op, result, *map(id, args)), lambda: Apply(op, args, result))
+
+    def _of_positions(self, op: Op, args: Sequence[Expr], dtype: DType) -> Expr | None:
+        """`op` on integers that only depend on where the element stands, where that is an index again or known beforehand."""
+        indices = [index for arg in args if (index := known_index(arg)) is not None]
+        found = combined(op, indices) if len(indices) == len(args) else None
+        if isinstance(found, bool):
+            return self.const(found, dtype)
+        if found is None or not dtype.is_int:
+            return None
+        low, high = dtype.limits
+        return self.position(found, dtype) if low <= found.bounds[0] and found.bounds[1] <= high else None
 
     def cast(self, value: Expr, dtype: DType) -> Expr:
         return self.apply(Op.CAST, value, dtype=dtype)

@@ -25,10 +25,19 @@ def guarded_loads(roots: Sequence[Expr], known: Collection[Expr] = ()) -> Iterat
             case Load():
                 found.setdefault(id(node), (node, {}))[1][guard] = None
             case Masked(mask, value, other, _):
-                stack += [(other, guard), (value, (*guard, *mask))]
+                stack += [(other, guard), (value, _both(guard, mask))]
             case _:
                 stack += [(child, guard) for child in reversed(children(node))]
     return ((load, either([*guards])) for load, guards in found.values())
+
+
+def _both(guard: Guard, mask: Guard) -> Guard:
+    """What holds where both do: one bound for each index."""
+    found = {bound.index: bound for bound in guard}
+    for bound in mask:
+        known = found.get(bound.index, bound)
+        found[bound.index] = Bound(bound.index, max(known.low, bound.low), min(known.high, bound.high))
+    return tuple(found.values())
 
 
 def either(guards: Sequence[Guard]) -> Guard | None:

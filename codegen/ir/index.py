@@ -87,10 +87,9 @@ class Index:
         low, high = rest.bounds
         if low // divisor == high // divisor:
             return rest - (low // divisor) * divisor
-        if rest.constant == 0 and len(rest.terms) == 1 and rest.terms[0][1] == 1:
-            atom = rest.terms[0][0]
+        for atom, c in rest.terms:
             if isinstance(atom, Mod) and atom.divisor % divisor == 0:
-                return atom.index % divisor
+                return (rest + (atom.index - Index(0, ((atom, 1),))) * c) % divisor
         return Index(0, ((Mod(rest, divisor), 1),))
 
     def _split(self, divisor: int) -> tuple[Index, Index]:

@@ -12,7 +12,19 @@ from dataclasses import dataclass
 import torch
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Apply, Const, Expr, Gather, Load, Masked, Op, Place, own_indices, walk
+from fusepass.codegen.ir.expr import (
+    Apply,
+    Const,
+    Expr,
+    Gather,
+    Load,
+    Masked,
+    Op,
+    Place,
+    known_index,
+    own_indices,
+    walk,
+)
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.lowering.registry import Call, lowers
 from fusepass.codegen.lowering.tensor import (
@@ -22,6 +34,7 @@ from fusepass.codegen.lowering.tensor import (
     Unsupported,
     broadcast,
     broadcast_shape,
+    domain,
 )
 
 aten = torch.ops.aten
@@ -38,6 +51,12 @@ class Lookup:
     size: int
     checked: bool = True
 
+    @property
+    def known(self) -> Index | None:
+        """The place where that only depends on where the element stands, and lies inside: it needs no looking up."""
+        index = known_index(self.place)
+        return index if index is not None and index.bounds[0] >= 0 and index.bounds[1] < self.size else None
+
 
 Lookups = Callable[[Coordinates], tuple[Coordinates, Mapping[int, Lookup]]]
 
@@ -50,17 +69,33 @@ def gathered(call: Call, a: Tensor, shape: Sequence[int], lookups: Lookups) -> T
             the looked-up dimensions with their places.
     """
     context = call.context
+
+    everywhere = tuple(map(axis_index, domain(shape)[: len(shape)]))
+    if not a.windowed and not _told(lookups(everywhere))[1]:
+        return context.tensor(shape, a.dtype, lambda c: a.at(_told(lookups(c))[0]))
     source = a if _movable(a) else context.materialize(a, f"{call.origin}_table", call.origin)
     axes = context.axes(source.shape)
 
     def at(c: Coordinates) -> Expr:
-        fixed, found = lookups(c)
+        fixed, found = _told(lookups(c))
         # Of coordinates that may leave the source, quotients by its sizes would be left.
         inside = source.at(tuple(map(axis_index, axes)))
         value = context.builder.rewrite(inside, {axis: fixed[d] for d, axis in enumerate(axes) if d not in found})
         return _moved(context, value, {axes[d]: lookup for d, lookup in found.items()})
 
     return context.tensor(shape, a.dtype, at, windowed=a.windowed)
+
+
+def _told(
+    found: tuple[Coordinates, Mapping[int, Lookup]],
+) -> tuple[Coordinates, Mapping[int, Lookup]]:
+    """What `Lookups` give, with known places as coordinates."""
+    fixed, lookups = found
+    known = {d: index for d, lookup in lookups.items() if (index := lookup.known) is not None}
+    return (
+        tuple(known.get(d, at) for d, at in enumerate(fixed)),
+        {d: lookup for d, lookup in lookups.items() if d not in known},
+    )
 
 
 def _movable(a: Tensor) -> bool:

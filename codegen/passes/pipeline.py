@@ -14,6 +14,7 @@ from fusepass.codegen.passes.anchors import Choice, generate_anchors
 from fusepass.codegen.passes.axes import order_and_merge, rename_axes
 from fusepass.codegen.passes.filled import fill_products
 from fusepass.codegen.passes.fuse import ElementRules, fuse_elements, fuse_rows, fuse_siblings
+from fusepass.codegen.passes.joined_loads import join_loads
 from fusepass.codegen.passes.nested import nest_reductions
 from fusepass.codegen.passes.over_rows import reduce_over_rows
 from fusepass.codegen.passes.partials import Pieces
@@ -116,6 +117,7 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("separate_layouts", lambda p, b: separate_layouts(p, b, options.separate_from)),
         ("order_and_merge", order_and_merge),
         ("windows_of_short_rows", lambda p, b: windows_of_short_rows(p, b, options.access)),
+        ("join_loads", lambda p, b: join_loads(p, b, options.access)),
         ("lay_out_weights", lambda p, b: lay_out_weights(p, b, options.beginnings)),
         ("lay_out_taps", lambda p, b: lay_out_taps(p, b, options.taps_from)),
         ("rename", _rename),

@@ -74,8 +74,9 @@ def lay_out_taps(program: Program, builder: Builder, least: int | None) -> Progr
     work = Splitter(program, builder)
     for kernel in program.kernels:
         copies: dict[int, Expr] = {}
-        for load in _apart(program, kernel) if least is not None and kernel.row_count >= least else ():
-            axes = tuple(sorted(load.index.axes, key=lambda axis: (axis == kernel.rows[-1], axis.name)))
+        many = least is not None and kernel.row_count * kernel.col_count >= least
+        for load in _apart(program, kernel) if many else ():
+            axes = tuple(sorted(load.index.axes, key=lambda axis: (axis == _along(kernel), axis.name)))
             loads, stores = work.temporaries(f"{load.buffer}_by_tap", [load], axes)
             filling = Kernel(f"{kernel.name}_taps", axes, (), (), (), tuple(stores), ("weights by tap",))
             work.kernels.append(filling)
@@ -84,11 +85,16 @@ def lay_out_taps(program: Program, builder: Builder, least: int | None) -> Progr
     return replace(program, buffers=tuple(work.buffers), kernels=tuple(work.kernels))
 
 
+def _along(kernel: Kernel) -> Axis:
+    """The axis along which neighbouring threads have neighbouring points."""
+    return (kernel.cols or kernel.rows)[-1]
+
+
 def _apart(program: Program, kernel: Kernel) -> list[Load]:
-    """What windows of a pointwise kernel load of small inputs at places that lie apart for neighbouring elements of its results."""
-    if not kernel.is_pointwise or not is_plain(kernel) or not has_windows(kernel):
+    """What windows of a kernel load of small inputs at places that lie apart for neighbouring points of it."""
+    if not is_plain(kernel) or not has_windows(kernel):
         return []
-    along = kernel.rows[-1]
+    along = _along(kernel)
     if along.size == 1 or any(store.index.stride(along) != 1 for store in kernel.stores):
         return []
     return [load for load in kernel.loads() if _lies_apart(program, kernel, load, along)]
@@ -97,10 +103,10 @@ def _apart(program: Program, kernel: Kernel) -> list[Load]:
 def _lies_apart(program: Program, kernel: Kernel, load: Load, along: Axis) -> bool:
     buffer, index = program.buffer(load.buffer), load.index
     step = index.stride(along)
-    if buffer.role is not Role.INPUT or step is None or step <= 1 or index.axes <= {*kernel.rows}:
+    if buffer.role is not Role.INPUT or step is None or step <= 1 or index.axes <= {*kernel.rows, *kernel.cols}:
         return False
     if any(not isinstance(atom, Axis) for atom, _ in index.terms):
         return False
     first, last = index.bounds
     points = prod(axis.size for axis in index.axes)
-    return first >= 0 and last < buffer.numel and points * _OFTEN <= kernel.row_count
+    return first >= 0 and last < buffer.numel and points * _OFTEN <= kernel.row_count * kernel.col_count

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable
 
 import pytest
 
@@ -20,6 +22,7 @@ from fusepass.codegen.ir.expr import (
     Stat,
     Window,
     children,
+    known_index,
     walk,
 )
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
@@ -172,3 +175,50 @@ def _indices(node: Expr) -> list[Index]:
             return [bound.index for bound in mask]
         case Window() | Apply() | Const() | Stat():
             return []
+
+
+POSITIONS: dict[Op, Callable[[int, int], int | bool]] = {
+    Op.ADD: operator.add,
+    Op.SUB: operator.sub,
+    Op.MUL: operator.mul,
+    Op.FLOOR_DIV: operator.floordiv,
+    Op.REMAINDER: operator.mod,
+    Op.LT: operator.lt,
+    Op.LE: operator.le,
+    Op.GT: operator.gt,
+    Op.GE: operator.ge,
+    Op.EQ: operator.eq,
+    Op.NE: operator.ne,
+}
+
+
+@pytest.mark.parametrize("op", POSITIONS)
+@pytest.mark.parametrize("second", [-9, -1, 0, 3, 5, 12, None])
+def test_arithmetic_on_positions(b: Builder, op: Op, second: int | None) -> None:
+    """Of `i` in 0 .. 9 less 2, and a number or `j` in 0 .. 3: an index or a constant with the values of Python, if it is one of them."""
+    ten, four = Axis("i", 10), Axis("j", 4)
+    first = b.position(axis_index(ten) - 2)
+    other = b.position(axis_index(four)) if second is None else b.const(second, DType.I64)
+    compares = op in (Op.LT, Op.LE, Op.GT, Op.GE, Op.EQ, Op.NE)
+    found = b.apply(op, first, other, dtype=DType.BOOL if compares else DType.I64)
+    points = [(at, along) for at in range(10) for along in (range(4) if second is None else [second])]
+    if isinstance(found, Apply):
+        values = {POSITIONS[op](at - 2, along) for at, along in points} if compares else set()
+        assert len(values) == 2 or (not compares and op in (Op.MUL, Op.FLOOR_DIV, Op.REMAINDER))
+        assert compares or second is None or (second <= 0 and op is not Op.MUL)
+        return
+    for at, along in points:
+        index = known_index(found)
+        got = index.substitute({ten: Index(at), four: Index(along)}).constant if index is not None else found.value
+        assert got == POSITIONS[op](at - 2, along)
+
+
+def test_arithmetic_on_positions_stays_where_its_type_would_wrap(b: Builder) -> None:
+    position = b.position(axis_index(Axis("i", 1 << 20)), DType.I32)
+    assert isinstance(b.apply(Op.MUL, position, b.const(1 << 10, DType.I32)), Position)
+    assert isinstance(b.apply(Op.MUL, position, b.const(1 << 12, DType.I32)), Apply)
+
+
+def test_a_choice_that_is_known_is_made(b: Builder) -> None:
+    one, other, sure = b.const(1.0, DType.F32), b.load("x", Index(), DType.F32), b.const(False, DType.BOOL)
+    assert b.apply(Op.WHERE, sure, one, other) is other

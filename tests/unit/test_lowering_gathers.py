@@ -17,7 +17,7 @@ from fusepass.capture import Captured, capture
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import generate, pass_options
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Apply, Expr, Op
+from fusepass.codegen.ir.expr import Apply, Expr, Gather, Op
 from fusepass.codegen.schedule import schedule
 from fusepass.config import override
 from tests.support.emulate import emulate
@@ -55,6 +55,13 @@ CASES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "concatenated": lambda x, i: torch.cat([x[i], x[None, :3]], 0),
     "a table of one row": lambda x, i: x[:1][i * 0],
     "a number": lambda x, i: x[0, 0, 0].index_select(0, i[0, :1] * 0),
+    "at places counted": lambda x, i: x.index_select(1, torch.arange(4, -1, -1)) + 1,
+    "at places counted, of what is computed": lambda x, i: x.exp().softmax(-1)[:, (torch.arange(9) * 2 + 1) % 5],
+    "at places counted, of a mean of windows": lambda x, i: F.avg_pool1d(x, 2, 1)[..., (torch.arange(4) + 1) % 2],
+    "at places counted and found": lambda x, i: x.exp()[i[0], (torch.arange(3) + 1) % 5],
+    "at places counted from the end": lambda x, i: x[torch.arange(-7, -2)] * 2,
+    "a cross product": lambda x, i: torch.linalg.cross(x, x.flip(0).exp()) + x,
+    "differences of places": lambda x, i: x[:5] + x[0, :3].flatten()[torch.arange(5)[:, None] - torch.arange(3) + 2],
     "nearest": lambda x, i: F.interpolate(x, 8),
     "bilinear": lambda x, i: F.interpolate(x[None], (9, 4), mode="bilinear"),
     "corners": lambda x, i: F.interpolate(x[None], (9, 4), mode="bilinear", align_corners=True),
@@ -82,6 +89,25 @@ def test_values(name: str) -> None:
     made = region(Functional(CASES[name]), TABLE, IDS)
     made.check()
     made.check(made.passed())
+
+
+COUNTED = {
+    "at places counted": (0, 1),
+    "at places counted, of what is computed": (0, 2),
+    "at places counted, of a mean of windows": (0, 2),
+    "at places counted and found": (1, 1),
+    "at places counted from the end": (0, 1),
+    "a cross product": (0, 1),
+    "differences of places": (0, 1),
+}
+"""Elements looked up, and kernels."""
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_places_that_are_counted_are_not_looked_up(name: str) -> None:
+    kernels = region(Functional(CASES[name]), TABLE, IDS).passed().kernels
+    looked_up = [node for kernel in kernels for node in kernel.nodes if isinstance(node, Gather)]
+    assert (len(looked_up), len(kernels)) == COUNTED[name]
 
 
 UPSAMPLED: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
@@ -167,6 +193,21 @@ def test_an_index_out_of_range_raises_what_eager_raises(ids: Tensor, compiled: b
             fused(ids)
         assert str(raised.value) == str(wanted.value)
         torch.testing.assert_close(fused(good), model(good))
+
+
+def test_a_counted_place_out_of_range_raises_what_eager_raises() -> None:
+    class Shifted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * 2).index_select(0, torch.arange(5) + 1)
+
+    model, x = Shifted(), torch.randn(5, 3)
+    with interpreted(), override(debug=True):
+        fused = fusepass.optimize(model)
+        with pytest.raises(IndexError) as wanted:
+            model(x)
+        with pytest.raises(IndexError) as raised:
+            fused(x)
+        assert str(raised.value) == str(wanted.value)
 
 
 def test_a_place_to_write_to_out_of_range_raises_what_eager_raises() -> None:

@@ -4,6 +4,7 @@ counted in order."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf, nan
 
 import pytest
@@ -221,3 +222,28 @@ def test_rows_of_what_goes_across_are_beside_each_other(function: Callable[..., 
     _check(function, a, b)
     turned = region(lambda a, b: (a[:, None] + b).amax(-1), a, b.t().contiguous()).passed(pass_options(SMALL))
     assert schedule(turned.kernels[0], turned, SMALL).walk is Walk.INNER
+
+
+DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "nearest": lambda x, y: ((x[:, None] - y) ** 2).sum(-1).argmin(1),
+    "shares": lambda x, y: (-((x[:, None] - y).abs().sum(-1))).softmax(-1),
+    "least, and their mean": lambda x, y: ((x[:, None] - y) ** 2).sum(-1).amin(1).mean(),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("count", [96, 37])
+@pytest.mark.parametrize("name", DISTANCES)
+def test_what_all_rows_meet_is_laid_out_by_elements_of_the_windows(name: str, count: int) -> None:
+    """So that neighbouring threads load neighbours, in vectors where these fit."""
+    torch.manual_seed(0)
+    made = region(DISTANCES[name], torch.randn(400, 5), torch.randn(count, 5))
+    facts = DeviceFacts.h200()
+    program = made.passed(replace(pass_options(facts), taps_from=1))
+    filling, reading, *_ = program.kernels
+    assert filling.origin == ("weights by tap",)
+    assert (schedule(reading, program, facts).width > 1) is (count % 4 == 0)
+    results = emulate(program, render(program, facts), made.memory(program))
+    (output,) = program.outputs
+    got = tensor_of(results[output], program.buffer(output))
+    torch.testing.assert_close(got, made.exact()[0], check_dtype=False, rtol=1e-5, atol=1e-6)
