@@ -3,7 +3,7 @@
 On a GPU, where memory takes longer than functions, PyTorch's minimum cut saves what takes the fewest bytes, where operators that kernels fuse
 cost nothing to compute again in backward. Three kinds of operators hide that from it. A ``detach`` is none that it knows, though it does nothing
 here. Losses and gradients of functions are operators of their own, which it takes for calls of a library: it is told which are fused. A
-normalisation, or the logarithm of a softmax, is not computed again, as its statistics would be found again; but its result is a function of
+normalisation, a softmax or its logarithm, is not computed again, as its statistics would be found again; but its result is a function of
 elements once these are known, and they are small: so that function stands in the place of a result that only fused operators read. Places of
 maxima of pools are saved as those in their windows, which are small numbers. And what is stored anyway costs nothing to save, but to read: where
 backward has at hand what it is made of, it makes it again.
@@ -95,11 +95,13 @@ def skip_detached(graph: fx.Graph) -> None:
 
 
 def normalise_again(graph: fx.Graph) -> None:
-    """Write a normalised value, or the logarithm of a softmax, that only fused operators read as a function of the value before it and its
+    """Write a normalised value, or a softmax or its logarithm, that only fused operators read as a function of the value before it and its
     statistics."""
-    for node in graph.find_nodes(op="call_function", target=aten._log_softmax.default):
+    for node in [node for node in graph.nodes if node.target in (aten._log_softmax.default, aten._softmax.default)]:
         if node.users and all(map(_is_fused, node.users)):
-            node.replace_all_uses_with(_Writer(graph, node).log_softmax())
+            writer = _Writer(graph, node)
+            again = writer.softmax() if node.target is aten._softmax.default else writer.log_softmax()
+            node.replace_all_uses_with(again)
             graph.erase_node(node)
     for node in list(graph.nodes):
         if node.target not in _SHAPES:
@@ -252,16 +254,26 @@ class _Writer:
                 value = self._call(target, value, self._seen(given[name], shapes.weights))
         return self._seen(self._cast(value, result.dtype), None if shapes.value is None else list(result.shape))
 
+    def softmax(self) -> fx.Node:
+        """``exp(x - max) / sum(exp(x - max))``, in float32 at least, in the type of the result."""
+        _, exponential, total = self._exponentials()
+        return self._cast(self._call(aten.div.Tensor, exponential, total), self._node.meta["val"].dtype)
+
     def log_softmax(self) -> fx.Node:
         """``(x - max) - log(sum(exp(x - max)))``, in float32 at least, in the type of the result."""
+        below, _, total = self._exponentials()
+        below = self._call(aten.sub.Tensor, below, self._call(aten.log.default, total))
+        return self._cast(below, self._node.meta["val"].dtype)
+
+    def _exponentials(self) -> tuple[fx.Node, fx.Node, fx.Node]:
+        """``x - max``, its exponential, and the sum of that along the dimension of the softmax."""
         x, dim, _ = self._node.args
-        result, dims = self._node.meta["val"], [dim]
         assert isinstance(x, fx.Node)
         if x.meta["val"].dtype.itemsize < 4:
             x = self._cast(x, torch.float32)
-        below = self._call(aten.sub.Tensor, x, self._call(aten.amax.default, x, dims, True))
-        total = self._call(aten.sum.dim_IntList, self._call(aten.exp.default, below), dims, True)
-        return self._cast(self._call(aten.sub.Tensor, below, self._call(aten.log.default, total)), result.dtype)
+        below = self._call(aten.sub.Tensor, x, self._call(aten.amax.default, x, [dim], True))
+        exponential = self._call(aten.exp.default, below)
+        return below, exponential, self._call(aten.sum.dim_IntList, exponential, [dim], True)
 
     def places_of_windows(self, pool: fx.Node) -> fx.Node:
         """The places in the image, made of those in the windows, as bytes, of which the last dimension counts fastest."""

@@ -6,6 +6,7 @@ write its tile in shared memory, where they stand side by side along the axis th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.crossing import Crossing, crossings, near_step, reused
@@ -20,6 +21,7 @@ from fusepass.codegen.render.spelling import C_TYPES
 from fusepass.codegen.schedule.exchange import exchange_tile
 from fusepass.codegen.schedule.plan import Walk
 from fusepass.codegen.schedule.shape import ACCESS
+from fusepass.errors import RenderError
 
 
 @dataclass(frozen=True)
@@ -152,11 +154,26 @@ def exchanges(frame: Frame) -> tuple[Exchange, ...]:
         if _begins_anywhere(frame, store):
             taken_from = made[again[store.buffer]] if store.buffer in again else None
             made.append(_realigned(frame, store, here, there, taken_from))
-    for each in {each.name: each for each in made}.values():
-        element = C_TYPES[frame.program.buffer(each.crossing.buffer).dtype]
-        whole = "__align__(16) " if each.tile.vector > 1 or each.tile.covered else ""
-        frame.top.lines.append(f"{whole}__shared__ fp::Slots<{element}, {each.tile.elements}> {each.name};")
+    _declare(frame, list({each.name: each for each in made}.values()), pooled=inner and frame.schedule.shared_bytes > 0)
     return tuple(made)
+
+
+def _declare(frame: Frame, made: Sequence[Exchange], *, pooled: bool) -> None:
+    """The tiles; those that the schedule counts in its bytes lie in dynamic shared memory, one after another."""
+    pool, start, lines = frame.names.exact("pool"), 0, frame.top.lines
+    if pooled:
+        lines.append(f"extern __shared__ __align__(16) unsigned char {pool}[];")
+    for each in made:
+        slots = f"fp::Slots<{C_TYPES[frame.program.buffer(each.crossing.buffer).dtype]}, {each.tile.elements}>"
+        whole = "__align__(16) " if each.tile.vector > 1 or each.tile.covered else ""
+        if pooled:
+            place = f"{pool} + {start}" if start else pool
+            lines.append(f"{slots}& {each.name} = *reinterpret_cast<{slots}*>({place});")
+        else:
+            lines.append(f"{whole}__shared__ {slots} {each.name};")
+        start += each.tile.shared_bytes
+    if pooled and start > frame.schedule.shared_bytes:
+        raise RenderError(f"{frame.kernel.name} exchanges {start} bytes, not {frame.schedule.shared_bytes}")
 
 
 def _piece(frame: Frame, crossing: Crossing, tile: Tile, index: Index, along: Axis, across: Axis) -> int:

@@ -21,7 +21,7 @@ from fusepass.codegen.schedule.rows import (
     FEW_ELEMENTS,
     STATIC_SHARED,
     crossing_stores,
-    exchanges,
+    exchanging_rows,
     long_rows,
     rows_per_block,
     states_of_thread,
@@ -88,10 +88,10 @@ def _inner(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
             fits = holds_row(shape, vectors, plan.width, lanes, packed=True)
         if fits:
             # Warps that share a row have a block to themselves.
-            for rows in dict.fromkeys((groups, 2 * groups if lanes <= 32 else 1)):
-                crossed = exchanges(crossing, shape, rows)
-                blocks = ceil(shape.rows, rows)
-                kept = replace(base, groups=rows, blocks=blocks, keep=Keep.REGISTERS, exchanges=crossed)
+            twice = lanes <= 32 and 2 * groups * lanes <= 1024
+            for rows in (groups, 2 * groups) if twice else (groups,):
+                kept = replace(base, groups=rows, blocks=ceil(shape.rows, rows), keep=Keep.REGISTERS)
+                kept = exchanging_rows(kept, crossing, shape)
                 yield staged(shape, replace(kept, resident=resident_blocks(shape, kept)))
         elif shape.single and lanes * groups >= _BLOCK:
             for elements in _COLUMNS_AT_ONCE:

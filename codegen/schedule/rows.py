@@ -24,7 +24,7 @@ from fusepass.codegen.schedule.lanes import (
     resident_blocks,
 )
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
-from fusepass.codegen.schedule.shape import SECTOR, Access, Shape, ceil, most_elements, run_start
+from fusepass.codegen.schedule.shape import LINE, SECTOR, Access, Shape, ceil, most_elements, run_start
 from fusepass.codegen.schedule.staged import staged
 
 _PIECE = 64  # bytes that the threads of a row read together at least
@@ -41,6 +41,8 @@ _SAME_VECTORS = 16  # of a thread, where neighbouring rows are made of the same:
 _ROWS_THREADS = 256  # of a block of several rows, at most
 # A multiprocessor begins a block every 80 ns or so, in which it moves 2.6 KB: about what a block of several rows moves, at least.
 _BLOCK_BYTES = 5 << 9
+# Stores across rows fill cache lines where a block has so many rows; threads of it, and bytes of their tiles: three blocks have room.
+_ACROSS_THREADS, _ACROSS_BYTES = 512, 72 << 10
 _LEAST_VECTORS = 3  # of a thread of a second warp of a row: for fewer the exchange takes longer than they do
 STATIC_SHARED = 48 << 10  # bytes
 _TURNS = 2  # rows of a block that stays, at least
@@ -135,11 +137,15 @@ def _of_vectors(shape: Shape, base: Schedule, crossing: Sequence[Crossing]) -> S
         if held is not None and not shape.single and not holds_row(shape, vectors, width, wider, packed=packed):
             break
         lanes = wider
+    if crossing and held is not None and lanes <= 32:
+        rows = _rows_across(shape, crossing)
+        while lanes > 1 and lanes * rows > _ACROSS_THREADS and ceil(vectors, lanes // 2) * width <= most:
+            lanes //= 2
     each = max(ceil(vectors, lanes), 1)
     groups = rows_per_block(shape, lanes, crossing)
     base = replace(base, unroll=each, lanes=lanes, groups=groups, blocks=ceil(shape.rows, groups))
     if held is not None and not (shape.single and each * width > most):
-        base = replace(base, keep=Keep.REGISTERS, packed=packed, exchanges=exchanges(crossing, shape, groups))
+        base = exchanging_rows(replace(base, keep=Keep.REGISTERS, packed=packed), crossing, shape)
         return staged(shape, replace(base, resident=resident_blocks(shape, base)))
     if shape.single:
         return replace(base, unroll=unroll_of(at_once // width, vectors, lanes))
@@ -199,12 +205,30 @@ def crossing_stores(shape: Shape, along: Axis | None, across: Axis | None) -> tu
     return crossings(shape.kernel, shape.program, along, across, loads=False)
 
 
-def exchanges(crossing: Sequence[Crossing], shape: Shape, rows: int) -> bool:
-    """Whether a block of `rows` rows has enough of them to fill what memory moves at once, and room for its tiles."""
-    if not crossing:
-        return False
-    smallest = min(shape.program.buffer(each.buffer).dtype.nbytes for each in crossing)
-    return rows * smallest >= SECTOR and exchanged(crossing, shape.program, shape.cols, rows) <= STATIC_SHARED
+def exchanging_rows(plan: Schedule, crossing: Sequence[Crossing], shape: Shape) -> Schedule:
+    """`plan` with its `crossing` stores exchanged, where a block has enough rows to fill what memory moves at once, and room for their tiles."""
+    if not crossing or plan.groups * _narrowest(crossing, shape) < SECTOR:
+        return plan
+    nbytes = exchanged(crossing, shape.program, shape.cols, plan.groups)
+    if nbytes > min(_ACROSS_BYTES, shape.facts.shared_bytes_per_block):
+        return plan
+    return replace(plan, exchanges=True, shared_bytes=nbytes if nbytes > STATIC_SHARED else 0)
+
+
+def _narrowest(crossing: Sequence[Crossing], shape: Shape) -> int:
+    """Bytes of an element of what crosses, the least of all."""
+    return min(shape.program.buffer(each.buffer).dtype.nbytes for each in crossing)
+
+
+def _rows_across(shape: Shape, crossing: Sequence[Crossing]) -> int:
+    """Rows of a block that fill cache lines across; fewer where their tiles would be too large, or blocks too few."""
+    rows = LINE // _narrowest(crossing, shape)
+    while rows > 1 and (
+        exchanged(crossing, shape.program, shape.cols, rows) > _ACROSS_BYTES
+        or ceil(shape.rows, rows) < 2 * shape.facts.multiprocessors
+    ):
+        rows //= 2
+    return rows
 
 
 def long_rows(shape: Shape, base: Schedule, vectors: int) -> Schedule:
@@ -274,6 +298,8 @@ def rows_per_block(shape: Shape, lanes: int, crossing: Sequence[Crossing]) -> in
     if lanes > 32:
         return 1
     groups = _ROWS_THREADS // lanes
+    if crossing and _rows_across(shape, crossing) > groups:
+        return min(_rows_across(shape, crossing), 1024 // lanes)
     moved = _bytes_of_row(shape, [access for access in shape.main if shape.is_large(access.buffer)])
     while not crossing and groups * lanes > 32 and groups // 2 * moved >= _BLOCK_BYTES:
         groups //= 2

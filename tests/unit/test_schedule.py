@@ -420,7 +420,7 @@ def _sines_and_cosines(x: Tensor) -> Tensor:
 
 
 def _between_ends(x: Tensor) -> Tensor:
-    first = torch.zeros(500_000, dtype=torch.int64, device=x.device)
+    first = x.flatten()[:500_000].long()
     return (x[first] - x[first + 1]).square().sum(-1)
 
 
