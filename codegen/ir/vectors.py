@@ -232,6 +232,41 @@ def is_vector(index: Index, axis: Axis, lane: Axis) -> bool:
     return alignment(index - axis_index(lane), axis, lane.size) % lane.size == 0
 
 
+@dataclass(frozen=True)
+class Picked:
+    """The elements that the lanes of a vector have, out of one aligned access: in another order, or some of them for several lanes.
+
+    Attributes:
+        start: the first element of the access.
+        count: how many it has.
+        place: which of them a lane has; an index over that.
+    """
+
+    start: Index
+    count: int
+    place: Index
+
+
+def picked(index: Index, axis: Axis, lane: Axis, most: int, extent: int) -> Picked | None:
+    """How the lanes of a vector pick their elements out of an access of at most so many, of which they need half; None where they do not.
+
+    No access ends behind the buffer's `extent` elements, which are whole accesses.
+    """
+    first = index.substitute({lane: Index()})
+    place = index - first
+    if place.axes != {lane}:
+        return None
+    places = [place.substitute({lane: Index(number)}).constant for number in range(lane.size)]
+    count = 2
+    while count <= min(most, 2 * len(set(places))):
+        before = (first.constant + min(places)) % count - min(places)
+        start = first - before
+        if extent % count == 0 and max(places) + before < count and alignment(start, axis, lane.size) % count == 0:
+            return Picked(start, count, place + before)
+        count *= 2
+    return None
+
+
 def start_of(index: Index, axis: Axis) -> Index | None:
     """Where a row begins whose elements are neighbours along `axis`; None where they are not."""
     rest = index - axis_index(axis)

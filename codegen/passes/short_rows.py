@@ -20,7 +20,8 @@ from fusepass.codegen.passes.rewrite import rewrite_kernel
 from fusepass.codegen.passes.unify import unify
 
 _FEW = 8  # elements of a row that are computed again rather than stored
-_REPEATED = 4  # rows for each element that is read, at least, where these are few
+_MANY = 64  # the same where rows are made of much less than there are rows
+_REPEATED = 4  # rows for each element that is read, at least, for that
 
 
 def windows_of_short_rows(program: Program, builder: Builder, access: int) -> Program:
@@ -40,7 +41,7 @@ def windows_of_reductions(program: Program, builder: Builder, longest: int, acce
         rest = program.kernels[position + 1 :]
         readers = [kernel for kernel in rest if kernel.reads & producer.writes]
         stored = any(program.buffer(name).role is not Role.TEMP for name in producer.writes)
-        if not _only_reduces(producer) or producer.col_count > _FEW or stored or len(readers) != 1:
+        if not _only_reduces(producer) or not _is_few(program, producer, access) or stored or len(readers) != 1:
             continue
         (reader,) = readers
         once = len(reader.sweeps) == 1 and not reader.stores
@@ -88,6 +89,17 @@ def _only_reduces(kernel: Kernel) -> bool:
     return simple and kernel.col_count > 1 and not any(isinstance(node, Gather | Window) for node in kernel.nodes)
 
 
+def _is_few(program: Program, kernel: Kernel, access: int) -> bool:
+    """Whether a row has so few elements that who needs its result had better reduce it."""
+    return kernel.col_count <= _FEW or (access > 0 and kernel.col_count <= _MANY and _meets_much(program, kernel))
+
+
+def _meets_much(program: Program, kernel: Kernel) -> bool:
+    """Whether rows are made of much less than there are rows: each with each of two small tensors, say."""
+    sizes = [program.buffer(load.buffer).numel for load in kernel.loads()]
+    return bool(sizes) and all(_REPEATED * size < kernel.row_count for size in sizes)
+
+
 def _is_short(kernel: Kernel, access: int) -> bool:
     if not _only_reduces(kernel) or len(kernel.cols) != 1 or not kernel.rows:
         return False
@@ -99,14 +111,14 @@ def _is_short(kernel: Kernel, access: int) -> bool:
 def _lies_apart(program: Program, kernel: Kernel, access: int) -> bool:
     """Whether rows of few elements are made of less than there are rows, or lie so that neither they nor their neighbours have an access
     together: parts of warps would load single elements."""
-    if not _only_reduces(kernel) or len(kernel.cols) != 1 or kernel.col_count > _FEW:
+    if not _only_reduces(kernel) or len(kernel.cols) != 1 or not _is_few(program, kernel, access):
         return False
     (col,) = kernel.cols
+    if _meets_much(program, kernel):
+        return True
     sizes = {load: program.buffer(load.buffer).numel for load in kernel.loads()}
     if not sizes:
         return False
-    if all(_REPEATED * size <= kernel.row_count for size in sizes.values()):
-        return True
     largest = max(sizes, key=sizes.__getitem__)
     near = [axis.size for axis in kernel.rows if largest.index.stride(axis) == 1]
     return largest.index.stride(col) != 1 and bool(near) and near[0] * largest.dtype.nbytes < access

@@ -29,7 +29,7 @@ _OF_THE_LONGEST = 4
 _OF_THE_STORED = 4
 """Pieces store per element where that saves reading so large a part of what they store."""
 
-_SHORT_ROW = 512  # elements; a block has several such rows, and exchanges tiles of them
+_SHORT_ROW = 1024  # elements; a block has several such rows, and exchanges tiles of them
 _SHORT_COLUMN = 512  # elements; so, where rows, not columns, are contiguous as they are read
 
 _LEAST_PART = 8  # parts of an axis as many times as large as what their length is a multiple of

@@ -108,5 +108,5 @@ def _lies_apart(program: Program, kernel: Kernel, load: Load, along: Axis) -> bo
     if any(not isinstance(atom, Axis) for atom, _ in index.terms):
         return False
     first, last = index.bounds
-    points = prod(axis.size for axis in index.axes)
+    points = prod(axis.size for axis in index.axes if axis in kernel.rows or axis in kernel.cols)
     return first >= 0 and last < buffer.numel and points * _OFTEN <= kernel.row_count * kernel.col_count

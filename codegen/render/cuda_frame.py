@@ -16,7 +16,7 @@ from fusepass.codegen.ir.digits import few_digits
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Prefix, Stat
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Program, Role
-from fusepass.codegen.ir.vectors import begins_with, is_vector, start_of
+from fusepass.codegen.ir.vectors import Picked, begins_with, is_vector, picked, start_of
 from fusepass.codegen.render.cuda_coordinates import Coordinates, Turned, define_turned_row
 from fusepass.codegen.render.cuda_place import PatchPlace
 from fusepass.codegen.render.cuda_tile import Arranged, Tile
@@ -24,6 +24,7 @@ from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.shape import ACCESS
 
 if TYPE_CHECKING:
     from fusepass.codegen.render.cuda_patch_partials import PatchPartials
@@ -115,6 +116,15 @@ class Frame:
                 and begins_with(start, self.schedule.start, self.schedule.width)
             )
         return not self.arranged.anywhere and is_vector(index, axis, self.lane)
+
+    def picked(self, buffer: str, index: Index) -> Picked | None:
+        """The access out of which the lanes of a vector of a pointwise kernel pick their elements, if there is one."""
+        plan, axis, read = self.schedule, self.arranged.axis, self.program.buffer(buffer)
+        if plan.walk is not Walk.POINTWISE or axis is None or not self.is_aligned(buffer):
+            return None
+        if plan.general or plan.ragged or plan.overhangs or plan.start is not None or self.arranged.anywhere:
+            return None
+        return picked(index, axis, self.lane, ACCESS // read.dtype.nbytes, read.extent)
 
     def first_lane(self, index: Index) -> Index:
         """The index of a vector's first element."""

@@ -162,6 +162,13 @@ def load_one(frame: Frame, scope: Scope, each: Ahead, target: str) -> None:
             left = f"{before} ? {frame.schedule.width} : {left}" if before else left
             call = f"fp::load_first<{arguments}>({pointer} + {start}, {left})"
         inside.lines.append(f"{target} = {_staged_or(frame, each.staged, call) if each.staged else call};")
+    elif each.lanes and (found := frame.picked(each.load.buffer, index)) is not None:
+        lanes, whole = inside.child(), frame.names.numbered(f"{each.name}_of")
+        start = inside.operand(found.start)
+        inside.lines.append(f"const auto {whole} = fp::load_vector<{found.count}>({pointer} + {start});")
+        lanes.define_axis(frame.lane, frame.v)
+        lanes.lines.append(f"{target}[{frame.v}] = {whole}[{lanes.index(found.place)}];")
+        inside.lines += frame.unrolled(frame.v, frame.schedule.width, lanes.lines)
     elif each.lanes:
         lanes = inside.child()
         lanes.define_axis(frame.lane, frame.v)

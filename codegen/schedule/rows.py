@@ -130,7 +130,7 @@ def _of_vectors(shape: Shape, base: Schedule, crossing: Sequence[Crossing]) -> S
     elif ceil(vectors, lanes) * width > most:
         held = lanes_of_row(shape, vectors, width)
         lanes = held or 1024
-    while lanes < 1024 and lanes < vectors and not shape.fills(shape.rows * lanes):
+    while lanes < (32 if crossing else 1024) and lanes < vectors and not shape.fills(shape.rows * lanes):
         if lanes == 32 and ceil(vectors, 64) < _LEAST_VECTORS:
             break
         wider = min(2 * lanes, 1024)
@@ -221,9 +221,10 @@ def _narrowest(crossing: Sequence[Crossing], shape: Shape) -> int:
 
 
 def _rows_across(shape: Shape, crossing: Sequence[Crossing]) -> int:
-    """Rows of a block that fill cache lines across; fewer where their tiles would be too large, or blocks too few."""
-    rows = LINE // _narrowest(crossing, shape)
-    while rows > 1 and (
+    """Rows of a block that fill cache lines across; where their tiles would be too large, or blocks too few, a sector at least."""
+    narrowest = _narrowest(crossing, shape)
+    rows = LINE // narrowest
+    while rows * narrowest > SECTOR and (
         exchanged(crossing, shape.program, shape.cols, rows) > _ACROSS_BYTES
         or ceil(shape.rows, rows) < 2 * shape.facts.multiprocessors
     ):
@@ -298,14 +299,13 @@ def rows_per_block(shape: Shape, lanes: int, crossing: Sequence[Crossing]) -> in
     if lanes > 32:
         return 1
     groups = _ROWS_THREADS // lanes
-    if crossing and _rows_across(shape, crossing) > groups:
-        return min(_rows_across(shape, crossing), 1024 // lanes)
+    least = min(_rows_across(shape, crossing), 1024 // lanes) if crossing else 1
     moved = _bytes_of_row(shape, [access for access in shape.main if shape.is_large(access.buffer)])
     while not crossing and groups * lanes > 32 and groups // 2 * moved >= _BLOCK_BYTES:
         groups //= 2
-    while groups * lanes > 64 and ceil(shape.rows, groups) < 4 * shape.facts.multiprocessors:
+    while groups > least and groups * lanes > 64 and ceil(shape.rows, groups) < 4 * shape.facts.multiprocessors:
         groups //= 2
-    return groups
+    return max(groups, least)
 
 
 def _bytes_of_row(shape: Shape, accesses: Iterable[Access]) -> int:

@@ -12,7 +12,7 @@ from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.tile import fitting_width
 from fusepass.codegen.ir.twopass import split_statistics
-from fusepass.codegen.ir.vectors import begins_with, flatten, is_vector, run_axes, split_index, start_of
+from fusepass.codegen.ir.vectors import begins_with, flatten, is_vector, picked, run_axes, split_index, start_of
 from fusepass.codegen.schedule.plan import Schedule, Walk
 
 SECTOR = 32  # bytes that memory moves at once
@@ -89,9 +89,15 @@ class Shape:
         main = along or self._looked_up(axis) or main
         total = sum(map(self._traffic, main))
 
+        def whole(access: Access, lane: Axis) -> bool:
+            index = split_index(access.index, axis, lane)
+            if is_vector(index, axis, lane):
+                return True
+            extent = self.program.buffer(access.buffer).extent
+            return self.kernel.is_pointwise and bool(picked(index, axis, lane, ACCESS // access.nbytes, extent))
+
         def fits(width: int) -> bool:
-            lane = Axis("lane", width)
-            vectors = [a for a in main if a.aligned and is_vector(split_index(a.index, axis, lane), axis, lane)]
+            vectors = [access for access in main if access.aligned and whole(access, Axis("lane", width))]
             return axis.size % width == 0 and 2 * sum(map(self._traffic, vectors)) >= total
 
         return fitting_width(min(most, ACCESS // max((access.nbytes for access in main), default=ACCESS)), fits)

@@ -470,7 +470,7 @@ def _interleaved(x: Tensor) -> Tensor:
             {"width": 4, "lanes": 4, "groups": 64},
         ),
         (_between_ends, [(50_000, 64)], {"width": 4, "lanes": 4, "groups": 64}),
-        (_distances, [(64, 256, 16), (64, 256, 16)], {"width": 4, "lanes": 2, "groups": 128}),
+        (_distances, [(64, 256, 72), (64, 256, 72)], {"width": 4, "lanes": 16, "groups": 16}),
         (
             lambda x, y: (x[:, :, None] + y[:, None]).relu().mean(1),
             [(64, 2000)] * 2,
@@ -500,7 +500,7 @@ def test_rows_and_columns(
     [
         (lambda x: x[:, 1:] - x[:, :-1], (512, 50_000), 2, 2),  # what is read twice is moved once
         (lambda x: x[:, 1:] - x[:, :-1], (511, 50_000), 1, 4),  # pairs would lie in two rows
-        (_interleaved, (256, 1024, 128), 2, 2),
+        (_interleaved, (256, 1024, 128), 4, 1),  # each of two loads picks its elements of one access
         (lambda x: x[:, :, None] * x[:, None], (64, 1500), 4, 2),  # 32 bytes of what is mostly written
         (lambda x: x.half()[:, :, None] * x.half()[:, None], (64, 1500), 4, 4),  # eight would lie in two rows
         (lambda x: (x * 20).round().to(torch.int8), (8192, 8192), 4, 2),  # four bytes would be little to write
