@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+ACROSS_BYTES = 72 << 10
+"""Of the tiles of a block whose rows are stored across, at most: a multiprocessor has room for three."""
+
 _BANKS_BYTES = 128  # of shared memory, read or written at once
 _WORD = 4  # bytes of a bank
 _TURNS = 8  # vectors of 16 bytes in all banks

@@ -58,7 +58,8 @@ def pointwise(shape: Shape) -> Schedule:
     ragged = shape.ragged_width() if width == 1 else 1
     if ragged > 1:
         return replace(_pointwise(shape, ragged), ragged=True)
-    if width == 1 and axis and _stores_pairs(shape, axis):
+    gathers = sum(isinstance(node, Gather) for node in shape.kernel.nodes)
+    if width == 1 and axis and gathers < _APART and _stores_pairs(shape, axis):
         width = 4 if shape.axes[-1].size == _WHOLE and _stores_pairs(shape, axis, _WHOLE) else 2
     elif axis and _reads_parts(shape, axis):
         return _pointwise(shape, 1, _IN_PARTS)

@@ -13,6 +13,7 @@ from fusepass.codegen.ir.expr import Builder, Gather, Load, indices_in
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.team import state_bytes
+from fusepass.codegen.ir.tile import ACROSS_BYTES
 from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import begins_with, is_vector, split_index
 from fusepass.codegen.schedule.exchange import exchanged
@@ -41,8 +42,7 @@ _SAME_VECTORS = 16  # of a thread, where neighbouring rows are made of the same:
 _ROWS_THREADS = 256  # of a block of several rows, at most
 # A multiprocessor begins a block every 80 ns or so, in which it moves 2.6 KB: about what a block of several rows moves, at least.
 _BLOCK_BYTES = 5 << 9
-# Stores across rows fill cache lines where a block has so many rows; threads of it, and bytes of their tiles: three blocks have room.
-_ACROSS_THREADS, _ACROSS_BYTES = 512, 72 << 10
+_ACROSS_THREADS = 512  # of a block whose rows are stored across: rather fewer threads for each of them than fewer rows
 _LEAST_VECTORS = 3  # of a thread of a second warp of a row: for fewer the exchange takes longer than they do
 STATIC_SHARED = 48 << 10  # bytes
 _TURNS = 2  # rows of a block that stays, at least
@@ -210,7 +210,7 @@ def exchanging_rows(plan: Schedule, crossing: Sequence[Crossing], shape: Shape) 
     if not crossing or plan.groups * _narrowest(crossing, shape) < SECTOR:
         return plan
     nbytes = exchanged(crossing, shape.program, shape.cols, plan.groups)
-    if nbytes > min(_ACROSS_BYTES, shape.facts.shared_bytes_per_block):
+    if nbytes > min(ACROSS_BYTES, shape.facts.shared_bytes_per_block):
         return plan
     return replace(plan, exchanges=True, shared_bytes=nbytes if nbytes > STATIC_SHARED else 0)
 
@@ -225,7 +225,7 @@ def _rows_across(shape: Shape, crossing: Sequence[Crossing]) -> int:
     narrowest = _narrowest(crossing, shape)
     rows = LINE // narrowest
     while rows * narrowest > SECTOR and (
-        exchanged(crossing, shape.program, shape.cols, rows) > _ACROSS_BYTES
+        exchanged(crossing, shape.program, shape.cols, rows) > ACROSS_BYTES
         or ceil(shape.rows, rows) < 2 * shape.facts.multiprocessors
     ):
         rows //= 2

@@ -232,12 +232,12 @@ DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @needs_compiler
-@pytest.mark.parametrize("count", [96, 37])
+@pytest.mark.parametrize(("count", "size"), [(96, 5), (37, 5), (96, 17), (100, 20)])
 @pytest.mark.parametrize("name", DISTANCES)
-def test_what_all_rows_meet_is_laid_out_by_elements_of_the_windows(name: str, count: int) -> None:
+def test_what_all_rows_meet_is_laid_out_by_elements_of_the_windows(name: str, count: int, size: int) -> None:
     """So that neighbouring threads load neighbours, in vectors where these fit."""
     torch.manual_seed(0)
-    made = region(DISTANCES[name], torch.randn(400, 5), torch.randn(count, 5))
+    made = region(DISTANCES[name], torch.randn(400, size), torch.randn(count, size))
     facts = DeviceFacts.h200()
     program = made.passed(replace(pass_options(facts), taps_from=1))
     filling, reading, *_ = program.kernels

@@ -234,6 +234,11 @@ def test_separated_layouts_mean_the_same(name: str) -> None:
         made_region.check(made_region.passed(TILES))
 
 
+def _three_layouts(x: Tensor) -> tuple[Tensor, ...]:
+    shares = x.softmax(1)
+    return tuple((shares * factor).clone(**FIRST) for factor in (1, 2, 3))
+
+
 @pytest.mark.parametrize(
     ("function", "shape", "layout", "least", "kernels"),
     [
@@ -244,7 +249,10 @@ def test_separated_layouts_mean_the_same(name: str) -> None:
         (lambda x: F.instance_norm(x).clone(**LAST), (2, 8, 64, 5), LAST, 1, 1),  # all alike
         (lambda x: F.instance_norm(x), (2, 8, 64, 5), FIRST, 1, 1),
         (lambda x: x.softmax(1).clone(**FIRST), (2, 8, 4, 5), LAST, 1, 1),  # a block has several rows, whole
-        (lambda x: x.softmax(1).clone(**FIRST), (2, 600, 4, 5), LAST, 1, 2),
+        (lambda x: x.softmax(1).clone(**FIRST), (2, 1024, 4, 5), LAST, 1, 1),
+        (lambda x: x.softmax(1).clone(**FIRST), (2, 1025, 4, 5), LAST, 1, 2),
+        (_three_layouts, (2, 600, 4, 5), LAST, 1, 1),
+        (_three_layouts, (2, 800, 4, 5), LAST, 1, 2),  # three such tiles are too many
     ],
 )
 def test_reductions_stand_alone_where_reads_and_writes_are_laid_out_differently(
