@@ -23,6 +23,28 @@ def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return torch.stack((even * cosine - odd * sine, odd * cosine + even * sine), -1).flatten(-2)
 
 
+def _rotated_halves(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cosine + torch.cat((-second, first), -1) * sine
+
+
+def _normals(x: Tensor, y: Tensor) -> Tensor:
+    return F.normalize(torch.linalg.cross(x, y), dim=-1)
+
+
+def _relative(scores: Tensor, table: Tensor) -> Tensor:
+    at = torch.arange(scores.shape[-1], device=scores.device)
+    return (scores + table[:, at[:, None] - at + scores.shape[-1] - 1]).softmax(-1)
+
+
+def _nearest(x: Tensor, y: Tensor) -> Tensor:
+    return (x[:, None] - y).square().sum(-1).argmin(1)
+
+
+def _turned(x: Tensor) -> Tensor:
+    return F.layer_norm(x, (x.shape[-1],)).transpose(1, 2).contiguous()
+
+
 def _distances(x: Tensor, y: Tensor) -> Tensor:
     return (x[:, :, None] - y[:, None]).square().sum(-1)
 
@@ -119,6 +141,15 @@ FUNCTIONS = (
     single("bfloat16_gelu", F.gelu, (8192, 16_384), (5, 9), torch.bfloat16),
     single("masked", lambda x, m: x.masked_fill(m == 0, -1e4), (Input((64, 1024, 1024)), Input((64, 1024, 1024), 2)),
            (Input((2, 5, 4)), Input((2, 5, 4), 2))),
+    single("bfloat16_rotated_halves", _rotated_halves, (Input((4, 32, 2048, 128)), Input((2048, 128)), Input((2048, 128))),
+           (Input((2, 2, 5, 8)), Input((5, 8)), Input((5, 8))), torch.bfloat16),
+    single("normals", _normals, (Input((2_000_000, 3)),) * 2, (Input((9, 3)),) * 2),
+    single("relative_positions", _relative, (Input((32, 16, 256, 256)), Input((16, 511))),
+           (Input((2, 3, 5, 5)), Input((3, 9)))),
+    single("nearest_points", _nearest, (Input((16_384, 16)), Input((1024, 16))), (Input((9, 5)), Input((7, 5)))),
+    single("layernorm_turned", _turned, (64, 196, 512), (2, 5, 8)),
+    single("bfloat16_layernorm_turned", _turned, (128, 196, 768), (2, 5, 8), torch.bfloat16),
+    single("half_turned_round", lambda x: x.flip(-1) * 2, (8192, 8192), (5, 8), _HALF),
     single("rows_looked_up", lambda x, i: x.index_select(1, i), (Input((64, 1000, 256)), Input((500,), 1000)),
            (Input((2, 5, 4)), Input((3,), 5))),
 )

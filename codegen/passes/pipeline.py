@@ -21,7 +21,7 @@ from fusepass.codegen.passes.partials import Pieces
 from fusepass.codegen.passes.parts import fuse_parts
 from fusepass.codegen.passes.products import Length, split_products, whole_sums
 from fusepass.codegen.passes.scans import fuse_scans
-from fusepass.codegen.passes.short_rows import windows_of_reductions, windows_of_short_rows
+from fusepass.codegen.passes.short_rows import windows_of_readers, windows_of_reductions, windows_of_short_rows
 from fusepass.codegen.passes.split import SplitPolicy, separate_layouts, split_long_rows
 from fusepass.codegen.passes.split_scans import split_scans
 from fusepass.codegen.passes.statistics import online_softmax
@@ -105,6 +105,7 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("online_softmax", lambda p, b: online_softmax(p, b, options.longest_cached_row, options.longest_column)),
         ("generate_anchors", lambda p, b: _generate_anchors(p, b, options)),
         ("nest_reductions", nest_reductions),
+        ("windows_of_readers", lambda p, b: windows_of_readers(p, b, options.longest_cached_row, options.access)),
         ("fuse_elements", lambda p, b: fuse_elements(p, b, rules)),
         ("reduce_over_rows", lambda p, b: reduce_over_rows(p, b, options.row_pieces)),
         ("windows_of_reductions", lambda p, b: windows_of_reductions(p, b, options.longest_cached_row, options.access)),

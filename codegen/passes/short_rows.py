@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Stat, Window
 from fusepass.codegen.ir.index import Axis, Index
@@ -21,6 +22,7 @@ from fusepass.codegen.passes.unify import unify
 
 _FEW = 8  # elements of a row that are computed again rather than stored
 _MANY = 64  # the same where rows are made of much less than there are rows
+_AGAIN = 4  # points of a kernel that compute the same row, where several kernels compute it
 _REPEATED = 4  # rows for each element that is read, at least, for that
 
 
@@ -34,41 +36,71 @@ def windows_of_short_rows(program: Program, builder: Builder, access: int) -> Pr
     return replace(program, kernels=tuple(kernels))
 
 
-def windows_of_reductions(program: Program, builder: Builder, longest: int, access: int) -> Program:
-    """Make the rows of every kernel that only reduces few elements windows of the one kernel that reads the results, if that reduces them,
-    once or in rows of at most `longest` elements, which stay on the chip; along memory alone where there is no widest `access`."""
-    for position, producer in enumerate(program.kernels):
-        rest = program.kernels[position + 1 :]
-        readers = [kernel for kernel in rest if kernel.reads & producer.writes]
-        stored = any(program.buffer(name).role is not Role.TEMP for name in producer.writes)
-        if not _only_reduces(producer) or not _is_few(program, producer, access) or stored or len(readers) != 1:
-            continue
-        (reader,) = readers
-        once = len(reader.sweeps) == 1 and not reader.stores
-        between = rest[: rest.index(reader)]
-        if not (once or reader.col_count <= longest) or any(kernel.writes & producer.reads for kernel in between):
-            continue
-        fused = _inside(producer, reader, builder)
-        if fused is not None and (access or not any(_is_across(load.index, fused) for load in fused.loads())):
-            kernels = (fused if kernel is reader else kernel for kernel in program.kernels if kernel is not producer)
-            return windows_of_reductions(
-                drop_unused(replace(program, kernels=tuple(kernels))), builder, longest, access
-            )
+def windows_of_readers(program: Program, builder: Builder, longest: int, access: int) -> Program:
+    """The same for results that several kernels reduce, as the gradients of a least distance do, where they are made of much less than there
+    are rows: all compute them again. Nothing changes where there is no `access`."""
+    for producer in program.kernels:
+        few = access > 0 and producer.col_count <= _FEW and _only_reduces(producer) and _meets_much(program, producer)
+        if few and len(_readers(program, producer)) > 1:
+            told = _in_readers(program, producer, builder, longest, access, _AGAIN)
+            if told is not None:
+                return windows_of_readers(told, builder, longest, access)
     return program
 
 
-def _inside(producer: Kernel, reader: Kernel, builder: Builder) -> Kernel | None:
-    """`reader` with the rows of `producer` as windows; None where it reads them anywhere but each at a point of its own."""
+def windows_of_reductions(program: Program, builder: Builder, longest: int, access: int) -> Program:
+    """Make the rows of every kernel that only reduces few elements windows of the one kernel that reads the results, if that reduces them,
+    once or in rows of at most `longest` elements, which stay on the chip; along memory alone where there is no widest `access`."""
+    for producer in program.kernels:
+        few = _only_reduces(producer) and _is_few(program, producer, access)
+        if few and len(_readers(program, producer)) == 1:
+            told = _in_readers(program, producer, builder, longest, access, 1)
+            if told is not None:
+                return windows_of_reductions(told, builder, longest, access)
+    return program
+
+
+def _readers(program: Program, producer: Kernel) -> list[Kernel]:
+    return [kernel for kernel in program.kernels if kernel.reads & producer.writes]
+
+
+def _in_readers(
+    program: Program, producer: Kernel, builder: Builder, longest: int, access: int, most: int
+) -> Program | None:
+    """`program` with the rows of `producer` as windows of all kernels that read them, each at most so often at a time; None where these do
+    not reduce them, or somebody else needs them."""
+    if any(program.buffer(name).role is not Role.TEMP for name in producer.writes):
+        return None
+    rest = program.kernels[program.kernels.index(producer) + 1 :]
+    fused: dict[int, Kernel] = {}
+    for reader in _readers(program, producer):
+        once = len(reader.sweeps) == 1 and not reader.stores
+        between = rest[: rest.index(reader)]
+        if not (once or reader.col_count <= longest) or any(kernel.writes & producer.reads for kernel in between):
+            return None
+        told = _inside(producer, reader, builder, most)
+        if told is None or (not access and any(_is_across(load.index, told) for load in told.loads())):
+            return None
+        fused[id(reader)] = told
+    kernels = (fused.get(id(kernel), kernel) for kernel in program.kernels if kernel is not producer)
+    return drop_unused(replace(program, kernels=tuple(kernels)))
+
+
+def _inside(producer: Kernel, reader: Kernel, builder: Builder, most: int) -> Kernel | None:
+    """`reader` with the rows of `producer` as windows; None where it reads one of them elsewhere, or at more than so many points."""
     if not reader.sweeps or reader.scans or not is_plain(reader):
         return None
-    unified = unify(producer, reader, producer.writes, builder)
+    windows = _pointwise(producer, builder)
+    # Without columns, for which the reader's axes beside the points would be taken.
+    rows = replace(windows, row_stores=windows.stores, stores=())
+    unified = unify(rows, reader, producer.writes, builder, beside=most > 1)
     if unified is None:
         return None
     producer, reader = unified.producer, unified.consumer
-    points = {axis for axis in producer.rows if axis.size > 1}
-    if not reader.cols or points != {*reader.rows, *reader.cols}:
+    points, own = {axis for axis in producer.rows if axis.size > 1}, {*reader.rows, *reader.cols}
+    if not reader.cols or not points <= own or prod(axis.size for axis in own - points) > most:
         return None  # rows of one element, or points of others
-    told = with_stored(reader, _pointwise(producer, builder).stores, builder)
+    told = with_stored(reader, producer.row_stores, builder)
     return told and replace(told, origin=tuple(dict.fromkeys((*producer.origin, *reader.origin))))
 
 

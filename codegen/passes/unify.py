@@ -24,7 +24,9 @@ class Unified:
     consumer: Kernel
 
 
-def unify(producer: Kernel, consumer: Kernel, through: Collection[str], builder: Builder) -> Unified | None:
+def unify(
+    producer: Kernel, consumer: Kernel, through: Collection[str], builder: Builder, *, beside: bool = False
+) -> Unified | None:
     """Rename the consumer's axes to the producer's, or None where their rows differ.
 
     Args:
@@ -32,6 +34,7 @@ def unify(producer: Kernel, consumer: Kernel, through: Collection[str], builder:
         consumer: a kernel that loads what those stores wrote.
         through: the buffers that connect them.
         builder: interns the rewritten expressions.
+        beside: whether the consumer may have axes that the producer has not.
     """
     producer, consumer = split_axes(producer, builder), split_axes(consumer, builder)
     link = _link(producer, consumer, through)
@@ -42,7 +45,7 @@ def unify(producer: Kernel, consumer: Kernel, through: Collection[str], builder:
         return None
     producer, consumer, names = matched
     free = [axis for axis in (*consumer.rows, *consumer.cols) if axis not in names and axis.size != 1]
-    if free:
+    if free and not beside:
         columns = _match_columns(producer, consumer, free, builder)
         if columns is None:
             return None

@@ -17,7 +17,7 @@ from dataclasses import replace
 from math import prod
 
 from fusepass.codegen.ir.expr import Builder, Expr, Load
-from fusepass.codegen.ir.index import Axis, Bound, axis_index
+from fusepass.codegen.ir.index import Axis, Bound, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Role, Store
 from fusepass.codegen.ir.vectors import Beginnings, map_values
 from fusepass.codegen.passes.fuse import has_windows, is_plain
@@ -71,13 +71,19 @@ def _laid_out(program: Program, builder: Builder, kernel: Kernel, found: Beginni
 def lay_out_taps(program: Program, builder: Builder, least: int | None) -> Program:
     """`program` with a kernel before each one of at least `least` elements whose windows meet weights that lie apart. Nothing changes where
     `least` is None."""
-    work = Splitter(program, builder)
+    work, made = Splitter(program, builder), dict[object, str]()
     for kernel in program.kernels:
         copies: dict[int, Expr] = {}
         many = least is not None and kernel.row_count * kernel.col_count >= least
         for load in _apart(program, kernel) if many else ():
             axes = tuple(sorted(load.index.axes, key=lambda axis: (axis == _along(kernel), axis.name)))
+            lies = load.buffer, load.index.constant, tuple((axis.size, load.index.stride(axis)) for axis in axes)
+            if lies in made:  # as another kernel reads it
+                at = linear([*map(axis_index, axes)], contiguous_strides([axis.size for axis in axes]))
+                copies[id(load)] = builder.load(made[lies], at, load.dtype)
+                continue
             loads, stores = work.temporaries(f"{load.buffer}_by_tap", [load], axes)
+            made[lies] = stores[0].buffer
             filling = Kernel(f"{kernel.name}_taps", axes, (), (), (), tuple(stores), ("weights by tap",))
             work.kernels.append(filling)
             copies |= loads

@@ -247,3 +247,35 @@ def test_what_all_rows_meet_is_laid_out_by_elements_of_the_windows(name: str, co
     (output,) = program.outputs
     got = tensor_of(results[output], program.buffer(output))
     torch.testing.assert_close(got, made.exact()[0], check_dtype=False, rtol=1e-5, atol=1e-6)
+
+
+def _gradients(x: Tensor, y: Tensor, least: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the least squared distances of each of `x` to those of `y`."""
+    apart = x[:, None] - y
+    found = (apart.square().sum(-1) <= least[:, None]).to(x.dtype)
+    shares = found / found.sum(1, keepdim=True) * gradient[:, None]
+    each = shares[..., None] * 2 * apart
+    return each.sum(1), -each.sum(0)
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", [3, 4])
+def test_what_several_reduce_is_computed_by_each(size: int) -> None:
+    torch.manual_seed(0)
+    x, y, gradient = torch.randn(160, size), torch.randn(96, size), torch.randn(160)
+    least = (x[:, None] - y).square().sum(-1).sort(1).values[:, 1] + 1e-3  # two of each row at least
+    made = region(_gradients, x, y, least, gradient)
+    facts = DeviceFacts.h200()
+    program = made.passed(pass_options(facts))
+    largest = max(buffer.numel for buffer in program.buffers if buffer.role is Role.TEMP)
+    assert largest < 160 * 96
+    results = emulate(program, render(program, facts), made.memory(program))
+    for output, want in zip(program.outputs, made.exact(), strict=True):
+        got = tensor_of(results[output], program.buffer(output))
+        torch.testing.assert_close(got, want, check_dtype=False, rtol=1e-4, atol=1e-4)
+
+
+def test_a_processor_stores_it() -> None:
+    shapes = (160, 3), (96, 3), (160,), (160,)
+    program = region(_gradients, *map(torch.empty, shapes)).passed(pass_options(DeviceFacts.cpu(2)))
+    assert max(buffer.numel for buffer in program.buffers if buffer.role is Role.TEMP) >= 160 * 96
