@@ -53,7 +53,8 @@ def prefers_rows(shape: Shape) -> bool:
     """Whether more of the main loads step through memory in smaller strides along the rows than along the columns; where most of what is
     read is looked up, whether more of that does.
 
-    Where all that is read is small, nothing stored, and something goes across, what neighbouring rows share is one access for a warp.
+    Where all that is read is small, nothing stored, and something goes across, what neighbouring rows share is one access for a warp. Around
+    windows a row's own numbers are loaded once, and what all rows meet lies along the columns.
     """
     row, col = shape.row_axis, shape.col_axis
     if row is None or col is None or row.size == 1:
@@ -62,8 +63,11 @@ def prefers_rows(shape: Shape) -> bool:
     reads = [a for a in shape.main if a.buffer in shape.kernel.reads and (not gathers or shape.is_large(a.buffer))]
     steps = [(a.nbytes, pace(a.index, row), pace(a.index, col)) for a in reads]
     across = any(along_rows < along_cols < inf for _, along_rows, along_cols in steps)
-    if across and shape.single and not shape.kernel.stores and not any(shape.is_large(a.buffer) for a in reads):
-        steps = [each for each in steps if each[1] < inf]
+    if shape.single and not shape.kernel.stores and not any(shape.is_large(a.buffer) for a in reads):
+        if any(access.window for access in shape.accesses):
+            steps = [each for each in steps if each[2] < inf]
+        elif across:
+            steps = [each for each in steps if each[1] < inf]
     steps = steps or [(node.dtype.nbytes, _pace_of(node, row), _pace_of(node, col)) for node in gathers]
     return (
         sum(
