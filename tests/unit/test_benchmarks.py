@@ -105,6 +105,7 @@ OTHER_TYPES = {
     "maximum_and_place_of_rows": torch.int64,
     "enlarged_classes": torch.int64,
     "half_place_of_rows": torch.int64,
+    "nearest_points": torch.int64,
     "half_place_of_columns": torch.int64,
     "least_place_of_odd_rows": torch.int64,
     "to_bytes": torch.int8,
