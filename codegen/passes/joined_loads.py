@@ -66,7 +66,8 @@ def _with_joined(program: Program, kernel: Kernel, builder: Builder, access: int
     load = builder.load(first.buffer, nearest.index, first.dtype)
 
     def leaf(node: Expr) -> Expr | None:
-        return load if node is first or node is second else None
+        joined = isinstance(node, Load) and node.buffer == first.buffer and node.index in (first.index, second.index)
+        return load if joined else None
 
     return _with_joined(program, rewrite_kernel(kernel, builder, leaf=leaf), builder, access)
 

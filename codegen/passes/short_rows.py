@@ -36,18 +36,6 @@ def windows_of_short_rows(program: Program, builder: Builder, access: int) -> Pr
     return replace(program, kernels=tuple(kernels))
 
 
-def windows_of_readers(program: Program, builder: Builder, longest: int, access: int) -> Program:
-    """The same for results that several kernels reduce, as the gradients of a least distance do, where they are made of much less than there
-    are rows: all compute them again. Nothing changes where there is no `access`."""
-    for producer in program.kernels:
-        few = access > 0 and producer.col_count <= _FEW and _only_reduces(producer) and _meets_much(program, producer)
-        if few and len(_readers(program, producer)) > 1:
-            told = _in_readers(program, producer, builder, longest, access, _AGAIN)
-            if told is not None:
-                return windows_of_readers(told, builder, longest, access)
-    return program
-
-
 def windows_of_reductions(program: Program, builder: Builder, longest: int, access: int) -> Program:
     """Make the rows of every kernel that only reduces few elements windows of the one kernel that reads the results, if that reduces them,
     once or in rows of at most `longest` elements, which stay on the chip; along memory alone where there is no widest `access`."""
@@ -57,6 +45,18 @@ def windows_of_reductions(program: Program, builder: Builder, longest: int, acce
             told = _in_readers(program, producer, builder, longest, access, 1)
             if told is not None:
                 return windows_of_reductions(told, builder, longest, access)
+    return program
+
+
+def windows_of_readers(program: Program, builder: Builder, longest: int, access: int) -> Program:
+    """The same for results that several kernels reduce, as the gradients of a least distance do, where they are made of much less than there
+    are rows: all compute them again. Nothing changes where there is no `access`."""
+    for producer in program.kernels:
+        few = access > 0 and producer.col_count <= _FEW and _only_reduces(producer) and _meets_much(program, producer)
+        if few and len(_readers(program, producer)) > 1:
+            told = _in_readers(program, producer, builder, longest, access, _AGAIN)
+            if told is not None:
+                return windows_of_readers(told, builder, longest, access)
     return program
 
 

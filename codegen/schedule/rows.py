@@ -214,9 +214,13 @@ def exchanging_rows(plan: Schedule, crossing: Sequence[Crossing], shape: Shape) 
     if not crossing or plan.groups * _narrowest(crossing, shape) < SECTOR:
         return plan
     nbytes = exchanged(crossing, shape.program, shape.cols, plan.groups)
-    if nbytes > min(ACROSS_BYTES, shape.facts.shared_bytes_per_block):
+    if nbytes > _room_across(shape):
         return plan
     return replace(plan, exchanges=True, shared_bytes=nbytes if nbytes > STATIC_SHARED else 0)
+
+
+def _room_across(shape: Shape) -> int:
+    return min(ACROSS_BYTES, shape.facts.shared_bytes_per_block)
 
 
 def _narrowest(crossing: Sequence[Crossing], shape: Shape) -> int:
@@ -229,7 +233,7 @@ def _rows_across(shape: Shape, crossing: Sequence[Crossing]) -> int:
     narrowest = _narrowest(crossing, shape)
     rows = LINE // narrowest
     while rows * narrowest > SECTOR and (
-        exchanged(crossing, shape.program, shape.cols, rows) > ACROSS_BYTES
+        exchanged(crossing, shape.program, shape.cols, rows) > _room_across(shape)
         or ceil(shape.rows, rows) < 2 * shape.facts.multiprocessors
     ):
         rows //= 2
