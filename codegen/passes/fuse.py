@@ -71,6 +71,8 @@ def _fuse(producer: Kernel, consumer: Kernel, builder: Builder) -> Kernel | None
     unified = unify(producer, consumer, shared, builder)
     if unified is None:
         return None
+    if (producer.scans or consumer.scans) and len(_several(unified.producer.cols)) > 1:
+        return None  # what scans goes along one axis
     producer = unified.producer
     told = with_stored(unified.consumer, producer.row_stores, builder)
     if told is None:

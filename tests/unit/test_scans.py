@@ -216,6 +216,18 @@ def test_behind_other_sweeps_compiled(name: str, on_gpu: bool) -> None:
     _compare(program, computed(made, program, on_gpu=on_gpu), made.exact())
 
 
+@needs_compiler
+def test_what_scans_goes_along_one_axis() -> None:
+    """Each element twice is two axes where it is read."""
+
+    def function(x: Tensor) -> Tensor:
+        return F.layer_norm(x.repeat_interleave(2, -1), (2 * x.shape[-1],)).cumsum(-1) * 0.1
+
+    made = region(function, torch.randn(24, 5))
+    program = made.passed(pass_options(SMALL))
+    _compare(program, computed(made, program, on_gpu=True), made.exact())
+
+
 def test_rows_that_do_not_stay_on_the_chip_are_scanned_by_a_kernel_of_their_own() -> None:
     facts = DeviceFacts.h200()
     for shape, kernels in (((4096, 16384), 1), ((4096, 16385), 2)):
