@@ -265,8 +265,8 @@ class Builder:
         found = combined(op, indices) if len(indices) == len(args) else None
         if isinstance(found, bool):
             return self.const(found, dtype)
-        if found is None or not dtype.is_int:
-            return None
+        if found is None or not dtype.is_int or not found.narrow:
+            return None  # kernels compute indices in 32 bits where these are enough for their tensors
         low, high = dtype.limits
         return self.position(found, dtype) if low <= found.bounds[0] and found.bounds[1] <= high else None
 

@@ -13,6 +13,7 @@ from itertools import combinations, product
 from math import prod
 
 _MOST_POINTS = 4096  # that are gone through for bounds
+_WIDE = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,9 @@ class Index:
             return rest - (low // divisor) * divisor
         for atom, c in rest.terms:
             if isinstance(atom, Mod) and atom.divisor % divisor == 0:
-                return (rest + (atom.index - Index(0, ((atom, 1),))) * c) % divisor
+                whole = rest + (atom.index - Index(0, ((atom, 1),))) * c
+                if whole.narrow or not atom.index.narrow:
+                    return whole % divisor
         return Index(0, ((Mod(rest, divisor), 1),))
 
     def _split(self, divisor: int) -> tuple[Index, Index]:
@@ -128,6 +131,14 @@ class Index:
         points = product(*(range(axis.size) for axis in shared))
         found = [self.substitute(dict(zip(shared, map(Index, point), strict=True))).bounds for point in points]
         return min(low for low, _ in found), max(high for _, high in found)
+
+    @cached_property
+    def narrow(self) -> bool:
+        """Whether 32 bits hold the value and all that it is computed from."""
+        ends = [end - constant for end in self.bounds for constant in (0, self.constant)]
+        return all(-_WIDE <= end < _WIDE for end in ends) and all(
+            isinstance(atom, Axis) or atom.index.narrow for atom, _ in self.terms
+        )
 
     @cached_property
     def axes(self) -> frozenset[Axis]:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Expr, Op
+from fusepass.codegen.ir.expr import Builder, Expr, Op
+from fusepass.codegen.ir.index import Index
 from fusepass.codegen.lowering.registry import Call, lowers
 from fusepass.codegen.lowering.tensor import Coordinates, Tensor, Unsupported, dtype_of
 
@@ -35,8 +36,17 @@ def _iota(call: Call, length: int, *, start: int, step: int, dtype: torch.dtype,
     target = dtype_of(call.value.dtype)
     builder = call.context.builder
     return call.context.tensor(
-        (length,), target, lambda c: builder.cast(builder.position(c[0] * step + start), target.compute)
+        (length,), target, lambda c: builder.cast(_counted(builder, c[0], start, step), target.compute)
     )
+
+
+def _counted(builder: Builder, place: Index, start: int, step: int) -> Expr:
+    """``start + step * place`` as an int64, which may be beyond what indices are."""
+    value = builder.position(place)
+    for op, number, nothing in ((Op.MUL, step, 1), (Op.ADD, start, 0)):
+        if number != nothing:
+            value = builder.apply(op, value, builder.const(number, DType.I64), dtype=DType.I64)
+    return value
 
 
 @lowers(aten.eye.default, aten.eye.m)
@@ -59,7 +69,7 @@ def _arange(call: Call, *ends: float, **unused: Any) -> Tensor:
     if float(start).is_integer() and float(step).is_integer():
         first, by = int(start), int(step)
         return context.tensor(
-            call.value.shape, target, lambda c: builder.cast(builder.position(c[0] * by + first), target.compute)
+            call.value.shape, target, lambda c: builder.cast(_counted(builder, c[0], first, by), target.compute)
         )
     if not target.is_float:
         raise Unsupported("integers from a range with fractions")

@@ -219,6 +219,17 @@ def test_arithmetic_on_positions_stays_where_its_type_would_wrap(b: Builder) -> 
     assert isinstance(b.apply(Op.MUL, position, b.const(1 << 12, DType.I32)), Apply)
 
 
+@pytest.mark.parametrize("start", [0, 1 << 20])
+def test_arithmetic_on_positions_stays_where_indices_of_32_bits_would_wrap(b: Builder, start: int) -> None:
+    """The sum of both products fits, but not each."""
+    position, large = b.position(axis_index(Axis("i", 10)) + start), b.const(2_000_000_000, DType.I64)
+    assert isinstance(b.apply(Op.MUL, position, large), Apply)
+    near = b.apply(Op.MUL, b.position(axis_index(Axis("i", 2))), large)
+    assert isinstance(near, Position)
+    assert isinstance(b.apply(Op.SUB, near, b.apply(Op.MUL, b.position(axis_index(Axis("j", 2))), large)), Position)
+    assert isinstance(b.apply(Op.ADD, near, large), Apply)
+
+
 def test_a_choice_that_is_known_is_made(b: Builder) -> None:
     one, other, sure = b.const(1.0, DType.F32), b.load("x", Index(), DType.F32), b.const(False, DType.BOOL)
     assert b.apply(Op.WHERE, sure, one, other) is other

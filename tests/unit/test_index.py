@@ -15,6 +15,7 @@ from fusepass.codegen.ir.index import (
     Bound,
     FloorDiv,
     Index,
+    Mod,
     axis_index,
     contiguous_strides,
     delinearize,
@@ -181,3 +182,26 @@ def test_text_is_ordered_by_coefficient() -> None:
     i, j = axis_index(Axis("i", 4)), axis_index(Axis("j", 5))
     assert str(j + i * 5 + 2) == str(i * 5 + j + 2) == "5*i + j + 2"
     assert str(Index()) == "0"
+
+
+@pytest.mark.parametrize(
+    ("index", "narrow"),
+    [
+        (axis_index(Axis("i", 1 << 31)), True),
+        (axis_index(Axis("i", (1 << 31) + 1)), False),
+        (axis_index(Axis("i", 1 << 30)) * 4 - (1 << 31), False),  # what is added to the constant does not fit
+        (axis_index(Axis("i", 1 << 30)) * 2 - (1 << 30), True),
+        ((axis_index(Axis("i", 1 << 31)) * 3 + 1) % 7, False),  # nor what is divided
+    ],
+)
+def test_whether_32_bits_are_enough(index: Index, narrow: bool) -> None:
+    assert index.narrow is narrow
+
+
+def test_a_remainder_of_a_remainder_stays_where_32_bits_would_not_be_enough() -> None:
+    for size, inner in ((1 << 20, Index), (1 << 31, Mod)):
+        i = axis_index(Axis("i", size))
+        ((atom, _),) = (((i % 32) * 2 + 3) % 4).terms
+        assert isinstance(atom, Mod)
+        ((below, _),) = atom.index.terms
+        assert isinstance(below, Mod) is (inner is Mod)

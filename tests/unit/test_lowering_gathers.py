@@ -18,12 +18,14 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import generate, pass_options
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Expr, Gather, Op
+from fusepass.codegen.render import render
 from fusepass.codegen.schedule import schedule
 from fusepass.config import override
-from tests.support.emulate import emulate
+from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.interpreted import interpreted
-from tests.support.regions import Functional, region
+from tests.support.native import run_native
+from tests.support.regions import Functional, region, tensor_of
 
 TABLE, IDS = torch.randn(7, 5, 3, dtype=torch.float64), torch.tensor([[6, 0, 2], [2, 5, 1]])
 
@@ -108,6 +110,28 @@ def test_places_that_are_counted_are_not_looked_up(name: str) -> None:
     kernels = region(Functional(CASES[name]), TABLE, IDS).passed().kernels
     looked_up = [node for kernel in kernels for node in kernel.nodes if isinstance(node, Gather)]
     assert (len(looked_up), len(kernels)) == COUNTED[name]
+
+
+BEYOND: dict[str, Callable[[Tensor], Tensor]] = {
+    "products": lambda x: x + torch.arange(10) * 2_000_000_000,
+    "a range": lambda x: x + torch.arange(-7, 20_000_000_000, 2_000_000_000)[:10],
+    "quotients": lambda x: x + (torch.arange(10) * 2_000_000_000) // 1999,
+    "remainders": lambda x: x + (torch.arange(10) * 2_000_000_000) % 1_999_999_999,
+    "differences": lambda x: x + (torch.arange(10) - 5) * 2_000_000_000,
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", BEYOND)
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_what_is_counted_may_be_beyond_32_bits(name: str, on_gpu: bool) -> None:
+    made = region(Functional(BEYOND[name]), torch.arange(30).view(3, 10))
+    facts = DeviceFacts.h200() if on_gpu else DeviceFacts.cpu(1)
+    program = made.passed(pass_options(facts))
+    memory = made.memory(program)
+    results = emulate(program, render(program, facts), memory) if on_gpu else run_native(program, memory)
+    (output,) = program.outputs
+    assert torch.equal(tensor_of(results[output], program.buffer(output)), made.eager()[0])
 
 
 UPSAMPLED: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
