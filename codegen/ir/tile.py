@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+SECTOR = 32
+"""Bytes that memory moves at once."""
+
 ACROSS_BYTES = 72 << 10
 """Of the tiles of a block whose rows are stored across, at most: a multiprocessor has room for three."""
 

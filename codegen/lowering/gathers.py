@@ -34,7 +34,7 @@ from fusepass.codegen.lowering.tensor import (
     Unsupported,
     broadcast,
     broadcast_shape,
-    domain,
+    points,
 )
 
 aten = torch.ops.aten
@@ -58,7 +58,10 @@ class Lookup:
         return index if index is not None and index.bounds[0] >= 0 and index.bounds[1] < self.size else None
 
 
-Lookups = Callable[[Coordinates], tuple[Coordinates, Mapping[int, Lookup]]]
+Looked = tuple[Coordinates, Mapping[int, Lookup]]
+"""Coordinates, of which some dimensions have none but are looked up."""
+
+Lookups = Callable[[Coordinates], Looked]
 
 
 def gathered(call: Call, a: Tensor, shape: Sequence[int], lookups: Lookups) -> Tensor:
@@ -69,9 +72,7 @@ def gathered(call: Call, a: Tensor, shape: Sequence[int], lookups: Lookups) -> T
             the looked-up dimensions with their places.
     """
     context = call.context
-
-    everywhere = tuple(map(axis_index, domain(shape)[: len(shape)]))
-    if not a.windowed and not _told(lookups(everywhere))[1]:
+    if not a.windowed and not _told(lookups(points(shape)))[1]:
         return context.tensor(shape, a.dtype, lambda c: a.at(_told(lookups(c))[0]))
     source = a if _movable(a) else context.materialize(a, f"{call.origin}_table", call.origin)
     axes = context.axes(source.shape)
@@ -86,16 +87,12 @@ def gathered(call: Call, a: Tensor, shape: Sequence[int], lookups: Lookups) -> T
     return context.tensor(shape, a.dtype, at, windowed=a.windowed)
 
 
-def _told(
-    found: tuple[Coordinates, Mapping[int, Lookup]],
-) -> tuple[Coordinates, Mapping[int, Lookup]]:
-    """What `Lookups` give, with known places as coordinates."""
-    fixed, lookups = found
-    known = {d: index for d, lookup in lookups.items() if (index := lookup.known) is not None}
-    return (
-        tuple(known.get(d, at) for d, at in enumerate(fixed)),
-        {d: lookup for d, lookup in lookups.items() if d not in known},
-    )
+def _told(looked: Looked) -> Looked:
+    """`looked` with known places as coordinates."""
+    fixed, found = looked
+    known = {d: index for d, lookup in found.items() if (index := lookup.known) is not None}
+    rest = {d: lookup for d, lookup in found.items() if d not in known}
+    return tuple(known.get(d, at) for d, at in enumerate(fixed)), rest
 
 
 def _movable(a: Tensor) -> bool:
@@ -161,7 +158,7 @@ def _from_the_end(context: Context, place: Expr, size: int) -> Expr:
 def _embedding(
     call: Call, weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad: bool = False, sparse: bool = False
 ) -> Tensor:
-    def lookups(c: Coordinates) -> tuple[Coordinates, Mapping[int, Lookup]]:
+    def lookups(c: Coordinates) -> Looked:
         return (Index(), c[-1]), {0: Lookup(position(call.context, indices, c[:-1]), weight.shape[0])}
 
     return gathered(call, weight, call.value.shape, lookups)
@@ -173,7 +170,7 @@ def _index_select(call: Call, a: Tensor, dim: int, index: Tensor) -> Tensor:
     axis = dim % len(source.shape)
     flat = call.context.reshape(index, (index.numel,))
 
-    def lookups(c: Coordinates) -> tuple[Coordinates, Mapping[int, Lookup]]:
+    def lookups(c: Coordinates) -> Looked:
         return c, {axis: Lookup(position(call.context, flat, (c[axis],)), source.shape[axis])}
 
     shape = (*source.shape[:axis], index.numel, *source.shape[axis + 1 :])
@@ -186,7 +183,7 @@ def _gather(call: Call, a: Tensor, dim: int, index: Tensor, *, sparse_grad: bool
     chosen = index if index.shape else call.context.reshape(index, (1,))
     axis = dim % len(source.shape)
 
-    def lookups(c: Coordinates) -> tuple[Coordinates, Mapping[int, Lookup]]:
+    def lookups(c: Coordinates) -> Looked:
         return c, {axis: Lookup(position(call.context, chosen, c), source.shape[axis])}
 
     return call.context.reshape(gathered(call, source, chosen.shape, lookups), call.value.shape)
@@ -196,7 +193,7 @@ def _gather(call: Call, a: Tensor, dim: int, index: Tensor, *, sparse_grad: bool
 def _take(call: Call, a: Tensor, index: Tensor) -> Tensor:
     flat = call.context.reshape(a, (a.numel,))
 
-    def lookups(c: Coordinates) -> tuple[Coordinates, Mapping[int, Lookup]]:
+    def lookups(c: Coordinates) -> Looked:
         place = _from_the_end(call.context, position(call.context, index, c), a.numel)
         return (Index(),), {0: Lookup(place, a.numel)}
 
@@ -215,7 +212,7 @@ def _index(call: Call, a: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     start = first if last - first + 1 == len(chosen) else 0
     kept = [dim for dim in range(len(a.shape)) if dim not in chosen]
 
-    def lookups(c: Coordinates) -> tuple[Coordinates, Mapping[int, Lookup]]:
+    def lookups(c: Coordinates) -> Looked:
         inner = c[start : start + len(shape)]
         rest = iter((*c[:start], *c[start + len(shape) :]))
         fixed = dict(zip(kept, rest, strict=True))

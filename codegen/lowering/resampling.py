@@ -22,7 +22,7 @@ from fusepass.codegen.ir.index import Bound, Index
 from fusepass.codegen.lowering.gathers import PLACE, Lookup, gathered
 from fusepass.codegen.lowering.pooling import Slide, once, pool
 from fusepass.codegen.lowering.registry import Call, lowers
-from fusepass.codegen.lowering.tensor import Context, Coordinates, Tensor, Unsupported, domain
+from fusepass.codegen.lowering.tensor import Context, Coordinates, Tensor, Unsupported
 
 aten = torch.ops.aten
 
@@ -409,7 +409,7 @@ def _exact(step: Fraction, before: int, after: int, align_corners: bool) -> tupl
 
 def _loaded(a: Tensor) -> bool:
     """Whether an element of `a` is one of memory: reading it several times computes nothing again."""
-    nodes = walk(a.at(tuple(Index(0, ((axis, 1),)) for axis in domain(a.shape)[: len(a.shape)])))
+    nodes = walk(a.element)
     return not a.windowed and all(
         isinstance(node, Load) or (isinstance(node, Apply) and node.op is Op.CAST) for node in nodes
     )

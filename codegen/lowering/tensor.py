@@ -67,7 +67,7 @@ class Tensor:
     @property
     def element(self) -> Expr:
         """That at an axis for each dimension: how one of the tensor's elements is made."""
-        return self.at(tuple(map(axis_index, domain(self.shape)[: len(self.shape)])))
+        return self.at(points(self.shape))
 
 
 @dataclass
@@ -174,8 +174,7 @@ class Context:
 
     def store(self, tensor: Tensor, buffer: Buffer, origin: str) -> None:
         """A pointwise kernel that writes `tensor` to `buffer`."""
-        axes = domain(tensor.shape)
-        coordinates = tuple(axis_index(axis) for axis in axes[: len(tensor.shape)])
+        axes, coordinates = domain(tensor.shape), points(tensor.shape)
         value = tensor.at(coordinates)
         moved = buffer.dtype.is_half and value.dtype is buffer.dtype.compute and self._as_loaded(value, buffer.dtype)
         store = Store(buffer.name, linear(coordinates, buffer.strides), moved or value)
@@ -262,6 +261,11 @@ class Context:
 def domain(shape: Sequence[int]) -> tuple[Axis, ...]:
     """One axis per dimension of `shape`; a scalar gets one axis of size 1."""
     return tuple(Axis(f"d{number}", size) for number, size in enumerate(shape)) or (Axis("d0", 1),)
+
+
+def points(shape: Sequence[int]) -> Coordinates:
+    """The coordinates, in a tensor of `shape`, of the points of its `domain`."""
+    return tuple(map(axis_index, domain(shape)[: len(shape)]))
 
 
 def broadcast_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

@@ -14,14 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import permutations
 
+from fusepass.codegen.device import WARP
 from fusepass.codegen.ir.expr import Builder, Expr, Load, inside_windows
 from fusepass.codegen.ir.guards import Guard, either, guarded_loads
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.passes.fuse import is_plain
 from fusepass.codegen.passes.rewrite import rewrite_kernel
-
-_WARP = 32
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def _joined(program: Program, kernel: Kernel, access: int) -> Iterator[_Joined]:
     guarded = [(load, guard) for load, guard in guarded_loads(kernel.roots) if guard and id(load) not in windowed]
     for (first, one), (second, other) in permutations(guarded, 2):
         turn = _turn(one, other) if first.buffer == second.buffer else None
-        if turn is None or turn.axis not in near or turn.length * first.dtype.nbytes >= _WARP * access:
+        if turn is None or turn.axis not in near or turn.length * first.dtype.nbytes >= WARP * access:
             continue
         distance = second.index - first.index
         index = turn.index(first.index, distance.constant)

@@ -17,7 +17,7 @@ from fusepass.codegen.ir.dataflow import phases
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Stat, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program, Store
-from fusepass.codegen.ir.tile import ACROSS_BYTES
+from fusepass.codegen.ir.tile import ACROSS_BYTES, SECTOR
 from fusepass.codegen.passes.axes import count, merge_columns, nearest, read_and_written_along, split_axis
 from fusepass.codegen.passes.fuse import ElementRules, fuse_elements, has_windows, may_store, meets_elements
 from fusepass.codegen.passes.rewrite import rewrite_kernel
@@ -31,7 +31,6 @@ _OF_THE_STORED = 4
 """Pieces store per element where that saves reading so large a part of what they store."""
 
 _SHORT_ROW = 1024  # elements; a block has several such rows, and exchanges tiles of them
-_SECTOR = 32  # bytes, that such a block stores together at least
 _SHORT_COLUMN = 512  # elements; so, where rows, not columns, are contiguous as they are read
 
 _LEAST_PART = 8  # parts of an axis as many times as large as what their length is a multiple of
@@ -192,7 +191,7 @@ def is_mixed(program: Program, kernel: Kernel) -> bool:
     if read in kernel.rows:
         return written in kernel.cols and kernel.col_count > _SHORT_COLUMN
     sizes = [program.buffer(store.buffer).dtype.nbytes for store in kernel.stores]
-    rows = _SECTOR // min(sizes)
+    rows = SECTOR // min(sizes)  # of a block, at least
     return kernel.col_count > _SHORT_ROW or sum(sizes) * rows * kernel.col_count > ACROSS_BYTES
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from math import prod
 
 from fusepass.codegen.ir.expr import Builder, Expr, Load
-from fusepass.codegen.ir.index import Axis, Bound, axis_index, contiguous_strides, linear
+from fusepass.codegen.ir.index import Axis, Bound, axis_index, flat_index
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Role, Store
 from fusepass.codegen.ir.vectors import Beginnings, map_values
 from fusepass.codegen.passes.fuse import has_windows, is_plain
@@ -79,8 +79,7 @@ def lay_out_taps(program: Program, builder: Builder, least: int | None) -> Progr
             axes = tuple(sorted(load.index.axes, key=lambda axis: (axis == _along(kernel), axis.name)))
             lies = load.buffer, load.index.constant, tuple((axis.size, load.index.stride(axis)) for axis in axes)
             if lies in made:  # as another kernel reads it
-                at = linear([*map(axis_index, axes)], contiguous_strides([axis.size for axis in axes]))
-                copies[id(load)] = builder.load(made[lies], at, load.dtype)
+                copies[id(load)] = builder.load(made[lies], flat_index(axes), load.dtype)
                 continue
             loads, stores = work.temporaries(f"{load.buffer}_by_tap", [load], axes)
             made[lies] = stores[0].buffer

@@ -10,12 +10,12 @@ from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory, kept_values
 from fusepass.codegen.ir.expr import Builder, Gather, Masked, Window, indices_in, inside_windows
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Role
+from fusepass.codegen.ir.tile import SECTOR as SECTOR
 from fusepass.codegen.ir.tile import fitting_width
 from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import begins_with, flatten, is_vector, picked, run_axes, split_index, start_of
 from fusepass.codegen.schedule.plan import Schedule, Walk
 
-SECTOR = 32  # bytes that memory moves at once
 LINE = 128  # bytes of a cache line: what neighbouring threads should at least read together
 ACCESS = 16  # bytes of the widest access of one thread
 _MOST_ELEMENTS = 32  # per thread, unrolled: more costs registers and compile time

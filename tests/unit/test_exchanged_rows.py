@@ -14,8 +14,9 @@ from fusepass.codegen.generate import pass_options
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.rows import STATIC_SHARED
-from tests.support.emulate import emulate, needs_compiler
-from tests.support.regions import region, tensor_of
+from tests.support.emulate import needs_compiler
+from tests.support.emulated import check_emulated
+from tests.support.regions import region
 
 FEW = replace(DeviceFacts.h200(), multiprocessors=2)
 
@@ -46,13 +47,8 @@ def test_blocks_have_rows_for_whole_lines(columns: int, dtype: torch.dtype, rows
     assert plan.exchanges
     assert plan.groups == rows
     assert (plan.shared_bytes > STATIC_SHARED) is dynamic
-    source = render(program, FEW)
-    assert ("extern __shared__" in source.text) is dynamic
-    results = emulate(program, source, made.memory(program))
-    (output,) = program.outputs
-    bound = 2e-2 if dtype.itemsize == 2 else 1e-5
-    got = tensor_of(results[output], program.buffer(output))
-    torch.testing.assert_close(got, made.exact()[0], check_dtype=False, rtol=bound, atol=bound)
+    assert ("extern __shared__" in render(program, FEW).text) is dynamic
+    check_emulated(made, program, FEW, 2e-2 if dtype.itemsize == 2 else 1e-5)
 
 
 @pytest.mark.parametrize(("samples", "rows"), [(64, 32), (32, 16), (16, 8), (2, 8)])

@@ -221,7 +221,6 @@ def test_arithmetic_on_positions_stays_where_its_type_would_wrap(b: Builder) -> 
 
 @pytest.mark.parametrize("start", [0, 1 << 20])
 def test_arithmetic_on_positions_stays_where_indices_of_32_bits_would_wrap(b: Builder, start: int) -> None:
-    """The sum of both products fits, but not each."""
     position, large = b.position(axis_index(Axis("i", 10)) + start), b.const(2_000_000_000, DType.I64)
     assert isinstance(b.apply(Op.MUL, position, large), Apply)
     near = b.apply(Op.MUL, b.position(axis_index(Axis("i", 2))), large)

@@ -14,8 +14,9 @@ from fusepass.codegen.ir.guards import either, guarded_loads
 from fusepass.codegen.ir.index import Axis, Bound, axis_index
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import schedule
-from tests.support.emulate import emulate, needs_compiler
-from tests.support.regions import region, tensor_of
+from tests.support.emulate import needs_compiler
+from tests.support.emulated import check_emulated
+from tests.support.regions import region
 
 FIRST, SECOND = axis_index(Axis("i", 10)), axis_index(Axis("j", 4))
 ROW = Bound(SECOND, 1, 3)
@@ -73,12 +74,8 @@ def test_such_a_load_crosses_tiles() -> None:
     program = made.passed(pass_options(facts))
     (kernel,) = program.kernels
     assert schedule(kernel, program, facts).exchanges
-    source = render(program, facts)
-    assert "_tile[" in source.text
-    results = emulate(program, source, made.memory(program))
-    (output,) = program.outputs
-    got = tensor_of(results[output], program.buffer(output))
-    torch.testing.assert_close(got, made.exact()[0], check_dtype=False, rtol=1e-5, atol=1e-6)
+    assert "_tile[" in render(program, facts).text
+    check_emulated(made, program, facts, 1e-5, 1e-6)
 
 
 @needs_compiler
@@ -94,7 +91,4 @@ def test_parts_that_take_turns_within_a_vector_are_no_branches(dtype: torch.dtyp
     made = region(waves, torch.randn(4096, 1).to(dtype))
     program = made.passed(pass_options(facts))
     assert schedule(program.kernels[-1], program, facts).width > 1
-    results = emulate(program, render(program, facts), made.memory(program))
-    (output,) = program.outputs
-    got, bound = tensor_of(results[output], program.buffer(output)), 1e-5 if dtype is torch.float32 else 1e-2
-    torch.testing.assert_close(got, made.exact()[0], check_dtype=False, rtol=bound, atol=bound)
+    check_emulated(made, program, facts, 1e-5 if dtype is torch.float32 else 1e-2)

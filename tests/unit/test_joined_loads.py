@@ -12,9 +12,9 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.guards import guarded_loads
 from fusepass.codegen.ir.program import Kernel
-from fusepass.codegen.render import render
-from tests.support.emulate import emulate, needs_compiler
-from tests.support.regions import region, tensor_of
+from tests.support.emulate import needs_compiler
+from tests.support.emulated import check_emulated
+from tests.support.regions import region
 
 H200 = DeviceFacts.h200()
 
@@ -63,11 +63,7 @@ def test_pieces(name: str, dtype: torch.dtype) -> None:
     program = made.passed(pass_options(H200))
     (kernel,) = program.kernels
     assert _loads(kernel) == tuple(loads)
-    results = emulate(program, render(program, H200), made.memory(program))
-    (output,) = program.outputs
-    bound = 1e-5 if dtype is torch.float32 else 2e-2
-    got = tensor_of(results[output], program.buffer(output))
-    torch.testing.assert_close(got, made.exact()[0], check_dtype=False, rtol=bound, atol=bound)
+    check_emulated(made, program, H200, 1e-5 if dtype is torch.float32 else 2e-2)
 
 
 @pytest.mark.parametrize(("length", "loads"), [(127, (1, 0)), (128, (0, 2))])

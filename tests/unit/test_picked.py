@@ -13,8 +13,9 @@ from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.vectors import picked
 from fusepass.codegen.render import render
-from tests.support.emulate import emulate, needs_compiler
-from tests.support.regions import region, tensor_of
+from tests.support.emulate import needs_compiler
+from tests.support.emulated import check_emulated
+from tests.support.regions import region
 
 ROW, LANE = Axis("row", 64), Axis("lane", 4)
 row, lane = axis_index(ROW), axis_index(LANE)
@@ -80,9 +81,5 @@ def _check(function: Callable[[Tensor], Tensor], x: Tensor, accesses: int) -> No
     made = region(function, x)
     facts = DeviceFacts.h200()
     program = made.passed(pass_options(facts))
-    source = render(program, facts)
-    assert source.text.count("_of_0 = fp::load_vector") == accesses
-    results = emulate(program, source, made.memory(program))
-    (output,) = program.outputs
-    got, bound = tensor_of(results[output], program.buffer(output)), 2e-2 if x.dtype.itemsize == 2 else 1e-5
-    torch.testing.assert_close(got.double(), made.exact()[0].double(), rtol=bound, atol=bound)
+    assert render(program, facts).text.count("_of_0 = fp::load_vector") == accesses
+    check_emulated(made, program, facts, 2e-2 if x.dtype.itemsize == 2 else 1e-5)

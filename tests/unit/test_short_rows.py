@@ -19,6 +19,7 @@ from fusepass.codegen.render import render
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Walk
 from tests.support.emulate import emulate, needs_compiler
+from tests.support.emulated import check_emulated
 from tests.support.regions import region, tensor_of
 from tests.support.windows import SMALL
 
@@ -243,10 +244,7 @@ def test_what_all_rows_meet_is_laid_out_by_elements_of_the_windows(name: str, co
     filling, reading, *_ = program.kernels
     assert filling.origin == ("weights by tap",)
     assert (schedule(reading, program, facts).width > 1) is (count % 4 == 0)
-    results = emulate(program, render(program, facts), made.memory(program))
-    (output,) = program.outputs
-    got = tensor_of(results[output], program.buffer(output))
-    torch.testing.assert_close(got, made.exact()[0], check_dtype=False, rtol=1e-5, atol=1e-6)
+    check_emulated(made, program, facts, 1e-5, 1e-6)
 
 
 def _gradients(x: Tensor, y: Tensor, least: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -269,10 +267,7 @@ def test_what_several_reduce_is_computed_by_each(size: int) -> None:
     program = made.passed(pass_options(facts))
     largest = max(buffer.numel for buffer in program.buffers if buffer.role is Role.TEMP)
     assert largest < 160 * 96
-    results = emulate(program, render(program, facts), made.memory(program))
-    for output, want in zip(program.outputs, made.exact(), strict=True):
-        got = tensor_of(results[output], program.buffer(output))
-        torch.testing.assert_close(got, want, check_dtype=False, rtol=1e-4, atol=1e-4)
+    check_emulated(made, program, facts, 1e-4)
 
 
 def test_a_processor_stores_it() -> None:
