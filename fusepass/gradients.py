@@ -2,6 +2,9 @@
 
 ``aten.convolution_backward`` gives up to three, each of which fuses, or goes to the library, as is best for it. That of the input is a
 convolution, transposed where the original is not, and that of the bias a sum. The gradient of the weight stays, alone.
+
+The gradient of a function that bends, such as ``relu``, asks on which side of the bend a value is. So it is a choice by a bool, which can be saved
+in the value's place.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp.decompositions import log_sigmoid_backward
+from torch._decomp import decompositions
 from torch._ops import OpOverload
 
 from fusepass.codegen.lowering.anchors import asks_for_weight
@@ -80,11 +83,29 @@ def _where_it_pays(gradient: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> A
 
 def _of_log_sigmoid(gradient: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
     """As ``aten.log_sigmoid_backward``, of `x` alone: PyTorch's forward pass saves `buffer` on CPUs only, where it is as large as `x`."""
-    return log_sigmoid_backward(gradient, x, x.new_empty(0))  # type: ignore[no-any-return]
+    return decompositions.log_sigmoid_backward(gradient, x, x.new_empty(0))  # type: ignore[no-any-return]
 
+
+def _on_a_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` where memory takes longer than what is computed; on a CPU, eager's vectors of NaN have other gradients than its rest."""
+
+    def applied(gradient: Tensor, *rest: Any) -> Any:
+        return function(gradient, *rest) if gradient.device.type == "cuda" else NotImplemented
+
+    return applied
+
+
+BENDS: dict[OpOverload, Callable[..., Any]] = {
+    aten.threshold_backward.default: decompositions.threshold_backward,
+    aten.leaky_relu_backward.default: decompositions.leaky_relu_backward,
+    aten.hardtanh_backward.default: decompositions.hardtanh_backward,
+    aten.hardsigmoid_backward.default: decompositions.hardsigmoid_backward,
+}
+"""Gradients that are chosen by comparing a value, as PyTorch writes them."""
 
 DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     aten.convolution_backward.default: _where_it_pays,
     aten.log_sigmoid_backward.default: _of_log_sigmoid,
+    **{target: _on_a_gpu(function) for target, function in BENDS.items()},
 }
 """What AOTAutograd's tracing, and `make_fx`, take operators apart with."""

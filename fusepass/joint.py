@@ -5,8 +5,9 @@ cost nothing to compute again in backward. Three kinds of operators hide that fr
 here. Losses and gradients of functions are operators of their own, which it takes for calls of a library: it is told which are fused. A
 normalisation, a softmax or its logarithm, is not computed again, as its statistics would be found again; but its result is a function of
 elements once these are known, and they are small: so that function stands in the place of a result that only fused operators read. Places of
-maxima of pools are saved as those in their windows, which are small numbers. And what is stored anyway costs nothing to save, but to read: where
-backward has at hand what it is made of, it makes it again.
+maxima of pools are saved as those in their windows, which are small numbers. What is stored anyway costs nothing to save, but to read: where
+backward has at hand what it is made of, it makes it again. And of some values, such as what was pooled, backward asks for the shape alone: these
+are not saved for that.
 """
 
 from __future__ import annotations
@@ -43,6 +44,15 @@ _QUICK = frozenset({
 
 _SMALL = 8  # times as many bytes as are read instead
 
+_OF_A_SHAPE = frozenset({
+    aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default,
+    aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default,
+    aten.max_pool2d_with_indices_backward.default,
+    aten.reflection_pad1d_backward.default, aten.reflection_pad2d_backward.default, aten.reflection_pad3d_backward.default,
+    aten.replication_pad1d_backward.default, aten.replication_pad2d_backward.default, aten.replication_pad3d_backward.default,
+})  # fmt: skip
+"""Gradients that read the shape of their second argument, and no number of it."""
+
 
 def partition_joint(
     joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any
@@ -59,6 +69,7 @@ def minimum_cut(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The two graphs such that as few bytes as may be are saved, and backward computes the rest again."""
     skip_detached(joint.graph)
+    forget_numbers(joint.graph)
     normalise_again(joint.graph)
     shorten_places(joint.graph)
     joint.graph.eliminate_dead_code()
@@ -69,8 +80,18 @@ def minimum_cut(
     with (
         config.patch(ban_recompute_used_far_apart=False, cse=False),
         mock.patch.object(partitioners, "get_default_op_list", return_value=kinds),
+        mock.patch.object(partitioners, "_size_of", _moved),
     ):
         return min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+
+
+_size_of = partitioners._size_of
+
+
+def _moved(node: fx.Node) -> int:
+    """Bytes, half of them once more where elements have one: as many elements at a time are less of an access."""
+    size, value = _size_of(node), node.meta["val"]
+    return size * 3 // 2 if isinstance(value, torch.Tensor) and value.dtype.itemsize == 1 else size
 
 
 def _kinds(graph: fx.Graph) -> Any:
@@ -92,6 +113,17 @@ def skip_detached(graph: fx.Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=aten.detach.default):
         for reader in [user for user in node.users if user.op != "output"]:
             reader.replace_input_with(node, node.args[0])
+
+
+def forget_numbers(graph: fx.Graph) -> None:
+    """Let gradients that ask for the shape of a value take a view of that shape of the gradient that they are given."""
+    for node in [node for node in graph.nodes if node.target in _OF_A_SHAPE]:
+        gradient, like = node.args[:2]
+        given, value = gradient.meta["val"], like.meta["val"]
+        known = all(isinstance(size, int) for size in (*given.shape, *value.shape))
+        # The result has the memory format of what is read, and such a view has none.
+        if known and given.numel() and given.dtype is value.dtype and value.is_contiguous():
+            node.replace_input_with(like, _Writer(graph, gradient).shape_of(like))
 
 
 def normalise_again(graph: fx.Graph) -> None:
@@ -147,8 +179,12 @@ def make_again(graph: fx.Graph) -> None:
         if "tangents" in node.name if node.op == "placeholder" else backward.intersection(node.all_input_nodes):
             backward.add(node)
     order = {node: number for number, node in enumerate(graph.nodes)}
+    later = {node for node in backward if node.op != "output"}
+    for node in reversed(order):  # what only backward asks for, such as a sign, is made there
+        if node.op == "call_function" and node.users and later.issuperset(node.users):
+            later.add(node)
     for node in [node for node in order if _is_quick(node) and node not in backward]:
-        readers = [user for user in node.users if user in backward and _is_fused(user)]
+        readers = [user for user in node.users if user in later and _is_fused(user)]
         if not readers or all(map(_is_fused, node.users)):
             continue
         beside = [
@@ -274,6 +310,13 @@ class _Writer:
         below = self._call(aten.sub.Tensor, x, self._call(aten.amax.default, x, [dim], True))
         exponential = self._call(aten.exp.default, below)
         return below, exponential, self._call(aten.sum.dim_IntList, exponential, [dim], True)
+
+    def shape_of(self, like: fx.Node) -> fx.Node:
+        """The first numbers along dimensions that `like` has in another size, seen in the shape of `like`."""
+        value, shape = self._node, like.meta["val"].shape
+        for dim, (size, other) in enumerate(zip(value.meta["val"].shape, shape, strict=True)):
+            value = value if size == other else self._call(aten.slice.Tensor, value, dim, 0, 1)
+        return self._call(aten.expand.default, value, [*shape])
 
     def places_of_windows(self, pool: fx.Node) -> fx.Node:
         """The places in the image, made of those in the windows, as bytes, of which the last dimension counts fastest."""

@@ -208,7 +208,9 @@ def _cut(kernel: Kernel, builder: Builder, pieces: int, along: Axis | None) -> C
             break
         if axis.size > 2 * left:
             others = kernel.col_count // axis.size // count(tuple(chosen))
-            whole = along in kernel.cols and others == 1
+            one = kernel.row_count * count(tuple(chosen)) == 1
+            aligned = one or axis.size % 2 == 0  # others begin anywhere, and so do their pieces
+            whole = along in kernel.cols and others == 1 and aligned
             part = equal_parts(axis.size, left, whole_vectors=whole)
             cut = split_axis(kernel, builder, axis, part)
             outer = Axis(f"{axis.name}o", axis.size // part)

@@ -17,6 +17,10 @@ from fusepass.codegen.schedule.shape import Shape, ceil
 _ELEMENTS = 16  # that a thread has at a time: enough loads in flight
 _LONG_ROW_THREADS = 512  # so that several blocks stand on a multiprocessor: one loads while another waits
 _USED = 7 / 8  # of the threads' places, over all pieces of a row
+_COVERED = (
+    4,
+    1,
+)  # vectors and elements of rows that begin anywhere, at least: each element costs as much as several bytes
 _SHORT_ROW_VECTORS = 2  # of a thread, where part of a warp has the row
 _SHORT_ROWS_THREADS = 128  # of a block of rows that part of a warp has
 _MOST_THREADS = 1024
@@ -44,7 +48,7 @@ def rows_stay(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
 def _along(shape: Shape) -> Schedule:
     """Threads side by side along a row; where it has several sweeps, enough for all of it at once."""
     assert shape.col_axis is not None
-    base = shape.vectors(shape.col_axis)
+    base = shape.vectors(shape.col_axis, _COVERED)
     base = replace(base, covers=base.start is not None)
     width, vectors = base.width, base.vectors(shape.cols)
     stays = len(shape.kernel.sweeps) > 1

@@ -24,7 +24,7 @@ _FULL_THREADS = 768  # per multiprocessor: below it, spread a row over more thre
 _KEPT_WORDS = 48  # registers of a thread that hold a row's values
 
 
-_LONG_ROWS = 16  # vectors of rows that begin anywhere: both ends cost about as much as a whole vector
+_LONG_ROWS = 12, 64  # vectors and elements of rows that begin anywhere: both ends cost about as much as a whole vector
 _UNEVEN = Gather, Masked, Window  # what elements past the end might load
 
 
@@ -109,25 +109,29 @@ class Shape:
         moves = any(axis in index.axes for place in places for index in indices_in(place.value))
         return [] if moves else [self._access(node.buffer, node.index, self.aligned, False) for node in gathers]
 
-    def vectors(self, axis: Axis) -> Schedule:
-        """A schedule with nothing but the vectors of rows that are read as they lie: their width, and where rows begin if that is anywhere."""
+    def vectors(self, axis: Axis, least: tuple[int, int] = _LONG_ROWS) -> Schedule:
+        """A schedule with nothing but the vectors of rows that are read as they lie: their width, and where rows begin if that is anywhere.
+
+        `least`: vectors and elements that such rows have.
+        """
         width = self.width(axis)
-        wider, start, run = self.start(axis, width) or (width, None, 0)
+        wider, start, run = self.start(axis, width, least) or (width, None, 0)
         return Schedule(Walk.INNER, wider, 1, 1, 1, 1, start=start, run=run)
 
-    def start(self, axis: Axis, width: int) -> tuple[int, Index, int] | None:
+    def start(self, axis: Axis, width: int, least: tuple[int, int] = _LONG_ROWS) -> tuple[int, Index, int] | None:
         """Wider vectors than of `width` that most of the main traffic can use, where its rows begin, and how long their runs are, or 0
-        where a row lies together; None where there are none.
+        where a row lies together; None where there are none, or rows have less than `least` vectors and elements.
 
         They begin before the row, or the run, where that begins between two of them.
         """
         widest = ACCESS // max((access.nbytes for access in self.main), default=ACCESS)
         if width >= widest or any(isinstance(n, _UNEVEN) for n in self.kernel.nodes):
             return None
+        vectors, elements = least
         for run in dict.fromkeys((0, self.innermost)):
             starts = [(access, run_start(access.index, axis, run)) for access in self.main if access.aligned]
             for _, start in starts:
-                if start is None or (run or axis.size) < _LONG_ROWS * widest:
+                if start is None or (run or axis.size) < max(vectors * widest, elements):
                     continue
                 alike = [access for access, other in starts if other is not None and begins_with(other, start, widest)]
                 if 2 * sum(map(self._traffic, alike)) >= sum(map(self._traffic, self.main)):

@@ -16,6 +16,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from fusepass import backend
 from fusepass.backend import Backend
 from fusepass.compile import CompiledGraph
+from fusepass.gradients import BENDS, DECOMPOSITIONS
 from fusepass.joint import minimum_cut, partition_joint
 
 
@@ -69,6 +70,7 @@ CASES: dict[str, tuple[nn.Module, Callable[[Tensor, nn.Module], Tensor], tuple[i
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let graphs of this CPU be cut as those of a GPU are."""
     monkeypatch.setattr(backend, "partition_joint", minimum_cut)
+    monkeypatch.setattr(backend, "DECOMPOSITIONS", DECOMPOSITIONS | BENDS)
 
 
 def _compiled(model: nn.Module) -> tuple[Callable[[Tensor], Tensor], list[CompiledGraph]]:
@@ -219,6 +221,7 @@ STORED: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "returned": (lambda x: (x * x - 1).relu(), True),
     "of a normalised value": (lambda x: F.batch_norm(x, None, None, training=True).relu(), True),
     "read by a convolution": (_filtered, True),
+    "scaled": (lambda x: (x * x.mean((2, 3), keepdim=True) + 1).relu(), True),
     "of what backward does not read": (lambda x: (x * 2).relu(), False),
     "a long function": (lambda x: torch.tanh(x * x), False),
 }
@@ -231,6 +234,51 @@ def test_what_is_stored_anyway_is_made_again_of_what_is_at_hand(name: str) -> No
     backward = _step(function, torch.randn(IMAGES, dtype=torch.float64))
     functions = {torch.ops.aten.relu.default, torch.ops.aten.tanh.default}
     assert any(node.target in functions for node in backward.before.graph.nodes) is again
+
+
+BENT: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "a threshold": lambda x: F.threshold(x, 0.25, -1.0),
+    "leaky": lambda x: F.leaky_relu(x, 0.2),
+    "clipped": F.relu6,
+    "hard sigmoid": F.hardsigmoid,
+}
+
+
+@pytest.mark.parametrize("name", BENT)
+def test_a_bool_is_saved_in_the_place_of_what_a_function_bends(name: str) -> None:
+    x = torch.randn(ROWS, dtype=torch.float64) * 4
+    x[0, :4] = torch.tensor([0.0, 0.25, 6.0, -3.0])
+    backward = _step(lambda x: BENT[name](x * 1).sum(1), x)
+    given = [node.meta["val"] for node in backward.before.graph.find_nodes(op="placeholder")]
+    assert [value.dtype for value in given if value.numel() == x.numel()] == [torch.bool]
+
+
+POOLED: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda x: F.avg_pool2d(x, 2),
+    "mean over three": lambda x: F.avg_pool3d(x, 2),
+    "mean of parts": lambda x: F.adaptive_avg_pool2d(x, (3, 2)),
+    "maximum": lambda x: F.max_pool2d(x, 2),
+    "reflected": lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect"),
+    "repeated at the border": lambda x: F.pad(x, (1, 2, 2, 1), mode="replicate"),
+}
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_what_backward_asks_the_shape_of_is_not_saved(name: str) -> None:
+    x = torch.randn(IMAGES, dtype=torch.float64)
+    backward = _step(lambda x: POOLED[name](x.sinh() * 2), x)
+    assert _saved(backward, x) == 1  # the input
+
+
+def test_gradients_keep_the_layout_of_what_was_pooled() -> None:
+    compiled = torch.compile(lambda x: F.avg_pool2d(x.sinh(), 2).exp(), backend=Backend("graph", {"tune": "off"}))
+    x = torch.randn(IMAGES).to(memory_format=torch.channels_last).requires_grad_()
+    compiled(x).sum().backward()
+    given = x.detach().clone().requires_grad_()
+    F.avg_pool2d(given.sinh(), 2).exp().sum().backward()
+    torch.testing.assert_close(x.grad, given.grad)
+    assert x.grad.stride() == given.grad.stride()
 
 
 def test_long_chains_of_quick_functions_take_no_time() -> None:

@@ -104,6 +104,23 @@ def test_an_axis_without_divisors_is_split() -> None:
     assert partial.row_count < merge.col_count < partial.row_count + partial.col_count // 8
 
 
+def _stored_and_summed(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.sin(), x.sin().sum((0, 2, 3))
+
+
+def test_parts_of_rows_that_begin_anywhere_are_equal() -> None:
+    """Then they store what happens per element, too, in vectors as good as others: 187 x 187 has no divisor that a vector has."""
+    made = region(
+        lambda x, b: _stored_and_summed(x + b),
+        torch.empty(51, 7, 187, 187, device="meta"),
+        torch.empty(7, 1, 1, device="meta"),
+    )
+    stored, merged = made.passed(pass_options(DeviceFacts.h200())).kernels
+    assert stored.stores
+    assert stored.row_count * stored.col_count == 51 * 7 * 187 * 187
+    assert merged.reads.isdisjoint(made.program.inputs)
+
+
 def test_columns_that_nothing_tells_apart_are_one() -> None:
     """Their product has divisors that none of them has."""
     program = region(lambda x: x.sum(), torch.randn(47, 53, 256)).passed(_options(16, 8))
