@@ -22,7 +22,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import measure
-from benchmarks.blocks import CausalAttention, Gated, Residual, convolution, feed_forward
+from benchmarks.blocks import Attention, CausalAttention, Gated, Residual, convolution, feed_forward
 from benchmarks.layers import Apply, Size, Workload
 from benchmarks.run import about_machine
 from fusepass.numerics import in_float64
@@ -47,6 +47,13 @@ class Gate(nn.Module):
 def _language(width: int, heads: int) -> tuple[nn.Module, ...]:
     attention = Residual(nn.LayerNorm(width), CausalAttention(width, heads))
     return attention, Residual(nn.LayerNorm(width), *feed_forward(width, 4 * width))
+
+
+def _image_transformer(width: int, heads: int) -> tuple[nn.Module, ...]:
+    """A layer whose attention is written out."""
+    return Residual(nn.LayerNorm(width), Attention(width, heads)), Residual(
+        nn.LayerNorm(width), *feed_forward(width, 4 * width)
+    )
 
 
 def _bottleneck(wide: int, narrow: int) -> tuple[nn.Module, ...]:
@@ -105,6 +112,9 @@ MODELS = (
     Workload("maxpool", lambda s: (nn.MaxPool2d(2),), (64, 64, 112, 112), (2, 3, 8, 6)),
     Workload("maxpool_overlapping", lambda s: (nn.MaxPool2d(3, 2, 1),), (64, 64, 112, 112), (2, 3, 8, 6)),
     Workload("avgpool", lambda s: (nn.AvgPool2d(2),), (64, 64, 112, 112), (2, 3, 8, 6)),
+    Workload("gelu_avgpool", lambda s: (nn.GELU(), nn.AvgPool2d(2)), (64, 64, 112, 112), (2, 3, 8, 6)),
+    Workload("stem", lambda s: (convolution(3, s.of(64), 7, 2, after=nn.ReLU()), nn.MaxPool2d(3, 2, 1)), (64, 3, 224, 224), (2, 3, 16, 16)),
+    Workload("bfloat16_vit", lambda s: sum((_image_transformer(s.of(768), 12) for _ in range(2)), ()), (32, 197, 768), (2, 5, 24), dtype=_BFLOAT),
 )
 # fmt: on
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fusepass.attention import with_attention
 from fusepass.codegen.forms import Forms
 from fusepass.compile import CompiledGraph, compile_graph
 from fusepass.config import current, override
@@ -25,6 +27,7 @@ from fusepass.functional import LOST_WRITE, WRONG_SHAPE, forgets_gaps, keeps_dim
 from fusepass.gradients import DECOMPOSITIONS
 from fusepass.isolation import whole_resampling
 from fusepass.joint import partition_joint
+from fusepass.patterns.simplify import Application
 from fusepass.structure import Template
 
 Observer = Callable[[CompiledGraph], None]
@@ -86,15 +89,16 @@ class Backend:
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # A wrong option is to be told now, not in a compiler callback.
         with override(**self._options), whole_resampling(example_inputs):
+            given, applied = with_attention(graph)
             try:
                 compiler = aot_autograd(
-                    fw_compiler=self._compile_forward,
+                    fw_compiler=partial(self._compile_forward, applied=applied),
                     bw_compiler=self._compile,
                     partition_fn=partition_joint,
                     decompositions=DECOMPOSITIONS,
                     keep_inference_input_mutations=True,
                 )
-                return with_draws(graph, lambda whole: compiler(whole, example_inputs))
+                return with_draws(given, lambda whole: compiler(whole, example_inputs))
             except _Mistraced as mistraced:
                 return self._plain(graph, str(mistraced))
             except TensorifyScalarRestartAnalysis:  # it would take a float64 number in a tensor for a constant
@@ -111,8 +115,10 @@ class Backend:
 
         return run
 
-    def _compile_forward(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        """A graph of forward.
+    def _compile_forward(
+        self, graph: fx.GraphModule, example_inputs: Sequence[Any], applied: Sequence[Application]
+    ) -> Callable[..., Any]:
+        """A graph of forward, in which rules have been `applied`.
 
         Raises:
             _Mistraced: it is not what forward does.
@@ -121,21 +127,26 @@ class Backend:
             raise _Mistraced(LOST_WRITE)
         if keeps_dimensions(graph.graph):
             raise _Mistraced(WRONG_SHAPE)
-        return self._compile(graph, example_inputs)
+        return self._compile(graph, example_inputs, applied)
 
-    def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def _compile(
+        self, graph: fx.GraphModule, example_inputs: Sequence[Any], applied: Sequence[Application] = ()
+    ) -> Callable[..., Any]:
         """Forward, backward and inference graphs alike; AOTAutograd may ask for the backward one much later."""
         context = TracingContext.try_get()
         if context is not None and context.fw_metadata is not None:
             context.fw_metadata.bw_donated_idxs = []  # what forward saved is not overwritten: it serves any number of times
-        per_shape = _PerShape(graph, self.specialise)
-        return make_boxed_func(per_shape if _is_symbolic(graph) else _AsTraced(graph, self.specialise, per_shape))
+        specialise = partial(self.specialise, applied=applied)
+        per_shape = _PerShape(graph, specialise)
+        return make_boxed_func(per_shape if _is_symbolic(graph) else _AsTraced(graph, specialise, per_shape))
 
-    def specialise(self, graph: fx.GraphModule, forms: Forms | None = None) -> CompiledGraph:
-        """Compile a graph of constant shapes; `forms` has the libraries for other shapes of it."""
+    def specialise(
+        self, graph: fx.GraphModule, forms: Forms | None = None, applied: Sequence[Application] = ()
+    ) -> CompiledGraph:
+        """Compile a graph of constant shapes; `forms` has the libraries for other shapes of it, and rules have been `applied` to it."""
         # AOTAutograd calls under its fake tensor mode, in which no number can be read, a constant's neither.
         with override(**self._options), _disable_current_modes():
-            compiled = compile_graph(graph, name=self._name, fallbacks=self._fallbacks, forms=forms)
+            compiled = compile_graph(graph, name=self._name, fallbacks=self._fallbacks, forms=forms, applied=applied)
         self._observe(compiled)
         return compiled
 

@@ -30,7 +30,7 @@ from fusepass.garbage import collector_paused
 from fusepass.handover import hand_over
 from fusepass.ops import register
 from fusepass.patterns.partition import Region, partition
-from fusepass.patterns.simplify import simplify
+from fusepass.patterns.simplify import Application, simplify
 from fusepass.report import RegionState, Report
 from fusepass.runtime import FusedRegion
 from fusepass.saved import correct_types
@@ -100,6 +100,7 @@ def compile_graph(
     fallbacks: FallbackCounter | None = None,
     forms: Forms | None = None,
     exact_inputs: bool = False,
+    applied: Sequence[Application] = (),
 ) -> CompiledGraph:
     """Fuse a flat functional ATen graph whose nodes carry fake tensors.
 
@@ -111,6 +112,7 @@ def compile_graph(
         fallbacks: the counter to use; a new one by default.
         forms: the libraries of the model for other sizes; none by default.
         exact_inputs: whether the caller compares strides, so that regions need not.
+        applied: rewrites that took place before, for the report.
     """
     warn_of_unknown_names()
     clock = _Clock()
@@ -120,7 +122,7 @@ def compile_graph(
     graph = _LazyGraphModule(graph, _copied(graph.graph))  # few ever read its code, which takes long to make
     with clock.stage("simplify"):
         correct_types(graph.graph)
-        applications = simplify(graph)
+        applications = [*applied, *simplify(graph)]
     with clock.stage("partition"):
         parts = partition(graph)
     works, fused = _fused(graph, parts.regions, forms, counter, clock, exact=exact_inputs)

@@ -58,6 +58,9 @@ _ON_CUDA = {
     ),
 }
 
+LIBRARY = frozenset(kernel.target for kernel in (_ON_CPU, *_ON_CUDA.values()))
+"""Operators that attend."""
+
 
 @dataclass(frozen=True)
 class Operands:

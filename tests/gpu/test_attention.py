@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fusepass
+from fusepass.backend import Backend
+from fusepass.compile import CompiledGraph
 from fusepass.module import OptimizedModule
 from fusepass.numerics import compare
 from tests.unit.test_rules_attention import FIRES, RULE
@@ -100,6 +103,59 @@ def test_a_layer(size: tuple[int, int, int, int], causal: bool, bias: bool, dtyp
         expected = dtype in HALVES or length <= 256 or causal
     assert (RULE in rules(fused)) is (expected and length > 1)
     assert fused.report().fallbacks == ()
+
+
+def gradients(call: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    model.zero_grad()
+    given = x.detach().clone().requires_grad_()
+    result = call(given)
+    result.backward(
+        torch.linspace(-1, 2, result.numel(), device="cuda", dtype=torch.float64).view(result.shape).to(result.dtype)
+    )
+    found = (result.detach(), given.grad, *(each.grad for each in model.parameters()))
+    return tuple(each.clone() for each in found if each is not None)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", SIZES)
+def test_gradients_of_a_layer(size: tuple[int, int, int, int], causal: bool, dtype: torch.dtype) -> None:
+    batch, length, channels, heads = size
+    model = Layer(channels, heads, causal, False).to("cuda", dtype)
+    x = torch.randn(batch, length, channels, device="cuda", dtype=dtype)
+    made: list[CompiledGraph] = []
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=Backend("graph", {"tune": "off"}, observe=made.append))
+    found, eager = gradients(compiled, model, x), gradients(model, model, x)
+    exact = gradients(model.double(), model, x.double())
+    comparison = compare(found, eager, exact)
+    assert comparison.ok, comparison.explain()
+    assert (RULE in {rewrite.rule for rewrite in made[0].report.rewrites}) is (dtype in HALVES and length >= 48)
+
+
+class Module(nn.Module):
+    """PyTorch's, which makes weights that nobody reads."""
+
+    def __init__(self, channels: int, heads: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(channels, heads, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value: Tensor = self.attention(x, x, x)[0]
+        return value
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_gradients_of_a_module(dtype: torch.dtype) -> None:
+    model = Module(96, 3).to("cuda", dtype)
+    x = torch.randn(4, 100, 96, device="cuda", dtype=dtype)
+    made: list[CompiledGraph] = []
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=Backend("graph", {"tune": "off"}, observe=made.append))
+    found, eager = gradients(compiled, model, x), gradients(model, model, x)
+    comparison = compare(found, eager, gradients(model.double(), model, x.double()))
+    assert comparison.ok, comparison.explain()
+    assert RULE in {rewrite.rule for rewrite in made[0].report.rewrites}
 
 
 class Padded(nn.Module):
