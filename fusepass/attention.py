@@ -20,8 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.amp.autocast_mode import _enter_autocast
+from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fusepass.functional import may_write
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.rules.attended import LIBRARY
 from fusepass.patterns.simplify import Application, simplify
@@ -95,7 +97,7 @@ def _parts(graph: fx.Graph) -> Iterator[_Part]:
     order = {node: number for number, node in enumerate(graph.nodes)}
     for node in order:
         part = _written_out(node, order) if _is_product(node) else _of_function(node)
-        if part is None or not isinstance(part.weights, Tensor):
+        if part is None or not isinstance(part.weights, Tensor) or _is_written_beside(part, order):
             continue
         values = {node: node.meta.get("example_value") for node in (*part.inputs, part.root)}
         tensors = {node: value for node, value in values.items() if isinstance(value, Tensor)}
@@ -103,6 +105,12 @@ def _parts(graph: fx.Graph) -> Iterator[_Part]:
         asked = {node for node in part.inputs if known and tensors[node].requires_grad}
         if asked and asked <= part.operands and _is_served(part.weights):
             yield part
+
+
+def _is_written_beside(part: _Part, order: Mapping[fx.Node, int]) -> bool:
+    """Whether something else may write to what the part reads before its last node, where all is to be read."""
+    first, last = order[part.nodes[0]], order[part.root]
+    return any(may_write(node) for node, number in order.items() if first < number < last and node not in part.nodes)
 
 
 def _is_product(node: fx.Node) -> bool:
@@ -153,23 +161,29 @@ def _rewritten(owner: fx.GraphModule, part: _Part) -> tuple[fx.GraphModule, list
     values = [node.meta["example_value"] for node in part.inputs]
     wanted = part.root.meta["example_value"]
     mode = FakeTensorMode()  # Dynamo's has seen all that it is to see
-    with mode, torch.no_grad():
-        plain = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in values]
-        traced = make_fx(fx.GraphModule(owner, graph))(*plain)
-    applied = simplify(traced)
-    constants = traced.graph.find_nodes(op="get_attr")
-    if constants or not _call_the_library(traced.graph):
-        return None
-    traced.recompile()
-    with mode, torch.enable_grad():
-        try:
+    try:
+        with mode, torch.no_grad():
+            plain = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in values]
+            traced = make_fx(functionalize(fx.GraphModule(owner, graph)))(*plain)
+        applied = simplify(traced)
+        if any(map(_is_beyond_it, traced.graph.nodes)) or not _call_the_library(traced.graph):
+            return None
+        traced.recompile()
+        with mode, torch.enable_grad():
             result = traced(
                 *(one.requires_grad_(value.requires_grad) for one, value in zip(plain, values, strict=True))
             )
-        except RuntimeError:  # it lays out what it has gradients for in another way
-            return None
+    except (
+        Exception
+    ):  # PyTorch cannot trace it, or lays out what it has gradients for in another way: it stays as it is
+        return None
     alike = result.requires_grad and result.dtype is wanted.dtype and result.shape == wanted.shape
     return (traced, applied) if alike and result.stride() == wanted.stride() else None
+
+
+def _is_beyond_it(node: fx.Node) -> bool:
+    """Whether a node has a constant of its graph's module, or writes to an input."""
+    return node.op == "get_attr" or node.target is aten.copy_.default
 
 
 def _call_the_library(graph: fx.Graph) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -23,7 +22,7 @@ from fusepass.compile import CompiledGraph, compile_graph
 from fusepass.config import current, override
 from fusepass.draws import with_draws
 from fusepass.fallbacks import FallbackCounter
-from fusepass.functional import LOST_WRITE, WRONG_SHAPE, forgets_gaps, keeps_dimensions
+from fusepass.functional import LOST_WRITE, WRONG_SHAPE, forgets_gaps, keeps_dimensions, may_write
 from fusepass.gradients import DECOMPOSITIONS
 from fusepass.isolation import whole_resampling
 from fusepass.joint import partition_joint
@@ -102,7 +101,7 @@ class Backend:
             except _Mistraced as mistraced:
                 return self._plain(graph, str(mistraced))
             except TensorifyScalarRestartAnalysis:  # it would take a float64 number in a tensor for a constant
-                if not any(map(_writes, graph.graph.nodes)):
+                if not any(map(may_write, graph.graph.nodes)):
                     raise
                 return self._plain(graph, "PyTorch's tracing loses writes to a float64 tensor of no dimensions")
 
@@ -153,18 +152,6 @@ class Backend:
 
 class _Mistraced(Exception):
     """AOTAutograd's graph is not what Dynamo traced; says why."""
-
-
-def _writes(node: fx.Node) -> bool:
-    """Whether a call, as Dynamo traced it, may write to a tensor that it is given."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    in_place = name.endswith("_") and not name.endswith("__")
-    return node.op.startswith("call") and (in_place or node.target in _IN_PLACE or "out" in node.kwargs)
-
-
-_IN_PLACE = {operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv}
-_IN_PLACE |= {operator.imod, operator.ipow, operator.iand, operator.ior, operator.ixor}
-_IN_PLACE |= {operator.ilshift, operator.irshift}
 
 
 def _is_symbolic(graph: fx.GraphModule) -> bool:

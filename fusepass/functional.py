@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -14,6 +15,14 @@ aten = torch.ops.aten
 _RENAMED = {aten.bernoulli_.float: aten.bernoulli.p, aten.normal_.default: aten.normal_functional.default}
 """In-place operators whose functional form has another name."""
 
+
+_IN_PLACE = frozenset(
+    {
+        operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod,
+        operator.ipow, operator.iand, operator.ior, operator.ixor, operator.ilshift, operator.irshift,
+    }
+)  # fmt: skip
+"""Functions of Python that write to their first argument."""
 
 _ELEMENTWISE = frozenset(
     {
@@ -55,6 +64,13 @@ def memory_order(tensor: torch.Tensor) -> tuple[list[int], list[int]]:
         dense = torch.empty_like(torch.empty_strided(tensor.shape, tensor.stride(), device="meta"))
     order = sorted(range(tensor.dim()), key=dense.stride, reverse=True)
     return order, [order.index(dim) for dim in range(tensor.dim())]
+
+
+def may_write(node: fx.Node) -> bool:
+    """Whether a call, as Dynamo traced it, may write to a tensor that it is given."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    return node.op.startswith("call") and (in_place or node.target in _IN_PLACE or "out" in node.kwargs)
 
 
 def forgets_gaps(graph: fx.Graph) -> bool:
