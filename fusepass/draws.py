@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._guards import detect_fake_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -63,9 +64,11 @@ class _Watch(TorchDispatchMode):
 
 
 def _mode(node: fx.Node) -> Any:
-    """The fake tensor mode of a call's results; None where they are no tensors but sizes, say."""
+    """The fake tensor mode of a call's results; None where they are no tensors but sizes, say, or cannot leave a `torch.func` transform."""
     results = tree_leaves(node.meta.get("example_value"))
     tensors = [each for each in results if isinstance(each, torch.Tensor)]
+    if any(map(is_functorch_wrapped_tensor, tensors)):
+        return None
     return detect_fake_mode(tensors) if tensors else None
 
 

@@ -335,6 +335,20 @@ def test_sizes_that_nothing_uses_are_no_draws() -> None:
     assert len(run(X, 4)) == 1
 
 
+def _computed_in_vain(x: Tensor) -> Tensor:
+    def one(row: Tensor) -> Tensor:
+        row.cos() * 2
+        return row.sin() + 1
+
+    return torch.vmap(one)(x)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_nothing_uses_in_a_transform_stays_there(backend: Backend, gradients: bool) -> None:
+    x = X.clone().requires_grad_(gradients)
+    close(torch.compile(_computed_in_vain, backend=backend)(x), X.sin() + 1)
+
+
 @pytest.mark.parametrize("gradients", [False, True])
 def test_numbers_that_nothing_uses_are_drawn(backend: Backend, gradients: bool) -> None:
     states = []
