@@ -40,6 +40,16 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "grouped": lambda: nn.Sequential(nn.Conv2d(32, 64, 3, groups=4), nn.GELU(), nn.Conv2d(64, 16, 1), nn.Tanh()),
     "strided depthwise": lambda: nn.Sequential(nn.Conv2d(32, 64, 3, 2, 1, groups=32), nn.GELU(), nn.Conv2d(64, 8, 1)),
     "transposed": lambda: nn.Sequential(nn.ConvTranspose2d(32, 16, 4, 2, 1), nn.GroupNorm(4, 16), nn.SiLU()),
+    "bent and pooled": lambda: nn.Sequential(
+        nn.Conv2d(32, 24, 3),
+        nn.LeakyReLU(0.1),
+        nn.AvgPool2d(2),
+        nn.ReflectionPad2d(1),
+        nn.Hardsigmoid(),
+        nn.Conv2d(24, 32, 1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(3),
+    ),
 }
 FIRST, LAST = torch.contiguous_format, torch.channels_last
 CASES = ((32, 64, FIRST), (3, 29, FIRST), (32, 64, LAST))
