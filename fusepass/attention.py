@@ -34,10 +34,6 @@ _PRODUCTS = frozenset({torch.matmul, torch.bmm, torch.einsum, operator.matmul, "
 _SOFTMAX = frozenset({F.softmax, torch.softmax, "softmax"})
 _HALVES = (torch.float16, torch.bfloat16)
 
-_FEWEST_KEYS = 48
-"""From which on the library's kernels and gradients, which go by tiles, are faster (one H100, bfloat16, forward and backward, us: 2048 x 4 x 16
-x 32 378, eager 217; 512 x 4 x 49 x 32 127, eager 182)."""
-
 
 def with_attention(graph: fx.GraphModule) -> tuple[fx.GraphModule, list[Application]]:
     """`graph` with the library's attention where it is written out, and what was rewritten; `graph` itself is not changed.
@@ -148,7 +144,7 @@ def _of_function(node: fx.Node) -> _Part | None:
 
 
 def _is_served(weights: Tensor) -> bool:
-    return weights.device.type == "cuda" and weights.dtype in _HALVES and weights.shape[-1] >= _FEWEST_KEYS
+    return weights.device.type == "cuda" and weights.dtype in _HALVES
 
 
 def _rewritten(owner: fx.GraphModule, part: _Part) -> tuple[fx.GraphModule, list[Application]] | None:

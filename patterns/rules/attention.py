@@ -29,6 +29,10 @@ _FEWEST_BIASED = 128
 """Keys from which on the library's kernel for halves takes what is added to scores at no loss: it reads as much of it for
 each tile (H200: 208 us for 2048 x 4 x 49 x 32, as long as two products and a softmax)."""
 
+_FEWEST_ON_CUDA = 40
+"""Keys from which on the library's kernels, whose tiles have room for 64, are faster than products and a softmax (H100, bfloat16, us: 8192 x 16 x
+32 140 and 67, 4096 x 32 x 32 75 and 46, 2048 x 49 x 32 42 and 54, 4096 x 64 x 64 77 and 106)."""
+
 _FEWEST_ON_CPU = 16
 """Keys from which on the library's kernel for a CPU sees that all scores of a query are NaN: a vector of float32 of AVX-512. It takes the
 maximum of fewer by comparisons, finds nothing above minus infinity, and gives zeros."""
@@ -198,6 +202,8 @@ def _refuse_where_worse(value: torch.Tensor, keys: int, causal: bool, biased: bo
         raise Declined("the library has no kernel for it")
     if value.dtype is torch.float32 and allows_tf32():
         raise Declined("products that may round to TF32 are faster")
+    if keys < _FEWEST_ON_CUDA:
+        raise Declined("products of few keys are faster")
     if value.dtype is torch.float32 and (biased or (keys > _FEW_KEYS and not causal)):
         raise Declined("products of large tiles are faster")
     if biased and keys < _FEWEST_BIASED:

@@ -14,6 +14,7 @@ from fusepass.backend import Backend
 from fusepass.compile import CompiledGraph
 from fusepass.module import OptimizedModule
 from fusepass.numerics import compare
+from fusepass.patterns.rules import attention as rule
 from tests.unit.test_rules_attention import FIRES, RULE
 
 pytestmark = pytest.mark.gpu
@@ -67,7 +68,8 @@ def drawn(name: str, dtype: torch.dtype) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FIRES)
 @torch.no_grad()
-def test_every_spelling(name: str, dtype: torch.dtype) -> None:
+def test_every_spelling(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rule, "_FEWEST_ON_CUDA", 1)  # they have 16 or 17 keys
     model = Written(name)
     inputs = drawn(name, dtype)
     if name == "in another type" and dtype is torch.float32:
@@ -130,7 +132,7 @@ def test_gradients_of_a_layer(size: tuple[int, int, int, int], causal: bool, dty
     exact = gradients(model.double(), model, x.double())
     comparison = compare(found, eager, exact)
     assert comparison.ok, comparison.explain()
-    assert (RULE in {rewrite.rule for rewrite in made[0].report.rewrites}) is (dtype in HALVES and length >= 48)
+    assert (RULE in {rewrite.rule for rewrite in made[0].report.rewrites}) is (dtype in HALVES and length > 1)
 
 
 class Module(nn.Module):

@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from tests.sweep import packages, table
+from tests.sweep import packages, steps, table
 from tests.sweep.processes import Asked, outcomes
 from tests.sweep.trial import KERNELS, where
 
@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.sweep", description=__doc__)
     parser.add_argument("--package", nargs="*", choices=packages.NAMES, default=packages.installed())
     parser.add_argument("--models", default="", help="a regular expression that names contain")
-    parser.add_argument("--modes", nargs="*", choices=("eval", "train"), default=("eval", "train"))
+    parser.add_argument("--modes", nargs="*", choices=("eval", "train", steps.MODE), default=("eval", "train"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--kernels", choices=tuple(KERNELS), default="interpreted", help="how fused regions run")
     parser.add_argument("--missing", action="store_true", help="only what has no outcome yet")

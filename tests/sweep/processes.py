@@ -14,7 +14,7 @@ import torch
 
 from tests.farm.pool import Done, Job, Pool
 from tests.support.lost import is_lost
-from tests.sweep import packages
+from tests.sweep import packages, steps
 from tests.sweep.entry import Entry
 from tests.sweep.trial import Outcome, run, where
 
@@ -67,6 +67,8 @@ def tried(left: Path, **asked: str) -> dict[str, Any]:
 
 def _run(asked: Asked) -> Outcome:
     entry = _entries(asked.package)[asked.name]
+    if asked.mode == steps.MODE:
+        return steps.run(entry)
     return run(entry, training=asked.mode == "train", device=asked.device, kernels=asked.kernels)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
-from tests.sweep import packages, table
+from tests.sweep import packages, steps, table
 from tests.sweep.__main__ import main
 from tests.sweep.entry import Entry, images
 from tests.sweep.processes import Asked, outcomes
@@ -32,6 +32,17 @@ def test_models_of_other_people(package: str, name: str, mode: str) -> None:
     outcome = run(entry, training=mode == "train")
     assert outcome.ok, f"{outcome.verdict} {outcome.detail} {outcome.failed}"
     assert outcome.fused > 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("package", "name"), [("timm", "test_vit"), ("transformers", "bert"), ("transformers", "mamba")]
+)
+def test_steps_of_models_of_other_people(package: str, name: str) -> None:
+    if package not in packages.installed():
+        pytest.skip(f"{package} is not installed")
+    ((_, outcome),) = outcomes([Asked(package, name, steps.MODE, "cpu", "interpreted")], workers=1, minutes=10)
+    assert outcome.ok, f"{outcome.verdict} {outcome.detail} {outcome.failed}"
 
 
 @pytest.mark.sweep
@@ -100,6 +111,37 @@ def test_a_difference_is_an_outcome(monkeypatch: pytest.MonkeyPatch, other: nn.M
 
     monkeypatch.setattr("tests.sweep.trial.fusepass.optimize", another)
     assert run(entry(), training=False).verdict.startswith(verdict)
+
+
+class Trained(nn.Module):
+    """Two layers with a bend between them, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(), nn.Conv2d(4, 2, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        value: Tensor = self.layers(x)
+        return value
+
+
+def test_a_step() -> None:
+    outcome = steps.run(entry(Trained))
+    assert (outcome.verdict, outcome.mode) == ("ok", steps.MODE)
+    assert outcome.ok
+    assert 0 < outcome.fused < outcome.ops
+
+
+def test_a_wrong_gradient_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    aten = torch.ops.aten
+    monkeypatch.setattr(
+        steps, "BENDS", {aten.threshold_backward.default: lambda gradient, x, bend: gradient * (x > 1e-4)}
+    )
+    assert steps.run(entry(Trained)).ok
+    monkeypatch.setattr(
+        steps, "BENDS", {aten.threshold_backward.default: lambda gradient, x, bend: gradient * (x > 1e-1)}
+    )
+    assert steps.run(entry(Trained)).verdict.startswith("gradients are wrong: layers.0.weight")
 
 
 def test_outcomes_are_kept_and_become_a_page(tmp_path: Path) -> None:

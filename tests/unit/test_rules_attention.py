@@ -11,10 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusepass
 from fusepass.config import override
 from fusepass.patterns.analysis.constants import MOST_COMPUTED, Constant
+from fusepass.patterns.matcher import Declined
+from fusepass.patterns.rules.attention import _refuse_where_worse
 from tests.support.algebra import Rewritten, rewritten, same_value, within_policy
 from tests.support.aten import traced
 
@@ -326,6 +329,18 @@ def test_few_keys_stay_on_a_cpu(keys: int) -> None:
     """The library takes scores that are all NaN, fewer than a vector, for hidden ones."""
     inputs = drawn((Q, (2, 3, keys, 8), (2, 3, keys, 8)))
     assert (RULE in rewritten(plain, *inputs).rules) is (keys >= 16)
+
+
+@pytest.mark.parametrize(
+    ("keys", "causal", "dtype"), [(39, False, torch.bfloat16), (17, True, torch.float16), (39, False, torch.float32)]
+)
+def test_few_keys_stay_on_a_gpu(keys: int, causal: bool, dtype: torch.dtype) -> None:
+    """The library's tiles are too large for them."""
+    with FakeTensorMode():
+        value = torch.empty(2, 64, 32, device="cuda", dtype=dtype)
+    with pytest.raises(Declined, match="few keys"):
+        _refuse_where_worse(value, keys, causal, biased=False)
+    _refuse_where_worse(value, 40, causal, biased=False)
 
 
 def test_settings_of_the_user_decide() -> None:
