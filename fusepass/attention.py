@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.amp.autocast_mode import _enter_autocast
 from torch.func import functionalize
@@ -95,12 +96,29 @@ def _parts(graph: fx.Graph) -> Iterator[_Part]:
         part = _written_out(node, order) if _is_product(node) else _of_function(node)
         if part is None or not isinstance(part.weights, Tensor) or _is_written_beside(part, order):
             continue
-        values = {node: node.meta.get("example_value") for node in (*part.inputs, part.root)}
-        tensors = {node: value for node, value in values.items() if isinstance(value, Tensor)}
-        known = len(tensors) == len(values) and not any(each._has_symbolic_sizes_strides for each in tensors.values())
-        asked = {node for node in part.inputs if known and tensors[node].requires_grad}
-        if asked and asked <= part.operands and _is_served(part.weights):
+        asked = {node for node in part.inputs if _asks(node)}
+        if asked and asked <= part.operands and _is_served(part.weights) and _is_plain(part):
             yield part
+
+
+def _is_plain(part: _Part) -> bool:
+    """Whether a part is of tensors of known sizes, outside of `torch.func` transforms, and gradients go through all of it."""
+    for value in map(_value, (*part.inputs, *part.nodes)):
+        if not isinstance(value, Tensor) or value._has_symbolic_sizes_strides or is_functorch_wrapped_tensor(value):
+            return False
+    return all(_asks(node) or not any(map(_asks, node.all_input_nodes)) for node in part.nodes)
+
+
+def _asks(node: fx.Node) -> bool:
+    """Whether a value asks for a gradient."""
+    value = _value(node)
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _value(node: fx.Node) -> Any:
+    """What stands for the value of a node, or for the first of several."""
+    value = node.meta.get("example_value")
+    return value[0] if isinstance(value, tuple) and value else value
 
 
 def _is_written_beside(part: _Part, order: Mapping[fx.Node, int]) -> bool:
@@ -169,9 +187,7 @@ def _rewritten(owner: fx.GraphModule, part: _Part) -> tuple[fx.GraphModule, list
             result = traced(
                 *(one.requires_grad_(value.requires_grad) for one, value in zip(plain, values, strict=True))
             )
-    except (
-        Exception
-    ):  # PyTorch cannot trace it, or lays out what it has gradients for in another way: it stays as it is
+    except Exception:  # PyTorch cannot trace it, or lays out in another way what it has gradients for
         return None
     alike = result.requires_grad and result.dtype is wanted.dtype and result.shape == wanted.shape
     return (traced, applied) if alike and result.stride() == wanted.stride() else None

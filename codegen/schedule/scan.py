@@ -17,10 +17,7 @@ from fusepass.codegen.schedule.shape import Shape, ceil
 _ELEMENTS = 16  # that a thread has at a time: enough loads in flight
 _LONG_ROW_THREADS = 512  # so that several blocks stand on a multiprocessor: one loads while another waits
 _USED = 7 / 8  # of the threads' places, over all pieces of a row
-_COVERED = (
-    4,
-    1,
-)  # vectors and elements of rows that begin anywhere, at least: each element costs as much as several bytes
+_COVERED = 4, 1  # vectors and elements, at least, of rows that begin anywhere
 _SHORT_ROW_VECTORS = 2  # of a thread, where part of a warp has the row
 _SHORT_ROWS_THREADS = 128  # of a block of rows that part of a warp has
 _MOST_THREADS = 1024

@@ -123,6 +123,12 @@ def test_writes_to_scores_are_none_behind_tracing() -> None:
     check(found, in_place, inputs)
 
 
+def scores_without_gradients(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    with torch.no_grad():
+        scores = q @ k.transpose(-2, -1)
+    return scores.softmax(-1) @ v
+
+
 LEFT: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
     "a bias that is learned": (
         lambda q, k, v, b: attend(q, k, v, lambda s: s + b),
@@ -130,6 +136,9 @@ LEFT: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
     ),
     "dropout": (lambda q, k, v: F.dropout((q @ k.transpose(-2, -1)).softmax(-1), 0.1) @ v, drawn(Q, K, V)),
     "weights that are read": (weights_too, drawn(Q, K, V)),
+    "scores without gradients": (scores_without_gradients, drawn(Q, K, V)),
+    "weights that are detached": (lambda q, k, v: (q @ k.transpose(-2, -1)).softmax(-1).detach() @ v, drawn(Q, K, V)),
+    "one sample at a time": (lambda q, k, v: torch.vmap(attend)(q, k, v), drawn(Q, K, V)),
     "a mask that is written to": (written_beside, drawn(Q, K, V)),
     "no softmax": (lambda q, k, v: (q @ k.transpose(-2, -1)).relu() @ v, drawn(Q, K, V)),
     "a softmax of queries": (lambda q, k, v: (q @ k.transpose(-2, -1)).softmax(-2) @ v, drawn(Q, K, V)),
