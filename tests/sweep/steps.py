@@ -93,21 +93,18 @@ def _switch_dropout_off(model: nn.Module) -> None:
 
 def _judge(model: nn.Module, inputs: Inputs, made: list[CompiledGraph]) -> str:
     exact = _step(copy.deepcopy(model).double(), _in(torch.float64, inputs))
-    eager = _errors(_step(copy.deepcopy(model), inputs), exact)
+    eager = _step(copy.deepcopy(model), inputs)
     compiled = copy.deepcopy(model)
     call = torch.compile(compiled, backend=Backend(MODE, {}, observe=made.append))
-    found = _errors(_step(compiled, inputs, call), exact)
-    largest = max((float(gradient.norm()) for gradient in exact.values()), default=0.0)
-    wrong = [
-        name
-        for name, gradient in exact.items()
-        if not found[name] <= _TIMES * eager[name] + _LEAST * float(gradient.norm()) + _SMALL * largest
-    ]
+    found, theirs = (_errors(each, exact, eager) for each in (_step(compiled, inputs, call), eager))
+    norms = {name: float(gradient.nan_to_num(0.0, 0.0, 0.0).norm()) for name, gradient in exact.items()}
+    least = _SMALL * max(norms.values(), default=0.0)
+    wrong = [name for name in exact if not found[name] <= _TIMES * theirs[name] + _LEAST * norms[name] + least]
     if not wrong:
         return "ok"
-    least = _sensitivity(model, inputs, exact)
-    wrong = [name for name in wrong if not found[name] <= _TIMES * least[name]]
-    told = ", ".join(f"{name}: {found[name]:.1e} ({eager[name]:.1e}, moved {least[name]:.1e})" for name in wrong[:3])
+    moved = _sensitivity(model, inputs, exact, eager)
+    wrong = [name for name in wrong if not found[name] <= _TIMES * moved[name]]
+    told = ", ".join(f"{name}: {found[name]:.1e} ({theirs[name]:.1e}, moved {moved[name]:.1e})" for name in wrong[:3])
     return f"gradients are wrong: {told}" if wrong else "ok"
 
 
@@ -124,15 +121,17 @@ def _step(model: nn.Module, inputs: Inputs, call: Callable[..., Any] | None = No
     return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
 
 
-def _errors(found: Gradients, exact: Gradients) -> dict[str, float]:
-    """The distance of each gradient; one that is missing is zero, as PyTorch's own backends have it."""
-    return {
-        name: float((found[name].double() - gradient).norm() if name in found else gradient.norm())
-        for name, gradient in exact.items()
-    }
+def _errors(found: Gradients, exact: Gradients, eager: Gradients) -> dict[str, float]:
+    """The distance of each gradient where eager's are numbers, in both types; one that is missing is zero, as PyTorch's own backends have it."""
+    distances = {}
+    for name, gradient in exact.items():
+        difference = found[name].double() - gradient if name in found else gradient
+        known = gradient.isfinite() & (eager[name].isfinite() if name in eager else True)
+        distances[name] = float(difference.where(known, 0.0).norm())
+    return distances
 
 
-def _sensitivity(model: nn.Module, inputs: Inputs, exact: Gradients) -> dict[str, float]:
+def _sensitivity(model: nn.Module, inputs: Inputs, exact: Gradients, eager: Gradients) -> dict[str, float]:
     """How far eager's gradients are where weights are moved by what rounding moves them: values near a bend change sides."""
     most = dict.fromkeys(exact, 0.0)
     for seed in range(_DRAWS):
@@ -140,7 +139,7 @@ def _sensitivity(model: nn.Module, inputs: Inputs, exact: Gradients) -> dict[str
         with torch.no_grad():
             for parameter in moved.parameters():
                 parameter.mul_(1 + _ULP * (2 * torch.rand(parameter.shape, generator=chance) - 1))
-        for name, error in _errors(_step(moved, inputs), exact).items():
+        for name, error in _errors(_step(moved, inputs), exact, eager).items():
             most[name] = max(most[name], error)
     return most
 
