@@ -126,7 +126,7 @@ class Backend:
             raise _Mistraced(LOST_WRITE)
         if keeps_dimensions(graph.graph):
             raise _Mistraced(WRONG_SHAPE)
-        return self._compile(graph, example_inputs, applied)
+        return _without_views(self._compile(graph, example_inputs, applied))
 
     def _compile(
         self, graph: fx.GraphModule, example_inputs: Sequence[Any], applied: Sequence[Application] = ()
@@ -148,6 +148,32 @@ class Backend:
             compiled = compile_graph(graph, name=self._name, fallbacks=self._fallbacks, forms=forms, applied=applied)
         self._observe(compiled)
         return compiled
+
+
+def _without_views(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A boxed `call`, of whose results those that are not for backward alone are no views to autograd, which forbids writes to one of several
+    that is.
+
+    A rule may leave away a copy of a view, or see a library's result in another shape.
+    """
+    context = TracingContext.try_get()
+    known = context is not None and context.fw_metadata is not None
+    count = context.fw_metadata.num_forward_returns if known else None  # type: ignore[union-attr]
+
+    def run(arguments: list[Any]) -> Any:
+        results = call(arguments)
+        return [*map(_alone, results[:count]), *(() if count is None else results[count:])]
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _alone(result: Any) -> Any:
+    """A tensor in the same memory that is no view."""
+    if not isinstance(result, torch.Tensor) or not result._is_view():
+        return result
+    memory, offset = result.untyped_storage(), result.storage_offset()
+    return result.new_empty(0).set_(memory, offset, result.shape, result.stride())
 
 
 class _Mistraced(Exception):

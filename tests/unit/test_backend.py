@@ -335,6 +335,19 @@ def test_sizes_that_nothing_uses_are_no_draws() -> None:
     assert len(run(X, 4)) == 1
 
 
+def test_one_of_several_results_may_be_written_to(backend: Backend) -> None:
+    """A copy of a product that is seen in another shape is left away, and the result is a view."""
+
+    def layers(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return F.dropout((x @ w).view(2, 2, -1), 0.0, True).clone(), x * 2
+
+    x, w = torch.randn(4, 6, requires_grad=True), torch.randn(6, 4, requires_grad=True)
+    found, _ = torch.compile(layers, backend=backend)(x, w)
+    found[0] = 0
+    found.sum().backward()
+    close(x.grad, torch.cat((torch.zeros(2, 6), w.detach().sum(1).expand(2, 6))))
+
+
 def _computed_in_vain(x: Tensor) -> Tensor:
     def one(row: Tensor) -> Tensor:
         row.cos() * 2
