@@ -28,6 +28,7 @@ from fusepass.functional import may_write
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.rules.attended import LIBRARY
 from fusepass.patterns.simplify import Application, simplify
+from fusepass.splice import subgraph
 
 aten = torch.ops.aten
 
@@ -82,6 +83,11 @@ class _Part:
         return self.nodes[-1]
 
     @property
+    def outputs(self) -> tuple[fx.Node]:
+        """The root alone."""
+        return (self.root,)
+
+    @property
     def inputs(self) -> tuple[fx.Node, ...]:
         """What the nodes read."""
         return tuple(
@@ -94,10 +100,10 @@ def _parts(graph: fx.Graph) -> Iterator[_Part]:
     order = {node: number for number, node in enumerate(graph.nodes)}
     for node in order:
         part = _written_out(node, order) if _is_product(node) else _of_function(node)
-        if part is None or not isinstance(part.weights, Tensor) or _is_written_beside(part, order):
+        if part is None or not isinstance(part.weights, Tensor) or not _is_served(part.weights):
             continue
         asked = {node for node in part.inputs if _asks(node)}
-        if asked and asked <= part.operands and _is_served(part.weights) and _is_plain(part):
+        if asked and asked <= part.operands and _is_plain(part) and not _is_written_beside(part, order):
             yield part
 
 
@@ -167,24 +173,19 @@ def _is_served(weights: Tensor) -> bool:
 
 def _rewritten(owner: fx.GraphModule, part: _Part) -> tuple[fx.GraphModule, list[Application]] | None:
     """A graph of the part's inputs that calls the library, and how it came about; None where the rule, or PyTorch, has none for it."""
-    graph = fx.Graph()
-    copies = {node: graph.placeholder(node.name) for node in part.inputs}
-    for node in part.nodes:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(copies[part.root])
     values = [node.meta["example_value"] for node in part.inputs]
     wanted = part.root.meta["example_value"]
     mode = FakeTensorMode()  # Dynamo's has seen all that it is to see
     try:
         with mode, torch.no_grad():
             plain = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in values]
-            traced = make_fx(functionalize(fx.GraphModule(owner, graph)))(*plain)
+            traced = make_fx(functionalize(subgraph(owner, part)))(*plain)
         applied = simplify(traced)
         if any(map(_is_beyond_it, traced.graph.nodes)) or not _call_the_library(traced.graph):
             return None
         traced.recompile()
         with mode, torch.enable_grad():
-            result = traced(
+            (result,) = traced(
                 *(one.requires_grad_(value.requires_grad) for one, value in zip(plain, values, strict=True))
             )
     except Exception:  # PyTorch cannot trace it, or lays out in another way what it has gradients for
@@ -223,8 +224,7 @@ def _call_the_library(graph: fx.Graph) -> bool:
 def _inlined(graph: fx.Graph, made: fx.GraphModule, inputs: Sequence[fx.Node], root: fx.Node) -> fx.Node:
     """The result of `made` of `inputs`, its operators at the end of `graph`, as those of `root`."""
     copies: dict[fx.Node, fx.Node] = dict(zip(made.graph.find_nodes(op="placeholder"), inputs, strict=True))
-    result = made.graph.output_node().args[0]
-    assert isinstance(result, fx.Node)
+    (result,) = made.graph.output_node().all_input_nodes
     for node in made.graph.nodes:
         if node.op == "call_function":
             copies[node] = graph.node_copy(node, copies.__getitem__)

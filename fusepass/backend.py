@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -157,12 +158,12 @@ def _without_views(call: Callable[..., Any]) -> Callable[..., Any]:
     A rule may leave away a copy of a view, or see a library's result in another shape.
     """
     context = TracingContext.try_get()
-    known = context is not None and context.fw_metadata is not None
-    count = context.fw_metadata.num_forward_returns if known else None  # type: ignore[union-attr]
+    metadata = None if context is None else context.fw_metadata
+    count = sys.maxsize if metadata is None else metadata.num_forward_returns
 
     def run(arguments: list[Any]) -> Any:
         results = call(arguments)
-        return [*map(_alone, results[:count]), *(() if count is None else results[count:])]
+        return [*map(_alone, results[:count]), *results[count:]]
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from torch import fx
 
@@ -13,7 +13,18 @@ from fusepass.patterns.ordering import execution_order
 from fusepass.patterns.partition import Region
 
 
-def subgraph(owner: fx.GraphModule, region: Region) -> fx.GraphModule:
+class Part(Protocol):
+    """Nodes of a graph that may be taken out of it, as those of a region."""
+
+    @property
+    def inputs(self) -> Sequence[fx.Node]: ...
+    @property
+    def nodes(self) -> Sequence[fx.Node]: ...
+    @property
+    def outputs(self) -> Sequence[fx.Node]: ...
+
+
+def subgraph(owner: fx.GraphModule, region: Part) -> fx.GraphModule:
     """The region's own graph: a placeholder per input, in order, and a tuple of its outputs."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}

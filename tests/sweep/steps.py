@@ -21,6 +21,7 @@ from fusepass.compile import CompiledGraph
 from fusepass.config import override
 from fusepass.gradients import BENDS, DECOMPOSITIONS
 from fusepass.joint import minimum_cut
+from fusepass.numerics import in_float64
 from tests.support.interpreted import interpreted
 from tests.sweep.entry import Entry, Inputs
 from tests.sweep.trial import Outcome, where
@@ -92,7 +93,8 @@ def _switch_dropout_off(model: nn.Module) -> None:
 
 
 def _judge(model: nn.Module, inputs: Inputs, made: list[CompiledGraph]) -> str:
-    exact = _step(copy.deepcopy(model).double(), _in(torch.float64, inputs))
+    wide, exact_inputs = in_float64(model, inputs)
+    exact = _step(wide, exact_inputs)
     eager = _step(copy.deepcopy(model), inputs)
     compiled = copy.deepcopy(model)
     call = torch.compile(compiled, backend=Backend(MODE, {}, observe=made.append))
@@ -142,7 +144,3 @@ def _sensitivity(model: nn.Module, inputs: Inputs, exact: Gradients, eager: Grad
         for name, error in _errors(_step(moved, inputs), exact, eager).items():
             most[name] = max(most[name], error)
     return most
-
-
-def _in(dtype: torch.dtype, inputs: Inputs) -> Inputs:
-    return pytree.tree_map_only(Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, inputs)
