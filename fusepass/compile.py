@@ -25,6 +25,7 @@ from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.config import current
 from fusepass.disabled import warn_of_unknown_names
+from fusepass.dropout import split_dropout
 from fusepass.fallbacks import FallbackCounter
 from fusepass.garbage import collector_paused
 from fusepass.handover import hand_over
@@ -122,6 +123,7 @@ def compile_graph(
     graph = _LazyGraphModule(graph, _copied(graph.graph))  # few ever read its code, which takes long to make
     with clock.stage("simplify"):
         correct_types(graph.graph)
+        split_dropout(graph.graph)
         applications = [*applied, *simplify(graph)]
     with clock.stage("partition"):
         parts = partition(graph)

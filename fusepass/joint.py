@@ -29,6 +29,7 @@ from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 
 from fusepass.codegen.lowering import registry
+from fusepass.dropout import split_dropout
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.opclass import OpClass, classify
 from fusepass.patterns.traffic import nbytes
@@ -74,6 +75,7 @@ def minimum_cut(
     shorten_places(joint.graph)
     joint.graph.eliminate_dead_code()
     joint.graph = fx_graph_cse(joint.graph)  # not later: what is made again is made twice
+    split_dropout(joint.graph)  # not earlier: equal draws are two
     make_again(joint.graph)
     kinds = _kinds(joint.graph)
     # What reads a value behind a normalisation of it would count as far away, though one kernel does both.

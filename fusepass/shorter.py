@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusepass.codegen.lowering.dropout import draw
+
 aten = torch.ops.aten
 _methods = torch._C.TensorBase
 
@@ -43,6 +45,7 @@ SHORTER: dict[Any, Callable[..., Any]] = {
     aten.transpose.int: torch.transpose,
     aten.unsqueeze.default: torch.unsqueeze,
     aten.view.default: _methods.view,
+    torch.ops.fusepass.draw.default: draw,
 }
 
 

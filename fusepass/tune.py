@@ -33,7 +33,7 @@ _RESULTS = 4  # that are held at once: the operators', a candidate's, their diff
 _SAFE_WITH_INTEGERS = frozenset({
     "_to_copy", "abs", "add", "amax", "amin", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "clamp",
     "clone", "eq", "ge", "gt", "le", "logical_and", "logical_not", "logical_or", "lt", "maximum", "minimum", "mul",
-    "ne", "neg", "relu", "sign", "sub", "sum", "where",
+    "fusepass.kept", "ne", "neg", "relu", "sign", "sub", "sum", "where",
 })  # fmt: skip
 
 

@@ -46,6 +46,7 @@ _CLASS_OF_MODULE = {
     "activations": OpClass.POINTWISE,
     "anchors": OpClass.ANCHOR,
     "creation": OpClass.POINTWISE,
+    "dropout": OpClass.POINTWISE,
     "gathers": OpClass.POINTWISE,
     "losses": OpClass.REDUCTION,
     "normalisations": OpClass.NORMALISATION,

@@ -80,6 +80,8 @@ class Op(enum.Enum):
     ISNAN = "isnan"
     ISINF = "isinf"
     SIGMOID = "sigmoid"
+    RANDOM = "random"  # number in (0, 1], of a seed, an offset, the number of an element, threads and width; see `fusepass.codegen.ir.random`
+    UNIFORM = "uniform"  # the same of a seed, an offset, a sequence, a call in it and which of the numbers of that
     RESCALE = (
         "rescale"  # a * b, where b is a power of two, and 1 but where a * b is near an end of the range of numbers
     )

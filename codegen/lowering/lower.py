@@ -18,6 +18,7 @@ from fusepass.codegen.lowering import (  # noqa: F401 - imported for what they r
     activations,
     anchors,
     creation,
+    dropout,
     gathers,
     losses,
     normalisations,

@@ -19,6 +19,7 @@ from fusepass.codegen.passes.nested import nest_reductions
 from fusepass.codegen.passes.over_rows import reduce_over_rows
 from fusepass.codegen.passes.partials import Pieces
 from fusepass.codegen.passes.parts import fuse_parts
+from fusepass.codegen.passes.place_numbers import place_numbers
 from fusepass.codegen.passes.products import Length, split_products, whole_sums
 from fusepass.codegen.passes.scans import fuse_scans
 from fusepass.codegen.passes.short_rows import windows_of_readers, windows_of_reductions, windows_of_short_rows
@@ -121,6 +122,7 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("join_loads", lambda p, b: join_loads(p, b, options.access)),
         ("lay_out_weights", lambda p, b: lay_out_weights(p, b, options.beginnings)),
         ("lay_out_taps", lambda p, b: lay_out_taps(p, b, options.taps_from)),
+        ("place_numbers", place_numbers),
         ("rename", _rename),
     )
 

@@ -17,7 +17,7 @@ from fusepass.codegen.schedule_cpu import CpuSchedule, cpu_schedule
 from fusepass.codegen.source import Source, Target
 
 _INCLUDED = ("fp_half.h", "fp_index.h", "fp_lanes.h", "fp_rows.h")
-_INDIRECT = ("fp_cast.h", "fp_common.h", "fp_functions.h", "fp_libm.h", "fp_scalar.h", "fp_states.h")
+_INDIRECT = ("fp_cast.h", "fp_common.h", "fp_functions.h", "fp_libm.h", "fp_random.h", "fp_scalar.h", "fp_states.h")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ INDIRECT = (
     "fp_functions.h",
     "fp_half.h",
     "fp_libm.h",
+    "fp_random.h",
     "fp_scalar.h",
     "fp_states.h",
 )

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "fp_functions.h"
+#include "fp_random.h"
 
 namespace fp {
 

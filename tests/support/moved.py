@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.generate import anchor_traffic, generate, traffic
+from fusepass.codegen.generate import Generated, anchor_traffic, generate, traffic
 from fusepass.codegen.lowering.lower import lower
 from fusepass.codegen.lowering.tracer import Spec
 from fusepass.patterns.partition import Partition, Region, partition
@@ -83,6 +83,13 @@ def moved(function: Callable[..., Any], *inputs: Given) -> Moved:
     return Moved(least, (*generated, *_left(graph.graph, parts)))
 
 
+def generated(function: Callable[..., Any], *inputs: Given) -> Iterator[Generated]:
+    """The regions of `function`, captured as by `moved`, as they are generated for an H200."""
+    graph = _recorded(function, inputs)
+    simplify(graph)
+    return (_made(graph, region) for region in partition(graph).regions)
+
+
 def _recorded(function: Callable[..., Any], inputs: Sequence[Given]) -> fx.GraphModule:
     """The graph of `function` as a model's is captured, as if its tensors were on a GPU."""
     recorder = Recorder(nn.Module())
@@ -108,9 +115,13 @@ def _least(graph: fx.Graph) -> int:
     return sum(nbytes(node.meta["val"]) for node in dict.fromkeys((*read, *returned)))
 
 
-def _generated(graph: fx.GraphModule, region: Region) -> Iterator[Step]:
+def _made(graph: fx.GraphModule, region: Region) -> Generated:
     lowered = lower(subgraph(graph, region), region.name, [node.name for node in region.inputs])
-    program = generate(*lowered, DeviceFacts.h200()).program
+    return generate(*lowered, DeviceFacts.h200())
+
+
+def _generated(graph: fx.GraphModule, region: Region) -> Iterator[Step]:
+    program = _made(graph, region).program
     if program.calls:
         yield Step(f"{region.name}, library", anchor_traffic(program))
     for kernel in program.kernels:

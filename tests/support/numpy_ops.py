@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 from fusepass.codegen.ir.expr import Op, ReduceOp
+from fusepass.codegen.ir.random import place
+from fusepass.codegen.lowering.dropout import uniform
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -131,6 +133,8 @@ def _by_torch(function: Callable[..., torch.Tensor]) -> Callable[..., Array]:
     return apply
 
 
+_uniform = _by_torch(uniform)
+
 APPLY: dict[Op, Callable[..., Any]] = {
     Op.ADD: np.add,
     Op.SUB: np.subtract,
@@ -195,6 +199,10 @@ APPLY: dict[Op, Callable[..., Any]] = {
     Op.ATANH: np.arctanh,
     Op.ERF: _by_torch(torch.erf),
     Op.ERFC: _by_torch(torch.erfc),
+    Op.RANDOM: lambda seed, offset, element, threads, width: _uniform(
+        seed, offset, *place(element, threads.item(), width.item())
+    ),
+    Op.UNIFORM: lambda *args: _uniform(*args),
     Op.NORMAL_CDF: _by_torch(torch.special.ndtr),
     Op.LGAMMA: _by_torch(torch.lgamma),
     Op.FLOOR: np.floor,

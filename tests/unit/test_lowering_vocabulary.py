@@ -82,6 +82,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "aten.permute.default": (X, [2, 0, -2]),
     "prims.transpose.default": (X, [2, 0, 1]),
     "aten.t.default": (_tensor(2, 3),),
+    "fusepass.kept.default": (torch.tensor([7, 4]), [5, 6], [6, 1], 0.4, F32, 256, 2),
     "aten.transpose.int": (X, 0, -1),
     "aten.expand.default": (_tensor(3, 1), [2, -1, 4]),
     "prims.broadcast_in_dim.default": (_tensor(3), [2, 3, 4], [1]),
