@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 RUN = ROOT / "benchmarks" / "results" / "h200.json"
 GROUPS = {
     RUN.with_name("h200_default.json"): "workloads of the plain run",
+    RUN.with_name("h100_default.json"): "workloads of a later plain run",
     RUN.with_name("h100_chains.json"): "further chains and blocks of `benchmarks/chains.py`",
     RUN.with_name("h200_single.json"): "single operators and losses of `--group single`",
     RUN.with_name("h100_single.json"): "single operators and losses of a later run",

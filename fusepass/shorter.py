@@ -45,8 +45,11 @@ SHORTER: dict[Any, Callable[..., Any]] = {
     aten.transpose.int: torch.transpose,
     aten.unsqueeze.default: torch.unsqueeze,
     aten.view.default: _methods.view,
-    torch.ops.fusepass.draw.default: draw,
 }
+
+
+_OURS: dict[Any, Callable[..., Any]] = {torch.ops.fusepass.draw.default: draw}
+"""Operators that nobody else sees where the dispatcher is left out."""
 
 
 def shorter(target: Any) -> Any:
@@ -58,5 +61,5 @@ def shorten(graph_module: fx.GraphModule) -> None:
     """Let the graph's operators be called the shorter way, in place."""
     for node in graph_module.graph.nodes:
         if node.op == "call_function":
-            node.target = shorter(node.target)
+            node.target = _OURS.get(node.target) or shorter(node.target)
     graph_module.recompile()

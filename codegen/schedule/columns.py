@@ -9,8 +9,9 @@ from fusepass.codegen.device import WARP, DeviceFacts
 from fusepass.codegen.ir.crossing import Crossing, close_by, near_step, neighbours, pace
 from fusepass.codegen.ir.expr import Apply, Gather, indices_in
 from fusepass.codegen.ir.index import Axis
-from fusepass.codegen.ir.ops import CHEAP
+from fusepass.codegen.ir.ops import CHEAP, Op
 from fusepass.codegen.ir.program import Kernel, Program, Store
+from fusepass.codegen.ir.random import OF_A_CALL
 from fusepass.codegen.ir.tile import fitting_width, power_above
 from fusepass.codegen.ir.vectors import alignment, is_vector, split_index
 from fusepass.codegen.schedule.exchange import exchanged
@@ -82,7 +83,8 @@ def outer(shape: Shape) -> Schedule:
     runs = None if crossing or shape.single else short_runs(shape)
     if runs:
         return runs
-    pairs = shared_columns(shape, min(widest, 2), most)  # two rows a thread, while blocks stay small
+    few = OF_A_CALL if _draws(shape) else 2  # rows a thread, while blocks stay small
+    pairs = shared_columns(shape, min(widest, few), most)
     fits = (
         not crossing
         and not shape.single
@@ -99,6 +101,11 @@ def outer(shape: Shape) -> Schedule:
     if shared.keep is Keep.NOTHING and width < least:
         shared = shared_columns(shape, least, most)
     return overlapping(exchanging(shared, crossing, shape), shape)
+
+
+def _draws(shape: Shape) -> bool:
+    """Whether elements have random numbers, which neighbours get from one call."""
+    return any(isinstance(node, Apply) and node.op is Op.UNIFORM for node in shape.kernel.nodes)
 
 
 def _columns_read_once(shape: Shape, width: int) -> Schedule:

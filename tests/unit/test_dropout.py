@@ -21,6 +21,7 @@ from fusepass.codegen.lowering.dropout import computed
 from fusepass.compile import CompiledGraph, compile_graph
 from fusepass.dropout import Rule, split_by
 from fusepass.report import RegionState
+from fusepass.shorter import shorten
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.moved import Given, generated
 
@@ -234,6 +235,13 @@ def test_fake_tensors_draw_nothing() -> None:
             mask = kept(states[0], [3, 8], [1, 3], 0.5, F32, 256, 4)
             assert (mask.device, mask.dtype, mask.stride()) == (device, torch.bool, (1, 3))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_call_draws_without_the_dispatcher() -> None:
+    graph = _split(_residual, *_inputs(64, 48))
+    shorten(graph)
+    assert dropout.draw in _called(graph.graph)
+    assert torch.ops.fusepass.draw.default not in _called(graph.graph)
 
 
 def test_results_of_the_operator_do_not_share_memory() -> None:
