@@ -19,7 +19,7 @@ from fusepass.codegen.ir.random import place
 from fusepass.codegen.lowering import dropout
 from fusepass.codegen.lowering.dropout import computed
 from fusepass.compile import CompiledGraph, compile_graph
-from fusepass.dropout import Rule, split_by
+from fusepass.dropout import Rule, rule_of, split_by
 from fusepass.report import RegionState
 from fusepass.shorter import shorten
 from tests.support.emulate import emulate, needs_compiler
@@ -215,6 +215,21 @@ def test_what_is_left_to_pytorch(name: str) -> None:
     graph = _split(function, x, rule=Rule(2048, {F32: 4}))
     assert _called(graph.graph).count(aten.native_dropout.default) == 1
     assert kept not in _called(graph.graph)
+
+
+def test_the_rule_is_tried_with_tensors_that_have_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tried(index: int) -> Rule:
+        assert torch.ones(3).tolist() == [1, 1, 1]
+        assert index == 0
+        return RULE
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr("fusepass.dropout._tried", tried)
+    with FakeTensorMode():
+        assert rule_of(torch.device("cuda", 0)) is RULE
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert rule_of(torch.device("cuda", 0)) is None
 
 
 def test_infinities_are_dropped_to_nan_as_by_eager() -> None:
