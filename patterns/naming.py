@@ -17,6 +17,7 @@ _SPELLINGS = {
     "_to_copy": "cast",
     "constant_pad_nd": "pad",
     "addmm": "linear",
+    "kept": "dropout",
 }
 _LONGEST = 6  # operators in a name
 _KEPT = 4  # of a longer chain
