@@ -8,7 +8,7 @@ the generator stood.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -23,6 +23,7 @@ from fusepass.codegen.ir.random import OF_A_CALL
 from fusepass.codegen.lowering import registry
 from fusepass.codegen.lowering.dropout import computed, share_kept
 from fusepass.codegen.lowering.tracer import Spec, meta_like
+from fusepass.patterns.aliasing import base, readers
 from fusepass.patterns.effects import is_random
 from fusepass.patterns.opclass import OpClass, classify
 
@@ -95,32 +96,10 @@ def _is_known(node: fx.Node, rule: Rule, device: torch.device) -> bool:
 
 
 def _is_beside_fused(node: fx.Node) -> bool:
-    """Whether a kernel for `node` may do something else as well."""
-    return any(map(_is_fused, [*_readers(node), *_sources(node.args[0])]))
-
-
-def _is_fused(node: fx.Node) -> bool:
-    return node.op == "call_function" and classify(node, registry) in _FUSED
-
-
-def _readers(node: fx.Node) -> Iterator[fx.Node]:
-    """What reads the value that `node` gives, or a view of it."""
-    for user in node.users:
-        if user.target is operator.getitem and user.args == (node, 1):
-            continue
-        passed = user.target is operator.getitem or _is_view(user)
-        yield from _readers(user) if passed else (user,)
-
-
-def _sources(value: Any) -> Iterator[fx.Node]:
-    """What made the memory of `value`."""
-    while _is_view(value):
-        value = value.args[0]
-    yield value
-
-
-def _is_view(node: fx.Node) -> bool:
-    return node.op == "call_function" and classify(node, registry) is OpClass.VIEW
+    """Whether a kernel for `node` may do something else as well: with what made the memory that it reads, or with what reads its value."""
+    values = [user for user in node.users if user.args[1] == 0]
+    around = [base(node.args[0]), *(reader for value in values for reader in readers(value))]  # type: ignore[arg-type]
+    return any(each.op == "call_function" and classify(each, registry) in _FUSED for each in around)
 
 
 def _may_draw(node: fx.Node) -> bool:
