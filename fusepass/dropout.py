@@ -21,7 +21,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fusepass.codegen.ir.random import OF_A_CALL
 from fusepass.codegen.lowering import registry
-from fusepass.codegen.lowering.dropout import computed, share_kept
+from fusepass.codegen.lowering.dropout import kept as computed
+from fusepass.codegen.lowering.dropout import share_kept
 from fusepass.codegen.lowering.tracer import Spec, meta_like
 from fusepass.patterns.aliasing import base, readers
 from fusepass.patterns.effects import is_random
@@ -107,7 +108,7 @@ def _may_draw(node: fx.Node) -> bool:
     if node.op != "call_function" or node.target is operator.getitem:
         return False
     known = isinstance(node.target, OpOverload) and node.target.namespace in ("aten", "prims")
-    return not known or is_random(node.target) or "rnn" in str(node.target)
+    return not known or is_random(node.target)
 
 
 def _split(run: list[fx.Node], rule: Rule) -> None:

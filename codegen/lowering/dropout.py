@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from math import prod
 
 import torch
@@ -43,9 +44,10 @@ def draw(counts: Sequence[int], *, device: torch.device) -> list[torch.Tensor]:
     # Both words in one launch, which a number of 128 bits is filled with.
     words = complex(*struct.unpack("<dd", struct.pack("<QQ", seed, offset)))
     first = torch.full((1,), words, dtype=torch.complex128, device=device).view(torch.int64)
-    states = [first] if len(counts) == 1 else list((first + _offsets(tuple(counts), device)).unbind())
-    for number, state in enumerate(states):
-        state.words = seed, offset + sum(counts[:number])  # type: ignore[attr-defined]
+    starts, offsets = _starts(tuple(counts), device)
+    states = [first] if len(counts) == 1 else list((first + offsets).unbind())
+    for state, start in zip(states, starts, strict=True):
+        state.words = seed, offset + start  # type: ignore[attr-defined]
     return states
 
 
@@ -56,9 +58,10 @@ def _draw(counts: Sequence[int], *, device: torch.device) -> list[torch.Tensor]:
 
 
 @lru_cache
-def _offsets(counts: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """What is added to the seed and the offset before the first draw, for each of several."""
-    return torch.tensor([(0, sum(counts[:number])) for number in range(len(counts))], device=device)
+def _starts(counts: tuple[int, ...], device: torch.device) -> tuple[Sequence[int], torch.Tensor]:
+    """How far each of several draws begins behind the first, and what is added to the seed and offset before that for it."""
+    starts = list(accumulate(counts[:-1], initial=0))
+    return starts, torch.tensor([(0, start) for start in starts], device=device)
 
 
 def kept(
@@ -79,21 +82,6 @@ def kept(
         threads: of PyTorch's kernel, all together.
         width: elements that each of its threads takes at a time.
     """
-    if state.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-        return _by_pytorch(state, size, stride, p, dtype)
-    return computed(state, size, stride, p, dtype, threads, width)
-
-
-def computed(
-    state: torch.Tensor,
-    size: Sequence[int],
-    stride: Sequence[int],
-    p: float,
-    dtype: torch.dtype,
-    threads: int,
-    width: int,
-) -> torch.Tensor:
-    """`kept` by operators for whole tensors, on any device."""
     places = place(torch.arange(prod(size), device=state.device), threads, width)
     seed, offset = state.unbind()
     below = uniform(seed, offset, *places).double() < share_kept(p, dtype)
@@ -111,9 +99,11 @@ def uniform(
 
 
 def _by_pytorch(
-    state: torch.Tensor, size: Sequence[int], stride: Sequence[int], p: float, dtype: torch.dtype
+    state: torch.Tensor, size: Sequence[int], stride: Sequence[int], p: float, dtype: torch.dtype, *rule: int
 ) -> torch.Tensor:
-    """`kept` by PyTorch's own kernel, for which the host waits for a state that it does not know."""
+    """`kept` by PyTorch's own kernel, for which the host waits for a state that it does not know; not while a CUDA graph is captured."""
+    if torch.cuda.is_current_stream_capturing():
+        return kept(state, size, stride, p, dtype, *rule)
     generator = torch.cuda.default_generators[state.device.index]
     if not hasattr(state, "words"):
         state.words = state.tolist()  # type: ignore[attr-defined]
@@ -139,29 +129,24 @@ def _described(state: torch.Tensor, size: Sequence[int], stride: Sequence[int], 
 
 _library.impl("draw", _draw, "CompositeExplicitAutograd")
 _library.impl("kept", kept, "CompositeExplicitAutograd")
+_library.impl("kept", _by_pytorch, "CUDA")
 _library.impl("kept", _described, "Meta")
 torch.library.register_fake("fusepass::draw", _drawn, lib=_library)
 
 
 @lowers(torch.ops.fusepass.kept.default)
 def _kept(
-    call: Call,
-    state: Tensor,
-    size: Sequence[int],
-    stride: Sequence[int],
-    p: float,
-    dtype: torch.dtype,
-    threads: int,
-    width: int,
+    call: Call, state: Tensor, size: Sequence[int], stride: Sequence[int], p: float, dtype: torch.dtype, *rule: int
 ) -> Tensor:
     builder = call.context.builder
     compared = DType.F64 if dtype is torch.float64 else DType.F32
     share = builder.const(share_kept(p, dtype), compared)
-    rule = [builder.const(number, DType.I64) for number in (threads, width)]
+    threads_and_width = [builder.const(number, DType.I64) for number in rule]
 
     def at(c: Coordinates) -> Expr:
         words = [state.at((Index(number),)) for number in range(2)]
-        number = builder.apply(Op.RANDOM, *words, builder.position(linear(c, stride)), *rule, dtype=DType.F32)
+        element = builder.position(linear(c, stride))
+        number = builder.apply(Op.RANDOM, *words, element, *threads_and_width, dtype=DType.F32)
         return builder.apply(Op.LT, builder.cast(number, compared), share, dtype=DType.BOOL)
 
     return call.context.tensor(size, DType.BOOL, at)

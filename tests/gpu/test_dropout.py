@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fusepass
 from fusepass.backend import Backend
-from fusepass.codegen.lowering.dropout import computed
+from fusepass.codegen.lowering.dropout import kept as computed
 from fusepass.dropout import rule_of
 from tests.support.precision import exact_products
 
