@@ -5,6 +5,7 @@ The *phases* of a kernel are its sweeps in order, then what it stores, or leaves
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ from fusepass.codegen.ir.program import Kernel
 
 Need = Axis | Stat | Prefix
 
+_WORD = 4  # bytes of a register
 _SIMPLE = frozenset({Op.CAST, Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM})  # an instruction or two
 
 
@@ -75,16 +77,17 @@ def phases(kernel: Kernel) -> tuple[tuple[Expr, ...], ...]:
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """A value computed in phase `first` that later phases use again."""
+    """A value computed in phase `first` that later phases use again, phase `last` the last time."""
 
     node: Expr
     first: int
+    last: int
 
 
 def kept_values(kernel: Kernel, dataflow: Dataflow, *, stats: bool = True) -> tuple[Kept, ...]:
     """The largest per-column values that more than one phase needs, those that use reductions only if `stats`."""
     born: dict[int, int] = {}
-    found: dict[int, Kept] = {}
+    found: dict[int, tuple[Expr, int]] = {}
     cols = frozenset(kernel.cols)
 
     def old(node: Expr) -> bool:
@@ -96,11 +99,29 @@ def kept_values(kernel: Kernel, dataflow: Dataflow, *, stats: bool = True) -> tu
 
     for number, roots in enumerate(phases(kernel)):
         reached = list(_reached(roots, stop=old))
-        for node in reached:
-            if old(node):
-                found.setdefault(id(node), Kept(node, born[id(node)]))
+        found |= {id(node): (node, number) for node in reached if old(node)}
         born |= {id(node): born.get(id(node), number) for node in reached}
-    return tuple(found.values())
+    return tuple(Kept(node, born[id(node)], last) for node, last in found.values())
+
+
+def most_words(kernel: Kernel, dataflow: Dataflow) -> int:
+    """Registers for `kept_values` of a column: as many as any phase finds, or leaves to later ones."""
+    kept = kept_values(kernel, dataflow)
+    ends = range(len(phases(kernel)))
+    held = ([value for value in kept if value.first <= end < value.last] for end in ends)
+    return max((sum(max(_WORD, value.node.dtype.nbytes) // _WORD for value in each) for each in held), default=0)
+
+
+def computed_again(kernel: Kernel, dataflow: Dataflow) -> int:
+    """Operators of a column, but for short ones, that phases compute anew where no more is kept than `kept_in_memory`."""
+    kept, cols = {id(value.node) for value in kept_in_memory(kernel, dataflow)}, frozenset(kernel.cols)
+    times = Counter(
+        id(node)
+        for roots in phases(kernel)
+        for node in _reached(roots, stop=lambda node: id(node) in kept)
+        if id(node) not in kept and dataflow.needs(node) & cols and not _is_short(node)
+    )
+    return times.total() - len(times)
 
 
 def kept_in_memory(kernel: Kernel, dataflow: Dataflow) -> tuple[Kept, ...]:
@@ -111,12 +132,16 @@ def kept_in_memory(kernel: Kernel, dataflow: Dataflow) -> tuple[Kept, ...]:
     for value in values:
         for node in walk(value.node):
             if isinstance(node, Load) and dataflow.needs(node) & cols:
-                first = min(value.first, loads[id(node)].first) if id(node) in loads else value.first
-                loads[id(node)] = Kept(node, first)
-            elif not (isinstance(node, Load | Const) or (isinstance(node, Apply) and node.op in _SIMPLE)):
+                known = loads.get(id(node), value)
+                loads[id(node)] = Kept(node, min(value.first, known.first), max(value.last, known.last))
+            elif not _is_short(node):
                 return values
     found = tuple(loads.values())
     return found if _bytes(found) < _bytes(values) else values
+
+
+def _is_short(node: Expr) -> bool:
+    return isinstance(node, Load | Const | Stat) or (isinstance(node, Apply) and node.op in _SIMPLE)
 
 
 def _bytes(kept: Sequence[Kept]) -> int:

@@ -19,6 +19,7 @@ _TWO_WEIGHTED_ROWS_THREADS, _TWO_WEIGHTED_ROWS_WORDS = 320, 64  # of 96 register
 _WEIGHTED_WORDS = 72  # beside weights, in a row that has a multiprocessor to itself
 _FEW_THREADS = 512  # on a multiprocessor, of 128 registers each
 _FEW_WORDS = 100
+_MOST_AGAIN = 1  # long operators that packed rows compute anew for each number, as softmax does
 _WORD = 4  # bytes
 # Of which the compiler takes no more than their share by itself, where elements are no shorter than words and rows begin at vectors.
 _EASY_WORDS = 32
@@ -26,7 +27,11 @@ _SHORT_EASY_WORDS = 16
 
 
 def packs(shape: Shape, width: int) -> bool:
-    """Whether numbers of a row, shorter than words, stay as they were loaded, several in a register."""
+    """Whether numbers of a row, shorter than words, stay as they were loaded, several in a register: what is made of them is computed by
+    each phase anew. Where that is much, what was computed stays, if threads hold a row of it.
+    """
+    if shape.again > _MOST_AGAIN and shape.cols * shape.kept_words <= _FEW_THREADS * _WORDS:
+        return False
     return 0 < shape.kept_bytes < _WORD * shape.kept_words and width * shape.kept_bytes % _WORD == 0
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory, kept_values
+from fusepass.codegen.ir.dataflow import Dataflow, computed_again, kept_in_memory, most_words
 from fusepass.codegen.ir.expr import Builder, Gather, Masked, Window, indices_in, inside_windows
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Role
@@ -61,11 +61,10 @@ class Shape:
         others = (a for a in self.accesses if a.buffer in kernel.reads - mine)
         self.weighted = any(self.col_axis in access.index.axes for access in others)  # something that rows share
         self.single = len(kernel.sweeps) + kernel.ends_per_element == 1
-        # Values that use statistics take the registers of those they are made from.
-        split = split_statistics(self.kernel, builder)
-        kept = kept_values(split, Dataflow(), stats=False)
-        self.kept_words = sum(max(4, value.node.dtype.nbytes) // 4 for value in kept)
-        self.kept_bytes = sum(value.node.dtype.nbytes for value in kept_in_memory(split, Dataflow()))
+        split, dataflow = split_statistics(self.kernel, builder), Dataflow()
+        self.kept_words = most_words(split, dataflow)
+        self.kept_bytes = sum(value.node.dtype.nbytes for value in kept_in_memory(split, dataflow))
+        self.again = computed_again(split, dataflow)
 
     def _accesses(self, aligned: bool) -> Iterator[Access]:
         in_window = inside_windows(self.kernel.nodes)
