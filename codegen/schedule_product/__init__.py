@@ -210,6 +210,9 @@ def _candidate(
     count = pieces * batch * prod(tiles)
     if count > _MAX_BLOCKS or (tiling.turns and tiles[0] > facts.multiprocessors):
         return None
+    shared = fitted.shared(stage, product)
+    room = (facts.shared_bytes_per_block + _BLOCK_SHARED) // (shared + _BLOCK_SHARED)
+    beside = max(min(room, facts.registers // (tiling.threads * tiling.registers(product.arithmetic))), 1)
     staying = min(facts.multiprocessors // tiles[0], count // tiles[0]) * tiles[0]
     return ProductSchedule(
         tiling=fitted,
@@ -218,10 +221,10 @@ def _candidate(
         tiles=tiles,
         batches=pieces * batch,
         blocks=staying if tiling.turns else count,
-        shared_bytes=fitted.shared(stage, product.runs, fills=product.fills),
+        shared_bytes=shared,
         wide=_is_wide(kernel, program, fitted),
         arithmetic=product.arithmetic,
-        seconds=seconds_of(kernel, program, facts, fitted, count),
+        seconds=seconds_of(kernel, program, facts, fitted, count, beside),
         aligned=aligned,
         fillers=_FILLERS if product.fills else 0,
     )
@@ -251,7 +254,7 @@ def _fitted(tiling: Tiling, stage: int, product: Product, facts: DeviceFacts) ->
     for resident in range(tiling.resident, 0, -1):
         for stages in range(tiling.stages, tiling.least_stages(product.runs) - 1, -1):
             fitted = replace(tiling, stages=stages, resident=resident)
-            if resident * (fitted.shared(stage, product.runs, fills=product.fills) + _BLOCK_SHARED) <= room:
+            if resident * (fitted.shared(stage, product) + _BLOCK_SHARED) <= room:
                 return fitted
     return None
 

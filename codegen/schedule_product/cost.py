@@ -25,29 +25,37 @@ _COSTLY, _PHASE = 12, 8  # instructions of an operation that is not cheap, and o
 _HIDDEN = 0.5  # of what follows sums, where another block, or group of warps, multiplies meanwhile
 # Of its rate a tile reaches that takes each place of a run by itself, which has no neighbour in its row.
 _TORN_RUNS = 0.5
+_WAIT = 2e-6  # seconds in which a block gets its first numbers and its results leave
 
 
-def seconds_of(kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tiling, blocks: int) -> float:
-    """Seconds: the multiprocessor with most blocks, or memory if that takes longer."""
+def seconds_of(kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tiling, blocks: int, beside: int) -> float:
+    """Seconds: the multiprocessor with most blocks, or memory if that takes longer.
+
+    A block of few panels has nothing to multiply while they come, or while its results leave: that others do, as many as stand `beside`
+    each other.
+    """
     product = kernel.anchor
     assert isinstance(product, Product)
-    one = 2 * tiling.rows * tiling.columns * min(product.length, product.inner)
+    one = 2 * tiling.rows * tiling.columns * tiling.depth(product)
     each = max(ceil(blocks / facts.multiprocessors), _ALONE * tiling.resident)
     share = tiling.share * (_TORN_RUNS if product.runs and not tiling.runs else 1)
     computing = each * one / (_RATES[tiling.groups][product.arithmetic] * share)
     written = {store.buffer for store in kernel.stores}  # partial results, of which there are few, decide nothing
     moved = sum(program.buffer(name).nbytes for name in kernel.reads | written)
     idle = max(_STREAMS * facts.multiprocessors / blocks, 1.0) if blocks else 1.0
-    following = _following(kernel, facts) * (_HIDDEN if tiling.resident > 1 or tiling.turns else 1)
+    short = not tiling.runs and tiling.panels(product) < tiling.stages
+    counts = short or product.arithmetic is Arithmetic.HALVES
+    following = _following(kernel, facts) * (_HIDDEN if tiling.resident > 1 or tiling.turns else 1) if counts else 0.0
     starting = tiling.staying(product.runs) * facts.multiprocessors / facts.bandwidth if product.runs else 0.0
-    return max(starting + computing + following, idle * moved / facts.bandwidth)
+    working, moving = starting + computing + following, moved / facts.bandwidth
+    if not short:
+        return max(working, idle * moving)
+    alone = _WAIT * blocks / facts.multiprocessors + working + moving
+    return max(working, idle * moving, alone / beside)
 
 
 def _following(kernel: Kernel, facts: DeviceFacts) -> float:
-    """Seconds for what a kernel does behind its sums, where multiplying halves may take no longer than that."""
-    assert isinstance(kernel.anchor, Product)
-    if kernel.anchor.arithmetic is not Arithmetic.HALVES:
-        return 0.0
+    """Seconds for what a kernel does behind its sums."""
     phases = [[value for each in sweep for value in each.values] for sweep in kernel.sweeps]
     phases += [[store.value for store in kernel.stores]] if kernel.stores else []
     phases += [[kernel.partials.value]] if kernel.partials else []

@@ -14,6 +14,8 @@ WARP_ROWS = _M
 _SPARE = 8  # numbers between rows of a panel whose rows are neighbours, floats between rows of results
 _BARRIER = 8  # bytes
 _FACTOR = 4  # of a channel
+_MOST_REGISTERS = 255
+_SLICES = 4  # of a panel: where there is but one, those without a number are left out
 _LEAST_CHAINED = 3  # runs of a tile
 _EVERY = tuple(Arithmetic)
 
@@ -171,17 +173,40 @@ class Tiling:
         """Bytes of the rows' numbers that stay in shared memory where groups take turns."""
         return self.rows * runs.count * runs.terms * 2 if self.turns else 0
 
-    def shared(self, stage: int, runs: Runs | None, *, fills: bool = False) -> int:
-        """Bytes of shared memory: panels and runs, and results once these are done with; beside them where warps take turns. Where it `fills`,
-        factors of channels, too.
+    def registers(self, arithmetic: Arithmetic) -> int:
+        """Registers of a thread, roughly: its sums, and numbers on their way to them, of which products of parts have more."""
+        sums = 4 * self.m * self.n
+        each, more = (1.5, 64) if arithmetic is not Arithmetic.TF32_THREE else (3, 24) if self.groups else (2, 128)
+        return min(int(each * sums) + more, _MOST_REGISTERS)
+
+    def panels(self, product: Product) -> int:
+        """Panels that a tile goes through."""
+        return -(-min(product.length, product.inner) * product.dtype.nbytes // PANEL_BYTES)
+
+    def depth(self, product: Product) -> int:
+        """Terms that are multiplied for each sum, zeros behind the last one among them."""
+        panel, terms = PANEL_BYTES // product.dtype.nbytes, min(product.length, product.inner)
+        whole = panel if terms > panel else panel // _SLICES
+        return -(-terms // whole) * whole
+
+    def held(self, product: Product) -> int:
+        """Panels in shared memory at a time: no more than there are, and one that is split in advance where float32 columns are."""
+        ahead = self.groups and product.arithmetic is Arithmetic.TF32_THREE
+        return min(self.stages, self.panels(product) + ahead)
+
+    def shared(self, stage: int, product: Product) -> int:
+        """Bytes of shared memory, `stage` for a panel of both operands: panels and runs, and results once these are done with; beside them
+        where warps take turns. Where the product makes its right operand, factors of channels, too.
         """
+        runs = product.runs
         rooms = 4 * self.threads // 32 * self.room
         if self.turns and runs:
-            factors = _FACTOR * PLACE * runs.planes if fills else 0
+            factors = _FACTOR * PLACE * runs.planes if product.fills else 0
             barriers = _BARRIER * 2 * (self.stages + self.turns)
             return self.staying(runs) + self.run_bytes(runs) + rooms + factors + barriers
-        panels = self.stages * stage + (self.run_bytes(runs) if self.runs and runs else 0)
-        return max(panels, rooms)
+        if self.runs and runs:
+            return max(self.stages * stage + self.run_bytes(runs), rooms)
+        return max(self.held(product) * stage, rooms)
 
 
 def _shares_segments(runs: Runs | None, columns: int) -> bool:

@@ -128,6 +128,8 @@ struct Panel {
     static constexpr int depth = 128 / sizeof(T);
     static constexpr int chunk = 16 / sizeof(T);
     static constexpr int slices = 4;  // of 8 floats or 16 halves: what one instruction takes
+    static constexpr int each = depth / slices;
+    static constexpr int filled = Operand::inner < depth ? int(Operand::inner + each - 1) / each : slices;  // the others are zeros
     static constexpr int pitch = Rows + 8;
     static constexpr int size = Operand::inner_first || Blocked ? Rows * depth : depth * pitch;
     static_assert(!Blocked || (sizeof(T) == 2 && Rows % 64 == 0));
@@ -373,8 +375,8 @@ private:
         uint32_t a[2][M][4], b[2][N / 2][4];  // a slice, and the next one on its way
         load(a[0], b[0], left, right, 0);
 #pragma unroll
-        for (int slice = 0; slice < Left::slices; ++slice) {
-            if (slice + 1 < Left::slices) load(a[(slice + 1) % 2], b[(slice + 1) % 2], left, right, slice + 1);
+        for (int slice = 0; slice < Left::filled; ++slice) {
+            if (slice + 1 < Left::filled) load(a[(slice + 1) % 2], b[(slice + 1) % 2], left, right, slice + 1);
             multiply_words(sums, watch, a[slice % 2], b[slice % 2]);
         }
     }

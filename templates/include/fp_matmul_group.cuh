@@ -37,7 +37,7 @@ struct GroupMultiplier {
     using Across = std::conditional_t<Turned, L, R>;
     using DownPanel = Panel<Down, high, sizeof(T) == 2>;
     using AcrossPanel = Panel<Across, long_, sizeof(T) == 2>;
-    static constexpr int depth = DownPanel::depth, slices = DownPanel::slices;
+    static constexpr int depth = DownPanel::depth, slices = DownPanel::filled;
     // Of a stage: the columns' panel, the low parts of its numbers, the rows' panel.
     static constexpr int low_at = AcrossPanel::bytes, down_at = AcrossPanel::bytes * (three ? 2 : 1);
     static constexpr int stage_bytes = down_at + DownPanel::bytes;
@@ -264,7 +264,7 @@ protected:
     // last products of a panel run, so that a stage is free when the next panel's first ones are done.
     template <typename Fetch>
     static __device__ __forceinline__ void multiply_exactly(float (&total)[M][N * 4], unsigned char* pool, int panels, const Fetch& fetch) {
-        constexpr int groups = M * slices / together, splitting = groups / 2;
+        constexpr int groups = M * ((slices + together - 1) / together), splitting = groups / 2;
         constexpr int count = AcrossPanel::template Step<threads>::count;
 #pragma unroll
         for (int number = 0; number < Stages - 1; ++number) fetch(number, number);

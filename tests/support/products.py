@@ -157,7 +157,7 @@ CASES: dict[str, Case] = {
     "bfloat16, in pieces": Case(16, 40, 512, dtype=BF16, length=128),
 }
 
-# For each tile that serves them: several tiles, and more panels than a tile has stages.
+# For each tile that serves them: several tiles, and more panels than a tile has stages, or one with few numbers.
 TILED: dict[str, Case] = {
     "neighbours along the terms": Case(150, 140, 199),
     "neighbours across": Case(132, 136, 40, left_down=True, right_across=True),
@@ -166,6 +166,11 @@ TILED: dict[str, Case] = {
     "TF32": Case(150, 140, 200, tf32=True),
     "halves": Case(136, 260, 390, dtype=F16),
     "halves, neighbours across": Case(136, 144, 72, dtype=BF16, left_down=True, right_across=True),
+    "few terms": Case(150, 140, 3),
+    "few terms, neighbours across": Case(132, 136, 20, left_down=True, right_across=True),
+    "few terms, neighbours across on the left": Case(132, 136, 12, left_down=True),
+    "few terms, TF32": Case(150, 140, 24, tf32=True),
+    "few halves": Case(136, 260, 24, dtype=F16),
 }
 
 

@@ -21,7 +21,13 @@ from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.render import describe, render
-from fusepass.codegen.schedule_product import preferred, product_length, schedule_product, serves
+from fusepass.codegen.schedule_product import (
+    ProductSchedule,
+    preferred,
+    product_length,
+    schedule_product,
+    serves,
+)
 from fusepass.codegen.schedule_product.tiles import TILINGS, Tiling
 from fusepass.errors import IRError
 from fusepass.numerics import compare
@@ -30,7 +36,7 @@ from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.native import compile_command, run_native
 from tests.support.numpy_ops import Array
-from tests.support.products import BF16, CASES, F16, H200, ONE, TILED, Case, assert_close, generated, tiling_id
+from tests.support.products import BF16, CASES, F16, F32, H200, ONE, TILED, Case, assert_close, generated, tiling_id
 from tests.support.regions import NO_SPLIT, memory_of, region, tensor_of
 from tests.support.thinned import thinned
 from tests.unit.test_render_cuda import inputs_of
@@ -287,6 +293,26 @@ def test_a_tile_fits_its_device() -> None:
         assert plan.threads * plan.resident <= H200.max_threads
         arithmetic = "TF32" if case.tf32 else "TF32 x 3" if case.dtype is DType.F32 else "halves"
         assert describe(program, program.kernels[0], H200).endswith(arithmetic)
+
+
+def test_few_terms_leave_room_for_more_blocks() -> None:
+    """A block has nothing to do while its numbers come, or its results leave: others have, and few panels take little memory."""
+
+    def plan_of(case: Case) -> ProductSchedule:
+        program = generated(case)
+        plan = schedule_product(program.kernels[0], program, H200)
+        assert plan is not None
+        return plan
+
+    for case, most in (
+        (Case(16, 1 << 18, 24, left_down=True), 16),
+        (Case(1 << 18, 64, 64), 64),
+        (Case(1 << 17, 1664, 16, dtype=F16), 64),
+    ):
+        few = plan_of(replace(case, tf32=case.dtype is F32))
+        assert few.tiling.rows <= most
+        assert 4 * few.shared_bytes <= H200.shared_bytes_per_block
+    assert plan_of(Case(1 << 17, 1664, 640, dtype=F16)).tiling.rows >= 128
 
 
 def test_chosen_where_the_estimate_is_clear() -> None:
