@@ -21,10 +21,8 @@ ROOT = Path(__file__).parents[1]
 RUN = ROOT / "benchmarks" / "results" / "h200.json"
 GROUPS = {
     RUN.with_name("h200_default.json"): "workloads of the plain run",
-    RUN.with_name("h100_default.json"): "workloads of a later plain run",
     RUN.with_name("h100_chains.json"): "further chains and blocks of `benchmarks/chains.py`",
     RUN.with_name("h200_single.json"): "single operators and losses of `--group single`",
-    RUN.with_name("h100_single.json"): "single operators and losses of a later run",
     RUN.with_name("h100_networks.json"): "networks, and blocks of them, of `benchmarks/networks.py`",
     RUN.with_name("h200_drawn.json"): "workloads drawn at random (`benchmarks/drawn.py`)",
     RUN.with_name("h100_drawn.json"): "workloads drawn at random with another seed",
@@ -171,10 +169,12 @@ def _said_of_group(what: str, run: dict[str, Any]) -> list[str]:
 
 
 def _where(run: dict[str, Any]) -> str:
-    """The device, unless it is that of the table."""
-    devices = run.get("devices", 1)
+    """The device, unless it is that of the table, and how many share the run."""
+    devices, table = run.get("devices", 1), _read(RUN)
     on = "on one" if devices == 1 else f"shared by {devices}"
-    return "" if run["device"] == _read(RUN)["device"] else f" {on} {run['device']}"
+    if run["device"] != table["device"]:
+        return f" {on} {run['device']}"
+    return "" if devices == table.get("devices", 1) else f" {on} of them"
 
 
 def _tries_all_modes(run: dict[str, Any]) -> bool:
