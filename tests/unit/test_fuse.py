@@ -160,6 +160,7 @@ def _temporaries(program: Program) -> int:
 
 
 @pytest.mark.parametrize("name", [*FUSED, *APART])
+@pytest.mark.thinned(2)
 def test_kernels_left(name: str) -> None:
     case = (FUSED | APART)[name]
     inputs = [torch.randn(case.shape, dtype=F64) for _ in range(2 if name.endswith("different inputs") else 1)]

@@ -87,6 +87,7 @@ CASES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.thinned(2)
 def test_values(name: str) -> None:
     made = region(Functional(CASES[name]), TABLE, IDS)
     made.check()

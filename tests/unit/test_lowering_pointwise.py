@@ -176,6 +176,7 @@ def test_types_of_two_tensors(name: str) -> None:
 
 @pytest.mark.parametrize("name", BINARY)
 @pytest.mark.parametrize("number", [2, -3, 0.5, True], ids=str)
+@pytest.mark.thinned(2)
 def test_types_of_a_tensor_and_a_number(name: str, number: float) -> None:
     function = BINARY[name]
     samples = [_sample(dtype) for dtype in DTYPES]

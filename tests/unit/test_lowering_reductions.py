@@ -85,6 +85,7 @@ def test_over_dims(operator: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize("operator", OF_FLOATS)
+@pytest.mark.thinned(2)
 def test_of_floats(operator: str, name: str) -> None:
     function = OF_FLOATS[operator]
     region(lambda x: _results(function, x, DIMS), INPUTS[name]()).check()

@@ -165,6 +165,7 @@ def calls(result: Rewritten) -> list[fx.Node]:
 
 
 @pytest.mark.parametrize("name", FIRES)
+@pytest.mark.thinned(2)
 def test_every_spelling_becomes_one_call(name: str) -> None:
     function, shapes = FIRES[name]
     inputs = drawn(shapes)

@@ -246,6 +246,7 @@ OWN_TYPES = frozenset({"add-zero-to-integers", "widening-cast-and-back", "idle-c
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", sorted(TESTED.keys() - OWN_TYPES))
+@pytest.mark.thinned(3)
 def test_what_a_rule_does_in_narrow_types(name: str, dtype: torch.dtype) -> None:
     """Those that apply keep to the policy, even if each operator of the result rounds; fewer operators round less."""
     applied = 0

@@ -124,6 +124,7 @@ def test_what_is_not_finite(function: Callable[[Tensor, int], object], shape: tu
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.thinned(2)
 def test_one_kernel_that_means_what_pytorch_means(name: str) -> None:
     made = made_from(CASES[name])
     made.check()
