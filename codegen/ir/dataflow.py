@@ -112,14 +112,14 @@ def most_words(kernel: Kernel, dataflow: Dataflow) -> int:
     return max((sum(max(_WORD, value.node.dtype.nbytes) // _WORD for value in each) for each in held), default=0)
 
 
-def computed_again(kernel: Kernel, dataflow: Dataflow) -> int:
-    """Operators of a column, but for short ones, that phases compute anew where no more is kept than `kept_in_memory`."""
-    kept, cols = {id(value.node) for value in kept_in_memory(kernel, dataflow)}, frozenset(kernel.cols)
+def computed_again(kernel: Kernel, dataflow: Dataflow, kept: Sequence[Kept]) -> int:
+    """Operators of a column, but for short ones, that phases compute anew where no more is `kept` than that."""
+    known, cols = {id(value.node) for value in kept}, frozenset(kernel.cols)
     times = Counter(
         id(node)
         for roots in phases(kernel)
-        for node in _reached(roots, stop=lambda node: id(node) in kept)
-        if id(node) not in kept and dataflow.needs(node) & cols and not _is_short(node)
+        for node in _reached(roots, stop=lambda node: id(node) in known)
+        if id(node) not in known and dataflow.needs(node) & cols and not _is_short(node)
     )
     return times.total() - len(times)
 

@@ -62,9 +62,10 @@ class Shape:
         self.weighted = any(self.col_axis in access.index.axes for access in others)  # something that rows share
         self.single = len(kernel.sweeps) + kernel.ends_per_element == 1
         split, dataflow = split_statistics(self.kernel, builder), Dataflow()
+        kept = kept_in_memory(split, dataflow)
         self.kept_words = most_words(split, dataflow)
-        self.kept_bytes = sum(value.node.dtype.nbytes for value in kept_in_memory(split, dataflow))
-        self.again = computed_again(split, dataflow)
+        self.kept_bytes = sum(value.node.dtype.nbytes for value in kept)
+        self.again = computed_again(split, dataflow, kept)
 
     def _accesses(self, aligned: bool) -> Iterator[Access]:
         in_window = inside_windows(self.kernel.nodes)

@@ -211,8 +211,7 @@ def _candidate(
     if count > _MAX_BLOCKS or (tiling.turns and tiles[0] > facts.multiprocessors):
         return None
     shared = fitted.shared(stage, product)
-    room = (facts.shared_bytes_per_block + _BLOCK_SHARED) // (shared + _BLOCK_SHARED)
-    beside = max(min(room, facts.registers // (tiling.threads * tiling.registers(product.arithmetic))), 1)
+    beside = _beside(fitted, shared, product, facts)
     staying = min(facts.multiprocessors // tiles[0], count // tiles[0]) * tiles[0]
     return ProductSchedule(
         tiling=fitted,
@@ -250,13 +249,23 @@ def _access(program: Program, product: Product, operand: Operand, batch: int, ro
 
 def _fitted(tiling: Tiling, stage: int, product: Product, facts: DeviceFacts) -> Tiling | None:
     """`tiling` with as many resident blocks, then stages, as the shared memory has room for."""
-    room = facts.shared_bytes_per_block + _BLOCK_SHARED
     for resident in range(tiling.resident, 0, -1):
         for stages in range(tiling.stages, tiling.least_stages(product.runs) - 1, -1):
             fitted = replace(tiling, stages=stages, resident=resident)
-            if resident * (fitted.shared(stage, product) + _BLOCK_SHARED) <= room:
+            if resident <= _room(fitted.shared(stage, product), facts):
                 return fitted
     return None
+
+
+def _room(shared: int, facts: DeviceFacts) -> int:
+    """For how many blocks with so many bytes a multiprocessor has shared memory."""
+    return (facts.shared_bytes_per_block + _BLOCK_SHARED) // (shared + _BLOCK_SHARED)
+
+
+def _beside(tiling: Tiling, shared: int, product: Product, facts: DeviceFacts) -> int:
+    """How many blocks a multiprocessor has memory and registers for, roughly."""
+    registers = tiling.threads * tiling.registers(product.arithmetic)
+    return max(min(_room(shared, facts), facts.registers // registers), 1)
 
 
 def _is_wide(kernel: Kernel, program: Program, tiling: Tiling) -> bool:

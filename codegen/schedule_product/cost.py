@@ -43,9 +43,9 @@ def seconds_of(kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Til
     written = {store.buffer for store in kernel.stores}  # partial results, of which there are few, decide nothing
     moved = sum(program.buffer(name).nbytes for name in kernel.reads | written)
     idle = max(_STREAMS * facts.multiprocessors / blocks, 1.0) if blocks else 1.0
-    short = not tiling.runs and tiling.panels(product) < tiling.stages
-    counts = short or product.arithmetic is Arithmetic.HALVES
-    following = _following(kernel, facts) * (_HIDDEN if tiling.resident > 1 or tiling.turns else 1) if counts else 0.0
+    short, following = not tiling.runs and tiling.panels(product) < tiling.stages, 0.0
+    if short or product.arithmetic is Arithmetic.HALVES:
+        following = _following(kernel, facts) * (_HIDDEN if tiling.resident > 1 or tiling.turns else 1)
     starting = tiling.staying(product.runs) * facts.multiprocessors / facts.bandwidth if product.runs else 0.0
     working, moving = starting + computing + following, moved / facts.bandwidth
     if not short:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from fusepass.codegen.ir.product import PLACE, Arithmetic, Product, Runs
 
@@ -176,18 +177,21 @@ class Tiling:
     def registers(self, arithmetic: Arithmetic) -> int:
         """Registers of a thread, roughly: its sums, and numbers on their way to them, of which products of parts have more."""
         sums = 4 * self.m * self.n
-        each, more = (1.5, 64) if arithmetic is not Arithmetic.TF32_THREE else (3, 24) if self.groups else (2, 128)
-        return min(int(each * sums) + more, _MOST_REGISTERS)
+        if arithmetic is not Arithmetic.TF32_THREE:
+            found = sums + sums // 2 + 64
+        else:
+            found = 3 * sums + 24 if self.groups else 2 * sums + 128
+        return min(found, _MOST_REGISTERS)
 
     def panels(self, product: Product) -> int:
         """Panels that a tile goes through."""
-        return -(-min(product.length, product.inner) * product.dtype.nbytes // PANEL_BYTES)
+        return ceil(_terms(product) * product.dtype.nbytes / PANEL_BYTES)
 
     def depth(self, product: Product) -> int:
         """Terms that are multiplied for each sum, zeros behind the last one among them."""
-        panel, terms = PANEL_BYTES // product.dtype.nbytes, min(product.length, product.inner)
+        panel, terms = PANEL_BYTES // product.dtype.nbytes, _terms(product)
         whole = panel if terms > panel else panel // _SLICES
-        return -(-terms // whole) * whole
+        return ceil(terms / whole) * whole
 
     def held(self, product: Product) -> int:
         """Panels in shared memory at a time: no more than there are, and one that is split in advance where float32 columns are."""
@@ -207,6 +211,11 @@ class Tiling:
         if self.runs and runs:
             return max(self.stages * stage + self.run_bytes(runs), rooms)
         return max(self.held(product) * stage, rooms)
+
+
+def _terms(product: Product) -> int:
+    """Terms of a sum, or of a piece of it."""
+    return min(product.length, product.inner)
 
 
 def _shares_segments(runs: Runs | None, columns: int) -> bool:

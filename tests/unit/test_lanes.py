@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
-from fusepass.codegen.ir.dataflow import Dataflow, computed_again, kept_values, most_words
+from fusepass.codegen.ir.dataflow import Dataflow, computed_again, kept_in_memory, kept_values, most_words
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.render import describe, render
@@ -42,8 +42,9 @@ def test_what_phases_need(function: Function, again: int, words: int) -> None:
     made = region(function, torch.empty(4096, 1024, dtype=torch.float16, device="meta"))
     (kernel,) = made.passed(pass_options(H200)).kernels
     kernel = split_statistics(kernel, Builder())
-    assert computed_again(kernel, Dataflow()) == again
-    assert most_words(kernel, Dataflow()) == words
+    dataflow = Dataflow()
+    assert computed_again(kernel, dataflow, kept_in_memory(kernel, dataflow)) == again
+    assert most_words(kernel, dataflow) == words
 
 
 def test_a_value_is_held_from_the_first_phase_to_the_last_that_needs_it() -> None:
