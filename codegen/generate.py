@@ -178,6 +178,7 @@ def pass_options(
             strips=lambda program, kernel: strip_team(program, kernel, facts) if teams else None,
             beginnings=lambda program, kernel: beginnings(program, kernel, facts),
             product_length=lambda program, kernel: schedule_product.product_length(program, kernel, facts),
+            product_seconds=lambda program, kernel: schedule_product.seconds_with_copies(program, kernel, facts),
         )
     # Four pieces per core even out cores of unequal speed; a piece is worth a thread from some 64 KB on.
     workers = int(4 * facts.cores * arrangement.pieces)

@@ -336,6 +336,12 @@ class Program:
     def buffer(self, name: str) -> Buffer:
         return self._table[name]
 
+    def unused_name(self, wanted: str) -> str:
+        """The name for one more buffer, with what it takes behind it to be no other's."""
+        while wanted in self._table:
+            wanted += "_"
+        return wanted
+
     def loaded(self, nodes: Iterable[Expr]) -> dict[str, int]:
         """Bytes of each buffer that the loads among `nodes` take: one for each of their points, and no more than it has."""
         points: dict[str, int] = {}

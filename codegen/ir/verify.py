@@ -29,6 +29,9 @@ def _program_faults(program: Program) -> Iterator[str]:
     if len(set(names)) != len(names):
         yield "two buffers share a name"
         return
+    for buffer in program.buffers:
+        if buffer.role is Role.TEMP and buffer.extent > buffer.numel:
+            yield f"temporary {buffer.name} lies on more memory than it has elements"
     roles = {buffer.name: buffer.role for buffer in program.buffers}
     for name in program.inputs:
         if roles.get(name) is not Role.INPUT:

@@ -32,6 +32,7 @@ from fusepass.codegen.passes.few_results import FewResults, few_results_of, resu
 from fusepass.codegen.passes.geometry import geometry_of
 from fusepass.codegen.passes.halved import halved_of
 from fusepass.codegen.passes.halved_kernel import Halved
+from fusepass.codegen.passes.operands import Seconds, lay_out_operands
 from fusepass.codegen.passes.packing import pack_weights
 from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.places import in_places
@@ -70,6 +71,7 @@ def generate_anchors(
     kept: int = 0,
     shared: Choice = lambda program, kernel: False,
     again: Again = never,
+    product_seconds: Seconds | None = None,
 ) -> Program:
     """Replace each library convolution and product for which `choose` accepts a kernel that would do it.
 
@@ -78,6 +80,7 @@ def generate_anchors(
     `tiled` ones take them from a tile of the input with any number of channels, `held` ones hold weights in registers; `again` says
     whether those are computed twice, and depthwise ones. With `plain`, those to few channels are plain arithmetic. Behind a product or a
     depthwise convolution, rows of `kept` elements stay on the chip where they are read, behind the latter also those that blocks have `shared`.
+    By `product_seconds`, operands of products are copied first.
     """
     for call in program.calls:
         few = few_results_of(program, call) if plain else None
@@ -94,7 +97,7 @@ def generate_anchors(
                 program = _reduced(form, builder, pieces, kept, shared, again)
             continue
         of_halves = isinstance(anchor, Convolution) and program.buffer(anchor.source).dtype.is_half
-        forms = _forms(program, builder, call, anchor, pieces, kept)
+        forms = _forms(program, builder, call, anchor, pieces, kept, product_seconds)
         if isinstance(anchor, Convolution):
             forms = _plain(program, builder, call, anchor, pieces, kept, forms)
             if not of_halves:
@@ -266,7 +269,13 @@ def _in_places(
 
 
 def _forms(
-    program: Program, builder: Builder, call: LibraryCall, anchor: AnyAnchor, pieces: Pieces, kept: int
+    program: Program,
+    builder: Builder,
+    call: LibraryCall,
+    anchor: AnyAnchor,
+    pieces: Pieces,
+    kept: int,
+    product_seconds: Seconds | None = None,
 ) -> Iterator[tuple[Program, Kernel]]:
     """`program` with a kernel that replaces `call`, and that kernel; first with what is reduced over channels or positions in it.
 
@@ -288,6 +297,8 @@ def _forms(
             if form is None:
                 continue
             made, place = (pack_weights(form, builder, 0), 1) if packed else (form, 0)
+            if isinstance(anchor, Product) and product_seconds is not None:
+                made, place = lay_out_operands(made, builder, place, product_seconds)
             reduced = None if reducing else reduce_positions(made, builder, place, pieces, kept=kept)
             if reduced is not None:
                 yield reduced, reduced.kernels[place]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 from fusepass.codegen.ir.convolution import DEPTH, ROWS, Convolution
@@ -20,9 +19,7 @@ def pack_weights(program: Program, builder: Builder, position: int) -> Program:
     kernel = program.kernels[position]
     anchor = kernel.anchor
     assert isinstance(anchor, Convolution)
-    taken = {buffer.name for buffer in program.buffers}
-    names = (f"{anchor.weight}_packed{suffix}" for suffix in itertools.chain([""], itertools.count()))
-    name = next(name for name in names if name not in taken)
+    name = program.unused_name(f"{anchor.weight}_packed")
     weight = program.buffer(anchor.weight)
     shape = anchor.packed_shape(weight.shape)
     packed = Buffer(name, DType.F32, shape, contiguous_strides(shape), Role.TEMP)

@@ -16,6 +16,7 @@ from fusepass.codegen.passes.filled import fill_products
 from fusepass.codegen.passes.fuse import ElementRules, fuse_elements, fuse_rows, fuse_siblings
 from fusepass.codegen.passes.joined_loads import join_loads
 from fusepass.codegen.passes.nested import nest_reductions
+from fusepass.codegen.passes.operands import Seconds
 from fusepass.codegen.passes.over_rows import reduce_over_rows
 from fusepass.codegen.passes.partials import Pieces
 from fusepass.codegen.passes.parts import fuse_parts
@@ -59,6 +60,7 @@ class PassOptions:
         scanned: whether rows of a kernel that scans stay on the chip, so that it may have other sweeps before.
         seconds: how long a kernel takes that has windows or might have; None where windows are never laid out in patches.
         product_length: terms that a piece of the sums of a kernel's matrix product should have.
+        product_seconds: how long such a kernel takes with those that copy its operands; None where these are never copied.
         separate_from: elements of a kernel from which one that reads and writes along different axes is worth two launches;
             None where pointwise kernels exchange no tiles.
         taps_from: elements of a kernel from which on weights of its windows that lie apart are worth another launch; None for never.
@@ -92,6 +94,7 @@ class PassOptions:
     strips: StripChoice = lambda program, kernel: None
     beginnings: BeginningsOf = lambda program, kernel: None
     product_length: Length = whole_sums
+    product_seconds: Seconds | None = None
 
 
 def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
@@ -164,6 +167,7 @@ def _generate_anchors(program: Program, builder: Builder, options: PassOptions) 
         kept=options.longest_cached_row,
         shared=partial(_is_shared, options, builder),
         again=options.again,
+        product_seconds=options.product_seconds,
     )
 
 

@@ -164,10 +164,7 @@ def _split(program: Program, builder: Builder, kernel: Kernel, product: Product)
     rows = (piece, *kernel.rows[1:])
     sizes = tuple(axis.size for axis in rows)
     strides = contiguous_strides(sizes)
-    taken = {buffer.name for buffer in program.buffers}
-    name = f"{product.name}_pieces"
-    while name in taken:
-        name += "_"
+    name = program.unused_name(f"{product.name}_pieces")
     where = linear([axis_index(axis) for axis in rows], strides)
     value = builder.stat(product.name, 0, DType.F32)
     pieces = replace(

@@ -129,7 +129,7 @@ def _read_again(
 ) -> tuple[Buffer, Index, Kernel]:
     """A temporary for what `window` gives, where that lies in it, and `reader` that reads it there."""
     shape = tuple(axis.size for axis in place.dimensions)
-    name = _free_name(program, f"{result.name}_pooled")
+    name = program.unused_name(f"{result.name}_pooled")
     buffer = Buffer(name, window.dtype, shape, contiguous_strides(shape), Role.TEMP)
     at = linear([axis_index(axis) for axis in place.dimensions], buffer.strides)
     again = builder.load(name, at, window.dtype)
@@ -202,10 +202,3 @@ def _place(reader: Kernel, window: Window, load: Load, result: Buffer) -> _Place
     own = {*dimensions, *inside}
     needed = {axis for node in walk(window.value) if isinstance(node, Load) for axis in node.index.axes}
     return _Place(tuple(dimensions), tuple(inside)) if needed <= own else None
-
-
-def _free_name(program: Program, wanted: str) -> str:
-    taken = {buffer.name for buffer in program.buffers}
-    while wanted in taken:
-        wanted += "_"
-    return wanted

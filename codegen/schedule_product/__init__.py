@@ -140,6 +140,14 @@ def product_length(program: Program, kernel: Kernel, facts: DeviceFacts) -> int:
     return _pieces_and_seconds(program, kernel, facts)[0]
 
 
+def seconds_with_copies(program: Program, kernel: Kernel, facts: DeviceFacts) -> float:
+    """How long the product of `kernel` takes, and what copies its operands."""
+    product = _product(kernel)
+    read = [program.buffer(operand.buffer) for operand in (product.left, product.right)]
+    copies = [_LAUNCH + 2 * buffer.nbytes / facts.bandwidth for buffer in read if buffer.role is Role.TEMP]
+    return _pieces_and_seconds(program, kernel, facts)[1] + sum(copies)
+
+
 def _pieces_and_seconds(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int, float]:
     """The best length of a piece, and the estimated time with it."""
     product = _product(kernel)
@@ -211,6 +219,11 @@ def _candidate(
     if count > _MAX_BLOCKS or (tiling.turns and tiles[0] > facts.multiprocessors):
         return None
     shared = fitted.shared(stage, product)
+    narrow = sum(
+        height * PANEL_BYTES / (access.vector * product.dtype.nbytes)
+        for access, height in ((left, fitted.rows), (right, fitted.columns))
+        if access.vector * product.dtype.nbytes < _ACCESS
+    )
     beside = _beside(fitted, shared, product, facts)
     staying = min(facts.multiprocessors // tiles[0], count // tiles[0]) * tiles[0]
     return ProductSchedule(
@@ -223,7 +236,7 @@ def _candidate(
         shared_bytes=shared,
         wide=_is_wide(kernel, program, fitted),
         arithmetic=product.arithmetic,
-        seconds=seconds_of(kernel, program, facts, fitted, count, beside),
+        seconds=seconds_of(kernel, program, facts, fitted, count, beside, narrow),
         aligned=aligned,
         fillers=_FILLERS if product.fills else 0,
     )

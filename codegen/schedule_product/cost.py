@@ -25,14 +25,18 @@ _COSTLY, _PHASE = 12, 8  # instructions of an operation that is not cheap, and o
 _HIDDEN = 0.5  # of what follows sums, where another block, or group of warps, multiplies meanwhile
 # Of its rate a tile reaches that takes each place of a run by itself, which has no neighbour in its row.
 _TORN_RUNS = 0.5
+# Seconds that a multiprocessor is kept from multiplying while a warp copies less than whole accesses, measured: 2 to 6 ns.
+_NARROW = 3e-9
 _WAIT = 2e-6  # seconds in which a block gets its first numbers and its results leave
 
 
-def seconds_of(kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tiling, blocks: int, beside: int) -> float:
+def seconds_of(
+    kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tiling, blocks: int, beside: int, narrow: float
+) -> float:
     """Seconds: the multiprocessor with most blocks, or memory if that takes longer.
 
     A block of few panels has nothing to multiply while they come, or while its results leave: that others do, as many as stand `beside`
-    each other.
+    each other. `narrow` copies of a panel are less than whole accesses.
     """
     product = kernel.anchor
     assert isinstance(product, Product)
@@ -46,8 +50,9 @@ def seconds_of(kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Til
     short, following = not tiling.runs and tiling.panels(product) < tiling.stages, 0.0
     if short or product.arithmetic is Arithmetic.HALVES:
         following = _following(kernel, facts) * (_HIDDEN if tiling.resident > 1 or tiling.turns else 1)
+    copying = 0.0 if short else each * tiling.panels(product) * narrow / 32 * _NARROW
     starting = tiling.staying(product.runs) * facts.multiprocessors / facts.bandwidth if product.runs else 0.0
-    working, moving = starting + computing + following, moved / facts.bandwidth
+    working, moving = starting + computing + copying + following, moved / facts.bandwidth
     if not short:
         return max(working, idle * moving)
     alone = _WAIT * blocks / facts.multiprocessors + working + moving

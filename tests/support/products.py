@@ -15,6 +15,7 @@ from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides, line
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Ref, Role, Store
 from fusepass.codegen.passes.anchors import generate_anchors
 from fusepass.codegen.passes.axes import order_and_merge
+from fusepass.codegen.passes.operands import Seconds
 from fusepass.codegen.passes.products import split_products
 from fusepass.codegen.schedule_product.tiles import Tiling
 from tests.support.interpret import decode
@@ -113,14 +114,17 @@ def program_of(case: Case, *, chain: bool = True) -> Program:
     return Program("mm_relu_mul", tuple(buffers), inputs, ("y",), calls, (kernel,))
 
 
-def generated(case: Case, *, chain: bool = True) -> Program:
-    """The same with the product as a kernel, in pieces where the case says so."""
+def generated(case: Case, *, chain: bool = True, copied: bool = False) -> Program:
+    """The same with the product as a kernel, in pieces where the case says so; of copies of all operands that may have one, if `copied`."""
     builder = Builder()
-    program = generate_anchors(program_of(case, chain=chain), builder, lambda program, kernel: True)
+    seconds: Seconds | None = (lambda program, kernel: -len(program.kernels)) if copied else None
+    program = generate_anchors(
+        program_of(case, chain=chain), builder, lambda program, kernel: True, product_seconds=seconds
+    )
     if case.length is not None:
         length = case.length
-        program = order_and_merge(split_products(program, builder, lambda program, kernel: length), builder)
-    return program
+        program = split_products(program, builder, lambda program, kernel: length)
+    return order_and_merge(program, builder) if copied or case.length is not None else program
 
 
 H200 = DeviceFacts.h200()
@@ -174,6 +178,19 @@ TILED: dict[str, Case] = {
 }
 
 
+COPIED = {
+    "odd": Case(67, 45, 51),
+    "odd halves": Case(130, 72, 71, dtype=F16),
+    "both turned": Case(36, 40, 44, left_down=True, right_across=True),
+    "turned, odd halves": Case(33, 35, 37, left_down=True, right_across=True, dtype=BF16),
+    "odd, between others": Case(20, 24, 33, spare=3, dtype=F16),
+    "a batch": Case(40, 36, 33, batch=3),
+    "one operand for all of a batch": Case(20, 36, 35, batch=3, shared_right=True, dtype=F16),
+    "one term": Case(40, 36, 1, left_down=True),
+}
+"""Whose operands are to be copied."""
+
+
 def assert_close(case: Case, program: Program, got: dict[str, Array], wanted: dict[str, Array]) -> None:
     """The result is right up to a tolerance at its elements' scale."""
     (name,) = program.outputs
@@ -189,5 +206,6 @@ def tiling_id(tiling: Tiling) -> str:
 
 
 SAMPLES: dict[str, Callable[[], Program]] = {
-    f"product {name}": functools.partial(generated, case) for name, case in CASES.items()
+    **{f"product {name}": functools.partial(generated, case) for name, case in CASES.items()},
+    **{f"product of copies, {name}": functools.partial(generated, case, copied=True) for name, case in COPIED.items()},
 }
