@@ -247,11 +247,11 @@ def _halves(graph: fx.GraphModule) -> list[AnchorSource]:
     x, stride, transposed = node.args[0].meta["val"], node.args[3], node.args[6]
     read = (1,) if transposed else stride
     least = _LEAST_OTHERS_FEW if few_halves(x.shape[1], read) else _LEAST_OTHERS
-    if x.dtype in HALVES or 2 * multiplications(node) < least:
+    of_halves = x.dtype in HALVES
+    if not of_halves and 2 * multiplications(node) < least:
         return [AnchorSource.HALVES]
-    tiled = tiled_halves(x.shape[1], read)
-    found = [AnchorSource.HALVES, *([AnchorSource.TILED_HALVES] if tiled else [])]
-    return [*found, *([AnchorSource.HELD_HALVES] if _may_hold(node) else [])]
+    found = [AnchorSource.HALVES, *([AnchorSource.TILED_HALVES] if tiled_halves(x.shape[1], read) else [])]
+    return [*found, *([AnchorSource.HELD_HALVES] if not of_halves and _may_hold(node) else [])]
 
 
 def _may_hold(node: fx.Node) -> bool:

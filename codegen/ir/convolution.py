@@ -56,17 +56,18 @@ class Phase:
 
 @dataclass(frozen=True)
 class ScaledHalves:
-    """The operands of a convolution as scaled halves (`passes.halves`), `Convolution.parts` of them for each number.
+    """The operands of a convolution as scaled halves (`passes.halves`), `Convolution.parts` of them for each number; or as they are, where
+    they are halves.
 
     Attributes:
         source: buffer (samples, *spatial, *place); see `halves_of_place`.
         weight: buffer (out_channels, *kernel, *place).
-        scales: buffers (samples, out_channels), with both of which a sum is multiplied to be a result.
+        scales: buffers (samples, out_channels), with both of which a sum is multiplied to be a result; none where operands are not scaled.
     """
 
     source: str
     weight: str
-    scales: tuple[str, str]
+    scales: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -193,11 +193,14 @@ def _halves_faults(program: Program, anchor: Convolution, halves: ScaledHalves |
     source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
     samples, outs = source.shape[0], weight.shape[int(anchor.transposed)]
     each = halves_of_place(source.shape[1], anchor.parts)
-    wanted = [(halves.weight, DType.F16, (outs, *weight.shape[2:], *each))]
+    half = source.dtype if source.dtype.is_half else DType.F16
+    if source.dtype.is_half and (isinstance(halves, ScaledWeights) or halves.scales):
+        yield f"{anchor.name} scales halves"
+    wanted = [(halves.weight, half, (outs, *weight.shape[2:], *each))]
     if isinstance(halves, ScaledWeights):
         wanted += [(halves.channels, DType.F32, source.shape[1:2]), (halves.outs, DType.F32, (outs,))]
     else:
-        wanted += [(halves.source, DType.F16, (samples, *source.shape[2:], *each))]
+        wanted += [(halves.source, half, (samples, *source.shape[2:], *each))]
         wanted += [(name, DType.F32, (samples, outs)) for name in halves.scales]
     for name, dtype, shape in wanted:
         buffer = find_buffer(program, name)

@@ -30,7 +30,7 @@ from fusepass.codegen.passes.anchored import CHANNELS, AnyAnchor, anchored, in_k
 from fusepass.codegen.passes.depthwise import Depthwise, depthwise_of
 from fusepass.codegen.passes.few_results import FewResults, few_results_of, results_together
 from fusepass.codegen.passes.geometry import geometry_of
-from fusepass.codegen.passes.halved import halved_of
+from fusepass.codegen.passes.halved import halved_of, lies_in_places
 from fusepass.codegen.passes.halved_kernel import Halved
 from fusepass.codegen.passes.operands import Seconds, lay_out_operands
 from fusepass.codegen.passes.packing import pack_weights
@@ -76,7 +76,7 @@ def generate_anchors(
     """Replace each library convolution and product for which `choose` accepts a kernel that would do it.
 
     `pieces` says in how many pieces such a kernel reduces over positions, `warps` is `Convolution.warps`. With
-    `halves`, convolutions that may be rounded to TF32, and those of few channels, become products of scaled halves;
+    `halves`, convolutions that may be rounded to TF32, those of halves and those of few channels, become products of halves, scaled where they are none;
     `tiled` ones take them from a tile of the input with any number of channels, `held` ones hold weights in registers; `again` says
     whether those are computed twice, and depthwise ones. With `plain`, those to few channels are plain arithmetic. Behind a product or a
     depthwise convolution, rows of `kept` elements stay on the chip where they are read, behind the latter also those that blocks have `shared`.
@@ -104,8 +104,9 @@ def generate_anchors(
                 forms = itertools.chain(_pooling(program, builder, call, anchor, pieces), forms)
         if halves and isinstance(anchor, Convolution) and anchor.groups == 1:
             channels = program.buffer(anchor.source).shape[1]
-            places = few_halves(channels, anchor.step) or (tiled and call.tf32 and tiled_halves(channels, anchor.step))
-            if places and warps > 1 and not of_halves:
+            rounded, source = call.tf32 or of_halves, program.buffer(anchor.source)
+            places = few_halves(channels, anchor.step) or (tiled and rounded and tiled_halves(channels, anchor.step))
+            if places and warps > 1 and not (of_halves and lies_in_places(source)):
                 scaled = _in_places(program, builder, call, anchor, pieces, again, held=held)
             else:
                 scaled = _in_halves(program, builder, call, anchor, pieces, kept)
@@ -242,15 +243,15 @@ def _in_places(
     *,
     held: bool,
 ) -> Iterator[tuple[Program, Kernel]]:
-    """The forms of a convolution that multiplies scaled halves of a tile, as `_forms` orders them.
+    """The forms of a convolution that multiplies halves of a tile, scaled ones of float32, as `_forms` orders them.
 
     With many channels, what reduces over channels and then stores each element is left to a kernel of its own: the arithmetic of several
     sweeps takes longer in the few warps that these kernels have than reading the result again. Only these reduce along the last axis.
     """
-    few = few_halves(program.buffer(anchor.source).shape[1], anchor.step)
-    weight = program.buffer(anchor.weight).shape
-    scaling = few and scales_tiles(weight[2:])
-    held = held and few and anchor.pooled is None and holds_weights(anchor, weight)
+    source, weight = program.buffer(anchor.source), program.buffer(anchor.weight).shape
+    few, floats = few_halves(source.shape[1], anchor.step), not source.dtype.is_half
+    scaling = floats and few and scales_tiles(weight[2:])
+    held = held and floats and few and anchor.pooled is None and holds_weights(anchor, weight)
     last = len(program.buffer(call.result).shape) - 1
     for over in (CHANNELS, *(() if few else (last,)), None):
         form = anchored(program, builder, call, anchor, over)

@@ -66,7 +66,7 @@ def halved_of(
     lies = (
         are_halves
         and not (in_runs or packed)
-        and _lies_in_places(source)
+        and lies_in_places(source)
         and sum(step.taps for step in steps) <= _MOST_TERMS
     )
     if runs is None:
@@ -138,7 +138,7 @@ def _filling(source: Buffer, steps: tuple[Step, ...], scales: Scales | Unscaled,
     )
 
 
-def _lies_in_places(source: Buffer) -> bool:
+def lies_in_places(source: Buffer) -> bool:
     """Whether the channels of each position of a tensor are neighbours, and whole places."""
     _, channels, *_ = source.shape
     steps = (source.strides[0], *source.strides[2:])

@@ -188,6 +188,7 @@ class Unscaled:
     weight: Buffer
     kernels: tuple[Kernel, ...] = ()
     buffers: tuple[Buffer, ...] = ()
+    result: tuple[Buffer, ...] = ()
 
     def pack_source(self, builder: Builder, name: str, layout: Layout) -> tuple[Buffer, tuple[Kernel, ...]]:
         """The input as a buffer `name`, and the kernel that writes it."""

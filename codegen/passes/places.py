@@ -1,4 +1,5 @@
-"""A convolution that multiplies scaled halves of tiles of its input: its operands are packed by kernels before it, in each call."""
+"""A convolution that multiplies halves of tiles of its input: its operands are packed by kernels before it, in each call, and scaled where they
+are no halves."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from fusepass.codegen.ir.convolution import Convolution, ScaledHalves, halves_of
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.program import Buffer, Program
-from fusepass.codegen.passes.halves import Layout, channels_last, scales_of
+from fusepass.codegen.passes.halves import Layout, Unscaled, channels_last, scales_of
 
 
 def in_places(program: Program, builder: Builder, position: int) -> Program:
@@ -20,12 +21,15 @@ def in_places(program: Program, builder: Builder, position: int) -> Program:
     source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
     name, parts = free_name(program, f"{anchor.source}_scaled"), anchor.parts
     filled = halves_of_place(source.shape[1], parts)[-1]
-    scales = scales_of(builder, name, source, weight, transposed=anchor.transposed)
+    scales = (
+        Unscaled(source, weight)
+        if source.dtype.is_half
+        else scales_of(builder, name, source, weight, transposed=anchor.transposed)
+    )
     none = (0,) * len(anchor.stride)
     packed, pack = scales.pack_source(builder, f"{name}_source", channels_last(source.shape, none, none, filled, parts))
     weights, pack_weights = scales.pack_weight(builder, f"{name}_weight", weight_layout(weight, anchor, filled))
-    first, second = scales.result
-    halves = ScaledHalves(packed.name, weights.name, (first.name, second.name))
+    halves = ScaledHalves(packed.name, weights.name, tuple(each.name for each in scales.result))
     kernels = list(program.kernels)
     multiplying = replace(kernel, anchor=replace(anchor, halves=halves))
     kernels[position : position + 1] = [*pack, *scales.kernels, pack_weights, multiplying]

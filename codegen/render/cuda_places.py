@@ -283,14 +283,18 @@ class PlacesWriter(ProductsWriter):
     def _staging(self, *, shared: bool = False) -> str:
         """Lays the sums of the ``$m``-th 16 channels out as results, in a room that is `shared` or the warp's; see `Sums`."""
         assert isinstance(self.halves, ScaledHalves)
+        room, pitch = self._room if shared else ("$room", self.on.staged_pitch)
+        if not self.halves.scales:
+            return f"fp::stage_values<{pitch}>({room}, $sums, $m);"
         factors = ", ".join(f"{self.pointers[name]} + $sample * {self.sizes[1]}" for name in self.halves.scales)
         channels = f"$first_channel + $m * {ROWS}, {self.sizes[1]}"
-        room, pitch = self._room if shared else ("$room", self.on.staged_pitch)
         return f"fp::stage_places<{pitch}>({room}, $sums, $m, {factors}, {channels});"
 
     def factors(self) -> tuple[list[str], str]:
         """Lines that find what a sum of channel ``$channel``, the ``$row``-th of a turn, is multiplied with; how ``$sum`` is."""
         assert isinstance(self.halves, ScaledHalves)
+        if not self.halves.scales:
+            return [], "$sum"
         last = self.sizes[1] - 1
         first, second = (f"({self.pointers[name]} + $sample * {self.sizes[1]})[$at]" for name in self.halves.scales)
         return [

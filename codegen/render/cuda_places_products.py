@@ -6,10 +6,11 @@ import abc
 from math import ceil, prod
 
 from fusepass.codegen.ir.convolution import few_halves
-from fusepass.codegen.ir.dtype import Precision
+from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.render.cuda_input import quotient, remainder
 from fusepass.codegen.render.cuda_persistent import PersistentWriter
+from fusepass.codegen.render.spelling import C_TYPES
 from fusepass.codegen.schedule_convolution.places import BLOCK, LONGEST_CHAIN, PlacesSchedule
 
 _CHAIN = 4  # products that are begun at once
@@ -65,9 +66,10 @@ class ProductsWriter(PersistentWriter, abc.ABC):
         at, each = (f"({phase}) * 2", 2) if plan.by_parts else (phase, 1)
         bounds = [f"{self.steps_name}[{at}{f' + {number}' if number else ''}]" for number in range(each + 1)]
         chain = ceil(limited / ceil(limited / LONGEST_CHAIN)) if limited else _CHAIN
-        call = f"fp::add_places{('_by_parts' if plan.by_parts else '_exactly') if limited else ''}<{chain}>"
+        half = C_TYPES[self.source.dtype if self.source.dtype.is_half else DType.F16]
+        call = f"fp::add_places{('_by_parts' if plan.by_parts else '_exactly') if limited else ''}<{half}, {chain}>"
         if self.at_once:
-            call, bounds = f"fp::sum_up_places<{chain}, {free}, {limited}>", []
+            call, bounds = f"fp::sum_up_places<{half}, {chain}, {free}, {limited}>", []
         given = ", ".join(("$sums[$p]", self.places_name, *bounds, *self.descriptors()))
         return [f"{call}({given});"]
 

@@ -1,4 +1,4 @@
-// A convolution's products of scaled halves by groups of four warps, both operands in shared memory. Goes behind fp_group.cuh and
+// A convolution's products of halves by groups of four warps, both operands in shared memory. Goes behind fp_group.cuh and
 // fp_wgmma_places.cuh. A group multiplies 128 positions as two tiles: of 8 blocks of 16 neighbours, the first 8 of each and the last.
 #pragma once
 
@@ -8,9 +8,9 @@ namespace fp {
 
 constexpr float low_part = 1.0f / 2048.0f;  // of what low parts are halves
 
-// sums += the products `first` to below `last`: their places are `taps` of them from `inputs`, their weights `step` units of 16 bytes
+// sums += the products of halves T from `first` to below `last`: their places are `taps` of them from `inputs`, their weights `step` units of 16 bytes
 // apart. All are added in the tensor core, `U` before the next are begun.
-template <int U, int Half>
+template <typename T, int U, int Half>
 __device__ __forceinline__ void add_places(
     float (&sums)[2][Half], const int* taps, int first, int last, uint64_t inputs, uint64_t weights, uint32_t step)
 {
@@ -21,28 +21,28 @@ __device__ __forceinline__ void add_places(
 #pragma unroll
         for (int u = 0; u < U; ++u) {
             const uint64_t a = at_taps(inputs, taps[i + u]), b = at_weights(weights, (i + u) * step);
-            multiply_places<Half * 2, true>(sums[0], a, b);
-            multiply_places<Half * 2, true>(sums[1], at_taps(a, 8), b);
+            multiply_places<T, Half * 2, true>(sums[0], a, b);
+            multiply_places<T, Half * 2, true>(sums[1], at_taps(a, 8), b);
         }
         end_products();
         await_products<0>();
     }
-    if constexpr (U > 1) add_places<U / 2>(sums, taps, i, last, inputs, weights, step);
+    if constexpr (U > 1) add_places<T, U / 2>(sums, taps, i, last, inputs, weights, step);
 }
 
 // Begins part = `U` products for `Side` tiles of positions, from the `tile`-th one on, and awaits them.
-template <int U, int Side, int Half>
+template <typename T, int U, int Side, int Half>
 __device__ __forceinline__ void multiply_chain(
     float (&part)[Side][Half], const int* taps, int first, int tile, uint64_t inputs, uint64_t weights, uint32_t step)
 {
     begin_products();
 #pragma unroll
     for (int s = 0; s < Side; ++s) {
-        multiply_places<Half * 2, false>(part[s], at_taps(inputs, taps[first] + (tile + s) * 8), at_weights(weights, first * step));
+        multiply_places<T, Half * 2, false>(part[s], at_taps(inputs, taps[first] + (tile + s) * 8), at_weights(weights, first * step));
 #pragma unroll
         for (int u = 1; u < U; ++u) {
             const uint64_t a = at_taps(inputs, taps[first + u] + (tile + s) * 8);
-            multiply_places<Half * 2, true>(part[s], a, at_weights(weights, (first + u) * step));
+            multiply_places<T, Half * 2, true>(part[s], a, at_weights(weights, (first + u) * step));
         }
     }
     end_products();
@@ -50,7 +50,7 @@ __device__ __forceinline__ void multiply_chain(
 }
 
 // sums += products, U at a time: so many are added inside of the tensor core, which rounds towards zero.
-template <int U, int Side, int Half>
+template <typename T, int U, int Side, int Half>
 __device__ __forceinline__ void add_chains(
     float (&sums)[Side][Half], const int* taps, int first, int last, int tile, uint64_t inputs, uint64_t weights, uint32_t step)
 {
@@ -58,15 +58,15 @@ __device__ __forceinline__ void add_chains(
 #pragma unroll 1
     for (; i + U <= last; i += U) {
         float part[Side][Half] = {};  // without a value, products would be left out; see `multiply_places`
-        multiply_chain<U>(part, taps, i, tile, inputs, weights, step);
+        multiply_chain<T, U>(part, taps, i, tile, inputs, weights, step);
 #pragma unroll
         for (int j = 0; j < Side * Half; ++j) sums[j / Half][j % Half] += part[j / Half][j % Half];
     }
-    if constexpr (U > 1) add_chains<U - 1>(sums, taps, i, last, tile, inputs, weights, step);  // the rest at once
+    if constexpr (U > 1) add_chains<T, U - 1>(sums, taps, i, last, tile, inputs, weights, step);  // the rest at once
 }
 
 // As `add_places`, but sums = what is added, with float32 accuracy. There are twice as many columns as sums, those with low parts first.
-template <int U, int Half>
+template <typename T, int U, int Half>
 __device__ __forceinline__ void add_places_exactly(
     float (&sums)[2][Half], const int* taps, int first, int last, uint64_t inputs, uint64_t weights, uint32_t step)
 {
@@ -75,8 +75,8 @@ __device__ __forceinline__ void add_places_exactly(
     for (int t = 0; t < 2; t += side) {
         float both[side][2 * Half] = {};
         const bool many = first + U <= last;
-        if (many) multiply_chain<U>(both, taps, first, t, inputs, weights, step);
-        add_chains<U>(both, taps, many ? first + U : first, last, t, inputs, weights, step);
+        if (many) multiply_chain<T, U>(both, taps, first, t, inputs, weights, step);
+        add_chains<T, U>(both, taps, many ? first + U : first, last, t, inputs, weights, step);
 #pragma unroll
         for (int j = 0; j < side * Half; ++j) {
             sums[t + j / Half][j % Half] = both[j / Half][Half + j % Half] + both[j / Half][j % Half] * low_part;
@@ -86,21 +86,21 @@ __device__ __forceinline__ void add_places_exactly(
 
 // The same where the parts of numbers have products of their own: those from `first` to below `high` have a low part, which is not scaled,
 // and are added first; the others are of high parts. There are as many columns as sums.
-template <int U, int Half>
+template <typename T, int U, int Half>
 __device__ __forceinline__ void add_places_by_parts(
     float (&sums)[2][Half], const int* taps, int first, int high, int last, uint64_t inputs, uint64_t weights, uint32_t step)
 {
     const int end = high + U < last ? high + U : last;
-    add_places<4>(sums, taps, first, end, inputs, weights, step);
+    add_places<T, 4>(sums, taps, first, end, inputs, weights, step);
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
-        add_chains<U>(reinterpret_cast<float (&)[1][Half]>(sums[t]), taps, end, last, t, inputs, weights, step);
+        add_chains<T, U>(reinterpret_cast<float (&)[1][Half]>(sums[t]), taps, end, last, t, inputs, weights, step);
     }
 }
 
 // The same, sums = the first products, of which so many `Lows` may be added in the tensor core with any others, and so many `Highs` no more
 // than U in a row. What one chain has is begun at once.
-template <int U, int Lows, int Highs, int Half>
+template <typename T, int U, int Lows, int Highs, int Half>
 __device__ __forceinline__ void sum_up_places(float (&sums)[2][Half], const int* taps, uint64_t inputs, uint64_t weights, uint32_t step) {
     constexpr int end = Lows + (Highs < U ? Highs : U);
     begin_products();
@@ -108,11 +108,11 @@ __device__ __forceinline__ void sum_up_places(float (&sums)[2][Half], const int*
     for (int i = 0; i < end; ++i) {
         const uint64_t a = at_taps(inputs, taps[i]), b = at_weights(weights, i * step);
         if (i == 0) {
-            multiply_places<Half * 2, false>(sums[0], a, b);
-            multiply_places<Half * 2, false>(sums[1], at_taps(a, 8), b);
+            multiply_places<T, Half * 2, false>(sums[0], a, b);
+            multiply_places<T, Half * 2, false>(sums[1], at_taps(a, 8), b);
         } else {
-            multiply_places<Half * 2, true>(sums[0], a, b);
-            multiply_places<Half * 2, true>(sums[1], at_taps(a, 8), b);
+            multiply_places<T, Half * 2, true>(sums[0], a, b);
+            multiply_places<T, Half * 2, true>(sums[1], at_taps(a, 8), b);
         }
     }
     end_products();
@@ -120,7 +120,7 @@ __device__ __forceinline__ void sum_up_places(float (&sums)[2][Half], const int*
     if constexpr (end < Lows + Highs) {
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
-            add_chains<U>(reinterpret_cast<float (&)[1][Half]>(sums[t]), taps, end, Lows + Highs, t, inputs, weights, step);
+            add_chains<T, U>(reinterpret_cast<float (&)[1][Half]>(sums[t]), taps, end, Lows + Highs, t, inputs, weights, step);
         }
     }
 }
@@ -147,15 +147,20 @@ __device__ __forceinline__ void stage_places(
     }
 }
 
-// The same for values that took the place of sums.
-template <int Pitch, int Half>
-__device__ __forceinline__ void stage_values(float* room, const float (&sums)[1][2][Half], int m) {
+// The same for sums that are results, or values that took their place.
+template <int Pitch, int Pair, int Half>
+__device__ __forceinline__ void stage_values(float* room, const float (&sums)[Pair][2][Half], int m) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        float* const row = room + (i / 4 * 8 + lane % 4 * 2 + i % 2) * Pitch + i / 2 % 2 * 16 + lane / 4;
+        float* const row = room + (i / 4 * 8 + lane % 4 * 2 + i % 2) * Pitch + (i / 2 % 2 * 16 + lane / 4) * Pair;
 #pragma unroll
-        for (int t = 0; t < 2; ++t) row[t * 8] = sums[0][t][m * 8 + i];
+        for (int t = 0; t < 2; ++t) {
+            Vec<float, Pair> results;
+#pragma unroll
+            for (int p = 0; p < Pair; ++p) results[p] = sums[p][t][m * 8 + i];
+            *reinterpret_cast<Vec<float, Pair>*>(row + t * 8 * Pair) = results;
+        }
     }
 }
 

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "fp_half.h"
+
 namespace fp {
 
 // Says where places begin whose 8 groups of 8 neighbours are `run` places apart, for `multiply_places`. Places may be added to it.
@@ -26,25 +28,27 @@ __device__ __forceinline__ uint64_t at_weights(uint64_t weights, uint32_t units)
 // a warp: a product by five instructions instead of seventeen.
 __device__ __forceinline__ int warp_number() { return __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0); }
 
-// Begins sums = a b, or sums += a b where `Add`, for 64 rows and N columns, 16 halves along the inner dimension; sums lie as those of
+// Begins sums = a b, or sums += a b where `Add`, for 64 rows and N columns, 16 halves of type T along the inner dimension; sums lie as those of
 // `multiply_group`. They must have a value in any case: given registers without one, the compiler was seen to leave products out.
-template <int N, bool Add>
+template <typename T, int N, bool Add>
 __device__ __forceinline__ void multiply_places(float (&sums)[N / 2], uint64_t a, uint64_t b);
 
 #define FP_IS_true "1"
 #define FP_IS_false "0"
-#define FP_MULTIPLY_PLACES_BY(N, ADD, REGISTERS, A, B, ...)                                                                         \
-    template <>                                                                                                                     \
-    __device__ __forceinline__ void multiply_places<N, ADD>(float (&sums)[N / 2], uint64_t a, uint64_t b) {                         \
-        asm volatile(                                                                                                               \
-            "{ .reg .pred p; setp.ne.b32 p, " FP_IS_##ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" REGISTERS \
-            "}, " A ", " B ", p, 1, 1, 0, 0; }"                                                                                     \
-            : __VA_ARGS__                                                                                                           \
-            : "l"(a), "l"(b));                                                                                                      \
+#define FP_MULTIPLY_PLACES_BY(T, KIND, N, ADD, REGISTERS, A, B, ...)                                                             \
+    template <>                                                                                                                  \
+    __device__ __forceinline__ void multiply_places<T, N, ADD>(float (&sums)[N / 2], uint64_t a, uint64_t b) {                   \
+        asm volatile(                                                                                                            \
+            "{ .reg .pred p; setp.ne.b32 p, " FP_IS_##ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." KIND "." KIND   \
+            " {" REGISTERS "}, " A ", " B ", p, 1, 1, 0, 0; }"                                                                   \
+            : __VA_ARGS__                                                                                                        \
+            : "l"(a), "l"(b));                                                                                                   \
     }
-#define FP_MULTIPLY_PLACES(N, REGISTERS, A, B, ...)                                                                                 \
-    FP_MULTIPLY_PLACES_BY(N, true, REGISTERS, A, B, __VA_ARGS__)                                                                    \
-    FP_MULTIPLY_PLACES_BY(N, false, REGISTERS, A, B, __VA_ARGS__)
+#define FP_MULTIPLY_PLACES(N, REGISTERS, A, B, ...)                                                                              \
+    FP_MULTIPLY_PLACES_BY(half, "f16", N, true, REGISTERS, A, B, __VA_ARGS__)                                                    \
+    FP_MULTIPLY_PLACES_BY(half, "f16", N, false, REGISTERS, A, B, __VA_ARGS__)                                                   \
+    FP_MULTIPLY_PLACES_BY(bfloat16, "bf16", N, true, REGISTERS, A, B, __VA_ARGS__)                                               \
+    FP_MULTIPLY_PLACES_BY(bfloat16, "bf16", N, false, REGISTERS, A, B, __VA_ARGS__)
 
 FP_MULTIPLY_PLACES(16, FP_REGISTERS_0, "%8", "%9", FP_EIGHT(0))
 FP_MULTIPLY_PLACES(32, FP_REGISTERS_0 ", " FP_REGISTERS_1, "%16", "%17", FP_EIGHT(0), FP_EIGHT(8))

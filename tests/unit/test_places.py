@@ -20,7 +20,8 @@ from torch import Tensor
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.convolution import ROWS, ScaledHalves, ScaledWeights
-from fusepass.codegen.ir.dtype import Precision
+from fusepass.codegen.ir.dtype import DType, Precision
+from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.ir.verify import verify
@@ -105,6 +106,84 @@ def test_values_of_many_channels(name: str, vector: int) -> None:
     program = generated(many(MANY[name]))
     assert planned(program, SMALL).vector == vector
     check(program)
+
+
+HALVES = {
+    "2d": CASES["2d"],
+    "2d, 70 channels": CASES["2d, 70 channels"],
+    "transposed 2d": CASES["transposed 2d"],
+    "1d": CASES["1d"],
+    "3d": CASES["3d"],
+    **{f"many channels, {name}": many(case) for name, case in MANY.items()},
+    "many channels, rows of whole vectors": many(Case((1, 32, 6, 32), 40, (3, 3), (1, 1), (1, 1), (1, 1))),
+}
+
+
+def of_halves(case: Case, dtype: DType) -> Case:
+    return replace(case, dtype=dtype, precision=Precision.FLOAT32, halves=True)
+
+
+def scales_nothing(program: Program) -> bool:
+    halves = anchor_of(multiplying(program)).halves
+    return isinstance(halves, ScaledHalves) and not halves.scales
+
+
+ULPS = {DType.F16: 2e-3, DType.BF16: 1.6e-2}
+"""Two units in the last place: of the sum, and of the result."""
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ULPS)
+@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.thinned(3)
+def test_values_of_halves(name: str, dtype: DType) -> None:
+    """They are multiplied as they are."""
+    program = generated(of_halves(HALVES[name], dtype))
+    assert scales_nothing(program)
+    check(program, tolerance=ULPS[dtype])
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "over"), [("2d", Over.SOFTMAX), ("transposed 2d", Over.ARGMAX), ("3d", Over.NORMALISED)]
+)
+def test_halves_over_channels(name: str, over: Over) -> None:
+    program = generated_reduction(of_halves(HALVES[name], DType.F16), over)
+    assert scales_nothing(program)
+    assert multiplying(program).cols
+    check(program, tolerance=4e-3)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "across"), [("2d", Across.EACH), ("transposed 2d", Across.BATCH), ("many channels, 2d", Across.LAYER)]
+)
+def test_halves_over_positions(name: str, across: Across) -> None:
+    program = generated_pooling(of_halves(HALVES[name], DType.BF16), across, SMALL)
+    assert scales_nothing(program)
+    assert multiplying(program).partials is not None
+    check(program, tolerance=3e-2)
+
+
+@needs_compiler
+def test_halves_that_are_not_finite_are_where_they_were() -> None:
+    program = generated(of_halves(HALVES["2d"], DType.F16), chain=False)
+    inputs = inputs_of(program)
+    inputs["x"].reshape(-1)[[11, 300]] = np.inf, np.nan
+    inputs["w"].reshape(-1)[40] = -np.inf
+    wanted = interpret(program, inputs)
+    found = emulate(program, render(program, SMALL), inputs)
+    for name in program.outputs:
+        assert np.isnan(wanted[name]).any()
+        assert np.array_equal(np.isnan(found[name]), np.isnan(wanted[name]))
+        assert np.array_equal(np.isinf(found[name]), np.isinf(wanted[name]))
+
+
+def test_halves_that_lie_in_places_are_read_as_they_lie() -> None:
+    case = replace(CASES["2d"], source=(1, 16, 12, 40), channels_last=True, result_last=True)
+    program = generated(of_halves(case, DType.F16))
+    (product,) = (kernel.anchor for kernel in program.kernels if isinstance(kernel.anchor, Product))
+    assert product.left.buffer == "x"
 
 
 @needs_compiler

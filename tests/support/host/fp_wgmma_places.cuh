@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "fp_half.h"
 #include "fp_wgmma.cuh"
 
 namespace fp {
@@ -25,7 +26,7 @@ inline uint64_t at_weights(uint64_t weights, uint32_t units) { return weights + 
 
 inline int warp_number() { return int(threadIdx.x) / 32; }
 
-template <int N, bool Add>
+template <typename T, int N, bool Add>
 void multiply_places(float (&sums)[N / 2], uint64_t a, uint64_t b) {
     emulation::wait(emulation::State::at_warp);
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -38,7 +39,7 @@ void multiply_places(float (&sums)[N / 2], uint64_t a, uint64_t b) {
             const unsigned row = warp * 16 + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
             float sum = Add ? sums[i] : 0.0f;
             for (unsigned k = 0; k < 16; ++k) {
-                half left, right;
+                T left, right;
                 std::memcpy(&left, tile + row / 8 * run + row % 8 * 16 + k / 8 * far + k % 8 * 2, 2);
                 std::memcpy(&right, weights + column / 8 * across + column % 8 * 16 + k / 8 * deeper + k % 8 * 2, 2);
                 sum += to_float(left) * to_float(right);
