@@ -54,6 +54,7 @@ _LEAST_OTHERS, _LEAST_OTHERS_FEW = (
     8e9,
     2e9,
 )  # from which on other ways to multiply halves may gain what they take to build
+_MOST_TILED = 64  # input channels of halves as they are, of which a tile may be better than panels
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,8 @@ def _halves(graph: fx.GraphModule) -> list[AnchorSource]:
     read = (1,) if transposed else stride
     least = _LEAST_OTHERS_FEW if few_halves(x.shape[1], read) else _LEAST_OTHERS
     of_halves = x.dtype in HALVES
-    if not of_halves and 2 * multiplications(node) < least:
+    worth = x.shape[1] <= _MOST_TILED if of_halves else 2 * multiplications(node) >= least
+    if not worth:
         return [AnchorSource.HALVES]
     found = [AnchorSource.HALVES, *([AnchorSource.TILED_HALVES] if tiled_halves(x.shape[1], read) else [])]
     return [*found, *([AnchorSource.HELD_HALVES] if not of_halves and _may_hold(node) else [])]

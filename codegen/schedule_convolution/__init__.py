@@ -7,7 +7,6 @@ from math import prod
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import GROUP_ARCH, Convolution
-from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule_convolution.held import PairsSchedule
 from fusepass.codegen.schedule_convolution.held_search import fits_held, held_schedule
@@ -120,6 +119,6 @@ def pays_twice(program: Program, first: Kernel, second: Kernel, facts: DeviceFac
         or not keeps_sums(first, before)
     ):
         return False
-    result = DType.F32.nbytes * prod(axis.size for axis in dimensions(first))
+    result = program.buffer(anchor_of(first).source).dtype.nbytes * prod(axis.size for axis in dimensions(first))
     moved = result + sum(program.buffer(name).nbytes for name in second.writes)
     return estimated_seconds(second, program, behind, facts) / 2 < moved / facts.bandwidth

@@ -589,6 +589,19 @@ SAMPLES: dict[str, Callable[[], Program]] = {
         for precision in Precision
     },
     **{
+        f"convolution {name}, of {dtype} in places": functools.partial(
+            generated, replace(CASES[name], dtype=dtype, halves=True, tiled=True)
+        )
+        for name in ("2d", "2d, 70 channels", "3d", "transposed 2d", "many channels")
+        for dtype in (DType.F16, DType.BF16)
+    },
+    "convolution 3d, batch norm, of float16 in places": functools.partial(
+        generated_pooling, replace(CASES["3d"], dtype=DType.F16, halves=True), Across.BATCH
+    ),
+    "convolution 2d, softmax, of bfloat16 in places": functools.partial(
+        generated_reduction, replace(CASES["2d"], dtype=DType.BF16, halves=True), Over.SOFTMAX
+    ),
+    **{
         f"convolution {name}, {across.value}, halves": functools.partial(
             generated_pooling, replace(CASES[name], halves=True), across
         )

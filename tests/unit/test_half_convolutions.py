@@ -290,7 +290,9 @@ def test_large_convolutions_are_tried_so(dtype: torch.dtype) -> None:
     assert name in tried(nn.Sequential(nn.Conv2d(64, 64, 3), nn.ReLU()), size, dtype)
     assert name in tried(nn.Sequential(nn.Conv2d(64, 64, 3, 2), nn.ReLU()), size, dtype)
     assert name in tried(nn.Sequential(nn.ConvTranspose2d(64, 64, 4, 2), nn.ReLU()), size, dtype)
-    assert "tiled scaled halves anchor" not in tried(nn.Sequential(nn.Conv2d(64, 64, 3), nn.ReLU()), size, dtype)
+    for channels, stride, tiled in ((64, 1, True), (64, 2, False), (128, 1, False)):
+        model = nn.Sequential(nn.Conv2d(channels, 64, 3, stride), nn.ReLU())
+        assert ("tiled scaled halves anchor" in tried(model, (128, channels, 56, 56), dtype)) is tiled
     assert name not in tried(nn.Sequential(nn.Conv2d(64, 64, 3, groups=2), nn.ReLU()), size, dtype)
     assert name not in tried(nn.Sequential(nn.Conv2d(64, 64, 3), nn.ReLU()), (2, *size[1:]), dtype)
     alone = tried(nn.Sequential(nn.Conv2d(64, 256, 1), nn.ReLU()), size, dtype)
