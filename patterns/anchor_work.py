@@ -24,11 +24,18 @@ _LARGE_OF_WEIGHTS = 2**24
 _LARGE_PRODUCT = 2**28
 """Multiplications from which on a matrix product is: some 10 microseconds of a large GPU without its tensor cores."""
 
+_LARGE_PRODUCT_OF_HALVES = 2**30
+"""The same of halves: some 20 microseconds, by the library's kernels for operands that lie badly."""
+
+_ACCESS = 16
+"""Bytes of the widest access."""
+
 
 def is_large(anchor: fx.Node) -> bool:
     """Whether an anchor takes so long that another kernel for it is worth a build.
 
-    Convolutions of float32 do, large ones of halves, and large matrix products of float32.
+    Convolutions of float32 do, large ones of halves, and large matrix products of float32, or of halves whose rows do not all begin with
+    whole accesses: libraries take three or four times as long for these.
     """
     if anchor.target is torch.ops.aten.convolution_backward.default:
         return is_large_of_weights(anchor)
@@ -40,7 +47,16 @@ def is_large(anchor: fx.Node) -> bool:
     left = anchor.args[-2]
     assert isinstance(left, fx.Node)
     products: int = result.numel() * left.meta["val"].shape[-1]
+    if result.dtype in HALVES:
+        return products >= _LARGE_PRODUCT_OF_HALVES and not all(map(_lies_well, (*anchor.args[-2:], anchor)))
     return result.dtype is torch.float32 and products >= _LARGE_PRODUCT
+
+
+def _lies_well(matrix: Any) -> bool:
+    """Whether rows of a matrix, or its columns, begin with whole accesses."""
+    value: torch.Tensor = matrix.meta["val"]
+    apart = [stride for stride in value.stride()[-2:] if stride != 1]
+    return all(stride * value.itemsize % _ACCESS == 0 for stride in apart)
 
 
 def is_large_of_halves(convolution: fx.Node) -> bool:

@@ -54,6 +54,23 @@ def test_regions_where_code_may_be_generated(example: Example) -> None:
         assert [refusal.reason for refusal in parts.refusals] == ["nothing beside it to fuse with"]
 
 
+def product_of_halves(rows: int, terms: int, columns: int) -> Example:
+    return lambda x, w: x @ w.t(), (rows, terms), (columns, terms)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "region"),
+    [
+        ((4096, 1024, 1024), False),
+        ((4096, 1025, 1024), True),  # neither operand's rows begin with whole accesses
+        ((4096, 1024, 1023), True),  # the result's do not
+        ((64, 1025, 1024), False),  # little to multiply
+    ],
+)
+def test_large_products_of_halves_that_lie_badly_are_regions(sizes: tuple[int, int, int], region: bool) -> None:
+    assert bool(partition(graph_of(product_of_halves(*sizes), "cuda", torch.bfloat16)).regions) is region
+
+
 def test_large_convolutions_of_halves_are_regions() -> None:
     function = FEW[0]
     for shape, large in (((64, 64, 56, 56), True), ((1, 64, 56, 56), False)):
