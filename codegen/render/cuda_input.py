@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from math import prod
 
+from fusepass.codegen.ir.digits import few_digits
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel, Program
@@ -41,6 +42,7 @@ class TileWriter:
         self.axes = AXES[-len(self.on.tile) :]
         self.index_type = "int64_t" if self.on.wide else "int"
         self.printer = Printer(names, pointers, self.index_type, branches=False)
+        self.printer.few = few_digits(kernel, program)
         self.names = names
         self._locals: dict[str, str] = {}
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import astuple
 from string import Template
 
+from fusepass.codegen.ir.digits import few_digits
 from fusepass.codegen.ir.product import Arithmetic, Border, Filling, Nested, Operand, Product, parts_of
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.wanted import wanted
@@ -62,6 +63,7 @@ class _Writer:
         )
         self.index_type = "int64_t" if plan.wide else "int"
         self.printer = Printer(names, pointers, self.index_type, branches=False)
+        self.printer.few = few_digits(kernel, program)
         self.batches, self.wanted = kernel.rows[1], wanted(kernel)
 
     def lines(self) -> Iterable[str]:

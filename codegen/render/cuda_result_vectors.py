@@ -7,9 +7,10 @@ beside the sums, goes in vectors. Lines have a $word for each local name; see `f
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.dataflow import always_loaded
+from fusepass.codegen.ir.digits import few_digits
 from fusepass.codegen.ir.expr import Builder, Expr
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Role
@@ -100,6 +101,10 @@ class ResultVectors:
         each.define_axis(self.lane, "$i")
         values = [self._split(store.value) for store in kernel.stores]
         partial = None if kernel.partials is None else self._split(kernel.partials.value)
+        if partial is None:
+            pairs = zip(kernel.stores, values, strict=True)
+            lanes = replace(kernel, stores=tuple(replace(store, value=value) for store, value in pairs))
+            self.printer.few = few_digits(lanes, self.program)
         roots = [*values, *([partial] if partial is not None else [])]
         self.printer.expect(roots)
         each.bind(self._split(ready), "$laid[$i]")

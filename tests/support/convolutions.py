@@ -595,8 +595,8 @@ SAMPLES: dict[str, Callable[[], Program]] = {
         for name in ("2d", "2d, 70 channels", "3d", "transposed 2d", "many channels")
         for dtype in (DType.F16, DType.BF16)
     },
-    "convolution 3d, batch norm, of float16 in places": functools.partial(
-        generated_pooling, replace(CASES["3d"], dtype=DType.F16, halves=True), Across.BATCH
+    "convolution 3d, planes, of float16 in places": functools.partial(
+        generated_pooling, replace(CASES["3d"], dtype=DType.F16, halves=True), Across.EACH
     ),
     "convolution 2d, softmax, of bfloat16 in places": functools.partial(
         generated_reduction, replace(CASES["2d"], dtype=DType.BF16, halves=True), Over.SOFTMAX

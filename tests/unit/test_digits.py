@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.generate import generate
+from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import render
 from tests.support.regions import NO_SPLIT, region
 
@@ -66,3 +68,21 @@ def test_online_softmax_has_few_digits() -> None:
         made = region(lambda x, to=result: x.softmax(1, dtype=torch.float32).to(to), x)
         text = render(made.passed(NO_SPLIT), DeviceFacts.h200()).text
         assert f"fp::Softmax<float{digits}> " in text
+
+
+BEHIND: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...], tuple[int, ...]]] = {
+    "a product": (lambda x, w: F.silu(x @ w), (64, 64), (64, 64)),
+    "a product, one by one": (lambda x, w: F.silu(x @ w), (64, 64), (64, 63)),
+    "a convolution": (lambda x, w: F.silu(F.conv2d(x, w)), (2, 16, 20, 20), (8, 16, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["float16", "float32"])
+@pytest.mark.parametrize("name", BEHIND)
+def test_few_digits_behind_anchors(name: str, dtype: torch.dtype) -> None:
+    function, *shapes = BEHIND[name]
+    made = region(function, *(torch.empty(shape, dtype=dtype, device="meta") for shape in shapes), cuda=True)
+    source = generate(made.program, made.builder, DeviceFacts.h200(), AnchorSource.HALVES).source
+    assert set(re.findall(r"fp::(sigmoid\w*)\(", source.text)) == {
+        "sigmoid_few" if dtype is torch.float16 else "sigmoid"
+    }
