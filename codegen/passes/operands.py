@@ -22,6 +22,7 @@ Seconds = Callable[[Program, Kernel], float]
 
 _ACCESS = 16  # bytes of the widest access
 _CLEARLY = 0.9  # of the time without copies, by estimate, that there must be at most with them
+_LEAST_SAVED = 5e-6  # seconds: of less, estimates know nothing
 
 
 def lay_out_operands(program: Program, builder: Builder, position: int, seconds: Seconds) -> tuple[Program, int]:
@@ -38,8 +39,9 @@ def lay_out_operands(program: Program, builder: Builder, position: int, seconds:
         made, place = way
         return seconds(made, made.kernels[place])
 
-    fastest = min(ways, key=seconds_of)
-    return fastest if seconds_of(fastest) < _CLEARLY * seconds_of((program, position)) else (program, position)
+    fastest, without = min(ways, key=seconds_of), seconds_of((program, position))
+    pays = seconds_of(fastest) < min(_CLEARLY * without, without - _LEAST_SAVED)
+    return fastest if pays else (program, position)
 
 
 def _is_whole(operand: Operand, product: Product) -> bool:

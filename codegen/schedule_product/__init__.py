@@ -18,7 +18,7 @@ from fusepass.codegen.schedule_product.cost import seconds_of
 from fusepass.codegen.schedule_product.tiles import PANEL_BYTES, TILINGS, Access, Tiling
 
 GROUP = 8  # tiles of rows that blocks go through before the next tile of columns
-_ACCESS = 16  # bytes of the widest copy
+_ACCESS, _ASYNCHRONOUS = 16, 4  # bytes of the widest copy, and of the smallest one by `cp.async`
 _BLOCK_SHARED = 1 << 10  # bytes of shared memory that the system keeps for each block
 _MAX_INT = 2**31 - 2**21
 _MAX_BLOCKS = 2**31 - 1
@@ -219,11 +219,8 @@ def _candidate(
     if count > _MAX_BLOCKS or (tiling.turns and tiles[0] > facts.multiprocessors):
         return None
     shared = fitted.shared(stage, product)
-    narrow = sum(
-        height * PANEL_BYTES / (access.vector * product.dtype.nbytes)
-        for access, height in ((left, fitted.rows), (right, fitted.columns))
-        if access.vector * product.dtype.nbytes < _ACCESS
-    )
+    sides = ((left, fitted.rows), (right, fitted.columns))
+    narrow = sum(_narrow(access.vector * product.dtype.nbytes, height, fitted) for access, height in sides)
     beside = _beside(fitted, shared, product, facts)
     staying = min(facts.multiprocessors // tiles[0], count // tiles[0]) * tiles[0]
     return ProductSchedule(
@@ -258,6 +255,16 @@ def _access(program: Program, product: Product, operand: Operand, batch: int, ro
     while any(count > 1 and stride % vector for count, stride in others) or (len(along) > 1 and run % vector):
         vector //= 2
     return Access(inner_first, vector)
+
+
+def _narrow(nbytes: int, height: int, tiling: Tiling) -> float:
+    """Copies of so many bytes to a panel of `height` rows, if that is less than a whole access. Those that are asynchronous one block of several
+    at a time waits for; smaller ones go through registers, and all wait.
+    """
+    if nbytes >= _ACCESS:
+        return 0.0
+    copies = height * PANEL_BYTES / nbytes
+    return copies / tiling.resident if nbytes >= _ASYNCHRONOUS else copies
 
 
 def _fitted(tiling: Tiling, stage: int, product: Product, facts: DeviceFacts) -> Tiling | None:

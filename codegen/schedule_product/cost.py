@@ -36,7 +36,7 @@ def seconds_of(
     """Seconds: the multiprocessor with most blocks, or memory if that takes longer.
 
     A block of few panels has nothing to multiply while they come, or while its results leave: that others do, as many as stand `beside`
-    each other. `narrow` copies of a panel are less than whole accesses.
+    each other. Of a panel, `narrow` copies are less than whole accesses, those not counted that other blocks hide.
     """
     product = kernel.anchor
     assert isinstance(product, Product)
