@@ -1,7 +1,7 @@
 """Operands of a matrix product, copied so that rows lie along its terms and each begins where a whole access does.
 
-Rows of an odd number of elements are copied to shared memory element by element, and so often as there are tiles beside them; groups of
-warps take float32 numbers from rows along the terms alone. One more pass over an operand is less than either, where a product has
+Rows of an odd number of elements are copied to shared memory element by element, as often as there are tiles beside them; groups of
+warps take float32 numbers from rows along the terms alone. One more pass over an operand is less than either where a product has
 arithmetic enough.
 """
 
