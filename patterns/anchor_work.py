@@ -25,7 +25,7 @@ _LARGE_PRODUCT = 2**28
 """Multiplications from which on a matrix product is: some 10 microseconds of a large GPU without its tensor cores."""
 
 _LARGE_PRODUCT_OF_HALVES = 2**30
-"""The same of halves: some 20 microseconds, by the library's kernels for operands that lie badly."""
+"""The same of halves: some 50 microseconds, by the library's kernels for operands that lie badly."""
 
 _ACCESS = 16
 """Bytes of the widest access."""
@@ -35,7 +35,7 @@ def is_large(anchor: fx.Node) -> bool:
     """Whether an anchor takes so long that another kernel for it is worth a build.
 
     Convolutions of float32 do, large ones of halves, and large matrix products of float32, or of halves whose rows do not all begin with
-    whole accesses: libraries take three or four times as long for these.
+    whole accesses: libraries take several times as long for these.
     """
     if anchor.target is torch.ops.aten.convolution_backward.default:
         return is_large_of_weights(anchor)

@@ -12,6 +12,7 @@ of the product or columns that are neighbours, or nothing. The rows of a kernel 
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -341,6 +342,11 @@ class Program:
         while wanted in self._table:
             wanted += "_"
         return wanted
+
+    def unused_prefix(self, wanted: str) -> str:
+        """What no buffer's name begins with: `wanted`, or that and a number."""
+        found = (f"{wanted}{suffix}" for suffix in itertools.chain([""], itertools.count()))
+        return next(each for each in found if not any(name.startswith(each) for name in self._table))
 
     def loaded(self, nodes: Iterable[Expr]) -> dict[str, int]:
         """Bytes of each buffer that the loads among `nodes` take: one for each of their points, and no more than it has."""

@@ -103,8 +103,8 @@ def generate_anchors(
             if not of_halves:
                 forms = itertools.chain(_pooling(program, builder, call, anchor, pieces), forms)
         if halves and isinstance(anchor, Convolution) and anchor.groups == 1:
-            channels = program.buffer(anchor.source).shape[1]
-            rounded, source = call.tf32 or of_halves, program.buffer(anchor.source)
+            source = program.buffer(anchor.source)
+            channels, rounded = source.shape[1], call.tf32 or of_halves
             places = few_halves(channels, anchor.step) or (tiled and rounded and tiled_halves(channels, anchor.step))
             if places and warps > 1 and not (of_halves and lies_in_places(source)):
                 scaled = _in_places(program, builder, call, anchor, pieces, again, held=held)

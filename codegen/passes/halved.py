@@ -8,7 +8,6 @@ same steps everywhere, so that columns overlap in memory. Where neighbouring pos
 
 from __future__ import annotations
 
-import itertools
 from math import prod
 
 from fusepass.codegen.ir.convolution import HALVES, Convolution, fill_halves
@@ -18,7 +17,7 @@ from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides
 from fusepass.codegen.ir.product import PLACE, Filling, Operand, Product, Runs, nested
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.passes.halved_kernel import Halved
-from fusepass.codegen.passes.halves import Layout, Scales, Unscaled, channels_last, in_places, scales_of
+from fusepass.codegen.passes.halves import Layout, Scales, Unscaled, as_halves, channels_last, in_places
 from fusepass.codegen.passes.runs import runs_of
 from fusepass.codegen.passes.steps import Step, border_of, has_even_phases, planes_of, step_of
 
@@ -53,12 +52,8 @@ def halved_of(
     if anchor.transposed and not has_even_phases(anchor, weight):
         return None
     steps = tuple(step_of(anchor, source, weight, result, axis) for axis in range(len(anchor.stride)))
-    name = _free_name(program, result.name)
-    scales = (
-        Unscaled(source, weight)
-        if are_halves
-        else scales_of(builder, name, source, weight, transposed=anchor.transposed)
-    )
+    name = program.unused_prefix(f"{result.name}_halves")
+    scales = as_halves(builder, name, source, weight, transposed=anchor.transposed)
     before, after = ([getattr(step, side) for step in steps] for side in ("before", "after"))
     first, runs = before[-1], _runs(source, steps, padded) if in_runs else None
     if in_runs and runs is None:
@@ -189,10 +184,3 @@ def _weight_layout(
     rows = (*phases[:inside], out, *phases[inside:])
     blocks = (block,) if block.size > 1 else ()
     return Layout((*rows, *taps[:-1], *blocks, taps[-1], channel), (*both, *places))
-
-
-def _free_name(program: Program, wanted: str) -> str:
-    """A name that no buffer of `program` begins with."""
-    names = (f"{wanted}_halves{suffix}" for suffix in itertools.chain([""], itertools.count()))
-    taken = [buffer.name for buffer in program.buffers]
-    return next(name for name in names if not any(each.startswith(name) for each in taken))

@@ -204,6 +204,13 @@ class Unscaled:
         return builder.cast(value, self.source.dtype)
 
 
+def as_halves(builder: Builder, name: str, source: Buffer, weight: Buffer, *, transposed: bool) -> Scales | Unscaled:
+    """The scales of a convolution of floats, or what stands for them where its operands are halves already."""
+    if source.dtype.is_half:
+        return Unscaled(source, weight)
+    return scales_of(builder, name, source, weight, transposed=transposed)
+
+
 def weight_scales_of(builder: Builder, name: str, weight: Buffer, *, transposed: bool) -> WeightScales:
     """The same of `weight` alone: t makes the largest weights of all input channels alike. Where weights of an output channel are not
     finite, its exponent is not.

@@ -3,14 +3,13 @@ are no halves."""
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 from fusepass.codegen.ir.convolution import Convolution, ScaledHalves, halves_of_place
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.program import Buffer, Program
-from fusepass.codegen.passes.halves import Layout, Unscaled, channels_last, scales_of
+from fusepass.codegen.passes.halves import Layout, as_halves, channels_last
 
 
 def in_places(program: Program, builder: Builder, position: int) -> Program:
@@ -19,13 +18,9 @@ def in_places(program: Program, builder: Builder, position: int) -> Program:
     anchor = kernel.anchor
     assert isinstance(anchor, Convolution)
     source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
-    name, parts = free_name(program, f"{anchor.source}_scaled"), anchor.parts
+    name, parts = program.unused_prefix(f"{anchor.source}_scaled"), anchor.parts
     filled = halves_of_place(source.shape[1], parts)[-1]
-    scales = (
-        Unscaled(source, weight)
-        if source.dtype.is_half
-        else scales_of(builder, name, source, weight, transposed=anchor.transposed)
-    )
+    scales = as_halves(builder, name, source, weight, transposed=anchor.transposed)
     none = (0,) * len(anchor.stride)
     packed, pack = scales.pack_source(builder, f"{name}_source", channels_last(source.shape, none, none, filled, parts))
     weights, pack_weights = scales.pack_weight(builder, f"{name}_weight", weight_layout(weight, anchor, filled))
@@ -45,10 +40,3 @@ def weight_layout(weight: Buffer, anchor: Convolution, filled: int) -> Layout:
     axes = (out, *places, *((part,) if anchor.parts > 1 else ()), channel)
     channels = [axis_index(axis) for axis in ((channel, out) if anchor.transposed else (out, channel))]
     return Layout(axes, (*channels, *map(axis_index, places)), axis_index(part) if anchor.parts > 1 else None)
-
-
-def free_name(program: Program, wanted: str) -> str:
-    """A name like `wanted` with which no buffer's begins."""
-    taken = {buffer.name for buffer in program.buffers}
-    names = (f"{wanted}{suffix}" for suffix in itertools.chain([""], itertools.count()))
-    return next(name for name in names if not any(each.startswith(name) for each in taken))

@@ -17,7 +17,7 @@ from fusepass.codegen.ir.convolution import Convolution, ScaledWeights, halves_o
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.passes.halves import LOW_SHIFT, weight_scales_of
-from fusepass.codegen.passes.places import free_name, weight_layout
+from fusepass.codegen.passes.places import weight_layout
 
 
 def in_scaled_tiles(program: Program, builder: Builder, position: int, *, held: bool = False) -> Program:
@@ -26,7 +26,7 @@ def in_scaled_tiles(program: Program, builder: Builder, position: int, *, held: 
     anchor = kernel.anchor
     assert isinstance(anchor, Convolution)
     source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
-    name = free_name(program, f"{anchor.source}_scaled")
+    name = program.unused_prefix(f"{anchor.source}_scaled")
     scales = weight_scales_of(builder, name, weight, transposed=anchor.transposed)
     filled = halves_of_place(source.shape[1], anchor.parts)[-1]
     shift = 0 if parts_apart(source.shape[1], anchor.parts) and not held else LOW_SHIFT

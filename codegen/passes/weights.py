@@ -21,7 +21,6 @@ from fusepass.codegen.ir.index import Axis, Bound, axis_index, flat_index
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Role, Store
 from fusepass.codegen.ir.vectors import Beginnings, map_values
 from fusepass.codegen.passes.fuse import has_windows, is_plain
-from fusepass.codegen.passes.places import free_name
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 from fusepass.codegen.passes.splitter import Splitter, forward
 
@@ -52,7 +51,7 @@ def _laid_out(program: Program, builder: Builder, kernel: Kernel, found: Beginni
     copies: dict[Load, Expr] = {}
     stores: list[Store] = []
     for load in found.loads:
-        name = free_name(program, f"{load.buffer}_shifted")
+        name = program.unused_prefix(f"{load.buffer}_shifted")
         buffer = Buffer(name, load.dtype, (width, pitch), (pitch, 1), Role.TEMP)
         program = replace(program, buffers=(*program.buffers, buffer))
         value = builder.load(load.buffer, beside + (load.index - found.column), load.dtype)

@@ -258,8 +258,8 @@ def _access(program: Program, product: Product, operand: Operand, batch: int, ro
 
 
 def _narrow(nbytes: int, height: int, tiling: Tiling) -> float:
-    """Copies of so many bytes to a panel of `height` rows, if that is less than a whole access. Those that are asynchronous one block of several
-    at a time waits for; smaller ones go through registers, and all wait.
+    """Copies of so many bytes to a panel of `height` rows, if that is less than a whole access. For asynchronous ones, one of several blocks waits
+    at a time; smaller ones go through registers, and all blocks wait.
     """
     if nbytes >= _ACCESS:
         return 0.0

@@ -570,6 +570,10 @@ def test_operands_of_another_shape_are_refused() -> None:
         ScaledHalves("x", "w", halves.scales),
     ):
         refused(program, broken)
+    unscaled = generated(of_halves(CASES["2d"], DType.F16))
+    as_they_are = anchor_of(multiplying(unscaled)).halves
+    assert isinstance(as_they_are, ScaledHalves)
+    refused(unscaled, replace(as_they_are, scales=("x", "x")), "scales halves")
     program = generated(replace(CASES["2d"], halves=True))
     scaled = anchor_of(multiplying(program)).halves
     assert isinstance(scaled, ScaledWeights)
@@ -578,11 +582,11 @@ def test_operands_of_another_shape_are_refused() -> None:
         refused(program, wrong)
 
 
-def refused(program: Program, halves: ScaledHalves | ScaledWeights) -> None:
+def refused(program: Program, halves: ScaledHalves | ScaledWeights, reason: str = "which does not have") -> None:
     kernel = multiplying(program)
     other = replace(kernel, anchor=replace(anchor_of(kernel), halves=halves))
     kernels = tuple(other if each is kernel else each for each in program.kernels)
-    with pytest.raises(IRError, match="which does not have"):
+    with pytest.raises(IRError, match=reason):
         verify(replace(program, kernels=kernels))
 
 

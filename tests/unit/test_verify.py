@@ -93,6 +93,9 @@ BROKEN: dict[str, Callable[[], Program]] = {
     "input out is not an input buffer": lambda: replace(PROGRAM, inputs=("w", "out")),
     "output t is neither an output nor an anchor's result": lambda: replace(PROGRAM, outputs=("out", "t")),
     "output nowhere is neither": lambda: replace(PROGRAM, outputs=("nowhere",)),
+    "temporary t lies on more memory than it has elements": lambda: replace(
+        PROGRAM, buffers=(*PROGRAM.buffers[:-1], Buffer("t", F32, (4,), (2,), Role.TEMP))
+    ),
     "output sums is never written": lambda: replace(PROGRAM, kernels=(KERNEL,)),
     "later reads t before it is written": lambda: replace(PROGRAM, kernels=(READER, KERNEL)),
     "later writes sums, which was written before": lambda: replace(PROGRAM, kernels=(KERNEL, READER, READER)),
