@@ -8,6 +8,7 @@ again, the last part first, as that is still in the L2 cache.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from fusepass.codegen.device import RESERVED, DeviceFacts
@@ -37,6 +38,7 @@ _LARGE_WEIGHTS = 0.25  # of the L2 cache: what all rows meet stays there only if
 _WAITING_WORDS = 64  # registers of a thread for what is the same for all rows
 _LEAST_KEPT = 0.25  # of a row, or the exchange is not worth what it saves
 _MOSTLY_KEPT = 0.75  # of a row, where two teams hide each other's waits
+_MANY_COLUMNS = 16  # of which one number is as good as none for each: the first-level cache has it
 _LONG_RUN = 32  # cache lines, of which it does not matter that the first one is not full
 _UNEVEN = 1.03  # what it costs that threads have unequally many vectors: conditions, and reductions by fewer at once
 _WAIT = 3e-6  # seconds of each exchange that other teams do not hide, as measured on an H200 with teams of 16 to 132
@@ -95,7 +97,7 @@ def _team_with_weights(shape: Shape, base: Schedule, members: int, teams: int) -
     It meets for as many rows at once as those had: a block has fewer columns of so many rows, and they take it as long. Only of numbers
     that are converted: others leave time enough to load weights, and two teams wait less.
     """
-    if any(load.dtype.compute is load.dtype for load in _for_all_rows(shape)):
+    if any(load.dtype.compute is load.dtype for load in _weights(shape)):
         return None
     vectors, held = base.vectors(shape.cols), _waiting(shape, base) * _LANES
     if not held or vectors <= held * members:
@@ -122,7 +124,7 @@ def _ahead(places: int, turns: int, together: int) -> int | None:
 def _waiting(shape: Shape, base: Schedule) -> int:
     """How many vectors of all that rows share a thread may hold in registers; none where rows begin anywhere, and each meets them at other
     places."""
-    weights = sum(load.dtype.nbytes for load in _for_all_rows(shape)) * base.width
+    weights = sum(load.dtype.nbytes for load in _weights(shape)) * base.width
     return _WAITING_WORDS * 4 // weights if weights and base.start is None else 0
 
 
@@ -132,7 +134,7 @@ def may_ring(shape: Shape, vectors: Schedule) -> bool:
     Online softmax gains nothing: exponentials take as long as what blocks wait for. Nor do rows with weights that the cache keeps
     anyway.
     """
-    kernel, weights = shape.kernel, _shared_by_rows(shape)
+    kernel, weights = shape.kernel, _bytes(shape, _for_all_rows(shape, shape.kernel.loads()))
     if 0 < weights < _LARGE_WEIGHTS * shape.facts.l2_bytes:
         return False
     whole = all(kept.node.dtype.nbytes * vectors.width == ACCESS for kept in kept_in_memory(kernel, Dataflow()))
@@ -147,8 +149,13 @@ def _places(shape: Shape, width: int, together: int = 1) -> int:
 
 def _shared_by_rows(shape: Shape) -> int:
     """Bytes that every row reads again, such as a weight for each column: split rows read them for several at once."""
-    names = {load.buffer for load in shape.kernel.loads() if not load.index.axes & frozenset(shape.kernel.rows)}
-    return sum(shape.program.buffer(name).nbytes for name in names)
+    rows = frozenset(shape.kernel.rows)
+    return _bytes(shape, (load for load in shape.kernel.loads() if not load.index.axes & rows))
+
+
+def _bytes(shape: Shape, loads: Iterable[Load]) -> int:
+    """Of what they read."""
+    return sum(shape.program.buffer(name).nbytes for name in {load.buffer for load in loads})
 
 
 def _vectors(shape: Shape) -> Schedule:
@@ -209,14 +216,21 @@ def _ring(shape: Shape, team: Team, base: Schedule, part: int) -> Schedule | Non
     plan = replace(plan, members=team.members, part=part, kept=part, resident=1, ring=ring, ahead=ahead)
     plan = replace(plan, waiting=waiting, together=team.together)
     # Weights that come from the cache have it for themselves.
-    return plan if _for_all_rows(shape) and waiting * _LANES < part else replace(plan, nearer=NEARER)
+    return plan if _weights(shape) and waiting * _LANES < part else replace(plan, nearer=NEARER)
 
 
-def _for_all_rows(shape: Shape) -> list[Load]:
-    """Loads along the columns that are the same for all rows."""
+def _weights(shape: Shape) -> list[Load]:
+    """Loads of numbers for the columns with which results are computed."""
+    nodes = walk(*(store.value for store in shape.kernel.stores))
+    return _for_all_rows(shape, (node for node in nodes if isinstance(node, Load)))
+
+
+def _for_all_rows(shape: Shape, loads: Iterable[Load]) -> list[Load]:
+    """Those along the columns that are the same for all rows, but for what many columns share, as those of a channel do."""
     rows, cols = frozenset(shape.kernel.rows), frozenset(shape.kernel.cols)
-    loads = walk(*(store.value for store in shape.kernel.stores))
-    return [n for n in loads if isinstance(n, Load) and n.index.axes & cols and not n.index.axes & rows]
+    least = shape.cols // _MANY_COLUMNS
+    own = (load for load in loads if shape.program.buffer(load.buffer).numel > least)
+    return [load for load in own if load.index.axes & cols and not load.index.axes & rows]
 
 
 def _held(shape: Shape, width: int, vectors: int, words: int) -> int:

@@ -134,6 +134,12 @@ RINGS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], tup
     "group norm, rows anywhere": (
         lambda x, *weights: F.group_norm(x, 2, *weights), (3, 4, 61, 53), (4,), (2, 1), "a ring of 6 places"
     ),
+    "group norm of one group": (
+        lambda x, *weights: F.group_norm(x, 1, *weights), (5, 4, 50, 64), (4,), (2, 1), "a ring of 6 places"
+    ),
+    "group norm of one group, rows anywhere": (
+        lambda x, *weights: F.group_norm(x, 1, *weights).relu(), (5, 7, 43, 41), (7,), (2, 2), "rows begin anywhere"
+    ),
     "batch norm": (
         lambda x, *weights: F.batch_norm(x, None, None, *weights, True), (3, 5, 44, 64), (5,), (2, 2), "a ring of 6 places"
     ),
@@ -394,6 +400,23 @@ def test_large_layer_norm_is_one_kernel() -> None:
     assert "teams of 132, 512 lanes x 1 rows" in describe(program, program.kernels[0], H200)
     assert "shared memory, a ring of 14 places" in describe(program, program.kernels[0], H200)
     assert "rows shared by 1 x 132 blocks through exchange_" in program_text(program)
+
+
+@pytest.mark.parametrize(
+    ("of", "ring"),
+    [
+        (lambda x, w, b, _: F.group_norm(x, 1, w, b), True),  # a weight for each 3136 columns
+        (lambda x, w, b, _: F.layer_norm(x, x.shape[1:]) * w[:, None, None] + b[:, None, None], True),
+        (lambda x, w, b, each: F.group_norm(x, 1, w, b) * each, False),  # and one of each column, which the cache keeps
+    ],
+    ids=["group norm", "layer norm", "for each column"],
+)
+def test_weights_of_channels_are_none_of_a_column(of: Callable[..., torch.Tensor], ring: bool) -> None:
+    x, each, weight = (torch.empty(size, device="meta") for size in ((64, 192, 56, 56), (192, 56, 56), (192,)))
+    program = region(of, x, weight, weight, each).passed(pass_options(H200))
+    said = describe(program, program.kernels[0], H200)
+    assert ("a ring of 14 places" in said) is ring
+    assert "in registers" not in said
 
 
 def test_a_value_that_is_simple_to_compute_again_is_not_kept_beside_what_it_is_made_of() -> None:
