@@ -15,6 +15,10 @@ from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Masked, Positi
 from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index, Mod, axis_index, delinearize, from_the_end
 from fusepass.codegen.ir.program import Kernel, Partials, Reduction, Store
 
+_ACCESS = 16  # bytes
+_LEAST_ACCESS = 4  # for several elements
+_MOST = 4 * _ACCESS  # of a window's points that are loaded together
+
 
 @dataclass(frozen=True)
 class Beginnings:
@@ -230,6 +234,18 @@ def is_vector(index: Index, axis: Axis, lane: Axis) -> bool:
     if step != 1:
         return False
     return alignment(index - axis_index(lane), axis, lane.size) % lane.size == 0
+
+
+def access_along(load: Load, axis: Axis) -> int:
+    """How many elements each of the aligned accesses has that load the points of a window along `axis`; 1 where that saves nothing, or
+    they would take too many registers."""
+    first, nbytes = load.index - axis_index(axis), load.dtype.nbytes
+    if axis in first.axes or axis.size * nbytes > _MOST:
+        return 1
+    size = gcd(axis.size, _ACCESS // nbytes)
+    while alignment(first, axis, size) % size:
+        size //= 2
+    return size if size * nbytes >= _LEAST_ACCESS else 1
 
 
 @dataclass(frozen=True)

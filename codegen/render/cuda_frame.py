@@ -16,7 +16,7 @@ from fusepass.codegen.ir.digits import few_digits
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Prefix, Stat
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Program, Role
-from fusepass.codegen.ir.vectors import Picked, begins_with, is_vector, picked, start_of
+from fusepass.codegen.ir.vectors import Picked, access_along, begins_with, is_vector, picked, start_of
 from fusepass.codegen.render.cuda_coordinates import Coordinates, Turned, define_turned_row
 from fusepass.codegen.render.cuda_place import PatchPlace
 from fusepass.codegen.render.cuda_tile import Arranged, Tile
@@ -171,11 +171,11 @@ class Frame:
         return self.schedule.aligned or self.program.buffer(buffer).role is not Role.INPUT
 
     def _window_vector(self, load: Load, axis: Axis) -> str | None:
-        """The call that loads all points along a window's axis, where they are one aligned access."""
-        nbytes = axis.size * load.dtype.nbytes
-        if axis.size < 2 or nbytes not in (4, 8, 16) or not self.is_aligned(load.buffer):
+        """The call that loads all points along a window's axis, where they are aligned accesses of several elements."""
+        size = access_along(load, axis) if self.is_aligned(load.buffer) else 1
+        if size == 1:
             return None
-        return f"fp::load_vector<{axis.size}>" if is_vector(load.index, axis, axis) else None
+        return f"fp::load_vector<{size}>" if size == axis.size else f"fp::load_run<{axis.size}, {size}>"
 
     def _lane_of(self, node: Gather) -> Axis | None:
         """The axis over a vector's elements, where what they look up is one aligned access."""

@@ -354,21 +354,23 @@ class Scope:
             scopes.append(scopes[-1].child())
             scopes[-1].define_axis(axis, variable)
         inner = scopes[-1]
-        self._load_window_vectors(node, scopes[-2], inner, variables[-1])
+        vectors = self._load_window_vectors(node, scopes[-2], inner, variables[-1])
         value = inner.value(node.value)
         inner.lines.append(f"{state}.push({bare(value)});")
-        unroll = ["#pragma unroll"] if prod(axis.size for axis in node.axes) <= UNROLLED_WINDOW else []
+        few = prod(axis.size for axis in node.axes) <= UNROLLED_WINDOW
         self.lines.append(f"fp::{node.op.value}<{C_TYPES[node.dtype]}> {state};")
         for axis, variable, scope in reversed(list(zip(node.axes, variables, scopes[1:], strict=True))):
             head = f"for ({self.printer.index_type} {variable} = 0; {variable} < {axis.size}; ++{variable})"
             assert scope.parent is not None
+            # What is in registers has no address.
+            unroll = ["#pragma unroll"] if few or (vectors and scope is inner) else []
             scope.parent.lines += [*unroll, *block(head, scope.lines)]
         self._values[id(node)] = f"{state}.part<0>()"
         return self._values[id(node)]
 
-    def _load_window_vectors(self, node: Window, outside: Scope, inside: Scope, variable: str) -> None:
-        """Load all points along the window's last axis at once, where the target can."""
-        axis = node.axes[-1]
+    def _load_window_vectors(self, node: Window, outside: Scope, inside: Scope, variable: str) -> bool:
+        """Load all points along the window's last axis at once, where the target can; whether it can."""
+        axis, found = node.axes[-1], False
         for load in always_loaded(node.value):
             call = self.printer.window_vector(load, axis)
             if call is None:
@@ -377,3 +379,5 @@ class Scope:
             start = outside.operand(load.index.substitute({axis: Index()}))
             outside.lines.append(f"const auto {name} = {call}({self.printer.pointers[load.buffer]} + {start});")
             inside.bind(load, f"{name}[{variable}]")
+            found = True
+        return found

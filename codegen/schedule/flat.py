@@ -128,13 +128,17 @@ def _width_without_ends(shape: Shape, axis: Axis, width: int) -> int:
 def _shared_width(shape: Shape, axis: Axis) -> int:
     """The vector of results whose windows, some elements apart, are loaded in whole accesses; 1 where there is none.
 
-    A warp then reads neighbouring memory, and points that windows share are loaded once.
+    A warp then reads neighbouring memory, and points that windows share are loaded once. Where these share none, and what a thread has of
+    each of several rows is more than an access, each of a warp's would touch as many cache lines as those of a thread for each result.
     """
-    loads = [load for node in shape.kernel.nodes if isinstance(node, Window) for load in _loads_along(node, axis)]
+    windows = [node for node in shape.kernel.nodes if isinstance(node, Window)]
+    loads = [load for node in windows for load in _loads_along(node, axis)]
     steps = {near_step(load.index, axis) * load.dtype.nbytes for load in loads}
     step = steps.pop() if len(steps) == 1 else inf
     width = ACCESS // gcd(int(step), ACCESS) if step < inf else 1
     if width == 1 or axis.size % width or any(near_step(load.index, axis) == 1 for load in loads):
+        return 1
+    if width * step > ACCESS and all(_are_rows_apart(node, axis) for node in windows):
         return 1
     if any(width * shape.program.buffer(store.buffer).dtype.nbytes > 2 * ACCESS for store in shape.kernel.stores):
         return 1
@@ -168,6 +172,17 @@ def _walks_over_neighbours(shape: Shape, axis: Axis) -> bool:
             if any(not is_vector(split_index(index, axis, lane), axis, lane) for index in near):
                 return True
     return False
+
+
+def _are_rows_apart(window: Window, axis: Axis) -> bool:
+    """Whether `window` has several rows, and each element that it loads lies in the windows of one place along `axis` alone."""
+    *above, along = window.axes
+
+    def reach(load: Load) -> int:
+        return abs(load.index.stride(along)) * (along.size - 1)
+
+    alone = all(reach(load) < near_step(load.index, axis) for load in _loads_along(window, axis))
+    return alone and prod(each.size for each in above) > 1
 
 
 def _loads_along(window: Window, axis: Axis) -> list[Load]:

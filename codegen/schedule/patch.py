@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from fusepass.codegen.ir.expr import Window
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.patches import ONE_ROW, PatchWindow, patch_windows
 from fusepass.codegen.ir.program import Kernel
+from fusepass.codegen.ir.vectors import access_along
 from fusepass.codegen.schedule.flat import pointwise
 from fusepass.codegen.schedule.patch_results import ways_to_leave
 from fusepass.codegen.schedule.patch_room import BLOCKS, MOST_READ, patches_of, room_of_block, with_room
@@ -37,7 +38,7 @@ def patches(shape: Shape, *, pieces: int | None = None, least: int = BLOCKS) -> 
     best: dict[tuple[Axis, int, bool, bool], tuple[float, Schedule]] = {}
     for image in _images(shape.whole) if shape.facts.copies else ():
         windows = patch_windows(shape.whole, shape.program, image)
-        single = pointwise(shape).width == 1  # of threads without patches
+        single = pointwise(shape).width == 1 and not _loads_together(shape, windows)  # of threads without patches
         if not windows or any(window.reuse < _least_reuse(window, single) for window in windows):
             continue
         work = PatchWork(shape.whole, shape.program, shape.facts, windows, shape.aligned)
@@ -72,6 +73,12 @@ def _images(kernel: Kernel) -> Iterator[tuple[Axis, Axis]]:
         yield from ((y, x) for y in others[-1:])
     else:
         yield from ((y, x) for y in (*others, ONE_ROW))
+
+
+def _loads_together(shape: Shape, windows: Sequence[PatchWindow]) -> bool:
+    """Whether a thread of a single result loads several points of these windows by each access."""
+    rows = ((each.load, window.window.axes[-1]) for window in windows for each in window.below)
+    return shape.aligned and all(access_along(load, axis) > 1 for load, axis in rows)
 
 
 def _least_reuse(window: PatchWindow, single: bool) -> int:

@@ -110,6 +110,27 @@ __device__ __forceinline__ Vec<T, N> load_vector(const T* from) {
     return result;
 }
 
+// N neighbouring elements in registers.
+template <typename T, int N>
+struct Run {
+    T lanes[N];
+
+    __device__ __forceinline__ const T& operator[](int lane) const { return lanes[lane]; }
+};
+
+// The elements from `from` on, which is a multiple of the accesses of `Size` elements that load them.
+template <int N, int Size, typename T>
+__device__ __forceinline__ Run<T, N> load_run(const T* from) {
+    Run<T, N> result;
+#pragma unroll
+    for (int i = 0; i < N; i += Size) {
+        const auto part = load_vector<Size>(from + i);
+#pragma unroll
+        for (int k = 0; k < Size; ++k) result.lanes[i + k] = part[k];
+    }
+    return result;
+}
+
 // Of the aligned vectors of 16 bytes that cover the `count` elements from element `begin` on, the one with this number, or the last one. It
 // brings 256 bytes to the L2 cache, as what is next to it is wanted by others at the same time.
 template <int N, typename T, typename I>

@@ -34,6 +34,8 @@ POOLS: dict[str, tuple[nn.Module, tuple[tuple[int, ...], ...]]] = {
     "of a gelu": (nn.Sequential(nn.GELU(), nn.AvgPool2d(3, 1, 1)), ((16, 96, 35, 35), (4, 24, 56, 56))),
     "before a mean": (nn.Sequential(nn.MaxPool2d(5, 1, 2), nn.AdaptiveAvgPool2d(1)), ((64, 128, 28, 28), (64, 512, 13, 13))),
     "before a norm": (nn.Sequential(nn.AvgPool2d(3, 1, 1), nn.GroupNorm(4, 64)), ((16, 64, 56, 56), (5, 64, 33, 35))),
+    "of eight, side by side": (nn.AvgPool2d(8), ((16, 64, 56, 56), (3, 5, 24, 17), (2, 3, 8, 72))),
+    "of pairs, side by side": (nn.MaxPool2d(6), ((16, 64, 114, 114), (3, 5, 12, 30))),
     "average of a line": (nn.AvgPool1d(25, 1, 12), ((64, 321, 721), (2, 3, 1440), (1, 1, 99))),
     "maximum of a long line": (nn.MaxPool1d(301, 1, 150), ((8, 64, 4097),)),
 }  # fmt: skip

@@ -626,6 +626,8 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "cat": lambda: concatenate(4, 6, 10, 64),
     "cat_odd": lambda: concatenate(4, 3, 2, 7),
     "pool2": lambda: max_pool(16, 64, 2, 2, 0),
+    "pool6": lambda: max_pool(16, 30, 6, 6, 0),
+    "pool8": lambda: max_pool(16, 40, 8, 8, 0),
     "pool5_staged": lambda: max_pool(6, 32, 5, 1, 2),
     "pool3_staged": lambda: max_pool(4, 30, 3, 1, 0),
     "pool13_by_rows": lambda: max_pool(24, 20, 13, 1, 6),
