@@ -30,7 +30,7 @@ from fusepass.fallbacks import FallbackCounter
 from fusepass.meta import Meta
 from fusepass.patterns.aliasing import is_view
 from fusepass.patterns.anchor_work import moved, multiplications
-from fusepass.runtime import FusedRegion
+from fusepass.runtime import FusedRegion, lies_as_told
 from fusepass.tune import adopt, chosen_earlier, named, recall, reuse
 from fusepass.variants import Variant, is_precise, library_rounds, variants
 from fusepass.work import Candidate, Work
@@ -285,17 +285,20 @@ def _region(work: Work, candidate: Candidate, counter: FallbackCounter) -> Fused
     # A program's inputs are called as those of the region that it was made for.
     named = arguments if work.like is None else work.like.arguments
     position = {node.name: number for number, node in enumerate(named)}
+    program, told = candidate.generated.program, [Meta.of(node.meta["val"]) for node in arguments]
+    used = [position[name] for name in program.inputs]
+    given = [number for number, node in enumerate(arguments) if work.exact_inputs and node.op == "placeholder"]
     return FusedRegion(
         work.region.name,
         candidate.generated,
         candidate.library,
-        [Meta.of(node.meta["val"]) for node in arguments],
-        [position[name] for name in candidate.generated.program.inputs],
+        told,
+        used,
         work.device,
         work.original(),
         counter,
         {name: _converter(candidate, name, work.device, counter) for name in candidate.conversions},
-        [number for number, node in enumerate(arguments) if work.exact_inputs and node.op == "placeholder"],
+        [number for number in given if lies_as_told(program, used, number, told[number])],
     )
 
 

@@ -26,6 +26,7 @@ from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.config import current
 from fusepass.disabled import warn_of_unknown_names
 from fusepass.dropout import split_dropout
+from fusepass.edges import edges
 from fusepass.fallbacks import FallbackCounter
 from fusepass.garbage import collector_paused
 from fusepass.handover import hand_over
@@ -137,8 +138,13 @@ def compile_graph(
             fused[work.region.name].stay()
             work.call = fused[work.region.name].run
         regions = [work.region for work in kept]
-        arguments = {work.region.name: work.arguments for work in kept}
-        direct = splice(graph, regions, arguments, {key: value.run for key, value in fused.items()})
+        ways = edges(kept, fused)
+        fused = {name: way.seen(fused[name]) for name, way in ways.items()}
+        for region in fused.values():
+            region.stay()
+        arguments = {name: way.arguments for name, way in ways.items()}
+        results = {name: way.results for name, way in ways.items()}
+        direct = splice(graph, regions, arguments, results, {key: value.run for key, value in fused.items()})
         gather_writes(direct)
         shorten(direct)
         only = only_call(direct.graph)
@@ -150,7 +156,7 @@ def compile_graph(
     @functools.cache
     def spliced() -> fx.GraphModule:
         operators = {key: register(value, program_text(value.generated.program)) for key, value in fused.items()}
-        return splice(graph, regions, arguments, operators)
+        return splice(graph, regions, arguments, results, operators)
 
     def without_python() -> tuple[Callable[..., tuple[Any, ...]], Sequence[int]]:
         regions = {value.run: value for value in fused.values()}

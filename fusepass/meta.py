@@ -35,3 +35,10 @@ def with_strides(tensor: torch.Tensor, expected: Meta) -> torch.Tensor:
         return tensor
     copy = torch.empty_strided(expected.shape, expected.strides, dtype=expected.dtype, device=tensor.device)
     return copy.copy_(tensor)
+
+
+def as_seen(tensor: torch.Tensor, expected: Meta) -> torch.Tensor:
+    """The memory of `tensor`, which has no gaps, with the expected shape and strides."""
+    if tuple(tensor.shape) == expected.shape and tensor.stride() == expected.strides:
+        return tensor
+    return tensor.as_strided(expected.shape, expected.strides)

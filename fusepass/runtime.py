@@ -17,11 +17,11 @@ import torch
 
 from fusepass.codegen import build
 from fusepass.codegen.generate import Generated
-from fusepass.codegen.ir.program import Buffer, LibraryCall, Ref, Role
+from fusepass.codegen.ir.program import Buffer, LibraryCall, Program, Ref, Role
 from fusepass.codegen.source import Source, Target
 from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
-from fusepass.meta import Meta, with_strides
+from fusepass.meta import Meta, as_seen, with_strides
 from fusepass.pages import LEAST_BYTES, prefer_large
 from fusepass.quick import Launch, launcher
 from fusepass.shorter import shorter
@@ -74,7 +74,8 @@ class FusedRegion:
         original: the region's ATen operators as a function of the same arguments; runs where the kernels cannot.
         fallbacks: counts those calls.
         conversions: what runs instead of a library call that only changes a layout, by the name of its result.
-        exact: positions of arguments whose strides are as told in every call, so that none compares them.
+        exact: positions of arguments that lie as the program has them in every call, so that none compares strides.
+        outputs: what each result looks like; as the program has it unless it is told.
     """
 
     def __init__(
@@ -89,13 +90,14 @@ class FusedRegion:
         fallbacks: FallbackCounter,
         conversions: Mapping[str, FusedRegion] | None = None,
         exact: Collection[int] = (),
+        outputs: Sequence[Meta] | None = None,
     ) -> None:
         program = generated.program
         self.name = name
         self.generated = generated
         self.device = device
         self.inputs = tuple(inputs)
-        self.outputs = tuple(Meta.of_buffer(program.buffer(name)) for name in program.outputs)
+        self.outputs = tuple(outputs or (Meta.of_buffer(program.buffer(name)) for name in program.outputs))
         self.original = original
         self.fallbacks = fallbacks
         self._unaligned: Entry | None = None
@@ -103,6 +105,7 @@ class FusedRegion:
         self._library = library
         self._entry = Entry(library, generated.source, len(program.arguments))
         self.conversions = conversions or {}
+        self._used, self._exact = used, exact
         self._source, self._scope = _launcher(self, self._entry, used, exact)
         exec(compile(self._source, f"<fusepass {name}>", "exec"), self._scope)
         self.run: Callable[..., Result] = self._scope["run"]
@@ -110,6 +113,35 @@ class FusedRegion:
 
     def __call__(self, *inputs: torch.Tensor) -> Result:
         return self.run(*inputs)
+
+    def reads_memory(self, position: int) -> bool:
+        """Whether kernels alone read an argument, as memory that lies as told; to the library it is a tensor."""
+        program = self.generated.program
+        return not program.calls and lies_as_told(program, self._used, position, self.inputs[position])
+
+    def seen(self, inputs: Sequence[Meta], outputs: Sequence[Meta]) -> FusedRegion:
+        """This region, or what does as it for who has the same memory in other shapes.
+
+        Args:
+            inputs: what each argument looks like; one that is not as in `inputs` lies in each call as told here, and `reads_memory`.
+            outputs: what each result looks like.
+        """
+        other = {number for number, pair in enumerate(zip(inputs, self.inputs, strict=True)) if pair[0] != pair[1]}
+        if not other and tuple(outputs) == self.outputs:
+            return self
+        before, original = self.inputs, self.original
+
+        def run(*arguments: torch.Tensor) -> Result:
+            results = original(*map(as_seen, arguments, before))
+            if isinstance(results, torch.Tensor):
+                return as_seen(results, outputs[0])
+            return tuple(map(as_seen, results, outputs))
+
+        exact = {*self._exact, *other}
+        return FusedRegion(
+            self.name, self.generated, self._library, inputs, self._used, self.device, run, self.fallbacks,
+            self.conversions, exact, outputs,
+        )  # fmt: skip
 
     def stay(self) -> None:
         """To be called when this region is what serves calls from now on: launches that come again and again are replayed."""
@@ -156,6 +188,12 @@ class FusedRegion:
             return self._unaligned
 
 
+def lies_as_told(program: Program, used: Sequence[int], position: int, told: Meta) -> bool:
+    """Whether an argument like `told` lies as `program` reads it; `used`: for each of its inputs, the position among the arguments."""
+    named = [name for name, place in zip(program.inputs, used, strict=True) if place == position]
+    return all(program.buffer(name).strides == told.strides for name in named)
+
+
 def _launcher(
     region: FusedRegion, entry: Entry, used: Sequence[int], exact: Collection[int]
 ) -> tuple[str, dict[str, Any]]:
@@ -172,9 +210,7 @@ def _launcher(
     sure = {arguments[position] for position in exact}
     for name, label in names.items():
         expected = Meta.of_buffer(program.buffer(name))
-        if label in sure and expected.strides == region.inputs[arguments.index(label)].strides:
-            continue
-        if program.buffer(name) in pointers or program.calls:
+        if label not in sure and (program.buffer(name) in pointers or program.calls):
             scope[f"meta_{label}"] = expected
             body.append(f"if {label}.stride() != {expected.strides}: {label} = with_strides({label}, meta_{label})")
     for number, call in enumerate(program.calls):

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 from torch import fx
 
+from fusepass.edges import views_between
+from fusepass.patterns.dataflow import remove_dead
 from fusepass.patterns.ordering import execution_order
 from fusepass.patterns.partition import Region
 
@@ -41,6 +43,7 @@ def splice(
     owner: fx.GraphModule,
     regions: Sequence[Region],
     arguments: Mapping[str, Sequence[fx.Node]],
+    results: Mapping[str, Sequence[fx.Node]],
     targets: Mapping[str, Callable[..., Any]],
 ) -> fx.GraphModule:
     """`owner` with a call of ``targets[region.name]`` in place of each region; `owner` itself is not changed.
@@ -48,18 +51,21 @@ def splice(
     Args:
         owner: the captured graph.
         regions: disjoint; contracting each leaves the graph acyclic.
-        arguments: per region name, the nodes that its call takes.
+        arguments: per region name, the nodes whose values its call takes.
+        results: per region name, for each of its outputs the node whose value the call gives: that, or a view of it that alone is read.
         targets: per region name, what to call; gives a tensor, or a tuple of them for several outputs.
     """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for item in execution_order(owner.graph, regions):
         if isinstance(item, fx.Node):
-            copies[item] = graph.node_copy(item, copies.__getitem__)
+            if item not in copies:
+                copies[item] = graph.node_copy(item, copies.__getitem__)
             continue
         call = graph.call_function(targets[item.name], tuple(copies[node] for node in arguments[item.name]))
         call.name = graph._graph_namespace.create_name(item.name, None)
-        _give_results(graph, item, call, copies)
+        _give_results(graph, item.outputs, results[item.name], call, copies)
+    remove_dead(graph)  # views that regions read through
     graph.lint()
     return fx.GraphModule(owner, graph)
 
@@ -97,11 +103,17 @@ def with_targets(
     return types.MethodType(types.FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__), module)
 
 
-def _give_results(graph: fx.Graph, region: Region, call: fx.Node, copies: dict[fx.Node, fx.Node]) -> None:
-    outputs = region.outputs
-    values = tuple(node.meta["val"] for node in outputs)
-    call.meta["val"] = values if len(outputs) > 1 else values[0]
-    for number, node in enumerate(outputs):
-        copies[node] = graph.call_function(operator.getitem, (call, number)) if len(outputs) > 1 else call
-        if len(outputs) > 1:
-            copies[node].meta["val"] = values[number]
+def _give_results(
+    graph: fx.Graph,
+    outputs: Sequence[fx.Node],
+    results: Sequence[fx.Node],
+    call: fx.Node,
+    copies: dict[fx.Node, fx.Node],
+) -> None:
+    values = tuple(node.meta["val"] for node in results)
+    call.meta["val"] = values if len(results) > 1 else values[0]
+    for number, (output, result) in enumerate(zip(outputs, results, strict=True)):
+        made = graph.call_function(operator.getitem, (call, number)) if len(results) > 1 else call
+        made.meta["val"] = values[number] if len(results) > 1 else call.meta["val"]
+        copies[output] = made
+        copies.update(dict.fromkeys(views_between(result, output), made))

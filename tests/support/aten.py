@@ -44,7 +44,13 @@ class _Tuple(nn.Module):
 def run_regions(graph: fx.GraphModule, parts: Partition, arguments: Sequence[torch.Tensor]) -> Any:
     """The result of `graph` with each region run as one call of its own operators."""
     targets = {region.name: _single(subgraph(graph, region)) for region in parts.regions}
-    spliced = splice(graph, parts.regions, {region.name: region.inputs for region in parts.regions}, targets)
+    spliced = splice(
+        graph,
+        parts.regions,
+        {region.name: region.inputs for region in parts.regions},
+        {region.name: region.outputs for region in parts.regions},
+        targets,
+    )
     with torch.no_grad():
         return spliced(*arguments)
 
