@@ -178,8 +178,8 @@ def _are_rows_apart(window: Window, axis: Axis) -> bool:
     """Whether `window` has several rows, and each element that it loads lies in the windows of one place along `axis` alone."""
     *above, along = window.axes
 
-    def reach(load: Load) -> int:
-        return abs(load.index.stride(along)) * (along.size - 1)
+    def reach(load: Load) -> float:
+        return near_step(load.index, along) * (along.size - 1) if along.size > 1 else 0
 
     alone = all(reach(load) < near_step(load.index, axis) for load in _loads_along(window, axis))
     return alone and prod(each.size for each in above) > 1
