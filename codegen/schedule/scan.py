@@ -17,6 +17,7 @@ from fusepass.codegen.schedule.shape import Shape, ceil
 _ELEMENTS = 16  # that a thread has at a time: enough loads in flight
 _LONG_ROW_THREADS = 512  # so that several blocks stand on a multiprocessor: one loads while another waits
 _USED = 7 / 8  # of the threads' places, over all pieces of a row
+_A_LITTLE_MORE = 9 / 8  # vectors of a thread
 _COVERED = 4, 1  # vectors and elements, at least, of rows that begin anywhere
 _SHORT_ROW_VECTORS = 2  # of a thread, where part of a warp has the row
 _SHORT_ROWS_THREADS = 128  # of a block of rows that part of a warp has
@@ -55,13 +56,23 @@ def _along(shape: Shape) -> Schedule:
     each = min(ceil(vectors, lanes), most)
     if lanes == WARP and each < ceil(vectors, lanes) <= 2 * each:
         each = ceil(vectors, lanes)  # all of it at once
-    if not stays and lanes == _LONG_ROW_THREADS and vectors < _USED * ceil(vectors, lanes * each) * lanes * each:
-        lanes, each = lanes // 2, min(ceil(vectors, lanes // 2), 2 * _ELEMENTS // width)
+    if not stays:
+        each = _without_a_rest(vectors, lanes, each)
+        if lanes == _LONG_ROW_THREADS and vectors < _USED * ceil(vectors, lanes * each) * lanes * each:
+            lanes = lanes // 2
+            each = _without_a_rest(vectors, lanes, min(ceil(vectors, lanes), 2 * _ELEMENTS // width))
     while lanes < min(_MOST_THREADS, vectors) and not shape.fills(shape.rows * lanes):
         lanes, each = 2 * lanes, min(ceil(vectors, 2 * lanes), most)
     groups = max(_SHORT_ROWS_THREADS // lanes, 1) if lanes <= WARP else 1
     keep = Keep.REGISTERS if stays else Keep.NOTHING
     return replace(base, unroll=each, lanes=lanes, groups=groups, blocks=ceil(shape.rows, groups), keep=keep)
+
+
+def _without_a_rest(vectors: int, lanes: int, each: int) -> int:
+    """`each`, or a little more if a row has a piece less then, as the last one would have next to nothing."""
+    pieces = ceil(vectors, lanes * each)
+    more = ceil(vectors, lanes * (pieces - 1)) if pieces > 1 else each
+    return more if more <= _A_LITTLE_MORE * each else each
 
 
 def _beside(shape: Shape) -> Schedule:

@@ -94,7 +94,7 @@ def test_pools_of_halves_behind_what_lies_channels_last() -> None:
 @torch.no_grad()
 def test_rows_that_are_fetched_ahead() -> None:
     """The hint that a copy leaves the cache first came from the wrong register, where its place was a sum: an illegal instruction."""
-    model, x = nn.GroupNorm(1, 192).cuda(), torch.randn(64, 192, 56, 56, device="cuda")
+    model, x = nn.LayerNorm((192, 56, 56)).cuda(), torch.randn(64, 192, 56, 56, device="cuda")
     fused = fusepass.optimize(model, tune="off")
     outcome = check(model, fused, (x,))
     assert outcome.ok, outcome.explain()

@@ -259,6 +259,24 @@ def test_schedule(function: Function, shape: tuple[int, ...], walk: Walk, backwa
     assert (plan.walk, plan.backward) == (walk, backward)
 
 
+@pytest.mark.parametrize(
+    ("columns", "lanes", "each"),
+    [
+        (32_768, 512, 4),
+        (32_769, 256, 9),  # four pieces, and none for what is left of the vectors
+        (33_000, 256, 9),
+        (40_960, 512, 4),
+        (8_193, 256, 9),
+        (9_500, 256, 8),  # ten would be many more
+    ],
+)
+def test_a_piece_for_next_to_nothing_is_none(columns: int, lanes: int, each: int) -> None:
+    facts = DeviceFacts.h200()
+    program = region(lambda x: x.cumsum(1), torch.empty(8192, columns, device="meta")).passed(pass_options(facts))
+    plan = schedule(program.kernels[0], program, facts)
+    assert (plan.lanes, plan.unroll) == (lanes, each)
+
+
 def test_blocks_take_as_many_rows_as_lie_together_where_rows_are_few() -> None:
     program = region(lambda x: x.cumsum(1), torch.empty(316, 41686, 4, device="meta")).passed(
         pass_options(DeviceFacts.h200())
