@@ -24,7 +24,7 @@ from fusepass.codegen.source import Source, Target
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "build" / "test-cuda"
-_BATCH = 24
+_BATCH = 128
 # The device's part alone, for which the host's is read and checked, too. What is compiled does not run: it need not be fast.
 _FLAGS = ("-cubin", "-o", "/dev/null")
 _QUICK = "--Ofast-compile"  # of CUDA 12.9 and later

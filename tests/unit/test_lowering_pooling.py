@@ -183,7 +183,7 @@ def _positions(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int32])
 @pytest.mark.parametrize("rank", [2, 3])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_positions_of_maxima(rank: int, dtype: torch.dtype) -> None:
     """The first of equal ones, the last NaN, as PyTorch's kernels have it."""
     pool, adaptive, shape = MAX[rank], ADAPTIVE_MAX[rank], SHAPES[rank]
