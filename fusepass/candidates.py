@@ -287,7 +287,7 @@ def _region(work: Work, candidate: Candidate, counter: FallbackCounter) -> Fused
     position = {node.name: number for number, node in enumerate(named)}
     program, told = candidate.generated.program, [Meta.of(node.meta["val"]) for node in arguments]
     used = [position[name] for name in program.inputs]
-    given = [number for number, node in enumerate(arguments) if work.exact_inputs and node.op == "placeholder"]
+    exact = [number for number, node in enumerate(arguments) if work.is_exact(node)]
     return FusedRegion(
         work.region.name,
         candidate.generated,
@@ -298,7 +298,7 @@ def _region(work: Work, candidate: Candidate, counter: FallbackCounter) -> Fused
         work.original(),
         counter,
         {name: _converter(candidate, name, work.device, counter) for name in candidate.conversions},
-        [number for number in given if lies_as_told(program, used, number, told[number])],
+        [number for number in exact if lies_as_told(program, used, number, told[number])],
     )
 
 

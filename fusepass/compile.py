@@ -135,13 +135,13 @@ def compile_graph(
     with clock.stage("splice"):
         kept = [work for work in works if work.state is RegionState.FUSED]
         for work in kept:
-            fused[work.region.name].stay()
             work.call = fused[work.region.name].run
         regions = [work.region for work in kept]
         ways = edges(kept, fused)
-        fused = {name: way.seen(fused[name]) for name, way in ways.items()}
-        for region in fused.values():
+        seen = {name: way.seen(fused[name]) for name, way in ways.items()}
+        for region in {*fused.values(), *seen.values()}:
             region.stay()
+        fused = seen
         arguments = {name: way.arguments for name, way in ways.items()}
         results = {name: way.results for name, way in ways.items()}
         direct = splice(graph, regions, arguments, results, {key: value.run for key, value in fused.items()})

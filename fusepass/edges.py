@@ -56,7 +56,7 @@ def edges(works: Sequence[Work], regions: Mapping[str, FusedRegion]) -> dict[str
     def taken(work: Work, position: int, node: fx.Node) -> fx.Node:
         if not regions[work.region.name].reads_memory(position):
             return node
-        known = (base for base in _bases(node, inside) if base in given or (work.exact_inputs and _is_input(base)))
+        known = (base for base in _bases(node, inside) if base in given or work.is_exact(base))
         return next(known, node)
 
     return {
@@ -91,10 +91,6 @@ def _last_view(node: fx.Node, own: Collection[fx.Node], inside: Collection[fx.No
         if len(readers) != 1 or readers[0] in inside or not _is_whole(readers[0]):
             return node
         node = readers[0]
-
-
-def _is_input(node: fx.Node) -> bool:
-    return node.op == "placeholder"
 
 
 def _is_whole(node: fx.Node) -> bool:

@@ -111,9 +111,12 @@ def _give_results(
     copies: dict[fx.Node, fx.Node],
 ) -> None:
     values = tuple(node.meta["val"] for node in results)
-    call.meta["val"] = values if len(results) > 1 else values[0]
+    many = len(results) > 1
+    call.meta["val"] = values if many else values[0]
     for number, (output, result) in enumerate(zip(outputs, results, strict=True)):
-        made = graph.call_function(operator.getitem, (call, number)) if len(results) > 1 else call
-        made.meta["val"] = values[number] if len(results) > 1 else call.meta["val"]
+        made = call
+        if many:
+            made = graph.call_function(operator.getitem, (call, number))
+            made.meta["val"] = values[number]
         copies[output] = made
         copies.update(dict.fromkeys(views_between(result, output), made))

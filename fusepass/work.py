@@ -93,6 +93,10 @@ class Work:
         """The nodes whose values the fused call takes."""
         return [node for node in self.region.inputs if node not in self.constants]
 
+    def is_exact(self, node: fx.Node) -> bool:
+        """Whether `node` is an input of the graph that lies in each call as it is described."""
+        return self.exact_inputs and node.op == "placeholder"
+
     @property
     def device(self) -> torch.device:
         """Where its results lie."""

@@ -13,12 +13,11 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Builder, Const, Expr, Load, Masked, Window, children, walk
 from fusepass.codegen.ir.index import Axis, Bound, Index
 from fusepass.codegen.ir.program import Program
-from fusepass.codegen.ir.vectors import alignment
+from fusepass.codegen.ir.vectors import ACCESS, alignment
 
 Points = tuple[tuple[Expr, ...], ...]
 """What a window takes together: for each point along its last axis, the value of each lane."""
 
-_ACCESS = 16  # bytes
 _MOST = 64  # values, of all lanes
 
 
@@ -87,7 +86,7 @@ def stretches(found: Points, axis: Axis, width: int, program: Program) -> list[S
     """Those loads of `found` that are two or more elements of one access, where `axis` is at a multiple of `width`."""
     together: dict[tuple[str, DType, Index, int, tuple[Bound, ...], Const | None], dict[int, Expr]] = {}
     for node, load, mask, other in _elements(found):
-        size = _ACCESS // load.dtype.nbytes
+        size = ACCESS // load.dtype.nbytes
         rest = load.index - load.index.constant
         if axis in rest.axes and size > 1 and alignment(rest, axis, width) % size == 0:
             place = load.index.constant % size

@@ -9,12 +9,11 @@ from math import gcd
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.patches import Below, PatchWindow, at_first
 from fusepass.codegen.ir.program import Program, Role
-from fusepass.codegen.ir.vectors import alignment
+from fusepass.codegen.ir.vectors import ACCESS, alignment
 
 ASYNCHRONOUS = 4
 """Bytes of the smallest copy that goes on by itself."""
 
-_ACCESS = 16  # bytes of the widest copy
 _FEW = 2  # elements of a copy of each row by itself, up to which rows copied together cost less, with conditions at their ends
 _GAPS = 2  # times what is needed of a row, from which the rest of it is not copied
 
@@ -60,7 +59,7 @@ class TileShape:
     @property
     def vectors(self) -> int:
         """That threads copy of it."""
-        return self.rows * (self.cols // self.vector) if not self.run else self.nbytes // _ACCESS
+        return self.rows * (self.cols // self.vector) if not self.run else self.nbytes // ACCESS
 
     def elements(self, nbytes: int) -> int:
         """From an image's rows to the next one's; of `nbytes` each."""
@@ -88,7 +87,7 @@ def tile_shape(
     load, nbytes = below.load, below.load.dtype.nbytes
     buffer, width, moving = program.buffer(load.buffer), along or lane.size, (window.image[1], lane, window.taps[1])
     usable, start = aligned or buffer.role is not Role.INPUT, at_first(load.index, *moving)
-    shift, vector = 0, _ACCESS // nbytes
+    shift, vector = 0, ACCESS // nbytes
     across = window.image[1].size
     apart = below.steps[1] * gcd(patch[1], across - patch[1]) if patch[1] < across else 0  # of patches side by side
     while vector > 1:
@@ -100,11 +99,11 @@ def tile_shape(
         vector //= 2
     rows, cols = below.span(window.taps, patch)
     _, reach = below.span(window.taps, (1, width))
-    near = gcd(width * below.steps[1], _ACCESS // nbytes)
+    near = gcd(width * below.steps[1], ACCESS // nbytes)
     needed = cols - max(patch[1] - across, 0) * below.steps[1] + shift
     room = _up(cols + shift, max(vector, near))
     nearby = _up(reach + shift, near)
-    alone = TileShape(rows, room, vector, shift, needed, near, nearby, _up(rows * room * nbytes, _ACCESS))
+    alone = TileShape(rows, room, vector, shift, needed, near, nearby, _up(rows * room * nbytes, ACCESS))
     if not usable or across > patch[1] or below.pitch > _GAPS * cols or window.deep:
         return alone
     return _together(below, start, Images(), (rows, cols, reach), near) if vector <= _FEW else alone
@@ -150,7 +149,7 @@ def tile_of_images(
     if pitch <= 0 or pitch > _GAPS * least:
         return None
     start = at_first(load.index, window.image[1], lane, window.taps[1]) + top * below.pitch
-    near = gcd(along * below.steps[1], _ACCESS // nbytes)
+    near = gcd(along * below.steps[1], ACCESS // nbytes)
     return _together(below, start, Images(images, pitch, top), (end - top, cols, reach), near)
 
 
@@ -186,7 +185,7 @@ def _together(below: Below, start: Index, images: Images, needed: tuple[int, int
         near //= 2
     else:
         shift = 0
-    vector = _ACCESS // nbytes
+    vector = ACCESS // nbytes
     last = (images.count - 1) * images.pitch + (rows - 1) * below.pitch
     covered = _up(last + _up(cols + shift, near) + vector - 1, vector) * nbytes
     room = TileShape(rows, cols, vector, shift, cols, near, _up(reach + shift, near), covered, below.pitch)

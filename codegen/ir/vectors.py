@@ -15,9 +15,9 @@ from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Masked, Positi
 from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index, Mod, axis_index, delinearize, from_the_end
 from fusepass.codegen.ir.program import Kernel, Partials, Reduction, Store
 
-_ACCESS = 16  # bytes
+ACCESS = 16  # bytes of the widest access of one thread
 _LEAST_ACCESS = 4  # for several elements
-_MOST = 4 * _ACCESS  # of a window's points that are loaded together
+_MOST = 4 * ACCESS  # of a window's points that are loaded together
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def access_along(load: Load, axis: Axis) -> int:
     first, nbytes = load.index - axis_index(axis), load.dtype.nbytes
     if axis in first.axes or axis.size * nbytes > _MOST:
         return 1
-    size = gcd(axis.size, _ACCESS // nbytes)
+    size = gcd(axis.size, ACCESS // nbytes)
     while alignment(first, axis, size) % size:
         size //= 2
     return size if size * nbytes >= _LEAST_ACCESS else 1

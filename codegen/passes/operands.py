@@ -16,11 +16,11 @@ from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.index import Axis, Bound, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.product import Operand, Product
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Role, Store
+from fusepass.codegen.ir.vectors import ACCESS
 
 Seconds = Callable[[Program, Kernel], float]
 """How long the kernel of a product takes, and those that copy its operands."""
 
-_ACCESS = 16  # bytes of the widest access
 _CLEARLY = 0.9  # of the time without copies, by estimate, that there must be at most with them
 _LEAST_SAVED = 5e-6  # seconds: of less, estimates know nothing
 
@@ -52,7 +52,7 @@ def _is_whole(operand: Operand, product: Product) -> bool:
 
 def _whole(product: Product) -> int:
     """Elements of a whole access."""
-    return _ACCESS // product.dtype.nbytes
+    return ACCESS // product.dtype.nbytes
 
 
 def _with_copies(program: Program, builder: Builder, position: int, sides: Sequence[str]) -> tuple[Program, int]:

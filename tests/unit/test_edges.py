@@ -144,7 +144,7 @@ def test_a_region_behind_a_view_of_what_another_gives(returned: bool, exact: boo
         SimpleNamespace(
             region=SimpleNamespace(name=node.name, nodes=(node,), outputs=(node,)),
             arguments=[taken],
-            exact_inputs=exact,
+            is_exact=lambda node: exact and node is x,
         )
         for taken, node in ((flat, first), (square, second))
     ]
