@@ -190,7 +190,7 @@ def _metadata(actual: Tensor, expected: Tensor) -> str:
 def _near(actual: Tensor, expected: Tensor, tolerance: Tolerance) -> Agreement:
     """Whether two results are the same but for rounding; UNCLEAR where one could not tell another value from it."""
     if not expected.is_floating_point():
-        if expected.numel() > 1 and bool((expected == expected.flatten()[0]).all()) and torch.equal(actual, expected):
+        if expected.numel() > 0 and bool((expected == expected.flatten()[0]).all()) and torch.equal(actual, expected):
             return Agreement(Verdict.UNCLEAR, "its results are all the same")
         return _few_differ(actual != expected, "")
     if not bool(torch.isfinite(expected).all()) or not bool(torch.isfinite(actual).all()):

@@ -231,7 +231,10 @@ def candidate_of(work: Work, variant: Variant, facts: DeviceFacts, share: Share 
     labels = [node.name for node in work.region.inputs]
     values = {node.name: value.item() for node, value in work.constants.items()}
     tf32 = library_rounds(work.graph, facts)
-    program, builder = lower(work.graph, work.region.name, labels, values, variant.anchor_format, tf32=tf32)
+    updates = {number: write.all_input_nodes[0].name for number, write in work.updates.items()}
+    program, builder = lower(
+        work.graph, work.region.name, labels, values, variant.anchor_format, tf32=tf32, updates=updates
+    )
     converted = {call.result: share(generate(conversion, own, facts)) for call, conversion, own in conversions(program)}
     return Candidate(variant, share(generate(program, builder, facts, variant.anchor, variant.arrangement)), converted)
 

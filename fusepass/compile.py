@@ -42,7 +42,7 @@ from fusepass.summary import summary
 from fusepass.tune import choose, remember, settle
 from fusepass.variants import handed_format
 from fusepass.work import Work
-from fusepass.writes import gather_writes
+from fusepass.writes import gather_writes, is_write, updates_of
 
 
 @dataclass(frozen=True)
@@ -138,13 +138,16 @@ def compile_graph(
             work.call = fused[work.region.name].run
         regions = [work.region for work in kept]
         ways = edges(kept, fused)
-        seen = {name: way.seen(fused[name]) for name, way in ways.items()}
-        for region in {*fused.values(), *seen.values()}:
+        seen = {key: way.seen(fused[key]) for key, way in ways.items()}
+        own_ways = dict(ways)
+        for work in kept:
+            key = work.region.name
+            own_ways[key] = way = ways[key].writing(seen[key], work.updates)
+            work.writes = [result for result in way.results if is_write(result)]
+        called = {key: seen[key].writing(way.written) for key, way in own_ways.items()}
+        for region in {*fused.values(), *seen.values(), *called.values()}:
             region.stay()
-        fused = seen
-        arguments = {name: way.arguments for name, way in ways.items()}
-        results = {name: way.results for name, way in ways.items()}
-        direct = splice(graph, regions, arguments, results, {key: value.run for key, value in fused.items()})
+        direct = splice(graph, regions, own_ways, {key: value.run for key, value in called.items()})
         gather_writes(direct)
         shorten(direct)
         only = only_call(direct.graph)
@@ -155,11 +158,11 @@ def compile_graph(
 
     @functools.cache
     def spliced() -> fx.GraphModule:
-        operators = {key: register(value, program_text(value.generated.program)) for key, value in fused.items()}
-        return splice(graph, regions, arguments, results, operators)
+        operators = {key: register(value, program_text(value.generated.program)) for key, value in seen.items()}
+        return splice(graph, regions, ways, operators)
 
     def without_python() -> tuple[Callable[..., tuple[Any, ...]], Sequence[int]]:
-        regions = {value.run: value for value in fused.values()}
+        regions = {value.run: value for value in called.values()}
         if only is not None and only[0] in regions:
             return regions[only[0]].launcher(always_tuple=True), only[1]
         return with_targets(direct, {run: value.launcher() for run, value in regions.items()}), range(count)
@@ -215,7 +218,11 @@ def _fused(
 
 
 def _works(graph: fx.GraphModule, regions: Sequence[Region], exact: bool) -> list[Work]:
-    return [Work(region, subgraph(graph, region), _constants(graph, region), exact) for region in regions]
+    written = updates_of(graph.graph, regions)
+    return [
+        Work(region, subgraph(graph, region), _constants(graph, region), exact, written.get(region, {}))
+        for region in regions
+    ]
 
 
 def _formats(works: Sequence[Work]) -> dict[str, AnchorFormat]:

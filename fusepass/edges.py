@@ -1,13 +1,13 @@
-"""Views at the edges of regions are not made: a kernel reads and writes memory, so a region takes what a view is of, and gives what one
-would be.
+"""Views and writes at the edges of regions are not made: a kernel reads and writes memory, so a region takes what a view is of, gives what one
+would be, and writes over an argument what would be copied there.
 
-A view takes the host a few microseconds, and a graph of views and one region is more than one call.
+Each takes the host a few microseconds, and a graph of these and one region is more than one call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
@@ -18,6 +18,7 @@ from fusepass.meta import Meta
 from fusepass.patterns.aliasing import is_view
 from fusepass.runtime import FusedRegion
 from fusepass.work import Work
+from fusepass.writes import is_write
 
 aten = torch.ops.aten
 
@@ -28,7 +29,7 @@ class Edges:
 
     Attributes:
         arguments: the nodes whose values its call takes.
-        results: per output, the node whose value its call gives.
+        results: per output, the node whose value its call gives, or the write that it does itself.
     """
 
     arguments: tuple[fx.Node, ...]
@@ -37,6 +38,20 @@ class Edges:
     def seen(self, region: FusedRegion) -> FusedRegion:
         """`region`, or the like of it that takes and gives these."""
         return region.seen(*([Meta.of(node.meta["val"]) for node in nodes] for nodes in (self.arguments, self.results)))
+
+    @property
+    def written(self) -> list[int]:
+        """The numbers of the outputs that the call writes over arguments."""
+        return [number for number, result in enumerate(self.results) if is_write(result)]
+
+    def writing(self, region: FusedRegion, updates: Mapping[int, fx.Node]) -> Edges:
+        """These, where `region` does itself what it may of `updates`, writes of its outputs by their numbers."""
+        own = {
+            number: write
+            for number, write in updates.items()
+            if (place := region.may_write.get(number)) is not None and self.arguments[place] is write.all_input_nodes[0]
+        }
+        return replace(self, results=tuple(own.get(number, result) for number, result in enumerate(self.results)))
 
 
 def edges(works: Sequence[Work], regions: Mapping[str, FusedRegion]) -> dict[str, Edges]:

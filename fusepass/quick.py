@@ -130,6 +130,7 @@ class Launch:
         places: for each pointer of the entry 0 and the number of an input, 1 and that of an output, or 2 and an offset into
             the workspace, as three numbers.
         numbers: what the entry takes behind the pointers; None for nothing.
+        written: numbers of inputs that are written.
     """
 
     inputs: int
@@ -138,6 +139,7 @@ class Launch:
     workspace: tuple[Any, ...] | None
     places: tuple[tuple[int, int, int], ...]
     numbers: int | None
+    written: tuple[int, ...] = ()
 
 
 def launcher(
@@ -178,6 +180,7 @@ def launcher(
             device.index or 0, address, launch.numbers or 0, launch.single, launch.inputs, launch.places,
             *_runtime(library if cuda else None),
             sum(map(_nbytes, launch.outputs)) <= _SMALL_RESULTS, _nbytes(launch.workspace) <= _SMALL_WORKSPACE,
+            torch._C._increment_version, launch.written,
         )  # fmt: skip
     except ValueError:  # more buffers than are worth it
         return plain

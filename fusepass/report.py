@@ -67,6 +67,7 @@ class RegionReport:
             does not; None for the first sizes, which have one of their own.
         like: the name of the earlier region that differs in nothing but names, as that of an equal layer does, whose kernels,
             library and choice it has; None where there is none.
+        written: the inputs that its kernels write over, such as running statistics.
     """
 
     name: str
@@ -85,6 +86,7 @@ class RegionReport:
     choice: Choice | None = None
     sizes: str | None = None
     like: str | None = None
+    written: tuple[str, ...] = ()
 
     @property
     def bytes_saved(self) -> int:
@@ -228,6 +230,7 @@ def _region(data: dict[str, Any]) -> RegionReport:
         "state": RegionState(data["state"]),
         "sources": tuple(_source(entry) for entry in data["sources"]),
         "choice": Choice.from_json(data["choice"]) if data.get("choice") else None,
+        "written": tuple(data.get("written", ())),
     }
     return RegionReport(**data | decoded)
 

@@ -96,6 +96,8 @@ def _details(region: RegionReport, width: int, *, indent: int) -> list[str]:
         lines += wrap(f"{location}: {names}" if location else names, width, indent=indent)
     if region.anchor:
         lines += wrap(f"anchor ({region.anchor})", width, indent=indent)
+    if region.written:
+        lines += wrap(f"writes {', '.join(region.written)}", width, indent=indent)
     if region.like:
         lines += wrap(f"kernels and choice: those of {region.like}", width, indent=indent)
     if region.sizes:

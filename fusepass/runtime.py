@@ -18,6 +18,7 @@ import torch
 from fusepass.codegen import build
 from fusepass.codegen.generate import Generated
 from fusepass.codegen.ir.program import Buffer, LibraryCall, Program, Ref, Role
+from fusepass.codegen.ir.updates import written_over
 from fusepass.codegen.source import Source, Target
 from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
@@ -30,6 +31,8 @@ _ALIGNMENT = 256  # of temporaries within the workspace, in bytes
 _TOO_LARGE = 720  # cudaErrorCooperativeLaunchTooLarge
 _VECTOR = 16  # widest access of a kernel, in bytes
 _allocators: Any = torch._C._dynamo.guards
+_increment_version: Any = torch._C._increment_version
+"""Takes tensors, and tells autograd that they were written; `torch.autograd.graph.increment_version` without its checks."""
 _EMPTY = {"cpu": _allocators._empty_strided_cpu, "cuda": _allocators._empty_strided_cuda}
 """As `torch.empty_strided`, on the current device and without the dispatcher."""
 
@@ -75,7 +78,8 @@ class FusedRegion:
         fallbacks: counts those calls.
         conversions: what runs instead of a library call that only changes a layout, by the name of its result.
         exact: positions of arguments that lie as the program has them in every call, so that none compares strides.
-        outputs: what each result looks like; as the program has it unless it is told.
+        outputs: what each output looks like; as the program has it unless it is told.
+        written: arguments that outputs are written over, by the numbers of both; such an output is no result.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class FusedRegion:
         conversions: Mapping[str, FusedRegion] | None = None,
         exact: Collection[int] = (),
         outputs: Sequence[Meta] | None = None,
+        written: Mapping[int, int] | None = None,
     ) -> None:
         program = generated.program
         self.name = name
@@ -98,6 +103,7 @@ class FusedRegion:
         self.device = device
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs or (Meta.of_buffer(program.buffer(name)) for name in program.outputs))
+        self.written = written or {}
         self.original = original
         self.fallbacks = fallbacks
         self._unaligned: Entry | None = None
@@ -143,6 +149,25 @@ class FusedRegion:
             self.conversions, exact, outputs,
         )  # fmt: skip
 
+    @property
+    def may_write(self) -> dict[int, int]:
+        """Which of the outputs may be written over which of the arguments, by their numbers."""
+        program = self.generated.program
+        return {
+            program.outputs.index(output): self._used[program.inputs.index(updated)]
+            for output, updated in written_over(program)
+        }
+
+    def writing(self, outputs: Collection[int]) -> FusedRegion:
+        """This region, or what does as it and writes over arguments these of its outputs, which it `may_write`, and gives the others alone."""
+        if not outputs:
+            return self
+        written = {number: self.may_write[number] for number in outputs}
+        return FusedRegion(
+            self.name, self.generated, self._library, self.inputs, self._used, self.device, _copying(self.run, written),
+            self.fallbacks, self.conversions, self._exact, self.outputs, written,
+        )  # fmt: skip
+
     def stay(self) -> None:
         """To be called when this region is what serves calls from now on: launches that come again and again are replayed."""
         source = self.generated.source
@@ -154,7 +179,7 @@ class FusedRegion:
         launch = self._scope.get("launch")
         run: Callable[..., Any] = self.run
         failed: Callable[..., Any] = functools.partial(_failed, self)
-        if always_tuple and len(self.outputs) == 1:
+        if always_tuple and len(self.outputs) - len(self.written) == 1:
             run, failed = functools.partial(_in_tuple, run), functools.partial(_in_tuple, failed)
         if not isinstance(launch, Launch):
             return run
@@ -208,9 +233,13 @@ def _launcher(
     body: list[str] = []
     pointers = program.arguments
     sure = {arguments[position] for position in exact}
+    targets = [arguments[position] for position in region.written.values()]
+    plainly = f"return region.original({', '.join(arguments)})"
     for name, label in names.items():
         expected = Meta.of_buffer(program.buffer(name))
-        if label not in sure and (program.buffer(name) in pointers or program.calls):
+        if label in targets and label not in sure:
+            body.append(f"if {label}.stride() != {expected.strides}: {plainly}")
+        elif label not in sure and (program.buffer(name) in pointers or program.calls):
             scope[f"meta_{label}"] = expected
             body.append(f"if {label}.stride() != {expected.strides}: {label} = with_strides({label}, meta_{label})")
     for number, call in enumerate(program.calls):
@@ -230,7 +259,12 @@ def _launcher(
                 f"if c{number}.stride() != {expected.strides}: c{number} = with_strides(c{number}, meta_c{number})"
             )
     plain = not body  # nothing but memory and the launch is left
+    given = list[str]()
     for number, (name, meta) in enumerate(zip(program.outputs, region.outputs, strict=True)):
+        if number in region.written:
+            names[name] = arguments[region.written[number]]
+            continue
+        given.append(name)
         names[name] = f"o{number}"
         scope[f"dtype{number}"] = meta.dtype
         body.append(f"o{number} = empty({meta.shape}, {meta.strides}, dtype{number})")
@@ -250,38 +284,49 @@ def _launcher(
         if buffer.role is Role.TEMP:
             places.append((2, 0, offsets[buffer.name]))
             passed.append(f"base + {offsets[buffer.name]}" if offsets[buffer.name] else "base")
-        elif buffer.role is Role.INPUT:
+        elif buffer.role is Role.INPUT or names[buffer.name] in targets:
             places.append((0, arguments.index(names[buffer.name]), 0) if plain else (0, 0, 0))
             body.append(f"p{len(passed)} = {names[buffer.name]}.data_ptr()")
             passed.append(f"p{len(passed)}")
         else:
-            places.append((1, program.outputs.index(buffer.name), 0) if plain else (0, 0, 0))
+            places.append((1, given.index(buffer.name), 0) if plain else (0, 0, 0))
             passed.append(f"{names[buffer.name]}.data_ptr()")
     if plain:
-        outputs = tuple((meta.shape, meta.strides, meta.dtype) for meta in region.outputs)
+        results = (meta for number, meta in enumerate(region.outputs) if number not in region.written)
+        outputs = tuple((meta.shape, meta.strides, meta.dtype) for meta in results)
         workspace = ((total,), (1,), torch.uint8) if total else None
         single = len(outputs) == 1
-        scope["launch"] = Launch(len(arguments), outputs, single, workspace, tuple(places), entry.numbers)
+        written = tuple(region.written.values())
+        scope["launch"] = Launch(len(arguments), outputs, single, workspace, tuple(places), entry.numbers, written)
     body.append("call = entry")
     if entry.numbers is not None:
         scope["size_numbers"] = entry.numbers
         body.append("numbers = size_numbers")
         passed.append("numbers")
-    inputs = [text for text, buffer in zip(passed, pointers, strict=False) if buffer.role is Role.INPUT]
-    if inputs:
-        body.append(f"if ({' | '.join(inputs)}) & {_VECTOR - 1}:")
-        body.append("    other = region.unaligned_entry()")
-        body.append(f"    if other is None: return region.original({', '.join(arguments)})")
-        body.append("    call = other.call")
-        if entry.numbers is not None:
-            body.append("    numbers = other.numbers")
+    from_outside = [
+        text for text, buffer in zip(passed, pointers, strict=False)
+        if buffer.role is Role.INPUT or names.get(buffer.name) in targets
+    ]  # fmt: skip
+    if from_outside:
+        body.append(f"if ({' | '.join(from_outside)}) & {_VECTOR - 1}:")
+        if targets:
+            body.append(f"    {plainly}")
+        else:
+            body.append("    other = region.unaligned_entry()")
+            body.append(f"    if other is None: {plainly}")
+            body.append("    call = other.call")
+            if entry.numbers is not None:
+                body.append("    numbers = other.numbers")
     stream = "None"
     if region.generated.source.target is Target.CUDA:
         stream = "stream(index)"
         scope |= {"stream": torch._C._cuda_getCurrentRawStream, "index": device.index}
     body.append(f"status = call({', '.join([*passed, stream])})")
     body.append(f"if status: return failed(region, status, ({', '.join(arguments)},))")
-    body.append(f"return {', '.join(names[name] for name in program.outputs)}")
+    if targets:
+        scope["written"] = _increment_version
+        body.append(f"written(({', '.join(targets)},))")
+    body.append(f"return {', '.join(names[name] for name in given)}")
     if region.generated.source.target is Target.CUDA:
         scope |= {"current_device": torch._C._cuda_getDevice, "on_device": torch.cuda.device}
         again = f"    with on_device(index): return run({', '.join(arguments)})"
@@ -318,6 +363,19 @@ def _workspace(temporaries: Sequence[Buffer]) -> tuple[dict[str, int], int]:
     return offsets, total
 
 
+def _copying(run: Callable[..., Result], written: Mapping[int, int]) -> Callable[..., Result]:
+    """`run`, whose results by these numbers are copied to the arguments by those, and given no more."""
+
+    def copied(*arguments: torch.Tensor) -> Result:
+        results = run(*arguments)
+        for number, argument in written.items():
+            arguments[argument].copy_(results[number])
+        given = tuple(result for number, result in enumerate(results) if number not in written)
+        return given if len(given) > 1 else given[0]
+
+    return copied
+
+
 def _in_tuple(function: Callable[..., Any], *arguments: Any) -> tuple[Any]:
     return (function(*arguments),)
 
@@ -332,7 +390,8 @@ def _failed(region: FusedRegion, status: int, arguments: tuple[torch.Tensor, ...
     if region.generated.source.target is not Target.CUDA:
         return region.original(*arguments)
     if status == _TOO_LARGE:
-        region.fallbacks.count(region.name, "blocks that share a row do not fit the device all at once")
+        if not region.written:  # else what stands for the original is a region, which tries and counts for itself
+            region.fallbacks.count(region.name, "blocks that share a row do not fit the device all at once")
         return region.original(*arguments)
     raise RuntimeError(
         f"{region.name}: launching its kernels failed with CUDA error {status}. "

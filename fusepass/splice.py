@@ -9,10 +9,11 @@ from typing import Any, Protocol
 
 from torch import fx
 
-from fusepass.edges import views_between
+from fusepass.edges import Edges, views_between
 from fusepass.patterns.dataflow import remove_dead
 from fusepass.patterns.ordering import execution_order
 from fusepass.patterns.partition import Region
+from fusepass.writes import is_write
 
 
 class Part(Protocol):
@@ -42,8 +43,7 @@ def subgraph(owner: fx.GraphModule, region: Part) -> fx.GraphModule:
 def splice(
     owner: fx.GraphModule,
     regions: Sequence[Region],
-    arguments: Mapping[str, Sequence[fx.Node]],
-    results: Mapping[str, Sequence[fx.Node]],
+    ways: Mapping[str, Edges],
     targets: Mapping[str, Callable[..., Any]],
 ) -> fx.GraphModule:
     """`owner` with a call of ``targets[region.name]`` in place of each region; `owner` itself is not changed.
@@ -51,9 +51,8 @@ def splice(
     Args:
         owner: the captured graph.
         regions: disjoint; contracting each leaves the graph acyclic.
-        arguments: per region name, the nodes whose values its call takes.
-        results: per region name, for each of its outputs the node whose value the call gives: that, or a view of it that alone is read.
-        targets: per region name, what to call; gives a tensor, or a tuple of them for several outputs.
+        ways: per region name, what its call takes and gives.
+        targets: per region name, what to call; gives a tensor, or a tuple of them for several results.
     """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -62,9 +61,10 @@ def splice(
             if item not in copies:
                 copies[item] = graph.node_copy(item, copies.__getitem__)
             continue
-        call = graph.call_function(targets[item.name], tuple(copies[node] for node in arguments[item.name]))
+        way = ways[item.name]
+        call = graph.call_function(targets[item.name], tuple(copies[node] for node in way.arguments))
         call.name = graph._graph_namespace.create_name(item.name, None)
-        _give_results(graph, item.outputs, results[item.name], call, copies)
+        _give_results(graph, item.outputs, way.results, call, copies)
     remove_dead(graph)  # views that regions read through
     graph.lint()
     return fx.GraphModule(owner, graph)
@@ -110,10 +110,12 @@ def _give_results(
     call: fx.Node,
     copies: dict[fx.Node, fx.Node],
 ) -> None:
-    values = tuple(node.meta["val"] for node in results)
-    many = len(results) > 1
+    pairs = [pair for pair in zip(outputs, results, strict=True) if not is_write(pair[1])]
+    copies.update({result: copies[result.all_input_nodes[0]] for result in results if is_write(result)})
+    values = tuple(result.meta["val"] for _, result in pairs)
+    many = len(pairs) > 1
     call.meta["val"] = values if many else values[0]
-    for number, (output, result) in enumerate(zip(outputs, results, strict=True)):
+    for number, (output, result) in enumerate(pairs):
         made = call
         if many:
             made = graph.call_function(operator.getitem, (call, number))

@@ -46,21 +46,21 @@ def summary(
         seconds: per stage, in the order in which they ran.
     """
     calls = [node for node in graph.graph.nodes if node.op == "call_function"]
+    written = {write.name for work in works for write in work.writes}
     devices = [node.meta["val"].device for node in calls if isinstance(node.meta.get("val"), torch.Tensor)]
     return Report(
         model=name,
         device=str(devices[0]) if devices else "cpu",
         capture=CaptureRoute.TRACED,
         regions=tuple(_region_report(work) for work in works),
-        refusals=tuple(RefusalReport(r.node, r.target, r.reason) for r in parts.refusals),
+        refusals=tuple(RefusalReport(r.node, r.target, r.reason) for r in parts.refusals if r.node not in written),
         rewrites=tuple(
             RewriteReport(a.rule, a.node, a.before.flops, a.after.flops, a.before.bytes, a.after.bytes)
             for a in applications
         ),
         ops_total=sum(not _is_getitem(node) for node in calls),
-        ops_fused=sum(
-            not _is_getitem(node) for work in works if work.state is RegionState.FUSED for node in work.region.nodes
-        ),
+        ops_fused=len(written)
+        + sum(not _is_getitem(node) for work in works if work.state is RegionState.FUSED for node in work.region.nodes),
         seconds=tuple(seconds.items()),
     )
 
@@ -96,6 +96,7 @@ def _region_report(work: Work) -> RegionReport:
         choice=work.choice,
         build_seconds=work.seconds,
         like=None if work.like is None else work.like.region.name,
+        written=tuple(write.all_input_nodes[0].name for write in work.writes),
     )
     if candidate is None or generated is None:
         return report

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ class Work:
         graph: its operators as a graph of their own; a placeholder for each of ``region.inputs``.
         constants: those inputs that are numbers fixed at capture, with their values.
         exact_inputs: whether each call gives the graph's inputs with the strides that they are described with.
+        updates: by the numbers of its outputs, the writes at the graph's end that alone read them; see `fusepass.writes.updates_of`.
         like: the earlier region of its graph that differs in nothing but names, if there is one.
         offered: names of the variants that it may be tried in, the one to choose unmeasured first.
         candidates: what was generated of these, different programs all, in that order; empty where the region is beyond
@@ -65,6 +66,7 @@ class Work:
         lost: candidates that could not be generated, built or loaded, by name, and why.
         choice: what was measured and chosen; None where nothing was to be chosen.
         call: the fused call, where it is in use.
+        writes: those of its `updates` that a call of the graph leaves to its kernels.
         reason: why it runs as the original operators although it was meant to be fused.
         seconds: spent in compiler or cache.
     """
@@ -73,6 +75,7 @@ class Work:
     graph: fx.GraphModule
     constants: dict[fx.Node, torch.Tensor]
     exact_inputs: bool = False
+    updates: Mapping[int, fx.Node] = field(default_factory=dict)
     like: Work | None = None
     offered: tuple[str, ...] = ()
     candidates: list[Candidate] = field(default_factory=list)
@@ -80,6 +83,7 @@ class Work:
     lost: dict[str, str] = field(default_factory=dict)
     choice: Choice | None = None
     call: Callable[..., Any] | None = None
+    writes: Sequence[fx.Node] = ()
     reason: str | None = None
     seconds: float = 0.0
 

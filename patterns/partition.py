@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import or_
 
+import torch
 from torch import fx
 
 from fusepass.codegen.lowering import registry
@@ -16,13 +17,21 @@ from fusepass.patterns import companions, naming
 from fusepass.patterns import library as library  # registers the patterns
 from fusepass.patterns.dataflow import Candidate, Dataflow, Unit, bits, remove_dead
 from fusepass.patterns.growth import grow
-from fusepass.patterns.legality import Refusal, final_reason, step_reason
+from fusepass.patterns.legality import (
+    Refusal,
+    final_reason,
+    not_too_many_arguments,
+    not_too_many_ops,
+    step_reason,
+)
 from fusepass.patterns.lone import pays
-from fusepass.patterns.opclass import Vocabulary
+from fusepass.patterns.opclass import OpClass, Vocabulary
 from fusepass.patterns.pattern import Pattern, patterns
 from fusepass.patterns.region import Region, make_region
 
 __all__ = ["Partition", "Region", "partition"]
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,7 @@ def partition(graph_module: fx.GraphModule, vocabulary: Vocabulary = registry) -
     reasons: dict[int, str] = {}
     chosen = [*_chosen(flow, reasons)]
     joined = _joined(flow, [*chosen, *_alone(flow, _members(chosen))])
+    joined = [*_with_counts(flow, joined)]
     regions = _own_views(graph_module.graph, flow, [offer.region for offer in joined])
     if not size == len(flow.position) == len(graph_module.graph.nodes):
         graph_module.recompile()
@@ -147,6 +157,37 @@ def _with_companion(
                 pattern = min(other.pattern, offer.pattern, key=patterns().index)
                 return other, _Offer(candidate, pattern, make_region(candidate, pattern))
     return None
+
+
+def _with_counts(flow: Dataflow, offers: Sequence[_Offer]) -> Iterator[_Offer]:
+    """`offers`, of which one that is alone takes along how a call counts itself, so that it does all that the call does.
+
+    A count waits for nothing, and nothing but the write of it waits for it.
+    """
+    for offer in offers:
+        counts = [unit for unit in flow.units if len(offers) == 1 and _is_count(unit, offer.region)]
+        candidate = _together(flow, (*offer.candidate.units, *counts))
+        if not counts or not_too_many_arguments(candidate) or not_too_many_ops(candidate):
+            yield offer
+            continue
+        flow.contract(candidate.members)
+        region = replace(make_region(candidate, offer.pattern), name=offer.region.name)
+        yield _Offer(candidate, offer.pattern, region)
+
+
+def _is_count(unit: Unit, region: Region) -> bool:
+    """Whether it makes a single number of one that the graph is given, to be written there, on the device of `region`."""
+    value, users = unit.node.meta.get("val"), [*unit.node.users]
+    if (
+        unit.op_class is not OpClass.POINTWISE
+        or len(unit.bases) != 1
+        or len(users) != 1
+        or not isinstance(value, torch.Tensor)
+    ):
+        return False
+    (source,), (user,) = unit.bases, users
+    written = source.op == "placeholder" and user.target is aten.copy_.default and user.args[0] is source
+    return written and value.dim() == 0 and value.device == region.outputs[0].meta["val"].device
 
 
 def _is_legal(flow: Dataflow, candidate: Candidate) -> bool:

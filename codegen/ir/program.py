@@ -175,7 +175,7 @@ class Kernel:
 
     A kernel without an anchor may raise an `Alarm`, and one without, or with a product, may run only `when` the first number of a buffer is
     not zero: what it then writes may have been written before. One that writes the `rest` writes what others have left of buffers. Where `cluster` is more than one, so many neighbouring blocks share each row, and show each other
-    their reduction states in their shared memory.
+    their reduction states in their shared memory. What it stores `once` depends on no axis, and on nothing that a kernel of the program writes.
     """
 
     name: str
@@ -193,6 +193,7 @@ class Kernel:
     when: str | None = None
     cluster: int = 1
     rest: bool = False
+    once: tuple[Store, ...] = ()
 
     @property
     def row_count(self) -> int:
@@ -266,7 +267,8 @@ class Kernel:
     @cached_property
     def reads(self) -> frozenset[str]:
         others = (*(self.anchor.reads if self.anchor else ()), *([self.when] if self.when else []))
-        return frozenset((*others, *(node.buffer for node in self.nodes if isinstance(node, Load | Gather))))
+        nodes = (*self.nodes, *walk(*(store.value for store in self.once)))
+        return frozenset((*others, *(node.buffer for node in nodes if isinstance(node, Load | Gather))))
 
     @property
     def checks(self) -> bool:
@@ -277,7 +279,7 @@ class Kernel:
     @cached_property
     def writes(self) -> frozenset[str]:
         partial = self.partials.stores if self.partials else ()
-        return frozenset(store.buffer for store in (*self.row_stores, *self.stores, *partial))
+        return frozenset(store.buffer for store in (*self.row_stores, *self.stores, *partial, *self.once))
 
     @property
     def alarms(self) -> frozenset[str]:
@@ -320,7 +322,8 @@ class Program:
     """A region, lowered: library calls in order, then kernels in order, over named buffers.
 
     `inputs` and `outputs` name buffers in the order of the fused call's arguments and results. An output may name an input or anchor
-    buffer's twin only through a store: every output buffer is written by exactly one kernel.
+    buffer's twin only through a store: every output buffer is written by exactly one kernel. `updates` are pairs of an output and an input
+    that the caller would have it written over.
     """
 
     name: str
@@ -329,6 +332,7 @@ class Program:
     outputs: tuple[str, ...]
     calls: tuple[LibraryCall, ...]
     kernels: tuple[Kernel, ...]
+    updates: tuple[tuple[str, str], ...] = ()
     _table: dict[str, Buffer] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:

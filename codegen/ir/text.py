@@ -31,6 +31,8 @@ def _program_lines(program: Program) -> Iterator[str]:
     yield f"program {program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})"
     for buffer in program.buffers:
         yield "  " + _buffer_text(buffer)
+    for output, updated in program.updates:
+        yield f"  {output} may be written over {updated}"
     for call in program.calls:
         yield "  " + _call_text(call)
     for kernel in program.kernels:
@@ -86,7 +88,7 @@ def _kernel_lines(kernel: Kernel) -> Iterator[str]:
             yield from _reduction_lines(reduction, names)
     if kernel.partials is not None:
         yield from _partial_lines(kernel.partials, names)
-    for title, stores in (("per row", kernel.row_stores), ("per element", kernel.stores)):
+    for title, stores in (("once", kernel.once), ("per row", kernel.row_stores), ("per element", kernel.stores)):
         if stores:
             yield f"  {title}"
             yield from ("    " + line for line in _store_lines(stores, names))

@@ -181,6 +181,7 @@ def map_values(kernel: Kernel, value: Callable[[Expr], Expr], index: Callable[[I
         partials=kernel.partials and partials(kernel.partials),
         within=tuple(Bound(index(bound.index), bound.low, bound.high) for bound in kernel.within),
         alarm=kernel.alarm and replace(kernel.alarm, condition=value(kernel.alarm.condition)),
+        once=mapped(kernel.once),
     )
 
 

@@ -39,6 +39,9 @@ def _program_faults(program: Program) -> Iterator[str]:
     for name in program.outputs:
         if roles.get(name) not in (Role.OUTPUT, Role.ANCHOR):
             yield f"output {name} is neither an output nor an anchor's result"
+    for output, updated in program.updates:
+        if roles.get(output) is not Role.OUTPUT or roles.get(updated) is not Role.INPUT:
+            yield f"{output} over {updated}, which are no output and input"
     written: set[str] = set()
     for call in program.calls:
         if roles.get(call.result) is not Role.ANCHOR or call.result in written:
@@ -80,6 +83,8 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
         yield "two axes share a name"
     if bool(kernel.cols) != bool(kernel.sweeps):
         yield "columns without a reduction, or a reduction without columns"
+    if kernel.once and (kernel.when is not None or kernel.rest or kernel.reads & kernel.writes):
+        yield "what is stored once, in a kernel that may not run, or that reads what it writes"
     if kernel.when is not None and (
         not isinstance(kernel.anchor, Product | None) or kernel.team is not None or kernel.cluster > 1
     ):
@@ -88,6 +93,8 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
         if kernel.alarm.condition.dtype is not DType.BOOL or kernel.anchor is not None or not kernel.is_pointwise:
             yield "an alarm that is no condition per element"
         yield from expr_faults(program, kernel.alarm.condition, frozenset(kernel.rows), {})
+    for store in kernel.once:
+        yield from store_faults(program, store, frozenset(), {})
     if kernel.row_stores and not kernel.sweeps:
         yield "row stores in a pointwise kernel"
     partial = kernel.partials.stores if kernel.partials else ()
@@ -97,7 +104,7 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
     # What is stored at each element, or for each row, may go to several places of a buffer.
     several = kernel.anchor is None and _are_apart(alike)
     alone = len({store.buffer for store in alike}) if several else len(alike)
-    if alone + len(others) != len(kernel.writes):
+    if alone + len(others) + len(kernel.once) != len(kernel.writes):
         yield "two stores to one buffer"
     if len({reduction.name for reduction in kernel.reductions}) != len(kernel.reductions):
         yield "two reductions share a name"

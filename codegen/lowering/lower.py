@@ -80,6 +80,7 @@ def lower(
     anchor_format: AnchorFormat = AnchorFormat.CALLER,
     *,
     tf32: bool = False,
+    updates: Mapping[int, str] | None = None,
 ) -> tuple[Program, Builder]:
     """The program of a region.
 
@@ -90,6 +91,7 @@ def lower(
         constants: values of placeholders that are known numbers (by index into `names`' name); they get no buffer.
         anchor_format: the format that the region's convolution runs in, one of `formats.anchor_formats`.
         tf32: whether the library rounds the operands of that convolution to TF32.
+        updates: for outputs that are to be written over placeholders, by number, the names of these.
 
     Returns:
         The program and the builder that interned its expressions (passes must use the same one).
@@ -106,6 +108,7 @@ def lower(
     context = Context(anchor_format=anchor_format, tf32=tf32, cuda=cuda)
     values: dict[torch.fx.Node, Any] = {}
     inputs: list[str] = []
+    read_from: dict[str, str] = {}
     for node, label in zip(placeholders, names, strict=True):
         fake = node.meta["val"]
         if label in constants:
@@ -115,6 +118,7 @@ def lower(
         values[node] = context.read(buffer)
         context.stored[values[node]] = buffer.name
         inputs.append(buffer.name)
+        read_from[label] = buffer.name
     for node in lowered.graph.nodes:
         if node.op == "call_function":
             values[node] = _lower_node(context, node, values)
@@ -125,7 +129,9 @@ def lower(
         raise Unsupported("a scan of what a convolution or matrix product gives")
     order = {role: number for number, role in enumerate(Role)}
     buffers = sorted(context.buffers, key=lambda buffer: order[buffer.role])
-    program = Program(name, tuple(buffers), tuple(inputs), outputs, tuple(context.calls), tuple(context.kernels))
+    over = tuple((outputs[number], read_from[label]) for number, label in (updates or {}).items())
+    kernels = tuple(context.kernels)
+    program = Program(name, tuple(buffers), tuple(inputs), outputs, tuple(context.calls), kernels, over)
     return program, context.builder
 
 

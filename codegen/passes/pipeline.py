@@ -28,6 +28,7 @@ from fusepass.codegen.passes.split import SplitPolicy, separate_layouts, split_l
 from fusepass.codegen.passes.split_scans import split_scans
 from fusepass.codegen.passes.statistics import online_softmax
 from fusepass.codegen.passes.teams import ClusterChoice, StripChoice, TeamChoice, form_teams
+from fusepass.codegen.passes.updates import store_once, write_last
 from fusepass.codegen.passes.weights import BeginningsOf, lay_out_taps, lay_out_weights
 from fusepass.codegen.passes.window_kernels import separate_windows
 
@@ -120,12 +121,14 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("split_scans", lambda p, b: split_scans(p, b, options.split)),
         ("split_products", lambda p, b: split_products(p, b, options.product_length)),
         ("separate_layouts", lambda p, b: separate_layouts(p, b, options.separate_from)),
+        ("write_last", write_last),
         ("order_and_merge", order_and_merge),
         ("windows_of_short_rows", lambda p, b: windows_of_short_rows(p, b, options.access)),
         ("join_loads", lambda p, b: join_loads(p, b, options.access)),
         ("lay_out_weights", lambda p, b: lay_out_weights(p, b, options.beginnings)),
         ("lay_out_taps", lambda p, b: lay_out_taps(p, b, options.taps_from)),
         ("place_numbers", place_numbers),
+        ("store_once", store_once),
         ("rename", _rename),
     )
 

@@ -10,6 +10,7 @@ from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.render.cpu_kernel import kernel_body
 from fusepass.codegen.render.cpu_loops import FAULT, memory_type
 from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, with_slot
+from fusepass.codegen.render.once import stored_once
 from fusepass.codegen.render.spelling import Identifiers
 from fusepass.codegen.render.template import fill
 from fusepass.codegen.schedule.arrangement import RULES, Arrangement
@@ -60,8 +61,9 @@ def render_cpu(
         report = ((f"int* {FAULT}",), [f"    &{FAULT}"]) if kernel.checks else ((), [])
         parameters = [*(_parameter(buffer, kernel, pointers[buffer.name]) for buffer in touched), *report[0]]
         parameters[-1] += slot(Slot.PARAMETERS, name, "int64_t" if plan.wide else "int")
-        body = kernel_body(kernel, program, plan, pointers, names.copy())
-        kernels.append(_KernelText(name, _kernel_comment(kernel, name, plan), tuple(parameters), tuple(body)))
+        once = stored_once(kernel, program, pointers, names)
+        body = (*once, *kernel_body(kernel, program, plan, pointers, names.copy()))
+        kernels.append(_KernelText(name, _kernel_comment(kernel, name, plan), tuple(parameters), body))
         arguments = [f"    static_cast<{memory_type(b.dtype)}*>({pointers[b.name]})" for b in touched] + report[1]
         calls += [
             f"{name}(",

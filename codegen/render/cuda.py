@@ -20,6 +20,7 @@ from fusepass.codegen.render.cuda_streamed import streamed_text
 from fusepass.codegen.render.cuda_strips import strips_body
 from fusepass.codegen.render.cuda_together import together_body
 from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, with_slot
+from fusepass.codegen.render.once import stored_once
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.render.template import fill
 from fusepass.codegen.schedule import schedule
@@ -99,7 +100,9 @@ def render_cuda(
             launched[number] = kernel = replace(kernel, team=None)
         plans.append(plan)
         name = names.exact(kernel.name)
-        kernels.append(_kernel_text(kernel, name, program, plan, pointers, names.copy()))
+        once = stored_once(kernel, program, pointers, names, "blockIdx.x == 0 && threadIdx.x == 0")
+        alone = _kernel_text(kernel, name, program, plan, pointers, names.copy())
+        kernels.append(replace(alone, body=(*once, *alone.body)))
         launches += _launch(kernel, name, program, plan, pointers, names.copy())
     zeroed = sum(kernel.team is not None for kernel in launched)
     replay = None

@@ -52,7 +52,7 @@ int call_entry(void* entry, void* const* pointers, int count, std::index_sequenc
 }
 
 // Where a pointer of an entry comes from.
-enum class From : int { input, output, workspace };
+enum class From : int { input, output, workspace };  // an input may be written, too
 
 struct Place {
     From from;
@@ -74,6 +74,7 @@ struct Launcher {
     PyObject* stream;     // gives the current stream of `device`; None on a CPU
     PyObject* current;    // gives the current device; None where there is one alone
     PyObject* device;     // its number
+    PyObject* increment;  // takes tensors that were written
     void* entry;
     void* numbers;
     Store store;
@@ -81,6 +82,8 @@ struct Launcher {
     int inputs;
     int count;
     Place places[most_pointers];
+    int written_count;
+    int written[most_tensors];  // inputs
 };
 
 inline bool fill_stream(const Launcher* it, void** stream) {
@@ -91,6 +94,18 @@ inline bool fill_stream(const Launcher* it, void** stream) {
     *stream = PyLong_AsVoidPtr(number);
     Py_DECREF(number);
     return !PyErr_Occurred();
+}
+
+// Tells autograd what was written.
+inline bool tell_written(const Launcher* it, PyObject* const* arguments) {
+    if (it->written_count == 0) return true;
+    PyObject* const tensors = PyTuple_New(it->written_count);
+    if (tensors == nullptr) return false;
+    for (int i = 0; i < it->written_count; ++i) PyTuple_SET_ITEM(tensors, i, Py_NewRef(arguments[it->written[i]]));
+    PyObject* const nothing = PyObject_CallOneArg(it->increment, tensors);
+    Py_DECREF(tensors);
+    Py_XDECREF(nothing);
+    return nothing != nullptr;
 }
 
 inline PyObject* launch(PyObject* self, PyObject* const* arguments, std::size_t flags, PyObject* names) {
@@ -166,6 +181,10 @@ inline PyObject* launch(PyObject* self, PyObject* const* arguments, std::size_t 
         PyObject* const result = PyObject_CallFunction(it->failed, "iN", status, all);
         return result;
     }
+    if (!tell_written(it, arguments)) {
+        Py_DECREF(results);
+        return nullptr;
+    }
     if (from_store) restock(store, it->empty, it->outputs);
     if (!it->single) return results;
     {
@@ -199,25 +218,26 @@ inline void launcher_dealloc(PyObject* self) {
     PyObject_GC_UnTrack(self);
     launcher_clear(self);
     clear_store(reinterpret_cast<Launcher*>(self)->store);
-    for (PyObject** held : {&it->name, &it->module, &it->empty, &it->outputs, &it->workspace, &it->stream, &it->current, &it->device}) {
+    for (PyObject** held : {&it->name, &it->module, &it->empty, &it->outputs, &it->workspace, &it->stream, &it->current, &it->device,
+                            &it->increment}) {
         Py_CLEAR(*held);
     }
     free_instance(self);
 }
 
 // Launcher(name, module, plain, failed, empty, outputs, workspace, stream, current, device, entry, numbers, single, inputs, places, capturing,
-// forget_error, stores_results, keeps_workspace)
+// forget_error, stores_results, keeps_workspace, increment, written)
 inline PyObject* launcher_new(PyTypeObject* type, PyObject* args, PyObject*) {
-    PyObject *name, *module, *plain, *failed, *empty, *outputs, *workspace, *stream, *current, *device, *places;
+    PyObject *name, *module, *plain, *failed, *empty, *outputs, *workspace, *stream, *current, *device, *places, *increment, *written;
     unsigned long long entry, numbers, capturing, forget_error;
     int single, inputs, stores_results, keeps_workspace;
-    if (!PyArg_ParseTuple(args, "OOOOOO!OOOOKKpiO!KKpp", &name, &module, &plain, &failed, &empty, &PyTuple_Type, &outputs, &workspace,
+    if (!PyArg_ParseTuple(args, "OOOOOO!OOOOKKpiO!KKppOO!", &name, &module, &plain, &failed, &empty, &PyTuple_Type, &outputs, &workspace,
                           &stream, &current, &device, &entry, &numbers, &single, &inputs, &PyTuple_Type, &places,
-                          &capturing, &forget_error, &stores_results, &keeps_workspace)) {
+                          &capturing, &forget_error, &stores_results, &keeps_workspace, &increment, &PyTuple_Type, &written)) {
         return nullptr;
     }
     const Py_ssize_t count = PyTuple_GET_SIZE(places);
-    if (count > most_pointers || PyTuple_GET_SIZE(outputs) > most_tensors) {
+    if (count > most_pointers || PyTuple_GET_SIZE(outputs) > most_tensors || PyTuple_GET_SIZE(written) > most_tensors) {
         PyErr_SetString(PyExc_ValueError, "too many buffers");
         return nullptr;
     }
@@ -234,6 +254,7 @@ inline PyObject* launcher_new(PyTypeObject* type, PyObject* args, PyObject*) {
     it->stream = Py_NewRef(stream);
     it->current = Py_NewRef(current);
     it->device = Py_NewRef(device);
+    it->increment = Py_NewRef(increment);
     it->entry = reinterpret_cast<void*>(std::uintptr_t(entry));
     it->numbers = reinterpret_cast<void*>(std::uintptr_t(numbers));
     it->store.capturing = reinterpret_cast<int (*)(void*, int*)>(std::uintptr_t(capturing));
@@ -251,6 +272,12 @@ inline PyObject* launcher_new(PyTypeObject* type, PyObject* args, PyObject*) {
             return nullptr;
         }
         it->places[i] = {From(from), number, std::intptr_t(offset)};
+    }
+    it->written_count = int(PyTuple_GET_SIZE(written));
+    for (int i = 0; i < it->written_count; ++i) it->written[i] = int(PyLong_AsLong(PyTuple_GET_ITEM(written, i)));
+    if (PyErr_Occurred()) {
+        Py_DECREF(it);
+        return nullptr;
     }
     return reinterpret_cast<PyObject*>(it);
 }

@@ -10,6 +10,7 @@ from torch import fx, nn
 from torch._functorch.aot_autograd import aot_export_module
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fusepass.edges import Edges
 from fusepass.patterns.partition import Partition
 from fusepass.splice import splice, subgraph
 
@@ -44,13 +45,8 @@ class _Tuple(nn.Module):
 def run_regions(graph: fx.GraphModule, parts: Partition, arguments: Sequence[torch.Tensor]) -> Any:
     """The result of `graph` with each region run as one call of its own operators."""
     targets = {region.name: _single(subgraph(graph, region)) for region in parts.regions}
-    spliced = splice(
-        graph,
-        parts.regions,
-        {region.name: region.inputs for region in parts.regions},
-        {region.name: region.outputs for region in parts.regions},
-        targets,
-    )
+    ways = {region.name: Edges(region.inputs, region.outputs) for region in parts.regions}
+    spliced = splice(graph, parts.regions, ways, targets)
     with torch.no_grad():
         return spliced(*arguments)
 

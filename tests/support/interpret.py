@@ -162,6 +162,8 @@ class _Run:
                     self.stats[reduction.name, part] = result.reshape(*rows, *ones)
         if self.kernel.partials is not None:
             self._leave(self.kernel.partials)
+        for store in self.kernel.once:
+            self._store(store, (1,) * len(self.shape), bounds=())
         for store in self.kernel.row_stores:
             self._store(store, self.shape[: len(self.kernel.rows)] + (1,) * len(self.kernel.cols))
         for store in self.kernel.stores:

@@ -99,6 +99,21 @@ def test_results_are_made_several_in_a_row_and_the_workspace_stays() -> None:
     assert [pointers[1] for pointers in stored.seen[-len(results) :]] == [result.data_ptr() for result in results]
 
 
+def test_autograd_is_told_what_was_written_behind_the_launch() -> None:
+    told: list[tuple[torch.Tensor, ...]] = []
+    seen: list[tuple[int | None, ...]] = []
+    launcher = launch_of(0, seen, told=lambda written: told.append((*written, len(seen))), written=(1, 0))
+    launcher(X, Y)
+    ((second, first, launched),) = told
+    assert (second is Y, first is X, launched) == (True, True, 1)
+    launch_of(7, seen, told=told.append, written=(1,))(X, Y)
+    assert len(told) == 1  # where nothing was launched, who does it instead writes
+    assert type(launch_of(0, seen, told=told.append)(X, Y)) is torch.Tensor
+    assert len(told) == 1
+    with pytest.raises(ZeroDivisionError):
+        launch_of(0, seen, told=lambda written: 1 / 0, written=(0,))(X, Y)
+
+
 @pytest.mark.parametrize("small", [(True, False), (False, True), (False, False)])
 def test_what_is_large_is_asked_for_at_each_call(small: tuple[bool, bool]) -> None:
     stored = Stored(small=small)

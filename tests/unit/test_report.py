@@ -121,7 +121,7 @@ def test_json_keys_and_values() -> None:
     ]  # fmt: skip
     assert list(data["regions"][0]) == [
         "name", "pattern", "ops", "kernels", "bytes_before", "bytes_after", "anchor", "device", "signature",
-        "state", "reason", "sources", "build_seconds", "choice", "sizes", "like",
+        "state", "reason", "sources", "build_seconds", "choice", "sizes", "like", "written",
     ]  # fmt: skip
     assert data["format"] == 2
     told = (Path(__file__).parents[2] / "docs" / "report.md").read_text()

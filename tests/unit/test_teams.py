@@ -284,12 +284,15 @@ def test_a_region_that_does_not_fit_runs_as_its_operators_and_says_so() -> None:
     """720 is what CUDA calls a cooperative launch that is too large."""
     generated = SimpleNamespace(source=SimpleNamespace(target=Target.CUDA))
     counter = FallbackCounter()
-    region: Any = SimpleNamespace(name="norm", generated=generated, fallbacks=counter, original=torch.neg)
+    region: Any = SimpleNamespace(name="norm", generated=generated, fallbacks=counter, original=torch.neg, written={})
     with pytest.warns(FusepassWarning, match="norm runs as the original operators: blocks that share a row do not fit"):
         assert _failed(region, 720, (torch.ones(()),)) == -1
     assert counter.total == 1
     with pytest.raises(RuntimeError, match="CUDA error 719"):
         _failed(region, 719, (torch.ones(()),))
+    region.written = {1: 0}
+    assert _failed(region, 720, (torch.ones(()),)) == -1
+    assert counter.total == 1  # the region that stands for its operators counts
 
 
 @needs_compiler

@@ -126,6 +126,14 @@ BROKEN: dict[str, Callable[[], Program]] = {
     "k: r1 is not of one value, or gives a position": lambda: leaving(
         replace(COLUMNS, op=ReduceOp.ARGMAX, values=(X, b.position(i, DType.I64)))
     ),
+    "sums over t, which are no output and input": lambda: replace(PROGRAM, updates=(("sums", "t"),)),
+    "later: what is stored once, in a kernel that may not run, or that reads what it writes": lambda: replace(
+        PROGRAM, kernels=(KERNEL, replace(READER, when="x", once=(Store("sums", Index(), b.const(0, F32)),)))
+    ),
+    "k: what is stored once, in a kernel that may not run, or that reads what it writes": lambda: with_kernel(
+        once=(Store("sums", Index(), b.load("t", Index(), F32)),)
+    ),
+    "index i uses an axis out of scope": lambda: with_kernel(once=(Store("sums", i, b.const(0, F32)),)),
     "k: two stores to one buffer": lambda: with_kernel(stores=KERNEL.stores * 2),
     "k: a running reduction beside others of its sweep": lambda: with_kernel(
         **{**SCAN, "sweeps": ((replace(SUM, running=True), replace(SUM, name="r1")),)}
