@@ -28,6 +28,7 @@ from fusepass.codegen.ir.convolution import (
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, is_channels_last, lies
 from fusepass.codegen.passes.anchors import AnchorSource
+from fusepass.codegen.passes.few_columns import MOST_COLUMNS
 from fusepass.codegen.passes.geometry import per_axis
 from fusepass.codegen.schedule.arrangement import RULES, Arrangement
 from fusepass.codegen.source import Target
@@ -43,6 +44,10 @@ from fusepass.patterns.rates import tf32_convolutions
 from fusepass.rounding import rounds_to_tf32
 
 _CONVOLUTION = torch.ops.aten.convolution.default
+_PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+_LEAST_READ = (
+    1 << 22
+)  # bytes of the left operand of a product of few columns: less is read in the time of a launch or two
 _WEIGHT_GRADIENT = torch.ops.aten.convolution_backward.default
 _MAPPING = (OpClass.POINTWISE, OpClass.VIEW)  # anything else, decomposed operators among it, may need several elements
 _ACCESS = 16  # bytes that a thread loads at once
@@ -101,7 +106,8 @@ def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Va
         ranked += [Variant(other, anchor) for other in others for anchor in anchors]
     if anchored and first is not AnchorFormat.CALLER and _is_plain_product(graph):
         ranked.append(Variant(AnchorFormat.CALLER, AnchorSource.GENERATED))
-    if anchored and any(map(gives_few_results, graph.graph.find_nodes(op="call_function", target=_CONVOLUTION))):
+    few = map(gives_few_results, graph.graph.find_nodes(op="call_function", target=_CONVOLUTION))
+    if anchored and (any(few) or any(map(_has_few_columns, graph.graph.nodes))):
         ranked.append(Variant(AnchorFormat.CALLER, AnchorSource.ARITHMETIC))
     if anchored and _is_depthwise_across(graph):
         ranked.append(Variant(AnchorFormat.CHANNELS_FIRST, AnchorSource.GENERATED))
@@ -120,6 +126,14 @@ def is_precise(variant: Variant, graph: fx.GraphModule, facts: DeviceFacts) -> b
     nodes = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
     rounded = nodes and nodes[0].args[0].meta["val"].dtype is torch.float32 and tf32_convolutions()
     return not rounded or rounds_to_tf32(nodes[0])
+
+
+def _has_few_columns(node: fx.Node) -> bool:
+    """Whether `node` is a product of few columns that may be sums along rows, of which there is much to read."""
+    if node.target not in _PRODUCTS:
+        return False
+    left, result = node.all_input_nodes[-2].meta["val"], node.meta["val"]
+    return bool(0 < result.shape[-1] <= MOST_COLUMNS and left.numel() * left.element_size() >= _LEAST_READ)
 
 
 def _is_anchor(node: fx.Node) -> bool:

@@ -193,6 +193,19 @@ def split_index(index: Index, axis: Axis, lane: Axis) -> Index:
     return result
 
 
+def at_whole(index: Index, axis: Axis, lane: Axis, whole: Axis) -> Index:
+    """What `split_index` gave for an index, as one of `whole`, which stands for `axis` and `lane` together.
+
+    Where a vector's elements repeat within it, the index tells them apart by the lane alone.
+    """
+    place = axis_index(whole)
+    plain = index.substitute({axis: place, lane: Index()})
+    again = split_index(plain.substitute({whole: axis_index(axis)}), axis, lane)
+    if index in (again, again.substitute({lane: Index()})):
+        return plain
+    return index.substitute({axis: place // lane.size * lane.size, lane: place % lane.size})
+
+
 def _split_atom(atom: Atom, axis: Axis, lane: Axis) -> Index:
     if isinstance(atom, Axis):
         return axis_index(axis) + axis_index(lane) if atom == axis else axis_index(atom)

@@ -28,6 +28,7 @@ from fusepass.codegen.ir.program import Kernel, LibraryCall, Program
 from fusepass.codegen.passes.again import Again, compute_again, never
 from fusepass.codegen.passes.anchored import CHANNELS, AnyAnchor, anchored, in_kernel, operator_of
 from fusepass.codegen.passes.depthwise import Depthwise, depthwise_of
+from fusepass.codegen.passes.few_columns import sums_of_rows
 from fusepass.codegen.passes.few_results import FewResults, few_results_of, results_together
 from fusepass.codegen.passes.geometry import geometry_of
 from fusepass.codegen.passes.halved import halved_of, lies_in_places
@@ -51,7 +52,7 @@ class AnchorSource(enum.Enum):
     PREFERRED = "preferred"  # whoever is expected to be the faster one
     LIBRARY = "library"
     GENERATED = "generated"  # generated code wherever it can, else the library
-    ARITHMETIC = "plain arithmetic"  # the same, convolutions to few channels as windows over all channels
+    ARITHMETIC = "plain arithmetic"  # the same, convolutions to few channels as windows over all channels, products of few columns as sums
     HALVES = "scaled halves"  # generated code wherever it can, convolutions as products of halves wherever they can be
     TILED_HALVES = "tiled scaled halves"  # the same, with all halves of a tile of the input on the chip wherever they have the room
     HELD_HALVES = "held scaled halves"  # the same, with the weights of few channels in registers wherever they fit
@@ -78,7 +79,7 @@ def generate_anchors(
     `pieces` says in how many pieces such a kernel reduces over positions, `warps` is `Convolution.warps`. With
     `halves`, convolutions that may be rounded to TF32, those of halves and those of few channels, become products of halves, scaled where they are none;
     `tiled` ones take them from a tile of the input with any number of channels, `held` ones hold weights in registers; `again` says
-    whether those are computed twice, and depthwise ones. With `plain`, those to few channels are plain arithmetic. Behind a product or a
+    whether those are computed twice, and depthwise ones. With `plain`, those to few channels, and products of few columns, are plain arithmetic. Behind a product or a
     depthwise convolution, rows of `kept` elements stay on the chip where they are read, behind the latter also those that blocks have `shared`.
     By `product_seconds`, operands of products are copied first.
     """
@@ -87,6 +88,10 @@ def generate_anchors(
         if few is not None:
             made = _in_arithmetic(program, builder, call, few)
             program = made if choose(made, made.kernels[0]) else program
+            continue
+        summed = _in_sums(program, builder, call) if plain else None
+        if summed is not None:
+            program = summed if choose(summed, summed.kernels[0]) else program
             continue
         anchor = depthwise_of(program, call) or _convolution(program, call, warps) or product_of(program, call)
         if anchor is None:
@@ -120,6 +125,14 @@ def _in_arithmetic(program: Program, builder: Builder, call: LibraryCall, few: F
     made = anchored(program, builder, call, few, None)
     assert made is not None
     return replace(made, kernels=(results_together(made.kernels[0], builder, few), *made.kernels[1:]))
+
+
+def _in_sums(program: Program, builder: Builder, call: LibraryCall) -> Program | None:
+    """`program` with a product of few columns as sums along rows, in a kernel in the first place; None where `call` is something else."""
+    product = product_of(program, call)
+    form = None if product is None else anchored(program, builder, call, product, None)
+    kernel = None if form is None else sums_of_rows(form.kernels[0], builder)
+    return None if form is None or kernel is None else replace(form, kernels=(kernel, *form.kernels[1:]))
 
 
 def _reduced(program: Program, builder: Builder, pieces: Pieces, kept: int, shared: Choice, again: Again) -> Program:

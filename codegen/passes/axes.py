@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise, permutations
-from math import prod
+from math import inf, prod
 
+from fusepass.codegen.ir.crossing import pace
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Kernel, Program
@@ -108,8 +109,8 @@ def nearest(program: Program, kernel: Kernel) -> Axis | None:
     """The axis along which the largest of what `kernel` reads has neighbours, or of its elements those that are read."""
     axes = [axis for axis in (*kernel.rows, *kernel.cols) if axis.size > 1]
     load = max(kernel.loads(), key=lambda load: program.buffer(load.buffer).nbytes, default=None)
-    steps = {} if load is None else {axis: load.index.stride(axis) or 0 for axis in axes}
-    return min((axis for axis in axes if steps.get(axis, 0) > 0), key=steps.__getitem__, default=None)
+    steps = {} if load is None else {axis: pace(load.index, axis) for axis in axes}
+    return min((axis for axis in axes if steps.get(axis, inf) < inf), key=steps.__getitem__, default=None)
 
 
 def _ordered(program: Program, accesses: Sequence[tuple[str, Index]], axes: tuple[Axis, ...]) -> tuple[Axis, ...]:

@@ -13,7 +13,7 @@ from fusepass.codegen.ir.crossing import Crossing, crossings, near_step, reused
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
 from fusepass.codegen.ir.program import Store
 from fusepass.codegen.ir.tile import Tile
-from fusepass.codegen.ir.vectors import split_index
+from fusepass.codegen.ir.vectors import at_whole, split_index
 from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_states import Around
 from fusepass.codegen.render.printer import Scope
@@ -138,9 +138,10 @@ def exchanges(frame: Frame) -> tuple[Exchange, ...]:
         # Axes of its own, because the thread stands elsewhere while it computes; a position along is one number then,
         # of which the lane of the computed vector is no part.
         along, across = Axis(f"along {number}", here.size), Axis(f"across {number}", there.size)
-        axes = {here: axis_index(along), there: axis_index(across), arranged.lane: Index()}
-        index = crossing.index.substitute(axes)
-        guard = tuple(Bound(bound.index.substitute(axes), bound.low, bound.high) for bound in crossing.guard)
+        index = _at_position(crossing.index, frame, along, across)
+        guard = tuple(
+            Bound(_at_position(bound.index, frame, along, across), bound.low, bound.high) for bound in crossing.guard
+        )
         tile = exchange_tile(frame.kernel, frame.program, frame.schedule, crossing, across, index, guard)
         piece = _piece(frame, crossing, tile, index, along, across)
         tile = replace(tile, width=1) if piece else tile
@@ -156,6 +157,15 @@ def exchanges(frame: Frame) -> tuple[Exchange, ...]:
             made.append(_realigned(frame, store, here, there, taken_from))
     _declare(frame, list({each.name: each for each in made}.values()), pooled=inner and frame.schedule.shared_bytes > 0)
     return tuple(made)
+
+
+def _at_position(index: Index, frame: Frame, along: Axis, across: Axis) -> Index:
+    """`index`, of the kernel as a thread computes it, at a position of a tile."""
+    arranged, inner = frame.arranged, frame.schedule.walk is Walk.INNER
+    here, there = (arranged.col, arranged.row) if inner else (arranged.row, arranged.col)
+    assert here is not None
+    assert there is not None
+    return at_whole(index.substitute({there: axis_index(across)}), here, arranged.lane, along)
 
 
 def _declare(frame: Frame, made: Sequence[Exchange], *, pooled: bool) -> None:
@@ -197,7 +207,7 @@ def _realigned(frame: Frame, store: Store, here: Axis, there: Axis, load: Exchan
     name = load.name if load else frame.names.exact(f"{frame.pointers[store.buffer]}_tile")
     tile = load.tile if load else Tile(*plan.tile, plan.threads, 1, dtype.nbytes)
     along, across = Axis(f"along {name}", here.size), Axis(f"across {name}", there.size)
-    index = store.index.substitute({here: axis_index(along), there: axis_index(across), frame.lane: Index()})
+    index = _at_position(store.index, frame, along, across)
     return Exchange(Crossing(None, store), tile, name, along, across, frame.lane, index, (), realigned=True)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 
 from fusepass.codegen.device import RESERVED
-from fusepass.codegen.ir.crossing import Crossing, crossings, near_step, pace
+from fusepass.codegen.ir.crossing import Crossing, crossings, near_step, neighbours, pace
 from fusepass.codegen.ir.dataflow import Dataflow, always_loaded, kept_in_memory
 from fusepass.codegen.ir.expr import Builder, Gather, Load, indices_in
 from fusepass.codegen.ir.index import Axis, Index
@@ -25,7 +25,7 @@ from fusepass.codegen.schedule.lanes import (
     resident_blocks,
 )
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
-from fusepass.codegen.schedule.shape import LINE, SECTOR, Access, Shape, ceil, most_elements, run_start
+from fusepass.codegen.schedule.shape import LINE, SECTOR, Access, Shape, ceil, most_elements, power_below, run_start
 from fusepass.codegen.schedule.staged import staged
 
 _PIECE = 64  # bytes that the threads of a row read together at least
@@ -44,6 +44,9 @@ _ROWS_THREADS = 256  # of a block of several rows, at most
 _BLOCK_BYTES = 5 << 9
 _ACROSS_THREADS = 512  # of a block whose rows are stored across: rather fewer threads for each of them than fewer rows
 _LEAST_VECTORS = 3  # of a thread of a second warp of a row: for fewer the exchange takes longer than they do
+_MANY_REDUCTIONS, _MANY_LANES = 8, 16  # of a kernel; threads of a row that has so many
+_SCANNED_TOGETHER = 4  # rows side by side: a thread that has one of more would have 16 of its columns
+_SHORT_RUNS = 3 * LINE  # bytes of all columns of rows that lie together
 STATIC_SHARED = 48 << 10  # bytes
 _TURNS = 2  # rows of a block that stays, at least
 _COPIED = (4, 8, 16)  # bytes that one asynchronous copy moves
@@ -53,11 +56,13 @@ def prefers_rows(shape: Shape) -> bool:
     """Whether more of the main loads step through memory in smaller strides along the rows than along the columns; where most of what is
     read is looked up, whether more of that does.
 
+    Not where so few rows lie together that threads beside each other would read parts of sectors.
+
     Where all that is read is small, nothing stored, and something goes across, what neighbouring rows share is one access for a warp. Around
     windows a row's own numbers are loaded once, and what all rows meet lies along the columns.
     """
     row, col = shape.row_axis, shape.col_axis
-    if row is None or col is None or row.size == 1:
+    if row is None or col is None or row.size == 1 or _are_few_together(shape):
         return False
     gathers = [node for node in shape.kernel.nodes if isinstance(node, Gather)]
     reads = [a for a in shape.main if a.buffer in shape.kernel.reads and (not gathers or shape.is_large(a.buffer))]
@@ -75,6 +80,26 @@ def prefers_rows(shape: Shape) -> bool:
         )
         > 0
     )
+
+
+def _are_few_together(shape: Shape) -> bool:
+    """Whether of what is read the elements of so few rows lie together, with those of other columns around them, that threads had better stand
+    along the columns, as their neighbours on the other rows, in the same block, read the rest of each sector.
+
+    Rows that are scanned have several columns in each thread, and those of few columns would leave a block little to do. Where what is stored
+    for each element would be parts of sectors, threads stand along rows that are long, or that one of them has whole.
+    """
+    kernel, row = shape.kernel, shape.row_axis
+    reads = [access for access in shape.main if access.buffer in kernel.reads]
+    if row is None or not reads or any(isinstance(node, Gather) for node in kernel.nodes):
+        return False
+    together, nbytes = max((neighbours(access.index, row), access.nbytes) for access in reads)
+    if together == 1 or together * nbytes >= SECTOR:
+        return False
+    if kernel.scans:
+        return together <= _SCANNED_TOGETHER
+    alone = together == shape.width(row, 4) and shape.cols * together <= most_elements(shape)
+    return not kernel.ends_per_element or (shape.cols * together * nbytes <= _SHORT_RUNS and not alone)
 
 
 def _pace_of(node: Gather, axis: Axis) -> float:
@@ -105,6 +130,9 @@ def inner(shape: Shape) -> Schedule:
 def _of_vectors(shape: Shape, base: Schedule, crossing: Sequence[Crossing]) -> Schedule:
     """A schedule of rows that are read in such vectors."""
     width, vectors = base.width, base.vectors(shape.cols)
+    many = len(shape.kernel.reductions) >= _MANY_REDUCTIONS and shape.fills(shape.rows * _MANY_LANES)
+    if shape.single and many:
+        return _of_many_reductions(shape, base, vectors)
     element = min((access.nbytes for access in shape.main), default=4)
     together, cached = not crossing and _together(shape), _cached(shape)
     same = cached and shape.single and _same(shape)
@@ -154,6 +182,18 @@ def _of_vectors(shape: Shape, base: Schedule, crossing: Sequence[Crossing]) -> S
     if shape.single:
         return replace(base, unroll=unroll_of(at_once // width, vectors, lanes))
     return long_rows(shape, base, vectors)
+
+
+def _of_many_reductions(shape: Shape, base: Schedule, vectors: int) -> Schedule:
+    """A schedule of rows that are read once and reduced to many numbers, such as products of few columns.
+
+    What threads of a row found is merged number by number, so few share a row, and a vector of all that is read at a column fills a thread's registers.
+    """
+    lanes = min(_MANY_LANES, power_below(max(vectors, 1)))
+    groups = _ROWS_THREADS // lanes
+    while groups * lanes > 64 and ceil(shape.rows, groups) < 4 * shape.facts.multiprocessors:
+        groups //= 2
+    return replace(base, unroll=1, lanes=lanes, groups=groups, blocks=ceil(shape.rows, groups))
 
 
 def _lanes_of_row_read_once(shape: Shape, vectors: int, width: int, lanes: int) -> int:

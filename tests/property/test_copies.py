@@ -27,6 +27,7 @@ COPIES: dict[str, Callable[[Tensor], Tensor]] = {
     "channels behind": lambda x: x.movedim(1, -1).clone(memory_format=torch.contiguous_format),
     "channels ahead": lambda x: x.movedim(-1, 1).clone(memory_format=torch.contiguous_format),
     "transpose": lambda x: x.transpose(1, 2).reshape(-1),
+    "samples last": lambda x: x.transpose(0, -1).clone(memory_format=torch.contiguous_format),
     "pixel_shuffle": lambda x: F.pixel_shuffle(torch.cat([x] * 4, 1), 2),
     "pixel_unshuffle": lambda x: F.pixel_unshuffle(F.pad(x, (0, x.shape[3] % 2, 0, x.shape[2] % 2)), 2),
     "channel_shuffle": lambda x: F.channel_shuffle(torch.cat([x] * 3, 1), 3),
@@ -58,7 +59,8 @@ def bits(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 @st.composite
 def inputs(draw: Any) -> Tensor:
     """Four dimensions that lie in any order, with gaps or without."""
-    shape = draw(st.tuples(st.integers(1, 3), st.integers(1, 70), st.integers(1, 12), st.integers(1, 40)))
+    samples = st.one_of(st.integers(1, 3), st.sampled_from([2, 4]))  # which the elements of a vector may be of in turn
+    shape = draw(st.tuples(samples, st.integers(1, 70), st.integers(1, 12), st.integers(1, 40)))
     order = draw(st.sampled_from([(0, 1, 2, 3), (0, 2, 3, 1), (3, 2, 1, 0), (1, 0, 3, 2)]))
     gap = draw(st.sampled_from([0, 0, 1, 3]))
     torch.manual_seed(draw(st.integers(0, 99)))

@@ -25,7 +25,7 @@ H200 = DeviceFacts.h200()
     ("function", "shape", "repeated", "kind"),
     [
         (lambda x: x.square().sum() * 0.1, (1, 3), (20011, 3), "LongSum"),  # columns by groups of threads
-        (lambda x: x.square().sum(0) * 0.1, (1, 5), (4001, 5), "PairedSum"),
+        (lambda x: x.square().sum(0) * 0.1, (1, 9), (4001, 9), "PairedSum"),
         (lambda x: x.sum(1) * 0.1, (3, 1), (3, 701), "Sum"),  # few enough a thread
         (lambda x: x.sum(1) * 0.1, (2, 1), (2, 70001), "LongSum"),  # columns by a block
     ],
