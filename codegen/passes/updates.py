@@ -39,7 +39,8 @@ def _renamed(kernel: Kernel, old: str, new: str) -> Kernel:
     def renamed(stores: Iterable[Store]) -> tuple[Store, ...]:
         return tuple(replace(store, buffer=new) if store.buffer == old else store for store in stores)
 
-    return replace(kernel, row_stores=renamed(kernel.row_stores), stores=renamed(kernel.stores))
+    partials = kernel.partials and replace(kernel.partials, stores=renamed(kernel.partials.stores))
+    return replace(kernel, row_stores=renamed(kernel.row_stores), stores=renamed(kernel.stores), partials=partials)
 
 
 def store_once(program: Program, builder: Builder) -> Program:

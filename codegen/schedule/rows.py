@@ -84,10 +84,10 @@ def prefers_rows(shape: Shape) -> bool:
 
 def _are_few_together(shape: Shape) -> bool:
     """Whether of what is read the elements of so few rows lie together, with those of other columns around them, that threads had better stand
-    along the columns, as their neighbours on the other rows, in the same block, read the rest of each sector.
+    along the columns, while those on the other rows read the rest of each sector.
 
-    Rows that are scanned have several columns in each thread, and those of few columns would leave a block little to do. Where what is stored
-    for each element would be parts of sectors, threads stand along rows that are long, or that one of them has whole.
+    Else a block would have these rows alone, of few columns little to do, and a thread that scans meets columns that are as far apart as it has
+    many. Where each element is stored, rows that are long, or that a thread has whole, are not worth the parts of sectors.
     """
     kernel, row = shape.kernel, shape.row_axis
     reads = [access for access in shape.main if access.buffer in kernel.reads]
