@@ -45,9 +45,7 @@ from fusepass.rounding import rounds_to_tf32
 
 _CONVOLUTION = torch.ops.aten.convolution.default
 _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-_LEAST_READ = (
-    1 << 22
-)  # bytes of the left operand of a product of few columns: less is read in the time of a launch or two
+_LEAST_READ = 1 << 22  # bytes of the left operand of a product of few columns: less takes no longer than a launch
 _WEIGHT_GRADIENT = torch.ops.aten.convolution_backward.default
 _MAPPING = (OpClass.POINTWISE, OpClass.VIEW)  # anything else, decomposed operators among it, may need several elements
 _ACCESS = 16  # bytes that a thread loads at once

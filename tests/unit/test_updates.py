@@ -240,6 +240,21 @@ def test_a_call_writes_what_eager_writes(name: str) -> None:
     assert "copy_" in graph.graph_module.code  # which others may trace
 
 
+@pytest.mark.parametrize("name", ["columns", "behind a convolution", "averages"])
+def test_the_backend_writes_what_eager_writes(name: str) -> None:
+    """Which does not say how the model's tensors lie in each call."""
+    make, shape = MODELS[name]
+    torch.manual_seed(0)
+    model = make().train()
+    own = copy.deepcopy(model)
+    with torch.no_grad():
+        run = torch.compile(own, backend="fusepass", options={"tune": "off"})
+        for number in range(4):
+            x = torch.randn(shape) + number
+            torch.testing.assert_close(run(x), model(x))
+            torch.testing.assert_close(buffers(own), buffers(model))
+
+
 def test_two_norms_are_written_by_calls() -> None:
     """Each of several regions would need a launch for its own."""
     model = nn.Sequential(Norm(nn.BatchNorm1d(6)), Sorted(), Norm(nn.BatchNorm1d(6))).train()
